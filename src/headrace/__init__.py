@@ -1,0 +1,1 @@
+"""Headrace carries Kafka to people's code."""

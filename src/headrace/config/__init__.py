@@ -1,0 +1,1 @@
+"""What can be set: models, loading, references, environment overrides."""

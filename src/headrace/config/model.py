@@ -1,0 +1,201 @@
+"""Everything that can be set in `headrace.yaml`, declared once; parsing, linting, schema and docs come from here.
+
+Durations are seconds, sizes are bytes or records, as the names say. Every model is frozen and refuses unknown keys.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+
+FormatName = Literal["binary", "string", "json", "avro"]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Seconds = Annotated[float, Field(ge=0)]
+PositiveSeconds = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """Base of every model of the file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class KafkaConfig(Section):
+    """How to reach Kafka."""
+
+    bootstrap_servers: str = "localhost:9092"
+    """Brokers to ask first: `host:port`, comma separated."""
+    properties: dict[str, str | int | float | bool | SecretStr] = Field(default_factory=dict)
+    """Client properties by their librdkafka names, after an allow-list; a secret belongs in a `${file:}` reference."""
+    create_topics: bool = True
+    """Whether topics of ours (dead letter topics, result topics) are created when missing."""
+    request_timeout_seconds: PositiveSeconds = 10.0
+    """Longest wait for one answer to an administrative question."""
+
+
+class SchemaRegistryConfig(Section):
+    """How to reach the schema registry (Confluent's HTTP API)."""
+
+    url: str = "http://localhost:8081"
+    """Base URL; the path of a compatible API may follow the host."""
+    username: str = ""
+    """User of HTTP basic authentication; empty for none."""
+    password: SecretStr = SecretStr("")
+    """Password of HTTP basic authentication."""
+    timeout_seconds: PositiveSeconds = 5.0
+    """Longest wait for one answer."""
+    latest_seconds: Seconds = 30.0
+    """How long an answer to "latest version of a subject" is reused, and a "not found" remembered."""
+
+
+class HttpConfig(Section):
+    """Where Headrace listens."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; another than loopback needs TLS and authentication."""
+    port: Port = 8082
+    """Port to listen on; 0 picks a free one, named in the `ready` line."""
+    max_body_bytes: Count = 10_485_760
+    """Largest request body; a larger one is answered 413 and not read to its end."""
+    max_connections: Count = 1000
+    """Open connections at most; one more is answered 503."""
+
+    @model_validator(mode="after")
+    def _loopback_only(self) -> HttpConfig:
+        if self.host not in ("127.0.0.1", "localhost", "::1"):
+            raise ValueError(
+                f"http.host is {self.host}, and TLS and authentication are not on: listen on 127.0.0.1, "
+                "and let other machines in through a proxy that authenticates them"
+            )
+        return self
+
+
+class ProducerConfig(Section):
+    """How records are produced over HTTP."""
+
+    enabled: bool = True
+    """Whether `POST /producers/{topic}` is served."""
+    key_format: FormatName = "string"
+    """Format of keys when a request names none."""
+    value_format: FormatName = "json"
+    """Format of values when a request names none."""
+    linger_seconds: Seconds = 0.005
+    """How long the client waits to fill a batch (Kafka's `linger.ms`)."""
+    max_pending_bytes: Count = 67_108_864
+    """Bytes accepted and not yet acknowledged; above, requests are answered 503 at once."""
+    delivery_timeout_seconds: PositiveSeconds = 30.0
+    """Longest wait for an acknowledgement (Kafka's `delivery.timeout.ms`); after it the outcome is unknown."""
+    compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "none"
+    """Compression of batches (Kafka's `compression.type`)."""
+    always_200: bool = False
+    """Answer 200 whatever the outcome of the records, as the original sidecar."""
+    forward_authorization: bool = False
+    """Copy the HTTP `Authorization` header into the record headers, as the original sidecar."""
+
+
+class BackendConfig(Section):
+    """The HTTP endpoint a reactive consumer delivers to."""
+
+    url: str
+    """Where records are posted."""
+    timeout_seconds: PositiveSeconds = 30.0
+    """Longest wait for one answer."""
+    headers: dict[str, str] = Field(default_factory=dict)
+    """Headers of every request."""
+    mode: Literal["results", "status"] = "results"
+    """`results`: the answer's body has one result per record; `status`: 2xx means all records are done."""
+
+
+class BatchConfig(Section):
+    """How many records travel in one delivery."""
+
+    max_records: Count = 100
+    """Records per delivery at most."""
+    max_bytes: Count = 102_400
+    """Bytes of keys and values per delivery at most; one record always fits."""
+    linger_seconds: Seconds = 0.0
+    """How long a delivery waits to fill up."""
+
+
+class RetryConfig(Section):
+    """What happens to a record that failed."""
+
+    attempts: Count = 5
+    """Deliveries of one record in all; after the last it becomes a dead letter."""
+    first_delay_seconds: Seconds = 0.2
+    """Pause before the second attempt; doubles from there, with full jitter."""
+    max_delay_seconds: Seconds = 30.0
+    """Longest pause."""
+
+
+class DeadLetterConfig(Section):
+    """Where records go that cannot be delivered."""
+
+    enabled: bool = True
+    """When false, a record that has used up its attempts stops its partition and says so."""
+    topic: str = "{topic}.dlq"
+    """Name of the dead letter topic; `{topic}` is the origin's name."""
+
+
+class FlowControl(Section):
+    """How much a consumer holds that has not ended."""
+
+    max_records: Count = 20_000
+    """Records taken from Kafka and not ended; above, partitions are paused."""
+    max_bytes: Count = 33_554_432
+    """Bytes of the same."""
+
+
+class ReactiveConsumerConfig(Section):
+    """One consumer that pushes records to a backend."""
+
+    topics: Annotated[list[str], Field(min_length=1)]
+    """Topics to consume."""
+    group: str
+    """Consumer group."""
+    backend: BackendConfig
+    """Where records are delivered."""
+    key_format: FormatName = "string"
+    """How keys are written into the delivery."""
+    value_format: FormatName = "json"
+    """How values are written into the delivery."""
+    ordering: Literal["partition"] = "partition"
+    """Unit of order: records of a partition are delivered one batch after another."""
+    batch: BatchConfig = BatchConfig()
+    """Size of a delivery."""
+    retry: RetryConfig = RetryConfig()
+    """Retries of a failed record."""
+    dead_letter: DeadLetterConfig = DeadLetterConfig()
+    """Where undeliverable records go."""
+    flow: FlowControl = FlowControl()
+    """Bounds of what is held in memory."""
+    auto_offset_reset: Literal["earliest", "latest"] = "earliest"
+    """Where a group without committed offsets begins."""
+
+
+class HeadraceConfig(Section):
+    """The whole file."""
+
+    kafka: KafkaConfig = KafkaConfig()
+    """How to reach Kafka."""
+    schema_registry: SchemaRegistryConfig = SchemaRegistryConfig()
+    """How to reach the schema registry."""
+    http: HttpConfig = HttpConfig()
+    """Where Headrace listens."""
+    producer: ProducerConfig = ProducerConfig()
+    """Producing over HTTP."""
+    reactive_consumers: dict[str, ReactiveConsumerConfig] = Field(default_factory=dict)
+    """Reactive consumers by name."""
+    functions: list[Path] = Field(default_factory=list)
+    """Function files (Nuclio's `function.yaml`), relative to this file."""
+    pipelines: list[Path] = Field(default_factory=list)
+    """Pipeline files, relative to this file."""
+    state_dir: Path = Path(".headrace/state")
+    """Folder for checkpoints of pipelines, relative to this file."""
+    drain_seconds: PositiveSeconds = 30.0
+    """How long SIGTERM waits for work in flight."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severity that is logged."""

@@ -1,0 +1,123 @@
+"""The contracts of the delivery core: where records come from, where they go, and how one delivery ends.
+
+The core knows neither Kafka nor HTTP. A consumer of Kafka implements `Source`; a push backend and a function
+implement `Destination`; a producer of dead letters implements `DeadLetterWriter`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from headrace.lifecycle import Deadline
+from headrace.records import Record, TopicPartition
+
+
+class Verdict(enum.Enum):
+    """How one delivery of one record ended."""
+
+    ACK = "ack"
+    """Handled; the record has ended."""
+    RETRY = "retry"
+    """Failed this time; counts as an attempt and is delivered again after a pause."""
+    DEAD_LETTER = "dead_letter"
+    """Failed for good; goes to the dead letter topic without further attempts."""
+
+
+class Outcome(NamedTuple):
+    """A verdict with its reason. Reasons never hold keys, values or secrets."""
+
+    verdict: Verdict
+    error: str = ""
+    """Class of the failure, such as `ValueError` or `HTTP 400`."""
+    reason: str = ""
+    """What the destination said, cut to a paragraph (a stack trace may be here)."""
+
+
+ACK = Outcome(Verdict.ACK)
+"""The outcome of a success; compared by identity on the hot path."""
+
+
+class Delivery(NamedTuple):
+    """One attempt to deliver records of one partition, in offset order."""
+
+    group: str
+    partition: TopicPartition
+    epoch: int
+    """Number of the assignment that the records came with."""
+    records: Sequence[Record]
+    attempt: int
+    """1 for the first attempt of these records."""
+
+
+class Destination(Protocol):
+    """Takes deliveries: a backend or a function."""
+
+    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+        """Deliver records and say how each ended, in the order of the records.
+
+        If cancelled, the records may or may not have been handled; they will be delivered again.
+
+        Raises:
+            DeliveryError: The destination as a whole failed; no record's attempts are used up, and the delivery
+                is repeated after a pause until it succeeds or its partition is revoked.
+        """
+
+
+class DeadLetterWriter(Protocol):
+    """Writes dead letters."""
+
+    async def write(self, letters: Sequence[DeadLetter]) -> None:
+        """Write every letter and return when all are acknowledged by all in-sync replicas.
+
+        Raises:
+            DeadLetterFailed: At least one is not acknowledged; the call is repeated, so letters may come twice.
+        """
+
+
+class DeadLetter(NamedTuple):
+    """A record that could not be delivered, and its history."""
+
+    record: Record
+    group: str
+    attempts: int
+    outcome: Outcome
+    first_failed_at: float
+    """Seconds since the epoch."""
+    last_failed_at: float
+    """Seconds since the epoch."""
+
+
+class Listener(Protocol):
+    """What a source tells the core, always on the loop."""
+
+    def on_assigned(self, partitions: Mapping[TopicPartition, int]) -> None:
+        """Partitions are ours from now on: partition to assignment epoch."""
+
+    def on_records(self, partition: TopicPartition, epoch: int, records: Sequence[Record]) -> None:
+        """Records arrived, in offset order, never empty."""
+
+    def on_end(self, partition: TopicPartition, epoch: int, position: int) -> None:
+        """The end of the partition is reached at `position`: everything below it was handed over or does not exist."""
+
+    async def on_revoked(
+        self, partitions: Sequence[TopicPartition], deadline: Deadline
+    ) -> Mapping[TopicPartition, int]:
+        """Finish what is in flight for these partitions, and return the offsets to commit for them.
+
+        Returns within the deadline; past it, what is unfinished is abandoned and will be delivered elsewhere.
+        """
+
+    def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
+        """Partitions belong to somebody else already: drop everything, commit nothing."""
+
+
+class Source(Protocol):
+    """Where records come from: a consumer of Kafka, or a fake."""
+
+    def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None:
+        """Give back room: so many records and bytes of the partition have ended."""
+
+    def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Commit offsets (the next to read after a restart); returns at once, the newest call per partition wins."""

@@ -1,0 +1,28 @@
+"""How things live: the only place where tasks, threads and processes are born."""
+
+from headrace.lifecycle.clock import Clock, Deadline, ManualClock, SystemClock
+from headrace.lifecycle.processes import Child, ChildProcess, start_child
+from headrace.lifecycle.queues import BoundedQueue, gauges
+from headrace.lifecycle.service import Readiness, Service
+from headrace.lifecycle.shutdown import Signals
+from headrace.lifecycle.supervisor import Supervisor
+from headrace.lifecycle.threads import LoopBridge, OwnedThread, run_blocking
+
+__all__ = [
+    "BoundedQueue",
+    "Child",
+    "ChildProcess",
+    "Clock",
+    "Deadline",
+    "LoopBridge",
+    "ManualClock",
+    "OwnedThread",
+    "Readiness",
+    "Service",
+    "Signals",
+    "Supervisor",
+    "SystemClock",
+    "gauges",
+    "run_blocking",
+    "start_child",
+]

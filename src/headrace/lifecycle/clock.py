@@ -1,0 +1,95 @@
+"""One clock for everything that waits, so that tests can own time."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """What the rest of Headrace knows of time."""
+
+    def monotonic(self) -> float:
+        """Seconds that only grow; for deadlines and ages."""
+
+    def time(self) -> float:
+        """Seconds since the epoch; for what people and other machines read."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait; cancelling the wait is safe."""
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def time(self) -> float:
+        return time.time()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class ManualClock:
+    """A clock that moves only when `advance` is called."""
+
+    def __init__(self, start: float = 1_000_000.0) -> None:
+        self._now = start
+        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._number = 0
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def time(self) -> float:
+        return self._now
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds <= 0:
+            await asyncio.sleep(0)
+            return
+        future = asyncio.get_running_loop().create_future()
+        self._number += 1
+        heapq.heappush(self._sleepers, (self._now + seconds, self._number, future))
+        await future
+
+    async def advance(self, seconds: float) -> None:
+        """Move time on, waking every sleeper in the order of its due time."""
+        target = self._now + seconds
+        await self.settle()
+        while self._sleepers and self._sleepers[0][0] <= target:
+            due, _, future = heapq.heappop(self._sleepers)
+            self._now = max(self._now, due)
+            if not future.done():
+                future.set_result(None)
+            await self.settle()
+        self._now = target
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Let every task run until it waits for something."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+
+class Deadline:
+    """A point in time that is handed down, so that layers share one limit and none starts its own."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        """End `seconds` from now."""
+        self._clock = clock
+        self._end = clock.monotonic() + seconds
+
+    @property
+    def remaining_seconds(self) -> float:
+        """Seconds left, never below 0."""
+        return max(0.0, self._end - self._clock.monotonic())
+
+    @property
+    def passed(self) -> bool:
+        """Whether the time is up."""
+        return self.remaining_seconds <= 0

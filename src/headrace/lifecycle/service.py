@@ -1,0 +1,82 @@
+"""The shape of everything that runs: start, drain, stop, and say how it is."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple
+
+from headrace.lifecycle.clock import Deadline
+
+log = logging.getLogger(__name__)
+
+
+class Readiness(NamedTuple):
+    """Whether a service does its work now, and if not, why, in one sentence."""
+
+    ready: bool
+    reason: str = ""
+
+
+class Service:
+    """Something with a life of its own inside the process.
+
+    A subclass overrides what it needs of `start`, `drain` and `stop`, and starts its tasks with `spawn`. A task
+    that ends with an error takes its service down: the supervisor is told, and says the service's name.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.death: BaseException | None = None
+        """What ended the service by itself, if anything did."""
+        self.on_death: Callable[[Service], None] | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def start(self) -> None:
+        """Begin to work. Must not wait for anything outside the process: what is absent is waited for in a task."""
+
+    async def drain(self, deadline: Deadline) -> None:
+        """Take no new work and finish what is in flight, at most until the deadline."""
+
+    async def stop(self) -> None:
+        """End now and let go of everything. Called once, after `drain` or instead of it."""
+        await self.cancel_tasks()
+
+    def readiness(self) -> Readiness:
+        """Say whether the service does its work now."""
+        return Readiness(True)
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run a coroutine as a task of this service, on the loop.
+
+        If it raises, the service is dead; if it returns, nothing happens.
+        """
+        task = asyncio.get_running_loop().create_task(work, name=f"{self.name}/{name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+        return task
+
+    def die(self, cause: BaseException) -> None:
+        """Report that this service ended by itself. Call on the loop; only the first report counts."""
+        if self.death is None:
+            self.death = cause
+            log.critical("service %s died: %s", self.name, cause, exc_info=cause)
+            if self.on_death:
+                self.on_death(self)
+
+    async def cancel_tasks(self) -> None:
+        """Cancel this service's tasks and wait until they have ended."""
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            # A task's own error was reported by _task_ended; here only its end matters.
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await task
+
+    def _task_ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (cause := task.exception()):
+            self.die(cause)

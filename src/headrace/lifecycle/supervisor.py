@@ -1,0 +1,114 @@
+"""Starts services in order, watches them, and takes them down in reverse."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+
+from headrace.errors import ServiceDied
+from headrace.lifecycle.clock import Clock, Deadline
+from headrace.lifecycle.service import Readiness, Service
+from headrace.lifecycle.shutdown import Signals
+
+log = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """Owns the services of a process, downstream first.
+
+    Stopping has two steps: every service drains in reverse order until one shared deadline, then every service
+    stops in reverse order. Services that answer health questions therefore answer while the others drain.
+    """
+
+    def __init__(self, services: Sequence[Service], clock: Clock, drain_seconds: float) -> None:
+        """Take the services in start order, and the time limit of a drain."""
+        self._services = list(services)
+        self._clock = clock
+        self._drain_seconds = drain_seconds
+        self._started: list[Service] = []
+        self._death = asyncio.Event()
+        self.draining = False
+
+    async def start(self) -> None:
+        """Start every service in order; if one fails, stop those that run and raise its error."""
+        for service in self._services:
+            service.on_death = self._died
+            try:
+                await service.start()
+            except BaseException:
+                await service.stop()
+                await self.stop()
+                raise
+            self._started.append(service)
+
+    async def run(self, signals: Signals) -> None:
+        """Wait for a signal or a death, then drain and stop.
+
+        Raises:
+            ServiceDied: A service ended by itself; the others were drained.
+        """
+        await _first_of(signals.drain_asked, self._death)
+        self.draining = True
+        drained = asyncio.ensure_future(self.drain())
+        stopping = asyncio.ensure_future(signals.stop_asked.wait())
+        await asyncio.wait({drained, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (drained, stopping):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        await self.stop()
+        self.raise_if_died()
+
+    def readiness(self) -> dict[str, Readiness]:
+        """Return each service's name and how it is; a dead one says what ended it."""
+        return {service.name: self._readiness_of(service) for service in self._services}
+
+    def raise_if_died(self) -> None:
+        """Raise `ServiceDied` with the name of the first service that ended by itself, if one did."""
+        for service in self._services:
+            if service.death is not None:
+                text = f"service {service.name} ended by itself: {service.death}"
+                raise ServiceDied(text, service=service.name) from service.death
+
+    async def drain(self) -> None:
+        """Drain every started service in reverse order until one shared deadline."""
+        deadline = Deadline(self._clock, self._drain_seconds)
+        for service in reversed(self._started):
+            try:
+                await asyncio.wait_for(service.drain(deadline), deadline.remaining_seconds)
+            except TimeoutError:
+                log.warning("service %s did not drain within %.0f s", service.name, self._drain_seconds)
+            except Exception:  # boundary: one service's failure to drain must not keep the others from draining
+                log.exception("service %s failed to drain", service.name)
+
+    async def stop(self) -> None:
+        """Stop every started service in reverse order."""
+        while self._started:
+            service = self._started.pop()
+            try:
+                await service.stop()
+            except Exception:  # boundary: one service's failure to stop must not keep the others alive
+                log.exception("service %s failed to stop", service.name)
+
+    def _died(self, service: Service) -> None:
+        self._death.set()
+
+    def _readiness_of(self, service: Service) -> Readiness:
+        if service.death is not None:
+            return Readiness(False, f"ended by itself: {service.death}")
+        if self.draining:
+            return Readiness(False, "draining")
+        if service not in self._started:
+            return Readiness(False, "not started")
+        return service.readiness()
+
+
+async def _first_of(*events: asyncio.Event) -> None:
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()

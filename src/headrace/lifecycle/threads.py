@@ -1,0 +1,131 @@
+"""Threads with an owner, and the bridge by which they hand work to the loop in batches.
+
+One direction only: a thread may wait for the loop with a deadline; the loop never waits for a thread it has not
+given a time limit. So the two cannot lock each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Generic, ParamSpec, TypeVar
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+_POOL_THREADS = 16
+_pool: ThreadPoolExecutor | None = None
+
+
+class LoopBridge(Generic[T]):
+    """Carries items from any thread to one callback on the loop, many items per wake-up.
+
+    A wake-up of the loop costs more than a record; so the first item of a burst wakes it, and the callback gets
+    all that have come until it runs. Order is kept per posting thread.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, deliver: Callable[[list[T]], None]) -> None:
+        """Deliver items to `deliver`, which runs on `loop` with a list of one or more items."""
+        self._loop = loop
+        self._deliver = deliver
+        self._items: deque[T] = deque()
+        self._awake = False
+
+    def post(self, item: T) -> None:
+        """Hand over one item; returns at once. After the loop has closed, items are dropped."""
+        self._items.append(item)
+        # Race: the loop may clear the flag between the append and this test. Then it has not yet emptied the queue
+        # (it clears first, empties second), so the item is either seen by that run or wakes the next one.
+        if not self._awake:
+            self._awake = True
+            try:
+                self._loop.call_soon_threadsafe(self._run)
+            except RuntimeError:
+                self._items.clear()
+
+    def _run(self) -> None:
+        self._awake = False
+        items: list[T] = []
+        while self._items:
+            items.append(self._items.popleft())
+        if items:
+            self._deliver(items)
+
+
+class OwnedThread:
+    """A thread that belongs to a service: it is asked to stop, and its death is reported."""
+
+    def __init__(
+        self,
+        name: str,
+        run: Callable[[threading.Event], None],
+        on_death: Callable[[BaseException], None],
+    ) -> None:
+        """Prepare a thread.
+
+        Args:
+            name: Shown in stack dumps.
+            run: Runs on the thread; returns soon after the event it is given is set.
+            on_death: Called on the loop if `run` raises.
+        """
+        self.stop_asked = threading.Event()
+        self._run = run
+        self._on_death = on_death
+        self._ended = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    async def stop(self, limit_seconds: float) -> bool:
+        """Ask the thread to end and wait at most `limit_seconds`; past that it is abandoned.
+
+        Returns:
+            Whether it has ended.
+        """
+        self.stop_asked.set()
+        if not self.alive:
+            return True
+        try:
+            await asyncio.wait_for(self._ended.wait(), limit_seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    def _main(self) -> None:
+        try:
+            self._run(self.stop_asked)
+        except BaseException as cause:  # noqa: BLE001 boundary of the thread: its owner is told, readiness names the service
+            self._tell(functools.partial(self._on_death, cause))
+        finally:
+            self._tell(self._ended.set)
+
+    def _tell(self, call: Callable[[], None]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(call)
+        except RuntimeError:
+            return  # the loop has closed: nobody is left to be told
+
+
+async def run_blocking(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run a call that blocks on a thread of the shared pool and return its result.
+
+    If cancelled, the call goes on and its result is dropped; so give the call a time limit of its own.
+    """
+    global _pool
+    if _pool is None:
+        _pool = ThreadPoolExecutor(_POOL_THREADS, thread_name_prefix="headrace-blocking")
+    bound: Callable[[], Any] = functools.partial(call, *args, **kwargs)
+    result: T = await asyncio.get_running_loop().run_in_executor(_pool, bound)
+    return result

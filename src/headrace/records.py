@@ -1,0 +1,91 @@
+"""The values that travel between rooms: frozen, cheap, free of any client library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+Header = tuple[str, bytes | None]
+"""One record header: a name that may repeat, and bytes or null."""
+
+
+class TopicPartition(NamedTuple):
+    """A partition of a topic."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+class OffsetRange(NamedTuple):
+    """Own offsets from `first` to `last`, both inclusive."""
+
+    first: int
+    last: int
+
+
+def _no_headers() -> list[Header] | None:
+    return None
+
+
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """One record as Kafka stores it.
+
+    `offset` is the record's own offset. `timestamp_ms` is milliseconds since the epoch, -1 when the record has none.
+    Reading headers from the client costs as much as reading everything else, so they are fetched when asked for.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    read_headers: Callable[[], list[Header] | None] = _no_headers
+
+    @property
+    def headers(self) -> list[Header]:
+        """The headers in their order, duplicates kept; empty when there are none."""
+        return self.read_headers() or []
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        """Where the record lives."""
+        return TopicPartition(self.topic, self.partition)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of key and value."""
+        return len(self.key or b"") + len(self.value or b"")
+
+
+class OutgoingRecord(msgspec.Struct, frozen=True, gc=False):
+    """One record on its way into Kafka, bytes ready.
+
+    `partition` None leaves the choice to the partitioner (murmur2 of the key, as Java's client);
+    `timestamp_ms` 0 means now.
+    """
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: list[Header] | None = None
+    partition: int | None = None
+    timestamp_ms: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of key, value and headers."""
+        extra = sum(len(name) + len(value or b"") for name, value in self.headers) if self.headers else 0
+        return len(self.key or b"") + len(self.value or b"") + extra
+
+
+class Produced(NamedTuple):
+    """Where a record was written: on all in-sync replicas, at this own offset."""
+
+    partition: int
+    offset: int

@@ -1,0 +1,278 @@
+"""Questions to the cluster and changes of it: topics, groups, offsets. Every call has a time limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import confluent_kafka
+from confluent_kafka import ConsumerGroupState, ConsumerGroupTopicPartitions
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
+
+from headrace import errors
+from headrace.config.model import KafkaConfig
+from headrace.kafka.error_map import to_error
+from headrace.kafka.names import check_group, check_topic
+from headrace.kafka.properties import client_properties
+from headrace.lifecycle import run_blocking
+from headrace.records import TopicPartition
+
+T = TypeVar("T")
+_ALREADY_THERE = confluent_kafka.KafkaError.TOPIC_ALREADY_EXISTS
+
+
+class PartitionInfo(NamedTuple):
+    """One partition: its leader's broker id (-1: none), replicas and in-sync replicas by broker id."""
+
+    partition: int
+    leader: int
+    replicas: Sequence[int]
+    in_sync: Sequence[int]
+
+
+class TopicInfo(NamedTuple):
+    """A topic and its partitions in ascending order."""
+
+    name: str
+    partitions: Sequence[PartitionInfo]
+
+    @property
+    def replication_factor(self) -> int:
+        """Replicas of the first partition."""
+        return len(self.partitions[0].replicas) if self.partitions else 0
+
+
+class PartitionLag(NamedTuple):
+    """Where a group stands on a partition. `committed` None: nothing committed; the lag then counts from the start."""
+
+    partition: TopicPartition
+    committed: int | None
+    end: int
+    lag: int
+
+
+class GroupInfo(NamedTuple):
+    """A consumer group: its name, Kafka's word for its state, and how many members it has."""
+
+    name: str
+    state: str
+    members: int
+
+
+class Admin:
+    """Asks and changes the cluster; made without contact, so it may exist before a broker does."""
+
+    def __init__(self, kafka: KafkaConfig) -> None:
+        self._limit = kafka.request_timeout_seconds
+        self._servers = kafka.bootstrap_servers
+        self._client = AdminClient(client_properties(kafka, "headrace-admin"))
+
+    async def list_topics(self, limit_seconds: float | None = None) -> list[TopicInfo]:
+        """Return every topic that is not internal to Kafka, sorted by name.
+
+        Raises:
+            KafkaUnavailable: No broker answers within the limit.
+        """
+        metadata = await self._ask(
+            "list topics", lambda: self._client.list_topics(timeout=limit_seconds or self._limit)
+        )
+        return sorted(_topic_info(topic) for name, topic in metadata.topics.items() if not name.startswith("__"))
+
+    async def describe_topic(self, name: str) -> TopicInfo:
+        """Return one topic.
+
+        Raises:
+            TopicNotFound: The cluster does not have it.
+            KafkaUnavailable: No broker answers.
+        """
+        check_topic(name)
+        metadata = await self._ask(
+            f"describe topic {name}", lambda: self._client.list_topics(topic=name, timeout=self._limit)
+        )
+        topic = metadata.topics.get(name)
+        problem = topic.error if topic else None
+        if problem and problem.code() != confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
+            raise to_error(problem, f"describe topic {name}")
+        if topic is None or problem:
+            raise errors.TopicNotFound(
+                f"topic {name} does not exist on {self._servers}: create it "
+                f"(headrace topics create {name}) or check its spelling",
+                topic=name,
+            )
+        return _topic_info(topic)
+
+    async def topic_configs(self, name: str) -> dict[str, str]:
+        """Return the effective configuration of a topic: Kafka's name to text."""
+        resource = ConfigResource(ResourceType.TOPIC, check_topic(name))
+        entries = await self._first(f"describe topic {name}", lambda: self._client.describe_configs([resource]))
+        return {entry.name: entry.value for entry in entries.values() if entry.value is not None}
+
+    async def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        replication_factor: int = -1,
+        configs: Mapping[str, str] | None = None,
+    ) -> bool:
+        """Create a topic unless it exists.
+
+        Args:
+            name: Its name.
+            partitions: Number of partitions.
+            replication_factor: Replicas; -1 takes the broker's default.
+            configs: Topic configuration by Kafka's names.
+
+        Returns:
+            Whether it was created now.
+        """
+        topic = NewTopic(
+            check_topic(name),
+            num_partitions=partitions,
+            replication_factor=replication_factor,
+            config=dict(configs or {}),
+        )
+        try:
+            await self._first(f"create topic {name}", lambda: self._client.create_topics([topic]))
+        except errors.KafkaError as error:
+            if error.parameters.get("kafka_code") == _ALREADY_THERE:
+                return False
+            raise
+        return True
+
+    async def ensure_topic_like(self, name: str, source: str) -> None:
+        """Create a topic of ours with the partitions, replication factor and min ISR of `source` (decisions.md 10)."""
+        origin = await self.describe_topic(source)
+        min_isr = (await self.topic_configs(source)).get("min.insync.replicas", "1")
+        await self.create_topic(
+            name, len(origin.partitions), origin.replication_factor, {"min.insync.replicas": min_isr}
+        )
+
+    async def delete_topic(self, name: str) -> None:
+        """Delete a topic."""
+        await self._first(f"delete topic {name}", lambda: self._client.delete_topics([check_topic(name)]))
+
+    async def list_groups(self) -> list[GroupInfo]:
+        """Return every consumer group, sorted by name."""
+        answer = await self._ask("list groups", lambda: self._client.list_consumer_groups().result(self._limit))
+        names = sorted(group.group_id for group in answer.valid)
+        if not names:
+            return []
+        described = await self._ask(
+            "describe groups", lambda: _results(self._client.describe_consumer_groups(names), self._limit)
+        )
+        return [GroupInfo(group.group_id, _state_name(group.state), len(group.members)) for group in described]
+
+    async def committed(self, group: str) -> dict[TopicPartition, int]:
+        """Return every committed offset of a group: partition to the next offset after a restart."""
+        request = [ConsumerGroupTopicPartitions(check_group(group))]
+        answer = await self._first(
+            f"read offsets of group {group}", lambda: self._client.list_consumer_group_offsets(request)
+        )
+        found = {}
+        for entry in answer.topic_partitions:
+            if entry.error is not None:
+                raise to_error(entry.error, f"read offsets of group {group}")
+            if entry.offset >= 0:
+                found[TopicPartition(entry.topic, entry.partition)] = entry.offset
+        return found
+
+    async def alter_group_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Set committed offsets of a group without members.
+
+        Raises:
+            KafkaError: The group has members, or a partition does not exist.
+        """
+        wanted = [confluent_kafka.TopicPartition(p.topic, p.partition, offset) for p, offset in offsets.items()]
+        request = [ConsumerGroupTopicPartitions(check_group(group), wanted)]
+        answer = await self._first(
+            f"set offsets of group {group}", lambda: self._client.alter_consumer_group_offsets(request)
+        )
+        for entry in answer.topic_partitions:
+            if entry.error is not None:
+                raise to_error(entry.error, f"set offset of group {group} on {entry.topic}-{entry.partition}")
+
+    async def delete_group(self, group: str) -> None:
+        """Delete a group without members, its offsets included."""
+        await self._first(f"delete group {group}", lambda: self._client.delete_consumer_groups([check_group(group)]))
+
+    async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return the end of each partition as a read_committed consumer sees it (the last stable offset)."""
+        return await self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+
+    async def start_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return the first offset that is still in each partition."""
+        return await self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+
+    async def topic_offsets(self, name: str) -> dict[TopicPartition, tuple[int, int]]:
+        """Return start and end offset of every partition of a topic."""
+        topic = await self.describe_topic(name)
+        partitions = [TopicPartition(name, info.partition) for info in topic.partitions]
+        starts, ends = await self.start_offsets(partitions), await self.end_offsets(partitions)
+        return {partition: (starts[partition], ends[partition]) for partition in partitions}
+
+    async def group_lag(self, group: str) -> list[PartitionLag]:
+        """Return the lag of a group on every partition it has committed, sorted."""
+        committed = await self.committed(group)
+        ends = await self.end_offsets(committed)
+        return [
+            PartitionLag(partition, offset, ends[partition], max(0, ends[partition] - offset))
+            for partition, offset in sorted(committed.items())
+        ]
+
+    async def _offsets(self, partitions: Iterable[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, int]:
+        wanted = {confluent_kafka.TopicPartition(p.topic, p.partition): spec for p in partitions}
+        if not wanted:
+            return {}
+
+        def ask() -> dict[TopicPartition, int]:
+            answers = self._client.list_offsets(
+                wanted, isolation_level=confluent_kafka.IsolationLevel.READ_COMMITTED, request_timeout=self._limit
+            )
+            return {
+                TopicPartition(p.topic, p.partition): future.result(self._limit).offset for p, future in answers.items()
+            }
+
+        return await self._ask("read offsets", ask)
+
+    async def _first(self, doing: str, call: Callable[[], Mapping[Any, Any]]) -> Any:
+        return (await self._ask(doing, lambda: _results(call(), self._limit)))[0]
+
+    async def _ask(self, doing: str, call: Callable[[], T]) -> T:
+        try:
+            return await run_blocking(call)
+        except confluent_kafka.KafkaException as cause:
+            error = to_error(cause, doing)
+            if isinstance(error, errors.KafkaTimeout | errors.KafkaUnavailable):
+                raise self._unavailable(doing) from cause
+            raise error from cause
+        except TimeoutError as cause:
+            raise self._unavailable(doing) from cause
+
+    def _unavailable(self, doing: str) -> errors.KafkaUnavailable:
+        return errors.KafkaUnavailable(
+            f"{doing}: no answer from Kafka at {self._servers} within {self._limit:g} s. "
+            "Start it (headrace dev up) or correct kafka.bootstrap_servers",
+            bootstrap_servers=self._servers,
+        )
+
+
+def _results(futures: Mapping[Any, Any], limit_seconds: float) -> list[Any]:
+    return [future.result(limit_seconds) for future in futures.values()]
+
+
+def _state_name(state: ConsumerGroupState) -> str:
+    return str(state.name).lower()
+
+
+def _topic_info(topic: Any) -> TopicInfo:
+    partitions = [
+        PartitionInfo(info.id, info.leader, tuple(info.replicas), tuple(info.isrs))
+        for info in topic.partitions.values()
+    ]
+    return TopicInfo(topic.topic, sorted(partitions))

@@ -1,0 +1,67 @@
+"""From the client's errors to ours: the only translator, used where a client call can fail."""
+
+from __future__ import annotations
+
+import confluent_kafka
+
+from headrace import errors
+
+_KIND = {
+    errors.TopicNotFound: ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_ID", "TOPIC_EXCEPTION"),
+    errors.PartitionNotFound: ("_UNKNOWN_PARTITION",),
+    errors.KafkaUnauthorized: (
+        "TOPIC_AUTHORIZATION_FAILED",
+        "GROUP_AUTHORIZATION_FAILED",
+        "CLUSTER_AUTHORIZATION_FAILED",
+        "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
+        "DELEGATION_TOKEN_AUTHORIZATION_FAILED",
+    ),
+    errors.KafkaUnauthenticated: ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "_SSL", "ILLEGAL_SASL_STATE"),
+    errors.RecordTooLarge: ("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"),
+    errors.ProducerQueueFull: ("_QUEUE_FULL",),
+    errors.KafkaTimeout: ("_MSG_TIMED_OUT", "_TIMED_OUT", "_TIMED_OUT_QUEUE", "REQUEST_TIMED_OUT", "_PURGE_INFLIGHT"),
+    errors.KafkaUnavailable: (
+        "_TRANSPORT",
+        "_ALL_BROKERS_DOWN",
+        "_RESOLVE",
+        "_WAIT_COORD",
+        "_PURGE_QUEUE",
+        "BROKER_NOT_AVAILABLE",
+        "COORDINATOR_NOT_AVAILABLE",
+        "COORDINATOR_LOAD_IN_PROGRESS",
+        "LEADER_NOT_AVAILABLE",
+        "NETWORK_EXCEPTION",
+        "NOT_COORDINATOR",
+        "NOT_ENOUGH_REPLICAS",
+        "NOT_LEADER_FOR_PARTITION",
+    ),
+    errors.FatalKafkaError: ("_FATAL", "_FENCED", "INVALID_PRODUCER_EPOCH", "OUT_OF_ORDER_SEQUENCE_NUMBER"),
+}
+_CLASS_OF = {
+    getattr(confluent_kafka.KafkaError, name): kind
+    for kind, names in _KIND.items()
+    for name in names
+    if hasattr(confluent_kafka.KafkaError, name)
+}
+
+# Written to the leader, not yet to enough replicas: the record may well be read later.
+_WRITTEN_PERHAPS = {
+    confluent_kafka.KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    confluent_kafka.KafkaError.REQUEST_TIMED_OUT,
+}
+
+
+def to_error(cause: confluent_kafka.KafkaError | confluent_kafka.KafkaException, doing: str) -> errors.HeadraceError:
+    """Return our error for a client's error.
+
+    Args:
+        cause: What the client reported.
+        doing: What was attempted, as the start of a sentence: "produce to orders".
+    """
+    error = cause.args[0] if isinstance(cause, confluent_kafka.KafkaException) else cause
+    number = error.code()
+    kind = errors.FatalKafkaError if error.fatal() else _CLASS_OF.get(number, errors.KafkaError)
+    if number in _WRITTEN_PERHAPS:
+        kind = errors.KafkaTimeout
+    text = f"{doing}: {error.str()} ({error.name()}). {kind.__doc__ or ''}".strip()
+    return kind(text, kafka_code=number, kafka_name=error.name())

@@ -1,0 +1,45 @@
+"""Which names topics and groups may have, checked before any client call.
+
+Source: Kafka's `Topic.validate`. The client takes a subscribed name with a leading `^` as a pattern, so a name that
+came from outside must never reach it unchecked.
+"""
+
+from __future__ import annotations
+
+import re
+
+from headrace.errors import InvalidRequest
+
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_GROUP_BYTES = 255
+
+
+def check_topic(name: str) -> str:
+    """Return the name if it is one.
+
+    Raises:
+        InvalidRequest: It is not; the message says what a topic name may hold.
+    """
+    if not _TOPIC.fullmatch(name) or name in (".", ".."):
+        raise InvalidRequest(
+            f"{name[:60]!r} is no topic name: use 1 to 249 letters, digits, dots, underscores and hyphens, "
+            "and neither '.' nor '..' alone",
+            parameter="topic",
+        )
+    return name
+
+
+def check_group(name: str) -> str:
+    """Return the name if it is one.
+
+    Raises:
+        InvalidRequest: It is not; the message says what a group name may hold.
+    """
+    if not name or name != name.strip() or not name.isprintable() or name.startswith("^"):
+        raise InvalidRequest(
+            f"{name[:60]!r} is no group name: use printable characters, no space at either end, no leading '^'",
+            parameter="group",
+        )
+    if len(name.encode()) > _GROUP_BYTES:
+        raise InvalidRequest(f"a group name has at most {_GROUP_BYTES} bytes", parameter="group")
+    return name

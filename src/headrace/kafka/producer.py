@@ -1,0 +1,208 @@
+"""One idempotent producer with its delivery thread.
+
+Requests go in on the loop, many records each; delivery reports run on the thread and fill the request's results; a
+finished request crosses back to the loop, many requests per wake-up. There is one future per request, none per record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import confluent_kafka
+
+from headrace import errors
+from headrace.config.model import KafkaConfig, ProducerConfig
+from headrace.kafka.error_map import to_error
+from headrace.kafka.properties import client_log, client_properties
+from headrace.lifecycle import Deadline, LoopBridge, OwnedThread, Service
+from headrace.lifecycle.queues import register_gauge, unregister_gauge
+from headrace.records import OutgoingRecord, Produced
+
+_POLL_SECONDS = 0.1
+_RECORD_OVERHEAD_BYTES = 64
+_THREAD_STOP_SECONDS = 5.0
+_REPLACE_SECONDS = 5.0
+
+ProduceResult = Produced | errors.HeadraceError
+"""Where a record was written, or why not. `KafkaTimeout` and `FatalKafkaError` mean: unknown."""
+
+
+class _Request:
+    """The records of one `produce` call: their results and how many are still out."""
+
+    __slots__ = ("_post", "answer", "delivered", "refused", "results", "size_bytes", "total")
+
+    def __init__(self, total: int, size_bytes: int, post: Callable[[_Request], None]) -> None:
+        self.total = total
+        self.size_bytes = size_bytes
+        self.results: list[Any] = [None] * total
+        self.delivered = 0  # written by the delivery thread only
+        self.refused = 0  # written by the loop only
+        self.answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._post = post
+
+    def reported(self, index: int, error: confluent_kafka.KafkaError | None, record: Any) -> None:
+        """Take one delivery report, on the delivery thread."""
+        if error is None:
+            self.results[index] = Produced(record.partition(), record.offset())
+        else:
+            self.results[index] = to_error(error, f"produce to {record.topic()}")
+        self.delivered += 1
+        # Each side counts its own and then reads the other's; whoever comes last sees the sum. If both see it, the
+        # request is posted twice, and the second time its answer is already set.
+        if self.delivered + self.refused == self.total:
+            self._post(self)
+
+    def refuse(self, index: int, error: errors.HeadraceError) -> None:
+        """Note that the client did not take a record, on the loop."""
+        self.results[index] = error
+        self.refused += 1
+        if self.delivered + self.refused == self.total:
+            self._post(self)
+
+
+class Producer(Service):
+    """Writes records with `acks=all` and idempotence, within a byte budget."""
+
+    def __init__(self, kafka: KafkaConfig, settings: ProducerConfig, name: str = "producer") -> None:
+        super().__init__(name)
+        self._kafka = kafka
+        self._settings = settings
+        self._pending_bytes = 0
+        self._idle = asyncio.Event()
+        self._fatal = False
+        self._client = self._new_client()
+        self._bridge: LoopBridge[_Request] | None = None
+        self._thread: OwnedThread | None = None
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes accepted and not yet acknowledged."""
+        return self._pending_bytes
+
+    async def start(self) -> None:
+        self._bridge = LoopBridge(asyncio.get_running_loop(), self._finish)
+        self._thread = OwnedThread(self.name, self._serve_reports, self.die)
+        self._thread.start()
+        register_gauge(f"{self.name}_pending_bytes", lambda: self._pending_bytes)
+
+    async def produce(self, records: Sequence[OutgoingRecord]) -> list[ProduceResult]:
+        """Write records and wait for every acknowledgement.
+
+        If cancelled, the records may still be written.
+
+        Returns:
+            One result per record, in their order.
+
+        Raises:
+            ProducerQueueFull: The byte budget is used up; nothing was sent.
+        """
+        if not records:
+            return []
+        assert self._bridge is not None
+        size = sum([record.size_bytes for record in records]) + _RECORD_OVERHEAD_BYTES * len(records)
+        # A request larger than the whole budget passes when nothing else is pending, or it could never be sent.
+        if self._pending_bytes and self._pending_bytes + size > self._settings.max_pending_bytes:
+            raise errors.ProducerQueueFull(
+                f"{self._pending_bytes} bytes wait for Kafka's acknowledgement, {self._settings.max_pending_bytes} may "
+                "(producer.max_pending_bytes): nothing of this request was sent, send it again after a pause",
+                pending_bytes=self._pending_bytes,
+            )
+        request = _Request(len(records), size, self._bridge.post)
+        self._pending_bytes += size
+        self._idle.clear()
+        self._hand_over(request, records)
+        await asyncio.shield(request.answer)
+        return request.results
+
+    async def drain(self, deadline: Deadline) -> None:
+        if self._pending_bytes:
+            await asyncio.wait_for(self._idle.wait(), deadline.remaining_seconds)
+
+    async def stop(self) -> None:
+        unregister_gauge(f"{self.name}_pending_bytes")
+        if self._thread:
+            # What is still queued ends as a report of its own (purged: unknown if in flight), so callers get answers.
+            self._client.purge()
+            await self._thread.stop(_THREAD_STOP_SECONDS)
+        await super().stop()
+
+    def _hand_over(self, request: _Request, records: Sequence[OutgoingRecord]) -> None:
+        produce, reported = self._client.produce, request.reported
+        for index, record in enumerate(records):
+            try:
+                produce(
+                    record.topic,
+                    record.value,
+                    record.key,
+                    -1 if record.partition is None else record.partition,
+                    functools.partial(reported, index),
+                    None,
+                    record.timestamp_ms,
+                    record.headers,  # type: ignore[arg-type]  # the client's stubs forget that a list is invariant
+                )
+            except BufferError:
+                full = errors.ProducerQueueFull("the client's queue is full: send this record again after a pause")
+                request.refuse(index, full)
+            except confluent_kafka.KafkaException as cause:
+                error = to_error(cause, f"produce to {record.topic}")
+                if isinstance(error, errors.FatalKafkaError):
+                    self._fatal = True
+                    # The client refused before taking the record, so it is certainly not written.
+                    error = errors.KafkaUnavailable("the Kafka client is being replaced: send this record again")
+                request.refuse(index, error)
+
+    def _finish(self, requests: list[_Request]) -> None:
+        for request in requests:
+            if not request.answer.done():
+                self._pending_bytes -= request.size_bytes
+                request.answer.set_result(None)
+        if not self._pending_bytes:
+            self._idle.set()
+
+    def _serve_reports(self, stop_asked: threading.Event) -> None:
+        while not stop_asked.is_set():
+            self._client.poll(_POLL_SECONDS)
+            if self._fatal:
+                self._replace_client()
+        self._client.flush(_THREAD_STOP_SECONDS / 2)
+
+    def _replace_client(self) -> None:
+        # Librdkafka's fatal errors are for good. New requests go to the new client at once; what the old one holds
+        # ends with reports that mean "unknown".
+        old, self._client = self._client, self._new_client()
+        self._fatal = False
+        old.purge()
+        old.flush(_REPLACE_SECONDS)
+
+    def _note_error(self, error: confluent_kafka.KafkaError) -> None:
+        if error.fatal():
+            client_log.error("producer %s is replaced after a fatal error: %s", self.name, error.str())
+            self._fatal = True
+
+    def _new_client(self) -> confluent_kafka.Producer:
+        settings = self._settings
+        number = next(_client_numbers)
+        return confluent_kafka.Producer(
+            {
+                **client_properties(self._kafka, f"headrace-{self.name}-{number}"),
+                "acks": "all",
+                "enable.idempotence": True,
+                "max.in.flight.requests.per.connection": 5,
+                "partitioner": "murmur2_random",
+                "linger.ms": settings.linger_seconds * 1000,
+                "compression.type": settings.compression,
+                "delivery.timeout.ms": int(settings.delivery_timeout_seconds * 1000),
+                "queue.buffering.max.messages": 2_000_000,
+                "queue.buffering.max.kbytes": settings.max_pending_bytes // 512 + 16_384,
+                "error_cb": self._note_error,
+            }
+        )
+
+
+_client_numbers = itertools.count(1)

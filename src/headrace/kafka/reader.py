@@ -1,0 +1,96 @@
+"""Reading a stretch of a topic without a group: nothing is joined, nothing is committed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import confluent_kafka
+
+from headrace.config.model import KafkaConfig
+from headrace.kafka.error_map import to_error
+from headrace.kafka.properties import client_properties
+from headrace.lifecycle import run_blocking
+from headrace.records import Record, TopicPartition
+
+_BATCH = 500
+_WAIT_SECONDS = 0.2
+_END = confluent_kafka.KafkaError._PARTITION_EOF
+
+
+def to_record(taken: Any) -> Record:
+    """Return our value for a client's record; headers are read when asked for."""
+    return Record(
+        taken.topic(),
+        taken.partition(),
+        taken.offset(),
+        taken.timestamp()[1],
+        taken.key(),
+        taken.value(),
+        taken.headers,
+    )
+
+
+async def read_records(
+    kafka: KafkaConfig,
+    starts: Mapping[TopicPartition, int],
+    ends: Mapping[TopicPartition, int] | None = None,
+) -> AsyncIterator[list[Record]]:
+    """Read partitions from given offsets, in batches, offset order inside each partition.
+
+    Args:
+        kafka: Where.
+        starts: Partition to the first own offset wanted; the set of partitions to read.
+        ends: Partition to the offset to stop before; None follows the partitions for ever, and then an empty
+            list is yielded whenever nothing came for a moment.
+
+    Raises:
+        KafkaError: Kafka refuses the read, or a start offset is no longer there.
+    """
+    client = confluent_kafka.Consumer(_properties(kafka))
+    try:
+        open_partitions = {p for p, start in starts.items() if ends is None or start < ends[p]}
+        client.assign([confluent_kafka.TopicPartition(p.topic, p.partition, starts[p]) for p in open_partitions])
+        while open_partitions or ends is None:
+            records = []
+            for taken in await run_blocking(_take, client):
+                partition = TopicPartition(taken.topic(), taken.partition())
+                if taken.error():
+                    if taken.error().code() != _END:
+                        raise to_error(taken.error(), f"read {partition}")
+                    # The end of what is committed: with aborted records or markers behind it, no record reaches `end`.
+                    if ends is not None and taken.offset() >= ends[partition]:
+                        open_partitions.discard(partition)
+                    continue
+                if ends is None or taken.offset() < ends[partition]:
+                    records.append(to_record(taken))
+                if ends is not None and taken.offset() >= ends[partition] - 1:
+                    open_partitions.discard(partition)
+            if records or ends is None:
+                yield records
+    finally:
+        await run_blocking(client.close)
+
+
+def _take(client: confluent_kafka.Consumer) -> list[Any]:
+    first = client.poll(_WAIT_SECONDS)
+    if first is None:
+        return []
+    return [first, *client.consume(_BATCH - 1, 0)]
+
+
+def _properties(kafka: KafkaConfig) -> dict[str, Any]:
+    return {
+        **client_properties(kafka, "headrace-reader", consumer=True),
+        "group.id": "headrace.reader",  # demanded by the client; never joined
+        "enable.auto.commit": False,
+        "auto.offset.reset": "error",
+        "enable.partition.eof": True,
+        "fetch.queue.backoff.ms": 10,
+        "queued.max.messages.kbytes": 16_384,
+        "error_cb": _ignore_transport,
+    }
+
+
+def _ignore_transport(error: confluent_kafka.KafkaError) -> None:
+    """Let the client reconnect by itself; fatal and authentication errors come with the records too."""

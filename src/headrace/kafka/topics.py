@@ -1,0 +1,76 @@
+"""What is known of the cluster's topics, kept fresh, and whether Kafka answers at all."""
+
+from __future__ import annotations
+
+from headrace.errors import HeadraceError, KafkaUnavailable, TopicNotFound
+from headrace.kafka.admin import Admin
+from headrace.kafka.names import check_topic
+from headrace.lifecycle import Clock, Readiness, Service
+
+_FRESH_SECONDS = 10.0
+_RETRY_SECONDS = 0.5
+_NEGATIVE_SECONDS = 0.5
+_LIMIT_SECONDS = 3.0
+_NEGATIVE_ENTRIES = 10_000
+
+
+class TopicDirectory(Service):
+    """Answers "how many partitions has this topic" without a question to the broker per request."""
+
+    def __init__(self, admin: Admin, clock: Clock, name: str = "kafka") -> None:
+        super().__init__(name)
+        self._admin = admin
+        self._clock = clock
+        self._partitions: dict[str, int] = {}
+        self._missing: dict[str, float] = {}
+        self._problem: HeadraceError | None = KafkaUnavailable("Kafka was not asked yet")
+        self._asked = False
+
+    async def start(self) -> None:
+        self.spawn(self._keep_fresh(), "refresh")
+
+    def readiness(self) -> Readiness:
+        return Readiness(False, self._problem.description) if self._problem else Readiness(True)
+
+    async def partitions_of(self, topic: str) -> int:
+        """Return the number of partitions of a topic.
+
+        A topic that is not known is asked for at most twice a second, so a name that does not exist is refused at
+        once and one that was just created is found.
+
+        Raises:
+            InvalidRequest: The name cannot be a topic.
+            TopicNotFound: The cluster does not have it.
+            KafkaUnavailable: It is not known, and no broker answers.
+        """
+        known = self._partitions.get(topic)
+        if known is not None:
+            return known
+        check_topic(topic)
+        missing_since = self._missing.get(topic)
+        now = self._clock.monotonic()
+        if missing_since is not None and now - missing_since < _NEGATIVE_SECONDS:
+            raise TopicNotFound(f"topic {topic} does not exist: create it or check its spelling", topic=topic)
+        if self._problem and self._asked:
+            raise self._problem
+        try:
+            info = await self._admin.describe_topic(topic)
+        except TopicNotFound:
+            if len(self._missing) >= _NEGATIVE_ENTRIES:
+                self._missing.clear()
+            self._missing[topic] = now
+            raise
+        self._partitions[topic] = len(info.partitions)
+        return len(info.partitions)
+
+    async def _keep_fresh(self) -> None:
+        while True:
+            try:
+                topics = await self._admin.list_topics(_LIMIT_SECONDS)
+            except HeadraceError as problem:
+                self._problem = problem
+            else:
+                self._problem = None
+                self._partitions = {topic.name: len(topic.partitions) for topic in topics}
+            self._asked = True
+            await self._clock.sleep(_RETRY_SECONDS if self._problem else _FRESH_SECONDS)

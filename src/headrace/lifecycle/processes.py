@@ -54,11 +54,15 @@ class Child:
         """
         self.signal(signal.SIGCONT)
         self.signal(signal.SIGTERM)
-        try:
-            return self.popen.wait(limit_seconds)
-        except subprocess.TimeoutExpired:
+        if self.wait(limit_seconds) is None:
             self.kill()
-            return self.popen.returncode
+        return self.popen.returncode
+
+    def wait(self, limit_seconds: float) -> int | None:
+        """Wait for its end. Returns the exit code, or None if it still runs at the limit."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.popen.wait(limit_seconds)
+        return None
 
 
 def start_child(

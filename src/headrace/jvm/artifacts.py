@@ -1,0 +1,193 @@
+"""Fetches pinned artifacts once per user, and hands out nothing that was not verified by size and SHA-256.
+
+The client is jgo, as a library and without dependency resolution. It writes straight to the final path and only
+warns on a wrong checksum; so it works in a staging folder of ours, and what is there is checked before it counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import EnvironmentProblem
+from headrace.jvm.cache import cache_folder, file_lock
+from headrace.jvm.locks import Artifact, Lock, read_lock, sha256_of
+
+Progress = Callable[[str, int, int], None]
+"""Told what is being done, how much of it is done, and how much it is in all (bytes, or 0 and 0 if unknown)."""
+
+_REPOSITORY_VARIABLE = "HEADRACE_MAVEN_REPOSITORY"
+
+
+def artifact_folder(name: str) -> Path:
+    """Return where the set of this name lives once it is installed; it may not exist yet."""
+    lock = read_lock(name)
+    return cache_folder() / f"{lock.title}-{lock.digest}"
+
+
+def ensure_artifacts(name: str, progress: Progress | None = None) -> Path:
+    """Return the folder that holds every artifact of a set, fetching what is missing.
+
+    Jars lie in it under their repository names; `.tar.gz` archives are unpacked into it.
+
+    Args:
+        name: `kafka`, `spark`, `registry` or `registry-java17`: a lock file beside this module.
+        progress: Told about the download, if there is one.
+
+    Raises:
+        EnvironmentProblem: The repository does not answer or lacks a file, what came is not what the lock file
+            names, the disk is full, or jgo is not installed. The text says what to do.
+    """
+    lock = read_lock(name)
+    folder = artifact_folder(name)
+    if not _intact(folder, lock):
+        with _disk_problems(folder), file_lock(cache_folder() / f"{name}.lock"):
+            if not _intact(folder, lock):
+                shutil.rmtree(folder, ignore_errors=True)
+                _install(lock, folder, progress or (lambda what, done, total: None))
+    return folder
+
+
+class Repository:
+    """The Maven repository of this user, with a local folder for what comes from it."""
+
+    def __init__(self, staging: Path, on_bytes: Callable[[int], None]) -> None:
+        """Fetch into `staging`, calling `on_bytes` with the number of bytes of each part that arrives.
+
+        Raises:
+            EnvironmentProblem: jgo is not installed.
+        """
+        try:
+            from jgo.config import GlobalSettings
+            from jgo.maven import MavenContext, PythonResolver
+        except ImportError as cause:
+            text = (
+                "Fetching jars needs the package jgo, which is not installed. Run: pip install 'headrace[devcluster]'"
+            )
+            raise EnvironmentProblem(text) from cause
+
+        @contextlib.contextmanager
+        def progress(filename: str, size: int) -> Iterator[Callable[[int], None]]:
+            yield on_bytes
+
+        mirror = os.environ.get(_REPOSITORY_VARIABLE)
+        repositories = {"mirror": mirror.rstrip("/")} if mirror else GlobalSettings.load().repositories or None
+        self._staging = staging
+        self._context: Any = MavenContext(
+            PythonResolver(progress_callback=progress), staging, local_repos=[], remote_repos=repositories, timeout=30
+        )
+
+    def fetch(self, artifact: Artifact) -> Path:
+        """Return the artifact's file in the staging folder, downloading it if it is not there; not yet verified.
+
+        Raises:
+            EnvironmentProblem: It cannot be had.
+        """
+        component = self._context.project(artifact.group, artifact.name).at_version(artifact.version)
+        try:
+            path: Path = component.artifact(artifact.classifier, artifact.packaging).resolve()
+        except RuntimeError as cause:
+            raise self._problem(artifact, "the repository does not have it") from cause
+        except OSError as cause:  # the HTTP client's errors are OSErrors too
+            if cause.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise self._problem(artifact, f"no complete answer ({type(cause).__name__})") from cause
+        return path
+
+    def _problem(self, artifact: Artifact, reason: str) -> EnvironmentProblem:
+        # A mirror's address may hold a password before the "@".
+        urls = ", ".join(re.sub(r"//[^/@]*@", "//", url) for url in self._context.remote_repos.values())
+        return EnvironmentProblem(
+            f"Could not download {artifact.coordinate} from {urls}: {reason}. Check the network, or name a Maven"
+            f" repository you can reach in the environment variable {_REPOSITORY_VARIABLE}; then run the same command"
+            " again, it goes on where it stopped."
+        )
+
+
+def _intact(folder: Path, lock: Lock) -> bool:
+    # The folder appears at once and complete. Jars are verified at every use (30 ms for Kafka's 45 MB); an archive's
+    # files are not in the lock, so there the folder's presence counts.
+    jars = [artifact for artifact in lock.artifacts if artifact.packaging == "jar"]
+    return folder.is_dir() and all(_verified(folder / artifact.filename, artifact) for artifact in jars)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else -1
+
+
+def _install(lock: Lock, folder: Path, progress: Progress) -> None:
+    staging = folder.with_name(f"{folder.name}.staging")
+    fetched = _fetch_all(lock, staging / "repository", progress)
+    draft = staging / "draft"
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir()
+    for path in fetched:
+        if path.name.endswith(".tar.gz"):
+            progress(f"unpacking {lock.title}", 0, 0)
+            with tarfile.open(path) as archive:
+                archive.extractall(draft, filter="data")
+        else:
+            path.rename(draft / path.name)
+    draft.rename(folder)
+    shutil.rmtree(staging, ignore_errors=True)
+
+
+def _fetch_all(lock: Lock, staging: Path, progress: Progress) -> list[Path]:
+    total = done = 0
+
+    def on_bytes(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(f"downloading {lock.title}", done, total)
+
+    total = lock.size
+    repository = Repository(staging, on_bytes)
+    fetched = []
+    for artifact in lock.artifacts:
+        before = done
+        path = repository.fetch(artifact)
+        if not _verified(path, artifact) and done == before:
+            # Left by an interrupted run: once more, from the repository this time.
+            path.unlink()
+            path = repository.fetch(artifact)
+        _verify(path, artifact)
+        done = before + artifact.size
+        progress(f"downloading {lock.title}", done, total)
+        fetched.append(path)
+    return fetched
+
+
+def _verified(path: Path, artifact: Artifact) -> bool:
+    return _size(path) == artifact.size and sha256_of(path) == artifact.sha256
+
+
+def _verify(path: Path, artifact: Artifact) -> None:
+    if _verified(path, artifact):
+        return
+    came = _size(path)
+    path.unlink()
+    raise EnvironmentProblem(
+        f"The download of {artifact.coordinate} is not the file Headrace was tested with: {came:,} bytes came,"
+        f" {artifact.size:,} bytes with another SHA-256 were expected. It was deleted and nothing uses it. The"
+        " transfer was cut short, or the repository or something on the way altered it. Run the same command again;"
+        f" if it happens again, name another repository in {_REPOSITORY_VARIABLE}."
+    )
+
+
+@contextlib.contextmanager
+def _disk_problems(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as cause:
+        raise EnvironmentProblem(
+            f"Could not write to the cache folder {folder.parent}: {cause.strerror or cause}. Free some disk space"
+            " there (up to 700 MB are needed), or set XDG_CACHE_HOME to a folder with room; then run the same command"
+            " again."
+        ) from cause

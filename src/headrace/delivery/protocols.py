@@ -10,7 +10,6 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from headrace.lifecycle import Deadline
 from headrace.records import Record, TopicPartition
 
 
@@ -87,30 +86,6 @@ class DeadLetter(NamedTuple):
     """Seconds since the epoch."""
     last_failed_at: float
     """Seconds since the epoch."""
-
-
-class Listener(Protocol):
-    """What a source tells the core, always on the loop."""
-
-    def on_assigned(self, partitions: Mapping[TopicPartition, int]) -> None:
-        """Partitions are ours from now on: partition to assignment epoch."""
-
-    def on_records(self, partition: TopicPartition, epoch: int, records: Sequence[Record]) -> None:
-        """Records arrived, in offset order, never empty."""
-
-    def on_end(self, partition: TopicPartition, epoch: int, position: int) -> None:
-        """The end of the partition is reached at `position`: everything below it was handed over or does not exist."""
-
-    async def on_revoked(
-        self, partitions: Sequence[TopicPartition], deadline: Deadline
-    ) -> Mapping[TopicPartition, int]:
-        """Finish what is in flight for these partitions, and return the offsets to commit for them.
-
-        Returns within the deadline; past it, what is unfinished is abandoned and will be delivered elsewhere.
-        """
-
-    def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
-        """Partitions belong to somebody else already: drop everything, commit nothing."""
 
 
 class Source(Protocol):

@@ -18,13 +18,13 @@ from typing import Any, Literal
 import confluent_kafka
 
 from headrace.config.model import FlowControl, KafkaConfig
-from headrace.delivery.protocols import Listener
 from headrace.kafka.error_map import to_error
 from headrace.kafka.flow import Flow
+from headrace.kafka.listener import Listener
 from headrace.kafka.names import check_group, check_topic
 from headrace.kafka.properties import client_properties
 from headrace.kafka.reader import to_record
-from headrace.lifecycle import Deadline, LoopBridge, OwnedThread, Readiness, Service, SystemClock
+from headrace.lifecycle import Clock, Deadline, LoopBridge, OwnedThread, Readiness, Service
 from headrace.records import Record, TopicPartition
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ _epochs = itertools.count(1)
 
 
 class Consumer(Service):
-    """A member of a consumer group, and the `Source` of a delivery pump.
+    """A member of a consumer group, and the source of a delivery pump.
 
     Commits only what it is told to. Takes up at the committed offset; where there is none, at the start or the end
     of the partition as `reset` says. An offset that is out of range never resets by itself (decisions.md 11): the
@@ -59,6 +59,7 @@ class Consumer(Service):
         topics: Sequence[str],
         listener: Listener,
         flow: FlowControl,
+        clock: Clock,
         reset: Literal["earliest", "latest"] = "earliest",
     ) -> None:
         super().__init__(name)
@@ -76,6 +77,8 @@ class Consumer(Service):
         self._bridge: LoopBridge[Callable[[], None]] | None = None
         self._thread: OwnedThread | None = None
         self._client: Any = None
+        self._clock = clock
+        self._leave_by: Deadline | None = None
 
     # On the loop -----------------------------------------------------------------------------------------------------
 
@@ -88,13 +91,15 @@ class Consumer(Service):
 
     async def drain(self, deadline: Deadline) -> None:
         """Leave the group: what is in flight ends and is committed first, as on a revoke."""
+        self._leave_by = deadline
         if self._thread:
             await self._thread.stop(deadline.remaining_seconds)
 
     async def stop(self) -> None:
+        self._leave_by = Deadline(self._clock, 0)
+        await super().stop()  # a revoke that still waits for its drain ends here, with nothing to commit
         if self._thread and not await self._thread.stop(_THREAD_STOP_SECONDS):
             log.warning("consumer %s did not close in time and is abandoned", self.name)
-        await super().stop()
 
     def readiness(self) -> Readiness:
         reasons = [text for text in self._problems.values() if text]
@@ -236,17 +241,18 @@ class Consumer(Service):
         assert self._loop is not None
         answer: dict[TopicPartition, int] = {}
         done = threading.Event()
+        seconds = min(_DRAIN_SECONDS, self._leave_by.remaining_seconds if self._leave_by else _DRAIN_SECONDS)
 
         async def drain() -> None:
             try:
-                deadline = Deadline(_CLOCK, _DRAIN_SECONDS)
+                deadline = Deadline(self._clock, seconds)
                 answer.update(await self._listener.on_revoked(partitions, deadline))
             finally:
                 done.set()
 
         # Behind everything already posted, so records handed over before the revoke are known to the drain.
         self._post(lambda: self.spawn(drain(), "revoke"))
-        if not done.wait(_DRAIN_SECONDS + 1):
+        if not done.wait(seconds + 1):
             log.error("%s: the loop did not drain %s in time", self.name, _names(partitions))
             return {}
         return answer
@@ -302,7 +308,6 @@ class Consumer(Service):
         }
 
 
-_CLOCK = SystemClock()
 _FENCED = (confluent_kafka.KafkaError._FATAL, confluent_kafka.KafkaError._FENCED)
 
 

@@ -1,0 +1,133 @@
+"""Which delivered offsets of one partition have ended, and therefore what may be committed.
+
+Source: delivery.md 4.1. Only offsets that were delivered count: compaction, aborted transactions and markers leave
+holes, and a hole has ended as soon as a higher record was delivered.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+_PRUNE_RECORDS = 4096
+_OPEN, _DONE = 0, 1
+
+
+class AckTracker:
+    """Tracks one partition during one assignment epoch.
+
+    The window is two parallel arrays, own offsets and one status byte each; the first unfinished record is found by
+    a byte search, so a completion costs a bisection and no walk over what is open.
+    """
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.stale = 0
+        """Completions that came with another epoch and were ignored."""
+        self._offsets: list[int] = []
+        self._status = bytearray()
+        self._first_open = 0
+        self._commit: int | None = None
+
+    @property
+    def open_records(self) -> int:
+        """Delivered records that have not ended."""
+        return self._status.count(_OPEN, self._first_open)
+
+    @property
+    def span_records(self) -> int:
+        """Delivered records from the first unfinished one on, finished ones included."""
+        return len(self._offsets) - self._first_open
+
+    @property
+    def commit_offset(self) -> int | None:
+        """The offset to commit: below it every delivered record has ended. None before anything is known."""
+        return self._commit
+
+    def delivered(self, offsets: Sequence[int]) -> None:
+        """Take offsets in the order they came.
+
+        Raises:
+            ValueError: An offset is not above every earlier one.
+        """
+        last = self._offsets[-1] if self._offsets else -1
+        for offset in offsets:
+            if offset <= last:
+                raise ValueError(f"offset {offset} came after {last}")
+            last = offset
+        if self._commit is None and offsets:
+            self._commit = offsets[0]
+        elif self._first_open == len(self._offsets) and offsets:
+            # Nothing was open, so what lies between the last commit point and this record does not exist.
+            self._commit = max(self._commit or 0, offsets[0])
+        self._offsets.extend(offsets)
+        self._status.extend(bytes(len(offsets)))
+
+    def done(self, offsets: list[int], epoch: int) -> bool:
+        """Note that records have ended for good.
+
+        Args:
+            offsets: Own offsets, ascending, each delivered before and not yet ended.
+            epoch: The epoch they were delivered in; another one is counted and ignored.
+
+        Returns:
+            Whether the commit offset moved.
+
+        Raises:
+            ValueError: An offset was never delivered, or had ended already.
+        """
+        if epoch != self.epoch:
+            self.stale += len(offsets)
+            return False
+        index, count = self._first_open, len(offsets)
+        window = slice(index, index + count)
+        if self._offsets[window] == offsets and not any(self._status[window]):
+            # In order and without gaps, as lanes by partition complete: two slices instead of a loop.
+            self._status[window] = bytes([_DONE]) * count
+            return self._advance()
+        for offset in offsets:
+            # Completions come mostly in order, so the next slot is the first guess.
+            if index >= len(self._offsets) or self._offsets[index] != offset:
+                index = bisect_left(self._offsets, offset)
+            if index == len(self._offsets) or self._offsets[index] != offset or self._status[index]:
+                raise ValueError(f"offset {offset} is not open")
+            self._status[index] = _DONE
+            index += 1
+        return self._advance()
+
+    def end_reached(self, position: int) -> bool:
+        """Note that the partition ends at `position` for now.
+
+        With nothing open, the commit offset becomes the position, past markers and aborted records, so that lag
+        reaches 0 on transactional topics.
+
+        Returns:
+            Whether the commit offset moved.
+        """
+        if self._first_open < len(self._offsets) or position <= (self._commit or 0):
+            return False
+        self._commit = position
+        return True
+
+    def _advance(self) -> bool:
+        if self._first_open < len(self._status) and self._status[self._first_open] == _OPEN:
+            return False
+        found = self._status.find(_OPEN, self._first_open)
+        if found < 0:
+            self._first_open = len(self._offsets)
+            commit = self._offsets[-1] + 1
+        else:
+            self._first_open = found
+            commit = self._offsets[found]
+        moved = commit != self._commit
+        self._commit = commit
+        if self._first_open >= _PRUNE_RECORDS:
+            self._prune()
+        return moved
+
+    def _prune(self) -> None:
+        # One finished offset stays, so that `delivered` still sees what came last.
+        keep = self._first_open - 1
+        del self._offsets[:keep]
+        del self._status[:keep]
+        self._first_open = 1

@@ -1,0 +1,1 @@
+"""The HTTP sidecar: produce, and consumers that push."""

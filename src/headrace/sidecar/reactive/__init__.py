@@ -1,0 +1,1 @@
+"""The reactive consumer: pushes records to a backend over HTTP."""

@@ -1,0 +1,96 @@
+"""A backend as a destination: one POST per delivery over kept-alive connections, an outcome per record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import aiohttp
+
+from headrace.config.model import BackendConfig
+from headrace.delivery.protocols import ACK, Delivery, Outcome, Verdict
+from headrace.errors import DecodeError, DestinationRefused, DestinationUnavailable
+from headrace.records import Record
+from headrace.sidecar.reactive.envelope import DecodeToJson, entry_of, outcomes_of
+
+_ANSWER_BYTES = 16_777_216
+_CONNECTIONS = 64
+
+
+class HttpDestination:
+    """Posts JSON arrays of records to a backend (sidecar.md 7.3)."""
+
+    def __init__(self, backend: BackendConfig, decode_key: DecodeToJson, decode_value: DecodeToJson) -> None:
+        """Prepare; connections are opened when needed.
+
+        Args:
+            backend: Where, with which limits.
+            decode_key: Stored key to JSON text.
+            decode_value: Stored value to JSON text.
+        """
+        self._backend = backend
+        self._decode_key = decode_key
+        self._decode_value = decode_value
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        """Close every connection."""
+        if self._session:
+            await self._session.close()
+
+    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+        """Post the records that can be decoded; the others are dead letters at once."""
+        outcomes: dict[int, Outcome] = {}
+        sent: list[Record] = []
+        entries: list[bytes] = []
+        for record in delivery.records:
+            try:
+                key, value = self._decode_key(record.key), self._decode_value(record.value)
+            except DecodeError as error:
+                outcomes[record.offset] = Outcome(Verdict.DEAD_LETTER, "DecodeError", error.description)
+                continue
+            sent.append(record)
+            entries.append(entry_of(record, key, value, delivery))
+        answered = await self._post(b"[" + b",".join(entries) + b"]", sent) if sent else []
+        if not outcomes:
+            return answered
+        outcomes.update(zip((record.offset for record in sent), answered, strict=True))
+        return [outcomes[record.offset] for record in delivery.records]
+
+    async def _post(self, body: bytes, sent: Sequence[Record]) -> list[Outcome]:
+        try:
+            async with self._open_session().post(self._backend.url, data=body, allow_redirects=False) as response:
+                answer = await _read_limited(response)
+                status = response.status
+        except TimeoutError as cause:
+            raise self._unavailable(f"no answer within {self._backend.timeout_seconds:g} s") from cause
+        except (aiohttp.ClientError, OSError) as cause:
+            raise self._unavailable(str(cause) or type(cause).__name__) from cause
+        if status >= 300:
+            # The whole delivery failed, so none of its records is to blame: it is repeated as it is.
+            raise self._unavailable(f"HTTP {status}")
+        if self._backend.mode == "status":
+            return [ACK] * len(sent)
+        return outcomes_of(answer, sent)
+
+    def _unavailable(self, why: str) -> DestinationUnavailable:
+        return DestinationUnavailable(f"waiting for the backend {self._backend.url}: {why}", url=self._backend.url)
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                timeout=aiohttp.ClientTimeout(total=self._backend.timeout_seconds),
+                connector=aiohttp.TCPConnector(limit=_CONNECTIONS),
+                headers={**self._backend.headers, "Content-Type": "application/json", "Accept-Encoding": "identity"},
+                auto_decompress=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
+        return self._session
+
+
+async def _read_limited(response: aiohttp.ClientResponse) -> bytes:
+    answer = bytearray()
+    async for chunk in response.content.iter_any():
+        answer += chunk
+        if len(answer) > _ANSWER_BYTES:
+            raise DestinationRefused(f"the backend's answer is larger than {_ANSWER_BYTES} bytes")
+    return bytes(answer)

@@ -1,0 +1,372 @@
+"""The pump under a clock that tests own: order, retries, dead letters, drain."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.config.model import BatchConfig, RetryConfig
+from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict
+from headrace.delivery.pump import Pump
+from headrace.errors import DeadLetterFailed, DestinationUnavailable
+from headrace.lifecycle import Deadline, ManualClock
+from headrace.records import Record, TopicPartition
+
+P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
+RETRY = Outcome(Verdict.RETRY, "E", "again")
+BURY = Outcome(Verdict.DEAD_LETTER, "E", "never")
+
+
+def record(offset: int, partition: TopicPartition = P0) -> Record:
+    return Record(partition.topic, partition.partition, offset, 0, None, b"v")
+
+
+class FakeSource:
+    """Remembers what the pump tells it."""
+
+    def __init__(self) -> None:
+        self.commits: list[dict[TopicPartition, int]] = []
+        self.released = 0
+
+    def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None:
+        self.released += records
+
+    def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+        self.commits.append(dict(offsets))
+
+    def committed(self, partition: TopicPartition) -> int | None:
+        found = [offsets[partition] for offsets in self.commits if partition in offsets]
+        return found[-1] if found else None
+
+
+class FakeDestination:
+    """Answers by a function of the record and the attempt; can be held."""
+
+    def __init__(self, answer: Callable[[Record, int], Outcome] = lambda record, attempt: ACK) -> None:
+        self.answer = answer
+        self.deliveries: list[Delivery] = []
+        self.hold: asyncio.Event | None = None
+        self.down = False
+
+    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+        self.deliveries.append(delivery)
+        if self.hold:
+            await self.hold.wait()
+        if self.down:
+            raise DestinationUnavailable("down")
+        return [self.answer(record, delivery.attempt) for record in delivery.records]
+
+
+class FakeLetters:
+    """Keeps letters; can fail."""
+
+    def __init__(self) -> None:
+        self.letters: list[DeadLetter] = []
+        self.broken = False
+        self.tries = 0
+
+    async def write(self, letters: Sequence[DeadLetter]) -> None:
+        self.tries += 1
+        if self.broken:
+            raise DeadLetterFailed("broken")
+        self.letters += letters
+
+
+class Bed:
+    """A pump with fakes around it."""
+
+    def __init__(self, destination: FakeDestination, *, attempts: int = 3, max_records: int = 2) -> None:
+        self.clock = ManualClock()
+        self.destination, self.letters, self.source = destination, FakeLetters(), FakeSource()
+        self.pump = Pump(
+            "pump",
+            "g",
+            destination,
+            self.letters,
+            batch=BatchConfig(max_records=max_records),
+            retry=RetryConfig(attempts=attempts, first_delay_seconds=1, max_delay_seconds=8),
+            clock=self.clock,
+            chance=Random(1),
+        )
+        self.pump.source = self.source
+
+    def feed(self, *offsets: int, partition: TopicPartition = P0) -> None:
+        epoch = self.pump.lanes[partition].tracker.epoch
+        self.pump.on_records(partition, epoch, [record(offset, partition) for offset in offsets])
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(test())
+
+
+async def opened(bed: Bed) -> Bed:
+    await bed.pump.start()
+    bed.pump.on_assigned({P0: 1, P1: 2})
+    return bed
+
+
+def test_records_are_delivered_in_order_and_committed() -> None:
+    """Batches of a partition follow one another, and the commit ends behind the last record."""
+
+    async def test() -> None:
+        bed = await opened(Bed(FakeDestination()))
+        bed.feed(3, 4, 7)
+        await bed.clock.advance(1)
+        assert [[r.offset for r in d.records] for d in bed.destination.deliveries] == [[3, 4], [7]]
+        assert bed.source.committed(P0) == 8
+        assert bed.source.released == 3
+        await bed.pump.stop()
+
+    run(test)
+
+
+def test_a_failed_record_is_retried_alone_and_holds_the_commit() -> None:
+    """The neighbour's success does not pass it."""
+
+    async def test() -> None:
+        bed = await opened(Bed(FakeDestination(lambda r, attempt: RETRY if r.offset == 0 and attempt < 3 else ACK)))
+        bed.feed(0, 1)
+        await bed.clock.settle()
+        await bed.clock.advance(0.05)
+        assert bed.source.committed(P0) is None
+        await bed.clock.advance(20)
+        assert [([r.offset for r in d.records], d.attempt) for d in bed.destination.deliveries] == [
+            ([0, 1], 1),
+            ([0], 2),
+            ([0], 3),
+        ]
+        assert bed.source.committed(P0) == 2
+        await bed.pump.stop()
+
+    run(test)
+
+
+def test_the_last_attempt_ends_in_a_dead_letter() -> None:
+    """Attempts are counted, and the letter says how many there were."""
+
+    async def test() -> None:
+        bed = await opened(Bed(FakeDestination(lambda r, attempt: RETRY if r.offset == 1 else ACK)))
+        bed.feed(0, 1)
+        await bed.clock.advance(60)
+        assert [(letter.record.offset, letter.attempts) for letter in bed.letters.letters] == [(1, 3)]
+        assert bed.source.committed(P0) == 2
+        assert bed.pump.counts.delivered == 1
+        await bed.pump.stop()
+
+    run(test)
+
+
+def test_a_dead_letter_that_is_not_written_holds_the_commit() -> None:
+    """The partition stands, says why, and goes on by itself once letters can be written."""
+
+    async def test() -> None:
+        bed = await opened(Bed(FakeDestination(lambda r, attempt: BURY if r.offset == 0 else ACK)))
+        bed.letters.broken = True
+        bed.feed(0, 1, 2)
+        await bed.clock.advance(30)
+        assert bed.source.committed(P0) is None
+        assert bed.letters.tries > 3
+        bed.pump.readiness()
+        await bed.clock.advance(10)
+        assert "broken" in bed.pump.readiness().reason
+        bed.letters.broken = False
+        await bed.clock.advance(30)
+        assert bed.source.committed(P0) == 3
+        assert bed.pump.readiness().ready
+        await bed.pump.stop()
+
+    run(test)
+
+
+def test_without_dead_letters_a_failed_record_stops_its_partition_only() -> None:
+    """Nothing is passed over, and the other partition goes on."""
+
+    async def test() -> None:
+        bed = Bed(FakeDestination(lambda r, attempt: BURY if r.partition == 0 else ACK))
+        bed.pump.dead_letters = None
+        await opened(bed)
+        bed.feed(0)
+        bed.feed(0, partition=P1)
+        await bed.clock.advance(30)
+        assert (bed.source.committed(P0), bed.source.committed(P1)) == (None, 1)
+        assert "dead letters are off" in bed.pump.lanes[P0].waits_for
+        await bed.pump.stop()
+
+    run(test)
+
+
+def test_a_destination_that_is_down_uses_up_no_attempts() -> None:
+    """However long it is down, no record becomes a dead letter."""
+
+    async def test() -> None:
+        bed = await opened(Bed(FakeDestination()))
+        bed.destination.down = True
+        bed.feed(0)
+        await bed.clock.advance(1000)
+        bed.destination.down = False
+        await bed.clock.advance(20)
+        assert not bed.letters.letters
+        assert {d.attempt for d in bed.destination.deliveries} == {1}
+        assert bed.source.committed(P0) == 1
+        await bed.pump.stop()
+
+    run(test)
+
+
+def test_a_slow_partition_does_not_hold_the_others() -> None:
+    """Partitions are lanes of their own."""
+
+    async def test() -> None:
+        bed = await opened(Bed(FakeDestination()))
+        bed.destination.hold = asyncio.Event()
+        bed.feed(0)
+        await bed.clock.settle()
+        bed.destination.hold = None
+        bed.feed(0, partition=P1)
+        await bed.clock.advance(1)
+        assert bed.source.committed(P1) == 1
+        assert bed.source.committed(P0) is None
+        await bed.pump.stop()
+
+    run(test)
+
+
+def test_a_revoke_waits_for_what_is_in_flight_and_drops_the_rest() -> None:
+    """Drain, then fence: the delivery under way counts, what was not started is not committed."""
+
+    async def test() -> None:
+        bed = await opened(Bed(FakeDestination()))
+        hold = bed.destination.hold = asyncio.Event()
+        bed.feed(0, 1, 2, 3)
+        await bed.clock.settle()
+        revoke = asyncio.ensure_future(bed.pump.on_revoked([P0], Deadline(bed.clock, 10)))
+        await bed.clock.settle()
+        assert not revoke.done()
+        hold.set()
+        assert await revoke == {P0: 2}
+        assert bed.pump.counts.abandoned == 0
+        assert P0 not in bed.pump.lanes
+        await bed.pump.stop()
+
+    run(test)
+
+
+def test_a_revoke_past_its_deadline_commits_the_frontier_and_counts_what_it_abandons() -> None:
+    """A destination that does not answer cannot hold a rebalance."""
+
+    async def test() -> None:
+        bed = await opened(Bed(FakeDestination()))
+        bed.feed(0, 1)
+        await bed.clock.settle()
+        bed.destination.hold = asyncio.Event()
+        bed.feed(2, 3, 4)
+        await bed.clock.settle()
+        assert await bed.pump.on_revoked([P0], Deadline(bed.clock, 0)) == {P0: 2}
+        assert bed.pump.counts.abandoned == 2
+        await bed.pump.stop()
+
+    run(test)
+
+
+def test_a_revoke_does_not_wait_for_a_pause_between_attempts() -> None:
+    """A record that waits for its retry comes again elsewhere, at once."""
+
+    async def test() -> None:
+        bed = await opened(Bed(FakeDestination(lambda r, attempt: RETRY)))
+        bed.feed(0)
+        await bed.clock.settle()
+        assert await bed.pump.on_revoked([P0], Deadline(bed.clock, 10)) == {P0: 0}
+        await bed.pump.stop()
+
+    run(test)
+
+
+def test_lost_partitions_commit_nothing_and_late_results_mean_nothing() -> None:
+    """After a loss another member owns the partition; what still comes back is dropped."""
+
+    async def test() -> None:
+        bed = await opened(Bed(FakeDestination()))
+        hold = bed.destination.hold = asyncio.Event()
+        bed.feed(0)
+        await bed.clock.settle()
+        bed.pump.on_lost([P0])
+        bed.pump.on_assigned({P0: 9})
+        bed.destination.hold = None
+        hold.set()
+        await bed.clock.advance(1)
+        assert bed.source.committed(P0) is None
+        assert bed.pump.counts.abandoned == 1
+        await bed.pump.stop()
+
+    run(test)
+
+
+def test_records_of_an_older_assignment_are_ignored() -> None:
+    """A batch that was under way while the partition moved away and back is not delivered twice."""
+
+    async def test() -> None:
+        bed = await opened(Bed(FakeDestination()))
+        bed.pump.on_records(P0, 99, [record(0)])
+        await bed.clock.advance(1)
+        assert not bed.destination.deliveries
+        await bed.pump.stop()
+
+    run(test)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_whatever_fails_every_record_ends_once_and_in_time(data: st.DataObject) -> None:
+    """Each record is acknowledged or a dead letter, never both, and the commit never passes an open one."""
+    plans = data.draw(st.lists(st.sampled_from(["ok", "retry", "bury", "always"]), min_size=1, max_size=25))
+    outages = data.draw(st.lists(st.booleans(), max_size=12))
+
+    async def test() -> None:
+        acked: list[int] = []
+
+        def answer(r: Record, attempt: int) -> Outcome:
+            plan = plans[r.offset]
+            if plan == "bury":
+                return BURY
+            if plan == "always" or (plan == "retry" and attempt == 1):
+                return RETRY
+            acked.append(r.offset)
+            return ACK
+
+        bed = await opened(Bed(FakeDestination(answer), max_records=4))
+        for offset in range(len(plans)):
+            bed.feed(offset)
+        for down in outages:
+            bed.destination.down = bed.letters.broken = down
+            await bed.clock.advance(0.7)
+            ended = set(acked) | {letter.record.offset for letter in bed.letters.letters}
+            committed = bed.source.committed(P0) or 0
+            assert set(range(committed)) <= ended
+        bed.destination.down = bed.letters.broken = False
+        await bed.clock.advance(2000)
+        buried = [letter.record.offset for letter in bed.letters.letters]
+        assert sorted(acked + buried) == list(range(len(plans)))
+        assert sorted(buried) == [o for o, plan in enumerate(plans) if plan in ("bury", "always")]
+        assert bed.source.committed(P0) == len(plans)
+        await bed.pump.stop()
+
+    run(test)
+
+
+def test_two_records_out_of_order_are_a_defect() -> None:
+    """A source that repeats an offset inside an assignment is not believed."""
+
+    async def test() -> None:
+        bed = await opened(Bed(FakeDestination()))
+        bed.feed(4)
+        with pytest.raises(ValueError, match="came after"):
+            bed.feed(4)
+        await bed.pump.stop()
+
+    run(test)

@@ -1,0 +1,5 @@
+"""Real Apache Kafka and a schema registry as local processes. A companion: the product never imports it."""
+
+from headrace.devcluster.cluster import Cluster
+
+__all__ = ["Cluster"]

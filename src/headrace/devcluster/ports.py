@@ -1,0 +1,47 @@
+"""Loopback ports for servers that must know them before they start."""
+
+from __future__ import annotations
+
+import random
+import socket
+
+from headrace.errors import EnvironmentProblem
+
+# Below the range from which systems take the ports of outgoing connections: a client that keeps trying a killed
+# broker's port from that range can end up connected to itself, and then the broker cannot come back.
+_CANDIDATES = range(15_000, 32_000)
+
+
+def free_ports(count: int) -> list[int]:
+    """Return different ports that nothing listens on now."""
+    found: list[int] = []
+    for port in random.sample(_CANDIDATES, len(_CANDIDATES)):
+        if len(found) == count:
+            break
+        if is_free(port):
+            found.append(port)
+    return found
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on this loopback port now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def require_free(port: int, what: str, option: str) -> None:
+    """Make sure that a port a user asked for can be had.
+
+    Raises:
+        EnvironmentProblem: Something listens on it.
+    """
+    if not is_free(port):
+        raise EnvironmentProblem(
+            f"Port {port} for {what} is taken by another program. Stop that program, or choose another port with"
+            f" {option}; without {option} a free port is chosen."
+        )

@@ -1,0 +1,103 @@
+"""The files a broker starts from: server.properties, meta.properties and the bootstrap checkpoint."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+import uuid
+from pathlib import Path
+from typing import NamedTuple
+
+LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
+
+
+class NodePorts(NamedTuple):
+    """Where one node listens."""
+
+    broker: int
+    controller: int
+
+
+# Small threads and buffers, because it shares a laptop; short sessions and heartbeats, because tests wait for them.
+_COMMON = """\
+process.roles=broker,controller
+controller.listener.names=CONTROLLER
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
+inter.broker.listener.name=PLAINTEXT
+num.network.threads=1
+num.io.threads=2
+background.threads=2
+num.replica.fetchers=1
+num.recovery.threads.per.data.dir=1
+log.cleaner.dedupe.buffer.size=2097152
+log.cleaner.threads=1
+log.segment.bytes=67108864
+num.partitions=1
+auto.create.topics.enable=false
+offsets.topic.num.partitions=4
+transaction.state.log.num.partitions=4
+share.coordinator.state.topic.num.partitions=4
+transaction.max.timeout.ms=900000
+group.initial.rebalance.delay.ms=0
+group.min.session.timeout.ms=1000
+group.consumer.min.heartbeat.interval.ms=100
+group.consumer.heartbeat.interval.ms=500
+group.consumer.min.session.timeout.ms=1000
+group.share.min.heartbeat.interval.ms=100
+group.share.heartbeat.interval.ms=500
+controlled.shutdown.enable=true
+broker.heartbeat.interval.ms=500
+broker.session.timeout.ms=3000
+"""
+
+_QUORUM = """\
+controller.quorum.election.timeout.ms=300
+controller.quorum.election.backoff.max.ms=200
+controller.quorum.fetch.timeout.ms=1000
+controller.quorum.request.timeout.ms=1000
+controller.quorum.retry.backoff.ms=20
+"""
+
+
+def new_id() -> str:
+    """Return a random id as Kafka writes them: 16 bytes, URL-safe base64, no padding, no leading dash."""
+    while (text := base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()).startswith("-"):
+        pass
+    return text
+
+
+def server_properties(node: int, ports: dict[int, NodePorts], data: Path) -> str:
+    """Return server.properties of one node; `ports` holds every node of the cluster, which is its quorum too."""
+    replicas, in_sync = len(ports), max(1, len(ports) - 1)
+    own = ports[node]
+    voters = ",".join(f"{number}@127.0.0.1:{at.controller}" for number, at in ports.items())
+    specific = {
+        "node.id": node,
+        "controller.quorum.voters": voters,
+        "listeners": f"PLAINTEXT://127.0.0.1:{own.broker},CONTROLLER://127.0.0.1:{own.controller}",
+        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{own.broker}",
+        "log.dirs": data,
+        "default.replication.factor": replicas,
+        "min.insync.replicas": in_sync,
+        "offsets.topic.replication.factor": replicas,
+        "transaction.state.log.replication.factor": replicas,
+        "transaction.state.log.min.isr": in_sync,
+        "share.coordinator.state.topic.replication.factor": replicas,
+        "share.coordinator.state.topic.min.isr": in_sync,
+    }
+    lines = "".join(f"{key}={value}\n" for key, value in specific.items())
+    return _COMMON + (_QUORUM if replicas > 1 else "") + lines
+
+
+def format_data_folder(data: Path, cluster_id: str, node: int, checkpoint: Path) -> None:
+    """Make a data folder as `StorageTool format` would, without starting a JVM; a formatted one stays as it is.
+
+    The checkpoint carries the feature levels of this Kafka version. Without it the broker starts at old levels, and
+    the consumer group protocol of KIP-848 is refused.
+    """
+    if (data / "meta.properties").exists():
+        return
+    data.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(checkpoint, data / "bootstrap.checkpoint")
+    text = f"version=1\ncluster.id={cluster_id}\nnode.id={node}\ndirectory.id={new_id()}\n"
+    (data / "meta.properties").write_text(text)

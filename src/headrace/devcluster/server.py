@@ -1,0 +1,126 @@
+"""One JVM of the dev cluster: started by us or found again by its process id, signalled, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from headrace.errors import EnvironmentProblem
+from headrace.lifecycle import Child, start_child
+
+_ADDRESS_TAKEN = ("Address already in use", "Port already bound", "seems to be in use")
+
+
+class ServerId(NamedTuple):
+    """A process that later commands can find again without mistaking another one for it."""
+
+    pid: int
+    started: str
+    """When the kernel started it; a process id alone may have been given to another process since."""
+
+    @property
+    def running(self) -> bool:
+        """Whether it lives; a zombie does not."""
+        return self.started != "" and _start_time(self.pid) == self.started
+
+
+class PortTaken(EnvironmentProblem):
+    """A server ended because somebody else was faster with its port."""
+
+
+class Server:
+    """A JVM with a log file, in its own process group."""
+
+    def __init__(self, name: str, log: Path, found: ServerId | None = None) -> None:
+        """Name a server.
+
+        Args:
+            name: For messages.
+            log: File to which its output is appended.
+            found: The process, if an earlier command started it.
+        """
+        self.name = name
+        self.log = log
+        self.id = found
+        self._child: Child | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether its process lives, paused or not."""
+        if self._child:
+            return self._child.popen.poll() is None
+        return self.id is not None and self.id.running
+
+    def start(self, command: Sequence[str], *, detached: bool, cwd: Path | None = None) -> None:
+        """Start it; a detached one outlives this process."""
+        self._child = start_child(self.name, command, output=self.log, die_with_parent=not detached, cwd=cwd)
+        self.id = ServerId(self._child.pid, _start_time(self._child.pid))
+
+    def signal(self, number: int) -> None:
+        """Send a signal to its process group, if it lives."""
+        if self.id and self.running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.id.pid, number)
+
+    def stop(self, limit_seconds: float = 10.0) -> None:
+        """End it properly, or by force after the limit. SIGCONT first: a paused process keeps SIGTERM pending."""
+        self.signal(signal.SIGCONT)
+        self.signal(signal.SIGTERM)
+        self._wait_for_end(limit_seconds)
+        self.kill()
+
+    def kill(self) -> None:
+        """End it by force, now."""
+        self.signal(signal.SIGKILL)
+        self._wait_for_end(10.0)
+
+    def wait_until(self, ready: Callable[[], bool], limit_seconds: float) -> None:
+        """Wait until `ready` is true; a connection error counts as not yet.
+
+        Raises:
+            PortTaken: It ended because its port is in use.
+            EnvironmentProblem: It ended, or is not ready in time; the text ends with its log's last lines.
+        """
+        end = time.monotonic() + limit_seconds
+        while True:
+            with contextlib.suppress(OSError):
+                if ready():
+                    return
+            if not self.running:
+                raise self._problem("ended while it started")
+            if time.monotonic() > end:
+                raise self._problem(f"was not ready within {limit_seconds:.0f} s")
+            time.sleep(0.02)
+
+    def log_tail(self, lines: int = 12) -> str:
+        """Return the last lines of its log."""
+        with contextlib.suppress(OSError):
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        return ""
+
+    def _problem(self, what: str) -> EnvironmentProblem:
+        tail = self.log_tail()
+        kind = PortTaken if any(sign in tail for sign in _ADDRESS_TAKEN) else EnvironmentProblem
+        return kind(f"{self.name} {what}. Its log is {self.log}; the last lines are:\n{tail}")
+
+    def _wait_for_end(self, limit_seconds: float) -> None:
+        end = time.monotonic() + limit_seconds
+        while self.running and time.monotonic() < end:
+            time.sleep(0.01)
+
+
+def _start_time(pid: int) -> str:
+    """Return the kernel's start time of a process, "" if there is none or it is a zombie.
+
+    Source: proc_pid_stat(5), fields 3 and 22; counted from the last ")" since a name may hold anything.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] == "Z" else fields[19]

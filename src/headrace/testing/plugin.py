@@ -1,0 +1,66 @@
+"""The pytest plugin: real Kafka in about a second, without containers.
+
+Installed with Headrace; name a fixture and it is there. Everything starts on first use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from headrace.devcluster import Cluster
+from headrace.errors import EnvironmentProblem
+
+
+@contextlib.contextmanager
+def _said_in_one_paragraph() -> Iterator[None]:
+    try:
+        yield
+    except EnvironmentProblem as problem:
+        pytest.fail(str(problem), pytrace=False)
+
+
+def _cluster(folders: pytest.TempPathFactory, brokers: int) -> Iterator[Cluster]:
+    cluster = Cluster(folders.mktemp(f"kafka{brokers}"), brokers)
+    try:
+        with _said_in_one_paragraph():
+            cluster.start()
+        yield cluster
+    finally:
+        cluster.remove()
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster of one broker, shared by the session: `kafka.bootstrap_servers`."""
+    yield from _cluster(tmp_path_factory, 1)
+
+
+@pytest.fixture(scope="session")
+def kafka_three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster of three brokers, shared by the session, with `kill(n)`, `pause(n)`, `resume(n)`, `restart(n)`.
+
+    A test that breaks a broker mends it before it ends.
+    """
+    yield from _cluster(tmp_path_factory, 3)
+
+
+@pytest.fixture
+def topic(kafka: Cluster) -> Callable[..., str]:
+    """Make topics with names of their own on `kafka`: `topic(partitions=1, **configs) -> name`.
+
+    Configuration names are written with underscores: `topic(3, retention_ms=1000)`.
+    """
+    unique = uuid.uuid4().hex[:8]
+    numbers = itertools.count(1)
+
+    def make(partitions: int = 1, **configs: object) -> str:
+        name = f"test-{unique}-{next(numbers)}"
+        kafka.create_topic(name, partitions, {key.replace("_", "."): str(value) for key, value in configs.items()})
+        return name
+
+    return make

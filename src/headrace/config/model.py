@@ -6,27 +6,63 @@ Durations are seconds, sizes are bytes or records, as the names say. Every model
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
 
+from headrace.config.secrecy import is_secret_name
+
+
+def _no_switch(value: object) -> object:
+    if isinstance(value, bool):  # YAML's yes, no, on, off; they would pass as 1 and 0
+        raise ValueError("should be a number, not true or false")
+    return value
+
+
+def _plain_url(value: str) -> str:
+    try:
+        parts = urlsplit(value)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ValueError("should be a URL such as http://localhost:8081")
+    if "@" in parts.netloc:
+        raise ValueError("holds a user or password, which URLs spread into logs: set them apart from the URL")
+    return value
+
+
+Number = BeforeValidator(_no_switch)
 FormatName = Literal["binary", "string", "json", "avro"]
-Port = Annotated[int, Field(ge=0, le=65535)]
-Seconds = Annotated[float, Field(ge=0)]
-PositiveSeconds = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
+Port = Annotated[int, Number, Field(ge=0, le=65535)]
+Seconds = Annotated[float, Number, Field(ge=0)]
+PositiveSeconds = Annotated[float, Number, Field(gt=0)]
+Count = Annotated[int, Number, Field(ge=1)]
+Url = Annotated[str, AfterValidator(_plain_url)]
+TopicName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
+GroupName = Annotated[str, Field(pattern=r"^[^\^\s]([^\r\n]*\S)?$", max_length=255)]
 
 
 class Section(BaseModel):
     """Base of every model of the file."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class KafkaConfig(Section):
     """How to reach Kafka."""
 
-    bootstrap_servers: str = "localhost:9092"
+    bootstrap_servers: Annotated[str, Field(pattern=r"^[^\s,]+(\s*,\s*[^\s,]+)*$")] = "localhost:9092"
     """Brokers to ask first: `host:port`, comma separated."""
     properties: dict[str, str | int | float | bool | SecretStr] = Field(default_factory=dict)
     """Client properties by their librdkafka names, after an allow-list; a secret belongs in a `${file:}` reference."""
@@ -35,11 +71,21 @@ class KafkaConfig(Section):
     request_timeout_seconds: PositiveSeconds = 10.0
     """Longest wait for one answer to an administrative question."""
 
+    @field_validator("properties", mode="before")
+    @classmethod
+    def _hide_secrets(cls, properties: Any) -> Any:
+        if not isinstance(properties, dict):
+            return properties
+        return {
+            name: SecretStr(value) if isinstance(value, str) and is_secret_name(name) else value
+            for name, value in properties.items()
+        }
+
 
 class SchemaRegistryConfig(Section):
     """How to reach the schema registry (Confluent's HTTP API)."""
 
-    url: str = "http://localhost:8081"
+    url: Url = "http://localhost:8081"
     """Base URL; the path of a compatible API may follow the host."""
     username: str = ""
     """User of HTTP basic authentication; empty for none."""
@@ -63,14 +109,15 @@ class HttpConfig(Section):
     max_connections: Count = 1000
     """Open connections at most; one more is answered 503."""
 
-    @model_validator(mode="after")
-    def _loopback_only(self) -> HttpConfig:
-        if self.host not in ("127.0.0.1", "localhost", "::1"):
+    @field_validator("host")
+    @classmethod
+    def _loopback_only(cls, host: str) -> str:
+        if host not in ("127.0.0.1", "localhost", "::1"):
             raise ValueError(
-                f"http.host is {self.host}, and TLS and authentication are not on: listen on 127.0.0.1, "
+                f"is {host}, and TLS and authentication are not on: listen on 127.0.0.1, "
                 "and let other machines in through a proxy that authenticates them"
             )
-        return self
+        return host
 
 
 class ProducerConfig(Section):
@@ -99,7 +146,7 @@ class ProducerConfig(Section):
 class BackendConfig(Section):
     """The HTTP endpoint a reactive consumer delivers to."""
 
-    url: str
+    url: Url
     """Where records are posted."""
     timeout_seconds: PositiveSeconds = 30.0
     """Longest wait for one answer."""
@@ -130,13 +177,19 @@ class RetryConfig(Section):
     max_delay_seconds: Seconds = 30.0
     """Longest pause."""
 
+    @model_validator(mode="after")
+    def _growing(self) -> RetryConfig:
+        if self.first_delay_seconds > self.max_delay_seconds:
+            raise ValueError("first_delay_seconds is greater than max_delay_seconds: lower it or raise the other")
+        return self
+
 
 class DeadLetterConfig(Section):
     """Where records go that cannot be delivered."""
 
     enabled: bool = True
     """When false, a record that has used up its attempts stops its partition and says so."""
-    topic: str = "{topic}.dlq"
+    topic: Annotated[str, Field(pattern=r"^([A-Za-z0-9._-]|\{topic\})+$")] = "{topic}.dlq"
     """Name of the dead letter topic; `{topic}` is the origin's name."""
 
 
@@ -152,9 +205,9 @@ class FlowControl(Section):
 class ReactiveConsumerConfig(Section):
     """One consumer that pushes records to a backend."""
 
-    topics: Annotated[list[str], Field(min_length=1)]
+    topics: Annotated[list[TopicName], Field(min_length=1)]
     """Topics to consume."""
-    group: str
+    group: GroupName
     """Consumer group."""
     backend: BackendConfig
     """Where records are delivered."""
@@ -174,6 +227,16 @@ class ReactiveConsumerConfig(Section):
     """Bounds of what is held in memory."""
     auto_offset_reset: Literal["earliest", "latest"] = "earliest"
     """Where a group without committed offsets begins."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ReactiveConsumerConfig:
+        for topic in self.topics:
+            letters = self.dead_letter.topic.replace("{topic}", topic)
+            if self.dead_letter.enabled and letters in self.topics:
+                raise ValueError(f"dead_letter.topic is {letters}, which is consumed here too: name another topic")
+        if self.batch.max_records > self.flow.max_records or self.batch.max_bytes > self.flow.max_bytes:
+            raise ValueError("batch is larger than flow, which bounds memory: lower batch or raise flow")
+        return self
 
 
 class HeadraceConfig(Section):
@@ -199,3 +262,16 @@ class HeadraceConfig(Section):
     """How long SIGTERM waits for work in flight."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severity that is logged."""
+
+    @model_validator(mode="after")
+    def _groups_apart(self) -> HeadraceConfig:
+        owner: dict[tuple[str, str], str] = {}
+        for name, consumer in self.reactive_consumers.items():
+            for topic in consumer.topics:
+                other = owner.setdefault((consumer.group, topic), name)
+                if other != name:
+                    raise ValueError(
+                        f"reactive_consumers.{name} and {other} read topic {topic} in the same group "
+                        f"{consumer.group}, so each backend would get only a part: give them two groups"
+                    )
+        return self

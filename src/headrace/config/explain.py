@@ -1,0 +1,85 @@
+"""The model's errors as sentences for the person who wrote the file: where, which key, what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from pydantic_core import ErrorDetails
+
+from headrace.config.model import HeadraceConfig, Section
+from headrace.config.yaml_tree import Path, Problems
+
+
+def explain(
+    errors: list[ErrorDetails],
+    tree: Any,
+    places: Mapping[Path, str],
+    broken: set[Path],
+    problems: Problems,
+) -> None:
+    """Turn the model's errors into problems with place, path and remedy.
+
+    Args:
+        errors: What the model says.
+        tree: What it was given.
+        places: Where each path of it was written.
+        broken: Paths that are problems already.
+        problems: Takes the sentences.
+    """
+    told = set(broken)
+    for error in errors:
+        path = _in_tree(error["loc"], tree)
+        shown = error["loc"] if error["type"] == "missing" else path
+        if shown in told:  # a union reports once per kind of value it would take
+            continue
+        told.add(shown)
+        problems.add(place_of(path, places), shown, _sentence(error, path))
+
+
+def _sentence(error: ErrorDetails, path: Path) -> str:
+    if error["type"] == "extra_forbidden":
+        known = known_keys(path[:-1])
+        near = difflib.get_close_matches(str(path[-1]), known, 1, 0.5)
+        return f"unknown key: did you mean {near[0]}?" if near else f"unknown key: known here are {', '.join(known)}"
+    if error["type"] == "missing":
+        return "is missing and has no default: add it"
+    if error["type"] == "value_error":
+        return error["msg"].removeprefix("Value error, ")
+    if error["type"] == "string_pattern_mismatch":
+        return f"has characters or a form that are not allowed here (allowed: {error['ctx']['pattern']}): correct it"
+    text = error["msg"].removeprefix("Input ")
+    if error["type"] == "string_type":
+        return f"{text}: put the value in quotes"
+    return f"{text}: correct the value"
+
+
+def _in_tree(location: Path, tree: Any) -> Path:
+    """Return the part of a validation error's location that the file or a variable wrote."""
+    path: Path = ()
+    for part in location:
+        inside = isinstance(tree, dict) and part in tree
+        if not inside and not (isinstance(tree, list) and isinstance(part, int) and part < len(tree)):
+            break
+        tree, path = tree[part], (*path, part)
+    return path
+
+
+def place_of(path: Path, places: Mapping[Path, str]) -> str:
+    """Return where a path, or the nearest thing around it, was written."""
+    while path and path not in places:
+        path = path[:-1]
+    return places.get(path, "")
+
+
+def known_keys(path: Path) -> list[str]:
+    """Return the names that the model has at a path; empty where any name goes."""
+    kind: Any = HeadraceConfig
+    for part in path:
+        if isinstance(kind, type) and issubclass(kind, Section):
+            field = kind.model_fields.get(str(part))
+            kind = field.annotation if field else None
+        else:
+            kind = (get_args(kind) or (None,))[-1]
+    return list(kind.model_fields) if isinstance(kind, type) and issubclass(kind, Section) else []

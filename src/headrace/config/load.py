@@ -1,0 +1,128 @@
+"""From `headrace.yaml` and the environment to the models, with every problem named by its line.
+
+Order: defaults, file, environment. Nothing outside `config` interprets the file or its references.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from headrace.config import yaml_tree
+from headrace.config.explain import explain, place_of
+from headrace.config.model import HeadraceConfig
+from headrace.config.overrides import override
+from headrace.config.references import ReferenceProblem, holds_plain_text, resolve
+from headrace.config.secrecy import is_secret_name, too_open
+from headrace.config.yaml_tree import Problems, read_tree
+from headrace.errors import ConfigError
+
+
+class Loaded(NamedTuple):
+    """A configuration and where each given value came from: path to `file:line` or the variable's name."""
+
+    config: HeadraceConfig
+    places: Mapping[yaml_tree.Path, str]
+
+
+def load_config(path: Path | None, environ: Mapping[str, str]) -> HeadraceConfig:
+    """Return the effective configuration.
+
+    Args:
+        path: The file; None for defaults and environment alone.
+        environ: The environment: for `${env:NAME}`, `${NAME:default}` and overrides such as
+            `HEADRACE__HTTP__PORT=9000`. An override that starts with `[` or `{` is read as YAML; any other is taken
+            as it stands and converted to the type of its setting.
+
+    Raises:
+        ConfigError: One paragraph per problem, all problems at once.
+    """
+    return load(path, environ).config
+
+
+def load(path: Path | None, environ: Mapping[str, str]) -> Loaded:
+    """Return the effective configuration with the origin of its values; see `load_config`."""
+    problems = Problems()
+    name = str(path) if path else "environment"
+    tree, places = read_tree(_text_of(path), name, problems) if path else ({}, {})
+    if not isinstance(tree, dict):
+        problems.add(f"{name}:1", (), "is not a map of settings: write lines such as `http: {port: 8082}`")
+        tree = {}
+    folder = path.resolve().parent if path else Path.cwd()
+    broken = _replace_references(tree, environ, folder, places, problems, path)
+    override(tree, places, environ)
+    try:
+        config = HeadraceConfig.model_validate(tree)
+    except ValidationError as cause:
+        explain(cause.errors(include_url=False, include_input=False), tree, places, broken, problems)
+        raise ConfigError("\n".join(problems.found)) from None
+    config = _anchor(config, folder, places, problems)
+    if problems.found:
+        raise ConfigError("\n".join(problems.found))
+    return Loaded(config, places)
+
+
+def _text_of(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(yaml_tree.MAX_BYTES + 1).decode()
+    except OSError as cause:
+        raise ConfigError(f"{path}: cannot be read: {cause.strerror}. Name the file with -c") from cause
+    except UnicodeDecodeError as cause:
+        raise ConfigError(f"{path}: is not UTF-8 text: save it as UTF-8") from cause
+
+
+def _replace_references(
+    tree: dict[str, Any],
+    environ: Mapping[str, str],
+    folder: Path,
+    places: Mapping[yaml_tree.Path, str],
+    problems: Problems,
+    path: Path | None,
+) -> set[yaml_tree.Path]:
+    """Replace references in place, and refuse secrets in files that others read. Returns paths without a value."""
+    broken: set[yaml_tree.Path] = set()
+    plain = False
+
+    def walk(value: Any, at: yaml_tree.Path) -> Any:
+        nonlocal plain
+        if isinstance(value, dict):
+            for key in value:
+                value[key] = walk(value[key], (*at, key))
+        elif isinstance(value, list):
+            value[:] = [walk(item, (*at, index)) for index, item in enumerate(value)]
+        elif isinstance(value, str):
+            secret = is_secret_name(next(part for part in reversed(at) if isinstance(part, str)))
+            plain = plain or (secret and holds_plain_text(value))
+            try:
+                return resolve(value, environ, folder, check_mount if secret else lambda _: None)
+            except ReferenceProblem as cause:
+                broken.add(at)
+                problems.add(places[at], at, str(cause))
+        return value
+
+    def check_mount(file: Path) -> None:
+        if file.is_file() and (reason := too_open(file, mounted=True)):
+            problems.add("", (), reason)
+
+    walk(tree, ())
+    if plain and path and (reason := too_open(path, mounted=False)):
+        problems.add("", (), reason)
+    return broken
+
+
+def _anchor(
+    config: HeadraceConfig, folder: Path, places: Mapping[yaml_tree.Path, str], problems: Problems
+) -> HeadraceConfig:
+    """Return the configuration with absolute paths; files it names must be there."""
+    files: dict[str, list[Path]] = {}
+    for section in ("functions", "pipelines"):
+        files[section] = [folder / file for file in getattr(config, section)]
+        for index, file in enumerate(files[section]):
+            if not file.is_file():
+                path = (section, index)
+                problems.add(place_of(path, places), path, f"names {file}, which is no file: correct the path")
+    return config.model_copy(update={**files, "state_dir": folder / config.state_dir})

@@ -1,0 +1,86 @@
+"""`${env:NAME}`, `${file:/path}` and `${NAME:default}` inside text values.
+
+Source: `${NAME:default}` is the placeholder of light-4j files; the colon after the name starts the default.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+_REFERENCE = re.compile(r"\$\$\{|\$\{((?:[^{}]|\{[^{}]*\})*)\}|\$\{")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MAX_FILE_BYTES = 65_536
+
+
+class ReferenceProblem(Exception):
+    """A reference has no value; says why, and never the value."""
+
+
+def resolve(text: str, environ: Mapping[str, str], folder: Path, on_file: Callable[[Path], None]) -> str:
+    """Return the text with every reference replaced; `$${` stands for a plain `${`.
+
+    Args:
+        text: A value of the file.
+        environ: The environment.
+        folder: What relative paths in `${file:}` start from.
+        on_file: Told each file that is read.
+
+    Raises:
+        ReferenceProblem: A variable is not set, a file cannot be read, or a reference is not well formed.
+    """
+
+    def replace(match: re.Match[str]) -> str:
+        if match[0] == "$${":
+            return "${"
+        kind, _, rest = (match[1] or "").partition(":")
+        if kind == "file":
+            path = folder / rest
+            on_file(path)
+            return _read(path)
+        if kind == "env":
+            return _variable(rest, environ)
+        return _variable(match[1] or "", environ)
+
+    return _REFERENCE.sub(replace, text)
+
+
+def holds_plain_text(text: str) -> bool:
+    """Return whether a secret written like this is itself in the file: no reference, or one with a default."""
+    references = [match[1] for match in _REFERENCE.finditer(text) if match[1]]
+    if not references:
+        return bool(text)
+    return any(
+        not reference.startswith("file:") and reference.removeprefix("env:").partition(":")[2]
+        for reference in references
+    )
+
+
+def _variable(reference: str, environ: Mapping[str, str]) -> str:
+    name, has_default, default = reference.partition(":")
+    if not _NAME.fullmatch(name):
+        raise ReferenceProblem(
+            "holds a malformed reference: write ${env:NAME}, ${file:/path} or ${NAME:default}, "
+            "and $${ where a plain ${ is meant"
+        )
+    if has_default:
+        return environ.get(name) or default
+    if name not in environ:
+        raise ReferenceProblem(f"refers to the environment variable {name}, which is not set: set it")
+    return environ[name]
+
+
+def _read(path: Path) -> str:
+    try:
+        if not path.is_file():
+            raise ReferenceProblem(f"refers to the file {path}, which does not exist or is no plain file: create it")
+        with path.open("rb") as file:
+            content = file.read(_MAX_FILE_BYTES + 1)
+        if len(content) > _MAX_FILE_BYTES:
+            raise ReferenceProblem(f"refers to the file {path}, which is larger than {_MAX_FILE_BYTES} bytes")
+        return content.decode().rstrip("\r\n")
+    except OSError as cause:
+        raise ReferenceProblem(f"refers to the file {path}, which cannot be read: {cause.strerror}") from cause
+    except UnicodeDecodeError as cause:
+        raise ReferenceProblem(f"refers to the file {path}, which is not UTF-8 text") from cause

@@ -1,0 +1,131 @@
+"""YAML text to plain values, with the line of every key: what the error messages of the configuration stand on.
+
+Safe against hostile files: no tags that build objects, a limit on size, depth and the number of values after
+aliases are followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import yaml
+
+Path = tuple[str | int, ...]
+"""Where a value is: keys of mappings and indexes of lists, from the top."""
+
+MAX_BYTES = 1_048_576
+_MAX_VALUES = 100_000
+_MAX_DEPTH = 50
+_TAG = "tag:yaml.org,2002:"
+_TYPED = frozenset(_TAG + kind for kind in ("null", "bool", "int", "float"))
+_TEXT = frozenset(_TAG + kind for kind in ("str", "timestamp", "merge", "value"))
+_constructor = yaml.SafeLoader("")
+
+
+class Problems:
+    """What is wrong with the configuration: place and sentence, in the order found."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    def add(self, place: str, path: Path, sentence: str) -> None:
+        """Note a problem at a path."""
+        self.found.append(": ".join(part for part in (place, dotted(path), sentence) if part))
+
+
+def dotted(path: Path) -> str:
+    """Return a path as people write it: `reactive_consumers.orders.topics[0]`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def read_tree(text: str, name: str, problems: Problems) -> tuple[Any, dict[Path, str]]:
+    """Return the values of a YAML text and the place (`file:line`) of each path.
+
+    Keys without a value are left out, so a section whose lines are all commented out has its defaults.
+
+    Args:
+        text: The file's text.
+        name: The file's name, for places.
+        problems: Takes what is wrong; the tree is then without the wrong part.
+    """
+    places: dict[Path, str] = {}
+    if len(text.encode()) > MAX_BYTES:
+        problems.add(name, (), f"is larger than {MAX_BYTES} bytes: this is no configuration file")
+        return {}, places
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        tree = _Walk(name, places, problems).value(root, ()) if root else {}
+    except yaml.MarkedYAMLError as cause:
+        mark = cause.problem_mark or cause.context_mark
+        reason = " ".join(part for part in (cause.context, cause.problem) if part)
+        problems.add(f"{name}:{mark.line + 1 if mark else 1}", (), f"is not YAML: {reason}. Correct this line")
+        return {}, places
+    except yaml.YAMLError as cause:
+        problems.add(name, (), f"is not YAML: {str(cause).splitlines()[0]}")
+        return {}, places
+    except (_TooBig, RecursionError):
+        problems.add(name, (), "is nested too deeply or its aliases repeat too much: write the values out")
+        return {}, places
+    return tree, places
+
+
+class _TooBig(Exception):
+    """The tree is larger than any configuration."""
+
+
+class _Walk:
+    """One pass over the parsed nodes."""
+
+    def __init__(self, name: str, places: dict[Path, str], problems: Problems) -> None:
+        self._name = name
+        self._places = places
+        self._problems = problems
+        self._values = 0
+
+    def value(self, node: yaml.Node, path: Path) -> Any:
+        self._values += 1
+        if self._values > _MAX_VALUES or len(path) > _MAX_DEPTH:
+            raise _TooBig
+        self._places.setdefault(path, self._place(node))
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, path)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.value(item, (*path, index)) for index, item in enumerate(node.value)]
+        return self._scalar(node, path)
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, child in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                self._problems.add(self._place(key), path, "has a key that is not text: write a plain name")
+                continue
+            below = (*path, key.value)
+            if key.value in found:
+                first = self._places[below]
+                self._problems.add(self._place(key), below, f"is written twice (first at {first}): keep one")
+                continue
+            self._places[below] = self._place(key)
+            value = self.value(child, below)
+            if value is not None:
+                found[key.value] = value
+        return found
+
+    def _scalar(self, node: yaml.Node, path: Path) -> Any:
+        if node.tag in _TEXT:
+            return node.value
+        if node.tag not in _TYPED:
+            self._problems.add(self._place(node), path, f"has the tag {node.tag}: remove it, write the plain value")
+            return None
+        construct: Callable[[yaml.Node], Any] = _constructor.construct_object
+        try:
+            return construct(node)
+        except (ValueError, yaml.YAMLError):
+            self._problems.add(self._place(node), path, "is no number: correct it, or put it in quotes if it is text")
+            return None
+
+    def _place(self, node: yaml.Node) -> str:
+        return f"{self._name}:{node.start_mark.line + 1}"

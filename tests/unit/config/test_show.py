@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from headrace.config.load import load
+from headrace.config.model import HeadraceConfig
+from headrace.config.show import json_schema, masked, origins
+
+TEXT = """\
+kafka:
+  properties: {sasl.password: "${env:PW}", sasl.username: bob, ssl.key.location: /k.pem}
+schema_registry: {password: "${env:PW}"}
+reactive_consumers:
+  a:
+    topics: [t]
+    group: g
+    backend: {url: http://localhost/x, headers: {Authorization: "${env:PW}", X-Team: blue}}
+"""
+
+
+def loaded(tmp_path: Path) -> Any:
+    path = tmp_path / "headrace.yaml"
+    path.write_text(TEXT)
+    return load(path, {"PW": "hunter2", "HEADRACE__HTTP__PORT": "9000"})
+
+
+def test_secrets_are_masked_by_type_and_by_name(tmp_path: Path) -> None:
+    """No secret is shown, wherever it stands; everything else is."""
+    shown = masked(loaded(tmp_path).config)
+    assert "hunter2" not in str(shown)
+    assert shown["kafka"]["properties"] == {
+        "sasl.password": "**********",
+        "sasl.username": "bob",
+        "ssl.key.location": "/k.pem",
+    }
+    assert shown["reactive_consumers"]["a"]["backend"]["headers"] == {"Authorization": "**********", "X-Team": "blue"}
+    assert shown["http"]["port"] == 9000
+
+
+def test_origins_name_file_line_variable_or_default(tmp_path: Path) -> None:
+    """Each setting says where its value came from."""
+    found = {path: (value, origin) for path, value, origin in origins(loaded(tmp_path))}
+    assert found["http.port"] == (9000, "HEADRACE__HTTP__PORT")
+    assert found["http.host"] == ("127.0.0.1", "default")
+    assert found["reactive_consumers.a.group"] == ("g", f"{tmp_path}/headrace.yaml:7")
+    assert found["schema_registry.password"] == ("**********", f"{tmp_path}/headrace.yaml:3")
+
+
+def test_schema_describes_every_setting() -> None:
+    """The JSON Schema forbids unknown keys and carries a sentence for each setting."""
+    schema = json_schema()
+    assert set(schema["properties"]) == set(HeadraceConfig.model_fields)
+    for section in [schema, *schema["$defs"].values()]:
+        assert section["additionalProperties"] is False
+        for name, setting in section["properties"].items():
+            assert setting.get("description") or "$ref" in setting, name

@@ -3,6 +3,7 @@
 from headrace.kafka.admin import Admin, PartitionInfo, PartitionLag, TopicInfo
 from headrace.kafka.consumer import Consumer
 from headrace.kafka.names import check_group, check_topic
+from headrace.kafka.own_topics import OwnTopics
 from headrace.kafka.producer import Producer
 from headrace.kafka.reader import read_records
 from headrace.kafka.topics import TopicDirectory
@@ -10,6 +11,7 @@ from headrace.kafka.topics import TopicDirectory
 __all__ = [
     "Admin",
     "Consumer",
+    "OwnTopics",
     "PartitionInfo",
     "PartitionLag",
     "Producer",

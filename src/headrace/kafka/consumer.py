@@ -296,6 +296,7 @@ class Consumer(Service):
             **(classic if chosen.get("group.protocol", "classic") == "classic" else {}),
             "fetch.queue.backoff.ms": 10,  # the client's 1000 starves a fast consumer
             "queued.max.messages.kbytes": 16_384,
+            "topic.metadata.refresh.interval.ms": 5000,  # a topic that is created later is found soon
             **chosen,
             "group.id": self._group,
             "enable.auto.commit": False,

@@ -1,0 +1,48 @@
+"""Topics of ours (dead letter topics, output topics): created at start, like the topic they serve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headrace.errors import HeadraceError
+from headrace.kafka.admin import Admin
+from headrace.lifecycle import Clock, Readiness, Service
+
+_RETRY_SECONDS = 1.0
+
+
+class OwnTopics(Service):
+    """Keeps trying until every topic of ours exists; readiness says which does not, and why."""
+
+    def __init__(self, admin: Admin, wanted: Mapping[str, str], clock: Clock, name: str = "topics") -> None:
+        """Prepare.
+
+        Args:
+            admin: The door to the cluster.
+            wanted: Topic to create: topic it takes partitions, replication factor and min ISR from.
+            clock: For the pauses between tries.
+            name: Name of the service.
+        """
+        super().__init__(name)
+        self._admin = admin
+        self._missing = dict(wanted)
+        self._clock = clock
+        self._problem = "topics are being created"
+
+    async def start(self) -> None:
+        self.spawn(self._create(), "create")
+
+    def readiness(self) -> Readiness:
+        return Readiness(False, self._problem) if self._missing else Readiness(True)
+
+    async def _create(self) -> None:
+        while self._missing:
+            for name, source in list(self._missing.items()):
+                try:
+                    await self._admin.ensure_topic_like(name, source)
+                except HeadraceError as error:
+                    self._problem = f"topic {name} is not created yet: {error.description}"
+                else:
+                    del self._missing[name]
+            if self._missing:
+                await self._clock.sleep(_RETRY_SECONDS)

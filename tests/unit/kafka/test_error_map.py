@@ -1,0 +1,48 @@
+"""From the client's errors to ours."""
+
+from __future__ import annotations
+
+import confluent_kafka
+import pytest
+from confluent_kafka import KafkaError as ClientError
+
+from headrace import errors
+from headrace.kafka.error_map import to_error
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (ClientError.UNKNOWN_TOPIC_OR_PART, errors.TopicNotFound),
+        (ClientError._MSG_TIMED_OUT, errors.KafkaTimeout),
+        (ClientError.NOT_ENOUGH_REPLICAS, errors.KafkaUnavailable),
+        (ClientError.NOT_ENOUGH_REPLICAS_AFTER_APPEND, errors.KafkaTimeout),
+        (ClientError.REQUEST_TIMED_OUT, errors.KafkaTimeout),
+        (ClientError._PURGE_INFLIGHT, errors.KafkaTimeout),
+        (ClientError._PURGE_QUEUE, errors.KafkaUnavailable),
+        (ClientError.MSG_SIZE_TOO_LARGE, errors.RecordTooLarge),
+        (ClientError.TOPIC_AUTHORIZATION_FAILED, errors.KafkaUnauthorized),
+        (ClientError._AUTHENTICATION, errors.KafkaUnauthenticated),
+        (ClientError._FENCED, errors.FatalKafkaError),
+        (ClientError.POLICY_VIOLATION, errors.KafkaError),
+    ],
+)
+def test_the_class_says_what_to_do(code: int, kind: type[errors.HeadraceError]) -> None:
+    """What may have been written is a timeout (unknown), never a plain failure."""
+    assert type(to_error(ClientError(code), "produce to t")) is kind
+
+
+def test_every_error_of_the_client_is_mapped() -> None:
+    """Whatever the client reports becomes one of ours, with Kafka's own number and name."""
+    numbers = {
+        value for name in dir(ClientError) if name.isupper() and isinstance(value := getattr(ClientError, name), int)
+    }
+    for number in numbers:
+        error = to_error(confluent_kafka.KafkaException(ClientError(number)), "ask")
+        assert error.parameters["kafka_code"] == number
+        assert error.parameters["kafka_name"] in error.description
+
+
+def test_a_fatal_error_is_fatal_whatever_its_number() -> None:
+    """The client says so itself."""
+    assert isinstance(to_error(ClientError(ClientError.UNKNOWN, "x", True), "produce"), errors.FatalKafkaError)

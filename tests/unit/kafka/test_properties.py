@@ -1,0 +1,40 @@
+"""Which client properties users may set."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import SecretStr
+
+from headrace.config.model import KafkaConfig
+from headrace.errors import ConfigError
+from headrace.kafka.properties import client_properties
+
+
+def test_allowed_properties_reach_the_client() -> None:
+    """Secrets are opened only here."""
+    kafka = KafkaConfig(properties={"sasl.password": SecretStr("s3"), "socket.timeout.ms": 5000})
+    found = client_properties(kafka, "me")
+    assert (found["sasl.password"], found["socket.timeout.ms"], found["client.id"]) == ("s3", 5000, "me")
+
+
+def test_consumer_properties_stay_out_of_producers() -> None:
+    """The client warns about properties of the other kind, so it does not get them."""
+    kafka = KafkaConfig(properties={"max.poll.interval.ms": 1000})
+    assert "max.poll.interval.ms" not in client_properties(kafka, "p")
+    assert client_properties(kafka, "c", consumer=True)["max.poll.interval.ms"] == 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("enable.auto.commit", "Headrace commits what has ended"),
+        ("acks", "acks is always all"),
+        ("group.id", "consumerGroup"),
+        ("plugin.library.paths", "not on the list"),
+        ("sasl.pasword", "did you mean sasl.password"),
+    ],
+)
+def test_other_properties_are_refused_with_the_way_out(name: str, says: str) -> None:
+    """What is ours names our setting, what is misspelt the nearest name, the rest that it is not allowed."""
+    with pytest.raises(ConfigError, match=says):
+        client_properties(KafkaConfig(properties={name: "x"}), "me")

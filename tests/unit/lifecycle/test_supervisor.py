@@ -1,0 +1,164 @@
+"""Start order, death, drain, stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from headrace.errors import ServiceDied
+from headrace.lifecycle import Deadline, ManualClock, Readiness, Service, Signals, Supervisor, SystemClock
+
+
+class Noting(Service):
+    """Writes down what happens to it."""
+
+    def __init__(self, name: str, notes: list[str], *, broken: str = "") -> None:
+        super().__init__(name)
+        self.notes = notes
+        self.broken = broken
+
+    async def start(self) -> None:
+        self.notes.append(f"start {self.name}")
+        if self.broken == "start":
+            raise RuntimeError("cannot start")
+
+    async def drain(self, deadline: Deadline) -> None:
+        self.notes.append(f"drain {self.name}")
+        if self.broken == "drain":
+            raise RuntimeError("cannot drain")
+        if self.broken == "hang":
+            await asyncio.Event().wait()
+
+    async def stop(self) -> None:
+        self.notes.append(f"stop {self.name}")
+        await super().stop()
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(test())
+
+
+def supervised(*services: Service, seconds: float = 5) -> Supervisor:
+    return Supervisor(services, SystemClock(), seconds)
+
+
+def test_services_start_in_order_and_go_in_reverse() -> None:
+    """Every service drains before the first one stops."""
+
+    async def test() -> None:
+        notes: list[str] = []
+        supervisor, signals = supervised(Noting("a", notes), Noting("b", notes)), Signals()
+        await supervisor.start()
+        signals.notice()
+        await supervisor.run(signals)
+        assert notes == ["start a", "start b", "drain b", "drain a", "stop b", "stop a"]
+
+    run(test)
+
+
+def test_a_start_that_fails_stops_what_runs() -> None:
+    """Nothing is left behind, and the error is the caller's."""
+
+    async def test() -> None:
+        notes: list[str] = []
+        supervisor = supervised(Noting("a", notes), Noting("b", notes, broken="start"))
+        with pytest.raises(RuntimeError, match="cannot start"):
+            await supervisor.start()
+        assert notes == ["start a", "start b", "stop b", "stop a"]
+
+    run(test)
+
+
+def test_a_death_is_named_in_readiness_and_ends_the_process() -> None:
+    """The others are drained, and the error names the one that died."""
+
+    async def test() -> None:
+        notes: list[str] = []
+        service = Noting("b", notes)
+        supervisor = supervised(Noting("a", notes), service)
+        await supervisor.start()
+
+        async def fail() -> None:
+            raise OSError("gone")
+
+        service.spawn(fail(), "work")
+        with pytest.raises(ServiceDied, match="service b ended by itself: gone"):
+            await supervisor.run(Signals())
+        assert supervisor.readiness()["b"] == Readiness(False, "ended by itself: gone")
+        assert notes[-4:] == ["drain b", "drain a", "stop b", "stop a"]
+
+    run(test)
+
+
+def test_a_second_signal_stops_now() -> None:
+    """A drain that hangs is left."""
+
+    async def test() -> None:
+        notes: list[str] = []
+        supervisor, signals = supervised(Noting("a", notes, broken="hang"), seconds=1000), Signals()
+        await supervisor.start()
+        signals.notice()
+        running = asyncio.ensure_future(supervisor.run(signals))
+        await ManualClock().settle()
+        assert "drain a" in notes
+        signals.notice()
+        await asyncio.wait_for(running, 5)
+        assert notes[-1] == "stop a"
+
+    run(test)
+
+
+@pytest.mark.parametrize("broken", ["drain", "hang"])
+def test_one_service_that_cannot_drain_does_not_keep_the_others(broken: str) -> None:
+    """The deadline is shared; errors are logged; everybody is drained and stopped."""
+
+    async def test() -> None:
+        notes: list[str] = []
+        supervisor, signals = supervised(Noting("a", notes), Noting("b", notes, broken=broken), seconds=0.05), Signals()
+        await supervisor.start()
+        signals.notice()
+        await supervisor.run(signals)
+        assert "drain a" in notes or broken == "hang"
+        assert notes[-2:] == ["stop b", "stop a"]
+
+    run(test)
+
+
+def test_stopping_a_service_ends_its_tasks() -> None:
+    """No task outlives its owner."""
+
+    async def test() -> None:
+        service, ended = Noting("a", []), asyncio.Event()
+
+        async def work() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+        service.spawn(work(), "work")
+        await asyncio.sleep(0)
+        await service.stop()
+        assert ended.is_set()
+        assert service.death is None
+
+    run(test)
+
+
+def test_a_deadline_is_shared_and_never_negative() -> None:
+    """Layers read what is left of one limit."""
+
+    async def test() -> None:
+        clock = ManualClock()
+        deadline = Deadline(clock, 2)
+        await clock.advance(1.5)
+        assert deadline.remaining_seconds == pytest.approx(0.5)
+        assert not deadline.passed
+        await clock.advance(5)
+        assert deadline.remaining_seconds == 0
+        assert deadline.passed
+
+    run(test)

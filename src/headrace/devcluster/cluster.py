@@ -103,17 +103,14 @@ class Cluster:
             EnvironmentProblem: Java or an artifact is missing, a port is taken, or a broker does not start.
         """
         self._install = install_kafka(self._progress)
-        for attempts_left in (2, 1, 0):
-            self._choose_ports()
-            for n in self._servers:
-                if not self._servers[n].running:
-                    self._start_broker(n)
-            try:
-                return self.wait_ready()
-            except PortTaken:
-                if self._fixed_port or not attempts_left:
-                    raise
-                self._each_server(Server.kill)
+        before = [server for server in self._servers.values() if server.running]
+        try:
+            self._start_missing()
+        except BaseException:
+            for server in self._servers.values():
+                if server not in before:
+                    server.kill()
+            raise
 
     def stop(self) -> None:
         """End every broker properly, all at the same time; the data stays."""
@@ -201,6 +198,21 @@ class Cluster:
                 time.sleep(0.02 if last else 0)
             if last:
                 raise EnvironmentProblem(f"The cluster did not settle within {limit_seconds:.0f} s: {last}")
+
+    def _start_missing(self) -> None:
+        for attempts_left in (2, 1, 0):
+            self._choose_ports()
+            for n, server in self._servers.items():
+                if not server.running:
+                    self._start_broker(n)
+            try:
+                self.wait_ready()
+                return
+            except PortTaken:
+                # Somebody was faster with a free port than the broker was.
+                if self._fixed_port or not attempts_left:
+                    raise
+                self._each_server(Server.kill)
 
     def _each_server(self, call: Callable[[Server], None]) -> None:
         for server in self._servers.values():

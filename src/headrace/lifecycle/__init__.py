@@ -6,7 +6,7 @@ from headrace.lifecycle.queues import BoundedQueue, gauges
 from headrace.lifecycle.service import Readiness, Service
 from headrace.lifecycle.shutdown import Signals
 from headrace.lifecycle.supervisor import Supervisor
-from headrace.lifecycle.threads import LoopBridge, OwnedThread, run_blocking
+from headrace.lifecycle.threads import LoopBridge, LoopThread, OwnedThread, run_blocking
 
 __all__ = [
     "BoundedQueue",
@@ -15,6 +15,7 @@ __all__ = [
     "Clock",
     "Deadline",
     "LoopBridge",
+    "LoopThread",
     "ManualClock",
     "OwnedThread",
     "Readiness",

@@ -10,7 +10,7 @@ import asyncio
 import functools
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -116,6 +116,35 @@ class OwnedThread:
             self._loop.call_soon_threadsafe(call)
         except RuntimeError:
             return  # the loop has closed: nobody is left to be told
+
+
+class LoopThread:
+    """A loop on a thread of its own, for callers without a loop (test tools, scripts)."""
+
+    def __init__(self, name: str) -> None:
+        """Start the loop; `name` is shown in stack dumps."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def call(self, work: Coroutine[Any, Any, T], limit_seconds: float) -> T:
+        """Run a coroutine on the loop and wait for its result; past the limit it is cancelled.
+
+        Raises:
+            TimeoutError: No result in time.
+        """
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(limit_seconds)
+        finally:
+            future.cancel()
+
+    def stop(self, limit_seconds: float = 5.0) -> None:
+        """End the loop; what still runs on it is abandoned."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(limit_seconds)
+        if not self._thread.is_alive():
+            self._loop.close()
 
 
 async def run_blocking(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -8,12 +8,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headrace.devcluster import Cluster, Registry
 from headrace.errors import EnvironmentProblem
+from headrace.testing.backend import RecordingBackend
+from headrace.testing.process import HeadraceProcess
 
 
 @contextlib.contextmanager
@@ -76,3 +80,31 @@ def schema_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Regist
         yield registry
     finally:
         registry.remove()
+
+
+@pytest.fixture
+def backend() -> Iterator[RecordingBackend]:
+    """A backend that records what is pushed to it and answers as `answer` and `script` say."""
+    backend = RecordingBackend()
+    backend.start()
+    yield backend
+    backend.stop()
+
+
+@pytest.fixture
+def headrace(tmp_path: Path) -> Iterator[Callable[..., HeadraceProcess]]:
+    """Start Headrace processes: `headrace(config, wait=True, env=None) -> HeadraceProcess`; killed after the test."""
+    started: list[HeadraceProcess] = []
+
+    def start(config: Mapping[str, Any], *, wait: bool = True, env: Mapping[str, str] | None = None) -> HeadraceProcess:
+        process = HeadraceProcess(config, tmp_path / f"headrace-{len(started)}", env)
+        started.append(process)
+        process.start()
+        if wait:
+            with _said_in_one_paragraph():
+                process.wait_ready()
+        return process
+
+    yield start
+    for process in started:
+        process.kill()

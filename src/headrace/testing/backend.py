@@ -1,0 +1,137 @@
+"""A backend for reactive consumers that records what it gets and answers as it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from headrace.errors import EnvironmentProblem
+from headrace.lifecycle import LoopThread
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+
+class Received(NamedTuple):
+    """One request the backend got."""
+
+    path: str
+    headers: Mapping[str, str]
+    """Names in lower case."""
+    body: Any
+    """Parsed JSON; an array of records from a reactive consumer."""
+    time: float
+    """Seconds of the monotonic clock when it had come in."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How to answer one request."""
+
+    status: int = 200
+    delay_seconds: float = 0.0
+    fails: Callable[[dict[str, Any]], bool] = lambda record: False
+    """Whether a record of the batch is answered as not processed."""
+    body: Any = None
+    """JSON to answer in place of the results, if not None."""
+
+
+class RecordingBackend:
+    """An HTTP server on loopback, on a thread of its own, speaking the batch-result protocol.
+
+    Every request is answered by the next of `script`, or when that is empty by `answer`, which may be a function of
+    the request. Without either, everything is processed.
+    Source: sidecar.md 7.3, 7.4.
+    """
+
+    def __init__(self, port: int = 0) -> None:
+        """Prepare it; `port` 0 takes a free one, and `stop` and `start` keep it."""
+        self.requests: list[Received] = []
+        """Every request, in order of arrival."""
+        self.accepted: list[dict[str, Any]] = []
+        """Every record answered as processed, in order; one delivered twice is in it twice."""
+        self.answer: Answer | Callable[[Received], Answer] = Answer()
+        self.script: deque[Answer] = deque()
+        self._port = port
+        self._thread: LoopThread | None = None
+        self._runner: web.AppRunner | None = None
+
+    @property
+    def url(self) -> str:
+        """Where records are posted."""
+        return f"http://127.0.0.1:{self._port}/kafka/records"
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """Every record of every request, in order of arrival, failed and repeated ones too."""
+        return [record for request in self.requests for record in request.body]
+
+    def start(self) -> None:
+        """Listen."""
+        self._thread = LoopThread("recording-backend")
+        self._thread.call(self._listen(), limit_seconds=10)
+
+    def stop(self) -> None:
+        """Close every connection and listen no more."""
+        if self._thread and self._runner:
+            self._thread.call(self._runner.cleanup(), limit_seconds=10)
+            self._thread.stop()
+        self._thread = self._runner = None
+
+    def wait_for(self, met: Callable[[RecordingBackend], bool], limit_seconds: float = 30.0) -> None:
+        """Wait until a condition holds.
+
+        Raises:
+            EnvironmentProblem: The time is up; the text says what had come.
+        """
+        end = time.monotonic() + limit_seconds
+        while not met(self):
+            if time.monotonic() > end:
+                had = f"{len(self.requests)} requests, {len(self.accepted)} records accepted"
+                raise EnvironmentProblem(f"The backend waited {limit_seconds:.0f} s in vain; it had {had}.")
+            time.sleep(0.01)
+
+    async def _listen(self) -> None:
+        # Imported here: the pytest plugin is loaded in every test run of whoever has Headrace installed.
+        from aiohttp import web
+
+        application = web.Application(client_max_size=64 * 1024 * 1024)
+        application.router.add_route("*", "/{path:.*}", self._handle)
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True)
+        await site.start()
+        self._port = self._runner.addresses[0][1]
+
+    async def _handle(self, request: web.Request) -> web.Response:
+        from aiohttp import web
+
+        raw = await request.read()
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        received = Received(request.path, headers, msgspec.json.decode(raw) if raw else None, time.monotonic())
+        self.requests.append(received)
+        answer = self._answer_to(received)
+        if answer.delay_seconds:
+            await asyncio.sleep(answer.delay_seconds)
+        body = answer.body if answer.body is not None else self._results(received, answer)
+        return web.Response(status=answer.status, body=msgspec.json.encode(body), content_type="application/json")
+
+    def _answer_to(self, received: Received) -> Answer:
+        if self.script:
+            return self.script.popleft()
+        return self.answer if isinstance(self.answer, Answer) else self.answer(received)
+
+    def _results(self, received: Received, answer: Answer) -> list[dict[str, Any]]:
+        results = []
+        for record in received.body if isinstance(received.body, list) else []:
+            processed = answer.status < 300 and not answer.fails(record)
+            if processed:
+                self.accepted.append(record)
+            results.append({"record": record, "processed": processed})
+        return results

@@ -1,0 +1,75 @@
+"""A Headrace process of its own, from a configuration given as a dictionary."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from headrace.devcluster.ports import free_ports
+from headrace.devcluster.server import Server
+
+
+class HeadraceProcess:
+    """`headrace run` as a child process; it dies with the thread that starts it."""
+
+    def __init__(self, config: Mapping[str, Any], folder: Path, env: Mapping[str, str] | None = None) -> None:
+        """Prepare a process.
+
+        Args:
+            config: What `headrace.yaml` holds; a free `http.port` is added if it names none.
+            folder: Where the file and the log are written, and the working folder.
+            env: Variables beside those of this process.
+        """
+        self._folder = folder
+        self._config = {**config, "http": {"port": free_ports(1)[0], **config.get("http", {})}}
+        self._env = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
+        self.server = Server("Headrace", folder / "headrace.log")
+
+    @property
+    def url(self) -> str:
+        """Base URL of its HTTP API."""
+        http = self._config["http"]
+        return f"http://{http.get('host', '127.0.0.1')}:{http['port']}"
+
+    @property
+    def output(self) -> str:
+        """Everything it has printed, log and standard output together."""
+        return self.server.log.read_text(errors="replace")
+
+    @property
+    def exit_code(self) -> int | None:
+        """How it ended, None while it runs."""
+        return self.server.exit_code
+
+    def start(self) -> None:
+        """Start it without waiting; also again, after it has ended."""
+        import yaml  # here, because the pytest plugin is loaded in every test run of whoever has Headrace installed
+
+        self._folder.mkdir(parents=True, exist_ok=True)
+        file = self._folder / "headrace.yaml"
+        file.write_text(yaml.safe_dump(self._config))
+        self.server.log.write_text("")
+        command = [sys.executable, "-m", "headrace.cli.main", "run", "-c", str(file)]
+        self.server.start(command, detached=False, cwd=self._folder, env=self._env)
+
+    def wait_ready(self, limit_seconds: float = 30.0) -> None:
+        """Wait for the line that says everything in the file answers.
+
+        Raises:
+            EnvironmentProblem: It ended, or the time is up; the text ends with the log's last lines.
+        """
+        ready = re.compile(r"^ready http=", re.MULTILINE)
+        self.server.wait_until(lambda: bool(ready.search(self.output)), limit_seconds)
+
+    def terminate(self, limit_seconds: float = 30.0) -> int | None:
+        """SIGTERM, wait for the drain up to the limit, then SIGKILL. Returns the exit code (-9: it was killed)."""
+        self.server.stop(limit_seconds)
+        return self.exit_code
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would end it."""
+        self.server.kill()

@@ -18,6 +18,8 @@ from headrace.records import Header, OutgoingRecord, TopicPartition
 PREFIX = "headrace.dlq."
 STACK_TRACE = "StackTrace"
 REDRIVE_COUNT = "headrace.redrive.count"
+REDRIVE_OF = "headrace.redrive.of"
+"""`topic:partition:offset` of the record a redriven one was first, so its deliveries keep their identity."""
 _REASON_BYTES = 1024
 _STACK_BYTES = 8192
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import confluent_kafka
@@ -35,7 +35,7 @@ async def read_records(
     kafka: KafkaConfig,
     starts: Mapping[TopicPartition, int],
     ends: Mapping[TopicPartition, int] | None = None,
-) -> AsyncIterator[list[Record]]:
+) -> AsyncGenerator[list[Record], None]:
     """Read partitions from given offsets, in batches, offset order inside each partition.
 
     Args:

@@ -1,0 +1,84 @@
+"""Where commands find Kafka and the schema registry, and how they run their work.
+
+Order: option, file, environment (`KAFKA`, `SCHEMA_REGISTRY`), the dev cluster if it is up, localhost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import click
+
+from headrace.config.load import load_config
+from headrace.config.model import HeadraceConfig, KafkaConfig, SchemaRegistryConfig
+
+T = TypeVar("T")
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+ENDPOINTS = Path(".headrace/dev/endpoints.json")
+
+config_option = click.option(
+    "-c", "--config", "config", type=click.Path(path_type=Path), help="A headrace.yaml to take settings from."
+)
+
+
+class Place(NamedTuple):
+    """Where the cluster is, and the whole file if one was named."""
+
+    kafka: KafkaConfig
+    registry: SchemaRegistryConfig
+    file: HeadraceConfig | None
+
+
+def kafka_options(command: Command) -> Command:
+    """Add `-b` and `-c` to a command; it gets `bootstrap_servers` and `config` for `find`."""
+    servers = click.option("-b", "--bootstrap-servers", help="Kafka: host:port, comma separated.")
+    return servers(config_option(command))
+
+
+def find(bootstrap_servers: str | None, config: Path | None, registry_url: str | None = None) -> Place:
+    """Return where Kafka and the registry are.
+
+    Raises:
+        ConfigError: The file is not usable.
+    """
+    quiet_client()
+    file = load_config(config, os.environ) if config else None
+    kafka = file.kafka if file else KafkaConfig()
+    registry = file.schema_registry if file else SchemaRegistryConfig()
+    running = _dev_cluster()
+    servers = bootstrap_servers or (not file and (os.environ.get("KAFKA") or running.get("kafka")))
+    url = registry_url or (not file and (os.environ.get("SCHEMA_REGISTRY") or running.get("schema_registry")))
+    if servers:
+        kafka = kafka.model_copy(update={"bootstrap_servers": servers})
+    if url:
+        registry = registry.model_copy(update={"url": url})
+    return Place(kafka, registry, file)
+
+
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    """Run a command's work to its end; Ctrl-C cancels it, lets it clean up, and comes out as KeyboardInterrupt."""
+    return asyncio.run(work)
+
+
+def quiet_client() -> None:
+    """Keep the Kafka client's own log off the terminal: what goes wrong comes out as an error, once."""
+    if not click.get_current_context().find_root().params.get("debug"):
+        logging.getLogger("headrace.kafka.client").setLevel(logging.CRITICAL)
+
+
+def _dev_cluster() -> dict[str, str]:
+    """Return the endpoints of the dev cluster of this folder, empty when none is up."""
+    try:
+        found = json.loads(ENDPOINTS.read_text())
+        os.kill(found["kafka"]["brokers"][0]["pid"], 0)
+        registry = found.get("schema_registry") or {}
+        return {"kafka": found["kafka"]["bootstrap_servers"], "schema_registry": registry.get("url", "")}
+    except (OSError, ValueError, LookupError, TypeError):
+        return {}

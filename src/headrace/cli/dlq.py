@@ -1,0 +1,172 @@
+"""`headrace dlq`: list, show, redrive."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import click
+
+from headrace.cli.connection import Place, find, kafka_options, run_async
+from headrace.cli.output import output_option, print_json, print_rows, progress
+from headrace.cli.producing import producer
+from headrace.config.model import HeadraceConfig
+from headrace.control.dead_letters import DeadLetters, Summary
+from headrace.control.redrive import Redrive, Redriven, RedriveOptions
+from headrace.delivery.dead_letter import Origin, own_headers
+from headrace.errors import InvalidRequest
+from headrace.kafka import Admin
+from headrace.lifecycle import SystemClock
+from headrace.records import Record
+
+
+@click.group()
+def dlq() -> None:
+    """Dead letters: how many are left and why, one by one, and back to where they came from.
+
+    Example: headrace dlq redrive orders.dlq --dry-run
+    """
+
+
+@dlq.command("list")
+@click.argument("topic", required=False)
+@kafka_options
+@output_option
+def list_(topic: str | None, bootstrap_servers: str | None, config: Path | None, output: str) -> None:
+    """Say per dead letter topic how many letters there are, how many are not redriven yet, and their error classes.
+
+    Looks at topics named *.dlq, and with -c at those the file names.
+
+    Example: headrace dlq list
+    """
+    found = run_async(_summaries(find(bootstrap_servers, config), topic))
+    print_rows([summary._asdict() for summary in found], output, "no dead letter topics")
+
+
+@dlq.command()
+@click.argument("topic")
+@click.option("--partition", type=click.IntRange(0), help="Only this partition.")
+@click.option("--offset", type=click.IntRange(0), help="From this offset on; needs --partition.")
+@click.option("--max", "limit", type=click.IntRange(1), default=10, show_default=True, help="Letters at most.")
+@kafka_options
+@output_option
+def show(
+    topic: str,
+    partition: int | None,
+    offset: int | None,
+    limit: int,
+    bootstrap_servers: str | None,
+    config: Path | None,
+    output: str,
+) -> None:
+    """Show letters: where each came from, what went wrong, its key and value.
+
+    Example: headrace dlq show orders.dlq --partition 0 --offset 17 --max 1
+    """
+    if offset is not None and partition is None:
+        raise click.UsageError("--offset needs --partition: offsets count within a partition")
+    letters = run_async(_letters(find(bootstrap_servers, config), topic, (partition, offset), limit))
+    if output == "json":
+        print_json(letters)
+    elif not letters:
+        click.echo("no dead letters")
+    for letter in letters if output == "text" else ():
+        click.echo("\n".join(f"{name:14} {value}" for name, value in letter.items()) + "\n")
+
+
+@dlq.command()
+@click.argument("topic")
+@click.option("--dry-run", is_flag=True, help="Say what would go where; send nothing.")
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Letters per second at most.")
+@click.option("--from-beginning", is_flag=True, help="Also letters that were redriven before.")
+@click.option("--skip-foreign", is_flag=True, help="Pass over records that are no dead letters.")
+@kafka_options
+@output_option
+def redrive(
+    topic: str,
+    dry_run: bool,
+    rate: float | None,
+    from_beginning: bool,
+    skip_foreign: bool,
+    bootstrap_servers: str | None,
+    config: Path | None,
+    output: str,
+) -> None:
+    """Send letters back to the partitions they came from, with the key, value and headers they had.
+
+    Interrupt it at any time: the next redrive goes on behind the last letter that is acknowledged. Letters that arrive
+    meanwhile wait for the next redrive. Every group that reads the origin's topic gets the records again.
+
+    Example: headrace dlq redrive orders.dlq --rate 100
+    """
+    options = RedriveOptions(dry_run, rate, from_beginning, skip_foreign)
+    done = run_async(_redrive(find(bootstrap_servers, config), topic, options))
+    if output == "json":
+        print_json({"topic": topic, "dry_run": dry_run, **done._asdict()})
+    else:
+        click.echo(_sentence(topic, done, dry_run))
+
+
+async def _summaries(place: Place, topic: str | None) -> list[Summary]:
+    letters = DeadLetters(place.kafka, Admin(place.kafka))
+    if topic:
+        return [await letters.summary(topic)]
+    found = []
+    for name in await letters.topics(_configured(place.file)):
+        with contextlib.suppress(InvalidRequest):  # named like one, but holds other records
+            found.append(await letters.summary(name))
+    return found
+
+
+async def _letters(place: Place, topic: str, start: tuple[int | None, int | None], limit: int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    letters = DeadLetters(place.kafka, Admin(place.kafka)).letters(topic, *start)
+    async with contextlib.aclosing(letters):
+        async for record, origin in letters:
+            found.append(_shown(record, origin))
+            if len(found) == limit:
+                break
+    return found
+
+
+async def _redrive(place: Place, topic: str, options: RedriveOptions) -> Redriven:
+    with progress(f"redrive {topic}") as show_progress:
+        async with producer(place.kafka) as back:
+            work = Redrive(place.kafka, Admin(place.kafka), topic, back.produce, SystemClock())
+            return await work.run(options, show_progress)
+
+
+def _configured(file: HeadraceConfig | None) -> set[str]:
+    consumers = file.reactive_consumers.values() if file else ()
+    return {c.dead_letter.topic.replace("{topic}", topic) for c in consumers for topic in c.topics}
+
+
+def _shown(record: Record, origin: Origin) -> dict[str, Any]:
+    return {
+        "letter": f"{record.topic_partition} offset {record.offset}",
+        "origin": f"{origin.partition} offset {origin.offset}",
+        "group": origin.group,
+        "attempts": origin.attempts,
+        "first failure": origin.first_failure,
+        "last failure": origin.last_failure,
+        "error": origin.error,
+        "reason": origin.reason,
+        "key": _text(record.key),
+        "value": _text(record.value),
+        "headers": {name: _text(value) for name, value in own_headers(record.headers)},
+    }
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode(errors="backslashreplace")
+
+
+def _sentence(topic: str, done: Redriven, dry_run: bool) -> str:
+    if not done.records:
+        text = f"nothing left to redrive in {topic}"
+    else:
+        verb = "would go back" if dry_run else "went back and are acknowledged"
+        targets = ", ".join(f"{count} to {target}" for target, count in sorted(done.targets.items()))
+        text = f"{done.records} letters of {topic} {verb}: {targets}"
+    return text + (f"; {done.foreign} records passed over: no dead letters" if done.foreign else "")

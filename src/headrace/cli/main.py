@@ -1,0 +1,116 @@
+"""The command `headrace`: finds the subcommand, and turns errors into a paragraph and an exit code, only here."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn
+
+import click
+
+from headrace.errors import ConfigError, HeadraceError
+
+_COMMANDS = {
+    "demo": "The whole story on this machine, on real flight data.",
+    "dev": "A real Kafka and schema registry on this machine: up, down, status, logs, reset.",
+    "run": "Run everything a headrace.yaml names.",
+    "config": "Check and show the configuration; print the schema of the file.",
+    "topics": "List, describe and create topics.",
+    "groups": "List consumer groups; see their lag.",
+    "produce": "Write lines to a topic.",
+    "consume": "Read a topic.",
+    "dlq": "Dead letters: list, show, redrive.",
+}
+"""Command to its line in the help. Each is the object of the same name in the module of the same name."""
+
+_WELCOME = """\
+Headrace carries Kafka to people's code. Three commands to begin with:
+
+  headrace demo                    the whole story on this machine, on real flight data
+  headrace dev up                  a real Kafka and schema registry on this machine
+  headrace run -c headrace.yaml    run everything the file names
+
+All commands: headrace --help"""
+
+
+class _Lazy(click.Group):
+    """Imports a command's module when the command is used, so that help and completion are quick."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = getattr(importlib.import_module(f"headrace.cli.{cmd_name}"), cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+
+@click.group(cls=_Lazy, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--debug", is_flag=True, help="Show the traceback of an error and the Kafka client's log.")
+@click.version_option(package_name="headrace")
+@click.pass_context
+def root(ctx: click.Context, debug: bool) -> None:
+    """Carry Kafka to people's code: an HTTP sidecar, a function runtime and Spark pipelines.
+
+    Exit codes: 0 ok, 1 the work failed, 2 wrong usage, 78 bad configuration, 130 interrupted.
+
+    Example: headrace consume orders --max 10
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(_WELCOME)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run one command and end the process with its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words  # wherever it stands: people add it to the command that just failed
+    words = (["--debug"] if debug else []) + [word for word in words if word != "--debug"]
+    try:
+        code = root.main(words, "headrace", standalone_mode=False) or 0
+        sys.stdout.flush()
+    except (click.Abort, KeyboardInterrupt):
+        _leave_interrupted()
+    except BrokenPipeError:
+        # The reader of our output has seen enough (`headrace consume t | head`).
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except Exception as cause:  # noqa: BLE001 boundary: what the user sees is one paragraph
+        code = _explain(cause, debug)
+    sys.exit(code)
+
+
+def _explain(cause: Exception, debug: bool) -> int:
+    if debug:
+        traceback.print_exception(cause)
+    if isinstance(cause, click.ClickException):
+        cause.show()
+        return cause.exit_code
+    if isinstance(cause, HeadraceError):
+        click.echo(cause.description, err=True)
+        return 78 if isinstance(cause, ConfigError) else 1
+    click.echo(
+        f"A defect of Headrace: {type(cause).__name__}: {cause}. Please report it with the output of the same command "
+        "and --debug",
+        err=True,
+    )
+    return 1
+
+
+def _leave_interrupted() -> NoReturn:
+    # Clean-up has run, but a thread may still wait for Kafka or the terminal, and a normal exit would join it.
+    click.echo("interrupted", err=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""`headrace run`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from headrace.cli.config import file_option
+from headrace.config.load import load_config
+
+
+@click.command()
+@file_option
+def run(file: Path) -> int:
+    """Run everything the file names, in the foreground.
+
+    Prints one line `ready http=...` on standard output when everything answers; logs go to standard error. SIGTERM or
+    Ctrl-C finishes what is in flight, a second one stops at once.
+
+    Example: headrace run -c headrace.yaml
+    """
+    settings = load_config(file, os.environ)
+    from headrace import app
+
+    return app.run(settings, announce=click.echo)

@@ -1,0 +1,124 @@
+"""`headrace topics`: list, describe, create."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from headrace.cli.connection import find, kafka_options, run_async
+from headrace.cli.output import output_option, print_json, print_rows
+from headrace.control.topics import TopicDescription, describe, unhealthy
+from headrace.kafka import Admin
+from headrace.records import TopicPartition
+
+_SHOWN_CONFIGS = ("cleanup.policy", "retention.ms", "retention.bytes", "min.insync.replicas", "max.message.bytes")
+
+
+@click.group()
+def topics() -> None:
+    """List, describe and create topics.
+
+    Example: headrace topics create orders --partitions 3
+    """
+
+
+@topics.command("list")
+@kafka_options
+@output_option
+def list_(bootstrap_servers: str | None, config: Path | None, output: str) -> None:
+    """List topics with partitions, replication factor and partitions that are not healthy.
+
+    Example: headrace topics list
+    """
+    found = run_async(Admin(find(bootstrap_servers, config).kafka).list_topics())
+    rows = [
+        {
+            "topic": topic.name,
+            "partitions": len(topic.partitions),
+            "replication_factor": topic.replication_factor,
+            "unhealthy_partitions": sum(1 for partition in topic.partitions if unhealthy(partition)),
+        }
+        for topic in found
+    ]
+    print_rows(rows, output, "no topics yet: headrace topics create NAME")
+
+
+@topics.command("describe")
+@click.argument("topic")
+@kafka_options
+@output_option
+def describe_(topic: str, bootstrap_servers: str | None, config: Path | None, output: str) -> None:
+    """Show leaders, replicas, in-sync replicas and offsets of each partition, and the configuration.
+
+    Example: headrace topics describe orders
+    """
+    found = run_async(describe(Admin(find(bootstrap_servers, config).kafka), topic))
+    rows = _partitions(found)
+    if output == "json":
+        print_json({"topic": topic, "partitions": rows, "configs": found.configs})
+        return
+    print_rows(rows, output, "")
+    shown = {name: found.configs[name] for name in _SHOWN_CONFIGS if name in found.configs}
+    click.echo("\n" + "\n".join(f"{name}={value}" for name, value in shown.items()))
+
+
+@topics.command()
+@click.argument("topic")
+@click.option("--partitions", type=click.IntRange(1), default=1, show_default=True, help="Number of partitions.")
+@click.option("--replication-factor", type=click.IntRange(1), help="Replicas; the brokers' default if not given.")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Topic configuration by Kafka's name.")
+@click.option("--if-not-exists", is_flag=True, help="Be content if the topic is there already.")
+@kafka_options
+@output_option
+def create(
+    topic: str,
+    partitions: int,
+    replication_factor: int | None,
+    settings: Sequence[str],
+    if_not_exists: bool,
+    bootstrap_servers: str | None,
+    config: Path | None,
+    output: str,
+) -> int:
+    """Create a topic.
+
+    Example: headrace topics create orders --partitions 3 --set retention.ms=86400000
+    """
+    configs = dict(_setting(text) for text in settings)
+    admin = Admin(find(bootstrap_servers, config).kafka)
+    created = run_async(admin.create_topic(topic, partitions, replication_factor or -1, configs))
+    if output == "json":
+        print_json({"topic": topic, "created": created})
+    elif created:
+        click.echo(f"created topic {topic} with {partitions} partition{'s' if partitions > 1 else ''}")
+    else:
+        click.echo(f"topic {topic} exists already and was not changed: see headrace topics describe {topic}", err=True)
+    return 0 if created or if_not_exists else 1
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise click.BadParameter(f"{text!r} is not NAME=VALUE, such as retention.ms=86400000", param_hint="--set")
+    return name, value
+
+
+def _partitions(found: TopicDescription) -> list[dict[str, Any]]:
+    rows = []
+    for partition in found.info.partitions:
+        first, end = found.offsets[TopicPartition(found.info.name, partition.partition)]
+        rows.append(
+            {
+                "partition": partition.partition,
+                "leader": partition.leader,
+                "replicas": list(partition.replicas),
+                "in_sync": list(partition.in_sync),
+                "first_offset": first,
+                "end_offset": end,
+                "problem": unhealthy(partition) or None,
+            }
+        )
+    return rows

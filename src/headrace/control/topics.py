@@ -1,0 +1,89 @@
+"""Topics as operators look at them, and reading a stretch of one within a time limit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Mapping
+from typing import NamedTuple
+
+from headrace.config.model import KafkaConfig
+from headrace.errors import InvalidRequest, KafkaUnavailable, PartitionNotFound
+from headrace.kafka import Admin, PartitionInfo, TopicInfo, read_records
+from headrace.records import Record, TopicPartition
+
+_SILENT_SECONDS = 30.0
+
+
+class TopicDescription(NamedTuple):
+    """A topic with its configuration and the offsets of each partition: first one still there, and end."""
+
+    info: TopicInfo
+    configs: Mapping[str, str]
+    offsets: Mapping[TopicPartition, tuple[int, int]]
+
+
+def unhealthy(partition: PartitionInfo) -> str:
+    """Return what is wrong with a partition: `no leader`, `under-replicated`, or an empty text."""
+    if partition.leader < 0:
+        return "no leader"
+    return "under-replicated" if len(partition.in_sync) < len(partition.replicas) else ""
+
+
+async def describe(admin: Admin, name: str) -> TopicDescription:
+    """Return all there is to know of a topic.
+
+    Raises:
+        TopicNotFound: The cluster does not have it.
+        KafkaUnavailable: No broker answers.
+    """
+    info = await admin.describe_topic(name)
+    return TopicDescription(info, await admin.topic_configs(name), await admin.topic_offsets(name))
+
+
+async def window(
+    admin: Admin, topic: str, partition: int | None = None, offset: int | None = None
+) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+    """Return where reading starts and ends: the whole topic, one partition, or one partition from an offset on.
+
+    Raises:
+        TopicNotFound: The cluster does not have the topic.
+        PartitionNotFound: The topic does not have the partition.
+        InvalidRequest: The offset is not in the partition's log.
+    """
+    offsets = await admin.topic_offsets(topic)
+    if partition is not None:
+        chosen = TopicPartition(topic, partition)
+        if chosen not in offsets:
+            last = len(offsets) - 1
+            raise PartitionNotFound(f"topic {topic} has no partition {partition}: it has 0 to {last}", topic=topic)
+        offsets = {chosen: offsets[chosen]}
+    if offset is not None:
+        for found, (first, end) in offsets.items():
+            if not first <= offset < end:
+                held = f"it holds {first} to {end - 1}" if end > first else "it is empty"
+                raise InvalidRequest(f"offset {offset} is not in {found}: {held}", topic=topic, partition=partition)
+            offsets = {found: (offset, end)}
+    return {p: first for p, (first, _) in offsets.items()}, {p: end for p, (_, end) in offsets.items()}
+
+
+async def read_window(
+    kafka: KafkaConfig, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+) -> AsyncGenerator[list[Record], None]:
+    """Read partitions from `starts` to before `ends`, in batches; see `read_records`.
+
+    Raises:
+        KafkaUnavailable: Nothing came for 30 s although the end is not reached.
+    """
+    async with contextlib.aclosing(read_records(kafka, starts, ends)) as reader:
+        while True:
+            try:
+                batch = await asyncio.wait_for(anext(reader), _SILENT_SECONDS)
+            except StopAsyncIteration:
+                return
+            except TimeoutError as cause:
+                raise KafkaUnavailable(
+                    f"reading stopped: nothing came from Kafka at {kafka.bootstrap_servers} for {_SILENT_SECONDS:g} s. "
+                    "Look at the brokers (headrace dev status, headrace topics describe) and start again"
+                ) from cause
+            yield batch

@@ -23,6 +23,7 @@ from headrace.jvm import Progress
 from headrace.jvm.cache import write_atomically
 
 _READY_SECONDS = 60.0
+_STATE = "cluster.json"
 
 
 class Cluster:
@@ -60,6 +61,7 @@ class Cluster:
         self._ports: dict[int, NodePorts] = {}
         self._servers = {n: Server(f"Broker {n}", directory / f"n{n}" / "broker.log") for n in range(1, brokers + 1)}
         self._cluster_id = new_id()
+        self._state_file = directory / _STATE
         self._install: KafkaInstall | None = None
         if self._state_file.exists():
             self._load(brokers)
@@ -67,7 +69,7 @@ class Cluster:
     @property
     def bootstrap_servers(self) -> str:
         """`host:port` of every broker, comma separated."""
-        return ",".join(f"127.0.0.1:{ports.broker}" for ports in self._ports.values())
+        return ",".join(f"127.0.0.1:{port}" for port in self.ports)
 
     @property
     def endpoints(self) -> list[dict[str, int]]:
@@ -77,6 +79,16 @@ class Cluster:
             for n, server in self._servers.items()
             if server.id and server.running
         ]
+
+    @property
+    def servers(self) -> list[Server]:
+        """The brokers' processes, in order of their ids."""
+        return list(self._servers.values())
+
+    @property
+    def ports(self) -> list[int]:
+        """The brokers' ports, in order of their ids; empty before the first start."""
+        return [ports.broker for ports in self._ports.values()]
 
     @property
     def running(self) -> bool:
@@ -114,9 +126,7 @@ class Cluster:
 
     def stop(self) -> None:
         """End every broker properly, all at the same time; the data stays."""
-        for server in self._servers.values():
-            server.signal(signal.SIGCONT)
-            server.signal(signal.SIGTERM)
+        self._each_server(Server.ask_to_stop)
         self._each_server(Server.stop)
 
     def remove(self) -> None:
@@ -221,17 +231,18 @@ class Cluster:
     def _choose_ports(self) -> None:
         if any(server.running for server in self._servers.values()):
             return  # the ones that run hold the others' ports in their configuration
+        fixed: list[int] = []
         if self._fixed_port:
             fixed = [self._fixed_port + offset for offset in range(len(self._servers))]
             for port in fixed:
                 require_free(port, "Kafka", "--port")
         elif self._ports and all(is_free(port) for ports in self._ports.values() for port in ports):
             return
-        else:
-            fixed = []
-        chosen = free_ports(2 * len(self._servers))
-        brokers = fixed or chosen[len(self._servers) :]
-        self._ports = {n: NodePorts(brokers[n - 1], chosen[n - 1]) for n in self._servers}
+        chosen = free_ports(2 * len(self._servers), excluded=fixed)
+        self._ports = {
+            n: NodePorts(broker, chosen.pop())
+            for n, broker in zip(self._servers, fixed or chosen[: len(self._servers)], strict=True)
+        }
 
     def _start_broker(self, n: int) -> None:
         assert self._install
@@ -240,10 +251,6 @@ class Cluster:
         (folder / "server.properties").write_text(server_properties(n, self._ports, folder / "data"))
         self._servers[n].start(self._install.command(folder / "server.properties"), detached=self._detached)
         self._save()
-
-    @property
-    def _state_file(self) -> Path:
-        return self._directory / "cluster.json"
 
     def _save(self) -> None:
         nodes = {n: {"ports": self._ports[n], "process": server.id} for n, server in self._servers.items()}
@@ -264,3 +271,9 @@ class Cluster:
 
 def _sees(port: int, brokers: set[int]) -> bool:
     return wire.metadata(port).brokers >= brokers
+
+
+def brokers_in(directory: Path) -> int:
+    """Return how many brokers the cluster in a folder has; 1 if there is none yet."""
+    state = directory / _STATE
+    return len(json.loads(state.read_text())["nodes"]) if state.exists() else 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+from collections.abc import Collection
 
 from headrace.errors import EnvironmentProblem
 
@@ -12,13 +13,13 @@ from headrace.errors import EnvironmentProblem
 _CANDIDATES = range(15_000, 32_000)
 
 
-def free_ports(count: int) -> list[int]:
-    """Return different ports that nothing listens on now."""
+def free_ports(count: int, excluded: Collection[int] = ()) -> list[int]:
+    """Return different ports that nothing listens on now, none of them excluded."""
     found: list[int] = []
     for port in random.sample(_CANDIDATES, len(_CANDIDATES)):
         if len(found) == count:
             break
-        if is_free(port):
+        if port not in excluded and is_free(port):
             found.append(port)
     return found
 

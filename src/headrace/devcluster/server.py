@@ -74,10 +74,14 @@ class Server:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.id.pid, number)
 
-    def stop(self, limit_seconds: float = 10.0) -> None:
-        """End it properly, or by force after the limit. SIGCONT first: a paused process keeps SIGTERM pending."""
+    def ask_to_stop(self) -> None:
+        """SIGTERM, after SIGCONT: a paused process keeps SIGTERM pending. Returns at once."""
         self.signal(signal.SIGCONT)
         self.signal(signal.SIGTERM)
+
+    def stop(self, limit_seconds: float = 10.0) -> None:
+        """End it properly, or by force after the limit."""
+        self.ask_to_stop()
         self._wait_for_end(limit_seconds)
         self.kill()
 

@@ -10,7 +10,7 @@
     |   |   |-- PathNotFound           |-- TopicNotFound        |-- PartitionNotFound
     |-- FormatError                    the producer of the data fixes data or schema
     |   |-- EncodeError                |-- DecodeError          |-- SchemaNotFound
-    |   |-- SchemaConflict
+    |   |-- SchemaConflict             |-- SchemaInvalid
     |-- RegistryUnavailable            the schema registry does not answer; send again
     |-- KafkaError                     mapped from the client; keeps Kafka's own name and number
     |   |-- KafkaUnavailable           |-- KafkaTimeout         |-- KafkaUnauthenticated
@@ -22,6 +22,7 @@
     |   |-- FunctionInvalid            |-- WorkerLost
     |-- PipelineError
     |   |-- PipelineInvalid            |-- DriverLost
+    |-- ServerBusy                     the connection limit is reached; send again later
     |-- Draining                       this process is going down; send to another one
     |-- ServiceDied                    a service ended by itself; names it
 
@@ -185,6 +186,12 @@ class SchemaNotFound(FormatError):
     code, message = "ERR12208", "FAILED_TO_GET_SCHEMA"
 
 
+class SchemaInvalid(FormatError):
+    """The text of a schema is not usable, or the registry refuses it; correct the schema."""
+
+    code, message = "ERR40032", "SCHEMA_INVALID"
+
+
 class SchemaConflict(FormatError):
     """The request names its schema in two ways that exclude each other."""
 
@@ -321,6 +328,12 @@ class DriverLost(PipelineError):
     """The Spark driver process died; the run starts again from its checkpoint."""
 
     code, message, retriable = "ERR40028", "PIPELINE_DRIVER_LOST", True
+
+
+class ServerBusy(HeadraceError):
+    """Too many connections are open; close some, or send again after a pause."""
+
+    code, message, status, retriable, retry_after_seconds = "ERR40031", "SERVER_BUSY", 503, True, 1
 
 
 class Draining(HeadraceError):

@@ -1,0 +1,304 @@
+"""Avro's JSON encoding, compiled per schema: a checker for what goes in, a schema rewrite for what comes out.
+
+A non-null value of a union is an object with the branch's name as its one key; bytes and fixed are strings of the
+characters U+0000 to U+00FF; logical types show their underlying value. Source: Avro specification 1.12, JSON encoding.
+Schemas here are parsed ones: names are full, a type is text, a list (union) or a dict.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NoReturn
+
+Convert = Callable[[Any], Any]
+JSON_TYPE: Final = "headrace-json"
+"""Logical type that marks what JSON cannot hold as it is read: bytes, and floats that are no number."""
+
+_RECORDS: Final = ("record", "error")
+_NAMED: Final = (*_RECORDS, "enum", "fixed")
+_LARGEST_FLOAT: Final = 3.4028234663852886e38
+_NOT_NUMBERS: Final = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+
+
+class Misfit(Exception):
+    """A value does not fit its schema, at a path below the value; the text never holds the value itself."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+        self.path = ""
+
+    def under(self, step: str) -> Misfit:
+        """Return this misfit as seen one level further up."""
+        self.path = step + self.path
+        return self
+
+
+def to_json(value: Any, *_: Any) -> Any:
+    """Return what was read as `JSON_TYPE` as something JSON holds."""
+    if isinstance(value, bytes):
+        return value.decode("latin-1")
+    if -_LARGEST_DOUBLE <= value <= _LARGEST_DOUBLE:
+        return value
+    return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+
+
+def is_recursive(schema: Any, inside: tuple[str, ...] = ()) -> bool:
+    """Whether a type of the schema holds itself, so that the depth of a value has no bound."""
+    if isinstance(schema, list):
+        return any(is_recursive(branch, inside) for branch in schema)
+    kind = _kind(schema)
+    if kind in _RECORDS:
+        return any(is_recursive(field["type"], (*inside, schema["name"])) for field in schema["fields"])
+    return kind in inside or (kind in ("array", "map") and is_recursive(_element(schema), inside))
+
+
+def wrapped(schema: Any) -> Any:
+    """Return a schema of the same bytes by which a reader gives Avro's JSON encoding.
+
+    A union's branch becomes a record with one field that has the branch's name: the same in bytes, and read as the
+    object that JSON asks for. So the compiled reader does all the work.
+    """
+    return _wrap(schema, itertools.count())
+
+
+def _wrap(schema: Any, numbers: Iterator[int]) -> Any:
+    if isinstance(schema, list):
+        return [branch if branch == "null" else _wrap_branch(branch, numbers) for branch in schema]
+    kind = _kind(schema)
+    if kind in ("bytes", "float", "double"):
+        return {"type": kind, "logicalType": JSON_TYPE}
+    if kind == "fixed":
+        return {"type": kind, "name": schema["name"], "size": schema["size"], "logicalType": JSON_TYPE}
+    if kind == "enum":
+        return {"type": kind, "name": schema["name"], "symbols": schema["symbols"]}
+    if kind in ("array", "map"):
+        return {"type": kind, _ELEMENT[kind]: _wrap(_element(schema), numbers)}
+    if kind in _RECORDS:
+        fields = [{"name": field["name"], "type": _wrap(field["type"], numbers)} for field in schema["fields"]]
+        return {"type": kind, "name": schema["name"], "fields": fields}
+    return kind
+
+
+def _wrap_branch(branch: Any, numbers: Iterator[int]) -> Any:
+    field = {"name": _branch_name(branch), "type": _wrap(branch, numbers)}
+    return {"type": "record", "name": f"HeadraceBranch{next(numbers)}", "fields": [field]}
+
+
+def converter(schema: Any, named: dict[str, Convert] | None = None) -> Convert:
+    """Return a function from a decoded JSON value to what Avro's writer takes.
+
+    Stricter than the writer: types, ranges, lengths and unknown fields are checked. A field that is absent takes its
+    default.
+
+    Raises (the function): Misfit.
+    """
+    known = {} if named is None else named
+    if isinstance(schema, list):
+        return _union(schema, known)
+    kind = _kind(schema)
+    if kind in _PRIMITIVES:
+        return _PRIMITIVES[kind]
+    if kind not in _COMPOSED:
+        return lambda value: known[kind](value)  # a name: found at run time, because a type may hold itself
+    convert = _COMPOSED[kind](schema, known)
+    if kind in _NAMED:
+        known[schema["name"]] = convert
+    return convert
+
+
+def _record(schema: Any, known: dict[str, Convert]) -> Convert:
+    name = schema["name"]
+    fields = [(field["name"], converter(field["type"], known), _may_be_absent(field)) for field in schema["fields"]]
+    names = frozenset(field[0] for field in fields)
+
+    def convert(value: Any) -> Any:
+        if type(value) is not dict:
+            _expected(f"an object ({name})", value)
+        found = {}
+        for field, inner, optional in fields:
+            if field in value:
+                try:
+                    found[field] = inner(value[field])
+                except Misfit as misfit:
+                    raise misfit.under(f".{field}") from None
+            elif not optional:
+                raise Misfit(f"field {field} of {name} is missing")
+        if len(found) != len(value):
+            raise Misfit(f"{name} has no field {min(value.keys() - names)[:60]!r}")
+        return found
+
+    return convert
+
+
+def _may_be_absent(field: Any) -> bool:
+    # The writer fills defaults in, but takes those of bytes (JSON text in the schema) as they are.
+    return "default" in field and _kind(field["type"]) not in ("bytes", "fixed")
+
+
+def _union(branches: list[Any], known: dict[str, Convert]) -> Convert:
+    inner = {_branch_name(branch): converter(branch, known) for branch in branches}
+    expected = "a union, which is written " + " or ".join(
+        "null" if name == "null" else f'{{"{name}": ...}}' for name in inner
+    )
+
+    def convert(value: Any) -> Any:
+        if value is None and "null" in inner:
+            return None
+        if type(value) is not dict or len(value) != 1:
+            _expected(expected, value)
+        ((name, item),) = value.items()
+        if name not in inner or name == "null":
+            raise Misfit(f"expected {expected}")
+        try:
+            return name, inner[name](item)
+        except Misfit as misfit:
+            raise misfit.under(f".{name}") from None
+
+    return convert
+
+
+def _array(schema: Any, known: dict[str, Convert]) -> Convert:
+    inner = converter(schema["items"], known)
+
+    def convert(value: Any) -> Any:
+        if type(value) is not list:
+            _expected("an array", value)
+        try:
+            return [inner(item) for item in value]
+        except Misfit as misfit:
+            raise misfit.under("[...]") from None
+
+    return convert
+
+
+def _map(schema: Any, known: dict[str, Convert]) -> Convert:
+    inner = converter(schema["values"], known)
+
+    def convert(value: Any) -> Any:
+        if type(value) is not dict:
+            _expected("an object (map)", value)
+        try:
+            return {key: inner(item) for key, item in value.items()}
+        except Misfit as misfit:
+            raise misfit.under("[...]") from None
+
+    return convert
+
+
+def _enum(schema: Any, _: dict[str, Convert]) -> Convert:
+    symbols = frozenset(schema["symbols"])
+
+    def convert(value: Any) -> Any:
+        if type(value) is not str or value not in symbols:
+            raise Misfit(f"expected a symbol of {schema['name']}")
+        return value
+
+    return convert
+
+
+def _fixed(schema: Any, _: dict[str, Convert]) -> Convert:
+    size = schema["size"]
+
+    def convert(value: Any) -> Any:
+        data = _bytes(value)
+        if len(data) != size:
+            raise Misfit(f"expected {size} characters ({schema['name']}), got {len(data)}")
+        return data
+
+    return convert
+
+
+def _null(value: Any) -> Any:
+    if value is not None:
+        _expected("null", value)
+
+
+def _boolean(value: Any) -> Any:
+    if type(value) is not bool:
+        _expected("a boolean", value)
+    return value
+
+
+def _int(value: Any) -> Any:
+    if type(value) is not int or not -(2**31) <= value < 2**31:
+        _expected("an integer of 32 bits", value)
+    return value
+
+
+def _long(value: Any) -> Any:
+    if type(value) is not int or not -(2**63) <= value < 2**63:
+        _expected("an integer of 64 bits", value)
+    return value
+
+
+def _double(value: Any) -> Any:
+    if type(value) is float:
+        return value
+    if type(value) is int:
+        return float(value)
+    if type(value) is str and value in _NOT_NUMBERS:
+        return _NOT_NUMBERS[value]
+    return _expected("a number", value)
+
+
+def _float(value: Any) -> Any:
+    number = _double(value)
+    if abs(number) > _LARGEST_FLOAT and number not in _NOT_NUMBERS.values():
+        _expected("a number that a float holds", value)
+    return number
+
+
+def _string(value: Any) -> Any:
+    if type(value) is not str:
+        _expected("a string", value)
+    return value
+
+
+def _bytes(value: Any) -> Any:
+    if type(value) is not str:
+        _expected("a string (bytes)", value)
+    try:
+        return value.encode("latin-1")
+    except UnicodeEncodeError:
+        raise Misfit("expected bytes as a string of the characters U+0000 to U+00FF") from None
+
+
+_LARGEST_DOUBLE: Final = 1.7976931348623157e308
+_ELEMENT: Final = {"array": "items", "map": "values"}
+_PRIMITIVES: Final[dict[str, Convert]] = {
+    "null": _null,
+    "boolean": _boolean,
+    "int": _int,
+    "long": _long,
+    "float": _float,
+    "double": _double,
+    "string": _string,
+    "bytes": _bytes,
+}
+_COMPOSED: Final[dict[str, Callable[[Any, dict[str, Convert]], Convert]]] = {
+    "record": _record,
+    "error": _record,
+    "enum": _enum,
+    "fixed": _fixed,
+    "array": _array,
+    "map": _map,
+}
+
+
+def _kind(schema: Any) -> str:
+    return str(schema["type"] if isinstance(schema, dict) else schema)
+
+
+def _branch_name(schema: Any) -> str:
+    return str(schema["name"]) if _kind(schema) in _NAMED else _kind(schema)
+
+
+def _element(schema: Any) -> Any:
+    return schema[_ELEMENT[_kind(schema)]]
+
+
+def _expected(what: str, value: Any) -> NoReturn:
+    kinds = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+    raise Misfit(f"expected {what}, got {kinds.get(type(value), 'another number')}")

@@ -1,0 +1,106 @@
+"""AVRO: the only door to the Avro library; between JSON text or Python values and payloads of one schema.
+
+The registry's framing is not part of a payload. Light to import: function workers and Spark drivers decode with it.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import struct
+from typing import Any, Final
+
+import fastavro
+import fastavro._read_py
+import msgspec
+from fastavro.read import LOGICAL_READERS
+from fastavro.schema import SchemaParseException
+
+from headrace.errors import DecodeError, EncodeError, SchemaInvalid
+from headrace.formats.avro_json import JSON_TYPE, Convert, Misfit, converter, is_recursive, to_json, wrapped
+
+_BAD_DATA: Final = (EOFError, LookupError, ValueError, ArithmeticError, TypeError, RecursionError, struct.error)
+_decode_json = msgspec.json.Decoder().decode
+_encode_json = msgspec.json.Encoder().encode
+
+LOGICAL_READERS.update({f"{kind}-{JSON_TYPE}": to_json for kind in ("bytes", "fixed", "float", "double")})
+
+
+class AvroSchema:
+    """A schema made ready; safe to share between records, costly to make."""
+
+    def __init__(self, text: str) -> None:
+        self.plain: Any = fastavro.parse_schema(_decode_json(text.encode()))
+        """By which values are written, and read as Python's own."""
+        # The compiled reader recurses on the C stack without a limit, so a nested payload would end the process.
+        self._read = fastavro._read_py.schemaless_reader if is_recursive(self.plain) else fastavro.schemaless_reader
+
+    @functools.cached_property
+    def json(self) -> Any:
+        """By which values are read as Avro's JSON encoding."""
+        return fastavro.parse_schema(wrapped(self.plain))
+
+    @functools.cached_property
+    def convert(self) -> Convert:
+        """From decoded JSON to what is written."""
+        return converter(self.plain)
+
+    def read(self, payload: bytes, schema: Any) -> Any:
+        """Return a payload decoded by one of the two schemas.
+
+        Raises:
+            DecodeError: The bytes were not written with this schema.
+        """
+        source = io.BytesIO(payload)
+        try:
+            value = self._read(source, schema, None)
+        except _BAD_DATA as cause:
+            place = f"{type(cause).__name__} at byte {source.tell()} of {len(payload)}"
+            raise DecodeError(f"the bytes do not fit their Avro schema ({place})") from cause
+        if source.tell() != len(payload):
+            raise DecodeError(f"{len(payload) - source.tell()} bytes follow after the end of the Avro value")
+        return value
+
+
+def parse_avro(schema_text: str) -> AvroSchema:
+    """Return a schema made ready; keep it, because making costs about a millisecond.
+
+    Raises:
+        SchemaInvalid: The text is no Avro schema, or refers to types it does not hold.
+    """
+    try:
+        return AvroSchema(schema_text)
+    except (*_BAD_DATA, AttributeError, SchemaParseException) as cause:
+        raise SchemaInvalid(f"no Avro schema that stands by itself: {type(cause).__name__}: {cause}") from cause
+
+
+def decode_avro(payload: bytes, writer: AvroSchema) -> object:
+    """Return a payload as plain Python values.
+
+    Union values come unwrapped; logical types as `datetime`, `date`, `time`, `Decimal` and `UUID`.
+
+    Raises:
+        DecodeError: The bytes were not written with this schema.
+    """
+    value: object = writer.read(payload, writer.plain)
+    return value
+
+
+class AvroCodec:
+    """Between JSON text in Avro's JSON encoding and payloads of one schema."""
+
+    def __init__(self, schema: AvroSchema) -> None:
+        self._schema = schema
+
+    def encode(self, text: bytes) -> bytes:
+        target = io.BytesIO()
+        try:
+            fastavro.schemaless_writer(target, self._schema.plain, self._schema.convert(_decode_json(text)))
+        except Misfit as misfit:
+            raise EncodeError(f"the value does not fit its Avro schema at ${misfit.path}: {misfit.text}") from misfit
+        except _BAD_DATA as cause:
+            raise EncodeError(f"the value does not fit its Avro schema ({type(cause).__name__})") from cause
+        return target.getvalue()
+
+    def decode(self, data: bytes) -> bytes:
+        return _encode_json(self._schema.read(data, self._schema.json))

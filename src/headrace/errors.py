@@ -3,6 +3,7 @@
     HeadraceError
     |-- ConfigError                    an operator fixes a file; exit code 78
     |-- EnvironmentProblem             the machine lacks something (Java, disk, port, artifact); exit code 1
+    |   |-- PortTaken
     |-- RequestError                   the caller changes the request; 4xx
     |   |-- InvalidRequest             |-- ContentTypeMismatch  |-- SchemaViolation
     |   |-- PayloadTooLarge            |-- TooManyRequests      |-- MethodNotAllowed
@@ -88,6 +89,12 @@ class EnvironmentProblem(HeadraceError):
     """This machine lacks something Headrace needs."""
 
     code, message = "ERR40002", "ENVIRONMENT_PROBLEM"
+
+
+class PortTaken(EnvironmentProblem):
+    """Another program listens on the port; where the port is not asked for, another one is tried."""
+
+    code, message = "ERR40032", "PORT_TAKEN"
 
 
 class RequestError(HeadraceError):

@@ -17,8 +17,8 @@ from headrace.devcluster import wire
 from headrace.devcluster.install import KafkaInstall, install_kafka
 from headrace.devcluster.ports import free_ports, is_free, require_free
 from headrace.devcluster.properties import NodePorts, format_data_folder, new_id, server_properties
-from headrace.devcluster.server import PortTaken, Server, ServerId
-from headrace.errors import EnvironmentProblem
+from headrace.devcluster.server import Server, ServerId
+from headrace.errors import EnvironmentProblem, PortTaken
 from headrace.jvm import Progress
 from headrace.jvm.cache import write_atomically
 

@@ -6,7 +6,7 @@ import random
 import socket
 from collections.abc import Collection
 
-from headrace.errors import EnvironmentProblem
+from headrace.errors import PortTaken
 
 # Below the range from which systems take the ports of outgoing connections: a client that keeps trying a killed
 # broker's port from that range can end up connected to itself, and then the broker cannot come back.
@@ -39,10 +39,10 @@ def require_free(port: int, what: str, option: str) -> None:
     """Make sure that a port a user asked for can be had.
 
     Raises:
-        EnvironmentProblem: Something listens on it.
+        PortTaken: Something listens on it.
     """
     if not is_free(port):
-        raise EnvironmentProblem(
+        raise PortTaken(
             f"Port {port} for {what} is taken by another program. Stop that program, or choose another port with"
             f" {option}; without {option} a free port is chosen."
         )

@@ -12,8 +12,8 @@ from typing import Self
 
 from headrace.devcluster.archive import SMALL_JVM, archive_flags, prepare_archive
 from headrace.devcluster.ports import free_ports, is_free, require_free
-from headrace.devcluster.server import PortTaken, Server, ServerId
-from headrace.errors import EnvironmentProblem
+from headrace.devcluster.server import Server, ServerId
+from headrace.errors import EnvironmentProblem, PortTaken
 from headrace.jvm import Java, Progress, ensure_artifacts, find_java
 from headrace.jvm.cache import write_atomically
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.errors import EnvironmentProblem
+from headrace.errors import EnvironmentProblem, PortTaken
 from headrace.lifecycle import Child, start_child
 
 _ADDRESS_TAKEN = ("Address already in use", "Port already bound", "seems to be in use")
@@ -27,10 +27,6 @@ class ServerId(NamedTuple):
     def running(self) -> bool:
         """Whether it lives; a zombie does not."""
         return self.started != "" and _start_time(self.pid) == self.started
-
-
-class PortTaken(EnvironmentProblem):
-    """A server ended because somebody else was faster with its port."""
 
 
 class Server:

@@ -94,7 +94,7 @@ class EnvironmentProblem(HeadraceError):
 class PortTaken(EnvironmentProblem):
     """Another program listens on the port; where the port is not asked for, another one is tried."""
 
-    code, message = "ERR40032", "PORT_TAKEN"
+    code, message = "ERR40033", "PORT_TAKEN"
 
 
 class RequestError(HeadraceError):

@@ -9,12 +9,17 @@ import struct
 
 from headrace.errors import DecodeError
 
-_HEADER = struct.Struct(">bI")
+_HEADER = struct.Struct(">BI")
 
 
 def header_of(schema_id: int) -> bytes:
     """Return the five bytes that go before a payload of this schema."""
     return _HEADER.pack(0, schema_id)
+
+
+def schema_id_of(data: bytes) -> int | None:
+    """Return the schema id with which the bytes begin, None when they begin with none."""
+    return _HEADER.unpack_from(data)[1] if len(data) >= _HEADER.size and data[0] == 0 else None
 
 
 def unframe(data: bytes) -> tuple[int, bytes]:
@@ -23,9 +28,10 @@ def unframe(data: bytes) -> tuple[int, bytes]:
     Raises:
         DecodeError: The bytes do not begin with a schema id.
     """
-    if len(data) < _HEADER.size or data[0] != 0:
+    schema_id = schema_id_of(data)
+    if schema_id is None:
         raise DecodeError(
             "the bytes do not begin with a zero byte and a schema id: "
             "they were not written through a schema registry, so read them in another format"
         )
-    return _HEADER.unpack_from(data)[1], data[_HEADER.size :]
+    return schema_id, data[_HEADER.size :]

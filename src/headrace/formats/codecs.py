@@ -1,0 +1,199 @@
+"""Which codec serves a request or a record: formats by name, and schemas by what the request says of them.
+
+Source: sidecar.md 4 (formats) and 5.2 (precedence and conflicts of schema inputs).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from headrace import errors
+from headrace.formats.codec import Codec
+from headrace.formats.codec_avro import AvroCodec, parse_avro
+from headrace.formats.codec_binary import BinaryCodec
+from headrace.formats.codec_json import JsonCodec
+from headrace.formats.codec_string import StringCodec
+from headrace.formats.framing import header_of, schema_id_of, unframe
+from headrace.formats.registry import RegisteredSchema, SchemaRegistry
+
+_PLAIN: Final[dict[str, Codec]] = {"BINARY": BinaryCodec(), "STRING": StringCodec(), "JSON": JsonCodec()}
+_WITH_SCHEMA: Final = {"AVRO": lambda text: AvroCodec(parse_avro(text))}
+_COMPILED: Final = 1000
+
+
+class SchemaChoice(NamedTuple):
+    """What a request says of one schema; None for what it does not say."""
+
+    format: str | None = None
+    """Name of the format, in any case."""
+    text: str | None = None
+    id: int | None = None
+    version: int | None = None
+    subject: str | None = None
+    """Instead of the topic's own subject."""
+
+
+class Writing(NamedTuple):
+    """A codec for what is to be written, and the id of its schema if it has one."""
+
+    codec: Codec
+    schema_id: int | None = None
+
+
+class Codecs:
+    """Finds codecs, and keeps those that were compiled from a schema."""
+
+    def __init__(self, registry: SchemaRegistry) -> None:
+        self._registry = registry
+        self._compiled: dict[int, Codec] = {}
+
+    async def for_writing(self, choice: SchemaChoice, default_format: str, subject: str) -> Writing:
+        """Return the codec that a request asks for.
+
+        Args:
+            choice: What the request says.
+            default_format: The format when it names none.
+            subject: The subject by the topic's name: `<topic>-key` or `<topic>-value`.
+
+        Raises:
+            InvalidRequest: No such format.
+            SchemaConflict: The request names its schema in two ways.
+            SchemaNotFound: The registry does not have it.
+            SchemaInvalid: The text is no schema, or the registry refuses it.
+            RegistryUnavailable: The registry is needed and does not answer.
+        """
+        name = format_name(choice.format or default_format)
+        if choice.format is None and choice.text is not None:
+            raise errors.SchemaWithoutFormat()
+        # A schema named without a format is meant to be used, whatever the default format is.
+        named = choice.id if choice.id is not None else choice.version
+        if name in _PLAIN and (choice.format is not None or named is None):
+            return Writing(_PLAIN[name])
+        schema = await self._resolve(choice, name, choice.subject or subject)
+        return Writing(_Framed(schema.id, self._codec_of(schema)), schema.id)
+
+    def for_reading(self, format_text: str) -> Reader:
+        """Return what decodes stored bytes of a format.
+
+        Raises:
+            InvalidRequest: No such format.
+        """
+        name = format_name(format_text)
+        return Reader(self, _PLAIN.get(name))
+
+    async def load(self, schema_id: int) -> None:
+        """Make a schema ready for `loaded`, if the registry has it and it is usable.
+
+        Raises:
+            RegistryUnavailable: It is not known here, and the registry does not answer.
+        """
+        with contextlib.suppress(errors.FormatError):
+            self._codec_of(await self._registry.by_id(schema_id))
+
+    def loaded(self, schema_id: int) -> Codec | None:
+        """Return the codec of a schema that was loaded lately."""
+        return self._compiled.get(schema_id)
+
+    async def _resolve(self, choice: SchemaChoice, name: str, subject: str) -> RegisteredSchema:
+        if choice.id is not None:
+            if choice.version is not None:
+                raise errors.SchemaConflict("give the schema by id or by version, not both")
+            if choice.text is not None:
+                raise errors.SchemaWithSchemaId()
+            return await self._of_subject_by_id(choice.id, subject)
+        if choice.version is not None:
+            if choice.text is not None:
+                raise errors.SchemaWithSchemaVersion()
+            return await self._registry.of_subject(subject, choice.version)
+        if choice.text is not None:
+            return await self._registry.register(subject, choice.text, name)
+        return await self._registry.of_subject(subject)
+
+    async def _of_subject_by_id(self, schema_id: int, subject: str) -> RegisteredSchema:
+        schema = await self._registry.by_id(schema_id)
+        subjects = await self._registry.subjects_of(schema_id)
+        if subject not in subjects:
+            raise errors.SchemaNotFound(
+                f"schema id {schema_id} is not registered under subject {subject}: "
+                "name its subject (keySchemaSubject, valueSchemaSubject) or register it there"
+            )
+        return schema
+
+    def _codec_of(self, schema: RegisteredSchema) -> Codec:
+        codec = self._compiled.pop(schema.id, None)
+        if codec is None:
+            compile_schema = _WITH_SCHEMA.get(schema.type)
+            if compile_schema is None:
+                raise errors.SchemaInvalid(f"schema id {schema.id} is of type {schema.type}, which is not served yet")
+            codec = compile_schema(schema.text)
+            if len(self._compiled) >= _COMPILED:
+                del self._compiled[next(iter(self._compiled))]
+        self._compiled[schema.id] = codec  # the one used last is the last to go
+        return codec
+
+
+class Reader:
+    """Decodes stored bytes of one format into JSON text."""
+
+    def __init__(self, codecs: Codecs, plain: Codec | None) -> None:
+        """Decode by `plain`, or by the schema that the bytes name when there is none."""
+        self._codecs = codecs
+        self._plain = plain
+
+    async def prepare(self, payloads: Iterable[bytes | None]) -> None:
+        """Fetch every schema that these bytes name; await it before `decode`. Cheap when all are known.
+
+        Raises:
+            RegistryUnavailable: A schema is not known here, and the registry does not answer; try again later.
+        """
+        if self._plain is None:
+            for schema_id in {schema_id_of(data) for data in payloads if data}:
+                if schema_id is not None:
+                    await self._codecs.load(schema_id)
+
+    def decode(self, data: bytes | None) -> bytes | None:
+        """Return JSON text; None (a tombstone, no key) stays None.
+
+        Raises:
+            DecodeError: The bytes are not of this format, or name a schema that the registry does not have.
+        """
+        if data is None:
+            return None
+        if self._plain:
+            return self._plain.decode(data)
+        schema_id, payload = unframe(data)
+        codec = self._codecs.loaded(schema_id)
+        if codec is None:
+            raise errors.DecodeError(
+                f"the schema registry has no usable schema of id {schema_id}, which the bytes name"
+            )
+        return codec.decode(payload)
+
+
+class _Framed:
+    """Writes payloads of one schema with its id before them."""
+
+    def __init__(self, schema_id: int, inner: Codec) -> None:
+        self._header = header_of(schema_id)
+        self._inner = inner
+
+    def encode(self, text: bytes) -> bytes:
+        return self._header + self._inner.encode(text)
+
+    def decode(self, data: bytes) -> bytes:
+        return self._inner.decode(unframe(data)[1])
+
+
+def format_name(name: str) -> str:
+    """Return a format's name in capitals; any case is taken.
+
+    Raises:
+        InvalidRequest: No such format.
+    """
+    found = name.upper()
+    if found not in _PLAIN and found not in _WITH_SCHEMA:
+        served = ", ".join([*_PLAIN, *_WITH_SCHEMA])
+        raise errors.InvalidRequest(f"format {name[:40]!r} is not served: use one of {served}, in any case")
+    return found

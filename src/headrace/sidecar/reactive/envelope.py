@@ -6,7 +6,7 @@ Source: sidecar.md 6.5 (record), 7.3 (request), 7.4 (answer); decisions.md 8 (id
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -14,9 +14,6 @@ import msgspec
 from headrace.delivery.protocols import ACK, Delivery, Outcome, Verdict
 from headrace.errors import DestinationRefused
 from headrace.records import Record
-
-DecodeToJson = Callable[[bytes | None], bytes | None]
-"""Turns stored bytes into JSON text; None is null. Raises DecodeError."""
 
 _REASON_CHARACTERS = 8000
 

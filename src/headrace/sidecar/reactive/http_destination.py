@@ -8,43 +8,47 @@ import aiohttp
 
 from headrace.config.model import BackendConfig
 from headrace.delivery.protocols import ACK, Delivery, Outcome, Verdict
-from headrace.errors import DecodeError, DestinationRefused, DestinationUnavailable
+from headrace.errors import DecodeError, DestinationRefused, DestinationUnavailable, RegistryUnavailable
+from headrace.formats.codecs import Reader
+from headrace.lifecycle import Service
 from headrace.records import Record
-from headrace.sidecar.reactive.envelope import DecodeToJson, entry_of, outcomes_of
+from headrace.sidecar.reactive.envelope import entry_of, outcomes_of
 
 _ANSWER_BYTES = 16_777_216
 _CONNECTIONS = 64
 
 
-class HttpDestination:
+class HttpDestination(Service):
     """Posts JSON arrays of records to a backend (sidecar.md 7.3)."""
 
-    def __init__(self, backend: BackendConfig, decode_key: DecodeToJson, decode_value: DecodeToJson) -> None:
+    def __init__(self, name: str, backend: BackendConfig, keys: Reader, values: Reader) -> None:
         """Prepare; connections are opened when needed.
 
         Args:
+            name: Name of the service.
             backend: Where, with which limits.
-            decode_key: Stored key to JSON text.
-            decode_value: Stored value to JSON text.
+            keys: Decodes stored keys.
+            values: Decodes stored values.
         """
+        super().__init__(name)
         self._backend = backend
-        self._decode_key = decode_key
-        self._decode_value = decode_value
+        self._keys = keys
+        self._values = values
         self._session: aiohttp.ClientSession | None = None
 
-    async def close(self) -> None:
-        """Close every connection."""
+    async def stop(self) -> None:
         if self._session:
             await self._session.close()
 
     async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
         """Post the records that can be decoded; the others are dead letters at once."""
+        await self._prepare(delivery.records)
         outcomes: dict[int, Outcome] = {}
         sent: list[Record] = []
         entries: list[bytes] = []
         for record in delivery.records:
             try:
-                key, value = self._decode_key(record.key), self._decode_value(record.value)
+                key, value = self._keys.decode(record.key), self._values.decode(record.value)
             except DecodeError as error:
                 outcomes[record.offset] = Outcome(Verdict.DEAD_LETTER, "DecodeError", error.description)
                 continue
@@ -55,6 +59,13 @@ class HttpDestination:
             return answered
         outcomes.update(zip((record.offset for record in sent), answered, strict=True))
         return [outcomes[record.offset] for record in delivery.records]
+
+    async def _prepare(self, records: Sequence[Record]) -> None:
+        try:
+            await self._keys.prepare([record.key for record in records])
+            await self._values.prepare([record.value for record in records])
+        except RegistryUnavailable as cause:
+            raise DestinationUnavailable(f"waiting for the schema registry: {cause.description}") from cause
 
     async def _post(self, body: bytes, sent: Sequence[Record]) -> list[Outcome]:
         try:

@@ -1,0 +1,1 @@
+"""Measurements against bare loops on the dev cluster: `make bench`."""

@@ -1,0 +1,87 @@
+"""The one load generator: raw HTTP/1.1 over asyncio, in a process of its own.
+
+usage: python -m bench.load URL_PATH PORT CONNECTIONS SECONDS BODY_FILE
+Prints JSON: requests, errors, seconds, p50_ms, p99_ms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+
+import uvloop
+
+
+class Connection(asyncio.Protocol):
+    """Sends a request, waits for the whole answer, sends the next."""
+
+    def __init__(self, request: bytes, times: list[float], end: float) -> None:
+        self.request, self.times, self.end = request, times, end
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.buffer = b""
+        self.errors = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        self.send()
+
+    def send(self) -> None:
+        self.sent = time.perf_counter()
+        self.transport.write(self.request)  # type: ignore[attr-defined]
+
+    def data_received(self, data: bytes) -> None:
+        self.buffer = self.buffer + data if self.buffer else data
+        head = self.buffer.find(b"\r\n\r\n")
+        if head < 0:
+            return
+        lower = self.buffer[:head].lower()
+        at = lower.find(b"content-length:")
+        size = int(lower[at + 15 :].split(b"\r\n", 1)[0])
+        if len(self.buffer) < head + 4 + size:
+            return
+        self.errors += not self.buffer.startswith(b"HTTP/1.1 200")
+        self.buffer = b""
+        now = time.perf_counter()
+        self.times.append(now - self.sent)
+        if now < self.end:
+            self.send()
+        elif not self.done.done():
+            self.done.set_result(None)
+            self.transport.close()
+
+    def connection_lost(self, cause: Exception | None) -> None:
+        if not self.done.done():
+            self.errors += 1
+            self.done.set_result(None)
+
+
+async def measure(path: str, port: int, connections: int, seconds: float, body: bytes) -> dict[str, float]:
+    request = (
+        f"POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    ).encode() + body
+    loop = asyncio.get_running_loop()
+    times: list[float] = []
+    start = time.perf_counter()
+    made = [
+        (await loop.create_connection(lambda: Connection(request, times, start + seconds), "127.0.0.1", port))[1]
+        for _ in range(connections)
+    ]
+    await asyncio.gather(*(one.done for one in made))
+    elapsed = time.perf_counter() - start
+    times.sort()
+    return {
+        "requests": len(times),
+        "errors": sum(one.errors for one in made),
+        "seconds": elapsed,
+        "p50_ms": times[len(times) // 2] * 1000 if times else 0,
+        "p99_ms": times[int(len(times) * 0.99)] * 1000 if times else 0,
+    }
+
+
+if __name__ == "__main__":
+    url_path, port, connections, seconds, body_file = sys.argv[1:]
+    result = uvloop.run(measure(url_path, int(port), int(connections), float(seconds), Path(body_file).read_bytes()))
+    print(json.dumps(result))

@@ -26,6 +26,7 @@ ENDPOINTS = Path(".headrace/dev/endpoints.json")
 config_option = click.option(
     "-c", "--config", "config", type=click.Path(path_type=Path), help="A headrace.yaml to take settings from."
 )
+registry_option = click.option("--schema-registry", "registry", metavar="URL", help="Schema registry, for Avro.")
 
 
 class Place(NamedTuple):

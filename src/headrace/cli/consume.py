@@ -1,0 +1,106 @@
+"""`headrace consume`: reads a topic without a group, so it disturbs nobody and commits nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import msgspec
+
+from headrace.cli.connection import Place, find, kafka_options, registry_option, run_async
+from headrace.cli.output import output_option
+from headrace.cli.text import FORMATS, Reader
+from headrace.control.topics import read_window, window
+from headrace.errors import DecodeError
+from headrace.kafka import Admin, read_records
+from headrace.records import Record
+
+
+class _Wanted(NamedTuple):
+    """What the options ask for."""
+
+    topic: str
+    start: str
+    limit: int | None
+    follow: bool
+    partition: int | None
+    value_format: str
+    key_format: str
+    keys: bool
+    output: str
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--from", "start", type=click.Choice(["beginning", "end"]), default="beginning", show_default=True)
+@click.option("--max", "limit", type=click.IntRange(1), help="Stop after so many records.")
+@click.option("--follow", is_flag=True, help="Wait for new records; --from end implies it.")
+@click.option("--partition", type=click.IntRange(0), help="Only this partition.")
+@click.option("--format", "value_format", type=click.Choice(FORMATS), default="string", show_default=True)
+@click.option("--key-format", type=click.Choice(FORMATS), default="string", show_default=True)
+@click.option("--keys", is_flag=True, help="Print key, tab, value.")
+@kafka_options
+@registry_option
+@output_option
+def consume(bootstrap_servers: str | None, config: Path | None, registry: str | None, **wanted: Any) -> None:
+    """Print the records of a topic, one per line; with --output json as objects with partition, offset and headers.
+
+    Order holds within a partition. Binary values are printed as base64, Avro as JSON.
+
+    Example: headrace consume orders --format json --max 10
+    """
+    run_async(_consume(find(bootstrap_servers, config, registry), _Wanted(**wanted)))
+
+
+async def _consume(place: Place, wanted: _Wanted) -> None:
+    seen = 0
+    async with Reader(place.registry) as reader, contextlib.aclosing(await _batches(place, wanted)) as batches:
+        async for batch in batches:
+            records = batch[: None if wanted.limit is None else wanted.limit - seen]
+            for record in records:
+                sys.stdout.write(await _line(record, wanted, reader) + "\n")
+            sys.stdout.flush()
+            seen += len(records)
+            if seen == wanted.limit:
+                return
+    if not seen:
+        click.echo(f"no records in {wanted.topic}", err=True)
+
+
+async def _batches(place: Place, wanted: _Wanted) -> AsyncGenerator[list[Record], None]:
+    starts, ends = await window(Admin(place.kafka), wanted.topic, wanted.partition)
+    if wanted.start == "end":
+        return read_records(place.kafka, ends)
+    return read_records(place.kafka, starts) if wanted.follow else read_window(place.kafka, starts, ends)
+
+
+async def _line(record: Record, wanted: _Wanted, reader: Reader) -> str:
+    try:
+        key = await reader.json_text(record.key, wanted.key_format) if wanted.keys or wanted.output == "json" else b""
+        value = await reader.json_text(record.value, wanted.value_format)
+    except DecodeError as cause:
+        raise DecodeError(
+            f"record {record.offset} of {record.topic_partition}: {cause}. Choose another --format or --key-format"
+        ) from cause
+    if wanted.output == "json":
+        return msgspec.json.encode(
+            {
+                "topic": record.topic,
+                "partition": record.partition,
+                "offset": record.offset,
+                "timestamp_ms": record.timestamp_ms,
+                "key": msgspec.Raw(key),
+                "value": msgspec.Raw(value),
+                "headers": [[name, data and data.decode(errors="backslashreplace")] for name, data in record.headers],
+            }
+        ).decode()
+    return f"{_plain(key)}\t{_plain(value)}" if wanted.keys else _plain(value)
+
+
+def _plain(json_text: bytes) -> str:
+    """Return the text of a JSON string without its quotes, any other JSON value as it is."""
+    return msgspec.json.decode(json_text, type=str) if json_text[:1] == b'"' else json_text.decode()

@@ -1,0 +1,120 @@
+"""`headrace produce`: lines of a file or of standard input become records."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import click
+
+from headrace.cli.connection import Place, find, kafka_options, registry_option, run_async
+from headrace.cli.output import output_option, print_json, progress
+from headrace.cli.producing import producer
+from headrace.cli.text import FORMATS, Writer
+from headrace.errors import HeadraceError, InvalidRequest
+from headrace.kafka import Admin
+from headrace.lifecycle import run_blocking
+from headrace.records import OutgoingRecord
+
+_CHUNK_BYTES = 1_048_576
+_MAX_LINE_BYTES = 16_777_216
+
+
+class _Wanted(NamedTuple):
+    """What the options ask for."""
+
+    topic: str
+    file: IO[bytes]
+    keys: bool
+    value_format: str
+    key_format: str
+    output: str
+
+
+class _Tally:
+    """How far the command has come."""
+
+    def __init__(self) -> None:
+        self.lines = 0
+        self.acknowledged = 0
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--file", type=click.File("rb"), default="-", help="Read this file instead of standard input.")
+@click.option("--keys", is_flag=True, help="Each line is key, tab, value.")
+@click.option("--value-format", type=click.Choice(FORMATS), default="string", show_default=True)
+@click.option("--key-format", type=click.Choice(FORMATS), default="string", show_default=True)
+@kafka_options
+@registry_option
+@output_option
+def produce(bootstrap_servers: str | None, config: Path | None, registry: str | None, **wanted: Any) -> None:
+    """Write each line as a record, and say how many are acknowledged by all in-sync replicas.
+
+    Empty lines are passed over. Lines are string text, JSON, base64 (binary), or JSON for the newest Avro schema of the
+    subject TOPIC-value (avro).
+
+    Example: printf 'a\\t{"n": 1}\\n' | headrace produce orders --keys --value-format json
+    """
+    tally = _Tally()
+    try:
+        run_async(_produce(find(bootstrap_servers, config, registry), _Wanted(**wanted), tally))
+    except BaseException:
+        click.echo(f"{tally.acknowledged} records are acknowledged in {wanted['topic']}, then it stopped:", err=True)
+        raise
+    if wanted["output"] == "json":
+        print_json({"topic": wanted["topic"], "acknowledged": tally.acknowledged})
+    else:
+        click.echo(f"{tally.acknowledged} records are acknowledged in {wanted['topic']}")
+
+
+async def _produce(place: Place, wanted: _Wanted, tally: _Tally) -> None:
+    await Admin(place.kafka).describe_topic(wanted.topic)
+    with progress(f"produce to {wanted.topic}") as show:
+        async with producer(place.kafka) as target, Writer(place.registry, wanted.topic) as writer:
+            async for lines in _chunks(wanted.file):
+                records, problem = await _encode(lines, wanted, writer, tally)
+                results = await target.produce(records)
+                failed = [result for result in results if isinstance(result, HeadraceError)]
+                tally.acknowledged += len(results) - len(failed)
+                show(tally.acknowledged, None)
+                if stop := failed[0] if failed else problem:
+                    raise stop
+
+
+async def _encode(
+    lines: Sequence[bytes], wanted: _Wanted, writer: Writer, tally: _Tally
+) -> tuple[list[OutgoingRecord], HeadraceError | None]:
+    """Return the records up to the first line that cannot be one, and what is wrong with that line."""
+    records: list[OutgoingRecord] = []
+    for line in lines:
+        tally.lines += 1
+        if not line:
+            continue
+        key, tab, value = line.partition(b"\t") if wanted.keys else (None, b"\t", line)
+        try:
+            if not tab:
+                raise InvalidRequest("has no tab between key and value, as --keys demands")
+            key_bytes = None if key is None else await writer.stored(key, wanted.key_format, is_key=True)
+            value_bytes = await writer.stored(value, wanted.value_format, is_key=False)
+        except HeadraceError as cause:
+            text = f"line {tally.lines}: {cause}. Nothing of this line and after it was sent"
+            return records, InvalidRequest(text, line=tally.lines)
+        records.append(OutgoingRecord(wanted.topic, key_bytes, value_bytes))
+    return records, None
+
+
+async def _chunks(file: IO[bytes]) -> AsyncIterator[list[bytes]]:
+    """Yield the lines that are there, without waiting for more, so a slow pipe is produced as it comes."""
+    rest = b""
+    while data := await run_blocking(file.read1, _CHUNK_BYTES):  # type: ignore[attr-defined]
+        *lines, rest = (rest + data).split(b"\n")
+        if len(rest) > _MAX_LINE_BYTES:
+            raise InvalidRequest(f"a line is longer than {_MAX_LINE_BYTES} bytes: this is no file of lines")
+        if lines:
+            yield [line.removesuffix(b"\r") for line in lines]
+        await asyncio.sleep(0)
+    if rest:
+        yield [rest]

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from headrace.cli.main import main
+
+GOOD = "kafka: {properties: {sasl.password: '${env:PW}'}}\nhttp: {port: 9000}\n"
+
+
+def headrace(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PW", "hunter2")
+    return tmp_path
+
+
+def test_check_of_a_good_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A usable file is said to be ok, with what it holds."""
+    (folder / "headrace.yaml").write_text(GOOD)
+    assert headrace("config", "check") == 0
+    assert capsys.readouterr().out == "headrace.yaml: ok (reactive consumers: 0, functions: 0, pipelines: 0)\n"
+    assert headrace("config", "check", "--output", "json") == 0
+    assert json.loads(capsys.readouterr().out) == {"ok": True, "problems": []}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("http: {prot: 1}", "headrace.yaml:1: http.prot: unknown key: did you mean port?"),
+        ("kafka: {properties: {group.id: x}}", "kafka.properties.group.id is Headrace's own: set group of"),
+        ("http: {port: 1", "headrace.yaml:1: is not YAML"),
+    ],
+)
+def test_check_of_a_bad_file(folder: Path, capsys: pytest.CaptureFixture[str], text: str, problem: str) -> None:
+    """An unusable file is exit code 78 and its problems, also as JSON."""
+    (folder / "headrace.yaml").write_text(text)
+    assert headrace("config", "check") == 78
+    assert capsys.readouterr().err.startswith(problem)
+    assert headrace("config", "check", "--output", "json") == 78
+    found = json.loads(capsys.readouterr().out)
+    assert found["ok"] is False
+    assert found["problems"][0].startswith(problem)
+
+
+def test_check_without_a_file_names_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """The default file that is not there is told."""
+    assert headrace("config", "check") == 78
+    assert (
+        capsys.readouterr().err == "headrace.yaml: cannot be read: No such file or directory. Name the file with -c\n"
+    )
+
+
+def test_run_with_a_bad_file_exits_78(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Starting with an unusable file ends with the same words as checking it."""
+    (folder / "headrace.yaml").write_text("htpp: {}")
+    assert headrace("run") == 78
+    assert capsys.readouterr().err == "headrace.yaml:1: htpp: unknown key: did you mean http?\n"
+
+
+def test_show_masks_secrets(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The effective configuration is printed as YAML or JSON, without secrets."""
+    (folder / "headrace.yaml").write_text(GOOD)
+    assert headrace("config", "show") == 0
+    text = capsys.readouterr().out
+    assert headrace("config", "show", "--output", "json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert yaml.safe_load(text) == shown
+    assert shown["http"]["port"] == 9000
+    assert shown["kafka"]["properties"] == {"sasl.password": "**********"}
+
+
+def test_show_with_origins_and_without_a_file(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a file, defaults and environment are shown, each with where it came from."""
+    monkeypatch.setenv("HEADRACE__HTTP__PORT", "9001")
+    assert headrace("config", "show", "--origin", "--output", "json") == 0
+    rows = {row["setting"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["http.port"] == {"setting": "http.port", "value": 9001, "origin": "HEADRACE__HTTP__PORT"}
+    assert rows["http.host"]["origin"] == "default"
+
+
+def test_schema_is_json_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    """The schema names every section."""
+    assert headrace("config", "schema") == 0
+    assert "reactive_consumers" in json.loads(capsys.readouterr().out)["properties"]

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+from typing import Any
+
+import pytest
+
+from headrace.cli import produce as produce_module
+from headrace.cli.consume import _plain
+from headrace.cli.output import print_rows, progress
+from headrace.cli.produce import _chunks, _encode, _Tally, _Wanted
+from headrace.cli.text import Reader, Writer
+from headrace.config.model import SchemaRegistryConfig
+from headrace.errors import DecodeError, InvalidRequest
+from headrace.records import OutgoingRecord
+
+
+def encode(lines: list[bytes], value_format: str = "string", keys: bool = False) -> Any:
+    wanted = _Wanted("t", io.BytesIO(), keys, value_format, "string", "text")
+    return asyncio.run(_encode(lines, wanted, Writer(SchemaRegistryConfig(), "t"), _Tally()))
+
+
+def decode(data: bytes | None, name: str) -> str:
+    return _plain(asyncio.run(Reader(SchemaRegistryConfig()).json_text(data, name)))
+
+
+async def read_all(file: Any) -> list[list[bytes]]:
+    return [lines async for lines in _chunks(file)]
+
+
+def test_lines_become_records() -> None:
+    """Each line is a value; empty lines are passed over."""
+    assert encode([b"a", b"", b"\xc3\xa9"]) == (
+        [OutgoingRecord("t", None, b"a"), OutgoingRecord("t", None, b"\xc3\xa9")],
+        None,
+    )
+    assert encode([b'{"a": 1.50}'], "json")[0] == [OutgoingRecord("t", None, b'{"a": 1.50}')]
+    assert encode([b"AP8="], "binary")[0] == [OutgoingRecord("t", None, b"\x00\xff")]
+    assert encode([b"k\tv\tw"], keys=True)[0] == [OutgoingRecord("t", b"k", b"v\tw")]
+
+
+@pytest.mark.parametrize(
+    ("line", "value_format", "keys", "sentence"),
+    [
+        (b"{", "json", False, "not JSON text"),
+        (b"\xff", "string", False, "not UTF-8 text"),
+        (b"?", "binary", False, "BINARY takes"),
+        (b"no tab", "string", True, "has no tab between key and value"),
+    ],
+)
+def test_a_bad_line_is_named_and_those_before_it_count(
+    line: bytes, value_format: str, keys: bool, sentence: str
+) -> None:
+    """What cannot be a record is told with its number, and nothing behind it is sent."""
+    good = {"json": b"1", "string": b"a\tb", "binary": b"AA=="}[value_format]
+    records, problem = encode([good, line, good], value_format, keys)
+    assert len(records) == 1
+    assert problem.parameters["line"] == 2
+    assert sentence in problem.description
+    assert "Nothing of this line and after it was sent" in problem.description
+
+
+def test_lines_come_out_whole_however_the_bytes_arrive() -> None:
+    """Lines cut by a buffer's end, Windows line ends and a last line without an end are whole."""
+    read, write = os.pipe()
+    with os.fdopen(read, "rb") as file, os.fdopen(write, "wb", buffering=0) as pipe:
+
+        async def feed() -> list[list[bytes]]:
+            pipe.write(b"a\r\nb")
+            chunks = _chunks(file)
+            found = [await anext(chunks)]
+            pipe.write(b"c\nd")
+            found.append(await anext(chunks))
+            pipe.close()
+            return [*found, *[lines async for lines in chunks]]
+
+        assert asyncio.run(feed()) == [[b"a"], [b"bc"], [b"d"]]
+
+
+def test_a_line_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is no text does not fill the memory."""
+    monkeypatch.setattr(produce_module, "_MAX_LINE_BYTES", 10)
+    with pytest.raises(InvalidRequest, match="longer than 10 bytes"):
+        asyncio.run(read_all(io.BytesIO(b"x" * 11)))
+
+
+def test_values_are_printed_in_their_format() -> None:
+    """Strings as text, JSON as it is stored, binary as base64, null as null."""
+    assert decode('tab\t"é"'.encode(), "string") == 'tab\t"é"'
+    assert decode(b'{"a": 1.50}', "json") == '{"a": 1.50}'
+    assert decode(b"\x00\xff", "binary") == "AP8="
+    assert decode(None, "json") == "null"
+    with pytest.raises(DecodeError):
+        decode(b"{", "json")
+
+
+def test_rows_are_columns_or_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """Text aligns columns under their names; JSON keeps types."""
+    rows = [{"topic": "a", "in_sync": [1, 2], "errors": {}}, {"topic": "longer", "in_sync": [], "errors": {"E": 2}}]
+    print_rows(rows, "text", "none")
+    assert capsys.readouterr().out == "TOPIC   IN SYNC  ERRORS\na       1, 2     -\nlonger           E: 2\n"
+    print_rows(rows[:1], "json", "none")
+    assert capsys.readouterr().out.replace("\n", "").replace(" ", "") == '[{"topic":"a","in_sync":[1,2],"errors":{}}]'
+    print_rows([], "text", "none")
+    print_rows([], "json", "none")
+    assert capsys.readouterr().out == "none\n[]\n"
+
+
+def test_progress_is_silent_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a terminal there is no bar."""
+    with progress("work") as show:
+        show(1, 2)
+    assert capsys.readouterr() == ("", "")

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from headrace.cli import main as main_module
+from headrace.cli.main import main, root
+from headrace.errors import ConfigError, KafkaUnavailable
+
+
+def headrace(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A command `topics` that raises what it is given."""
+
+    def install(cause: BaseException) -> None:
+        @click.command()
+        def topics() -> None:
+            raise cause
+
+        monkeypatch.setattr(main_module._Lazy, "get_command", lambda *_: topics)
+
+    return install
+
+
+def test_without_arguments_a_newcomer_sees_three_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    """The bare command names demo, dev up and run."""
+    assert headrace() == 0
+    said = capsys.readouterr().out
+    assert [line.split()[1] for line in said.splitlines() if line.startswith("  headrace")] == ["demo", "dev", "run"]
+
+
+def test_help_imports_no_heavy_library() -> None:
+    """Help is quick because no command, model or client is imported for it."""
+    check = (
+        "import sys\nfrom headrace.cli.main import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print([m for m in ('pydantic', 'confluent_kafka', 'pyspark', 'rich', 'asyncio', 'yaml') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert "Dead letters: list, show, redrive." in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("command", ["run", "config", "topics", "groups", "produce", "consume", "dlq", "dev"])
+def test_every_command_has_help_with_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each command and subcommand explains itself and shows an example."""
+    found = root.get_command(click.Context(root), command)
+    assert found
+    below = list(found.commands) if isinstance(found, click.Group) else []
+    for words in [[command], *([command, name] for name in below)]:
+        assert headrace(*words, "--help") == 0
+        assert "xample:" in capsys.readouterr().out, words
+
+
+@pytest.mark.parametrize("words", [["nope"], ["topics", "nope"], ["topics", "list", "--nope"], ["consume"]])
+def test_wrong_usage_exits_2_with_a_hint(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Wrong usage is told with the way to the help."""
+    assert headrace(*words) == 2
+    assert "--help" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("cause", "code", "said"),
+    [
+        (ConfigError("headrace.yaml:1: wrong"), 78, "headrace.yaml:1: wrong\n"),
+        (KafkaUnavailable("no broker"), 1, "no broker\n"),
+        (RuntimeError("oops"), 1, "A defect of Headrace: RuntimeError: oops. Please report it"),
+    ],
+)
+def test_errors_are_one_paragraph_and_an_exit_code(
+    failing: Any, capsys: pytest.CaptureFixture[str], cause: Exception, code: int, said: str
+) -> None:
+    """What fails is told on standard error without a traceback; configuration has its own code."""
+    failing(cause)
+    assert headrace("topics") == code
+    captured = capsys.readouterr()
+    assert captured.err.startswith(said)
+    assert "Traceback" not in captured.err
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize("words", [["--debug", "topics"], ["topics", "--debug"]])
+def test_debug_adds_the_traceback(failing: Any, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    """The flag works before and after the command."""
+    failing(KafkaUnavailable("no broker"))
+    assert headrace(*words) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_interrupt_exits_130_at_once(failing: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C ends the process without waiting for threads that are still busy."""
+    failing(KeyboardInterrupt())
+    codes: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(main_module.os, "_exit", lambda code: codes.append(code) or sys.exit(code))
+        assert headrace("topics") == 130
+    assert codes == [130]
+    assert capsys.readouterr().err == "\ninterrupted\n"
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
+    """`headrace config schema | head -1` ends quietly."""
+    script = f"{sys.executable} -m headrace.cli.main config schema | head -1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout == "{\n0\n"
+    assert done.stderr == ""

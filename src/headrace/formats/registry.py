@@ -65,6 +65,14 @@ class SchemaRegistry:
             await self._session.close()
             self._session = None
 
+    async def check(self) -> None:
+        """Ask the registry anything at all.
+
+        Raises:
+            RegistryUnavailable: It does not answer, or not as a registry.
+        """
+        await self._ask("GET", "/config", "its configuration")
+
     async def by_id(self, schema_id: int) -> RegisteredSchema:
         """Return the schema of an id.
 

@@ -31,6 +31,10 @@ class Supervisor:
         self._death = asyncio.Event()
         self.draining = False
 
+    def add(self, service: Service) -> None:
+        """Add one more service, to start after the others. Before `start` only."""
+        self._services.append(service)
+
     async def start(self) -> None:
         """Start every service in order; if one fails, stop those that run and raise its error."""
         for service in self._services:

@@ -1,0 +1,239 @@
+"""Assembly: a configuration in, running services out. The only file that knows everyone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import uvloop
+
+from headrace.config.model import (
+    BatchConfig,
+    DeadLetterConfig,
+    FlowControl,
+    HeadraceConfig,
+    KafkaConfig,
+    ReactiveConsumerConfig,
+    RetryConfig,
+)
+from headrace.control.lag import LagMonitor
+from headrace.delivery.dead_letter import DeadLetterTopic
+from headrace.delivery.protocols import Destination
+from headrace.delivery.pump import Pump
+from headrace.errors import ServiceDied
+from headrace.formats.codecs import Codecs
+from headrace.formats.registry import SchemaRegistry
+from headrace.formats.registry_watch import RegistryWatch
+from headrace.functions.destination import FunctionDestination
+from headrace.functions.service import FunctionService
+from headrace.functions.spec import FunctionSpec, KafkaTrigger, load_function
+from headrace.kafka import Admin, Consumer, OwnTopics, Producer, TopicDirectory
+from headrace.lifecycle import Clock, Service, Signals, Supervisor, SystemClock
+from headrace.pipelines import PipelineRun, load_pipeline
+from headrace.sidecar.produce import Produce
+from headrace.sidecar.reactive.http_destination import HttpDestination
+from headrace.telemetry.logs import configure_logging
+from headrace.telemetry.metrics import Metrics
+from headrace.web.server import WebService
+
+log = logging.getLogger(__name__)
+
+_FUNCTION_BATCH = BatchConfig(max_records=256, max_bytes=1_048_576)
+_READY_CHECK_SECONDS = 0.1
+_EXIT_OK, _EXIT_DIED = 0, 1
+
+
+class App:
+    """The services of one process, downstream first, and what binds them."""
+
+    def __init__(self, config: HeadraceConfig, clock: Clock) -> None:
+        """Make every service; nothing is started, no one is contacted.
+
+        Raises:
+            ConfigError: A client property is not allowed.
+            FunctionInvalid: A function file is not usable.
+            PipelineInvalid: A pipeline file is not usable.
+        """
+        self.config = config
+        self.clock = clock
+        self.metrics = Metrics()
+        self.admin = Admin(config.kafka)
+        self.topics = TopicDirectory(self.admin, clock)
+        self.producer = Producer(config.kafka, config.producer)
+        self.registry = SchemaRegistry(config.schema_registry, clock)
+        self.codecs = Codecs(self.registry)
+        self._wanted: dict[str, str] = {}
+        self._groups: list[str] = []
+        self._watched_formats = {config.producer.key_format, config.producer.value_format}
+        ways_in = [*self._reactive_consumers(), *self._functions(), *self._pipelines()]
+        self.services: list[Service] = [self.topics, self.producer]
+        if "avro" in self._watched_formats or "schema_registry" in config.model_fields_set:
+            self.services.append(RegistryWatch(self.registry, clock))
+        if self._wanted:
+            self.services.append(OwnTopics(self.admin, self._wanted, clock))
+        self.services += ways_in
+        if self._groups:
+            self.services.append(LagMonitor(self.admin, self._groups, clock, self.metrics.set_lag))
+        self.supervisor = Supervisor(self.services, clock, config.drain_seconds)
+        produce = Produce(config.producer, self.codecs, self.producer, self.topics)
+        self.web = WebService(config.http, produce, self.supervisor.readiness, self.metrics)
+        # Last to start and first to drain; and it answers health questions while the others drain.
+        self.supervisor.add(self.web)
+
+    async def run(self, announce: Callable[[str], None]) -> int:
+        """Run until a signal or a death. Returns the exit code."""
+        signals = Signals()
+        signals.install()
+        announcer = _Announcer(self.supervisor, self.clock, lambda: announce(f"ready http={self.web.url}"))
+        self.supervisor.add(announcer)
+        try:
+            await self.supervisor.start()
+            await self.supervisor.run(signals)
+        except ServiceDied as death:
+            log.critical("%s", death.description)
+            return _EXIT_DIED
+        finally:
+            await self.registry.close()
+        return _EXIT_OK
+
+    def _reactive_consumers(self) -> list[Service]:
+        services: list[Service] = []
+        for name, reactive in self.config.reactive_consumers.items():
+            services += self._reactive_consumer(f"reactive {name}", reactive)
+        return services
+
+    def _reactive_consumer(self, name: str, reactive: ReactiveConsumerConfig) -> list[Service]:
+        self._watched_formats |= {reactive.key_format, reactive.value_format}
+        keys, values = self.codecs.for_reading(reactive.key_format), self.codecs.for_reading(reactive.value_format)
+        destination = HttpDestination(f"{name} backend", reactive.backend, keys, values)
+        pump = self._pump(name, reactive.group, destination, reactive.topics, reactive.dead_letter, reactive.retry)
+        pump.batch = reactive.batch
+        consumer = self._consumer(name, pump, self.config.kafka, reactive.topics, reactive.auto_offset_reset)
+        return [destination, pump, consumer]
+
+    def _functions(self) -> list[Service]:
+        services: list[Service] = []
+        for file in self.config.functions:
+            spec = load_function(file)
+            for trigger in spec.triggers:
+                services += self._function(spec, trigger)
+        return services
+
+    def _function(self, spec: FunctionSpec, trigger: KafkaTrigger) -> list[Service]:
+        self._watched_formats |= {trigger.key_format, trigger.value_format}
+        workers = FunctionService(spec, trigger, self.clock)
+        destination = FunctionDestination(workers, self._schema_text, self.producer.produce)
+        if trigger.output_topic and self.config.kafka.create_topics:
+            self._wanted[trigger.output_topic] = trigger.topics[0]
+        pump = self._pump(
+            workers.name, trigger.group, destination, trigger.topics, trigger.dead_letter, trigger.retry
+        )
+        kafka = self.config.kafka
+        if trigger.brokers:
+            kafka = kafka.model_copy(update={"bootstrap_servers": ",".join(trigger.brokers)})
+        if trigger.client_properties:
+            kafka = kafka.model_copy(update={"properties": {**kafka.properties, **trigger.client_properties}})
+        consumer = self._consumer(workers.name, pump, kafka, trigger.topics, trigger.auto_offset_reset)
+        return [workers, pump, consumer]
+
+    def _pipelines(self) -> list[Service]:
+        return [self._pipeline(file) for file in self.config.pipelines]
+
+    def _pipeline(self, file: Path) -> Service:
+        return PipelineRun(
+            load_pipeline(file),
+            self.config.kafka,
+            self.config.state_dir / "pipelines",
+            self.clock,
+            ensure_topic=self._ensure_result_topic,
+            publish_offsets=self.admin.alter_group_offsets,
+        )
+
+    def _pump(
+        self,
+        name: str,
+        group: str,
+        destination: Destination,
+        topics: list[str] | tuple[str, ...],
+        dead_letter: DeadLetterConfig,
+        retry: RetryConfig,
+    ) -> Pump:
+        letters = None
+        if dead_letter.enabled:
+            creates = self.config.kafka.create_topics
+            letters = DeadLetterTopic(
+                dead_letter.topic, self.producer.produce, self.admin.ensure_topic_like if creates else None
+            )
+            if creates:
+                self._wanted.update({letters.topic_for(topic): topic for topic in topics})
+        self._groups.append(group)
+        pump = Pump(
+            f"{name} delivery", group, destination, letters, batch=_FUNCTION_BATCH, retry=retry, clock=self.clock
+        )
+        self.metrics.watch_delivery(name, pump.counts)
+        return pump
+
+    def _consumer(
+        self, name: str, pump: Pump, kafka: KafkaConfig, topics: list[str] | tuple[str, ...], reset: str
+    ) -> Consumer:
+        consumer = Consumer(
+            kafka,
+            name=f"{name} consumer",
+            group=pump.group,
+            topics=topics,
+            listener=pump,
+            flow=FlowControl(),
+            clock=self.clock,
+            reset=reset,
+        )
+        pump.source = consumer
+        return consumer
+
+    async def _schema_text(self, schema_id: int) -> str:
+        return (await self.registry.by_id(schema_id)).text
+
+    async def _ensure_result_topic(self, name: str) -> None:
+        if self.config.kafka.create_topics:
+            await self.admin.create_topic(name)
+
+
+class _Announcer(Service):
+    """Says once that everything in the file answers."""
+
+    def __init__(self, supervisor: Supervisor, clock: Clock, announce: Callable[[], None]) -> None:
+        super().__init__("announcer")
+        self._supervisor = supervisor
+        self._clock = clock
+        self._announce = announce
+
+    async def start(self) -> None:
+        self.spawn(self._wait(), "wait")
+
+    async def _wait(self) -> None:
+        while not all(readiness.ready for readiness in self._supervisor.readiness().values()):
+            await self._clock.sleep(_READY_CHECK_SECONDS)
+        self._announce()
+
+
+def run(config: HeadraceConfig, *, announce: Callable[[str], None]) -> int:
+    """Run everything the configuration names, in the foreground.
+
+    Args:
+        config: What to run.
+        announce: Takes the one line `ready http=...` when everything answers.
+
+    Returns:
+        Exit code: 0 after a drain by signal, 1 when a service ended by itself.
+
+    Raises:
+        ConfigError, FunctionInvalid, PipelineInvalid, PortTaken: Nothing was started.
+    """
+    configure_logging(config.log_level)
+
+    async def main() -> int:
+        return await App(config, SystemClock()).run(announce)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main())

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headrace.jvm import Java, Progress
-from headrace.jvm.cache import file_lock
+from headrace.jvm.cache import disk_problems, file_lock
 from headrace.jvm.java import run_java
 
 # Measured for small servers: C1 and the serial collector halve memory and start-up, the rest is housekeeping.
@@ -51,7 +51,11 @@ def prepare_archive(
     archive = archive_path(folder, java)
     if archive.exists():
         return
-    with file_lock(folder.with_name(f"{folder.name}.prepare.lock")), tempfile.TemporaryDirectory() as scratch:
+    with (
+        disk_problems(folder, "100 MB are needed"),
+        file_lock(folder.with_name(f"{folder.name}.prepare.lock")),
+        tempfile.TemporaryDirectory() as scratch,
+    ):
         if archive.exists():
             return
         if progress:

@@ -20,7 +20,7 @@ from headrace.devcluster.properties import NodePorts, format_data_folder, new_id
 from headrace.devcluster.server import Server, ServerId
 from headrace.errors import EnvironmentProblem, PortTaken
 from headrace.jvm import Progress
-from headrace.jvm.cache import write_atomically
+from headrace.jvm.cache import disk_problems, write_atomically
 
 _READY_SECONDS = 60.0
 _STATE = "cluster.json"
@@ -117,7 +117,8 @@ class Cluster:
         self._install = install_kafka(self._progress)
         before = [server for server in self._servers.values() if server.running]
         try:
-            self._start_missing()
+            with disk_problems(self._directory, "or use another folder"):
+                self._start_missing()
         except BaseException:
             for server in self._servers.values():
                 if server not in before:

@@ -13,7 +13,7 @@ from headrace.devcluster.registry import Registry, install_registry
 from headrace.devcluster.server import Server
 from headrace.errors import EnvironmentProblem
 from headrace.jvm import Progress
-from headrace.jvm.cache import file_lock, write_atomically
+from headrace.jvm.cache import disk_problems, file_lock, write_atomically
 
 
 class ServerStatus(NamedTuple):
@@ -62,7 +62,7 @@ class DevCluster:
         Raises:
             EnvironmentProblem: Something is missing on this machine or in the way; nothing new is left running.
         """
-        with file_lock(self._home / "lock"):
+        with disk_problems(self._home, "or use another --directory"), file_lock(self._home / "lock"):
             install_kafka(self._progress)
             if registry:
                 install_registry(self._progress)

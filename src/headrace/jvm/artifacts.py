@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import EnvironmentProblem
-from headrace.jvm.cache import cache_folder, file_lock
+from headrace.jvm.cache import cache_folder, disk_problems, file_lock
 from headrace.jvm.locks import Artifact, Lock, read_lock, sha256_of
 
 Progress = Callable[[str, int, int], None]
 """Told what is being done, how much of it is done, and how much it is in all (bytes, or 0 and 0 if unknown)."""
 
 _REPOSITORY_VARIABLE = "HEADRACE_MAVEN_REPOSITORY"
+_DISK_ADVICE = "up to 700 MB are needed; or set XDG_CACHE_HOME to a folder with room"
 
 
 def artifact_folder(name: str) -> Path:
@@ -48,7 +49,7 @@ def ensure_artifacts(name: str, progress: Progress | None = None) -> Path:
     lock = read_lock(name)
     folder = artifact_folder(name)
     if not _intact(folder, lock):
-        with _disk_problems(folder), file_lock(cache_folder() / f"{name}.lock"):
+        with disk_problems(folder.parent, _DISK_ADVICE), file_lock(cache_folder() / f"{name}.lock"):
             if not _intact(folder, lock):
                 shutil.rmtree(folder, ignore_errors=True)
                 _install(lock, folder, progress or (lambda what, done, total: None))
@@ -179,15 +180,3 @@ def _verify(path: Path, artifact: Artifact) -> None:
         " transfer was cut short, or the repository or something on the way altered it. Run the same command again;"
         f" if it happens again, name another repository in {_REPOSITORY_VARIABLE}."
     )
-
-
-@contextlib.contextmanager
-def _disk_problems(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as cause:
-        raise EnvironmentProblem(
-            f"Could not write to the cache folder {folder.parent}: {cause.strerror or cause}. Free some disk space"
-            " there (up to 700 MB are needed), or set XDG_CACHE_HOME to a folder with room; then run the same command"
-            " again."
-        ) from cause

@@ -1,4 +1,4 @@
-"""The per-user cache folder, and the two ways to write into it that another process can always live with."""
+"""The per-user cache folder, and how to write so that another process, or a full disk, can do no harm."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
+
+from headrace.errors import EnvironmentProblem
 
 
 def cache_folder() -> Path:
@@ -31,3 +33,19 @@ def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
     draft.write_text(text, encoding="utf-8")
     draft.chmod(mode)
     draft.replace(path)
+
+
+@contextlib.contextmanager
+def disk_problems(folder: Path, advice: str) -> Iterator[None]:
+    """Turn a file that cannot be written into a paragraph for people.
+
+    Raises:
+        EnvironmentProblem: In place of an OSError of the block; ends with the advice.
+    """
+    try:
+        yield
+    except OSError as cause:
+        raise EnvironmentProblem(
+            f"Could not write to {folder}: {cause.strerror or cause}. Check its permissions, free some disk space there"
+            f" ({advice}); then run the same command again."
+        ) from cause

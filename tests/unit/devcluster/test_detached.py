@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from headrace.cli.dev import dev
+from headrace.devcluster import Cluster, DevCluster, environment
+from headrace.errors import EnvironmentProblem
+
+UP = {
+    "kafka": {"bootstrap_servers": "127.0.0.1:1", "brokers": [{"id": 1, "pid": 2, "port": 1}]},
+    "schema_registry": {"url": "http://127.0.0.1:2/x"},
+}
+
+
+def _remember(home: Path, brokers: int) -> None:
+    nodes = {n: {"ports": [n, n + 10], "process": [2**22 + n, "1"]} for n in range(1, brokers + 1)}
+    (home / "kafka").mkdir(parents=True)
+    (home / "kafka" / "cluster.json").write_text(json.dumps({"cluster_id": "c", "nodes": nodes}))
+
+
+def test_a_cluster_of_another_size_is_refused(tmp_path: Path) -> None:
+    """The paragraph says both numbers and how to begin anew."""
+    _remember(tmp_path, 1)
+    with pytest.raises(EnvironmentProblem, match=r"has 1 broker\(s\), not 3\..* headrace dev reset"):
+        Cluster(tmp_path / "kafka", 3)
+
+
+def test_a_cluster_found_again_has_its_ports(tmp_path: Path) -> None:
+    """Ports stay the same over restarts, and a process that is gone does not run."""
+    _remember(tmp_path, 3)
+    cluster = Cluster(tmp_path / "kafka", 3)
+    assert cluster.bootstrap_servers == "127.0.0.1:1,127.0.0.1:2,127.0.0.1:3"
+    assert not cluster.running
+    assert cluster.endpoints == []
+
+
+def test_down_and_status_of_nothing(tmp_path: Path) -> None:
+    """Nothing ran, nothing is listed, and no error either."""
+    cluster = DevCluster(tmp_path / "dev")
+    assert cluster.status() == []
+    assert cluster.down() is False
+    with pytest.raises(EnvironmentProblem, match="headrace dev up"):
+        cluster.endpoints()
+
+
+def test_down_forgets_the_endpoints_of_dead_servers(tmp_path: Path) -> None:
+    """A machine that was switched off leaves a file that no longer holds."""
+    _remember(tmp_path, 1)
+    (tmp_path / "endpoints.json").write_text(json.dumps(UP))
+    cluster = DevCluster(tmp_path)
+    assert [server.running for server in cluster.status()] == [False]
+    assert cluster.down() is False
+    assert not cluster.endpoints_file.exists()
+
+
+def test_reset_leaves_no_folder(tmp_path: Path) -> None:
+    """Not even after a second time."""
+    _remember(tmp_path / "dev", 1)
+    DevCluster(tmp_path / "dev").reset()
+    assert not (tmp_path / "dev").exists()
+    DevCluster(tmp_path / "dev").reset()
+    assert not (tmp_path / "dev").exists()
+
+
+def test_the_environment_names_what_runs() -> None:
+    """Without a registry there is no line for it."""
+    assert environment(UP) == {"KAFKA": "127.0.0.1:1", "SCHEMA_REGISTRY_URL": "http://127.0.0.1:2/x"}
+    assert environment({"kafka": UP["kafka"]}) == {"KAFKA": "127.0.0.1:1"}
+
+
+def test_status_prints_lines_for_eval(tmp_path: Path) -> None:
+    """Standard output holds nothing else."""
+    (tmp_path / "endpoints.json").write_text(json.dumps(UP))
+    result = CliRunner().invoke(dev, ["status", "--env", "--directory", str(tmp_path)])
+    assert result.output == "export KAFKA=127.0.0.1:1\nexport SCHEMA_REGISTRY_URL=http://127.0.0.1:2/x\n"
+
+
+def test_status_of_a_stopped_cluster_as_json(tmp_path: Path) -> None:
+    """Programs read the state, and the exit code says it too."""
+    _remember(tmp_path, 1)
+    result = CliRunner().invoke(
+        dev, ["status", "--output", "json", "--directory", str(tmp_path)], standalone_mode=False
+    )
+    assert result.return_value == 1
+    (row,) = json.loads(result.output)
+    assert (row["server"], row["state"], row["port"], row["pid"]) == ("Broker 1", "stopped", 1, None)
+
+
+def test_logs_show_the_last_lines_of_each_server(tmp_path: Path) -> None:
+    """Under the name of the file they are from."""
+    _remember(tmp_path, 1)
+    log = tmp_path / "kafka" / "n1" / "broker.log"
+    log.parent.mkdir()
+    log.write_text("one\ntwo\nthree\n")
+    result = CliRunner().invoke(dev, ["logs", "-n", "2", "--directory", str(tmp_path)])
+    assert result.output == f"== {log}\ntwo\nthree\n"

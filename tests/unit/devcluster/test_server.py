@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.devcluster.server import Server, ServerId
+from headrace.errors import EnvironmentProblem, PortTaken
+
+SLEEP = "import time; print('up', flush=True); time.sleep(60)"
+STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """Run a line of Python as a server; it is killed after the test."""
+    started: list[Server] = []
+
+    def start(code: str) -> Server:
+        server = Server("The server", tmp_path / "server.log")
+        started.append(server)
+        server.start([sys.executable, "-c", code], detached=False)
+        return server
+
+    yield start
+    for server in started:
+        server.kill()
+
+
+def _up(server: Server) -> bool:
+    return "up" in server.log_tail()
+
+
+def _state(server: Server) -> str:
+    assert server.id
+    return Path(f"/proc/{server.id.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_a_server_is_found_again_by_its_id(run: Callable[..., Server]) -> None:
+    """A later command sees it run, can end it, and sees that it ended."""
+    server = run(SLEEP)
+    server.wait_until(lambda: _up(server), 10)
+    again = Server("again", server.log, found=server.id)
+    assert again.running
+    again.stop(10)
+    assert not again.running
+    assert server.exit_code == -signal.SIGTERM
+
+
+def test_another_process_with_the_same_number_is_not_mistaken_for_it(run: Callable[..., Server]) -> None:
+    """The start time must match, else nothing is signalled."""
+    server = run(SLEEP)
+    assert server.id
+    stranger = Server("stranger", server.log, found=ServerId(server.id.pid, "12345"))
+    assert not stranger.running
+    stranger.kill()
+    assert server.running
+
+
+def test_a_paused_server_is_ended_in_time(run: Callable[..., Server]) -> None:
+    """It is let go on first, so that it ends properly and not by force."""
+    server = run(SLEEP)
+    server.wait_until(lambda: _up(server), 10)
+    server.signal(signal.SIGSTOP)
+    server.wait_until(lambda: _state(server) == "T", 10)
+    assert server.running
+    server.stop(10)
+    assert server.exit_code == -signal.SIGTERM
+
+
+def test_a_stubborn_server_is_killed_after_the_limit(run: Callable[..., Server]) -> None:
+    """SIGTERM ignored means SIGKILL."""
+    server = run(STUBBORN)
+    server.wait_until(lambda: _up(server), 10)
+    server.stop(0.05)
+    assert server.exit_code == -signal.SIGKILL
+
+
+def test_a_connection_error_means_not_ready_yet(run: Callable[..., Server]) -> None:
+    """The question is asked again until it has an answer."""
+    server = run(SLEEP)
+    answers = iter([ConnectionRefusedError(), False, True])
+
+    def ready() -> bool:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    server.wait_until(ready, 10)
+
+
+def test_an_early_end_is_said_with_the_last_lines_of_the_log(run: Callable[..., Server]) -> None:
+    """Who reads the message need not look for the log."""
+    server = run("print('first'); print('the disk is on fire'); raise SystemExit(3)")
+    with pytest.raises(
+        EnvironmentProblem, match=r"(?s)The server ended while it started.*the disk is on fire"
+    ) as caught:
+        server.wait_until(lambda: False, 10)
+    assert not isinstance(caught.value, PortTaken)
+    assert server.exit_code == 3
+
+
+@pytest.mark.parametrize("line", ["... Address already in use.", "Port 8081 seems to be in use by another process"])
+def test_a_lost_race_for_a_port_is_told_apart(run: Callable[..., Server], line: str) -> None:
+    """So that the caller can try another port."""
+    server = run(f"raise SystemExit({line!r})")
+    with pytest.raises(PortTaken):
+        server.wait_until(lambda: False, 10)
+
+
+def test_waiting_has_an_end(run: Callable[..., Server]) -> None:
+    """A server that lives and never answers is given up."""
+    server = run(SLEEP)
+    started = time.monotonic()
+    with pytest.raises(EnvironmentProblem, match="was not ready within 0 s"):
+        server.wait_until(lambda: False, 0.1)
+    assert time.monotonic() - started < 5
+
+
+def test_a_process_that_was_never_there_does_not_run(tmp_path: Path) -> None:
+    """No start time is known for it, not even when the kernel has none either."""
+    assert not Server("none", tmp_path / "log").running
+    assert not ServerId(os.getpid(), "").running

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from headrace.errors import EnvironmentProblem
+from headrace.testing import Answer, RecordingBackend
+
+RECORDS = [{"topic": "t", "partition": 0, "offset": offset, "value": offset} for offset in range(3)]
+
+
+def _post(backend: RecordingBackend, body: Any = RECORDS) -> tuple[int, Any]:
+    target = urlsplit(backend.url)
+    connection = http.client.HTTPConnection(target.netloc)
+    connection.request("POST", target.path, json.dumps(body), {"X-Attempt": "2"})
+    answer = connection.getresponse()
+    parsed = json.loads(answer.read())
+    connection.close()
+    return answer.status, parsed
+
+
+def test_every_record_is_echoed_as_processed(backend: RecordingBackend) -> None:
+    """Without a script the backend is a good one, and it remembers the request."""
+    status, results = _post(backend)
+    assert status == 200
+    assert results == [{"record": record, "processed": True} for record in RECORDS]
+    assert backend.accepted == backend.records == RECORDS
+    (request,) = backend.requests
+    assert (request.path, request.headers["x-attempt"]) == ("/kafka/records", "2")
+
+
+def test_the_script_comes_before_the_answer(backend: RecordingBackend) -> None:
+    """Scripted answers are used once each, in order; then the standing one."""
+    backend.script.extend([Answer(503), Answer(fails=lambda record: record["offset"] == 1)])
+    backend.answer = Answer(body={"no": "results"})
+    assert _post(backend)[0] == 503
+    assert [result["processed"] for result in _post(backend)[1]] == [True, False, True]
+    assert _post(backend) == (200, {"no": "results"})
+    assert [record["offset"] for record in backend.accepted] == [0, 2]
+    assert len(backend.records) == 9
+
+
+def test_the_answer_may_depend_on_the_request(backend: RecordingBackend) -> None:
+    """A function of the request gives full control."""
+    backend.answer = lambda request: Answer(500 if len(request.body) > 1 else 200)
+    assert _post(backend)[0] == 500
+    assert _post(backend, RECORDS[:1])[0] == 200
+
+
+def test_an_answer_can_be_slow(backend: RecordingBackend) -> None:
+    """The delay is at least what was asked for."""
+    backend.answer = Answer(delay_seconds=0.05)
+    started = time.monotonic()
+    _post(backend)
+    assert time.monotonic() - started >= 0.05
+
+
+def test_it_comes_back_at_the_same_address() -> None:
+    """Stopped it refuses connections; started again it is where it was."""
+    backend = RecordingBackend()
+    backend.start()
+    url = backend.url
+    backend.stop()
+    with pytest.raises(ConnectionRefusedError):
+        _post(backend)
+    backend.start()
+    assert backend.url == url
+    assert _post(backend)[0] == 200
+    backend.stop()
+
+
+def test_waiting_in_vain_says_what_had_come(backend: RecordingBackend) -> None:
+    """The paragraph has the numbers."""
+    _post(backend)
+    backend.wait_for(lambda seen: len(seen.accepted) == 3, 1)
+    with pytest.raises(EnvironmentProblem, match="1 requests, 3 records accepted"):
+        backend.wait_for(lambda seen: len(seen.accepted) == 4, 0.05)

@@ -1,0 +1,235 @@
+"""A function as a destination: deliveries become frames of work, a worker's answer becomes outcomes and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from headrace.delivery.protocols import ACK, Delivery, Outcome, Verdict
+from headrace.errors import (
+    DestinationUnavailable,
+    HeadraceError,
+    ProducerQueueFull,
+    RecordTooLarge,
+    SchemaNotFound,
+    WorkerLost,
+)
+from headrace.functions import wire
+from headrace.functions.spec import KafkaTrigger
+from headrace.lifecycle import Clock
+from headrace.records import OutgoingRecord, Produced, Record, TopicPartition
+
+_POISON_CRASHES = 3
+_MAX_SUSPECTS = 1000
+_QUEUE_FULL_PAUSE_SECONDS = 0.1
+_MAGIC = 0
+
+Produce = Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Produced | HeadraceError]]]
+SchemaText = Callable[[int], Awaitable[str]]
+PartitionsOf = Callable[[str], Awaitable[int]]
+
+
+class Workers(Protocol):
+    """What does the work; `FunctionService` is it."""
+
+    async def serve(
+        self, partition: TopicPartition, frame: bytearray, records: int, schemas: Mapping[int, str]
+    ) -> wire.Done | wire.Results:
+        """Let a worker do one encoded frame; raises as `FunctionService.serve`."""
+
+
+class FunctionDestination:
+    """Delivers records to a function's workers, and their outputs to its output topic.
+
+    A record is acknowledged when the handler has returned and every output of it is acknowledged by Kafka. A handler
+    that raises or answers 400 or more asks for a retry. A record that is at work when its worker dies comes again,
+    alone; the third death makes it a dead letter.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        trigger: KafkaTrigger,
+        clock: Clock,
+        *,
+        produce: Produce,
+        schema_text: SchemaText,
+        partitions_of: PartitionsOf,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            workers: The trigger's workers.
+            trigger: Formats and output topic.
+            clock: For pauses.
+            produce: Writes records and returns one result per record, in their order.
+            schema_text: Text of a registered schema by id; raises `SchemaNotFound`, or another error when the
+                registry cannot tell.
+            partitions_of: Number of partitions of a topic.
+        """
+        self._workers = workers
+        self._trigger = trigger
+        self._clock = clock
+        self._produce = produce
+        self._schema_text = schema_text
+        self._partitions_of = partitions_of
+        self._partition_counts: dict[str, int] = {}
+        self._schemas: dict[int, str] = {}
+        self._crashes: dict[tuple[TopicPartition, int], int] = {}
+        """Records that were at work when a worker died, and how often. Kept here, because workers forget."""
+
+    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+        records, partition = delivery.records, delivery.partition
+        partitions = await self._count_partitions(partition)
+        outcomes: list[Outcome] = []
+        while len(outcomes) < len(records):
+            part = self._next_part(partition, records[len(outcomes) :] if outcomes else records)
+            outcomes += await self._attempt(partition, partitions, part)
+        return outcomes
+
+    def _next_part(self, partition: TopicPartition, records: Sequence[Record]) -> Sequence[Record]:
+        """Return the records up to the next suspect, or the suspect alone when it is first."""
+        if not self._crashes:
+            return records
+        for index, record in enumerate(records):
+            if (partition, record.offset) in self._crashes:
+                return records[: index or 1]
+        return records
+
+    async def _attempt(
+        self, partition: TopicPartition, partitions: int, records: Sequence[Record]
+    ) -> Sequence[Outcome]:
+        schemas = await self._schemas_of(records)
+        frame = wire.encode_frame(_work(partition, partitions, records))
+        try:
+            answer = await self._workers.serve(partition, frame, len(records), schemas)
+        except WorkerLost as lost:
+            return self._blame(partition, records, lost)
+        outcomes = [ACK] * len(records)
+        if isinstance(answer, wire.Results):
+            outcomes = await self._settle(records, answer.results)
+        if self._crashes:
+            for record in records:
+                self._crashes.pop((partition, record.offset), None)
+        return outcomes
+
+    def _blame(self, partition: TopicPartition, records: Sequence[Record], lost: WorkerLost) -> Sequence[Outcome]:
+        """Count a worker's death against the record it was at.
+
+        Returns:
+            The end of that record if this was the third death; else nothing, and the records are to be attempted
+            again, the suspect alone.
+
+        Raises:
+            DestinationUnavailable: The worker had begun none of them, so none is to blame.
+        """
+        begun = min(lost.parameters.get("begun", 0), len(records))
+        if not begun:
+            raise DestinationUnavailable(f"redelivering, because {lost.description}") from lost
+        suspect = (partition, records[begun - 1].offset)
+        crashes = self._crashes[suspect] = self._crashes.pop(suspect, 0) + 1
+        # Only alone: among others, one of them may have left behind what killed the worker later.
+        if crashes >= _POISON_CRASHES and len(records) == 1:
+            del self._crashes[suspect]
+            error = "timeout" if lost.parameters.get("timeout") else "WorkerLost"
+            return [Outcome(Verdict.DEAD_LETTER, error, f"{crashes} workers in a row died of it: {lost.description}")]
+        while len(self._crashes) > _MAX_SUSPECTS:
+            del self._crashes[next(iter(self._crashes))]
+        return []
+
+    async def _settle(self, records: Sequence[Record], results: Sequence[wire.Result | None]) -> list[Outcome]:
+        """Write the outputs of a frame and return how each record ended."""
+        outcomes = [_outcome(result) for result in results]
+        outgoing: list[OutgoingRecord] = []
+        owners: list[int] = []
+        for index, (record, result) in enumerate(zip(records, results, strict=True)):
+            for output in result.outputs if result else ():
+                outgoing.append(
+                    OutgoingRecord(self._trigger.output_topic, record.key, output.body, output.headers or None)
+                )
+                owners.append(index)
+        if not outgoing:
+            return outcomes
+        for index, written in zip(owners, await self._write(outgoing), strict=True):
+            if isinstance(written, Produced):
+                continue
+            if not isinstance(written, RecordTooLarge):
+                # Kafka or the topic is the trouble, not the record: using up attempts would send every record that
+                # comes meanwhile to the dead letter topic. So the delivery waits, and the handler runs again.
+                raise self._unavailable(written) from written
+            outcomes[index] = Outcome(Verdict.RETRY, "RecordTooLarge", f"its output: {written.description}")
+        return outcomes
+
+    async def _write(self, outgoing: Sequence[OutgoingRecord]) -> Sequence[Produced | HeadraceError]:
+        while True:
+            try:
+                return await self._produce(outgoing)
+            except ProducerQueueFull:
+                # The handler has done its work, so wait for room rather than let it run again.
+                await self._clock.sleep(_QUEUE_FULL_PAUSE_SECONDS)
+            except HeadraceError as cause:
+                raise self._unavailable(cause) from cause
+
+    def _unavailable(self, cause: HeadraceError) -> DestinationUnavailable:
+        topic = self._trigger.output_topic
+        return DestinationUnavailable(f"outputs to {topic} are not acknowledged: {cause.description}", topic=topic)
+
+    async def _count_partitions(self, partition: TopicPartition) -> int:
+        count = self._partition_counts.get(partition.topic, 0)
+        if partition.partition >= count:
+            try:
+                count = await self._partitions_of(partition.topic)
+            except HeadraceError as cause:
+                raise DestinationUnavailable(
+                    f"the number of partitions of {partition.topic} is not known: {cause.description}"
+                ) from cause
+            self._partition_counts[partition.topic] = count
+        return count
+
+    async def _schemas_of(self, records: Sequence[Record]) -> dict[int, str]:
+        """Return the schemas that these records name and the registry has."""
+        ids: set[int] = set()
+        if self._trigger.value_format == "avro":
+            ids |= _schema_ids(record.value for record in records)
+        if self._trigger.key_format == "avro":
+            ids |= _schema_ids(record.key for record in records)
+        found: dict[int, str] = {}
+        for schema_id in ids:
+            if schema_id not in self._schemas:
+                try:
+                    self._schemas[schema_id] = await self._schema_text(schema_id)
+                except SchemaNotFound:
+                    continue  # the worker finds no schema for the record and says so: a dead letter
+                except HeadraceError as cause:
+                    raise DestinationUnavailable(
+                        f"schema {schema_id} cannot be read: {cause.description}", schema_id=schema_id
+                    ) from cause
+            found[schema_id] = self._schemas[schema_id]
+        return found
+
+
+def _work(partition: TopicPartition, partitions: int, records: Sequence[Record]) -> wire.Work:
+    headers = [record.read_headers() for record in records]
+    return wire.Work(
+        partition.topic,
+        partition.partition,
+        partitions,
+        [record.offset for record in records],
+        [record.timestamp_ms for record in records],
+        [record.key for record in records],
+        [record.value for record in records],
+        headers if any(headers) else None,
+    )
+
+
+def _schema_ids(framed: Iterable[bytes | None]) -> set[int]:
+    """Return the ids in the registry's framing; bytes without it are left to the worker."""
+    heads = {data[:5] for data in framed if data}
+    return {int.from_bytes(head[1:], "big") for head in heads if len(head) == 5 and head[0] == _MAGIC}
+
+
+def _outcome(result: wire.Result | None) -> Outcome:
+    if result is None or not result.error:
+        return ACK
+    verdict = Verdict.DEAD_LETTER if result.undecodable else Verdict.RETRY
+    return Outcome(verdict, result.error, result.reason)

@@ -1,0 +1,241 @@
+"""One worker process as the parent sees it: its wire, its output, the frame it is at, and how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import mmap
+import signal
+import socket
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from headrace.errors import WorkerLost
+from headrace.functions import wire
+from headrace.lifecycle import ChildProcess, Deadline, Service
+
+log = logging.getLogger("headrace.functions.output")
+
+_READ_BYTES = 65_536
+_TAIL_LINES = 20
+_LINE_BYTES = 16_384
+_OUTPUT_SECONDS = 0.5
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+class WorkerProcess(asyncio.Protocol):
+    """A started worker. It serves one frame at a time."""
+
+    def __init__(self, label: str, on_idle: Callable[[], None]) -> None:
+        """Prepare; use `start`.
+
+        Args:
+            label: Names function, trigger and worker in logs and messages.
+            on_idle: Called on the loop each time a frame has ended by an answer.
+        """
+        self.label = label
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the handler is loaded and set up; `WorkerLost` when that fails."""
+        self.ended: asyncio.Future[WorkerLost] = asyncio.get_running_loop().create_future()
+        """Done, with what is to be said about it, when the process is gone."""
+        self.at_rest = asyncio.Event()
+        self.at_rest.set()
+        self.served = 0
+        """Frames answered."""
+        self._on_idle = on_idle
+        self._reader = wire.FrameReader(wire.decode_to_parent)
+        self._known_schemas: set[int] = set()
+        self._answer: asyncio.Future[wire.Done | wire.Results] | None = None
+        self._ended_records = 0
+        self._frame_records = 0
+        self._seen = (-1, 0.0)
+        self._killed_because = ""
+        self._timed_out = False
+        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._transport: Any = None
+        self._child: ChildProcess | None = None
+
+    async def start(self, owner: Service, setup: wire.Setup) -> None:
+        """Start the process and send it its setup; `ready` says when it can serve.
+
+        Raises:
+            OSError: The machine has no room for another process.
+        """
+        ours, theirs = socket.socketpair()
+        # A file rather than shared memory of a name: it leaves nothing behind, however the two processes end.
+        with tempfile.TemporaryFile() as shared, theirs:
+            shared.truncate(mmap.PAGESIZE)
+            self._progress = memoryview(mmap.mmap(shared.fileno(), mmap.PAGESIZE)).cast("Q")
+            numbers = (theirs.fileno(), shared.fileno())
+            # -P keeps the user's folder off the path until our own modules are loaded.
+            command = [sys.executable, "-P", "-u", "-m", "headrace.functions.worker", *map(str, numbers)]
+            try:
+                self._child = await ChildProcess.start(
+                    owner,
+                    self.label,
+                    command,
+                    lambda code: self._exited(owner, code),
+                    pass_fds=numbers,
+                    cwd=setup.folder,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.STDOUT,
+                )
+            except BaseException:
+                ours.close()
+                raise
+        output = self._child.process.stdout
+        assert output is not None
+        self._output = owner.spawn(self._read_output(output), f"output of {self.label}")
+        loop = asyncio.get_running_loop()
+        self._transport, _ = await loop.create_unix_connection(lambda: self, sock=ours)
+        self._transport.write(wire.encode_frame(setup))
+
+    async def serve(self, frame: bytearray, records: int, schemas: Mapping[int, str]) -> wire.Done | wire.Results:
+        """Send one frame of work and return its answer. If cancelled, the worker still ends the frame.
+
+        Args:
+            frame: The encoded `Work`.
+            records: How many records it holds.
+            schemas: Avro schemas its records need, id to text.
+
+        Raises:
+            WorkerLost: The process ended before it answered. Its parameter `begun` is how many of the records it had
+                begun, the last of which it was at; 0 means it had not touched the frame. `timeout` is whether it was
+                killed for taking too long.
+        """
+        if self.ended.done():
+            raise self._lost(self.ended.result().description, 0)
+        for schema_id in schemas.keys() - self._known_schemas:
+            self._transport.write(wire.encode_frame(wire.Schema(schema_id, schemas[schema_id])))
+            self._known_schemas.add(schema_id)
+        self._answer = asyncio.get_running_loop().create_future()
+        self._frame_records, self._seen = records, (-1, 0.0)
+        self.at_rest.clear()
+        self._transport.write(frame)
+        return await self._answer
+
+    def check_time(self, now: float, limit_seconds: float) -> None:
+        """Kill the process if it has been at the same record for longer than the limit."""
+        if self.at_rest.is_set():
+            return
+        begun = self._progress[0]
+        if begun != self._seen[0]:
+            self._seen = (begun, now)
+        elif now - self._seen[1] >= limit_seconds:
+            self._timed_out = True
+            self.kill(f"timeout: an event took longer than {limit_seconds:g} s (spec.eventTimeout)")
+
+    def kill(self, because: str) -> None:
+        """SIGKILL; `ended` says why."""
+        self._killed_because = self._killed_because or because
+        if self._child:
+            self._child.kill()
+
+    async def stop(self, deadline: Deadline) -> None:
+        """End the process: at rest by SIGTERM, so that its callbacks run; in the midst of a frame at once."""
+        self._killed_because = self._killed_because or "stopped"
+        if self._child:
+            if not self.at_rest.is_set():
+                self._child.kill()
+            await self._child.stop(deadline)
+            await asyncio.wait([self.ended])
+
+    # Called by the transport -----------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for message in self._reader.feed(data):
+                self._take(message)
+        except wire.WireBroken as cause:
+            self.kill(f"the worker does not speak our protocol: {cause}")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        # A worker without its wire is of no use; mostly it is dying anyway, and then its exit code says more.
+        if self._child and self._child.running and not self.ended.done():
+            asyncio.get_running_loop().call_later(_OUTPUT_SECONDS, self._kill_if_running)
+
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def _take(self, message: wire.ToParent) -> None:
+        if isinstance(message, wire.Done | wire.Results):
+            if self.at_rest.is_set() or (type(message) is wire.Results and len(message.results) != self._frame_records):
+                self.kill("the worker answered something it was not asked")
+                return
+            self._ended_records += self._frame_records
+            self.served += 1
+            answer, self._answer = self._answer, None
+            if answer and not answer.done():
+                answer.set_result(message)
+            self.at_rest.set()
+            self._on_idle()
+        elif isinstance(message, wire.Unfit):
+            self._killed_because = message.reason
+        elif not self.ready.done():
+            self.ready.set_result(None)
+
+    def _kill_if_running(self) -> None:
+        if self._child and self._child.running:
+            self.kill("the worker closed its connection to the parent")
+
+    def _exited(self, owner: Service, code: int) -> None:
+        owner.spawn(self._bury(code), f"end of {self.label}")
+
+    async def _bury(self, code: int) -> None:
+        """Say how the process ended, once what it has written last is read."""
+        # What the handler has started in the worker's process group must not outlive it, nor hold its output open.
+        self.kill("")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(self._output), _OUTPUT_SECONDS)
+        if self._transport:
+            self._transport.close()
+        why = self._killed_because or _exit_text(code)
+        tail = "\n".join(self._tail)
+        text = f"{self.label} ended: {why}" + (f"; it wrote last:\n{tail}" if tail and not self._killed_because else "")
+        begun = self._progress[0] - self._ended_records if self._answer else 0
+        if not self.ready.done():
+            self.ready.set_exception(self._lost(text, 0))
+            self.ready.exception()  # nobody may be waiting any more; then asyncio would complain
+        self.ended.set_result(self._lost(text, 0))
+        if self._answer and not self._answer.done():
+            self._answer.set_exception(self._lost(text, begun))
+        self.at_rest.set()
+
+    def _lost(self, text: str, begun: int) -> WorkerLost:
+        return WorkerLost(text, worker=self.label, begun=begun, timeout=self._timed_out)
+
+    async def _read_output(self, output: asyncio.StreamReader) -> None:
+        held = b""
+        while data := await output.read(_READ_BYTES):
+            *lines, held = (held + data).split(b"\n")
+            for line in lines:
+                self._log_line(line)
+            if len(held) > _LINE_BYTES:
+                self._log_line(held)
+                held = b""
+        if held:
+            self._log_line(held)
+
+    def _log_line(self, line: bytes) -> None:
+        if line.startswith(wire.LOG_MARK):
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+                level, message, fields = msgspec.json.decode(line[1:], type=tuple[str, str, dict[str, Any]])
+                extra = "".join(f" {name}={value!r}" for name, value in fields.items())
+                log.log(_LEVELS.get(level, logging.INFO), "%s: %s%s", self.label, message, extra)
+                return
+        text = line[:_LINE_BYTES].decode(errors="replace")
+        self._tail.append(text)
+        log.info("%s: %s", self.label, text)
+
+
+def _exit_text(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    with contextlib.suppress(ValueError):
+        return f"signal {-code} ({signal.Signals(-code).name})"
+    return f"signal {-code}"

@@ -1,0 +1,258 @@
+"""What a handler meets: `context`, `event`, `Response`, the logger. Names and meaning as in Nuclio's Python runtime.
+
+A handler is `handler(context, event)`, plain or async, with an optional `init_context(context)` beside it. Inside a
+worker this module is also importable as `nuclio_sdk`, so files written for Nuclio run as they are. Beyond Nuclio an
+event has `key`, `timestamp_ms`, the true `num_shards`, and an `id` that names the record: `topic-partition-offset`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+Callback = Callable[[], Any]
+Sink = Callable[[str, str, dict[str, Any]], None]
+"""Takes level, message and fields of one log line."""
+
+_EPOCH = datetime(1970, 1, 1)  # naive on purpose: Nuclio's timestamps are UTC without a zone
+_LEVELS = {"debug": 0, "info": 1, "warning": 2, "error": 3}
+
+
+class TriggerInfo(NamedTuple):
+    """What brought an event: `kind` and the trigger's `name` in function.yaml."""
+
+    kind: str = "kafka-cluster"
+    name: str = ""
+
+
+class Origin(NamedTuple):
+    """What the events of one frame have in common."""
+
+    topic: str = ""
+    partition: int = 0
+    partitions: int = 0
+    trigger: TriggerInfo = TriggerInfo()
+
+
+class Event:
+    """One Kafka record.
+
+    Attributes:
+        body: The value: bytes, or what the trigger's `valueFormat` makes of them; None for a tombstone.
+        key: The key: bytes, or what `keyFormat` makes of them; None when the record has none.
+        offset: The record's own offset.
+        timestamp_ms: Milliseconds since the epoch, -1 when the record has none.
+    """
+
+    content_type = ""
+    method = ""
+    url = ""
+    type = ""
+    type_version = ""
+    version = ""
+    last_in_batch = False
+    _size: int | None = None
+
+    def __init__(
+        self,
+        body: Any = None,
+        key: Any = None,
+        headers: Sequence[tuple[str, bytes | None]] | dict[str, bytes | None] | None = None,
+        offset: int = 0,
+        timestamp_ms: int = -1,
+        origin: Origin = Origin(),  # noqa: B008 immutable
+    ) -> None:
+        """Make an event; handlers' own tests may: `Event(b"value", headers={"a": b"b"})`."""
+        self.body = body
+        self.key = key
+        self.offset = offset
+        self.timestamp_ms = timestamp_ms
+        self._headers = headers
+        self._origin = origin
+
+    @property
+    def headers(self) -> dict[str, bytes | None]:
+        """Headers by name; of a name that repeats, the last value."""
+        if not isinstance(self._headers, dict):
+            self._headers = dict(self._headers or ())
+        return self._headers
+
+    def get_header(self, name: str) -> bytes | None:
+        """Return the last header of this name in any letter case, None if there is none."""
+        wanted = name.lower()
+        found = None
+        for known, value in self.headers.items():
+            if known.lower() == wanted:
+                found = value
+        return found
+
+    @property
+    def topic(self) -> str:
+        """Topic of the record."""
+        return self._origin.topic
+
+    @property
+    def path(self) -> str:
+        """The topic, `/` when there is none."""
+        return self._origin.topic or "/"
+
+    @property
+    def shard_id(self) -> int:
+        """Partition of the record."""
+        return self._origin.partition
+
+    @property
+    def num_shards(self) -> int:
+        """Partitions of the topic."""
+        return self._origin.partitions
+
+    @property
+    def trigger(self) -> TriggerInfo:
+        """What brought the event."""
+        return self._origin.trigger
+
+    @property
+    def id(self) -> str:
+        """`topic-partition-offset`: the same at every delivery of this record."""
+        return f"{self._origin.topic}-{self._origin.partition}-{self.offset}"
+
+    @property
+    def timestamp(self) -> datetime | None:
+        """UTC without a zone, in whole seconds as in Nuclio; None when the record has no timestamp."""
+        return None if self.timestamp_ms < 0 else _EPOCH + timedelta(seconds=self.timestamp_ms // 1000)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the value; 0 for a tombstone."""
+        return len(self.body or b"") if self._size is None else self._size
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Empty for Kafka."""
+        return {}
+
+
+class Response:
+    """A handler's answer with status and headers.
+
+    With an `outputTopic`, `body` becomes the value and `headers` the headers of a record, unless the body is None. A
+    `status_code` of 400 or more is a failed attempt.
+    """
+
+    def __init__(
+        self,
+        headers: dict[str, Any] | None = None,
+        body: Any = None,
+        content_type: str = "text/plain",
+        status_code: int = 200,
+        event_id: str | None = None,
+    ) -> None:
+        self.headers = headers if headers is not None else {}
+        self.body = body
+        self.content_type = content_type
+        self.status_code = status_code
+        self.event_id = event_id
+
+
+class Logger:
+    """Structured log lines: `logger.info("took %d", n)`, `logger.info_with("took long", seconds=n)`."""
+
+    def __init__(self, sink: Sink | None = None, fields: dict[str, Any] | None = None, level: str = "debug") -> None:
+        """Write to a sink; without one, to standard error."""
+        self._sink = sink or _print
+        self._fields = fields or {}
+        self._least = _LEVELS[level]
+
+    def bind(self, **fields: Any) -> Logger:
+        """Return a logger that adds these fields to every line."""
+        bound = Logger(self._sink, {**self._fields, **fields})
+        bound._least = self._least
+        return bound
+
+    def debug(self, message: object, *args: Any) -> None:
+        self._write("debug", message, args, {})
+
+    def info(self, message: object, *args: Any) -> None:
+        self._write("info", message, args, {})
+
+    def warn(self, message: object, *args: Any) -> None:
+        self._write("warning", message, args, {})
+
+    def error(self, message: object, *args: Any) -> None:
+        self._write("error", message, args, {})
+
+    def debug_with(self, message: object, *args: Any, **fields: Any) -> None:
+        self._write("debug", message, args, fields)
+
+    def info_with(self, message: object, *args: Any, **fields: Any) -> None:
+        self._write("info", message, args, fields)
+
+    def warn_with(self, message: object, *args: Any, **fields: Any) -> None:
+        self._write("warning", message, args, fields)
+
+    def error_with(self, message: object, *args: Any, **fields: Any) -> None:
+        self._write("error", message, args, fields)
+
+    warning = warn
+    warning_with = warn_with
+
+    def _write(self, level: str, message: object, args: tuple[Any, ...], fields: dict[str, Any]) -> None:
+        if _LEVELS[level] < self._least:
+            return
+        text = str(message)
+        if args:
+            try:
+                text = text % args
+            except (TypeError, ValueError):
+                text = f"{text} {args}"  # a log line must not fail the record it speaks of
+        self._sink(level, text, {**self._fields, **fields})
+
+
+class UserData:
+    """An attribute bag of one worker process, for what `init_context` prepares."""
+
+
+class Platform:
+    """Where the function runs, and what it wants to do when its worker ends."""
+
+    def __init__(self, namespace: str = "default") -> None:
+        self.kind = "local"
+        self.namespace = namespace
+        self.on_drain: Callback | None = None
+        self.on_termination: Callback | None = None
+
+    def set_drain_callback(self, callback: Callback) -> None:
+        """Call this, plain or async, once no more events come, before the termination callback."""
+        self.on_drain = callback
+
+    def set_termination_callback(self, callback: Callback) -> None:
+        """Call this, plain or async, as the last thing before the worker ends."""
+        self.on_termination = callback
+
+
+class Context:
+    """What lives as long as the worker: logger, `user_data`, `Response`, `platform`, the trigger."""
+
+    Response = Response
+
+    def __init__(
+        self,
+        logger: Logger | None = None,
+        platform: Platform | None = None,
+        worker_id: str = "0",
+        trigger: TriggerInfo = TriggerInfo(),  # noqa: B008 immutable
+    ) -> None:
+        """Make a context; handlers' own tests may: `Context()`."""
+        self.logger = logger or Logger()
+        self.platform = platform or Platform()
+        self.worker_id = worker_id
+        self.trigger = trigger
+        self.trigger_name = trigger.name
+        self.user_data: Any = UserData()
+
+
+def _print(level: str, message: str, fields: dict[str, Any]) -> None:
+    extra = "".join(f" {name}={value!r}" for name, value in fields.items())
+    sys.stderr.write(f"{level} {message}{extra}\n")

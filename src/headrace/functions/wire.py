@@ -1,0 +1,169 @@
+"""What the parent and a worker say to each other, and how it is framed.
+
+A frame is a 4-byte big-endian length and one msgpack value. The parent sends `Setup` once, then `Schema` and `Work`;
+the worker answers `Ready` or `Unfit` once, then one `Done` or `Results` per `Work`, in order. A `Work` is many
+records of one partition as columns, because per-record cost decides the throughput. Standard library and msgspec only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import msgspec
+
+M = TypeVar("M")
+
+Header = tuple[str, bytes | None]
+Headers = list[Header]
+
+MAX_FRAME_BYTES = 1 << 30
+LOG_MARK = b"\x1e"
+"""Begins a line of the worker's standard error that holds level, message and fields of a log record as JSON."""
+
+_PREFIX_BYTES = 4
+
+
+class WireBroken(Exception):
+    """The other side sent what is no frame; the connection is of no more use."""
+
+
+class Setup(msgspec.Struct, array_like=True, tag=1, frozen=True):
+    """How a worker has to work."""
+
+    handler: str
+    """`module.sub:function`."""
+    folder: str
+    """Where the handler's module is found."""
+    worker_id: str
+    trigger_kind: str
+    trigger_name: str
+    namespace: str
+    key_format: str
+    value_format: str
+    output_format: str
+    """Empty: what the handler returns is not wanted, only its status."""
+    log_level: str
+    """Least level of the handler's log lines: `debug`, `info`, `warning` or `error`."""
+    env: dict[str, str]
+
+
+class Schema(msgspec.Struct, array_like=True, tag=2, frozen=True):
+    """An Avro schema that records of later frames were written with."""
+
+    schema_id: int
+    text: str
+
+
+class Work(msgspec.Struct, array_like=True, tag=3, gc=False):
+    """Records of one partition, one column per field, in offset order."""
+
+    topic: str
+    partition: int
+    partitions: int
+    """Partitions of the topic; 0 when not known."""
+    offsets: list[int]
+    timestamps_ms: list[int]
+    keys: list[bytes | None]
+    values: list[bytes | None]
+    headers: list[Headers | None] | None
+    """None when no record has any."""
+
+
+class Ready(msgspec.Struct, array_like=True, tag=1, frozen=True):
+    """The handler is loaded and `init_context` has returned."""
+
+
+class Unfit(msgspec.Struct, array_like=True, tag=2, frozen=True):
+    """The worker cannot start; it ends after this."""
+
+    reason: str
+
+
+class Done(msgspec.Struct, array_like=True, tag=3, frozen=True):
+    """Every record of the frame succeeded without output."""
+
+
+class Output(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One record to write."""
+
+    body: bytes
+    headers: Headers
+
+
+class Result(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """How one record ended, other than by success without output."""
+
+    outputs: list[Output] = []
+    error: str = ""
+    """Class of the failure; empty on success."""
+    reason: str = ""
+    undecodable: bool = False
+    """The bytes do not fit the format, so another attempt cannot help."""
+
+
+class Results(msgspec.Struct, array_like=True, tag=4, frozen=True):
+    """One entry per record of the frame; None is success without output."""
+
+    results: list[Result | None]
+
+
+ToWorker = Setup | Schema | Work
+ToParent = Ready | Unfit | Done | Results
+
+_encoder = msgspec.msgpack.Encoder()
+decode_to_worker: Callable[[memoryview], ToWorker] = msgspec.msgpack.Decoder(ToWorker).decode
+decode_to_parent: Callable[[memoryview], ToParent] = msgspec.msgpack.Decoder(ToParent).decode
+
+
+def encode_frame(message: ToWorker | ToParent) -> bytearray:
+    """Return a message as one frame.
+
+    Raises:
+        WireBroken: It is larger than `MAX_FRAME_BYTES`.
+    """
+    frame = bytearray(_PREFIX_BYTES)
+    _encoder.encode_into(message, frame, _PREFIX_BYTES)
+    size = len(frame) - _PREFIX_BYTES
+    if size > MAX_FRAME_BYTES:
+        raise WireBroken(f"a frame of {size} bytes is larger than {MAX_FRAME_BYTES}")
+    frame[:_PREFIX_BYTES] = size.to_bytes(_PREFIX_BYTES, "big")
+    return frame
+
+
+class FrameReader(Generic[M]):
+    """Puts the messages of a byte stream together, however the stream is cut."""
+
+    def __init__(self, decode: Callable[[memoryview], M]) -> None:
+        self._decode = decode
+        self._held = bytearray()
+
+    def feed(self, data: bytes) -> list[M]:
+        """Take the next bytes of the stream and return the messages they complete, in order.
+
+        Raises:
+            WireBroken: These bytes are no frame of ours.
+        """
+        self._held += data
+        messages: list[M] = []
+        begin, held = 0, len(self._held)
+        with memoryview(self._held) as view:
+            while held - begin >= _PREFIX_BYTES:
+                size = int.from_bytes(view[begin : begin + _PREFIX_BYTES], "big")
+                if size > MAX_FRAME_BYTES:
+                    raise WireBroken(f"a frame of {size} bytes is announced, {MAX_FRAME_BYTES} are allowed")
+                end = begin + _PREFIX_BYTES + size
+                if end > held:
+                    break
+                messages.append(self._message(view[begin + _PREFIX_BYTES : end]))
+                begin = end
+        del self._held[:begin]
+        return messages
+
+    def _message(self, payload: memoryview) -> M:
+        try:
+            return self._decode(payload)
+        except msgspec.DecodeError as cause:
+            raise WireBroken(f"a frame does not hold what was agreed: {cause}") from None
+        finally:
+            payload.release()

@@ -1,0 +1,147 @@
+"""The user's handler inside the worker: found, called, and its answers turned into results (Nuclio's return rules)."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from headrace.functions.sdk import Response
+from headrace.functions.wire import Headers, Output, Result
+
+_HANDLER = re.compile(r"[\w|-]+(\.[\w|-]+)*:\w+")
+_CO_COROUTINE = 0x80
+_REASON_CHARACTERS = 4000
+
+Handler = Callable[[Any, Any], Any]
+
+
+class Unusable(Exception):
+    """The handler cannot be loaded or set up; the text says what to do."""
+
+
+def load_handler(text: str, folder: str) -> tuple[Handler, Callable[[Any], Any] | None]:
+    """Return the handler function and the `init_context` of the module that defines it, None if it has none.
+
+    Raises:
+        Unusable: There is no such function, or importing its module failed.
+    """
+    if not _HANDLER.fullmatch(text):
+        raise Unusable(f"handler {text!r} is not of the form module.sub:function")
+    module_name, function_name = text.split(":")
+    sys.path.insert(0, folder)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as cause:
+        if cause.name and (module_name == cause.name or module_name.startswith(cause.name + ".")):
+            raise Unusable(f"module {module_name} of handler {text} is not in {folder}: check spec.handler") from cause
+        raise Unusable(f"importing {module_name} failed: {trace_of(cause)}") from cause
+    except BaseException as cause:  # boundary to user code: readiness and log show the trace
+        raise Unusable(f"importing {module_name} failed: {trace_of(cause)}") from cause
+    handler = getattr(module, function_name, None)
+    if not callable(handler):
+        raise Unusable(f"module {module_name} has no function {function_name}: check spec.handler")
+    home = sys.modules.get(getattr(handler, "__module__", None) or "", module)
+    return handler, getattr(home, "init_context", None)
+
+
+def is_async(function: Any) -> bool:
+    """Whether calling it returns a coroutine, as far as can be told without calling it."""
+    while hasattr(function, "func"):  # functools.partial
+        function = function.func
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    return bool(getattr(code, "co_flags", 0) & _CO_COROUTINE)
+
+
+def trace_of(error: BaseException) -> str:
+    """Return an error with the stack of the user's code, cut to a paragraph that keeps the end."""
+    import traceback
+
+    stack = error.__traceback__.tb_next if error.__traceback__ else None
+    return "".join(traceback.format_exception(type(error), error, stack)).strip()[-_REASON_CHARACTERS:]
+
+
+def failure(error: BaseException) -> Result:
+    """Return the result of a record whose handler raised."""
+    return Result(error=type(error).__name__, reason=trace_of(error))
+
+
+class Answers:
+    """Turns what a handler returns into a result."""
+
+    def __init__(self, output_format: str) -> None:
+        """Encode outputs by a format (`json`, `string`, `binary`); empty means outputs are not wanted."""
+        self._format = output_format
+
+    def result_of(self, answer: Any) -> Result | None:
+        """Return the result of a record, None for success without output.
+
+        A list is several replies, each of its items one output. None is no output.
+
+        Raises:
+            TypeError: The output format cannot hold what was returned.
+        """
+        outputs: list[Output] = []
+        for reply in answer if type(answer) is list else (answer,):
+            status, body, headers = _parts_of(reply)
+            if status >= 400:
+                return Result(error=f"status {status}", reason=_text(body)[:_REASON_CHARACTERS])
+            if body is not None and self._format:
+                outputs.append(Output(self._encode(body), headers))
+        return Result(outputs) if outputs else None
+
+    def _encode(self, body: Any) -> bytes:
+        if isinstance(body, bytes):
+            return body
+        if isinstance(body, str):
+            return body.encode()
+        if self._format == "binary":
+            kind = type(body).__name__
+            raise TypeError(f"outputFormat is binary and the handler returned {kind}: return bytes, or set json")
+        if self._format == "string" and not isinstance(body, dict | list | tuple):
+            return str(body).encode()
+        return to_json(body)
+
+
+def _parts_of(reply: Any) -> tuple[int, Any, Headers]:
+    if isinstance(reply, Response):
+        return reply.status_code, reply.body, [(name, _header(value)) for name, value in reply.headers.items()]
+    if type(reply) is tuple and len(reply) == 2 and type(reply[0]) is int:
+        return reply[0], reply[1], []
+    return 200, reply, []
+
+
+def _header(value: Any) -> bytes | None:
+    return value if value is None or isinstance(value, bytes) else str(value).encode()
+
+
+def _text(body: Any) -> str:
+    return body.decode(errors="replace") if isinstance(body, bytes) else str(body)
+
+
+def to_json(value: Any) -> bytes:
+    """Return JSON in which NaN and infinities are the strings "NaN", "Infinity", "-Infinity"."""
+    text = msgspec.json.encode(value, enc_hook=_describe)
+    # The encoder writes null for them, so only a text with a null may need the slow way.
+    return msgspec.json.encode(_name_non_numbers(value), enc_hook=_describe) if b"null" in text else text
+
+
+def _describe(value: Any) -> Any:
+    if hasattr(value, "__log__"):
+        return value.__log__()
+    return repr(value)
+
+
+def _name_non_numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _name_non_numbers(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_name_non_numbers(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value

@@ -13,9 +13,10 @@ import msgspec
 
 from headrace.cli.connection import Place, find, kafka_options, registry_option, run_async
 from headrace.cli.output import output_option
-from headrace.cli.text import FORMATS, Reader
+from headrace.cli.text import FORMATS, json_to_line, open_codecs
 from headrace.control.topics import read_window, window
 from headrace.errors import DecodeError
+from headrace.formats.codecs import Reader
 from headrace.kafka import Admin, read_records
 from headrace.records import Record
 
@@ -58,11 +59,13 @@ def consume(bootstrap_servers: str | None, config: Path | None, registry: str | 
 
 async def _consume(place: Place, wanted: _Wanted) -> None:
     seen = 0
-    async with Reader(place.registry) as reader, contextlib.aclosing(await _batches(place, wanted)) as batches:
+    async with open_codecs(place.registry) as codecs, contextlib.aclosing(await _batches(place, wanted)) as batches:
+        keys, values = codecs.for_reading(wanted.key_format), codecs.for_reading(wanted.value_format)
         async for batch in batches:
             records = batch[: None if wanted.limit is None else wanted.limit - seen]
-            for record in records:
-                sys.stdout.write(await _line(record, wanted, reader) + "\n")
+            await keys.prepare(record.key for record in records)
+            await values.prepare(record.value for record in records)
+            sys.stdout.writelines(_line(record, wanted, keys, values) for record in records)
             sys.stdout.flush()
             seen += len(records)
             if seen == wanted.limit:
@@ -78,29 +81,28 @@ async def _batches(place: Place, wanted: _Wanted) -> AsyncGenerator[list[Record]
     return read_records(place.kafka, starts) if wanted.follow else read_window(place.kafka, starts, ends)
 
 
-async def _line(record: Record, wanted: _Wanted, reader: Reader) -> str:
+def _line(record: Record, wanted: _Wanted, keys: Reader, values: Reader) -> str:
     try:
-        key = await reader.json_text(record.key, wanted.key_format) if wanted.keys or wanted.output == "json" else b""
-        value = await reader.json_text(record.value, wanted.value_format)
+        key = keys.decode(record.key) if wanted.keys or wanted.output == "json" else None
+        value = values.decode(record.value)
     except DecodeError as cause:
         raise DecodeError(
             f"record {record.offset} of {record.topic_partition}: {cause}. Choose another --format or --key-format"
         ) from cause
     if wanted.output == "json":
-        return msgspec.json.encode(
-            {
-                "topic": record.topic,
-                "partition": record.partition,
-                "offset": record.offset,
-                "timestamp_ms": record.timestamp_ms,
-                "key": msgspec.Raw(key),
-                "value": msgspec.Raw(value),
-                "headers": [[name, data and data.decode(errors="backslashreplace")] for name, data in record.headers],
-            }
-        ).decode()
-    return f"{_plain(key)}\t{_plain(value)}" if wanted.keys else _plain(value)
+        return _as_object(record, key, value) + "\n"
+    return (f"{json_to_line(key)}\t" if wanted.keys else "") + json_to_line(value) + "\n"
 
 
-def _plain(json_text: bytes) -> str:
-    """Return the text of a JSON string without its quotes, any other JSON value as it is."""
-    return msgspec.json.decode(json_text, type=str) if json_text[:1] == b'"' else json_text.decode()
+def _as_object(record: Record, key: bytes | None, value: bytes | None) -> str:
+    return msgspec.json.encode(
+        {
+            "topic": record.topic,
+            "partition": record.partition,
+            "offset": record.offset,
+            "timestamp_ms": record.timestamp_ms,
+            "key": msgspec.Raw(key or b"null"),
+            "value": msgspec.Raw(value or b"null"),
+            "headers": [[name, data and data.decode(errors="backslashreplace")] for name, data in record.headers],
+        }
+    ).decode()

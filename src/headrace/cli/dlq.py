@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from headrace.cli.connection import Place, find, kafka_options, run_async
-from headrace.cli.output import output_option, print_json, print_rows, progress
+from headrace.cli.output import counted, output_option, print_json, print_rows, progress
 from headrace.cli.producing import producer
 from headrace.config.model import HeadraceConfig
 from headrace.control.dead_letters import DeadLetters, Summary
@@ -166,7 +166,7 @@ def _sentence(topic: str, done: Redriven, dry_run: bool) -> str:
     if not done.records:
         text = f"nothing left to redrive in {topic}"
     else:
-        verb = "would go back" if dry_run else "went back and are acknowledged"
+        verb = "would go back" if dry_run else "back and acknowledged"
         targets = ", ".join(f"{count} to {target}" for target, count in sorted(done.targets.items()))
-        text = f"{done.records} letters of {topic} {verb}: {targets}"
-    return text + (f"; {done.foreign} records passed over: no dead letters" if done.foreign else "")
+        text = f"{counted(done.records, 'letter')} of {topic} {verb}: {targets}"
+    return text + (f"; {counted(done.foreign, 'record')} passed over: no dead letter" if done.foreign else "")

@@ -46,6 +46,11 @@ def print_rows(rows: Sequence[Mapping[str, Any]], output: str, empty: str) -> No
             click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
+def counted(number: int, noun: str) -> str:
+    """Return `1 record`, `2 records`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 @contextlib.contextmanager
 def progress(doing: str) -> Iterator[Callable[[int, int | None], None]]:
     """Show a bar on a terminal, nothing elsewhere.

@@ -10,10 +10,12 @@ from typing import IO, Any, NamedTuple
 import click
 
 from headrace.cli.connection import Place, find, kafka_options, registry_option, run_async
-from headrace.cli.output import output_option, print_json, progress
+from headrace.cli.output import counted, output_option, print_json, progress
 from headrace.cli.producing import producer
-from headrace.cli.text import FORMATS, Writer
+from headrace.cli.text import FORMATS, line_to_json, open_codecs
 from headrace.errors import HeadraceError, InvalidRequest
+from headrace.formats.codec import Codec
+from headrace.formats.codecs import Codecs, SchemaChoice
 from headrace.kafka import Admin
 from headrace.lifecycle import run_blocking
 from headrace.records import OutgoingRecord
@@ -62,20 +64,25 @@ def produce(bootstrap_servers: str | None, config: Path | None, registry: str | 
     try:
         run_async(_produce(find(bootstrap_servers, config, registry), _Wanted(**wanted), tally))
     except BaseException:
-        click.echo(f"{tally.acknowledged} records are acknowledged in {wanted['topic']}, then it stopped:", err=True)
+        click.echo(
+            f"{counted(tally.acknowledged, 'record')} acknowledged in {wanted['topic']}, then it stopped:", err=True
+        )
         raise
     if wanted["output"] == "json":
         print_json({"topic": wanted["topic"], "acknowledged": tally.acknowledged})
     else:
-        click.echo(f"{tally.acknowledged} records are acknowledged in {wanted['topic']}")
+        click.echo(f"{counted(tally.acknowledged, 'record')} acknowledged in {wanted['topic']}")
 
 
 async def _produce(place: Place, wanted: _Wanted, tally: _Tally) -> None:
     await Admin(place.kafka).describe_topic(wanted.topic)
+    async with open_codecs(place.registry) as codecs:
+        key_codec = await _codec(codecs, wanted.key_format, f"{wanted.topic}-key") if wanted.keys else None
+        value_codec = await _codec(codecs, wanted.value_format, f"{wanted.topic}-value")
     with progress(f"produce to {wanted.topic}") as show:
-        async with producer(place.kafka) as target, Writer(place.registry, wanted.topic) as writer:
+        async with producer(place.kafka) as target:
             async for lines in _chunks(wanted.file):
-                records, problem = await _encode(lines, wanted, writer, tally)
+                records, problem = _encode(lines, wanted, (key_codec, value_codec), tally)
                 results = await target.produce(records)
                 failed = [result for result in results if isinstance(result, HeadraceError)]
                 tally.acknowledged += len(results) - len(failed)
@@ -84,21 +91,26 @@ async def _produce(place: Place, wanted: _Wanted, tally: _Tally) -> None:
                     raise stop
 
 
-async def _encode(
-    lines: Sequence[bytes], wanted: _Wanted, writer: Writer, tally: _Tally
+async def _codec(codecs: Codecs, name: str, subject: str) -> Codec:
+    return (await codecs.for_writing(SchemaChoice(name), name, subject)).codec
+
+
+def _encode(
+    lines: Sequence[bytes], wanted: _Wanted, codecs: tuple[Codec | None, Codec], tally: _Tally
 ) -> tuple[list[OutgoingRecord], HeadraceError | None]:
     """Return the records up to the first line that cannot be one, and what is wrong with that line."""
+    key_codec, value_codec = codecs
     records: list[OutgoingRecord] = []
     for line in lines:
         tally.lines += 1
         if not line:
             continue
-        key, tab, value = line.partition(b"\t") if wanted.keys else (None, b"\t", line)
+        key, tab, value = line.partition(b"\t") if key_codec else (b"", b"\t", line)
         try:
             if not tab:
                 raise InvalidRequest("has no tab between key and value, as --keys demands")
-            key_bytes = None if key is None else await writer.stored(key, wanted.key_format, is_key=True)
-            value_bytes = await writer.stored(value, wanted.value_format, is_key=False)
+            key_bytes = key_codec.encode(line_to_json(key, wanted.key_format)) if key_codec else None
+            value_bytes = value_codec.encode(line_to_json(value, wanted.value_format))
         except HeadraceError as cause:
             text = f"line {tally.lines}: {cause}. Nothing of this line and after it was sent"
             return records, InvalidRequest(text, line=tally.lines)

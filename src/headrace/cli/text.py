@@ -1,71 +1,48 @@
-"""Keys and values between what people see (lines of text) and what Kafka stores."""
+"""Keys and values between what people see (lines of text) and JSON text, which codecs take and give."""
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Self
+import contextlib
+from collections.abc import AsyncIterator
+
+import msgspec
 
 from headrace.config.model import SchemaRegistryConfig
 from headrace.errors import DecodeError, EncodeError
-from headrace.formats.codec_binary import BinaryCodec
 from headrace.formats.codec_json import JsonCodec
-from headrace.formats.codec_string import StringCodec
+from headrace.formats.codecs import Codecs
+from headrace.formats.registry import SchemaRegistry
+from headrace.lifecycle import SystemClock
 
 FORMATS = ("string", "json", "binary", "avro")
 
-_PLAIN = {"string": StringCodec(), "json": JsonCodec(), "binary": BinaryCodec()}
+
+@contextlib.asynccontextmanager
+async def open_codecs(registry: SchemaRegistryConfig) -> AsyncIterator[Codecs]:
+    """Give the codecs for the length of a command; the registry is asked only for Avro."""
+    client = SchemaRegistry(registry, SystemClock())
+    try:
+        yield Codecs(client)
+    finally:
+        await client.close()
 
 
-class Reader:
-    """Stored bytes as JSON text."""
+def line_to_json(line: bytes, format_name: str) -> bytes:
+    """Return a line as the JSON text that the format's codec takes.
 
-    def __init__(self, registry: SchemaRegistryConfig) -> None:
-        self._registry = registry
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, cause: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
-
-    async def json_text(self, data: bytes | None, name: str) -> bytes:
-        """Return stored bytes of a format as JSON text; null bytes are null.
-
-        Raises:
-            DecodeError: The bytes are not of this format.
-        """
-        if data is None:
-            return b"null"
-        return _PLAIN[name].decode(data)
+    Raises:
+        EncodeError: The line is not what the format needs.
+    """
+    try:
+        if format_name in ("string", "binary"):
+            return msgspec.json.encode(line.decode())
+        return JsonCodec().decode(line)
+    except (UnicodeDecodeError, DecodeError) as cause:
+        raise EncodeError(str(cause) if isinstance(cause, DecodeError) else "not UTF-8 text") from cause
 
 
-class Writer:
-    """Lines of text as stored bytes."""
-
-    def __init__(self, registry: SchemaRegistryConfig, topic: str) -> None:
-        self._registry = registry
-        self._topic = topic
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, cause: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
-
-    async def stored(self, text: bytes, name: str, *, is_key: bool) -> bytes:
-        """Return the bytes to store for a text in a format.
-
-        Raises:
-            EncodeError: The text is not of this format.
-        """
-        if name == "binary":
-            return _PLAIN[name].encode(b'"' + text + b'"')
-        try:
-            _PLAIN[name].decode(text)
-        except DecodeError as cause:
-            raise EncodeError(str(cause)) from cause
-        return text
+def json_to_line(text: bytes | None) -> str:
+    """Return the text of a JSON string without its quotes, any other JSON value as it is, `null` for no value."""
+    if text is None:
+        return "null"
+    return msgspec.json.decode(text, type=str) if text[:1] == b'"' else text.decode()

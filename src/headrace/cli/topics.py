@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from headrace.cli.connection import find, kafka_options, run_async
-from headrace.cli.output import output_option, print_json, print_rows
+from headrace.cli.output import counted, output_option, print_json, print_rows
 from headrace.control.topics import TopicDescription, describe, unhealthy
 from headrace.kafka import Admin
 from headrace.records import TopicPartition
@@ -93,7 +93,7 @@ def create(
     if output == "json":
         print_json({"topic": topic, "created": created})
     elif created:
-        click.echo(f"created topic {topic} with {partitions} partition{'s' if partitions > 1 else ''}")
+        click.echo(f"created topic {topic} with {counted(partitions, 'partition')}")
     else:
         click.echo(f"topic {topic} exists already and was not changed: see headrace topics describe {topic}", err=True)
     return 0 if created or if_not_exists else 1

@@ -8,22 +8,31 @@ from typing import Any
 import pytest
 
 from headrace.cli import produce as produce_module
-from headrace.cli.consume import _plain
 from headrace.cli.output import print_rows, progress
-from headrace.cli.produce import _chunks, _encode, _Tally, _Wanted
-from headrace.cli.text import Reader, Writer
+from headrace.cli.produce import _chunks, _codec, _encode, _Tally, _Wanted
+from headrace.cli.text import json_to_line, open_codecs
 from headrace.config.model import SchemaRegistryConfig
 from headrace.errors import DecodeError, InvalidRequest
 from headrace.records import OutgoingRecord
 
 
 def encode(lines: list[bytes], value_format: str = "string", keys: bool = False) -> Any:
+    async def make() -> Any:
+        async with open_codecs(SchemaRegistryConfig()) as codecs:
+            return await _codec(codecs, "string", "t-key") if keys else None, await _codec(
+                codecs, value_format, "t-value"
+            )
+
     wanted = _Wanted("t", io.BytesIO(), keys, value_format, "string", "text")
-    return asyncio.run(_encode(lines, wanted, Writer(SchemaRegistryConfig(), "t"), _Tally()))
+    return _encode(lines, wanted, asyncio.run(make()), _Tally())
 
 
 def decode(data: bytes | None, name: str) -> str:
-    return _plain(asyncio.run(Reader(SchemaRegistryConfig()).json_text(data, name)))
+    async def read() -> str:
+        async with open_codecs(SchemaRegistryConfig()) as codecs:
+            return json_to_line(codecs.for_reading(name).decode(data))
+
+    return asyncio.run(read())
 
 
 async def read_all(file: Any) -> list[list[bytes]]:

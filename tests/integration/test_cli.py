@@ -1,0 +1,186 @@
+"""The everyday commands as a user runs them, against a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.config.model import KafkaConfig, SchemaRegistryConfig
+from headrace.formats.registry import SchemaRegistry
+from headrace.kafka import Admin
+from headrace.lifecycle import SystemClock
+from headrace.records import TopicPartition
+
+COMMAND = [sys.executable, "-m", "headrace.cli.main"]
+
+
+@pytest.fixture
+def env(kafka: Any, tmp_path: Path) -> Mapping[str, str]:
+    return {**os.environ, "KAFKA": kafka.bootstrap_servers, "PYTHONUNBUFFERED": "1"}
+
+
+@pytest.fixture
+def headrace(env: Mapping[str, str], tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    def run(*words: str, given: str = "", code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [*COMMAND, *words], input=given, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+        return done
+
+    return run
+
+
+def start(env: Mapping[str, str], *words: str) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen([*COMMAND, *words], env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+def test_lines_come_back_as_they_went(headrace: Any, topic: Any) -> None:
+    """What `produce` writes, `consume` prints: keys, JSON values, in order within a partition."""
+    name = topic(3)
+    lines = [f'k{number % 5}\t{{"n": {number}, "x": 1.50}}' for number in range(500)]
+    done = headrace("produce", name, "--keys", "--value-format", "json", given="\n".join(lines) + "\n")
+    assert done.stdout == f"500 records acknowledged in {name}\n"
+    back = headrace("consume", name, "--keys", "--format", "json").stdout.splitlines()
+    assert sorted(back) == sorted(lines)
+    for key in ("k0", "k1", "k2", "k3", "k4"):
+        assert [line for line in back if line.startswith(key)] == [line for line in lines if line.startswith(key)]
+    rows = [
+        json.loads(line) for line in headrace("consume", name, "--output", "json", "--max", "7").stdout.splitlines()
+    ]
+    assert len(rows) == 7
+    assert {"topic", "partition", "offset", "timestamp_ms", "key", "value", "headers"} == set(rows[0])
+
+
+def test_avro_lines_go_through_the_registry(headrace: Any, topic: Any, schema_registry: Any) -> None:
+    """Avro is written by the newest schema of the topic's subject, and read by the id in the bytes."""
+    name = topic()
+    schema = {"type": "record", "name": "Order", "fields": [{"name": "n", "type": "int"}]}
+
+    async def register() -> None:
+        registry = SchemaRegistry(SchemaRegistryConfig(url=schema_registry.url), SystemClock())
+        await registry.register(f"{name}-value", json.dumps(schema))
+        await registry.close()
+
+    asyncio.run(register())
+    options = ("--schema-registry", schema_registry.url)
+    headrace("produce", name, "--value-format", "avro", *options, given='{"n":1}\n{"n":2}\n')
+    assert headrace("consume", name, "--format", "avro", *options).stdout == '{"n":1}\n{"n":2}\n'
+    failed = headrace("produce", name, "--value-format", "avro", *options, given='{"n":3}\n{"n":"x"}\n', code=1)
+    assert "1 record acknowledged" in failed.stderr
+    assert "line 2: the value does not fit its Avro schema at $.n: expected" in failed.stderr
+    headrace("produce", name, given="plain\n")
+    failed = headrace("consume", name, "--format", "avro", *options, code=1)
+    assert f"record 3 of {name}-0: the bytes do not begin with" in failed.stderr
+
+
+def test_a_bad_line_stops_with_its_number_and_the_count_before_it(headrace: Any, topic: Any) -> None:
+    """Lines before the bad one are acknowledged and there; nothing behind it is."""
+    name = topic()
+    failed = headrace("produce", name, "--value-format", "json", given="1\n2\n{\n4\n", code=1)
+    assert failed.stderr.startswith(f"2 records acknowledged in {name}, then it stopped:\nline 3: ")
+    assert headrace("consume", name).stdout == "1\n2\n"
+
+
+def test_what_is_not_there_is_told_in_one_paragraph(headrace: Any, topic: Any, tmp_path: Path) -> None:
+    """Unknown topics, partitions and groups, bad names and a cluster that is down: one paragraph, exit code 1."""
+    for words in (["produce", "nope"], ["consume", "nope"], ["topics", "describe", "nope"], ["dlq", "redrive", "nope"]):
+        assert "topic nope does not exist" in headrace(*words, given="x\n", code=1).stderr
+    assert "no partition 5: it has 0 to 0" in headrace("consume", topic(), "--partition", "5", code=1).stderr
+    assert "group nope does not exist" in headrace("groups", "lag", "nope", code=1).stderr
+    assert "'^a' is no topic name" in headrace("consume", "^a", code=1).stderr
+    (tmp_path / "headrace.yaml").write_text("kafka: {bootstrap_servers: 'localhost:1', request_timeout_seconds: 1}")
+    failed = headrace("topics", "list", "-c", "headrace.yaml", code=1)
+    assert failed.stderr == (
+        "list topics: no answer from Kafka at localhost:1 within 1 s. "
+        "Start it (headrace dev up) or correct kafka.bootstrap_servers\n"
+    )
+
+
+def test_topics_are_created_listed_and_described(headrace: Any, topic: Any) -> None:
+    """Creation takes partitions and configuration, says when the topic exists, and both views show it."""
+    name = topic() + "-made"
+    words = ("topics", "create", name, "--partitions", "2", "--set", "retention.ms=12345")
+    assert headrace(*words).stdout == f"created topic {name} with 2 partitions\n"
+    assert "exists already" in headrace(*words, code=1).stderr
+    headrace(*words, "--if-not-exists")
+    headrace("topics", "create", f"{name}-x", "--set", "retention.ms=soon", code=1)
+    headrace("topics", "create", f"{name}-x", "--set", "retention.ms", code=2)
+    rows = json.loads(headrace("topics", "list", "--output", "json").stdout)
+    assert {"topic": name, "partitions": 2, "replication_factor": 1, "unhealthy_partitions": 0} in rows
+    found = json.loads(headrace("topics", "describe", name, "--output", "json").stdout)
+    assert found["configs"]["retention.ms"] == "12345"
+    assert [row["in_sync"] for row in found["partitions"]] == [[1], [1]]
+
+
+def test_lag_counts_every_partition_of_a_groups_topics(headrace: Any, topic: Any, kafka: Any) -> None:
+    """A partition without a committed offset counts from its first record."""
+    name = topic(2)
+    headrace("produce", name, "--keys", given="".join(f"k{number}\tx\n" for number in range(50)))
+    admin = Admin(KafkaConfig(bootstrap_servers=kafka.bootstrap_servers))
+    ends = {place.partition: end for place, (_, end) in asyncio.run(admin.topic_offsets(name)).items()}
+    asyncio.run(admin.alter_group_offsets(f"g-{name}", {TopicPartition(name, 0): 1}))
+    rows = json.loads(headrace("groups", "lag", f"g-{name}", "--output", "json").stdout)
+    assert [(row["partition"], row["committed"], row["lag"]) for row in rows] == [
+        (0, 1, ends[0] - 1),
+        (1, None, ends[1]),
+    ]
+    assert f"g-{name}" in headrace("groups", "list").stdout
+
+
+def test_following_waits_for_new_records_and_ends_at_its_count(env: Any, headrace: Any, topic: Any) -> None:
+    """`--follow` prints what is there and what comes, until --max."""
+    name = topic()
+    headrace("produce", name, given="old\n")
+    with start(env, "consume", name, "--follow", "--max", "3") as following:
+        assert following.stdout
+        assert following.stdout.readline() == "old\n"
+        headrace("produce", name, given="new 1\nnew 2\nnew 3\n")
+        assert following.communicate(timeout=30)[0] == "new 1\nnew 2\n"
+        assert following.returncode == 0
+
+
+def test_interrupted_following_ends_at_once(env: Any, headrace: Any, topic: Any) -> None:
+    """Ctrl-C while waiting for records: exit code 130, no traceback, no waiting."""
+    name = topic()
+    headrace("produce", name, given="old\n")
+    with start(env, "consume", name, "--follow") as following:
+        assert following.stdout
+        following.stdout.readline()
+        following.send_signal(signal.SIGINT)
+        asked = time.monotonic()
+        assert following.communicate(timeout=30)[1] == "\ninterrupted\n"
+        assert following.returncode == 130
+        assert time.monotonic() - asked < 3
+
+
+def test_interrupted_produce_says_what_is_acknowledged(env: Any, headrace: Any, topic: Any) -> None:
+    """Ctrl-C while waiting for lines: what was given is acknowledged and counted."""
+    name = topic()
+    with start(env, "produce", name) as producing, start(env, "consume", name, "--follow") as seeing:
+        assert producing.stdin
+        assert seeing.stdout
+        # The second line is sent after the first is acknowledged and counted; its own count may still be on its way.
+        for line in ("one\n", "two\n"):
+            producing.stdin.write(line)
+            producing.stdin.flush()
+            assert seeing.stdout.readline() == line
+        producing.send_signal(signal.SIGINT)
+        said = producing.communicate(timeout=30)[1]
+        seeing.kill()
+    assert producing.returncode == 130
+    assert re.match(f"(1 record|2 records) acknowledged in {name}, then it stopped:\n", said)
+    assert "Traceback" not in said

@@ -1,0 +1,217 @@
+"""Run every measurement once and write bench/RESULTS.md: `make bench`.
+
+Each row sets Headrace against a bare loop over the same client, on the same broker, in the same run, since machines
+differ and their speed drifts. The ratio is what counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from headrace.devcluster import Cluster
+from headrace.testing import HeadraceProcess
+
+RESULTS = Path(__file__).with_name("RESULTS.md")
+VALUE = "x" * 98  # 100 bytes as JSON
+PARTITIONS = 8
+
+
+class Row(NamedTuple):
+    """One workload: records per second, ours and bare, and what else there is to say."""
+
+    name: str
+    ours: float
+    bare: float
+    target: float | None
+    note: str = ""
+
+
+class Bench:
+    """A broker, and measurements on it."""
+
+    def __init__(self, cluster: Cluster, folder: Path, scale: float) -> None:
+        self.cluster, self.folder, self.scale = cluster, folder, scale
+
+    def run(self) -> list[Row]:
+        records = int(1_000_000 * self.scale)
+        bare_produce = self.bare("produce", self.topic("bare"), records)
+        produced = self.produce(bare_produce)
+        full = self.fill(records)
+        bare_consume = self.bare("consume", full, records)
+        function = self.function(full, records)
+        with Sink(records) as sink:
+            bare_post = self.bare("post", full, records, sink.port)
+        push = self.push(full, records, "status")
+        return [
+            *produced,
+            Row("push, 100 records per POST, status only", push, bare_post, 0.25, "bare: consume + POST, aiohttp"),
+            Row("function, no-op handler, 1 worker", function, bare_consume, 0.1, "bare: consume(500), value read"),
+        ]
+
+    def produce(self, bare: float) -> list[Row]:
+        process = self.headrace({})
+        rows = []
+        for per_request, connections, target in ((1, 64, None), (100, 16, 0.2)):
+            name = self.topic("http")
+            body = self.folder / "body.json"
+            body.write_text(json.dumps({"records": [{"value": VALUE}] * per_request}))
+            load = [f"/producers/{name}", process.url.rsplit(":", 1)[1], str(connections)]
+            self.module("bench.load", *load, "1", str(body))  # warm up
+            got = self.module("bench.load", *load, str(max(2.0, 8 * self.scale)), str(body))
+            assert not got["errors"], got
+            rate = got["requests"] * per_request / got["seconds"]
+            note = f"p50 {got['p50_ms']:.1f} ms, p99 {got['p99_ms']:.1f} ms; bare: produce loop, idempotent, acks=all"
+            title = f"produce over HTTP, {per_request} x 100 B, {connections} connections"
+            rows.append(Row(title, rate, bare, target, note))
+        process.terminate()
+        return rows
+
+    def function(self, topic: str, records: int) -> float:
+        folder = self.folder / "noop"
+        folder.mkdir()
+        (folder / "noop.py").write_text("def handler(context, event):\n    pass\n")
+        (folder / "function.yaml").write_text(
+            f"metadata: {{name: noop}}\nspec:\n  handler: noop:handler\n  triggers:\n    t:\n      kind: kafka\n"
+            f"      attributes: {{topics: [{topic}], consumerGroup: noop}}\n"
+        )
+        process = self.headrace({"functions": [str(folder / "function.yaml")]}, wait=False)
+        rate = self.rate_by_metrics(process, records)
+        process.terminate()
+        return rate
+
+    def push(self, topic: str, records: int, mode: str) -> float:
+        with Sink(records) as sink:
+            reactive = {
+                "topics": [topic],
+                "group": f"push-{mode}",
+                "backend": {"url": f"http://127.0.0.1:{sink.port}/", "mode": mode},
+            }
+            process = self.headrace({"reactive_consumers": {"push": reactive}}, wait=False)
+            rate = sink.rate()
+            process.terminate()
+        return rate
+
+    def rate_by_metrics(self, process: HeadraceProcess, records: int) -> float:
+        """Watch the counter of ended records go from its first value to the last record."""
+        first: tuple[float, float] | None = None
+        while True:
+            now, count = time.perf_counter(), self.delivered(process)
+            if count and first is None:
+                first = now, count
+            if first and count >= records:
+                return (count - first[1]) / (now - first[0])
+            time.sleep(0.02)
+
+    def delivered(self, process: HeadraceProcess) -> float:
+        try:
+            with urllib.request.urlopen(f"{process.url}/metrics", timeout=5) as answer:
+                text = answer.read().decode()
+        except OSError:
+            return 0.0
+        found = re.findall(r"^headrace_delivery_records_total\{[^}]*\} (\S+)$", text, re.MULTILINE)
+        return sum(map(float, found))
+
+    def headrace(self, config: dict[str, Any], wait: bool = True) -> HeadraceProcess:
+        settings = {"kafka": {"bootstrap_servers": self.cluster.bootstrap_servers}, "log_level": "warning", **config}
+        process = HeadraceProcess(settings, self.folder / f"headrace-{time.time_ns()}")
+        process.start()
+        if wait:
+            process.wait_ready()
+        return process
+
+    def topic(self, name: str) -> str:
+        unique = f"{name}-{time.time_ns()}"
+        self.cluster.create_topic(unique, PARTITIONS)
+        return unique
+
+    def fill(self, records: int) -> str:
+        topic = self.topic("full")
+        self.bare("produce", topic, records)
+        return topic
+
+    def bare(self, what: str, topic: str, records: int, port: int = 0) -> float:
+        words = [what, self.cluster.bootstrap_servers, topic, str(records), str(port)]
+        got = self.module("bench.bare", *words)
+        return float(got["records"] / got["seconds"])
+
+    def module(self, name: str, *words: str) -> dict[str, Any]:
+        done = subprocess.run([sys.executable, "-m", name, *words], stdout=subprocess.PIPE, check=True)
+        result: dict[str, Any] = json.loads(done.stdout)
+        return result
+
+
+class Sink:
+    """A counting backend in a process of its own."""
+
+    def __init__(self, records: int) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "bench.sink", str(records)], stdout=subprocess.PIPE, text=True
+        )
+
+        assert self.process.stdout
+        self.port = int(self.process.stdout.readline())
+
+    def __enter__(self) -> Sink:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def rate(self) -> float:
+        assert self.process.stdout
+        got = json.loads(self.process.stdout.readline())
+        return float(got["records"] / got["seconds"])
+
+
+def table(rows: list[Row]) -> str:
+    lines = ["| workload | Headrace rec/s | bare rec/s | ratio | first target | |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        target = f">= {row.target:g}" if row.target else ""
+        lines.append(
+            f"| {row.name} | {row.ours:,.0f} | {row.bare:,.0f} | **{row.ours / row.bare:.2f}** | {target} | {row.note} |"
+        )
+    return "\n".join(lines)
+
+
+def page(rows: list[Row], scale: float) -> str:
+    names = ("confluent-kafka", "uvicorn", "aiohttp", "msgspec")
+    versions = ", ".join(f"{name} {version(name)}" for name in names)
+    return f"""\
+# Measured
+
+`make bench` on {datetime.now(UTC):%Y-%m-%d}: CPython {platform.python_version()}, {versions}; Apache Kafka 4.3.1, one
+KRaft broker with the dev cluster's ordinary flags, {PARTITIONS} partitions, broker, load generator and backend on the
+same 2 cores; {int(1_000_000 * scale):,} records of 100 bytes per run. One run each: ratios within one run bind,
+absolute figures drift.
+
+{table(rows)}
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure Headrace against bare loops.")
+    parser.add_argument("--scale", type=float, default=1.0, help="1.0 is a million records per run")
+    parser.add_argument("--dry", action="store_true", help="print, do not write RESULTS.md")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder) / "kafka") as cluster:
+        rows = Bench(cluster, Path(folder), options.scale).run()
+    print(table(rows))
+    if not options.dry:
+        RESULTS.write_text(page(rows, options.scale))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""What has come out so far, counted in the topics themselves and at the backend, never from Headrace's own word."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import aiohttp
+import msgspec
+
+from headrace.config.model import KafkaConfig
+from headrace.control.dead_letters import group_of
+from headrace.control.groups import lag_of
+from headrace.errors import NotFound
+from headrace.kafka import Admin, read_records
+from headrace.records import TopicPartition
+
+
+class _Flight(msgspec.Struct):
+    flight_id: str
+
+
+class _Delay(msgspec.Struct):
+    flights: int
+
+
+_flight = msgspec.json.Decoder(_Flight).decode
+_delay = msgspec.json.Decoder(_Delay).decode
+
+
+class Counts(NamedTuple):
+    """One look at everything."""
+
+    enriched: int
+    aggregated: int
+    long_delays: int
+    delivered: int
+    letters_left: int
+    lag: int
+
+    def settled(self, flights: int, long_delays: int, refused: int) -> bool:
+        """Whether everything has come through, up to the letters."""
+        return (
+            self.enriched >= flights
+            and self.lag == 0
+            and self.delivered >= long_delays - refused
+            and self.letters_left >= refused
+        )
+
+    def finished(self, long_delays: int) -> bool:
+        """Whether the letters have come through too."""
+        return self.delivered >= long_delays and self.letters_left == 0 and self.lag == 0
+
+
+class Ledger:
+    """Counts."""
+
+    def __init__(
+        self, kafka: KafkaConfig, admin: Admin, backend_port: int, groups: Sequence[str], letters: str
+    ) -> None:
+        self._kafka = kafka
+        self._admin = admin
+        self._backend = f"http://127.0.0.1:{backend_port}/counts"
+        self._groups = groups
+        self._letters = letters
+
+    async def quick(self) -> Counts:
+        """Count by offsets: cheap, and an upper bound where a record was written twice."""
+        return Counts(
+            enriched=await self._end("flights.enriched"),
+            aggregated=0,
+            long_delays=await self._end("flights.long_delays"),
+            delivered=await self._delivered(),
+            letters_left=await self._letters_left(),
+            lag=await self._lag(),
+        )
+
+    async def exact(self) -> Counts:
+        """Count different flights, and the newest row of each key, by reading the topics."""
+        flights, long_delays = set(), set()
+        newest: dict[bytes | None, int] = {}
+        async for batch in read_records(self._kafka, *await self._window("flights.enriched")):
+            flights.update(_flight(record.value or b"").flight_id for record in batch)
+        async for batch in read_records(self._kafka, *await self._window("flights.long_delays")):
+            long_delays.update(_flight(record.value or b"").flight_id for record in batch)
+        async for batch in read_records(self._kafka, *await self._window("flights.delays")):
+            # Rows of one key are in one partition, so the one read last is the newest.
+            newest.update((record.key, _delay(record.value or b"").flights) for record in batch)
+        quick = await self.quick()
+        return quick._replace(enriched=len(flights), long_delays=len(long_delays), aggregated=sum(newest.values()))
+
+    async def _window(self, topic: str) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+        offsets = await self._admin.topic_offsets(topic)
+        return {p: start for p, (start, _) in offsets.items()}, {p: end for p, (_, end) in offsets.items()}
+
+    async def _end(self, topic: str) -> int:
+        return sum(end for _, end in (await self._admin.topic_offsets(topic)).values())
+
+    async def _delivered(self) -> int:
+        async with aiohttp.ClientSession() as session, session.get(self._backend) as answer:
+            return int((await answer.json())["delivered"])
+
+    async def _letters_left(self) -> int:
+        redriven = sum((await self._admin.committed(group_of(self._letters))).values())
+        return await self._end(self._letters) - redriven
+
+    async def _lag(self) -> int:
+        """Return the records behind over all groups; a group that has not committed yet is behind by one at least."""
+        total = 0
+        for group in self._groups:
+            try:
+                total += sum(entry.lag for entry in await lag_of(self._admin, group))
+            except NotFound:
+                total += 1
+        return total

@@ -1,0 +1,224 @@
+"""What fault tests share: a client that writes a history, a watch on commits, and the checks, all apart from Headrace.
+
+The checks read the topics and the group's offsets themselves and believe nothing that Headrace says of its own work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from headrace.config.model import KafkaConfig
+from headrace.errors import HeadraceError
+from headrace.kafka import Admin, read_records
+from headrace.records import Record, TopicPartition
+from headrace.testing import RecordingBackend
+
+
+class Acknowledged(NamedTuple):
+    """What a client was told: this id is at this place."""
+
+    id: int
+    partition: int
+    offset: int
+
+
+class Poster:
+    """Posts records with running ids, in a thread, and keeps what was acknowledged."""
+
+    def __init__(self, url: str, topic: str, batch: int = 20) -> None:
+        self.acknowledged: list[Acknowledged] = []
+        self.refused: list[int] = []
+        self.unknown: list[int] = []
+        self._url = f"{url}/producers/{topic}"
+        self._batch = batch
+        self._ids = itertools.count()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Poster:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(60)
+
+    def wait_for(self, acknowledged: int, limit_seconds: float = 60.0) -> None:
+        """Wait until so many records are acknowledged."""
+        wait_until(lambda: len(self.acknowledged) >= acknowledged, limit_seconds, "acknowledgements")
+
+    def wait_for_more(self, records: int = 200) -> None:
+        """Wait until so many more are acknowledged than now."""
+        self.wait_for(len(self.acknowledged) + records)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            ids = list(itertools.islice(self._ids, self._batch))
+            records = [{"key": str(number % 50), "value": {"id": number}} for number in ids]
+            body = json.dumps({"records": records}).encode()
+            request = urllib.request.Request(self._url, body, {"Content-Type": "application/json"})
+            try:
+                with urllib.request.urlopen(request, timeout=60) as answer:
+                    self._note(ids, json.load(answer)["offsets"])
+            except urllib.error.HTTPError as error:
+                self._note(ids, json.load(error).get("offsets"))
+            except OSError:
+                self.unknown += ids
+                self._stop.wait(0.05)
+
+    def _note(self, ids: list[int], offsets: list[dict[str, Any]] | None) -> None:
+        if offsets is None:  # refused as a whole: nothing was sent
+            self.refused += ids
+            self._stop.wait(0.05)
+            return
+        for number, entry in zip(ids, offsets, strict=True):
+            if "offset" in entry:
+                self.acknowledged.append(Acknowledged(number, entry["partition"], entry["offset"]))
+            elif entry["outcome"] == "fail":
+                self.refused.append(number)
+            else:
+                self.unknown.append(number)
+
+
+class Ledger:
+    """Reads topics and committed offsets."""
+
+    def __init__(self, bootstrap_servers: str) -> None:
+        self._kafka = KafkaConfig(bootstrap_servers=bootstrap_servers)
+
+    def records(self, topic: str) -> list[Record]:
+        """Return everything in a topic."""
+
+        async def read() -> list[Record]:
+            offsets = await Admin(self._kafka).topic_offsets(topic)
+            starts = {p: start for p, (start, _) in offsets.items()}
+            ends = {p: end for p, (_, end) in offsets.items()}
+            return [record async for batch in read_records(self._kafka, starts, ends) for record in batch]
+
+        return asyncio.run(read())
+
+    def committed(self, group: str) -> dict[TopicPartition, int]:
+        """Return a group's committed offsets."""
+        return asyncio.run(Admin(self._kafka).committed(group))
+
+    def lag(self, group: str) -> int:
+        """Return how far a group is behind, over all partitions it has committed."""
+        return sum(entry.lag for entry in asyncio.run(Admin(self._kafka).group_lag(group)))
+
+    def check_acknowledged(self, topic: str, poster: Poster) -> None:
+        """Every acknowledged id is at its place, no id twice, none that was refused for certain, none from nowhere."""
+        records = self.records(topic)
+        place_of = {id_of(record): (record.partition, record.offset) for record in records}
+        wrong = [ack for ack in poster.acknowledged if place_of.get(ack.id) != (ack.partition, ack.offset)]
+        assert wrong == [], f"{len(wrong)} acknowledged records are not at their place"
+        assert len(place_of) == len(records), "a record is in the topic twice"
+        ghosts = set(place_of) & set(poster.refused)
+        assert not ghosts, f"{len(ghosts)} records that were refused for certain are there"
+        known = {ack.id for ack in poster.acknowledged} | set(poster.unknown)
+        assert set(place_of) <= known
+
+    def check_delivered(self, topic: str, delivered: set[tuple[int, int]]) -> None:
+        """Every record of the topic was delivered at least once."""
+        missing = {(record.partition, record.offset) for record in self.records(topic)} - delivered
+        assert not missing, f"{len(missing)} records were never delivered: {sorted(missing)[:5]}"
+
+
+class CommitWatch:
+    """Looks at a group's commits all the time: below each of them everything must have been delivered."""
+
+    def __init__(self, ledger: Ledger, group: str, backend: RecordingBackend) -> None:
+        self.looks = 0
+        self.violations: list[str] = []
+        self._ledger, self._group, self._backend = ledger, group, backend
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> CommitWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(60)
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.1):
+            try:
+                committed = self._ledger.committed(self._group)
+            except HeadraceError:
+                continue  # a broker is down just now
+            # Read after the commit, so what it covers must be in it already.
+            delivered = delivered_by(self._backend)
+            self.looks += 1
+            for partition, offset in committed.items():
+                passed = [o for o in range(offset) if (partition.partition, o) not in delivered]
+                if passed:
+                    self.violations.append(f"{partition}: {offset} is committed, {passed[:3]} are not delivered")
+
+
+def delivered_by(backend: RecordingBackend) -> set[tuple[int, int]]:
+    """Return the places of all records the backend said it had processed."""
+    return {(record["partition"], record["offset"]) for record in list(backend.accepted)}
+
+
+def id_of(record: Record) -> int:
+    """Return the id a poster gave to a record."""
+    return int(json.loads(record.value or b"")["id"])
+
+
+def wait_until(condition: Callable[[], bool], limit_seconds: float, what: str) -> None:
+    """Wait for a condition, with a limit."""
+    end = time.monotonic() + limit_seconds
+    while not condition():
+        assert time.monotonic() < end, f"waited {limit_seconds:.0f} s for {what} in vain"
+        time.sleep(0.05)
+
+
+class Bed:
+    """The pieces, for tests that cannot import this file by name."""
+
+    Poster, Ledger, CommitWatch = Poster, Ledger, CommitWatch
+    delivered_by, id_of, wait_until = staticmethod(delivered_by), staticmethod(id_of), staticmethod(wait_until)
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def copy_function(self, source: str, target: str, workers: int = 2) -> str:
+        """Write a function that copies its events to a topic. Returns its file."""
+        folder = self.folder / "copy"
+        folder.mkdir()
+        (folder / "copy_event.py").write_text("def handler(context, event):\n    return event.body\n")
+        (folder / "function.yaml").write_text(
+            f"""\
+metadata: {{name: copy}}
+spec:
+  handler: copy_event:handler
+  triggers:
+    source:
+      kind: kafka-cluster
+      numWorkers: {workers}
+      attributes:
+        topics: [{source}]
+        consumerGroup: {source}-copy
+        valueFormat: json
+        outputTopic: {target}
+"""
+        )
+        return str(folder / "function.yaml")
+
+
+@pytest.fixture
+def bed(tmp_path: Path) -> Iterator[Bed]:
+    """The workload, the checks and the watch of fault tests."""
+    yield Bed(tmp_path)

@@ -1,0 +1,108 @@
+"""What a produce request is answered: an entry per record, and the status of the whole.
+
+Source: sidecar.md 5.5; decisions.md 3.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from headrace import errors
+from headrace.records import Produced
+
+_UNKNOWN: Final = (errors.KafkaTimeout, errors.FatalKafkaError)
+_CODES: Final[dict[type[errors.HeadraceError], int]] = {
+    errors.KafkaTimeout: 50004,
+    errors.FatalKafkaError: 50004,
+    errors.KafkaUnauthenticated: 40101,
+    errors.KafkaUnauthorized: 40301,
+    errors.TopicNotFound: 40401,
+    errors.PartitionNotFound: 40402,
+    errors.KafkaUnavailable: 50003,
+    errors.ProducerQueueFull: 50003,
+}
+_OTHER: Final = 50002
+_REQUEST_STATUS: Final = {40101: "UNAUTHORIZED", 40301: "FORBIDDEN"}
+_encode_json = msgspec.json.Encoder().encode
+
+
+class ProduceAnswer(NamedTuple):
+    """The HTTP answer to a produce request."""
+
+    status: int
+    body: bytes
+    retry_after_seconds: int | None = None
+    asked_records: int = 0
+    """Records of the request."""
+    written_records: int = 0
+    """Those of them that are certainly in Kafka."""
+
+
+def answer_of(
+    results: Sequence[Produced | errors.HeadraceError],
+    key_schema_id: int | None,
+    value_schema_id: int | None,
+    always_200: bool,
+) -> ProduceAnswer:
+    """Return the answer for the outcomes of all records, in their order."""
+    failures = [result for result in results if type(result) is not Produced]
+    offsets = _all_offsets(results) if not failures else _encode_json([_entry(result) for result in results])
+    tail: dict[str, Any] = {}
+    if key_schema_id is not None:
+        tail["key_schema_id"] = key_schema_id
+    if value_schema_id is not None:
+        tail["value_schema_id"] = value_schema_id
+    tail["requestStatus"] = _request_status(failures)
+    written = len(results) - len(failures)
+    status, retry_after = 200, None
+    if failures and not written and not always_200:
+        reason = _reason(failures)
+        status, retry_after = reason.status, reason.retry_after_seconds
+        tail |= reason.body()
+    body = b'{"offsets":' + offsets + b"," + _encode_json(tail)[1:]
+    return ProduceAnswer(status, body, retry_after, len(results), written)
+
+
+def _all_offsets(results: Sequence[Any]) -> bytes:
+    if not results:
+        return b"[]"
+    entries = '{"partition":%d,"offset":%d},' * len(results) % tuple(itertools.chain.from_iterable(results))
+    return b"[" + entries[:-1].encode() + b"]"
+
+
+def _entry(result: Produced | errors.HeadraceError) -> dict[str, Any]:
+    if isinstance(result, Produced):
+        return {"partition": result.partition, "offset": result.offset}
+    return {
+        "errorCode": _code_of(result),
+        "error": result.description,
+        "outcome": "unknown" if isinstance(result, _UNKNOWN) else "fail",
+    }
+
+
+def _code_of(error: errors.HeadraceError) -> int:
+    return _CODES.get(type(error), _OTHER)
+
+
+def _request_status(failures: Sequence[Any]) -> str:
+    named = (_REQUEST_STATUS.get(_code_of(failure)) for failure in failures)
+    return next((status for status in named if status), "OK")
+
+
+def _reason(failures: Sequence[Any]) -> errors.HeadraceError:
+    """Return the error that speaks for a request of which no record was written.
+
+    An unknown outcome weighs most, then what only a change of the request helps against, then what passes by itself.
+    """
+    unknown: errors.HeadraceError | None = next((error for error in failures if isinstance(error, _UNKNOWN)), None)
+    if unknown:
+        return errors.KafkaTimeout(
+            "no record of the request is known to be written, and of at least one it is not known: "
+            f"read the topic before you send it again. {unknown.description}"
+        )
+    lasting: errors.HeadraceError | None = next((error for error in failures if not error.retriable), None)
+    return lasting or failures[0]

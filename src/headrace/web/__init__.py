@@ -1,0 +1,1 @@
+"""The HTTP edge: the only door to the ASGI library and its server."""

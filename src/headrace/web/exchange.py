@@ -1,0 +1,115 @@
+"""Reading requests and writing answers on the bare ASGI interface.
+
+Source: ASGI specification 3.0, HTTP connection scope.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from headrace.errors import ContentTypeMismatch, Draining, HeadraceError, PayloadTooLarge, ServerBusy
+
+Headers = Sequence[tuple[bytes, bytes]]
+_JSON: Final = (b"content-type", b"application/json")
+_LINGER_SECONDS: Final = 1.0
+
+
+class ClientGone(Exception):
+    """The client closed its connection before its request was complete; nobody is left to be answered."""
+
+
+def headers_of(scope: Scope) -> dict[bytes, bytes]:
+    """Return the request's headers by lower-case name; of a repeated one the last."""
+    return dict(scope["headers"])
+
+
+async def read_json(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
+    """Return the body of a request that must be JSON.
+
+    Raises:
+        ContentTypeMismatch: There is a body, and Content-Type does not say JSON.
+        PayloadTooLarge: It is larger than the limit; the rest was not read.
+        ClientGone: The client went away.
+    """
+    headers = headers_of(scope)
+    body = await _read_body(receive, headers, limit_bytes)
+    kind = headers.get(b"content-type", b"")
+    if body and not kind.lower().startswith(b"application/json"):
+        named = f"is {kind[:60].decode('latin-1')!r}" if kind else "is missing"
+        raise ContentTypeMismatch(f"Content-Type {named}: send JSON with Content-Type application/json")
+    return body
+
+
+async def _read_body(receive: Receive, headers: dict[bytes, bytes], limit_bytes: int) -> bytes:
+    announced = headers.get(b"content-length")
+    if announced and int(announced) > limit_bytes:
+        raise _too_large(limit_bytes)
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise ClientGone
+        chunk: bytes = message["body"]
+        size += len(chunk)
+        if size > limit_bytes:
+            raise _too_large(limit_bytes)
+        chunks.append(chunk)
+        if not message["more_body"]:
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _too_large(limit_bytes: int) -> PayloadTooLarge:
+    return PayloadTooLarge(
+        f"the body is larger than {limit_bytes} bytes: send the records in several requests, "
+        "or raise http.max_body_bytes",
+        limit_bytes=limit_bytes,
+    )
+
+
+async def answer_json(send: Send, status: int, body: bytes, headers: Headers = ()) -> None:
+    """Send a whole answer whose body is JSON text."""
+    await send({"type": "http.response.start", "status": status, "headers": _start(body, headers)})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def answer_error(receive: Receive, send: Send, error: HeadraceError) -> None:
+    """Send the one error body; where the request was not read or nothing more is taken, the connection ends with it."""
+    headers: list[tuple[bytes, bytes]] = list(retry_after(error.retry_after_seconds))
+    if allow := error.parameters.get("allow"):
+        headers.append((b"allow", allow.encode()))
+    if isinstance(error, Draining | PayloadTooLarge | ServerBusy):
+        headers.append((b"connection", b"close"))
+    body = msgspec.json.encode(error.body())
+    if not isinstance(error, PayloadTooLarge):
+        await answer_json(send, error.status, body, headers)
+        return
+    await send({"type": "http.response.start", "status": error.status, "headers": _start(body, headers)})
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    # Closing on bytes that were not read resets the connection, and the client may lose the answer. So what comes
+    # within a second is thrown away first.
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(_throw_away(receive), _LINGER_SECONDS)
+    await send({"type": "http.response.body", "body": b""})
+
+
+def retry_after(seconds: int | None) -> Headers:
+    """Return the header that says when to come again, if there is such a time."""
+    return () if seconds is None else ((b"retry-after", str(seconds).encode()),)
+
+
+def _start(body: bytes, headers: Headers) -> Headers:
+    return [_JSON, (b"content-length", str(len(body)).encode()), *headers]
+
+
+async def _throw_away(receive: Receive) -> None:
+    while True:
+        message = await receive()
+        if message["type"] != "http.request" or not message["more_body"]:
+            return

@@ -1,0 +1,90 @@
+"""The HTTP server as a service."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+
+from headrace.config.model import HttpConfig
+from headrace.errors import EnvironmentProblem
+from headrace.lifecycle import Deadline, Service
+from headrace.web.application import Application
+
+_BACKLOG = 2048
+_KEEP_ALIVE_SECONDS = 75
+_GRACE_SECONDS = 1
+
+
+class WebService(Service):
+    """Listens at `http.host:http.port` and serves an application."""
+
+    def __init__(self, settings: HttpConfig, application: Application, name: str = "http") -> None:
+        super().__init__(name)
+        self._settings = settings
+        self._application = application
+        self._task: asyncio.Task[None] | None = None
+        self._server = _Server(
+            uvicorn.Config(
+                application,
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                interface="asgi3",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=_GRACE_SECONDS,
+                backlog=_BACKLOG,
+            )
+        )
+        self.url = ""
+        """Where it listens, once started; with the real port where 0 was asked for."""
+
+    async def start(self) -> None:
+        """Begin to serve.
+
+        Raises:
+            EnvironmentProblem: The port is taken, or the address cannot be listened on.
+        """
+        listener = self._bind()
+        host, port = listener.getsockname()[:2]
+        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        self._application.gate.open_connections = lambda: len(self._server.server_state.connections)
+        self._task = self.spawn(self._server.serve(sockets=[listener]), "serve")
+
+    async def drain(self, deadline: Deadline) -> None:
+        await self._application.gate.drain(deadline)
+
+    async def stop(self) -> None:
+        self._server.should_exit = True
+        if self._task:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(self._task), 2 * _GRACE_SECONDS)
+        await super().stop()
+
+    def _bind(self) -> socket.socket:
+        host, port = self._settings.host, self._settings.port
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        except OSError as cause:
+            if cause.errno == errno.EADDRINUSE:
+                text = "another program listens there: end it, or set http.port to another one (0 picks a free one)"
+            else:
+                text = f"{cause.strerror or cause}: correct http.host and http.port"
+            raise EnvironmentProblem(f"cannot listen on {host}:{port}: {text}", host=host, port=port) from cause
+
+
+class _Server(uvicorn.Server):
+    """The server without its own signal handlers: the supervisor decides when to stop."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

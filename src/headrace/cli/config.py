@@ -11,7 +11,7 @@ from headrace.cli.output import output_option, print_json, print_rows
 from headrace.config.load import load
 from headrace.config.model import HeadraceConfig
 from headrace.config.show import json_schema, masked, origins
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.kafka.properties import check_properties
 
 DEFAULT_FILE = Path("headrace.yaml")
@@ -39,13 +39,14 @@ def config() -> None:
 @file_option
 @output_option
 def check(file: Path, output: str) -> None:
-    """Say everything that is wrong with the file, with line numbers; exit code 78 if something is.
+    """Say everything that is wrong with the file and those it names, with line numbers; exit code 78 if something is.
 
     Example: headrace config check -c headrace.yaml
     """
     try:
         settings = load(file, os.environ).config
         check_properties(settings.kafka.properties)
+        _check_files(settings)
     except ConfigError as problem:
         if output == "json":
             print_json({"ok": False, "problems": problem.description.splitlines()})
@@ -84,6 +85,21 @@ def show(file: Path, origin: bool, output: str) -> None:
         import yaml
 
         click.echo(yaml.safe_dump(masked(loaded.config), sort_keys=False), nl=False)
+
+
+def _check_files(settings: HeadraceConfig) -> None:
+    from headrace.functions.spec import load_function
+    from headrace.pipelines.load import load_pipeline
+
+    problems = []
+    files = [(load_function, file) for file in settings.functions]
+    for load_file, file in [*files, *((load_pipeline, file) for file in settings.pipelines)]:
+        try:
+            load_file(file)
+        except HeadraceError as problem:
+            problems.append(problem.description)
+    if problems:
+        raise ConfigError("\n".join(problems))
 
 
 def _contents(settings: HeadraceConfig) -> str:

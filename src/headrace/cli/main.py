@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import click
 
-from headrace.errors import ConfigError, HeadraceError
+from headrace.errors import ConfigError, FunctionInvalid, HeadraceError, PipelineInvalid
 
 _COMMANDS = {
     "demo": "The whole story on this machine, on real flight data.",
@@ -95,7 +95,7 @@ def _explain(cause: Exception, debug: bool) -> int:
         return cause.exit_code
     if isinstance(cause, HeadraceError):
         click.echo(cause.description, err=True)
-        return 78 if isinstance(cause, ConfigError) else 1
+        return 78 if isinstance(cause, ConfigError | FunctionInvalid | PipelineInvalid) else 1
     click.echo(
         f"A defect of Headrace: {type(cause).__name__}: {cause}. Please report it with the output of the same command "
         "and --debug",

@@ -22,6 +22,6 @@ def run(file: Path) -> int:
     Example: headrace run -c headrace.yaml
     """
     settings = load_config(file, os.environ)
-    from headrace import app
+    from headrace.app import run as run_everything
 
-    return app.run(settings, announce=click.echo)
+    return run_everything(settings, announce=click.echo)

@@ -52,6 +52,17 @@ def test_check_of_a_bad_file(folder: Path, capsys: pytest.CaptureFixture[str], t
     assert found["problems"][0].startswith(problem)
 
 
+def test_check_looks_into_the_files_that_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is wrong in function and pipeline files is told too, all of it at once."""
+    (folder / "headrace.yaml").write_text("functions: [f.yaml]\npipelines: [p.yaml]")
+    (folder / "f.yaml").write_text("spec: [1]")
+    (folder / "p.yaml").write_text("nmae: x")
+    assert headrace("config", "check") == 78
+    said = capsys.readouterr().err
+    assert "f.yaml" in said
+    assert "p.yaml:1: nmae: unknown key: did you mean name?" in said
+
+
 def test_check_without_a_file_names_it(capsys: pytest.CaptureFixture[str]) -> None:
     """The default file that is not there is told."""
     assert headrace("config", "check") == 78

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.cli import main as main_module
 from headrace.cli.main import main, root
-from headrace.errors import ConfigError, KafkaUnavailable
+from headrace.errors import ConfigError, FunctionInvalid, KafkaUnavailable
 
 
 def headrace(*arguments: str) -> int:
@@ -75,6 +75,7 @@ def test_wrong_usage_exits_2_with_a_hint(words: list[str], capsys: pytest.Captur
     ("cause", "code", "said"),
     [
         (ConfigError("headrace.yaml:1: wrong"), 78, "headrace.yaml:1: wrong\n"),
+        (FunctionInvalid("f.yaml: wrong"), 78, "f.yaml: wrong\n"),
         (KafkaUnavailable("no broker"), 1, "no broker\n"),
         (RuntimeError("oops"), 1, "A defect of Headrace: RuntimeError: oops. Please report it"),
     ],

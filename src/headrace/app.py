@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import uvloop
 
@@ -31,11 +32,14 @@ from headrace.functions.service import FunctionService
 from headrace.functions.spec import FunctionSpec, KafkaTrigger, load_function
 from headrace.kafka import Admin, Consumer, OwnTopics, Producer, TopicDirectory
 from headrace.lifecycle import Clock, Service, Signals, Supervisor, SystemClock
-from headrace.pipelines import PipelineRun, load_pipeline
-from headrace.sidecar.produce import Produce
+from headrace.pipelines.load import load_pipeline
+from headrace.pipelines.runs import PipelineRun
+from headrace.records import TopicPartition
+from headrace.sidecar.produce import ProduceService
 from headrace.sidecar.reactive.http_destination import HttpDestination
 from headrace.telemetry.logs import configure_logging
 from headrace.telemetry.metrics import Metrics
+from headrace.web.application import Application
 from headrace.web.server import WebService
 
 log = logging.getLogger(__name__)
@@ -43,6 +47,8 @@ log = logging.getLogger(__name__)
 _FUNCTION_BATCH = BatchConfig(max_records=256, max_bytes=1_048_576)
 _READY_CHECK_SECONDS = 0.1
 _EXIT_OK, _EXIT_DIED = 0, 1
+
+Reset = Literal["earliest", "latest"]
 
 
 class App:
@@ -66,19 +72,19 @@ class App:
         self.codecs = Codecs(self.registry)
         self._wanted: dict[str, str] = {}
         self._groups: list[str] = []
-        self._watched_formats = {config.producer.key_format, config.producer.value_format}
+        self._formats: set[str] = {config.producer.key_format, config.producer.value_format}
         ways_in = [*self._reactive_consumers(), *self._functions(), *self._pipelines()]
         self.services: list[Service] = [self.topics, self.producer]
-        if "avro" in self._watched_formats or "schema_registry" in config.model_fields_set:
+        if "avro" in self._formats or "schema_registry" in config.model_fields_set:
             self.services.append(RegistryWatch(self.registry, clock))
         if self._wanted:
             self.services.append(OwnTopics(self.admin, self._wanted, clock))
         self.services += ways_in
         if self._groups:
-            self.services.append(LagMonitor(self.admin, self._groups, clock, self.metrics.set_lag))
+            self.services.append(LagMonitor(self.admin, self._groups, clock, self._publish_lag))
         self.supervisor = Supervisor(self.services, clock, config.drain_seconds)
-        produce = Produce(config.producer, self.codecs, self.producer, self.topics)
-        self.web = WebService(config.http, produce, self.supervisor.readiness, self.metrics)
+        produce = ProduceService(config.producer, self.codecs, self.producer, self.topics)
+        self.web = WebService(config.http, Application(config.http, produce, self.supervisor.readiness, self.metrics))
         # Last to start and first to drain; and it answers health questions while the others drain.
         self.supervisor.add(self.web)
 
@@ -105,7 +111,7 @@ class App:
         return services
 
     def _reactive_consumer(self, name: str, reactive: ReactiveConsumerConfig) -> list[Service]:
-        self._watched_formats |= {reactive.key_format, reactive.value_format}
+        self._formats |= {reactive.key_format, reactive.value_format}
         keys, values = self.codecs.for_reading(reactive.key_format), self.codecs.for_reading(reactive.value_format)
         destination = HttpDestination(f"{name} backend", reactive.backend, keys, values)
         pump = self._pump(name, reactive.group, destination, reactive.topics, reactive.dead_letter, reactive.retry)
@@ -122,14 +128,19 @@ class App:
         return services
 
     def _function(self, spec: FunctionSpec, trigger: KafkaTrigger) -> list[Service]:
-        self._watched_formats |= {trigger.key_format, trigger.value_format}
+        self._formats |= {trigger.key_format, trigger.value_format}
         workers = FunctionService(spec, trigger, self.clock)
-        destination = FunctionDestination(workers, self._schema_text, self.producer.produce)
+        destination = FunctionDestination(
+            workers,
+            trigger,
+            self.clock,
+            produce=self.producer.produce,
+            schema_text=self._schema_text,
+            partitions_of=self.topics.partitions_of,
+        )
         if trigger.output_topic and self.config.kafka.create_topics:
             self._wanted[trigger.output_topic] = trigger.topics[0]
-        pump = self._pump(
-            workers.name, trigger.group, destination, trigger.topics, trigger.dead_letter, trigger.retry
-        )
+        pump = self._pump(workers.name, trigger.group, destination, trigger.topics, trigger.dead_letter, trigger.retry)
         kafka = self.config.kafka
         if trigger.brokers:
             kafka = kafka.model_copy(update={"bootstrap_servers": ",".join(trigger.brokers)})
@@ -147,7 +158,8 @@ class App:
             self.config.kafka,
             self.config.state_dir / "pipelines",
             self.clock,
-            ensure_topic=self._ensure_result_topic,
+            require_topic=self.admin.describe_topic,
+            ensure_topic=self.admin.ensure_topic_like,
             publish_offsets=self.admin.alter_group_offsets,
         )
 
@@ -156,7 +168,7 @@ class App:
         name: str,
         group: str,
         destination: Destination,
-        topics: list[str] | tuple[str, ...],
+        topics: Sequence[str],
         dead_letter: DeadLetterConfig,
         retry: RetryConfig,
     ) -> Pump:
@@ -172,12 +184,10 @@ class App:
         pump = Pump(
             f"{name} delivery", group, destination, letters, batch=_FUNCTION_BATCH, retry=retry, clock=self.clock
         )
-        self.metrics.watch_delivery(name, pump.counts)
+        self.metrics.watch_deliveries(name, pump.counts.read)
         return pump
 
-    def _consumer(
-        self, name: str, pump: Pump, kafka: KafkaConfig, topics: list[str] | tuple[str, ...], reset: str
-    ) -> Consumer:
+    def _consumer(self, name: str, pump: Pump, kafka: KafkaConfig, topics: Sequence[str], reset: Reset) -> Consumer:
         consumer = Consumer(
             kafka,
             name=f"{name} consumer",
@@ -191,12 +201,11 @@ class App:
         pump.source = consumer
         return consumer
 
+    def _publish_lag(self, group: str, partition: TopicPartition, records: int) -> None:
+        self.metrics.lag(group, partition.topic, partition.partition, records)
+
     async def _schema_text(self, schema_id: int) -> str:
         return (await self.registry.by_id(schema_id)).text
-
-    async def _ensure_result_topic(self, name: str) -> None:
-        if self.config.kafka.create_topics:
-            await self.admin.create_topic(name)
 
 
 class _Announcer(Service):

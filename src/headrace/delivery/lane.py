@@ -38,6 +38,10 @@ class Counts:
         self.abandoned = 0
         """Records in flight when their partition had to be given up: so many duplicates to expect."""
 
+    def read(self) -> dict[str, int]:
+        """Return every count by its name."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
 
 class LaneRules(Protocol):
     """What lanes of one pump share."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
@@ -31,8 +31,7 @@ class Metrics(Collector):
     def __init__(self) -> None:
         self._records_in = _Counted("headrace_records_in", "Records taken in, by way in", "path")
         self._records_out = _Counted("headrace_records_out", "Records handed on for certain, by way in", "path")
-        self._deliveries = _Counted("headrace_deliveries", "Ends of deliveries, in records", "path", "outcome")
-        self._dead_letters = _Counted("headrace_dead_letters", "Records written to dead letter topics", "path", "topic")
+        self._deliveries: dict[str, Callable[[], Mapping[str, int]]] = {}
         self._requests: dict[tuple[str, int], _Durations] = defaultdict(_Durations)
         self._lag: dict[_Labels, float] = {}
         self._registry = CollectorRegistry(auto_describe=False)
@@ -47,13 +46,9 @@ class Metrics(Collector):
         """Count records that were acknowledged where they went."""
         self._records_out.add(records, path)
 
-    def deliveries(self, path: str, outcome: str, records: int) -> None:
-        """Count how deliveries ended: `ack`, `retry`, `dead_letter`."""
-        self._deliveries.add(records, path, outcome)
-
-    def dead_letters(self, path: str, topic: str, records: int) -> None:
-        """Count acknowledged dead letters."""
-        self._dead_letters.add(records, path, topic)
+    def watch_deliveries(self, path: str, read: Callable[[], Mapping[str, int]]) -> None:
+        """Show the counts of a delivery pump under its way in; `read` is called whenever somebody looks."""
+        self._deliveries[path] = read
 
     def request(self, route: str, status: int, seconds: float) -> None:
         """Count one answered request; `route` is a pattern, never a path with names in it."""
@@ -63,18 +58,15 @@ class Metrics(Collector):
         """Set how many records of a partition a group has not committed."""
         self._lag[group, topic, str(partition)] = records
 
-    def forget_lag(self, group: str, topic: str, partition: int) -> None:
-        """Stop showing a partition that is no longer ours."""
-        self._lag.pop((group, topic, str(partition)), None)
-
     def render(self) -> bytes:
         """Return every number in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterable[Metric]:
-        for counted in (self._records_in, self._records_out, self._deliveries, self._dead_letters):
+        for counted in (self._records_in, self._records_out):
             yield counted.family()
         yield self._request_family()
+        yield self._delivery_family()
         yield _gauge_family(
             "headrace_consumer_lag_records",
             "Records not committed yet",
@@ -83,6 +75,15 @@ class Metrics(Collector):
         )
         depths = (((name,), value) for name, value in gauges().items())
         yield _gauge_family("headrace_depth", "Present depth of queues and budgets", ("name",), depths)
+
+    def _delivery_family(self) -> Metric:
+        family = CounterMetricFamily(
+            "headrace_delivery_records", "Records by what became of their delivery", labels=("path", "outcome")
+        )
+        for path, read in self._deliveries.items():
+            for outcome, records in read().items():
+                family.add_metric((path, outcome), records)
+        return family
 
     def _request_family(self) -> Metric:
         family = HistogramMetricFamily(

@@ -1,0 +1,117 @@
+"""Function folders and running services for the tests of this room."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import textwrap
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.delivery.protocols import Delivery, Outcome
+from headrace.functions.destination import FunctionDestination
+from headrace.functions.service import FunctionService
+from headrace.functions.spec import FunctionSpec, load_function
+from headrace.lifecycle import Deadline, SystemClock
+from headrace.records import OutgoingRecord, Produced, Record, TopicPartition
+
+PARTITION = TopicPartition("flights", 3)
+
+
+class Running:
+    """A started function with its destination and a fake of Kafka and registry."""
+
+    def __init__(self, spec: FunctionSpec) -> None:
+        self.clock = SystemClock()
+        trigger = spec.triggers[0]
+        self.service = FunctionService(spec, trigger, self.clock)
+        self.written: list[OutgoingRecord] = []
+        self.schemas: dict[int, Any] = {}
+        self.asked: list[int] = []
+        self.produce: Any = self._produce
+        self.destination = FunctionDestination(
+            self.service,
+            trigger,
+            self.clock,
+            produce=lambda records: self.produce(records),
+            schema_text=self._schema_text,
+            partitions_of=self._partitions_of,
+        )
+
+    async def deliver(self, *values: bytes | None, first: int = 0, **fields: Any) -> Sequence[Outcome]:
+        records = [
+            Record("flights", 3, first + index, 1_700_000_000_123, b"key", value, **fields)
+            for index, value in enumerate(values)
+        ]
+        return await self.destination.deliver(Delivery("g", PARTITION, 1, records, 1))
+
+    async def until(self, condition: Callable[[], object], seconds: float = 15.0) -> None:
+        """Wait for a condition."""
+        async with asyncio.timeout(seconds):
+            while not condition():  # noqa: ASYNC110 the conditions are about other processes
+                await asyncio.sleep(0.005)
+
+    async def ready(self) -> None:
+        await self.until(lambda: self.service.readiness().ready)
+
+    def pid(self, number: int = 0) -> int:
+        process = self.service._slots[number].process
+        assert process and process._child
+        return process._child.pid
+
+    async def _produce(self, records: Sequence[OutgoingRecord]) -> list[Any]:
+        self.written += records
+        return [Produced(0, len(self.written))] * len(records)
+
+    async def _schema_text(self, schema_id: int) -> str:
+        self.asked.append(schema_id)
+        answer = self.schemas[schema_id]
+        if isinstance(answer, Exception):
+            raise answer
+        return json.dumps(answer)
+
+    async def _partitions_of(self, topic: str) -> int:
+        return 8
+
+
+@pytest.fixture
+def write_function(tmp_path: Path) -> Callable[..., Path]:
+    """A factory of function folders: code of main.py, then overrides of the spec and of the trigger's attributes."""
+
+    def write(code: str, *, workers: int = 1, spec: dict[str, Any] | None = None, **attributes: Any) -> Path:
+        (tmp_path / "main.py").write_text(textwrap.dedent(code))
+        trigger = {
+            "kind": "kafka-cluster",
+            "numWorkers": workers,
+            "attributes": {"topics": ["flights"], "consumerGroup": "g", **attributes},
+        }
+        function = {
+            "metadata": {"name": "fn"},
+            "spec": {"handler": "main:handler", "triggers": {"kafka": trigger}, **(spec or {})},
+        }
+        (tmp_path / "function.yaml").write_text(json.dumps(function))
+        return tmp_path
+
+    return write
+
+
+@pytest.fixture
+def running() -> Callable[[Path], contextlib.AbstractAsyncContextManager[Running]]:
+    """A factory of started functions, stopped at the end of the block."""
+
+    @contextlib.asynccontextmanager
+    async def run(folder: Path) -> AsyncIterator[Running]:
+        function = Running(load_function(folder))
+        await function.service.start()
+        try:
+            yield function
+            assert function.service.death is None
+        finally:
+            await function.service.drain(Deadline(function.clock, 5))
+            await function.service.stop()
+
+    return run

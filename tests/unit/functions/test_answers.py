@@ -1,0 +1,148 @@
+"""What handlers return, and how they are found."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.functions.sdk import Response
+from headrace.functions.wire import Output, Result
+from headrace.functions.worker.handler import Answers, Unusable, failure, is_async, load_handler
+
+
+class Logged:
+    def __log__(self) -> str:
+        return "logged"
+
+
+@pytest.mark.parametrize(
+    ("answer", "body"),
+    [
+        ("as is", b"as is"),
+        (b"\x00as is", b"\x00as is"),
+        ({"a": 1}, b'{"a":1}'),
+        (
+            {"a": float("nan"), "b": [float("inf"), -float("inf"), None]},
+            b'{"a":"NaN","b":["Infinity","-Infinity",null]}',
+        ),
+        ({"a": Logged()}, b'{"a":"logged"}'),
+        ((201, "text"), b"text"),
+        ((201, {"a": 1}), b'{"a":1}'),
+        (7, b"7"),
+        (True, b"true"),
+        (Response(body={"a": 1}), b'{"a":1}'),
+        (Response(body=b"b"), b"b"),
+    ],
+)
+def test_one_output_in_json(answer: Any, body: bytes) -> None:
+    """Nuclio's return rules: text and bytes as they are, everything else as JSON."""
+    assert Answers("json").result_of(answer) == Result([Output(body, [])])
+
+
+@pytest.mark.parametrize("answer", [None, [], Response(), (200, None), [None]])
+def test_none_is_no_output(answer: Any) -> None:
+    """Neither None nor an empty list writes a record, and neither fails."""
+    assert Answers("json").result_of(answer) is None
+
+
+def test_a_list_is_several_replies() -> None:
+    """Each item is one output; one failed item fails the record."""
+    assert Answers("json").result_of([{"a": 1}, "b"]) == Result([Output(b'{"a":1}', []), Output(b"b", [])])
+    assert Answers("json").result_of([{"a": 1}, (500, "no")]) == Result(error="status 500", reason="no")
+
+
+def test_response_headers_become_record_headers() -> None:
+    """Text and numbers as UTF-8, bytes and null as they are."""
+    answer = Response({"a": "ä", "b": b"\x00", "c": None, "d": 5}, "body")
+    assert Answers("string").result_of(answer) == Result(
+        [Output(b"body", [("a", "ä".encode()), ("b", b"\x00"), ("c", None), ("d", b"5")])]
+    )
+
+
+@pytest.mark.parametrize("wanted", ["json", ""])
+@pytest.mark.parametrize("answer", [(400, "bad"), Response(body="bad", status_code=503)])
+def test_a_status_of_400_or_more_is_a_failure(answer: Any, wanted: str) -> None:
+    """With or without an output topic."""
+    result = Answers(wanted).result_of(answer)
+    assert result and result.error.startswith("status ") and result.reason == "bad" and not result.outputs
+
+
+def test_without_an_output_topic_bodies_are_dropped() -> None:
+    """What nobody wants is not encoded either."""
+    assert Answers("").result_of({"a": object()}) is None
+
+
+def test_formats_hold_what_they_can() -> None:
+    """`string` takes everything, `binary` only bytes and text."""
+    assert Answers("string").result_of(1.5) == Result([Output(b"1.5", [])])
+    assert Answers("string").result_of({"a": 1}) == Result([Output(b'{"a":1}', [])])
+    assert Answers("binary").result_of(b"b") == Result([Output(b"b", [])])
+    with pytest.raises(TypeError, match="handler returned dict"):
+        Answers("binary").result_of({})
+
+
+def test_a_failure_keeps_the_stack_of_the_users_code() -> None:
+    """Class as the error, stack as the reason, cut from the front."""
+
+    def handler() -> None:
+        raise KeyError("x" * 9000)
+
+    try:
+        handler()
+    except KeyError as cause:
+        result = failure(cause)
+    assert result.error == "KeyError"
+    assert len(result.reason) == 4000
+
+
+def test_async_is_seen_through_partials_and_callables() -> None:
+    """What cannot be told is served as plain."""
+
+    class CallableObject:
+        async def __call__(self, context: Any, event: Any) -> None: ...
+
+    async def handler(context: Any, event: Any) -> None: ...
+
+    assert is_async(handler) and is_async(functools.partial(handler, 1)) and is_async(CallableObject())
+    assert not is_async(lambda context, event: None) and not is_async(print) and not is_async(None)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    return tmp_path
+
+
+def test_init_context_is_looked_up_where_the_handler_is_defined(folder: Path) -> None:
+    """A handler that is re-exported brings its own module's init_context."""
+    (folder / "pack").mkdir()
+    (folder / "pack" / "inner_fn.py").write_text("def init_context(c): pass\ndef handler(c, e): pass\n")
+    (folder / "outer_fn.py").write_text("from pack.inner_fn import handler\n")
+    handler, init_context = load_handler("outer_fn:handler", str(folder))
+    assert init_context and init_context.__module__ == handler.__module__ == "pack.inner_fn"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("absent_fn:handler", "module absent_fn of handler absent_fn:handler is not in"),
+        ("good_fn:absent", "module good_fn has no function absent"),
+        ("good_fn", "not of the form"),
+        ("needy_fn:handler", "importing needy_fn failed: .*No module named 'absent_library'"),
+        ("broken_fn:handler", "importing broken_fn failed: .*ZeroDivisionError"),
+        ("exiting_fn:handler", "importing exiting_fn failed: .*SystemExit"),
+    ],
+)
+def test_a_handler_that_cannot_be_loaded_says_why(folder: Path, text: str, expected: str) -> None:
+    """Missing module, missing function, and code that fails are told apart."""
+    (folder / "good_fn.py").write_text("def handler(c, e): pass\n")
+    (folder / "needy_fn.py").write_text("import absent_library\n")
+    (folder / "broken_fn.py").write_text("1 / 0\n")
+    (folder / "exiting_fn.py").write_text("raise SystemExit(3)\n")
+    with pytest.raises(Unusable, match=f"(?s){expected}"):
+        load_handler(text, str(folder))

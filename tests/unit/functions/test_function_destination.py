@@ -1,0 +1,251 @@
+"""The destination without processes: outcomes, outputs, blame."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from headrace.delivery.protocols import ACK, Delivery, Outcome, Verdict
+from headrace.errors import (
+    DestinationUnavailable,
+    KafkaTimeout,
+    KafkaUnavailable,
+    ProducerQueueFull,
+    RecordTooLarge,
+    WorkerLost,
+)
+from headrace.functions import wire
+from headrace.functions.destination import FunctionDestination
+from headrace.functions.spec import KafkaTrigger
+from headrace.lifecycle import ManualClock
+from headrace.records import OutgoingRecord, Produced, Record, TopicPartition
+
+P = TopicPartition("t", 0)
+Answer = Callable[[wire.Work], wire.Done | wire.Results]
+
+
+class FakeWorkers:
+    """Answers each frame by a function, and remembers the offsets of the frames."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.frames: list[list[int]] = []
+
+    async def serve(
+        self, partition: TopicPartition, frame: bytearray, records: int, schemas: Mapping[int, str]
+    ) -> wire.Done | wire.Results:
+        [work] = wire.FrameReader(wire.decode_to_worker).feed(bytes(frame))
+        assert isinstance(work, wire.Work) and len(work.offsets) == records
+        self.frames.append(work.offsets)
+        return self.answer(work)
+
+
+class Kafka:
+    """Takes outputs; answers by what `results` holds, else by success."""
+
+    def __init__(self) -> None:
+        self.results: list[Any] = []
+        self.written: list[OutgoingRecord] = []
+        self.asked = 0
+        self.partitions: Any = 2
+
+    async def produce(self, records: Sequence[OutgoingRecord]) -> list[Any]:
+        answer = self.results.pop(0) if self.results else [Produced(0, 0)] * len(records)
+        if isinstance(answer, Exception):
+            raise answer
+        self.written += records
+        return list(answer)
+
+    async def partitions_of(self, topic: str) -> int:
+        self.asked += 1
+        if isinstance(self.partitions, Exception):
+            raise self.partitions
+        return int(self.partitions)
+
+    async def schema_text(self, schema_id: int) -> str:
+        raise AssertionError("no Avro here")
+
+
+def destination(workers: FakeWorkers, kafka: Kafka, clock: ManualClock | None = None) -> FunctionDestination:
+    return FunctionDestination(
+        workers,
+        KafkaTrigger("k", "kafka", ("t",), "g", output_topic="out"),
+        clock or ManualClock(),
+        produce=kafka.produce,
+        schema_text=kafka.schema_text,
+        partitions_of=kafka.partitions_of,
+    )
+
+
+def delivery(count: int, partition: TopicPartition = P) -> Delivery:
+    records = [Record(partition.topic, partition.partition, n, 0, b"k%d" % n, b"v") for n in range(count)]
+    return Delivery("g", partition, 1, records, 1)
+
+
+def outputs(work: wire.Work) -> wire.Results:
+    return wire.Results([wire.Result([wire.Output(b"%d" % offset, [])]) for offset in work.offsets])
+
+
+def done(work: wire.Work) -> wire.Done:
+    return wire.Done()
+
+
+def test_a_frame_without_outputs_is_acknowledged_without_kafka() -> None:
+    """One small answer for all of its records."""
+    kafka = Kafka()
+    assert asyncio.run(destination(FakeWorkers(done), kafka).deliver(delivery(3))) == [ACK] * 3
+    assert kafka.written == []
+
+
+def test_outputs_keep_the_key_of_their_record() -> None:
+    """Several outputs of one record, in their order, with its key and their headers."""
+    results = wire.Results(
+        [
+            None,
+            wire.Result([wire.Output(b"a", [("h", b"1")]), wire.Output(b"b", [])]),
+            wire.Result(error="E", reason="r"),
+        ]
+    )
+    kafka = Kafka()
+    answered = asyncio.run(destination(FakeWorkers(lambda work: results), kafka).deliver(delivery(3)))
+    assert answered == [ACK, ACK, Outcome(Verdict.RETRY, "E", "r")]
+    assert kafka.written == [
+        OutgoingRecord("out", b"k1", b"a", [("h", b"1")]),
+        OutgoingRecord("out", b"k1", b"b", None),
+    ]
+
+
+@pytest.mark.parametrize("error", [KafkaUnavailable("no broker"), KafkaTimeout("no broker")])
+def test_outputs_that_are_not_acknowledged_hold_the_whole_delivery_back(error: Exception) -> None:
+    """A record is never acknowledged before its output, and a broker's failure uses up nobody's attempts."""
+    kafka = Kafka()
+    kafka.results = [[Produced(0, 0), error, Produced(0, 1)], error]
+    target = destination(FakeWorkers(outputs), kafka)
+    for _ in range(2):
+        with pytest.raises(DestinationUnavailable, match="outputs to out are not acknowledged: no broker"):
+            asyncio.run(target.deliver(delivery(3)))
+
+
+def test_an_output_that_is_too_large_fails_its_own_record() -> None:
+    """The others are acknowledged."""
+    kafka = Kafka()
+    kafka.results = [[Produced(0, 0), RecordTooLarge("2 MB")]]
+    assert asyncio.run(destination(FakeWorkers(outputs), kafka).deliver(delivery(2))) == [
+        ACK,
+        Outcome(Verdict.RETRY, "RecordTooLarge", "its output: 2 MB"),
+    ]
+
+
+def test_a_full_producer_is_waited_for_without_running_the_handler_again() -> None:
+    """Back-pressure from Kafka makes no duplicates."""
+
+    async def run() -> None:
+        kafka, workers, clock = Kafka(), FakeWorkers(outputs), ManualClock()
+        kafka.results = [ProducerQueueFull(), ProducerQueueFull()]
+        work = asyncio.ensure_future(destination(workers, kafka, clock).deliver(delivery(2)))
+        await clock.advance(0.1)
+        assert not work.done()
+        await clock.advance(0.1)
+        assert await work == [ACK, ACK]
+        assert workers.frames == [[0, 1]]
+
+    asyncio.run(run())
+
+
+def test_undecodable_records_are_dead_letters() -> None:
+    """Another attempt cannot help them."""
+    results = wire.Results([wire.Result(error="DecodeError", reason="not JSON", undecodable=True)])
+    target = destination(FakeWorkers(lambda work: results), Kafka())
+    assert asyncio.run(target.deliver(delivery(1))) == [Outcome(Verdict.DEAD_LETTER, "DecodeError", "not JSON")]
+
+
+def test_a_lost_worker_that_had_touched_nothing_blames_nobody() -> None:
+    """The pump delivers again."""
+
+    def lose(work: wire.Work) -> wire.Done:
+        raise WorkerLost("worker 0 ended: signal 9", begun=0)
+
+    target = destination(FakeWorkers(lose), Kafka())
+    with pytest.raises(DestinationUnavailable, match="signal 9"):
+        asyncio.run(target.deliver(delivery(2)))
+    assert not target._crashes
+
+
+def test_the_record_at_work_when_a_worker_died_comes_again_alone() -> None:
+    """What was before it is repeated as one frame, what comes after it is one frame, and the third death ends it."""
+
+    def answer(work: wire.Work) -> wire.Done:
+        if 2 in work.offsets:
+            raise WorkerLost("worker 0 ended", begun=work.offsets.index(2) + 1, timeout=True)
+        return wire.Done()
+
+    workers = FakeWorkers(answer)
+    target = destination(workers, Kafka())
+    outcomes = asyncio.run(target.deliver(delivery(5)))
+    assert workers.frames == [[0, 1, 2, 3, 4], [0, 1], [2], [2], [3, 4]]
+    assert [outcome.verdict.name for outcome in outcomes] == ["ACK", "ACK", "DEAD_LETTER", "ACK", "ACK"]
+    assert outcomes[2].error == "timeout"
+    assert not target._crashes
+
+
+def test_a_record_that_was_only_unlucky_is_forgotten() -> None:
+    """Deaths count in a row: one success clears the record."""
+    deaths = iter([True])
+
+    def answer(work: wire.Work) -> wire.Done:
+        if next(deaths, False):
+            raise WorkerLost("worker 0 ended", begun=1)
+        return wire.Done()
+
+    target = destination(FakeWorkers(answer), Kafka())
+    assert asyncio.run(target.deliver(delivery(2))) == [ACK, ACK]
+    assert not target._crashes
+
+
+def test_the_memory_of_suspects_is_bounded() -> None:
+    """However many partitions are taken away in the midst of a crash."""
+
+    async def run() -> None:
+        crashed: list[int] = []
+
+        def answer(work: wire.Work) -> wire.Done:
+            if work.partition not in crashed:
+                crashed.append(work.partition)
+                raise WorkerLost("worker 0 ended", begun=1)
+            raise WorkerLost("worker 0 ended", begun=0)
+
+        target = destination(FakeWorkers(answer), Kafka())
+        target._partition_counts["t"] = 2000
+        for number in range(1500):
+            with pytest.raises(DestinationUnavailable):
+                await target.deliver(delivery(1, TopicPartition("t", number)))
+        assert len(target._crashes) == 1000
+
+    asyncio.run(run())
+
+
+def test_the_number_of_partitions_is_asked_once_and_when_it_has_grown() -> None:
+    """A partition beyond the known number means that the topic has grown."""
+
+    async def run() -> None:
+        kafka, seen = Kafka(), []
+
+        def answer(work: wire.Work) -> wire.Done:
+            seen.append(work.partitions)
+            return wire.Done()
+
+        target = destination(FakeWorkers(answer), kafka)
+        for number in (0, 1, 0):
+            await target.deliver(delivery(1, TopicPartition("t", number)))
+        assert kafka.asked == 1
+        kafka.partitions = 6
+        await target.deliver(delivery(1, TopicPartition("t", 5)))
+        assert (kafka.asked, seen) == (2, [2, 2, 2, 6])
+        kafka.partitions = KafkaUnavailable("no broker")
+        with pytest.raises(DestinationUnavailable, match="no broker"):
+            await target.deliver(delivery(1, TopicPartition("t", 9)))
+
+    asyncio.run(run())

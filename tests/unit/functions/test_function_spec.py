@@ -1,0 +1,180 @@
+"""Reading function.yaml."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import FunctionInvalid
+from headrace.functions.spec import FunctionSpec, load_function
+
+HEAD = "spec:\n  handler: main:handler\n  triggers:\n    k:\n      kind: kafka-cluster\n"
+
+UNMODIFIED = """
+apiVersion: "nuclio.io/v1"
+kind: NuclioFunction
+metadata:
+  name: enrich
+  namespace: ns
+  labels: {nuclio.io/project-name: default}
+  annotations:
+    nuclio.io/kafka-session-timeout: "20s"
+    nuclio.io/kafka-worker-allocation-mode: static
+    nuclio.io/kafka-fetch-min: "7"
+spec:
+  description: text
+  handler: pkg.module:func
+  runtime: "python:3.11"
+  env: [{name: A, value: b}]
+  volumes:
+    - volume: {name: s, secret: {secretName: kafka-creds}}
+      volumeMount: {name: s, mountPath: /etc/nuclio/kafka-secret}
+  minReplicas: 1
+  maxReplicas: 4
+  eventTimeout: "30s"
+  readinessTimeoutSeconds: 120
+  triggers:
+    my-kafka:
+      kind: kafka
+      numWorkers: 4
+      workerTerminationTimeout: "7s"
+      explicitAckMode: disable
+      url: host:9092
+      attributes:
+        topics: [t1, t2]
+        consumerGroup: g
+        initialOffset: Latest
+        sessionTimeout: 30s
+        fetchMax: 5
+"""
+
+
+def load(tmp_path: Path, text: str) -> FunctionSpec:
+    (tmp_path / "function.yaml").write_text(text)
+    return load_function(tmp_path)
+
+
+def with_attributes(lines: str = "", topics: str = "[t]") -> str:
+    return f"{HEAD}      attributes:\n        topics: {topics}\n        consumerGroup: g\n{lines}"
+
+
+def test_an_unmodified_nuclio_file_loads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Every documented field is read, or accepted, or named in the log as without effect."""
+    spec = load(tmp_path, UNMODIFIED)
+    assert (spec.name, spec.namespace, spec.handler, spec.env) == ("enrich", "ns", "pkg.module:func", {"A": "b"})
+    assert (spec.event_timeout_seconds, spec.readiness_timeout_seconds, spec.folder) == (30, 120, tmp_path)
+    [trigger] = spec.triggers
+    assert (trigger.name, trigger.kind, trigger.topics, trigger.group) == ("my-kafka", "kafka", ("t1", "t2"), "g")
+    assert (trigger.brokers, trigger.auto_offset_reset, trigger.workers) == (("host:9092",), "latest", 4)
+    assert trigger.termination_seconds == 7
+    assert [record.getMessage().split(": ", 1)[1] for record in caplog.records] == [
+        "spec.triggers.my-kafka.attributes: without effect in Headrace: fetchMax"
+    ]
+
+
+def test_attributes_beat_annotations_and_annotations_beat_defaults(tmp_path: Path) -> None:
+    """Precedence of functions.md 1.5; annotations are text, so numbers are parsed."""
+    [trigger] = load(tmp_path, UNMODIFIED).triggers
+    assert trigger.allocation == "static"
+    assert trigger.client_properties == {
+        "session.timeout.ms": 30_000,
+        "heartbeat.interval.ms": 3_000,
+        "fetch.wait.max.ms": 250,
+        "fetch.min.bytes": 7,
+        "max.partition.fetch.bytes": 1_048_576,
+    }
+
+
+def test_defaults(tmp_path: Path) -> None:
+    """The documents' defaults win over the code's (decisions.md 20)."""
+    spec = load(tmp_path, with_attributes())
+    [trigger] = spec.triggers
+    assert (spec.name, spec.namespace) == (tmp_path.name, "default")
+    assert (spec.event_timeout_seconds, spec.readiness_timeout_seconds) == (None, 60)
+    assert (trigger.auto_offset_reset, trigger.workers, trigger.allocation) == ("earliest", 1, "pool")
+    assert (trigger.key_format, trigger.value_format, trigger.output_topic) == ("binary", "binary", "")
+    assert (trigger.retry.attempts, trigger.dead_letter.topic, trigger.brokers) == (5, "{topic}.dlq", ())
+
+
+def test_headrace_additions(tmp_path: Path) -> None:
+    """Formats, output, attempts and dead letter topic are attributes that Nuclio ignores."""
+    lines = (
+        "        keyFormat: string\n        valueFormat: AVRO\n        outputTopic: out\n"
+        "        outputFormat: binary\n        deadLetterTopic: dead\n        attempts: 2\n"
+    )
+    [trigger] = load(tmp_path, with_attributes(lines)).triggers
+    assert (trigger.key_format, trigger.value_format) == ("string", "avro")
+    assert (trigger.output_topic, trigger.output_format) == ("out", "binary")
+    assert (trigger.dead_letter.topic, trigger.retry.attempts) == ("dead", 2)
+
+
+def test_keys_are_read_in_any_letter_case(tmp_path: Path) -> None:
+    """Nuclio's typed keys know no letter case."""
+    [trigger] = load(tmp_path, with_attributes().replace("consumerGroup", "CONSUMERGROUP")).triggers
+    assert trigger.group == "g"
+
+
+def test_an_unknown_key_is_a_warning_with_the_nearest_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nuclio ignores unknown keys silently; here the log says so."""
+    load(tmp_path, with_attributes("        outputTopics: out\n"))
+    [record] = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "function.yaml:9" in record.getMessage()
+    assert "outputTopics is not known and has no effect; did you mean outputTopic?" in record.getMessage()
+
+
+def test_other_triggers_and_disabled_ones_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An HTTP trigger beside a Kafka one does not keep the file from loading."""
+    text = with_attributes() + "    web: {kind: http}\n    off: {kind: kafka, disabled: true}\n"
+    assert [trigger.name for trigger in load(tmp_path, text).triggers] == ["k"]
+    assert "web is of kind 'http'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("spec: {triggers: {}}", "spec.handler is '': write module:function"),
+        ("spec: {handler: main}", "spec.handler is 'main'"),
+        ("spec: {handler: 'm:h'}", "spec.triggers has no Kafka trigger"),
+        ("spec: [1]", "spec should be a mapping"),
+        ("a: [", "is not YAML"),
+        (with_attributes(topics="[]"), "attributes.topics is empty"),
+        (with_attributes(topics="orders"), "attributes.topics is 'orders': write a list of text"),
+        (with_attributes(topics="['^a']"), "attributes.topics has '^a', which is no topic name"),
+        (with_attributes().replace("consumerGroup: g", "consumerGroup: '^g'"), "'^g', which is no group name"),
+        (
+            with_attributes("        initialOffset: newest\n"),
+            "initialOffset is 'newest': write one of earliest, latest",
+        ),
+        (with_attributes("        valueFormat: avros\n"), "did you mean avro? write one of binary, string, json, avro"),
+        (with_attributes("        workerAllocationMode: key\n"), "workerAllocationMode is 'key'"),
+        (with_attributes("        attempts: 0\n"), "attempts is 0: write a number from 1"),
+        (with_attributes("        attempts: many\n"), "attempts is 'many': write a whole number"),
+        (with_attributes("        sessionTimeout: 10\n"), "sessionTimeout is 10: write a number with a unit"),
+        (with_attributes("        heartbeatInterval: 30s\n"), "heartbeatInterval is 30s, and sessionTimeout 10s"),
+        (with_attributes("        deadLetterTopic: t\n"), "deadLetterTopic is t, which this trigger consumes"),
+        (with_attributes("        deadLetterTopic: 'a b'\n"), "deadLetterTopic is 'a b': write a topic name"),
+        (with_attributes("        outputTopic: t\n"), "outputTopic is t, which this trigger consumes"),
+        (with_attributes("        outputTopic: __secret\n"), "outputTopic is __secret, an internal topic"),
+        (HEAD + "      numWorkers: -1\n", "numWorkers is -1"),
+        (HEAD + "      explicitAckMode: enable\n", "explicitAckMode asks for explicit acknowledgement"),
+        ("spec: {handler: 'm:h', eventTimeout: 0s}", "eventTimeout must be above 0"),
+        ("spec: {handler: 'm:h', env: [{name: A, value: 1}]}", "env[0].value is 1: write text"),
+    ],
+)
+def test_a_wrong_value_names_file_path_and_what_to_write(tmp_path: Path, text: str, expected: str) -> None:
+    """Errors are for the person who edits the file."""
+    if text.startswith(HEAD) and "attributes" not in text:
+        text += "      attributes: {topics: [t], consumerGroup: g}\n"
+    with pytest.raises(FunctionInvalid) as caught:
+        load(tmp_path, text)
+    assert expected in str(caught.value)
+    assert str(tmp_path / "function.yaml") in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    """A path that leads nowhere is one clear sentence."""
+    with pytest.raises(FunctionInvalid, match=r"nowhere\.yaml: cannot be read"):
+        load_function(tmp_path / "nowhere.yaml")

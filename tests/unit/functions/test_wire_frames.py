@@ -1,0 +1,84 @@
+"""The framing between parent and worker."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.functions import wire
+
+BYTES = st.none() | st.binary(max_size=50)
+HEADERS = st.none() | st.lists(st.tuples(st.text(max_size=5), BYTES), max_size=3)
+
+
+@st.composite
+def work(draw: st.DrawFn) -> wire.Work:
+    count = draw(st.integers(1, 5))
+    column = {"min_size": count, "max_size": count}
+    return wire.Work(
+        draw(st.text(min_size=1, max_size=10)),
+        draw(st.integers(0, 2**31 - 1)),
+        draw(st.integers(0, 2**31 - 1)),
+        draw(st.lists(st.integers(0, 2**63 - 1), **column)),
+        draw(st.lists(st.integers(-1, 2**62), **column)),
+        draw(st.lists(BYTES, **column)),
+        draw(st.lists(BYTES, **column)),
+        draw(st.none() | st.lists(HEADERS, **column)),
+    )
+
+
+def cut(data: bytes, at: list[int]) -> list[bytes]:
+    edges = sorted({0, len(data), *(place % (len(data) + 1) for place in at)})
+    return [data[begin:end] for begin, end in itertools.pairwise(edges)]
+
+
+@given(
+    st.lists(work() | st.builds(wire.Schema, st.integers(0, 2**31 - 1), st.text()), max_size=4),
+    st.lists(st.integers(0)),
+)
+def test_messages_survive_however_the_stream_is_cut(messages: list[wire.ToWorker], cuts: list[int]) -> None:
+    """What goes in comes out, in order, for every way of cutting the bytes."""
+    reader = wire.FrameReader(wire.decode_to_worker)
+    stream = b"".join(wire.encode_frame(message) for message in messages)
+    assert [message for piece in cut(stream, cuts) for message in reader.feed(piece)] == messages
+
+
+@given(
+    st.lists(
+        st.none()
+        | st.builds(
+            wire.Result,
+            st.lists(st.builds(wire.Output, st.binary(), st.lists(st.tuples(st.text(), BYTES)))),
+            st.text(),
+            st.text(),
+            st.booleans(),
+        )
+    )
+)
+def test_results_survive(results: list[wire.Result | None]) -> None:
+    """A worker's answer comes back as it was."""
+    [back] = wire.FrameReader(wire.decode_to_parent).feed(bytes(wire.encode_frame(wire.Results(results))))
+    assert back == wire.Results(results)
+
+
+@given(st.binary(min_size=4, max_size=200))
+def test_foreign_bytes_break_the_wire_and_nothing_else(data: bytes) -> None:
+    """Bytes that are no frame of ours end in `WireBroken` or in waiting for more, never in another error."""
+    try:
+        wire.FrameReader(wire.decode_to_parent).feed(data)
+    except wire.WireBroken:
+        return
+
+
+def test_an_impossible_length_is_refused_at_once() -> None:
+    """A length beyond the limit is not waited for."""
+    with pytest.raises(wire.WireBroken, match="announced"):
+        wire.FrameReader(wire.decode_to_parent).feed(b"\xff\xff\xff\xff")
+
+
+def test_the_answer_of_a_frame_without_outputs_is_small() -> None:
+    """Success of a whole frame costs a few bytes, not one value per record."""
+    assert len(wire.encode_frame(wire.Done())) <= 6

@@ -1,0 +1,462 @@
+"""Handlers in real worker processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.delivery.protocols import ACK, Verdict
+from headrace.errors import DestinationUnavailable, RegistryUnavailable, SchemaNotFound
+from headrace.formats.codec_avro import AvroCodec, parse_avro
+from headrace.formats.framing import header_of
+
+Write = Callable[..., Path]
+Run = Callable[[Path], AbstractAsyncContextManager[Any]]
+
+FLIGHT = {"type": "record", "name": "Flight", "fields": [{"name": "carrier", "type": "string"}]}
+
+
+def framed(schema_id: int, value: dict[str, Any]) -> bytes:
+    return header_of(schema_id) + AvroCodec(parse_avro(json.dumps(FLIGHT))).encode(json.dumps(value).encode())
+
+
+def test_a_nuclio_handler_runs_unmodified(write_function: Write, running: Run) -> None:
+    """`init_context`, `user_data`, `nuclio_sdk`, every event field, environment, Response with headers."""
+    code = """
+        import os
+        import nuclio_sdk
+
+        def init_context(context):
+            context.user_data.greeting = os.environ["GREETING"]
+
+        def handler(context: nuclio_sdk.Context, event: nuclio_sdk.Event):
+            seen = [event.topic, event.shard_id, event.num_shards, event.offset, event.id, event.timestamp_ms,
+                    event.key.decode(), event.size, event.headers["h"].decode(), event.trigger.kind,
+                    context.trigger_name, context.worker_id, os.environ["NUCLIO_FUNCTION_NAME"]]
+            return context.Response(
+                headers={"greeting": context.user_data.greeting}, body={"body": event.body.decode(), "seen": seen}
+            )
+    """
+
+    async def run() -> None:
+        folder = write_function(code, spec={"env": [{"name": "GREETING", "value": "hello"}]}, outputTopic="out")
+        async with running(folder) as function:
+            outcomes = await function.deliver(b"a", b"b", first=7, read_headers=lambda: [("h", b"0"), ("h", b"1")])
+            assert outcomes == [ACK, ACK]
+            first, second = function.written
+            assert (first.topic, first.key, first.headers) == ("out", b"key", [("greeting", b"hello")])
+            assert json.loads(second.value) == {
+                "body": "b",
+                "seen": [
+                    "flights",
+                    3,
+                    8,
+                    8,
+                    "flights-3-8",
+                    1700000000123,
+                    "key",
+                    1,
+                    "1",
+                    "kafka-cluster",
+                    "kafka",
+                    "0",
+                    "fn",
+                ],
+            }
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        """
+        import asyncio
+        async def init_context(context):
+            context.user_data.n = 0
+            context.user_data.task = asyncio.get_running_loop().create_task(count(context))
+        async def count(context):
+            while True:
+                context.user_data.n += 1
+                await asyncio.sleep(0)
+        async def handler(context, event):
+            await asyncio.sleep(0.001)
+            return "ran" if context.user_data.n else "starved"
+        """,
+        """
+        import asyncio, functools
+        async def work():
+            await asyncio.sleep(0.001)
+            return "ran"
+        def handler(context, event):
+            return work()
+        """,
+        """
+        async def init_context(context):
+            context.user_data.text = "ran"
+        def handler(context, event):
+            return context.user_data.text
+        """,
+    ],
+)
+def test_async_handlers_run(write_function: Write, running: Run, code: str) -> None:
+    """Async, a plain function that returns a coroutine, and a plain handler beside an async init_context."""
+
+    async def run() -> None:
+        async with running(write_function(code, outputTopic="out")) as function:
+            assert await function.deliver(b"a", b"b") == [ACK, ACK]
+            assert [record.value for record in function.written] == [b"ran", b"ran"]
+
+    asyncio.run(run())
+
+
+def test_each_record_of_a_frame_ends_by_itself(write_function: Write, running: Run) -> None:
+    """Raising, exiting, a bad status and an unusable return fail their own record; the others succeed."""
+    code = """
+        import sys
+        def handler(context, event):
+            if event.body == b"raise":
+                raise ValueError("told so")
+            if event.body == b"exit":
+                sys.exit(1)
+            if event.body == b"status":
+                return 503, "later"
+            if event.body == b"kind":
+                return {1: object()}
+            if event.body is None:
+                return "tombstone"
+            return None
+    """
+
+    async def run() -> None:
+        async with running(write_function(code, outputTopic="out", outputFormat="binary")) as function:
+            outcomes = await function.deliver(b"ok", b"raise", b"exit", b"status", b"kind", None, b"ok")
+            assert [outcome.verdict.name for outcome in outcomes] == ["ACK", *["RETRY"] * 4, "ACK", "ACK"]
+            assert [outcome.error for outcome in outcomes[1:5]] == [
+                "ValueError",
+                "SystemExit",
+                "status 503",
+                "TypeError",
+            ]
+            assert "main.py" in outcomes[1].reason and "told so" in outcomes[1].reason
+            assert [record.value for record in function.written] == [b"tombstone"]
+
+    asyncio.run(run())
+
+
+def test_avro_is_decoded_by_the_schema_each_record_names(write_function: Write, running: Run) -> None:
+    """Schemas are asked once; foreign bytes, cut bytes and unknown schemas end their own record only."""
+    code = """
+        def handler(context, event):
+            return {"carrier": event.body["carrier"], "size": event.size}
+    """
+    other = {**FLIGHT, "fields": [*FLIGHT["fields"], {"name": "delay", "type": "int"}]}  # type: ignore[misc]
+
+    async def run() -> None:
+        async with running(write_function(code, valueFormat="avro", outputTopic="out")) as function:
+            function.schemas = {7: FLIGHT, 8: other, 9: SchemaNotFound(), 10: {"type": "nonsense"}}
+            good = framed(7, {"carrier": "UA"})
+            values = [good, b"plain", good[:-1], framed(9, {"carrier": "x"}), framed(10, {"carrier": "x"}), good]
+            for _ in range(2):
+                outcomes = await function.deliver(*values, header_of(8) + b"\x04AA\x06")
+                names = [outcome.verdict.name for outcome in outcomes]
+                assert names == ["ACK", *["DEAD_LETTER"] * 4, "ACK", "ACK"]
+                assert {outcome.error for outcome in outcomes[1:5]} == {"DecodeError"}
+                assert all(outcome.reason.startswith("value: ") for outcome in outcomes[1:5])
+            assert [record.value for record in function.written[:3]] == [
+                b'{"carrier":"UA","size":8}',
+                b'{"carrier":"UA","size":8}',
+                b'{"carrier":"AA","size":9}',
+            ]
+            assert sorted(function.asked) == [7, 8, 9, 9, 10]
+
+    asyncio.run(run())
+
+
+def test_a_registry_that_is_down_holds_the_delivery_back(write_function: Write, running: Run) -> None:
+    """No attempt is used up, and it goes on by itself."""
+
+    async def run() -> None:
+        async with running(write_function("def handler(c, e): pass", valueFormat="avro")) as function:
+            function.schemas = {7: RegistryUnavailable("no answer")}
+            with pytest.raises(DestinationUnavailable, match="schema 7 cannot be read: no answer"):
+                await function.deliver(framed(7, {"carrier": "UA"}))
+            function.schemas = {7: FLIGHT}
+            assert await function.deliver(framed(7, {"carrier": "UA"})) == [ACK]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad", "seen"), [("json", b'{"a": 1}', b"{", "{'a': 1}"), ("string", b"a", b"\xff", "a")]
+)
+def test_keys_and_values_are_decoded(
+    write_function: Write, running: Run, name: str, good: bytes, bad: bytes, seen: str
+) -> None:
+    """By the formats the trigger names; null stays None."""
+    code = "def handler(context, event): return f'{event.key} {event.body}'"
+
+    async def run() -> None:
+        folder = write_function(code, keyFormat="string", valueFormat=name, outputTopic="out")
+        async with running(folder) as function:
+            outcomes = await function.deliver(good, bad, None)
+            assert [outcome.verdict for outcome in outcomes] == [Verdict.ACK, Verdict.DEAD_LETTER, Verdict.ACK]
+            assert [record.value.decode() for record in function.written] == [f"key {seen}", "key None"]
+
+    asyncio.run(run())
+
+
+KILLS_ITSELF = """
+    import os, signal
+    def handler(context, event):
+        if event.body == b"poison":
+            print("last words", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL) if event.offset % 2 else os._exit(0)
+        return event.body
+"""
+
+
+@pytest.mark.parametrize(("first", "how"), [(1, "signal 9 (SIGKILL)"), (2, "exit code 0")])
+def test_a_record_that_kills_three_workers_is_a_dead_letter(
+    write_function: Write, running: Run, first: int, how: str
+) -> None:
+    """The records around it are delivered; three workers die, and the reason says how and with which last words."""
+
+    async def run() -> None:
+        async with running(write_function(KILLS_ITSELF, outputTopic="out", outputFormat="string")) as function:
+            values = [b"%d" % n for n in range(10)] + [b"poison"] + [b"%d" % n for n in range(10, 20)]
+            outcomes = await function.deliver(*values, first=first + 10)
+            letters = [index for index, outcome in enumerate(outcomes) if outcome.verdict is Verdict.DEAD_LETTER]
+            assert letters == [10] and outcomes.count(ACK) == 20
+            assert outcomes[10].error == "WorkerLost"
+            assert how in outcomes[10].reason and "last words" in outcomes[10].reason
+            assert function.service.restarts == 3
+            assert [record.value for record in function.written] == [b"%d" % n for n in range(20)]
+            assert not function.destination._crashes
+
+    # The parity of the poison's offset chooses how it kills.
+    asyncio.run(run())
+
+
+def test_a_killed_worker_costs_nothing_but_a_repetition(write_function: Write, running: Run) -> None:
+    """kill -9 from outside: the frame in flight is done by the replacement, the other worker goes on meanwhile."""
+    code = """
+        import pathlib, time
+        def handler(context, event):
+            if event.body == b"slow" and not pathlib.Path("once").exists():
+                pathlib.Path("once").write_text(context.worker_id)
+                time.sleep(60)
+            return context.worker_id
+    """
+
+    async def run() -> None:
+        folder = write_function(code, workers=2, outputTopic="out", outputFormat="string")
+        async with running(folder) as function:
+            await function.until(lambda: all(slot.up for slot in function.service._slots))
+            slow = function.service.spawn(_into(function.deliver(b"slow", b"next"), answers := []), "slow")
+            await function.until(lambda: (folder / "once").exists() and (folder / "once").read_text())
+            victim = int((folder / "once").read_text())
+            assert await function.deliver(b"other", first=50) == [ACK]
+            assert function.written[0].value == b"%d" % (1 - victim)
+            os.kill(function.pid(victim), signal.SIGKILL)
+            await function.until(slow.done)
+            assert answers == [[ACK, ACK]]
+            assert function.service.restarts == 1
+            await function.ready()
+
+    asyncio.run(run())
+
+
+async def _into(work: Any, answers: list[Any]) -> None:
+    answers.append(await work)
+
+
+def test_killing_workers_over_and_over_loses_nothing(write_function: Write, running: Run) -> None:
+    """Every record is answered by an acknowledgement, however often its worker is killed."""
+    code = """
+        import time
+        def handler(context, event):
+            time.sleep(0.002)
+            return event.body
+    """
+
+    async def run() -> None:
+        async with running(write_function(code, workers=2, outputTopic="out")) as function:
+            await function.ready()
+            for round_ in range(4):
+                values = [b"%d" % n for n in range(round_ * 50, round_ * 50 + 50)]
+                answers: list[Any] = []
+                task = function.service.spawn(_into(function.deliver(*values, first=round_ * 50), answers), "deliver")
+                await function.until(lambda: any(not s.process.at_rest.is_set() for s in function.service._slots))
+                busy = next(n for n, s in enumerate(function.service._slots) if not s.process.at_rest.is_set())
+                os.kill(function.pid(busy), signal.SIGKILL)
+                await function.until(task.done)
+                assert answers == [[ACK] * 50]
+            assert {int(record.value) for record in function.written} == set(range(200))
+
+    asyncio.run(run())
+
+
+def test_a_hung_event_is_ended_by_its_time_limit(write_function: Write, running: Run) -> None:
+    """Only the record at work is blamed: three time-outs, then a dead letter with error `timeout`."""
+    code = """
+        import time
+        def handler(context, event):
+            time.sleep(60 if event.body == b"hang" else 0.05)
+    """
+
+    async def run() -> None:
+        async with running(write_function(code, spec={"eventTimeout": "200ms"})) as function:
+            outcomes = await function.deliver(b"a", b"b", b"hang", *[b"c"] * 6)
+            assert outcomes[2].verdict is Verdict.DEAD_LETTER and outcomes[2].error == "timeout"
+            assert outcomes.count(ACK) == 8, "a frame may take longer than one event may"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("code", "spec", "reason"),
+    [
+        ("def other(c, e): pass", {}, "module main has no function handler"),
+        ("def init_context(c): raise RuntimeError('no database')\ndef handler(c, e): pass", {}, "no database"),
+        ("import time\ntime.sleep(60)", {"readinessTimeoutSeconds": 1}, "longer than 1 s (readinessTimeoutSeconds)"),
+        ("import os\nos.abort()", {}, "signal 6 (SIGABRT)"),
+    ],
+)
+def test_readiness_names_a_worker_that_does_not_come_up(
+    write_function: Write, running: Run, code: str, spec: dict[str, Any], reason: str
+) -> None:
+    """And deliveries are refused with the same reason instead of waiting for ever."""
+
+    async def run() -> None:
+        async with running(write_function(code, spec=spec)) as function:
+            assert function.service.readiness().reason == "no worker is up yet"
+            await function.until(lambda: "does not come up" in function.service.readiness().reason)
+            assert function.service.readiness().reason.startswith("worker 0 does not come up")
+            assert reason in function.service.readiness().reason
+            with pytest.raises(DestinationUnavailable) as refused:
+                await function.deliver(b"a")
+            assert reason in refused.value.description
+
+    asyncio.run(run())
+
+
+def test_a_function_that_could_not_start_recovers_by_itself(write_function: Write, running: Run) -> None:
+    """The worker is tried again, so what init_context waits for may come later."""
+    code = """
+        import pathlib
+        def init_context(context):
+            pathlib.Path("there").read_text()
+        def handler(context, event): pass
+    """
+
+    async def run() -> None:
+        folder = write_function(code)
+        async with running(folder) as function:
+            await function.until(lambda: "does not come up" in function.service.readiness().reason)
+            (folder / "there").write_text("")
+            await function.ready()
+            assert await function.deliver(b"a") == [ACK]
+
+    asyncio.run(run())
+
+
+def test_a_stopped_worker_ends_its_frame_and_runs_its_callbacks(write_function: Write, running: Run) -> None:
+    """Drain waits for the frame; then drain and termination callbacks run, in this order."""
+    code = """
+        import pathlib, time
+        def init_context(context):
+            context.platform.set_drain_callback(lambda: pathlib.Path("calls").open("a").write("drain "))
+            context.platform.set_termination_callback(lambda: pathlib.Path("calls").open("a").write("end"))
+        def handler(context, event):
+            pathlib.Path("begun").touch()
+            time.sleep(0.3)
+    """
+
+    async def run(folder: Path) -> None:
+        async with running(folder) as function:
+            function.service.spawn(_into(function.deliver(b"a"), answers := []), "deliver")
+            await function.until((folder / "begun").exists)
+        assert answers == [[ACK]]
+
+    folder = write_function(code)
+    asyncio.run(run(folder))
+    assert (folder / "calls").read_text() == "drain end"
+
+
+def test_what_a_worker_writes_is_logged_under_its_name(
+    write_function: Write, running: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Prints line by line; the logger's lines with level and fields, also when they cannot be encoded."""
+    code = """
+        def handler(context, event):
+            print("printed")
+            context.logger.bind(flight=7).warn_with("late %d", 3, minutes=90)
+            context.logger.debug("not wanted")
+            endless = []
+            endless.append(endless)
+            context.logger.info_with("odd", endless=endless)
+            print("done", end="", flush=True)
+    """
+
+    async def run() -> None:
+        async with running(write_function(code)) as function:
+            assert await function.deliver(b"a") == [ACK]
+
+    with caplog.at_level(logging.INFO, "headrace.functions"):
+        asyncio.run(run())
+    lines = [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "headrace.functions.output"]
+    label = "function fn/kafka worker 0: "
+    assert lines[0] == ("INFO", label + "printed")
+    assert lines[1] == ("WARNING", label + "late 3 worker_id='0' flight=7 minutes=90")
+    assert lines[2][1].startswith(label + "'odd'")
+    assert lines[3] == ("INFO", label + "done")
+    assert len(lines) == 4
+
+
+def test_workers_and_their_children_leave_with_the_service(write_function: Write, running: Run) -> None:
+    """What a handler has started in its process group does not outlive its worker."""
+    code = """
+        import pathlib, subprocess
+        def init_context(context):
+            child = subprocess.Popen(["sleep", "60"])
+            pathlib.Path("child").write_text(str(child.pid))
+        def handler(context, event): pass
+    """
+
+    async def run(folder: Path) -> list[int]:
+        async with running(folder) as function:
+            await function.ready()
+            return [function.pid(), int((folder / "child").read_text())]
+
+    for pid in asyncio.run(run(write_function(code))):
+        stat = Path(f"/proc/{pid}/stat")
+        assert not stat.exists() or stat.read_text().split(")")[1].split()[0] == "Z"
+
+
+def test_a_worker_imports_little() -> None:
+    """So that it starts fast, and user code meets nothing it can break: no asyncio, no client, no models."""
+    code = "import sys, headrace.functions.worker.__main__; print(*sys.modules)"
+    loaded = set(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    )
+    assert not loaded & {"asyncio", "pydantic", "confluent_kafka", "aiohttp", "yaml", "fastavro", "logging"}
+    assert {name for name in loaded if name.startswith("headrace.")} <= {
+        "headrace.errors",
+        "headrace.functions",
+        "headrace.functions.sdk",
+        "headrace.functions.wire",
+        "headrace.functions.worker",
+        *(f"headrace.functions.worker.{name}" for name in ("__main__", "bodies", "handler", "loop", "serving")),
+    }

@@ -18,6 +18,7 @@ def explain(
     places: Mapping[Path, str],
     broken: set[Path],
     problems: Problems,
+    model: type[Section] = HeadraceConfig,
 ) -> None:
     """Turn the model's errors into problems with place, path and remedy.
 
@@ -27,6 +28,7 @@ def explain(
         places: Where each path of it was written.
         broken: Paths that are problems already.
         problems: Takes the sentences.
+        model: What it should have been.
     """
     told = set(broken)
     for error in errors:
@@ -35,12 +37,12 @@ def explain(
         if shown in told:  # a union reports once per kind of value it would take
             continue
         told.add(shown)
-        problems.add(place_of(path, places), shown, _sentence(error, path))
+        problems.add(place_of(path, places), shown, _sentence(error, path, model))
 
 
-def _sentence(error: ErrorDetails, path: Path) -> str:
+def _sentence(error: ErrorDetails, path: Path, model: type[Section]) -> str:
     if error["type"] == "extra_forbidden":
-        known = known_keys(path[:-1])
+        known = known_keys(path[:-1], model)
         near = difflib.get_close_matches(str(path[-1]), known, 1, 0.5)
         return f"unknown key: did you mean {near[0]}?" if near else f"unknown key: known here are {', '.join(known)}"
     if error["type"] == "missing":
@@ -73,13 +75,15 @@ def place_of(path: Path, places: Mapping[Path, str]) -> str:
     return places.get(path, "")
 
 
-def known_keys(path: Path) -> list[str]:
+def known_keys(path: Path, model: type[Section] = HeadraceConfig) -> list[str]:
     """Return the names that the model has at a path; empty where any name goes."""
-    kind: Any = HeadraceConfig
+    kind: Any = model
     for part in path:
         if isinstance(kind, type) and issubclass(kind, Section):
             field = kind.model_fields.get(str(part))
             kind = field.annotation if field else None
         else:
             kind = (get_args(kind) or (None,))[-1]
-    return list(kind.model_fields) if isinstance(kind, type) and issubclass(kind, Section) else []
+    if not (isinstance(kind, type) and issubclass(kind, Section)):
+        return []
+    return [field.alias or name for name, field in kind.model_fields.items()]

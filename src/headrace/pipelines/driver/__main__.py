@@ -1,0 +1,163 @@
+"""The driver process: starts a session and the flows, tells how they go, and ends when told or when one fails.
+
+It has one thread. SIGTERM before the flows run ends it at once; after that, each flow finishes its micro-batch first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import IO
+
+import msgspec
+from pyspark.errors import AnalysisException, ParseException, PySparkException
+from pyspark.sql import SparkSession
+
+from headrace.errors import PipelineInvalid
+from headrace.pipelines.driver import plan as wire
+from headrace.pipelines.driver.progress import ProgressReader
+from headrace.pipelines.driver.session import spark_session
+from headrace.pipelines.driver.sinks import start_flow
+from headrace.pipelines.driver.sources import register_source
+from headrace.pipelines.graph import ordered_views
+
+_POLL_SECONDS = 0.1
+_STOP_POLL_SECONDS = 0.02
+_LINES = 4
+
+Tell = Callable[[wire.Event], None]
+
+
+class _PartFailed(Exception):
+    """A part of the pipeline failed; holds its path in the file and the cause."""
+
+    def __init__(self, part: str, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.part = part
+        self.cause = cause
+
+
+def main() -> int:
+    """Run the plan on standard input. Returns the exit code."""
+    began = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    tell = _events(_take_standard_output())
+    plan = wire.DriverPlan.model_validate_json(sys.stdin.read())
+    try:
+        with spark_session(plan) as spark:
+            tell(wire.SessionReady(round(time.monotonic() - began, 2)))
+            _run(spark, plan, tell)
+    except _PartFailed as failure:
+        tell(_failed(failure.cause, failure.part))
+        return 1
+    except Exception as cause:  # noqa: BLE001 boundary of the process: the pipeline's status shows this text
+        traceback.print_exc()
+        tell(_failed(cause, ""))
+        return 1
+    return 0
+
+
+def _take_standard_output() -> IO[bytes]:
+    """Keep standard output for events alone: what Spark, the JVM or a library prints goes to standard error."""
+    events = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return events
+
+
+def _events(stream: IO[bytes]) -> Tell:
+    encoder = msgspec.json.Encoder()
+
+    def tell(event: wire.Event) -> None:
+        stream.write(encoder.encode(event) + b"\n")
+
+    return tell
+
+
+def _run(spark: SparkSession, plan: wire.DriverPlan, tell: Tell) -> None:
+    spec = plan.spec
+    for name in spec.sources:
+        with _part(f"sources.{name}"):
+            register_source(spark, plan, name)
+    for name in ordered_views(spec):
+        with _part(f"views.{name}"):
+            spark.sql(spec.views[name]).createOrReplaceTempView(name)
+    stopping = False
+
+    def stop(*_: object) -> None:
+        nonlocal stopping
+        stopping = True
+
+    signal.signal(signal.SIGTERM, stop)
+    active = {}
+    for name in spec.flows:
+        with _part(f"flows.{name}"):
+            active[name] = ProgressReader(start_flow(spark, plan, name))
+    waiting = set(active)
+    while active and not stopping:
+        for name, reader in list(active.items()):
+            ended = not reader.query.isActive
+            _tell_progress(reader, tell)
+            if name in waiting and reader.running:
+                waiting.discard(name)
+                tell(wire.FlowRunning(name))
+            if ended:
+                _raise_if_failed(name, reader)
+                tell(wire.FlowFinished(name))
+                del active[name]
+        time.sleep(_POLL_SECONDS)
+    _stop(active, tell)
+
+
+@contextlib.contextmanager
+def _part(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (PySparkException, PipelineInvalid) as cause:
+        raise _PartFailed(path, cause) from cause
+
+
+def _tell_progress(reader: ProgressReader, tell: Tell) -> None:
+    for event in reader.read():
+        tell(event)
+
+
+def _raise_if_failed(name: str, reader: ProgressReader) -> None:
+    cause = reader.query.exception()
+    if cause is not None:
+        raise _PartFailed(f"flows.{name}", cause)
+
+
+def _stop(active: dict[str, ProgressReader], tell: Tell) -> None:
+    """Stop every flow after the micro-batch it is in; one that is cut would write its rows again."""
+    while active:
+        for name, reader in list(active.items()):
+            done = [*reader.read()]
+            for event in done:
+                tell(event)
+            if done or reader.between_batches or not reader.query.isActive:
+                reader.query.stop()
+                _tell_progress(reader, tell)
+                del active[name]
+        time.sleep(_STOP_POLL_SECONDS)
+
+
+def _failed(cause: Exception, part: str) -> wire.Failed:
+    name = type(cause).__name__
+    if isinstance(cause, PySparkException):
+        with contextlib.suppress(Exception):  # boundary: the JVM may be gone, and the exception's own name must do
+            name = cause.getCondition() or name
+    lines = [line for line in str(cause).splitlines() if line.strip()][:_LINES]
+    # Spark quotes values of records in single quotes.
+    text = "\n".join(re.sub(r"'.*'", "'...'", line) for line in lines)
+    lasting = isinstance(cause, AnalysisException | ParseException | PipelineInvalid)
+    return wire.Failed(name, text, not lasting, part)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""What Spark says about a query, as our events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pyspark.sql.streaming.query import StreamingQuery
+
+from headrace.pipelines.driver.plan import FlowProgress
+
+_ASKING = "Getting offsets"
+
+
+class ProgressReader:
+    """Reads a query's progress without missing a micro-batch, however seldom it is asked."""
+
+    def __init__(self, query: StreamingQuery) -> None:
+        self.query = query
+        self._newest = ""
+
+    @property
+    def running(self) -> bool:
+        """Whether the query has come to read its sources."""
+        return bool(self._newest) or not str(self.query.status["message"]).startswith(("Initializing", _ASKING))
+
+    @property
+    def between_batches(self) -> bool:
+        """Whether no micro-batch is under way; one that only asks Kafka what there is has not begun."""
+        status = self.query.status
+        return not status["isTriggerActive"] or str(status["message"]).startswith(_ASKING)
+
+    def read(self) -> Iterator[FlowProgress]:
+        """Return the micro-batches that have ended since the last call, oldest first."""
+        last = self.query.lastProgress
+        if last is None or last["timestamp"] == self._newest:
+            return
+        # Spark keeps the last hundred; a poll is far more frequent than that many batches.
+        for progress in self.query.recentProgress:
+            if progress["timestamp"] > self._newest:
+                self._newest = progress["timestamp"]
+                yield to_event(self.query.name, progress)
+
+
+def to_event(flow: str, progress: Mapping[str, Any]) -> FlowProgress:
+    """Return our event for a progress report of Spark. Source: Spark, StreamingQueryProgress."""
+    observed = progress["observedMetrics"].values()
+    idle = "addBatch" not in progress["durationMs"]  # every ten seconds without records, Spark reports the next batch
+    return FlowProgress(
+        flow=flow,
+        batch_id=progress["batchId"] - idle,
+        input_records=progress["numInputRows"] or 0,
+        records_per_second=progress["processedRowsPerSecond"] or 0.0,
+        corrupt_records=sum(row["corrupt"] for row in observed),
+        tombstone_records=sum(row["tombstones"] for row in observed),
+        lag_records=sum(map(_lag, progress["sources"])),
+        positions=_positions(progress["sources"]),
+    )
+
+
+def _positions(sources: list[Mapping[str, Any]]) -> dict[str, dict[int, int]]:
+    # A topic that is read twice has gone as far as its slower reader.
+    found: dict[str, dict[int, int]] = {}
+    for source in sources:
+        for topic, partitions in _offsets(source, "endOffset").items():
+            have = found.setdefault(topic, {})
+            for partition, offset in partitions.items():
+                have[partition] = min(offset, have.get(partition, offset))
+    return found
+
+
+def _lag(source: Mapping[str, Any]) -> int:
+    read, there = _offsets(source, "endOffset"), _offsets(source, "latestOffset")
+    return sum(
+        max(0, offset - read.get(topic, {}).get(partition, 0))
+        for topic, partitions in there.items()
+        for partition, offset in partitions.items()
+    )
+
+
+def _offsets(source: Mapping[str, Any], field: str) -> dict[str, dict[int, int]]:
+    text = source[field]
+    topics = json.loads(text or "null") or {}  # "null": before the first record
+    return {topic: {int(number): offset for number, offset in found.items()} for topic, found in topics.items()}

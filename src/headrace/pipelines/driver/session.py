@@ -1,0 +1,110 @@
+"""One Spark session in one process: settings, the JVM's flags, the lock on the pipeline's folder, and its end.
+
+The JVM stays in this process's group, so that killing the group leaves nothing; it ends by itself when its standard
+input closes, which the kernel does when this process dies. It also inherits the lock, so a driver that is started
+while an old JVM still winds down waits for it: two JVMs never write to one checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
+from pyspark.sql import SparkSession
+
+from headrace.pipelines.driver.plan import DriverPlan
+
+_LOCK_POLL_SECONDS = 0.1
+_JVM_END_SECONDS = 10.0
+_STREAMING = "org.apache.spark.sql.execution.streaming"
+_LOGGING = Path(__file__).with_name("log4j2.properties")
+
+
+@contextlib.contextmanager
+def spark_session(plan: DriverPlan) -> Iterator[SparkSession]:
+    """Give a running session, and end its JVM afterwards.
+
+    Waits as long as another process uses the pipeline's folder.
+    """
+    # Spark's Python workers otherwise run whatever `python3` is on the PATH.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_DIRS"] = str(plan.scratch)
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    with _locked(plan.folder / "lock") as lock:
+        shutil.rmtree(plan.scratch, ignore_errors=True)
+        plan.scratch.mkdir(parents=True)
+        conf = SparkConf(loadDefaults=False).setAll(list(settings(plan).items()))
+        gateway: Any = launch_gateway(conf, {"pass_fds": (lock.fileno(),)})  # type: ignore[no-untyped-call]
+        context = SparkContext(conf=conf, gateway=gateway)
+        try:
+            yield SparkSession(context)
+        finally:
+            context.stop()
+            gateway.shutdown()
+            gateway.proc.stdin.close()
+            gateway.proc.wait(_JVM_END_SECONDS)
+            shutil.rmtree(plan.scratch, ignore_errors=True)
+
+
+def settings(plan: DriverPlan) -> dict[str, str]:
+    """Return Spark's settings for a plan: Spark's name to text. Source: shared measurements of spark-kafka.md 9."""
+    driver = plan.spec.driver
+    return {
+        "spark.app.name": f"headrace.{plan.spec.name}",
+        "spark.master": f"local[{driver.cores or '*'}]",
+        "spark.driver.memory": f"{driver.heap_bytes // 1024}k",
+        "spark.driver.extraClassPath": os.pathsep.join(map(str, plan.jars)),
+        "spark.driver.extraJavaOptions": _java_options(plan),
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.sql.warehouse.dir": str(plan.scratch / "warehouse"),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.scheduler.mode": "FAIR",  # a long batch of one flow must not hold up the others
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": str(driver.shuffle_partitions),
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.streaming.stateStore.providerClass": f"{_STREAMING}.state.RocksDBStateStoreProvider",
+        # The default manager forks about twenty processes per micro-batch on a local disk.
+        "spark.sql.streaming.checkpointFileManagerClass": (
+            f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager"
+        ),
+    }
+
+
+def _java_options(plan: DriverPlan) -> str:
+    options = {
+        "headrace.log": plan.folder / "spark.log",
+        "log4j2.configurationFile": _LOGGING.as_uri(),
+        "java.io.tmpdir": plan.scratch,
+    }
+    # A heap that is full ends the JVM, and the run starts again from its checkpoint, rather than crawl. The serial
+    # collector takes the least memory of all, and on two cores as little time as any.
+    flags = "-XX:+UseSerialGC -XX:+ExitOnOutOfMemoryError -XX:-UsePerfData"
+    return " ".join([flags, *(f'"-D{name}={value}"' for name, value in options.items())])
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[IO[str]]:
+    with path.open("w") as file:
+        told = False
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not told:
+                    print(f"waiting for the process that uses {path.parent}", file=sys.stderr, flush=True)  # noqa: T201
+                told = True
+                time.sleep(_LOCK_POLL_SECONDS)
+            else:
+                break
+        yield file

@@ -1,0 +1,94 @@
+"""How the parts of a pipeline hang together: who reads whom, in which order views are made, and what cannot work."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+
+from headrace.pipelines.spec import PipelineSpec
+from headrace.pipelines.sql_names import tables_read
+
+Path = tuple[str | int, ...]
+"""Where in the pipeline file something stands."""
+
+
+def problems_of(spec: PipelineSpec) -> list[tuple[Path, str]]:
+    """Return what makes a pipeline unable to run: place in the file and sentence; empty if nothing does."""
+    problems = [*_clashes(spec), *_unknown(spec)]
+    return problems or [*_view_cycles(spec), *_topic_cycles(spec)]
+
+
+def ordered_views(spec: PipelineSpec) -> list[str]:
+    """Return the names of the views so that each comes after those it reads."""
+    return [name for name in TopologicalSorter(_view_edges(spec)).static_order() if name in spec.views]
+
+
+def sources_of(spec: PipelineSpec, flow: str) -> list[str]:
+    """Return the sources a flow reads, through views or directly, in order of first use."""
+    found: dict[str, None] = {}
+    waiting = tables_read(spec.flows[flow].sql)
+    seen = set()
+    while waiting:
+        name = waiting.pop(0)
+        if name in spec.sources:
+            found[name] = None
+        elif name in spec.views and name not in seen:
+            seen.add(name)
+            waiting += tables_read(spec.views[name])
+    return list(found)
+
+
+def _queries(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
+    for name, sql in spec.views.items():
+        yield ("views", name), sql
+    for name, flow in spec.flows.items():
+        yield ("flows", name, "sql"), flow.sql
+
+
+def _clashes(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
+    for name in spec.views:
+        if name in spec.sources:
+            yield ("views", name), "has the name of a source: SQL could not tell them apart, rename one of them"
+
+
+def _unknown(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
+    known = [*spec.sources, *spec.views]
+    for path, sql in _queries(spec):
+        names = tables_read(sql)
+        if not names:
+            yield path, f"reads no source and no view: write SELECT ... FROM {known[0]}"
+        for name in names:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1, 0.5)
+                hint = f"did you mean {near[0]}?" if near else f"known here are {', '.join(known)}"
+                yield path, f"reads {name}, which is neither a source nor a view: {hint}"
+
+
+def _view_edges(spec: PipelineSpec) -> Mapping[str, list[str]]:
+    return {name: tables_read(sql) for name, sql in spec.views.items()}
+
+
+def _view_cycles(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
+    try:
+        ordered_views(spec)
+    except CycleError as cause:
+        circle = list(reversed(cause.args[1]))
+        yield ("views", circle[0]), f"reads itself: {' reads '.join(circle)}. Take one of these references out"
+
+
+def _topic_cycles(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
+    if any(_view_cycles(spec)):
+        return
+    edges: dict[str, set[str]] = {}
+    for name, flow in spec.flows.items():
+        edges.setdefault(flow.sink.topic, set()).update(spec.sources[source].topic for source in sources_of(spec, name))
+    try:
+        TopologicalSorter(edges).prepare()
+    except CycleError as cause:
+        circle = cause.args[1]
+        writer = next(name for name, flow in spec.flows.items() if flow.sink.topic in circle)
+        yield (
+            ("flows", writer, "sink", "topic"),
+            f"goes round for ever: {' feeds '.join(circle)}. Write to a topic that this pipeline does not read",
+        )

@@ -1,0 +1,207 @@
+"""Runs a pipeline: keeps a driver process alive, knows how it is, and says why when it is not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from headrace.config.model import KafkaConfig
+from headrace.errors import ConfigError, DriverLost, HeadraceError, PipelineInvalid
+from headrace.lifecycle import Clock, Deadline, Readiness, Service
+from headrace.pipelines.driver import plan as wire
+from headrace.pipelines.environment import Toolchain, find_toolchain, require_spark
+from headrace.pipelines.graph import sources_of
+from headrace.pipelines.offsets import OffsetPublisher, PublishOffsets
+from headrace.pipelines.process import DriverProcess
+from headrace.pipelines.spec import PipelineSpec
+from headrace.pipelines.status import RunStatus
+
+log = logging.getLogger(__name__)
+
+RequireTopic = Callable[[str], Awaitable[object]]
+"""Raises `TopicNotFound` if the cluster does not have this topic, `KafkaUnavailable` if nothing answers."""
+EnsureTopic = Callable[[str, str], Awaitable[object]]
+"""Creates a topic (first argument) like another one (second) unless it exists."""
+
+_PREPARE_RETRY_SECONDS = 1.0
+_FIRST_DELAY_SECONDS = 1.0
+_MAX_DELAY_SECONDS = 30.0
+_HEALTHY_SECONDS = 60.0
+
+
+class PipelineRun(Service):
+    """A pipeline that runs until it is stopped: what fails is started again from its checkpoint, and said.
+
+    Only an error in the pipeline itself (SQL, schema) ends it for good; the process lives on and readiness says it.
+    """
+
+    def __init__(
+        self,
+        spec: PipelineSpec,
+        kafka: KafkaConfig,
+        state_dir: Path,
+        clock: Clock,
+        *,
+        require_topic: RequireTopic,
+        ensure_topic: EnsureTopic,
+        publish_offsets: PublishOffsets,
+    ) -> None:
+        """Prepare a run.
+
+        Args:
+            spec: What to run.
+            kafka: Where; its `properties` are for the other clients of this process.
+            state_dir: Folder that holds one folder per pipeline, by name: checkpoints, logs.
+            clock: For pauses between starts.
+            require_topic: Asked for each source before a start.
+            ensure_topic: Creates result topics, if `kafka.create_topics` allows it.
+            publish_offsets: Makes progress visible as the lag of `headrace.<pipeline>.<flow>`.
+
+        Raises:
+            ConfigError: Kafka asks for TLS or a login, which pipelines cannot give it yet.
+        """
+        super().__init__(f"pipeline {spec.name}")
+        _require_plain(kafka)
+        self._spec = spec
+        self._kafka = kafka
+        self._folder = (state_dir / spec.name).absolute()
+        self._clock = clock
+        self._require_topic = require_topic
+        self._ensure_topic = ensure_topic
+        self._publisher = OffsetPublisher(publish_offsets, clock)
+        self._status = RunStatus(spec.name, {flow: spec.group(flow) for flow in spec.flows})
+        self._driver: DriverProcess | None = None
+        self._life_over = asyncio.Event()
+        self._stopping = False
+
+    async def start(self) -> None:
+        """Begin to start the driver.
+
+        Raises:
+            EnvironmentProblem: pyspark is not installed.
+        """
+        require_spark()
+        self.spawn(self._keep_running(), "run")
+        self.spawn(self._publisher.run(), "offsets")
+
+    async def drain(self, deadline: Deadline) -> None:
+        self._stopping = True
+        if self._driver:
+            await self._driver.stop(deadline)
+            await self._life_over.wait()  # what the driver told last is read by then
+        await self._publisher.flush()
+
+    async def stop(self) -> None:
+        self._stopping = True
+        driver = self._driver
+        await self.cancel_tasks()
+        if driver:
+            driver.kill()
+            await driver.exit_code()
+        self._status.become("stopped", "stopped")
+
+    def readiness(self) -> Readiness:
+        return Readiness(not self._status.reason, self._status.reason)
+
+    def status(self) -> dict[str, Any]:
+        """Return how the run is: its state and reason, and per flow its progress, lag, counts and last error."""
+        pid = self._driver.pid if self._driver else None
+        return {**self._status.as_dict(), "driver_pid": pid}
+
+    async def _keep_running(self) -> None:
+        delay = _FIRST_DELAY_SECONDS
+        while not self._stopping:
+            plan = await self._prepared()
+            began = self._clock.monotonic()
+            try:
+                await self._one_life(*plan)
+            except PipelineInvalid as cause:
+                log.error("pipeline %s cannot run: %s", self._spec.name, cause)
+                self._status.become("failed", cause.description)
+                return
+            except DriverLost as cause:
+                if self._clock.monotonic() - began >= _HEALTHY_SECONDS:
+                    delay = _FIRST_DELAY_SECONDS
+                log.warning("pipeline %s starts again in %g s: %s", self._spec.name, delay, cause)
+                self._status.become("waiting", f"{cause.description} Next start in {delay:g} s")
+                await self._clock.sleep(delay)
+                delay = min(2 * delay, _MAX_DELAY_SECONDS)
+            else:
+                return
+
+    async def _prepared(self) -> tuple[wire.DriverPlan, Toolchain]:
+        """Wait until topics, Java and jars are there."""
+        while True:
+            try:
+                for source in self._spec.sources.values():
+                    await self._require_topic(source.topic)
+                for name, flow in self._spec.flows.items():
+                    if self._kafka.create_topics:
+                        like = self._spec.sources[sources_of(self._spec, name)[0]].topic
+                        await self._ensure_topic(flow.sink.topic, like)
+                    else:
+                        await self._require_topic(flow.sink.topic)
+                toolchain = await find_toolchain()
+            except HeadraceError as cause:
+                if cause.description != self._status.reason:
+                    log.warning("pipeline %s waits: %s", self._spec.name, cause)
+                self._status.become("waiting", cause.description)
+                await self._clock.sleep(_PREPARE_RETRY_SECONDS)
+            else:
+                servers = self._kafka.bootstrap_servers
+                plan = wire.DriverPlan(
+                    spec=self._spec, bootstrap_servers=servers, folder=self._folder, jars=toolchain.jars
+                )
+                return plan, toolchain
+
+    async def _one_life(self, plan: wire.DriverPlan, toolchain: Toolchain) -> None:
+        """Run a driver process to its end. Returns if it had nothing more to do or was stopped.
+
+        Raises:
+            PipelineInvalid: Spark does not accept the pipeline.
+            DriverLost: The process ended otherwise.
+        """
+        if self._stopping:
+            return
+        self._status.new_life()
+        self._life_over.clear()
+        driver = self._driver = await DriverProcess.start(self, plan, toolchain)
+        failure: wire.Failed | None = None
+        try:
+            async for event in driver.events():
+                self._status.apply(event)
+                if isinstance(event, wire.FlowProgress):
+                    self._publisher.note(self._spec.group(event.flow), event.positions)
+                if isinstance(event, wire.Failed):
+                    failure = event
+            code = await driver.exit_code()
+        finally:
+            driver.kill()
+            self._driver = None
+            self._life_over.set()
+        if self._stopping or self._status.state == "finished":
+            return
+        raise _as_error(self._spec.name, failure, code, driver.last_words())
+
+
+def _as_error(pipeline: str, failure: wire.Failed | None, code: int, last_words: str) -> HeadraceError:
+    if failure is None:
+        text = f"The Spark driver of pipeline {pipeline} ended with exit code {code}."
+        return DriverLost(f"{text} It said: {last_words}" if last_words else text, pipeline=pipeline, exit_code=code)
+    where = f"pipeline {pipeline}, {failure.part}" if failure.part else f"pipeline {pipeline}"
+    text = f"{where}: {failure.error}: {failure.text}"
+    kind = DriverLost if failure.retriable else PipelineInvalid
+    return kind(text, pipeline=pipeline, part=failure.part)
+
+
+def _require_plain(kafka: KafkaConfig) -> None:
+    for name, value in kafka.properties.items():
+        secured = name.startswith(("sasl.", "ssl.")) or (name == "security.protocol" and str(value) != "plaintext")
+        if secured:
+            raise ConfigError(
+                f"kafka.properties.{name}: pipelines reach Kafka without TLS and login only, so far. Take `pipelines` "
+                "out of this file, or name a listener without them"
+            )

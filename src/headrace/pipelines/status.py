@@ -1,0 +1,110 @@
+"""How a pipeline's run is: what the driver told, added up over all its lives in this process."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from headrace.pipelines.driver import plan as wire
+
+log = logging.getLogger(__name__)
+
+State = Literal["starting", "running", "waiting", "failed", "finished", "stopped"]
+
+
+@dataclass
+class FlowStatus:
+    """One flow. Counts begin with this process; a batch that was repeated after a crash counts twice."""
+
+    state: State = "starting"
+    group: str = ""
+    """Consumer group that shows how far the flow has come; it has no members."""
+    batch_id: int = -1
+    """Last micro-batch that ended; -1 if none has."""
+    input_records: int = 0
+    records_per_second: float = 0.0
+    """Of the last micro-batch."""
+    lag_records: int | None = None
+    """Records that were there and not read when the last micro-batch ended."""
+    corrupt_records: int = 0
+    """Records left out because they were no row of their source."""
+    tombstone_records: int = 0
+    """Records left out because they had no value."""
+    last_error: str = ""
+
+
+class RunStatus:
+    """A whole run."""
+
+    def __init__(self, pipeline: str, groups: dict[str, str]) -> None:
+        self.pipeline = pipeline
+        self.state: State = "starting"
+        self.reason = "not started"
+        """Why the run is not ready, in one sentence; empty when it is."""
+        self.starts = 0
+        self.flows = {name: FlowStatus(group=group) for name, group in groups.items()}
+
+    def new_life(self) -> None:
+        """Note that a driver process was started."""
+        self.starts += 1
+        self.become("starting", "Spark is starting")
+        for flow in self.flows.values():
+            flow.state = "starting"
+
+    def become(self, state: State, reason: str = "") -> None:
+        """Note how the run as a whole is, and why it is not ready if it is not."""
+        self.state, self.reason = state, reason
+        if state in ("waiting", "failed", "stopped"):
+            for flow in self.flows.values():
+                if flow.state != "finished":
+                    flow.state = state
+
+    def apply(self, event: wire.AnyEvent) -> None:
+        """Note what the driver told."""
+        match event:
+            case wire.SessionReady():
+                self.reason = "its flows are being started"
+            case wire.FlowRunning(flow=name):
+                self.flows[name].state = "running"
+            case wire.FlowFinished(flow=name):
+                self.flows[name].state = "finished"
+            case wire.FlowProgress(flow=name):
+                self._progress(self.flows[name], event)
+            case wire.Failed(part=part):
+                if (flow := self.flows.get(part.removeprefix("flows."))) is not None:
+                    flow.last_error = f"{event.error}: {event.text}"
+        states = {flow.state for flow in self.flows.values()}
+        if states == {"finished"}:
+            self.become("finished")
+        elif states <= {"running", "finished"}:
+            self.become("running")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything, ready for JSON."""
+        flows = {name: asdict(flow) for name, flow in self.flows.items()}
+        restarts = max(0, self.starts - 1)
+        return {
+            "name": self.pipeline,
+            "state": self.state,
+            "reason": self.reason,
+            "restarts": restarts,
+            "flows": flows,
+        }
+
+    def _progress(self, flow: FlowStatus, event: wire.FlowProgress) -> None:
+        if event.corrupt_records and not flow.corrupt_records:
+            log.warning(
+                "pipeline %s, flow %s: %d of %d records are no row of their source and were left out; "
+                "further ones are only counted (corrupt_records in the status)",
+                self.pipeline,
+                event.flow,
+                event.corrupt_records,
+                event.input_records,
+            )
+        flow.batch_id = event.batch_id
+        flow.input_records += event.input_records
+        flow.records_per_second = event.records_per_second
+        flow.lag_records = event.lag_records
+        flow.corrupt_records += event.corrupt_records
+        flow.tombstone_records += event.tombstone_records

@@ -8,6 +8,7 @@ registry is down, what is known is still answered. Source: Confluent Schema Regi
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, Generic, NamedTuple, TypeVar
 from urllib.parse import quote
@@ -16,7 +17,7 @@ import aiohttp
 import msgspec
 
 from headrace.config.model import SchemaRegistryConfig
-from headrace.errors import FormatError, RegistryUnavailable, SchemaInvalid, SchemaNotFound
+from headrace.errors import FormatError, HeadraceError, RegistryUnavailable, SchemaInvalid, SchemaNotFound
 from headrace.lifecycle import Clock
 
 T = TypeVar("T")
@@ -169,11 +170,13 @@ class SchemaRegistry:
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
-            user, password = self._settings.username, self._settings.password.get_secret_value()
+            headers = {"Accept": "application/vnd.schemaregistry.v1+json, application/json"}
+            if self._settings.username:
+                pair = f"{self._settings.username}:{self._settings.password.get_secret_value()}"
+                headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
             self._session = aiohttp.ClientSession(
                 timeout=aiohttp.ClientTimeout(total=self._settings.timeout_seconds),
-                auth=aiohttp.BasicAuth(user, password) if user else None,
-                headers={"Accept": "application/vnd.schemaregistry.v1+json, application/json"},
+                headers=headers,
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
         return self._session
@@ -185,7 +188,7 @@ class _Known(Generic[T]):
     def __init__(self, not_found_seconds: float, clock: Clock) -> None:
         self._clock = clock
         self._not_found_seconds = not_found_seconds
-        self._entries: dict[Hashable, tuple[float, T | FormatError]] = {}
+        self._entries: dict[Hashable, tuple[float, T | HeadraceError]] = {}
         self._flights: dict[Hashable, asyncio.Future[T]] = {}
 
     async def get(self, key: Hashable, fresh_seconds: float, ask: Callable[[], Awaitable[T]]) -> T:
@@ -193,15 +196,16 @@ class _Known(Generic[T]):
         known = self._entries.get(key)
         if known:
             asked_at, answer = known
-            limit = self._not_found_seconds if isinstance(answer, FormatError) else fresh_seconds
+            limit = self._not_found_seconds if isinstance(answer, HeadraceError) else fresh_seconds
             if self._clock.monotonic() - asked_at < limit:
                 return _value(answer)
         try:
             return await self._share(key, ask)
         except RegistryUnavailable:
-            if known and not isinstance(known[1], FormatError):
-                return known[1]
-            raise
+            if not known or isinstance(known[1], HeadraceError):
+                raise
+            self._keep(key, known[1])  # so that not every request waits for a registry that is down
+            return known[1]
 
     def forget(self, key: Hashable) -> None:
         """Ask again next time."""
@@ -212,34 +216,31 @@ class _Known(Generic[T]):
         if flight:
             return await asyncio.shield(flight)
         flight = self._flights[key] = asyncio.get_running_loop().create_future()
+        # What the others get when the one who asks is cancelled: that is his end, not theirs.
+        answer: T | HeadraceError = RegistryUnavailable("the look-up was broken off: send the request again")
         try:
-            answer: T | FormatError = await ask()
-        except FormatError as error:
+            answer = await ask()
+        except (FormatError, RegistryUnavailable) as error:
             answer = error
-        except BaseException as error:
-            # The one who asked was cancelled: that is his end, not that of those who wait with him.
-            shared = error if isinstance(error, Exception) else RegistryUnavailable("the look-up was broken off")
-            flight.set_exception(shared)
-            flight.exception()  # someone else may wait for it or not
-            raise
         finally:
             del self._flights[key]
-        self._keep(key, answer)
-        if isinstance(answer, FormatError):
-            flight.set_exception(answer)
-            flight.exception()
-        else:
-            flight.set_result(answer)
+            if isinstance(answer, HeadraceError):
+                flight.set_exception(answer)
+                flight.exception()  # maybe nobody waits for it
+            else:
+                flight.set_result(answer)
+        if not isinstance(answer, RegistryUnavailable):
+            self._keep(key, answer)
         return _value(answer)
 
-    def _keep(self, key: Hashable, answer: T | FormatError) -> None:
+    def _keep(self, key: Hashable, answer: T | HeadraceError) -> None:
         self._entries.pop(key, None)
         if len(self._entries) >= _ENTRIES:
             del self._entries[next(iter(self._entries))]
         self._entries[key] = self._clock.monotonic(), answer
 
 
-def _value(answer: T | FormatError) -> T:
-    if isinstance(answer, FormatError):
+def _value(answer: T | HeadraceError) -> T:
+    if isinstance(answer, HeadraceError):
         raise answer.with_traceback(None)  # the same error is raised many times, and would gather every caller's frames
     return answer

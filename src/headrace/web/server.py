@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import uvicorn
 
 from headrace.config.model import HttpConfig
-from headrace.errors import EnvironmentProblem
+from headrace.errors import EnvironmentProblem, PortTaken
 from headrace.lifecycle import Deadline, Service
 from headrace.web.application import Application
 
@@ -51,7 +51,8 @@ class WebService(Service):
         """Begin to serve.
 
         Raises:
-            EnvironmentProblem: The port is taken, or the address cannot be listened on.
+            PortTaken: Another program listens there.
+            EnvironmentProblem: The address cannot be listened on.
         """
         listener = self._bind()
         host, port = listener.getsockname()[:2]
@@ -75,11 +76,12 @@ class WebService(Service):
         try:
             return socket.create_server((host, port), family=family, backlog=_BACKLOG)
         except OSError as cause:
+            place = {"host": host, "port": port}
             if cause.errno == errno.EADDRINUSE:
-                text = "another program listens there: end it, or set http.port to another one (0 picks a free one)"
-            else:
-                text = f"{cause.strerror or cause}: correct http.host and http.port"
-            raise EnvironmentProblem(f"cannot listen on {host}:{port}: {text}", host=host, port=port) from cause
+                text = "another program listens there. End it, or set http.port to another one (0 picks a free one)"
+                raise PortTaken(f"cannot listen on {host}:{port}: {text}", **place) from cause
+            text = f"{cause.strerror or cause}. Correct http.host and http.port"
+            raise EnvironmentProblem(f"cannot listen on {host}:{port}: {text}", **place) from cause
 
 
 class _Server(uvicorn.Server):

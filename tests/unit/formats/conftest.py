@@ -1,0 +1,109 @@
+"""A schema registry in the test's own loop, small and scriptable."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from headrace.config.model import SchemaRegistryConfig
+from headrace.formats.registry import SchemaRegistry
+from headrace.lifecycle import ManualClock
+
+
+class SmallRegistry:
+    """Answers as Confluent's API does; counts and can be held, broken or slowed."""
+
+    def __init__(self) -> None:
+        self.versions: dict[str, list[tuple[int, str]]] = {}
+        self.types: dict[int, str] = {}
+        self.asked: list[str] = []
+        self.authorizations: set[str | None] = set()
+        self.broken: web.Response | None = None
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    def add(self, subject: str, schema_id: int, text: str, type_: str = "AVRO") -> None:
+        """Register a version."""
+        self.versions.setdefault(subject, []).append((schema_id, text))
+        self.types[schema_id] = type_
+
+    async def handle(self, request: web.Request) -> web.Response:
+        """Answer any path."""
+        self.asked.append(f"{request.method} {request.path}")
+        self.authorizations.add(request.headers.get("Authorization"))
+        await self.gate.wait()
+        if self.broken is not None:
+            return web.Response(status=self.broken.status, body=self.broken.body)
+        parts = request.path.strip("/").split("/")
+        if parts[0] == "schemas":
+            return self._by_id(int(parts[2]), with_versions=parts[-1] == "versions")
+        if request.method == "POST":
+            return self._post(parts[1], (await request.json())["schema"], register=parts[-1] == "versions")
+        return self._version(parts[1], parts[3])
+
+    def _by_id(self, schema_id: int, with_versions: bool) -> web.Response:
+        found = {s: t for s, entries in self.versions.items() for i, t in entries if i == schema_id}
+        if not found:
+            return _refuse(404, 40403)
+        if with_versions:
+            return web.json_response([{"subject": subject, "version": 1} for subject in found])
+        extra = {} if self.types[schema_id] == "AVRO" else {"schemaType": self.types[schema_id]}
+        return web.json_response({"schema": next(iter(found.values())), **extra})
+
+    def _version(self, subject: str, number: str) -> web.Response:
+        entries = self.versions.get(subject, [])
+        index = len(entries) if number == "latest" else int(number)
+        if not entries or index > len(entries):
+            return _refuse(404, 40401)
+        schema_id, text = entries[index - 1]
+        return web.json_response({"subject": subject, "id": schema_id, "version": index, "schema": text})
+
+    def _post(self, subject: str, text: str, register: bool) -> web.Response:
+        for schema_id, known in self.versions.get(subject, []):
+            if known == text:
+                return web.json_response({"id": schema_id})
+        if not register:
+            return _refuse(404, 40403)
+        if text == "incompatible":
+            return _refuse(409, 409, "not compatible with version 1")
+        self.add(subject, 100 + len(self.types), text)
+        return web.json_response({"id": 99 + len(self.types)})
+
+
+def _refuse(status: int, code: int, message: str = "not there") -> web.Response:
+    return web.json_response({"error_code": code, "message": message}, status=status)
+
+
+class Setting:
+    """A small registry, its client, and the clock of the client."""
+
+    def __init__(self, server: SmallRegistry, client: SchemaRegistry, clock: ManualClock) -> None:
+        self.server, self.client, self.clock = server, client, clock
+
+
+@contextlib.asynccontextmanager
+async def _serving(**settings: object) -> AsyncIterator[Setting]:
+    small, clock = SmallRegistry(), ManualClock()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", small.handle)
+    server = TestServer(app)
+    await server.start_server()
+    config = SchemaRegistryConfig.model_validate({"url": str(server.make_url("/")), **settings})
+    client = SchemaRegistry(config, clock)
+    try:
+        yield Setting(small, client, clock)
+    finally:
+        small.gate.set()
+        await client.close()
+        await server.close()
+
+
+@pytest.fixture
+def serving() -> object:
+    """Serve a small registry: `async with serving(latest_seconds=1) as setting`."""
+    return _serving

@@ -1,0 +1,215 @@
+"""Avro: its JSON encoding in both directions, plain Python values, and bytes that lie."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import io
+import json
+import uuid
+from typing import Any
+
+import fastavro
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.errors import DecodeError, EncodeError, SchemaInvalid
+from headrace.formats.codec_avro import AvroCodec, AvroSchema, decode_avro, parse_avro
+
+ANIMAL = {
+    "type": "record",
+    "name": "Animal",
+    "namespace": "zoo",
+    "fields": [
+        {"name": "legs", "type": "int"},
+        {"name": "born", "type": ["null", {"type": "long", "logicalType": "timestamp-millis"}], "default": None},
+        {"name": "photo", "type": "bytes"},
+        {"name": "tag", "type": {"type": "fixed", "name": "Tag", "size": 2}},
+        {"name": "weight", "type": ["float", "double", "int", "long"]},
+        {
+            "name": "note",
+            "type": [
+                "null",
+                "string",
+                {"type": "enum", "name": "Mood", "symbols": ["GOOD", "BAD"]},
+                "Tag",
+                {"type": "array", "items": ["null", "int"]},
+                {"type": "map", "values": "boolean"},
+            ],
+        },
+        {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 6, "scale": 2}},
+        {"name": "ident", "type": {"type": "string", "logicalType": "uuid"}},
+        {"name": "size", "type": "double", "default": 1.5},
+    ],
+}
+IDENT = "12345678-1234-5678-1234-567812345678"
+LIST = '{"type":"record","name":"L","fields":[{"name":"b","type":"bytes"},{"name":"next","type":["null","L"]}]}'
+
+
+def animal(**changes: Any) -> dict[str, Any]:
+    return {
+        "legs": 4,
+        "born": {"long": 1_700_000_000_000},
+        "photo": "\u00ff\u0000",
+        "tag": "ab",
+        "weight": {"double": 0.1},
+        "note": None,
+        "price": "\u0001\u0002",
+        "ident": IDENT,
+        "size": 2.5,
+    } | changes
+
+
+@pytest.fixture(scope="module")
+def schema() -> AvroSchema:
+    return parse_avro(json.dumps(ANIMAL))
+
+
+def encode(schema: AvroSchema, value: Any) -> bytes:
+    return AvroCodec(schema).encode(json.dumps(value).encode())
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        None,
+        {"string": "GOOD"},
+        {"zoo.Mood": "GOOD"},
+        {"zoo.Tag": "\u00e9\u0000"},
+        {"array": [None, {"int": 7}]},
+        {"map": {"a": True}},
+    ],
+)
+def test_every_branch_of_a_union_comes_back_under_its_name(schema: AvroSchema, note: Any) -> None:
+    """Branches that share a Python type are not mixed up."""
+    value = animal(note=note)
+    assert json.loads(AvroCodec(schema).decode(encode(schema, value))) == value
+
+
+@pytest.mark.parametrize("weight", [{"float": 0.5}, {"double": 0.5}, {"int": 1}, {"long": 1}, {"double": "-Infinity"}])
+def test_numbers_of_a_union_keep_their_branch(schema: AvroSchema, weight: Any) -> None:
+    """Int and long, float and double are one Python type each, and two Avro types."""
+    value = animal(weight=weight)
+    assert json.loads(AvroCodec(schema).decode(encode(schema, value))) == value
+
+
+def test_what_is_no_number_is_a_string_in_json(schema: AvroSchema) -> None:
+    """JSON has no NaN; null would lose it."""
+    assert json.loads(AvroCodec(schema).decode(encode(schema, animal(size="NaN"))))["size"] == "NaN"
+
+
+def test_a_field_that_is_absent_takes_its_default(schema: AvroSchema) -> None:
+    """Both a null default and another one."""
+    value = animal()
+    del value["born"], value["size"]
+    decoded = json.loads(AvroCodec(schema).decode(encode(schema, value)))
+    assert (decoded["born"], decoded["size"]) == (None, 1.5)
+
+
+def test_the_payload_is_what_the_library_writes_for_the_plain_value(schema: AvroSchema) -> None:
+    """The bytes are Avro's, not ours: an independent writer gives the same."""
+    plain = {
+        "legs": 4,
+        "born": datetime.datetime(2023, 11, 14, 22, 13, 20, tzinfo=datetime.UTC),
+        "photo": b"\xff\x00",
+        "tag": b"ab",
+        "weight": ("double", 0.1),
+        "note": ("zoo.Mood", "BAD"),
+        "price": decimal.Decimal("2.58"),
+        "ident": uuid.UUID(IDENT),
+        "size": 2.5,
+    }
+    target = io.BytesIO()
+    fastavro.schemaless_writer(target, fastavro.parse_schema(ANIMAL), plain)
+    payload = encode(schema, animal(note={"zoo.Mood": "BAD"}))
+    assert payload == target.getvalue()
+    assert decode_avro(payload, schema) == plain | {"weight": 0.1, "note": "BAD"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({"legs": "4"}, "$.legs"),
+        ({"legs": 4.0}, "$.legs"),
+        ({"legs": True}, "$.legs"),
+        ({"legs": 2**31}, "$.legs"),
+        ({"weight": {"long": 2**63}}, "$.weight.long"),
+        ({"weight": {"float": 1e39}}, "$.weight.float"),
+        ({"weight": 5}, "$.weight"),
+        ({"weight": {"double": 1, "int": 1}}, "$.weight"),
+        ({"weight": {"string": "x"}}, "$.weight"),
+        ({"weight": None}, "$.weight"),
+        ({"note": {"null": None}}, "$.note"),
+        ({"note": {"zoo.Mood": "UGLY"}}, "$.note.zoo.Mood"),
+        ({"note": {"array": [{"int": 1}, {"int": "x"}]}}, "$.note.array[...].int"),
+        ({"note": {"map": {"k": 1}}}, "$.note.map[...]"),
+        ({"tag": "abc"}, "$.tag"),
+        ({"photo": "\u0100"}, "$.photo"),
+        ({"photo": None}, "$.photo"),
+        ({"size": "big"}, "$.size"),
+        ({"size": 10**400}, ""),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused_with_its_place(
+    schema: AvroSchema, changes: dict[str, Any], place: str
+) -> None:
+    """Nothing is bent into shape, and the error says where."""
+    with pytest.raises(EncodeError) as raised:
+        encode(schema, animal(**changes))
+    assert place in str(raised.value)
+
+
+def test_a_missing_field_without_default_is_named(schema: AvroSchema) -> None:
+    """The error names the field."""
+    with pytest.raises(EncodeError, match=r"field legs of zoo\.Animal is missing"):
+        encode(schema, {})
+
+
+def test_errors_do_not_show_values(schema: AvroSchema) -> None:
+    """A value may be a secret."""
+    with pytest.raises(EncodeError) as raised:
+        encode(schema, animal(legs="hunter2", note={"zoo.Mood": "hunter2"}))
+    assert "hunter2" not in str(raised.value)
+
+
+@given(data=st.data())
+def test_bytes_that_were_cut_or_changed_end_as_a_decode_error_or_a_value(data: st.DataObject) -> None:
+    """No payload makes anything else happen."""
+    schema = parse_avro(json.dumps(ANIMAL))
+    payload = bytearray(encode(schema, animal(note={"array": [{"int": 7}]})))
+    del payload[data.draw(st.integers(1, len(payload))) :]
+    for index in data.draw(st.lists(st.integers(0, len(payload) - 1), max_size=3)):
+        payload[index] = data.draw(st.integers(0, 255))
+    for decode in (AvroCodec(schema).decode, lambda bytes_: decode_avro(bytes_, schema)):
+        try:
+            decode(bytes(payload))
+        except DecodeError as error:
+            assert "Avro" in str(error)
+
+
+def test_bytes_after_the_value_are_an_error(schema: AvroSchema) -> None:
+    """They are a sign of another schema."""
+    with pytest.raises(DecodeError, match="1 bytes follow"):
+        decode_avro(encode(schema, animal()) + b"\x00", schema)
+
+
+def test_a_type_that_holds_itself_goes_both_ways() -> None:
+    """Recursive schemas take another reader, with the same result."""
+    value = {"b": "\u00ff", "next": {"L": {"b": "", "next": None}}}
+    schema = parse_avro(LIST)
+    assert json.loads(AvroCodec(schema).decode(encode(schema, value))) == value
+
+
+def test_a_million_nested_values_do_not_end_the_process() -> None:
+    """The compiled reader would overflow the C stack on this payload."""
+    with pytest.raises(DecodeError):
+        decode_avro(b"\x00\x02" * 1_000_000, parse_avro(LIST))
+
+
+@pytest.mark.parametrize("text", ["", "{", '"nope"', "5", "null", '{"type":"record"}', '{"type":{"type":"string"}}'])
+def test_text_that_is_no_schema_is_refused(text: str) -> None:
+    """Whatever the parser stumbles over is one error."""
+    with pytest.raises(SchemaInvalid):
+        parse_avro(text)

@@ -1,0 +1,84 @@
+"""BINARY, STRING, JSON, and the registry's framing."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.errors import DecodeError, EncodeError
+from headrace.formats.codec import Codec
+from headrace.formats.codec_binary import BinaryCodec
+from headrace.formats.codec_json import JsonCodec
+from headrace.formats.codec_string import StringCodec
+from headrace.formats.framing import header_of, schema_id_of, unframe
+
+
+@given(st.binary())
+def test_binary_gives_back_every_byte(data: bytes) -> None:
+    """What BINARY decodes it encodes again."""
+    assert BinaryCodec().encode(BinaryCodec().decode(data)) == data
+
+
+@given(st.text())
+def test_string_gives_back_every_text(text: str) -> None:
+    """Stored bytes are the text's UTF-8; reading them gives the JSON string."""
+    stored = StringCodec().encode(json.dumps(text).encode())
+    assert stored == text.encode()
+    assert json.loads(StringCodec().decode(stored)) == text
+
+
+@pytest.mark.parametrize(
+    "text", [b"12345678901234567890123", b"0.10", b'{"b":1, "a":1e2}', b"[]", b'""', b"false", b'{"a":1,"a":2}']
+)
+def test_json_is_stored_as_it_came(text: bytes) -> None:
+    """Digits, spaces and order of fields survive in both directions."""
+    assert JsonCodec().decode(JsonCodec().encode(text)) == text
+
+
+@pytest.mark.parametrize("text", [b'"a"', b'"YQ"', b'"YQ==="', b'"Y Q="', b"5", b"{}", b'"_-=="', b'"\\ud800"'])
+def test_binary_takes_nothing_but_standard_base64(text: bytes) -> None:
+    """Wrong length, wrong alphabet, spaces and other JSON types are refused."""
+    with pytest.raises(EncodeError):
+        BinaryCodec().encode(text)
+
+
+@pytest.mark.parametrize("text", [b"5", b"true", b"[]", b'{"a":"b"}'])
+def test_string_takes_nothing_but_a_json_string(text: bytes) -> None:
+    """A number is not turned into text silently."""
+    with pytest.raises(EncodeError):
+        StringCodec().encode(text)
+
+
+@pytest.mark.parametrize(
+    ("codec", "data"),
+    [
+        (StringCodec(), b"\xff\xfe"),
+        (JsonCodec(), b""),
+        (JsonCodec(), b"hello"),
+        (JsonCodec(), b"NaN"),
+        (JsonCodec(), b'{"a":1}{'),
+        (JsonCodec(), b'"\xff"'),
+        (JsonCodec(), b"[" * 5000 + b"]" * 5000),
+    ],
+)
+def test_stored_bytes_of_another_format_are_an_error(codec: Codec, data: bytes) -> None:
+    """A reader never gets text that is not JSON."""
+    with pytest.raises(DecodeError):
+        codec.decode(data)
+
+
+@pytest.mark.parametrize("schema_id", [0, 1, 2**31, 2**32 - 1])
+def test_framing_gives_back_id_and_payload(schema_id: int) -> None:
+    """Five bytes, then the payload."""
+    assert unframe(header_of(schema_id) + b"\x00payload") == (schema_id, b"\x00payload")
+
+
+@pytest.mark.parametrize("data", [b"", b"\x00\x00\x00\x01", b"\x01\x00\x00\x00\x01x", b'{"a":1}'])
+def test_bytes_without_a_schema_id_are_told_apart(data: bytes) -> None:
+    """Plain JSON in an Avro topic is a decode error, not a crash."""
+    assert schema_id_of(data) is None
+    with pytest.raises(DecodeError):
+        unframe(data)

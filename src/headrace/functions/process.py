@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import mmap
+import os
 import signal
 import socket
 import sys
 import tempfile
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
-
 from headrace.errors import WorkerLost
 from headrace.functions import wire
+from headrace.functions.output import WorkerOutput
 from headrace.lifecycle import ChildProcess, Deadline, Service
 
-log = logging.getLogger("headrace.functions.output")
-
-_READ_BYTES = 65_536
-_TAIL_LINES = 20
-_LINE_BYTES = 16_384
 _OUTPUT_SECONDS = 0.5
-_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
 class WorkerProcess(asyncio.Protocol):
@@ -57,7 +49,8 @@ class WorkerProcess(asyncio.Protocol):
         self._seen = (-1, 0.0)
         self._killed_because = ""
         self._timed_out = False
-        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._output = WorkerOutput(label)
+        self._output_transport: Any = None
         self._transport: Any = None
         self._child: ChildProcess | None = None
 
@@ -68,33 +61,41 @@ class WorkerProcess(asyncio.Protocol):
             OSError: The machine has no room for another process.
         """
         ours, theirs = socket.socketpair()
+        loop = asyncio.get_running_loop()
+        # A pipe of our own: with asyncio's, the end of the process is noticed only when nobody holds the pipe any more,
+        # and a program that the handler has started may hold it for ever.
+        read_end, write_end = os.pipe()
+        reading = os.fdopen(read_end, "rb", 0)
+        self._output_transport, _ = await loop.connect_read_pipe(lambda: self._output, reading)
+        try:
+            await self._start_child(owner, setup.folder, theirs, write_end)
+        except BaseException:
+            self._output_transport.close()
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(write_end)
+        self._transport, _ = await loop.create_unix_connection(lambda: self, sock=ours)
+        self._transport.write(wire.encode_frame(setup))
+
+    async def _start_child(self, owner: Service, folder: str, theirs: socket.socket, output: int) -> None:
         # A file rather than shared memory of a name: it leaves nothing behind, however the two processes end.
-        with tempfile.TemporaryFile() as shared, theirs:
+        with tempfile.TemporaryFile() as shared:
             shared.truncate(mmap.PAGESIZE)
             self._progress = memoryview(mmap.mmap(shared.fileno(), mmap.PAGESIZE)).cast("Q")
             numbers = (theirs.fileno(), shared.fileno())
             # -P keeps the user's folder off the path until our own modules are loaded.
-            command = [sys.executable, "-P", "-u", "-m", "headrace.functions.worker", *map(str, numbers)]
-            try:
-                self._child = await ChildProcess.start(
-                    owner,
-                    self.label,
-                    command,
-                    lambda code: self._exited(owner, code),
-                    pass_fds=numbers,
-                    cwd=setup.folder,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.STDOUT,
-                )
-            except BaseException:
-                ours.close()
-                raise
-        output = self._child.process.stdout
-        assert output is not None
-        self._output = owner.spawn(self._read_output(output), f"output of {self.label}")
-        loop = asyncio.get_running_loop()
-        self._transport, _ = await loop.create_unix_connection(lambda: self, sock=ours)
-        self._transport.write(wire.encode_frame(setup))
+            self._child = await ChildProcess.start(
+                owner,
+                self.label,
+                [sys.executable, "-P", "-u", "-m", "headrace.functions.worker", *map(str, numbers)],
+                lambda code: self._exited(owner, code),
+                pass_fds=numbers,
+                cwd=folder,
+                stdout=output,
+                stderr=output,
+            )
 
     async def serve(self, frame: bytearray, records: int, schemas: Mapping[int, str]) -> wire.Done | wire.Results:
         """Send one frame of work and return its answer. If cancelled, the worker still ends the frame.
@@ -109,8 +110,9 @@ class WorkerProcess(asyncio.Protocol):
                 begun, the last of which it was at; 0 means it had not touched the frame. `timeout` is whether it was
                 killed for taking too long.
         """
-        if self.ended.done():
-            raise self._lost(self.ended.result().description, 0)
+        if self.ended.done() or self._transport.is_closing():
+            # A killed process closes its connection a moment before its end is known, and `ended` says what to say.
+            raise self._lost((await asyncio.shield(self.ended)).description, 0)
         for schema_id in schemas.keys() - self._known_schemas:
             self._transport.write(wire.encode_frame(wire.Schema(schema_id, schemas[schema_id])))
             self._known_schemas.add(schema_id)
@@ -191,11 +193,12 @@ class WorkerProcess(asyncio.Protocol):
         # What the handler has started in the worker's process group must not outlive it, nor hold its output open.
         self.kill("")
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self._output), _OUTPUT_SECONDS)
+            await asyncio.wait_for(self._output.ended.wait(), _OUTPUT_SECONDS)
+        self._output_transport.close()
         if self._transport:
             self._transport.close()
         why = self._killed_because or _exit_text(code)
-        tail = "\n".join(self._tail)
+        tail = self._output.tail
         text = f"{self.label} ended: {why}" + (f"; it wrote last:\n{tail}" if tail and not self._killed_because else "")
         begun = self._progress[0] - self._ended_records if self._answer else 0
         if not self.ready.done():
@@ -208,29 +211,6 @@ class WorkerProcess(asyncio.Protocol):
 
     def _lost(self, text: str, begun: int) -> WorkerLost:
         return WorkerLost(text, worker=self.label, begun=begun, timeout=self._timed_out)
-
-    async def _read_output(self, output: asyncio.StreamReader) -> None:
-        held = b""
-        while data := await output.read(_READ_BYTES):
-            *lines, held = (held + data).split(b"\n")
-            for line in lines:
-                self._log_line(line)
-            if len(held) > _LINE_BYTES:
-                self._log_line(held)
-                held = b""
-        if held:
-            self._log_line(held)
-
-    def _log_line(self, line: bytes) -> None:
-        if line.startswith(wire.LOG_MARK):
-            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
-                level, message, fields = msgspec.json.decode(line[1:], type=tuple[str, str, dict[str, Any]])
-                extra = "".join(f" {name}={value!r}" for name, value in fields.items())
-                log.log(_LEVELS.get(level, logging.INFO), "%s: %s%s", self.label, message, extra)
-                return
-        text = line[:_LINE_BYTES].decode(errors="replace")
-        self._tail.append(text)
-        log.info("%s: %s", self.label, text)
 
 
 def _exit_text(code: int) -> str:

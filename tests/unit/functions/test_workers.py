@@ -235,6 +235,8 @@ def test_a_record_that_kills_three_workers_is_a_dead_letter(
 
     async def run() -> None:
         async with running(write_function(KILLS_ITSELF, outputTopic="out", outputFormat="string")) as function:
+            assert await function.deliver(*[b"before"] * 30, first=100) == [ACK] * 30
+            function.written.clear()
             values = [b"%d" % n for n in range(10)] + [b"poison"] + [b"%d" % n for n in range(10, 20)]
             outcomes = await function.deliver(*values, first=first + 10)
             letters = [index for index, outcome in enumerate(outcomes) if outcome.verdict is Verdict.DEAD_LETTER]
@@ -425,8 +427,30 @@ def test_what_a_worker_writes_is_logged_under_its_name(
     assert len(lines) == 4
 
 
-def test_workers_and_their_children_leave_with_the_service(write_function: Write, running: Run) -> None:
-    """What a handler has started in its process group does not outlive its worker."""
+def test_sigterm_lets_the_frame_at_hand_end(write_function: Write, running: Run) -> None:
+    """From whomever it comes; the worker is then replaced."""
+    code = """
+        import os, signal
+        def handler(context, event):
+            os.kill(os.getpid(), signal.SIGTERM)
+            return event.body
+    """
+
+    async def run() -> None:
+        async with running(write_function(code, outputTopic="out")) as function:
+            assert await function.deliver(b"a", b"b") == [ACK, ACK]
+            assert [record.value for record in function.written] == [b"a", b"b"]
+            await function.until(lambda: function.service.restarts == 1)
+            await function.ready()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_what_a_handler_has_started_does_not_outlive_its_worker(
+    write_function: Write, running: Run, killed: bool
+) -> None:
+    """Neither when the worker is killed nor when the service stops."""
     code = """
         import pathlib, subprocess
         def init_context(context):
@@ -435,14 +459,21 @@ def test_workers_and_their_children_leave_with_the_service(write_function: Write
         def handler(context, event): pass
     """
 
-    async def run(folder: Path) -> list[int]:
+    async def run(folder: Path) -> None:
         async with running(folder) as function:
             await function.ready()
-            return [function.pid(), int((folder / "child").read_text())]
+            worker, child = function.pid(), int((folder / "child").read_text())
+            if killed:
+                os.kill(worker, signal.SIGKILL)
+                await function.until(lambda: not _alive(child))
+        assert not _alive(worker) and not _alive(child)
 
-    for pid in asyncio.run(run(write_function(code))):
-        stat = Path(f"/proc/{pid}/stat")
-        assert not stat.exists() or stat.read_text().split(")")[1].split()[0] == "Z"
+    asyncio.run(run(write_function(code)))
+
+
+def _alive(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().split(")")[1].split()[0] != "Z"
 
 
 def test_a_worker_imports_little() -> None:

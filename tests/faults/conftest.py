@@ -96,12 +96,14 @@ class Ledger:
 
     def __init__(self, bootstrap_servers: str) -> None:
         self._kafka = KafkaConfig(bootstrap_servers=bootstrap_servers)
+        # One for all looks: made and destroyed ten times a second, the client library crashed the process now and then.
+        self._admin = Admin(self._kafka)
 
     def records(self, topic: str) -> list[Record]:
         """Return everything in a topic."""
 
         async def read() -> list[Record]:
-            offsets = await Admin(self._kafka).topic_offsets(topic)
+            offsets = await self._admin.topic_offsets(topic)
             starts = {p: start for p, (start, _) in offsets.items()}
             ends = {p: end for p, (_, end) in offsets.items()}
             return [record async for batch in read_records(self._kafka, starts, ends) for record in batch]
@@ -110,11 +112,11 @@ class Ledger:
 
     def committed(self, group: str) -> dict[TopicPartition, int]:
         """Return a group's committed offsets."""
-        return asyncio.run(Admin(self._kafka).committed(group))
+        return asyncio.run(self._admin.committed(group))
 
     def lag(self, group: str) -> int:
         """Return how far a group is behind, over all partitions it has committed."""
-        return sum(entry.lag for entry in asyncio.run(Admin(self._kafka).group_lag(group)))
+        return sum(entry.lag for entry in asyncio.run(self._admin.group_lag(group)))
 
     def check_acknowledged(self, topic: str, poster: Poster) -> None:
         """Every acknowledged id is at its place, no id twice, none that was refused for certain, none from nowhere."""

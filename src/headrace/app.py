@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Literal
 
 import uvloop
@@ -32,8 +32,9 @@ from headrace.functions.service import FunctionService
 from headrace.functions.spec import FunctionSpec, KafkaTrigger, load_function
 from headrace.kafka import Admin, Consumer, OwnTopics, Producer, TopicDirectory
 from headrace.lifecycle import Clock, Service, Signals, Supervisor, SystemClock
-from headrace.pipelines.load import load_pipeline
+from headrace.pipelines.load import load_pipelines
 from headrace.pipelines.runs import PipelineRun
+from headrace.pipelines.spec import PipelineSpec
 from headrace.records import TopicPartition
 from headrace.sidecar.produce import ProduceService
 from headrace.sidecar.reactive.http_destination import HttpDestination
@@ -150,11 +151,11 @@ class App:
         return [workers, pump, consumer]
 
     def _pipelines(self) -> list[Service]:
-        return [self._pipeline(file) for file in self.config.pipelines]
+        return [self._pipeline(spec) for spec in load_pipelines(self.config.pipelines)]
 
-    def _pipeline(self, file: Path) -> Service:
-        return PipelineRun(
-            load_pipeline(file),
+    def _pipeline(self, spec: PipelineSpec) -> Service:
+        run = PipelineRun(
+            spec,
             self.config.kafka,
             self.config.state_dir / "pipelines",
             self.clock,
@@ -162,6 +163,10 @@ class App:
             ensure_topic=self.admin.ensure_topic_like,
             publish_offsets=self.admin.alter_group_offsets,
         )
+        for flow, group in run.groups.items():
+            self._groups.append(group)
+            self.metrics.watch_deliveries(f"{run.name} {flow}", functools.partial(run.counts, flow))
+        return run
 
     def _pump(
         self,

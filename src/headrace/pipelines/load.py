@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -11,6 +12,24 @@ from headrace.config.yaml_tree import MAX_BYTES, Problems, read_tree
 from headrace.errors import PipelineInvalid
 from headrace.pipelines.graph import problems_of
 from headrace.pipelines.spec import PipelineSpec
+
+
+def load_pipelines(paths: Sequence[Path]) -> list[PipelineSpec]:
+    """Return the pipelines of several files.
+
+    Raises:
+        PipelineInvalid: See `load_pipeline`; or two files have the same pipeline name.
+    """
+    found: dict[str, tuple[Path, PipelineSpec]] = {}
+    for path in paths:
+        spec = load_pipeline(path)
+        if spec.name in found:
+            raise PipelineInvalid(
+                f"{path}: name: {spec.name} is the name of {found[spec.name][0]} too, so they would share "
+                "checkpoints: give each pipeline a name of its own"
+            )
+        found[spec.name] = path, spec
+    return [spec for _, spec in found.values()]
 
 
 def load_pipeline(path: Path) -> PipelineSpec:

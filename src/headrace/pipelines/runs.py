@@ -72,7 +72,7 @@ class PipelineRun(Service):
         self._require_topic = require_topic
         self._ensure_topic = ensure_topic
         self._publisher = OffsetPublisher(publish_offsets, clock)
-        self._status = RunStatus(spec.name, {flow: spec.group(flow) for flow in spec.flows})
+        self._status = RunStatus(spec.name, self.groups)
         self._driver: DriverProcess | None = None
         self._life_over = asyncio.Event()
         self._stopping = False
@@ -110,6 +110,16 @@ class PipelineRun(Service):
         """Return how the run is: its state and reason, and per flow its progress, lag, counts and last error."""
         pid = self._driver.pid if self._driver else None
         return {**self._status.as_dict(), "driver_pid": pid}
+
+    @property
+    def groups(self) -> dict[str, str]:
+        """Flow to the consumer group that shows how far it has come."""
+        return {name: self._spec.group(name) for name in self._spec.flows}
+
+    def counts(self, flow: str) -> dict[str, int]:
+        """Return how many records a flow has read, and how many of them were no row, since this process began."""
+        found = self._status.flows[flow]
+        return {"read": found.input_records, "corrupt": found.corrupt_records, "tombstone": found.tombstone_records}
 
     async def _keep_running(self) -> None:
         delay = _FIRST_DELAY_SECONDS

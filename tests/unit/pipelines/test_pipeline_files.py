@@ -1,0 +1,168 @@
+"""Pipeline files: what they may say, and how their mistakes are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import PipelineInvalid
+from headrace.pipelines.load import load_pipeline, load_pipelines
+from headrace.pipelines.spec import PipelineSpec
+
+GOOD = """\
+name: delays
+sources:
+  flights: {topic: flights, schema: "carrier STRING, arr_delay DOUBLE"}
+views:
+  late: SELECT * FROM flights WHERE arr_delay > 15
+flows:
+  late_by_carrier:
+    sql: SELECT carrier, count(*) AS n FROM late GROUP BY carrier
+    sink: {topic: late, key: carrier}
+"""
+
+
+def load(folder: Path, text: str) -> PipelineSpec:
+    path = folder / "delays.yaml"
+    path.write_text(text)
+    return load_pipeline(path)
+
+
+def problems(folder: Path, text: str) -> list[str]:
+    with pytest.raises(PipelineInvalid) as raised:
+        load(folder, text)
+    return [line.replace(f"{folder}/", "") for line in raised.value.description.splitlines()]
+
+
+def test_a_file_with_what_is_needed_has_defaults_for_the_rest(tmp_path: Path) -> None:
+    """A pipeline runs every half second, from the earliest record, in update mode."""
+    spec = load(tmp_path, GOOD)
+    assert spec.trigger.interval_seconds == 0.5
+    assert spec.sources["flights"].value_schema == "carrier STRING, arr_delay DOUBLE"
+    assert spec.sources["flights"].starting == "earliest"
+    assert spec.flows["late_by_carrier"].sink.mode == "update"
+    assert spec.group("late_by_carrier") == "headrace.delays.late_by_carrier"
+
+
+def test_a_spec_survives_its_own_json(tmp_path: Path) -> None:
+    """The driver process reads the same spec that its parent has loaded."""
+    spec = load(tmp_path, GOOD)
+    assert PipelineSpec.model_validate_json(spec.model_dump_json()) == spec
+
+
+def test_every_problem_is_told_at_once_with_line_and_path(tmp_path: Path) -> None:
+    """Unknown keys come with the nearest one, missing keys with their path."""
+    text = (
+        "name: Delays!\n"
+        "trigger: {interval: 1}\n"
+        "sources:\n"
+        "  flights: {topic: flights, shema: a INT}\n"
+        "flows:\n"
+        "  f:\n"
+        "    sql: SELECT 1\n"
+    )
+    assert problems(tmp_path, text) == [
+        "delays.yaml:1: name: has characters or a form that are not allowed here "
+        "(allowed: ^[a-z][a-z0-9_-]{0,62}$): correct it",
+        "delays.yaml:2: trigger.interval: unknown key: did you mean interval_seconds?",
+        "delays.yaml:4: sources.flights.schema: is missing and has no default: add it",
+        "delays.yaml:4: sources.flights.shema: unknown key: did you mean schema?",
+        "delays.yaml:6: flows.f.sink: is missing and has no default: add it",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (
+            "FROM late GROUP",
+            "FROM lates GROUP",
+            "delays.yaml:8: flows.late_by_carrier.sql: reads lates, which is neither a source nor a view: "
+            "did you mean late?",
+        ),
+        (
+            "FROM late GROUP",
+            "FROM other.x GROUP",
+            "delays.yaml:8: flows.late_by_carrier.sql: reads other.x, which is neither a source nor a view: "
+            "known here are flights, late",
+        ),
+        (
+            "count(*) AS n FROM late GROUP BY carrier",
+            "1",
+            "delays.yaml:8: flows.late_by_carrier.sql: reads no source and no view: write SELECT ... FROM flights",
+        ),
+        (
+            "FROM flights WHERE",
+            "FROM later WHERE",
+            "delays.yaml:5: views.late: reads later, which is neither a source nor a view: did you mean late?",
+        ),
+        (
+            "FROM flights WHERE",
+            "FROM late WHERE",
+            "delays.yaml:5: views.late: reads itself: late reads late. Take one of these references out",
+        ),
+        (
+            "late: SELECT",
+            "flights: SELECT",
+            "delays.yaml:5: views.flights: has the name of a source: SQL could not tell them apart, "
+            "rename one of them",
+        ),
+        (
+            "sink: {topic: late,",
+            "sink: {topic: flights,",
+            "delays.yaml:9: flows.late_by_carrier.sink.topic: goes round for ever: flights feeds flights. "
+            "Write to a topic that this pipeline does not read",
+        ),
+        (
+            "sources:",
+            "trigger: {once: true, interval_seconds: 1}\nsources:",
+            "delays.yaml:2: trigger: has both once and interval_seconds: keep one of them",
+        ),
+    ],
+)
+def test_what_cannot_run_is_refused_with_its_place(tmp_path: Path, old: str, new: str, told: str) -> None:
+    """References, circles and contradictions are found without Spark."""
+    assert told in problems(tmp_path, GOOD.replace(old, new))
+
+
+def test_views_that_read_each_other_are_named(tmp_path: Path) -> None:
+    """A circle of views is told as a whole."""
+    text = GOOD.replace("FROM flights WHERE", "FROM early WHERE").replace(
+        "flows:", "  early: SELECT * FROM late\nflows:"
+    )
+    (told,) = problems(tmp_path, text)
+    assert "late reads early reads late" in told or "early reads late reads early" in told
+
+
+def test_a_circle_over_two_flows_is_found(tmp_path: Path) -> None:
+    """What one flow writes and another reads must not come back to where it began."""
+    text = (
+        "name: p\n"
+        "sources: {a: {topic: a, schema: x INT}, b: {topic: b, schema: x INT}}\n"
+        "flows:\n"
+        "  there: {sql: SELECT * FROM a, sink: {topic: b}}\n"
+        "  back: {sql: SELECT * FROM b, sink: {topic: a}}\n"
+    )
+    (told,) = problems(tmp_path, text)
+    assert "goes round for ever" in told
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """A missing file and a file that is no text are told in a sentence."""
+    with pytest.raises(PipelineInvalid, match=r"none\.yaml: cannot be read: No such file"):
+        load_pipeline(tmp_path / "none.yaml")
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe")
+    with pytest.raises(PipelineInvalid, match="is not UTF-8 text"):
+        load_pipeline(tmp_path / "bytes.yaml")
+    assert problems(tmp_path, "name: [") != []
+    assert problems(tmp_path, "just text") != []
+
+
+def test_two_pipelines_of_one_name_are_refused(tmp_path: Path) -> None:
+    """They would write to the same checkpoints."""
+    for name in ("a.yaml", "b.yaml"):
+        (tmp_path / name).write_text(GOOD)
+    assert len(load_pipelines([tmp_path / "a.yaml"])) == 1
+    with pytest.raises(PipelineInvalid, match=r"b\.yaml: name: delays is the name of .*a\.yaml too"):
+        load_pipelines([tmp_path / "a.yaml", tmp_path / "b.yaml"])

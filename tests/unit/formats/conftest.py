@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from urllib.parse import unquote
 
 import pytest
 from aiohttp import web
@@ -39,7 +40,7 @@ class SmallRegistry:
         await self.gate.wait()
         if self.broken is not None:
             return web.Response(status=self.broken.status, body=self.broken.body)
-        parts = request.path.strip("/").split("/")
+        parts = [unquote(step) for step in request.rel_url.raw_path.strip("/").split("/")]
         if parts[0] == "schemas":
             return self._by_id(int(parts[2]), with_versions=parts[-1] == "versions")
         if request.method == "POST":

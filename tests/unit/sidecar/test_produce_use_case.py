@@ -1,0 +1,273 @@
+"""The produce use case against a producer that remembers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from headrace import errors
+from headrace.config.model import ProducerConfig, SchemaRegistryConfig
+from headrace.formats.codecs import Codecs
+from headrace.formats.registry import SchemaRegistry
+from headrace.lifecycle import ManualClock
+from headrace.records import OutgoingRecord, Produced
+from headrace.sidecar.produce import ProduceService, RequestIds
+from headrace.sidecar.produce_answer import ProduceAnswer
+
+NO_IDS = RequestIds()
+
+
+class Kafka:
+    """Three partitions of every topic but `missing`; answers what it is told, else the next offset of partition 0."""
+
+    def __init__(self, *results: Any) -> None:
+        self.records: list[OutgoingRecord] = []
+        self.results = results
+
+    async def produce(self, records: Sequence[OutgoingRecord]) -> list[Any]:
+        first = len(self.records)
+        self.records += records
+        return list(self.results) or [Produced(0, first + index) for index in range(len(records))]
+
+    async def partitions_of(self, topic: str) -> int:
+        if topic == "missing":
+            raise errors.TopicNotFound()
+        return 3
+
+
+def produce(
+    body: Any,
+    kafka: Kafka | None = None,
+    ids: RequestIds = NO_IDS,
+    topic: str = "t",
+    **settings: Any,
+) -> ProduceAnswer:
+    kafka = kafka or Kafka()
+    registry = SchemaRegistry(SchemaRegistryConfig(url="http://127.0.0.1:1"), ManualClock())
+    service = ProduceService(ProducerConfig(**settings), Codecs(registry), kafka, kafka)
+
+    async def main() -> ProduceAnswer:
+        try:
+            return await service.produce(topic, body if isinstance(body, bytes) else json.dumps(body).encode(), ids)
+        finally:
+            await registry.close()
+
+    return asyncio.run(main())
+
+
+def sent(body: Any, ids: RequestIds = NO_IDS, **settings: Any) -> list[OutgoingRecord]:
+    kafka = Kafka()
+    produce(body, kafka, ids, "t", **settings)
+    return kafka.records
+
+
+def test_records_reach_kafka_in_order_with_all_they_say() -> None:
+    """Key, value, partition, timestamp; offsets come back in the same order."""
+    kafka = Kafka()
+    answer = produce(
+        {"records": [{"key": "a", "value": {"n": 1}, "partition": 2, "timestamp": 5}, {"value": [1]}]}, kafka
+    )
+    first, second = kafka.records
+    assert (first.topic, first.key, first.value, first.partition, first.timestamp_ms) == ("t", b"a", b'{"n": 1}', 2, 5)
+    assert (second.key, second.value, second.partition, second.timestamp_ms) == (None, b"[1]", None, 0)
+    assert answer.status == 200
+    assert json.loads(answer.body) == {
+        "offsets": [{"partition": 0, "offset": 0}, {"partition": 0, "offset": 1}],
+        "requestStatus": "OK",
+    }
+    assert (answer.asked_records, answer.written_records) == (2, 2)
+
+
+def test_a_json_value_is_stored_as_it_was_written() -> None:
+    """Every digit, every space, every repeated field."""
+    value = b'{"id": 12345678901234567890123, "price":0.10, "a":1, "a":2, "e":1E400}'
+    assert sent(b'{"records":[{"value": ' + value + b" }]}")[0].value == value
+
+
+@pytest.mark.parametrize("record", [b"{}", b'{"value":null}', b'{"key":null,"value": null}'])
+def test_null_and_absent_are_null_bytes(record: bytes) -> None:
+    """A tombstone, no key."""
+    found = sent(b'{"records":[' + record + b"]}")[0]
+    assert (found.key, found.value) == (None, None)
+
+
+def test_an_empty_string_is_not_null() -> None:
+    """Empty key and value have zero bytes and are there."""
+    found = sent({"valueFormat": "String", "records": [{"key": "", "value": ""}]})[0]
+    assert (found.key, found.value) == (b"", b"")
+
+
+def test_timestamps_not_above_zero_mean_now() -> None:
+    """decisions.md 12."""
+    records = [{"timestamp": stamp} for stamp in (-1, 0, None, 1)]
+    assert [record.timestamp_ms for record in sent({"records": records})] == [0, 0, 0, 1]
+
+
+def test_unknown_fields_are_ignored() -> None:
+    """Clients of the original send some."""
+    assert len(sent({"records": [{"value": 1, "colour": "red"}], "isFoo": True})) == 1
+
+
+def test_record_headers_have_the_order_of_the_original() -> None:
+    """authorization, traceability, correlation, the record's own; the two names are not repeated; null is a null."""
+    record = {
+        "value": 1,
+        "traceabilityId": "t",
+        "correlationId": "c",
+        "headers": {"b": "\u00e9", "x-correlation-id": "no", "X-TRACEABILITY-ID": "no", "a": None},
+    }
+    ids = RequestIds(b"http-c", b"http-t", b"Bearer x")
+    found = sent({"records": [record]}, ids, forward_authorization=True)[0].headers
+    assert found == [
+        ("authorization", b"Bearer x"),
+        ("X-Traceability-Id", b"t"),
+        ("X-Correlation-Id", b"c"),
+        ("b", "\u00e9".encode()),
+        ("a", None),
+    ]
+
+
+def test_the_http_ids_stand_in_for_the_records_own() -> None:
+    """Record field, then HTTP header; the token of the request stays out of Kafka unless asked for."""
+    found = sent({"records": [{}]}, RequestIds(b"http-c", b"http-t", b"Bearer x"))[0].headers
+    assert found == [("X-Traceability-Id", b"http-t"), ("X-Correlation-Id", b"http-c")]
+
+
+def test_without_any_id_every_record_gets_its_own() -> None:
+    """Generated, 22 characters, each once."""
+    headers = [record.headers or [] for record in sent({"records": [{}, {}, {}]})]
+    ids = {value for entry in headers for _, value in entry}
+    assert [name for entry in headers for name, _ in entry] == ["X-Correlation-Id"] * 3
+    assert len(ids) == 3
+    assert {len(value or b"") for value in ids} == {22}
+
+
+@pytest.mark.parametrize(
+    ("body", "error", "says"),
+    [
+        (b"", errors.RequestBodyMissing, "body"),
+        (b"{", errors.ContentTypeMismatch, "not JSON"),
+        (b'{"records":[{"value":NaN}]}', errors.ContentTypeMismatch, "not JSON"),
+        (b'{"records":[{"value":"\xff"}]}', errors.ContentTypeMismatch, "utf-8"),
+        (b'{"records":[{"value":1}]} x', errors.ContentTypeMismatch, "not JSON"),
+        (b'{"records":[{"value":' + b"[" * 5000 + b"]" * 5000 + b"}]}", errors.InvalidRequest, "nested"),
+        (b"[]", errors.InvalidRequest, "object"),
+        (b"{}", errors.InvalidRequest, "records"),
+        (b'{"records":null}', errors.InvalidRequest, "records"),
+        (b'{"records":[{},5]}', errors.InvalidRequest, "record 1"),
+        (b'{"records":[{},{"partition":-1}]}', errors.InvalidRequest, "record 1"),
+        (b'{"records":[{},{},{"timestamp":9223372036854775808}]}', errors.InvalidRequest, "record 2"),
+        (b'{"records":[{"headers":{"a":1}}]}', errors.InvalidRequest, "record 0"),
+        (b'{"records":[],"keySchemaId":"1"}', errors.InvalidRequest, "keySchemaId"),
+        (b'{"records":[{"key":1}],"keyFormat":"xml"}', errors.InvalidRequest, "xml"),
+        (b'{"records":[],"valueFormat":"xml"}', errors.InvalidRequest, "xml"),
+        (b'{"records":[{},{"partition":3}]}', errors.PartitionNotFound, "record 1"),
+        (b'{"records":[{"partition":99999999999}]}', errors.PartitionNotFound, "record 0"),
+    ],
+)
+def test_a_request_that_does_not_fit_sends_nothing_and_says_why(
+    body: Any, error: type[errors.HeadraceError], says: str
+) -> None:
+    """Each with its own error, and the index where a record is at fault."""
+    kafka = Kafka()
+    with pytest.raises(errors.HeadraceError) as raised:
+        produce(body, kafka)
+    assert type(raised.value) is error
+    assert says in str(raised.value)
+    assert kafka.records == []
+
+
+def test_an_unknown_topic_is_refused_before_anything_is_sent() -> None:
+    """At once, and not by a timeout of the client."""
+    with pytest.raises(errors.TopicNotFound):
+        produce({"records": [{}]}, topic="missing")
+
+
+def test_every_record_that_cannot_be_encoded_is_named_and_none_is_sent() -> None:
+    """Also those after the first; a long list is cut; values are not shown."""
+    records = [{"value": "YQ==" if index == 1 else f"hunter!{index}"} for index in range(40)]
+    kafka = Kafka()
+    with pytest.raises(errors.EncodeError) as raised:
+        produce({"valueFormat": "BINARY", "records": records}, kafka)
+    assert "39 of 40 records" in str(raised.value)
+    assert raised.value.parameters["indexes"] == [0, *range(2, 21)]
+    assert "hunter" not in str(raised.value)
+    assert kafka.records == []
+
+
+def test_null_values_need_no_schema_and_no_registry() -> None:
+    """Tombstones pass while the registry is down; values do not."""
+    assert produce({"valueFormat": "AVRO", "records": [{"key": "a"}]}).status == 200
+    with pytest.raises(errors.RegistryUnavailable):
+        produce({"valueFormat": "AVRO", "records": [{"value": 1}]})
+
+
+def test_producing_can_be_switched_off() -> None:
+    """With the original's code."""
+    with pytest.raises(errors.ProducerNotEnabled):
+        produce({"records": []}, enabled=False)
+
+
+OK = Produced(0, 1)
+TIMEOUT, FATAL = errors.KafkaTimeout("late"), errors.FatalKafkaError("fenced")
+DOWN, FULL = errors.KafkaUnavailable("down"), errors.ProducerQueueFull("full")
+LARGE, GONE = errors.RecordTooLarge("large"), errors.TopicNotFound("gone")
+FORBIDDEN, OTHER = errors.KafkaUnauthorized("no"), errors.KafkaError("odd")
+
+
+@pytest.mark.parametrize(
+    ("results", "status"),
+    [
+        ([OK, TIMEOUT], 200),
+        ([OK, LARGE], 200),
+        ([DOWN, FULL], 503),
+        ([DOWN, LARGE], 413),
+        ([GONE, DOWN], 404),
+        ([LARGE, TIMEOUT], 504),
+        ([DOWN, FATAL], 504),
+        ([FORBIDDEN, DOWN], 403),
+    ],
+)
+def test_the_status_is_that_of_the_worst_unless_a_record_is_written(results: list[Any], status: int) -> None:
+    """decisions.md 3; the original's status by configuration."""
+    body = {"records": [{}] * len(results)}
+    answer = produce(body, Kafka(*results))
+    assert answer.status == status
+    assert (answer.retry_after_seconds is not None) == (status == 503)
+    assert ("code" in json.loads(answer.body)) == (status != 200)
+    assert produce(body, Kafka(*results), always_200=True).status == 200
+
+
+@pytest.mark.parametrize(
+    ("result", "code", "outcome"),
+    [
+        (TIMEOUT, 50004, "unknown"),
+        (FATAL, 50004, "unknown"),
+        (DOWN, 50003, "fail"),
+        (LARGE, 50002, "fail"),
+        (OTHER, 50002, "fail"),
+        (FORBIDDEN, 40301, "fail"),
+        (errors.KafkaUnauthenticated("who"), 40101, "fail"),
+    ],
+)
+def test_each_failed_record_says_whether_it_is_certainly_not_there(
+    result: errors.HeadraceError, code: int, outcome: str
+) -> None:
+    """A record whose fate is not known is never called failed."""
+    entry = json.loads(produce({"records": [{}, {}]}, Kafka(OK, result)).body)["offsets"][1]
+    assert entry == {"errorCode": code, "error": result.description, "outcome": outcome}
+
+
+def test_the_request_status_is_that_of_the_first_refusal_of_access() -> None:
+    """The original's word for it."""
+    body = json.loads(produce({"records": [{}] * 3}, Kafka(OK, DOWN, FORBIDDEN)).body)
+    assert body["requestStatus"] == "FORBIDDEN"
+
+
+def test_an_empty_request_is_answered_with_no_offsets() -> None:
+    """Nothing to do is no fault."""
+    assert json.loads(produce({"records": []}).body) == {"offsets": [], "requestStatus": "OK"}

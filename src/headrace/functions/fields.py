@@ -58,9 +58,9 @@ class Fields:
         """Return the values as they are, by their names as written."""
         return dict(self._values.values())
 
-    def has(self, name: str) -> bool:
-        """Whether the key is there."""
-        return name.lower() in self._values
+    def has(self, name: str, annotation: str = "") -> bool:
+        """Whether the key or its annotation is there."""
+        return self._value(name, annotation)[1] is not None
 
     def text(self, name: str, default: str = "", annotation: str = "") -> str:
         """Return text."""

@@ -241,14 +241,18 @@ def _client_properties(attributes: Fields) -> dict[str, int]:
             "heartbeatInterval", f"is {heartbeat:g}s, and sessionTimeout {session:g}s: write less than it"
         )
     wait = attributes.duration("maxWaitTime", 0.25, "kafka-max-wait-time", 0.001)
-    return {
-        "session.timeout.ms": int(session * 1000),
-        "heartbeat.interval.ms": int(heartbeat * 1000),
+    properties = {
         "fetch.wait.max.ms": int(wait * 1000),
         "fetch.min.bytes": attributes.number("fetchMin", 1, 0, 100_000_000, "kafka-fetch-min") or 1,
         "max.partition.fetch.bytes": attributes.number("fetchDefault", 0, 0, 1_000_000_000, "kafka-fetch-default")
         or 1_048_576,
     }
+    # Only when asked for: with the newer group protocol the broker owns the session, and the client refuses these two.
+    if attributes.has("sessionTimeout", "kafka-session-timeout"):
+        properties["session.timeout.ms"] = int(session * 1000)
+    if attributes.has("heartbeatInterval", "kafka-heartbeat-interval"):
+        properties["heartbeat.interval.ms"] = int(heartbeat * 1000)
+    return properties
 
 
 def _output_topic(attributes: Fields, topics: tuple[str, ...]) -> str:

@@ -80,7 +80,6 @@ def test_attributes_beat_annotations_and_annotations_beat_defaults(tmp_path: Pat
     assert trigger.allocation == "static"
     assert trigger.client_properties == {
         "session.timeout.ms": 30_000,
-        "heartbeat.interval.ms": 3_000,
         "fetch.wait.max.ms": 250,
         "fetch.min.bytes": 7,
         "max.partition.fetch.bytes": 1_048_576,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 from headrace.delivery.protocols import ACK, Verdict
 from headrace.errors import DestinationUnavailable, RegistryUnavailable, SchemaNotFound
@@ -75,7 +76,7 @@ def test_a_nuclio_handler_runs_unmodified(write_function: Write, running: Run) -
                 ],
             }
 
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def test_async_handlers_run(write_function: Write, running: Run, code: str) -> N
             assert await function.deliver(b"a", b"b") == [ACK, ACK]
             assert [record.value for record in function.written] == [b"ran", b"ran"]
 
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 def test_each_record_of_a_frame_ends_by_itself(write_function: Write, running: Run) -> None:
@@ -152,7 +153,7 @@ def test_each_record_of_a_frame_ends_by_itself(write_function: Write, running: R
             assert "main.py" in outcomes[1].reason and "told so" in outcomes[1].reason
             assert [record.value for record in function.written] == [b"tombstone"]
 
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 def test_avro_is_decoded_by_the_schema_each_record_names(write_function: Write, running: Run) -> None:
@@ -181,7 +182,7 @@ def test_avro_is_decoded_by_the_schema_each_record_names(write_function: Write, 
             ]
             assert sorted(function.asked) == [7, 8, 9, 9, 10]
 
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 def test_a_registry_that_is_down_holds_the_delivery_back(write_function: Write, running: Run) -> None:
@@ -195,7 +196,7 @@ def test_a_registry_that_is_down_holds_the_delivery_back(write_function: Write, 
             function.schemas = {7: FLIGHT}
             assert await function.deliver(framed(7, {"carrier": "UA"})) == [ACK]
 
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 @pytest.mark.parametrize(
@@ -214,7 +215,7 @@ def test_keys_and_values_are_decoded(
             assert [outcome.verdict for outcome in outcomes] == [Verdict.ACK, Verdict.DEAD_LETTER, Verdict.ACK]
             assert [record.value.decode() for record in function.written] == [f"key {seen}", "key None"]
 
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 KILLS_ITSELF = """
@@ -248,7 +249,7 @@ def test_a_record_that_kills_three_workers_is_a_dead_letter(
             assert not function.destination._crashes
 
     # The parity of the poison's offset chooses how it kills.
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 def test_a_killed_worker_costs_nothing_but_a_repetition(write_function: Write, running: Run) -> None:
@@ -277,7 +278,30 @@ def test_a_killed_worker_costs_nothing_but_a_repetition(write_function: Write, r
             assert function.service.restarts == 1
             await function.ready()
 
-    asyncio.run(run())
+    uvloop.run(run())
+
+
+def test_a_frame_for_a_worker_that_has_just_died_is_refused_and_then_served(
+    write_function: Write, running: Run
+) -> None:
+    """Between its death and the news of it, a worker is offered frames; none of them is lost or blamed."""
+
+    async def run() -> None:
+        async with running(write_function("def handler(context, event): pass")) as function:
+            await function.ready()
+            for offset in range(5):
+                os.kill(function.pid(), signal.SIGKILL)
+                outcomes = None
+                async with asyncio.timeout(10):
+                    while not outcomes:
+                        try:
+                            outcomes = await function.deliver(b"a", first=offset)
+                        except DestinationUnavailable:
+                            await asyncio.sleep(0.001)
+                assert outcomes == [ACK]
+                await function.ready()
+
+    uvloop.run(run())
 
 
 async def _into(work: Any, answers: list[Any]) -> None:
@@ -307,7 +331,7 @@ def test_killing_workers_over_and_over_loses_nothing(write_function: Write, runn
                 assert answers == [[ACK] * 50]
             assert {int(record.value) for record in function.written} == set(range(200))
 
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 def test_a_hung_event_is_ended_by_its_time_limit(write_function: Write, running: Run) -> None:
@@ -324,7 +348,7 @@ def test_a_hung_event_is_ended_by_its_time_limit(write_function: Write, running:
             assert outcomes[2].verdict is Verdict.DEAD_LETTER and outcomes[2].error == "timeout"
             assert outcomes.count(ACK) == 8, "a frame may take longer than one event may"
 
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 @pytest.mark.parametrize(
@@ -351,7 +375,7 @@ def test_readiness_names_a_worker_that_does_not_come_up(
                 await function.deliver(b"a")
             assert reason in refused.value.description
 
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 def test_a_function_that_could_not_start_recovers_by_itself(write_function: Write, running: Run) -> None:
@@ -371,7 +395,7 @@ def test_a_function_that_could_not_start_recovers_by_itself(write_function: Writ
             await function.ready()
             assert await function.deliver(b"a") == [ACK]
 
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 def test_a_stopped_worker_ends_its_frame_and_runs_its_callbacks(write_function: Write, running: Run) -> None:
@@ -393,7 +417,7 @@ def test_a_stopped_worker_ends_its_frame_and_runs_its_callbacks(write_function: 
         assert answers == [[ACK]]
 
     folder = write_function(code)
-    asyncio.run(run(folder))
+    uvloop.run(run(folder))
     assert (folder / "calls").read_text() == "drain end"
 
 
@@ -417,7 +441,7 @@ def test_what_a_worker_writes_is_logged_under_its_name(
             assert await function.deliver(b"a") == [ACK]
 
     with caplog.at_level(logging.INFO, "headrace.functions"):
-        asyncio.run(run())
+        uvloop.run(run())
     lines = [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "headrace.functions.output"]
     label = "function fn/kafka worker 0: "
     assert lines[0] == ("INFO", label + "printed")
@@ -443,7 +467,7 @@ def test_sigterm_lets_the_frame_at_hand_end(write_function: Write, running: Run)
             await function.until(lambda: function.service.restarts == 1)
             await function.ready()
 
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 @pytest.mark.parametrize("killed", [True, False])
@@ -468,7 +492,7 @@ def test_what_a_handler_has_started_does_not_outlive_its_worker(
                 await function.until(lambda: not _alive(child))
         assert not _alive(worker) and not _alive(child)
 
-    asyncio.run(run(write_function(code)))
+    uvloop.run(run(write_function(code)))
 
 
 def _alive(pid: int) -> bool:

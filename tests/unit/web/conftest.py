@@ -1,0 +1,124 @@
+"""The real server on loopback in the test's own loop, and a client that writes bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+
+from headrace import errors
+from headrace.config.model import HttpConfig, ProducerConfig, SchemaRegistryConfig
+from headrace.formats.codecs import Codecs
+from headrace.formats.registry import SchemaRegistry
+from headrace.lifecycle import ManualClock, Readiness
+from headrace.records import OutgoingRecord, Produced
+from headrace.sidecar.produce import ProduceService
+from headrace.telemetry.metrics import Metrics
+from headrace.web.application import Application
+from headrace.web.server import WebService
+
+LIMIT_SECONDS = 5.0
+
+
+class Answer(NamedTuple):
+    """One HTTP answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Kafka:
+    """Takes records; can be held, and can fail."""
+
+    def __init__(self) -> None:
+        self.records: list[OutgoingRecord] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.taken = asyncio.Event()
+        self.failure: Exception | None = None
+
+    async def produce(self, records: Sequence[OutgoingRecord]) -> list[Any]:
+        self.records += records
+        self.taken.set()
+        await self.gate.wait()
+        if self.failure:
+            raise self.failure
+        return [Produced(0, index) for index in range(len(records))]
+
+    async def partitions_of(self, topic: str) -> int:
+        if topic.startswith("missing"):
+            raise errors.TopicNotFound(topic=topic)
+        return 3
+
+
+class House:
+    """A running server and what it talks to."""
+
+    def __init__(self, web: WebService, kafka: Kafka, metrics: Metrics, services: dict[str, Readiness]) -> None:
+        self.web, self.kafka, self.metrics, self.services = web, kafka, metrics, services
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a connection; it is closed with the house."""
+        host, port = self.web.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        self._writers.append(writer)
+        return reader, writer
+
+    async def close(self) -> None:
+        """Close every connection."""
+        for writer in self._writers:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    async def ask(self, request: bytes) -> Answer:
+        """Send bytes on a connection of their own and read one answer."""
+        reader, writer = await self.connect()
+        writer.write(request)
+        answer = await asyncio.wait_for(read_answer(reader), LIMIT_SECONDS)
+        writer.close()
+        return answer
+
+    async def get(self, path: str, method: str = "GET") -> Answer:
+        return await self.ask(f"{method} {path} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
+
+
+async def read_answer(reader: asyncio.StreamReader) -> Answer:
+    """Read one answer that has a Content-Length."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in head[1:] if line)}
+    return Answer(int(head[0].split()[1]), headers, await reader.readexactly(int(headers["content-length"])))
+
+
+@contextlib.asynccontextmanager
+async def _opened(**settings: Any) -> AsyncIterator[House]:
+    config = HttpConfig.model_validate({"port": 0, **settings})
+    kafka, metrics, services = Kafka(), Metrics(), {"kafka": Readiness(True)}
+    registry = SchemaRegistry(SchemaRegistryConfig(url="http://127.0.0.1:1"), ManualClock())
+    produce = ProduceService(ProducerConfig(), Codecs(registry), kafka, kafka)
+    web = WebService(config, Application(config, produce, lambda: services, metrics))
+    await web.start()
+    house = House(web, kafka, metrics, services)
+    try:
+        yield house
+    finally:
+        kafka.gate.set()
+        await house.close()
+        await web.stop()
+        await registry.close()
+
+
+@pytest.fixture
+def opened() -> Callable[..., contextlib.AbstractAsyncContextManager[House]]:
+    """Open a house: `async with opened(max_body_bytes=10) as house`."""
+    return _opened

@@ -1,0 +1,137 @@
+"""Health, metrics, and the life of the server."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from headrace.config.model import HttpConfig
+from headrace.errors import PortTaken
+from headrace.lifecycle import Deadline, Readiness, SystemClock
+from headrace.web.server import WebService
+
+
+def post(body: bytes, path: str = "/producers/t") -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def test_readiness_says_which_service_is_not_ready_and_why(opened: Any) -> None:
+    """503 with the reason; liveness does not depend on it."""
+
+    async def main() -> None:
+        async with opened() as house:
+            assert (await house.get("/health/readiness")).json == {
+                "ready": True,
+                "services": {"kafka": {"ready": True, "reason": ""}},
+            }
+            house.services["kafka"] = Readiness(False, "no broker answers")
+            for path in ("/health/readiness", "/ready"):
+                answer = await house.get(path)
+                assert answer.status == 503
+                assert answer.json["services"]["kafka"]["reason"] == "no broker answers"
+            for path in ("/health/liveness", "/live"):
+                assert (await house.get(path)).status == 200
+
+    asyncio.run(main())
+
+
+def test_health_of_the_original_is_plain_text(opened: Any) -> None:
+    """200 OK or 400 ERROR, for any service id."""
+
+    async def main() -> None:
+        async with opened() as house:
+            answer = await house.get("/health/com.example.sidecar-1.0.0")
+            assert (answer.status, answer.body) == (200, b"OK")
+            house.services["kafka"] = Readiness(False)
+            answer = await house.get("/health/com.example.sidecar-1.0.0")
+            assert (answer.status, answer.body) == (400, b"ERROR")
+
+    asyncio.run(main())
+
+
+def test_metrics_count_requests_by_route_and_records(opened: Any) -> None:
+    """Names in paths do not become labels."""
+
+    async def main() -> None:
+        async with opened() as house:
+            await house.ask(post(b'{"records":[{},{}]}'))
+            await house.ask(post(b"{", "/producers/other"))
+            await house.get("/nowhere/at/all")
+            answer = await house.get("/metrics")
+            text = answer.body.decode()
+            assert answer.headers["content-type"].startswith("text/plain")
+            assert 'headrace_records_out_total{path="produce"} 2.0' in text
+            for route, status in (("/producers/{topic}", 200), ("/producers/{topic}", 400), ("none", 404)):
+                assert f'headrace_http_request_seconds_count{{route="{route}",status="{status}"}} 1.0' in text
+            assert "other" not in text
+
+    asyncio.run(main())
+
+
+def test_draining_finishes_what_was_taken_and_refuses_what_comes(opened: Any) -> None:
+    """Who waits gets an answer; who comes is sent elsewhere; health goes on."""
+
+    async def main() -> None:
+        async with opened() as house:
+            house.kafka.gate.clear()
+            waiting = asyncio.ensure_future(house.ask(post(b'{"records":[{}]}')))
+            await house.kafka.taken.wait()
+            drain = asyncio.ensure_future(house.web.drain(Deadline(SystemClock(), 5)))
+            await asyncio.sleep(0)
+            refused = await house.ask(post(b'{"records":[]}'))
+            assert (refused.status, refused.json["code"]) == (503, "ERR40029")
+            assert (refused.headers["connection"], refused.headers["retry-after"]) == ("close", "1")
+            assert (await house.get("/health/liveness")).status == 200
+            assert not drain.done()
+            house.kafka.gate.set()
+            assert (await waiting).status == 200
+            await asyncio.wait_for(drain, 5)
+
+    asyncio.run(main())
+
+
+def test_draining_ends_at_its_deadline(opened: Any) -> None:
+    """A request that never ends does not hold the process."""
+
+    async def main() -> None:
+        async with opened() as house:
+            house.kafka.gate.clear()
+            waiting = asyncio.ensure_future(house.ask(post(b'{"records":[{}]}')))
+            await house.kafka.taken.wait()
+            with pytest.raises(TimeoutError):
+                await house.web.drain(Deadline(SystemClock(), 0.05))
+            house.kafka.gate.set()
+            await waiting
+
+    asyncio.run(main())
+
+
+def test_after_stop_nobody_listens(opened: Any) -> None:
+    """Idle connections are closed, and the port is free."""
+
+    async def main() -> None:
+        async with opened() as house:
+            reader, writer = await house.connect()
+            writer.write(b"GET /live HTTP/1.1\r\nHost: h\r\n\r\n")
+            await reader.readuntil(b"alive")
+            await house.web.stop()
+            assert (await asyncio.wait_for(reader.read(), 5)).endswith(b"}")
+            with pytest.raises(OSError, match=r"refused|Connect call failed"):
+                await house.connect()
+
+    asyncio.run(main())
+
+
+def test_a_taken_port_says_what_to_do(opened: Any) -> None:
+    """One paragraph that names the setting."""
+
+    async def main() -> None:
+        async with opened() as house:
+            port = int(house.web.url.rsplit(":", 1)[1])
+            with pytest.raises(PortTaken, match=rf"127\.0\.0\.1:{port}: another program .* http\.port"):
+                await WebService(HttpConfig(port=port), house.web._application).start()
+
+    asyncio.run(main())

@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 _BATCH_RECORDS = 500
 _IDLE_SECONDS = 0.1
 _BUSY_SECONDS = 0.01
+_PATIENCE_SECONDS = 0.1
 _COMMIT_SECONDS = 5.0
 _LOOK_UP_SECONDS = 10.0
 _DRAIN_SECONDS = 20.0
@@ -70,6 +71,7 @@ class Consumer(Service):
         self._flow = Flow(flow)
         self._reset = reset
         self._epoch_of: dict[TopicPartition, int] = {}
+        self._room = threading.Event()
         self._commands: deque[Callable[[], None]] = deque()
         self._newest_commit: dict[TopicPartition, int] = {}
         self._problems: dict[str, str] = {"": f"group {group}: not joined yet"}
@@ -106,7 +108,8 @@ class Consumer(Service):
         return Readiness(False, "; ".join(reasons)) if reasons else Readiness(True)
 
     def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None:
-        self._commands.append(lambda: self._flow.released(partition, records, size_bytes))
+        self._commands.append(lambda: self._flow.released(partition, records, size_bytes, self._clock.monotonic()))
+        self._room.set()
 
     def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
         self._newest_commit.update(offsets)
@@ -121,8 +124,11 @@ class Consumer(Service):
             while not stop_asked.is_set():
                 self._obey()
                 self._steer()
+                if self._flow.must_wait:
+                    self._wait_for_room()
+                    continue
                 # consume() alone waits until the batch is full; poll() returns with the first record.
-                first = client.poll(_BUSY_SECONDS if self._flow.busy else _IDLE_SECONDS)
+                first = client.poll(_BUSY_SECONDS if self._flow.records else _IDLE_SECONDS)
                 if first is not None:
                     self._take([first, *client.consume(_BATCH_RECORDS - 1, 0)])
         finally:
@@ -133,8 +139,13 @@ class Consumer(Service):
         while commands:
             commands.popleft()()
 
+    def _wait_for_room(self) -> None:
+        """Wait a moment for something to end; not to poll for so long is no danger, and cheaper than to pause."""
+        self._room.wait(_PATIENCE_SECONDS)
+        self._room.clear()
+
     def _steer(self) -> None:
-        pause, resume = self._flow.changes()
+        pause, resume = self._flow.changes(self._clock.monotonic())
         if pause:
             self._client.pause(_plain(pause))
         if resume:
@@ -164,7 +175,7 @@ class Consumer(Service):
             if epoch is None:
                 continue  # revoked inside this very poll
             size = sum([record.size_bytes for record in records])
-            self._flow.taken(partition, len(records), size)
+            self._flow.taken(partition, len(records), size, self._clock.monotonic())
             self._post(self._listener.on_records, partition, epoch, records)
         batches.clear()
 

@@ -1,8 +1,9 @@
 """How much a consumer holds that has not ended, and which partitions are therefore paused.
 
-Pure bookkeeping, owned by the consumer's thread. A partition is paused when it holds more than its share while the
-whole is over half full, or when the whole is full; it is resumed below half of either. So one slow partition cannot
-take the room of the others, and a single busy one may use most of it.
+Pure bookkeeping, owned by the consumer's thread. Pausing makes the client throw away what it has fetched ahead, so it
+is for partitions that stand still, not for short peaks: when the whole is full the consumer first waits a moment for
+room, and pauses only if none comes. A partition that holds more than its share and has ended nothing for a while is
+paused alone, so one slow partition cannot take the room of the others.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ from headrace.records import TopicPartition
 
 _MIN_SHARE_RECORDS = 1000
 _MIN_SHARE_BYTES = 1_048_576
+_STILL_SECONDS = 1.0
 
 
 class _Held:
-    __slots__ = ("bytes", "paused", "records")
+    __slots__ = ("bytes", "moved_at", "paused", "records")
 
     def __init__(self) -> None:
         self.records = 0
         self.bytes = 0
         self.paused = False
+        self.moved_at = 0.0
 
 
 class Flow:
@@ -31,22 +34,30 @@ class Flow:
     def __init__(self, limits: FlowControl) -> None:
         self._limits = limits
         self._held: dict[TopicPartition, _Held] = {}
-        self._changed = False
-
-    @property
-    def busy(self) -> bool:
-        """Whether anything is held: commands from the loop are then to be expected soon."""
-        return any(held.records for held in self._held.values())
+        self._records = 0
+        self._bytes = 0
+        self._paused = 0
+        self._full_since: float | None = None
 
     @property
     def records(self) -> int:
         """Records held in all."""
-        return sum(held.records for held in self._held.values())
+        return self._records
 
     @property
     def bytes(self) -> int:
         """Bytes held in all."""
-        return sum(held.bytes for held in self._held.values())
+        return self._bytes
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether a poll now could bring records for which there is no room."""
+        return self.fill >= 1 and self._paused < len(self._held)
+
+    @property
+    def fill(self) -> float:
+        """Part of the budget that is used; 1 is full."""
+        return max(self._records / self._limits.max_records, self._bytes / self._limits.max_bytes)
 
     def assigned(self, partitions: Iterable[TopicPartition]) -> None:
         """Begin to count for partitions; they start resumed."""
@@ -56,38 +67,51 @@ class Flow:
     def revoked(self, partitions: Iterable[TopicPartition]) -> None:
         """Forget partitions with all they hold."""
         for partition in partitions:
-            self._held.pop(partition, None)
-        self._changed = True
+            if held := self._held.pop(partition, None):
+                self._records -= held.records
+                self._bytes -= held.bytes
+                self._paused -= held.paused
 
-    def taken(self, partition: TopicPartition, records: int, size_bytes: int) -> None:
-        """Count what was polled."""
+    def taken(self, partition: TopicPartition, records: int, size_bytes: int, now: float) -> None:
+        """Count what was polled at a time of the monotonic clock."""
         if held := self._held.get(partition):
+            held.moved_at = held.moved_at if held.records else now
             held.records += records
             held.bytes += size_bytes
-            self._changed = True
+            self._records += records
+            self._bytes += size_bytes
 
-    def released(self, partition: TopicPartition, records: int, size_bytes: int) -> None:
+    def released(self, partition: TopicPartition, records: int, size_bytes: int, now: float) -> None:
         """Count what has ended; a partition that was revoked in between is ignored."""
         if held := self._held.get(partition):
-            held.records = max(0, held.records - records)
-            held.bytes = max(0, held.bytes - size_bytes)
-            self._changed = True
+            records, size_bytes = min(records, held.records), min(size_bytes, held.bytes)
+            held.records -= records
+            held.bytes -= size_bytes
+            held.moved_at = now
+            self._records -= records
+            self._bytes -= size_bytes
 
-    def changes(self) -> tuple[Sequence[TopicPartition], Sequence[TopicPartition]]:
+    def changes(self, now: float) -> tuple[Sequence[TopicPartition], Sequence[TopicPartition]]:
         """Return the partitions to pause and those to resume now; each is reported once."""
-        if not self._changed:
+        fill = self.fill
+        if fill < 1:
+            self._full_since = None
+        elif self._full_since is None:
+            self._full_since = now
+        if fill < 0.5 and not self._paused:
             return (), ()
-        self._changed = False
-        fill = max(self.records / self._limits.max_records, self.bytes / self._limits.max_bytes)
+        no_room = self._full_since is not None and now - self._full_since >= _STILL_SECONDS
         pause, resume = [], []
         for partition, held in self._held.items():
             share = self._share_used(held)
-            if not held.paused and held.records and (fill >= 1 or (fill >= 0.5 and share >= 1)):
+            if held.paused:
+                if fill < 1 and share < 0.5:
+                    held.paused = False
+                    resume.append(partition)
+            elif no_room or (share >= 1 and now - held.moved_at >= _STILL_SECONDS):
                 held.paused = True
                 pause.append(partition)
-            elif held.paused and fill < 1 and (fill < 0.5 or share < 0.5):
-                held.paused = False
-                resume.append(partition)
+        self._paused += len(pause) - len(resume)
         return pause, resume
 
     def _share_used(self, held: _Held) -> float:

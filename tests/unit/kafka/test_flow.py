@@ -19,62 +19,91 @@ def flow(records: int = 10_000, size: int = 10_000_000) -> Flow:
 
 
 def test_nothing_is_paused_while_there_is_room() -> None:
-    """Half full is fine."""
+    """Half full is fine, however long it lasts."""
     made = flow()
-    made.taken(A, 4999, 10)
-    assert made.changes() == ([], [])
+    made.taken(A, 4999, 10, 0)
+    assert made.changes(100) == ((), ())
+    assert not made.must_wait
 
 
-def test_a_partition_beyond_its_share_is_paused_and_the_other_is_not() -> None:
-    """One slow partition cannot take the room of the others."""
+def test_a_short_peak_pauses_nothing() -> None:
+    """When full, the consumer waits for room before it pauses: pausing throws away what was fetched ahead."""
     made = flow()
-    made.taken(A, 6000, 10)
-    made.taken(B, 10, 10)
-    assert made.changes() == ([A], [])
+    made.taken(A, 10_000, 10, 0)
+    assert made.changes(0.0) == ([], [])
+    assert made.must_wait
+    made.released(A, 1000, 1, 0.9)
+    assert made.changes(1.5) == ([], [])
+    assert not made.must_wait
 
 
-def test_a_paused_partition_is_resumed_when_it_has_room_again() -> None:
-    """Each change is said once."""
+def test_without_room_for_a_while_everything_is_paused_and_polling_goes_on() -> None:
+    """With every partition paused a poll brings no records, so the membership lives."""
     made = flow()
-    made.taken(A, 6000, 10)
-    made.changes()
-    assert made.changes() == ((), ())
-    made.released(A, 4000, 5)
-    assert made.changes() == ([], [A])
+    made.taken(A, 10_000, 10, 0)
+    made.changes(0.0)
+    assert made.changes(1.0) == ([A, B], [])
+    assert not made.must_wait
+    made.released(A, 1000, 1, 2)
+    assert made.changes(2) == ([], [B])
+    made.released(A, 7000, 5, 3)
+    assert made.changes(3) == ([], [A])
+
+
+def test_a_partition_that_stands_still_beyond_its_share_is_paused_alone() -> None:
+    """One slow partition cannot take the room of the others; each change is said once."""
+    made = flow()
+    made.taken(A, 6000, 10, 0)
+    made.taken(B, 10, 10, 0)
+    assert made.changes(0.9) == ([], [])
+    assert made.changes(1.0) == ([A], [])
+    assert made.changes(1.1) == ([], [])
+    made.released(A, 4000, 5, 2)
+    assert made.changes(2) == ([], [A])
 
 
 def test_bytes_count_too() -> None:
     """Few large records fill the budget as many small ones do."""
     made = flow()
-    made.taken(A, 1, 6_000_000)
-    assert made.changes() == ([A], [])
+    made.taken(A, 1, 10_000_000, 0)
+    assert made.must_wait
 
 
 def test_late_releases_of_a_revoked_partition_are_ignored() -> None:
     """After a revoke nothing of it is counted."""
     made = flow()
-    made.taken(A, 6000, 10)
+    made.taken(A, 6000, 10, 0)
     made.revoked([A])
-    made.released(A, 6000, 10)
+    made.released(A, 6000, 10, 1)
     assert (made.records, made.bytes) == (0, 0)
 
 
-@given(steps=st.lists(st.tuples(st.sampled_from([A, B]), st.booleans(), st.integers(1, 4000)), min_size=1, max_size=60))
-def test_no_partition_is_paused_for_ever(steps: list[tuple[TopicPartition, bool, int]]) -> None:
-    """Whatever happened, once everything has ended every paused partition was resumed."""
-    made, paused, held = flow(), set(), {A: 0, B: 0}
-    for partition, take, count in steps:
-        if take:
-            made.taken(partition, count, count)
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from([A, B]), st.booleans(), st.integers(1, 4000), st.floats(0, 2)),
+        min_size=1,
+        max_size=60,
+    )
+)
+def test_the_budget_holds_and_no_partition_is_paused_for_ever(
+    steps: list[tuple[TopicPartition, bool, int, float]],
+) -> None:
+    """Nothing is polled beyond the budget but the last poll, and once everything has ended all are resumed."""
+    made, paused, held, now = flow(), set(), {A: 0, B: 0}, 0.0
+    for partition, take, count, seconds in steps:
+        now += seconds
+        if take and partition not in paused and not made.must_wait:
+            made.taken(partition, count, count, now)
             held[partition] += count
         else:
             part = min(count, held[partition])
-            made.released(partition, part, part)
+            made.released(partition, part, part, now)
             held[partition] -= part
-        pause, resume = made.changes()
+        pause, resume = made.changes(now)
         paused = (paused | set(pause)) - set(resume)
-        assert made.records < 10_000 or paused
+        assert made.records == sum(held.values())
+        assert made.records < 10_000 + 4000
     for partition, count in held.items():
-        made.released(partition, count, count)
-    _, resume = made.changes()
+        made.released(partition, count, count, now)
+    _, resume = made.changes(now)
     assert not paused - set(resume)

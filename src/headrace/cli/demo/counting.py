@@ -77,7 +77,8 @@ class Ledger:
 
     async def exact(self) -> Counts:
         """Count different flights, and the newest row of each key, by reading the topics."""
-        flights, long_delays = set(), set()
+        flights: set[str] = set()
+        long_delays: set[str] = set()
         newest: dict[bytes | None, int] = {}
         async for batch in read_records(self._kafka, *await self._window("flights.enriched")):
             flights.update(_flight(record.value or b"").flight_id for record in batch)

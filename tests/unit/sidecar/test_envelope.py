@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from headrace.delivery.dead_letter import REDRIVE_OF
 from headrace.delivery.protocols import ACK, Delivery, Verdict
 from headrace.errors import DestinationRefused
 from headrace.records import Record, TopicPartition
-from headrace.sidecar.reactive.envelope import entry_of, outcomes_of
+from headrace.sidecar.reactive.envelope import Envelope, outcomes_of
 
 
 def record(offset: int = 7) -> Record:
@@ -18,13 +19,12 @@ def record(offset: int = 7) -> Record:
     return Record('to"pic', 3, offset, 1234, b"k", b"v", lambda: headers)
 
 
-def delivery(*records: Record) -> Delivery:
-    return Delivery("g", TopicPartition("t", 3), 5, records, 2)
+DELIVERY = Delivery("g", TopicPartition('to"pic', 3), 5, [], 2)
 
 
 def test_an_entry_is_the_record_with_its_identity() -> None:
     """Fields of the original, and the delivery's id, attempt and epoch beside them; JSON whatever the names hold."""
-    entry = json.loads(entry_of(record(), b'"k"', b'{"n":12345678901234567890}', delivery(record())))
+    entry = json.loads(Envelope(DELIVERY).entry(record(), b'"k"', b'{"n":12345678901234567890}'))
     assert entry == {
         "topic": 'to"pic',
         "partition": 3,
@@ -41,7 +41,14 @@ def test_an_entry_is_the_record_with_its_identity() -> None:
 
 def test_null_key_and_value_are_left_out() -> None:
     """A tombstone has no value field, as in the original."""
-    assert not {"key", "value"} & json.loads(entry_of(record(), None, None, delivery(record()))).keys()
+    assert not {"key", "value"} & json.loads(Envelope(DELIVERY).entry(record(), None, None)).keys()
+
+
+def test_a_redriven_record_keeps_the_identity_of_its_first_delivery() -> None:
+    """A backend that remembers delivery ids knows it again."""
+    again = Record("t", 0, 99, 0, None, None, lambda: [(REDRIVE_OF, b"t:3:7")])
+    entry = json.loads(Envelope(Delivery("g", TopicPartition("t", 0), 5, [again], 1)).entry(again, None, None))
+    assert entry["deliveryId"] == "g:t:3:7"
 
 
 @pytest.mark.parametrize("name", ["record", "consumerRecord"])

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.delivery.dead_letter import REDRIVE_OF
 from headrace.delivery.protocols import ACK, Delivery, Outcome, Verdict
 from headrace.errors import DestinationRefused
 from headrace.records import Record
@@ -32,21 +33,36 @@ _decode_results = msgspec.json.Decoder(list[_Result]).decode
 _quote = json.dumps
 
 
-def entry_of(record: Record, key: bytes | None, value: bytes | None, delivery: Delivery) -> bytes:
-    """Return one record as an entry of the request body; `key` and `value` are JSON text."""
-    headers = {name: (data or b"").decode(errors="replace") for name, data in record.headers}
-    parts = [
-        f'"topic":{_quote(record.topic)},"partition":{record.partition},"offset":{record.offset},'
-        f'"timestamp":{record.timestamp_ms},"headers":'.encode(),
-        msgspec.json.encode(headers),
-    ]
-    if key is not None:
-        parts += [b',"key":', key]
-    if value is not None:
-        parts += [b',"value":', value]
-    identity = f"{delivery.group}:{record.topic}:{record.partition}:{record.offset}"
-    parts.append(f',"deliveryId":{_quote(identity)},"attempt":{delivery.attempt},"epoch":{delivery.epoch}'.encode())
-    return b"{" + b"".join(parts) + b"}"
+class Envelope:
+    """Writes the entries of one delivery; what is the same in all of them is made once."""
+
+    def __init__(self, delivery: Delivery) -> None:
+        partition, topic = delivery.partition.partition, _quote(delivery.partition.topic)
+        self._place = f'{{"topic":{topic},"partition":{partition},"offset":'.encode()
+        self._group = delivery.group
+        self._id = _quote(f"{delivery.group}:{delivery.partition.topic}:{partition}:")[:-1].encode()
+        self._end = f',"attempt":{delivery.attempt},"epoch":{delivery.epoch}}}'.encode()
+
+    def entry(self, record: Record, key: bytes | None, value: bytes | None) -> bytes:
+        """Return one record as an entry of the request body; `key` and `value` are JSON text."""
+        headers = record.headers
+        delivery_id = b'%b%d"' % (self._id, record.offset)
+        head = b"{}"
+        if headers:
+            head = msgspec.json.encode({name: (data or b"").decode(errors="replace") for name, data in headers})
+            # A redriven record is the same delivery as the first time (decisions.md 8).
+            if first := dict(headers).get(REDRIVE_OF):
+                delivery_id = _quote(f"{self._group}:{first.decode(errors='replace')}").encode()
+        return b'%b%d,"timestamp":%d,"headers":%b%b%b,"deliveryId":%b%b' % (
+            self._place,
+            record.offset,
+            record.timestamp_ms,
+            head,
+            b"" if key is None else b',"key":%b' % key,
+            b"" if value is None else b',"value":%b' % value,
+            delivery_id,
+            self._end,
+        )
 
 
 def outcomes_of(answer: bytes, sent: Sequence[Record]) -> list[Outcome]:

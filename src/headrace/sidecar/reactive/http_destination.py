@@ -12,7 +12,7 @@ from headrace.errors import DecodeError, DestinationRefused, DestinationUnavaila
 from headrace.formats.codecs import Reader
 from headrace.lifecycle import Service
 from headrace.records import Record
-from headrace.sidecar.reactive.envelope import entry_of, outcomes_of
+from headrace.sidecar.reactive.envelope import Envelope, outcomes_of
 
 _ANSWER_BYTES = 16_777_216
 _CONNECTIONS = 64
@@ -46,6 +46,7 @@ class HttpDestination(Service):
         outcomes: dict[int, Outcome] = {}
         sent: list[Record] = []
         entries: list[bytes] = []
+        entry = Envelope(delivery).entry
         for record in delivery.records:
             try:
                 key, value = self._keys.decode(record.key), self._values.decode(record.value)
@@ -53,7 +54,7 @@ class HttpDestination(Service):
                 outcomes[record.offset] = Outcome(Verdict.DEAD_LETTER, "DecodeError", error.description)
                 continue
             sent.append(record)
-            entries.append(entry_of(record, key, value, delivery))
+            entries.append(entry(record, key, value))
         answered = await self._post(b"[" + b",".join(entries) + b"]", sent) if sent else []
         if not outcomes:
             return answered

@@ -44,16 +44,17 @@ class OffsetPublisher:
 
     async def flush(self) -> None:
         """Publish what is new. A failure is logged once; what was not published stays and is tried again."""
-        for group, offsets in list(self._pending.items()):
+        for group in list(self._pending):
+            sent = dict(self._pending[group])
             try:
-                await self._publish(group, dict(offsets))
+                await self._publish(group, sent)
             except HeadraceError as cause:
                 if not self._failing:
                     log.warning("offsets of group %s are not published, so its lag is stale: %s", group, cause)
                 self._failing = True
                 return
             self._failing = False
-            newer = {where: offset for where, offset in self._pending[group].items() if offsets.get(where) != offset}
+            newer = {where: offset for where, offset in self._pending[group].items() if sent.get(where) != offset}
             if newer:
                 self._pending[group] = newer
             else:

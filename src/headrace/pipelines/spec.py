@@ -23,12 +23,13 @@ TableName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
 """Name of a source or view, as SQL writes it without quotes."""
 ColumnName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Sql = Annotated[str, Field(min_length=1)]
+_INTERVAL_SECONDS = 0.5
 
 
 class TriggerSpec(Section):
     """When the flows look for new records."""
 
-    interval_seconds: Seconds = 0.5
+    interval_seconds: Seconds = _INTERVAL_SECONDS
     """Pause between the beginnings of two micro-batches; 0 begins the next one at once and uses a core for it."""
     once: bool = False
     """Take what is there now, then end; the next run goes on from the checkpoint."""
@@ -37,7 +38,7 @@ class TriggerSpec(Section):
 
     @model_validator(mode="after")
     def _one_of_two(self) -> TriggerSpec:
-        if self.once and "interval_seconds" in self.model_fields_set:
+        if self.once and self.interval_seconds != _INTERVAL_SECONDS:
             raise ValueError("has both once and interval_seconds: keep one of them")
         return self
 

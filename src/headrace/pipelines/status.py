@@ -26,7 +26,7 @@ class FlowStatus:
     records_per_second: float = 0.0
     """Of the last micro-batch."""
     lag_records: int | None = None
-    """Records that were there and not read when the last micro-batch ended."""
+    """Records that the last micro-batch left unread."""
     corrupt_records: int = 0
     """Records left out because they were no row of their source."""
     tombstone_records: int = 0
@@ -105,6 +105,7 @@ class RunStatus:
         flow.batch_id = event.batch_id
         flow.input_records += event.input_records
         flow.records_per_second = event.records_per_second
-        flow.lag_records = event.lag_records
+        if event.lag_records is not None:
+            flow.lag_records = event.lag_records
         flow.corrupt_records += event.corrupt_records
         flow.tombstone_records += event.tombstone_records

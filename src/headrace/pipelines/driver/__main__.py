@@ -35,12 +35,11 @@ Tell = Callable[[wire.Event], None]
 
 
 class _PartFailed(Exception):
-    """A part of the pipeline failed; holds its path in the file and the cause."""
+    """A part of the pipeline failed; holds what is told about it, made while the JVM can still be asked."""
 
-    def __init__(self, part: str, cause: Exception) -> None:
-        super().__init__(str(cause))
-        self.part = part
-        self.cause = cause
+    def __init__(self, cause: Exception, part: str) -> None:
+        super().__init__(part)
+        self.event = failure_event(cause, part)
 
 
 def main() -> int:
@@ -54,11 +53,11 @@ def main() -> int:
             tell(wire.SessionReady(round(time.monotonic() - began, 2)))
             _run(spark, plan, tell)
     except _PartFailed as failure:
-        tell(_failed(failure.cause, failure.part))
+        tell(failure.event)
         return 1
     except Exception as cause:  # noqa: BLE001 boundary of the process: the pipeline's status shows this text
         traceback.print_exc()
-        tell(_failed(cause, ""))
+        tell(failure_event(cause, ""))
         return 1
     return 0
 
@@ -119,7 +118,7 @@ def _part(path: str) -> Iterator[None]:
     try:
         yield
     except (PySparkException, PipelineInvalid) as cause:
-        raise _PartFailed(path, cause) from cause
+        raise _PartFailed(cause, path) from cause
 
 
 def _tell_progress(reader: ProgressReader, tell: Tell) -> None:
@@ -130,7 +129,7 @@ def _tell_progress(reader: ProgressReader, tell: Tell) -> None:
 def _raise_if_failed(name: str, reader: ProgressReader) -> None:
     cause = reader.query.exception()
     if cause is not None:
-        raise _PartFailed(f"flows.{name}", cause)
+        raise _PartFailed(cause, f"flows.{name}")
 
 
 def _stop(active: dict[str, ProgressReader], tell: Tell) -> None:
@@ -147,16 +146,20 @@ def _stop(active: dict[str, ProgressReader], tell: Tell) -> None:
         time.sleep(_STOP_POLL_SECONDS)
 
 
-def _failed(cause: Exception, part: str) -> wire.Failed:
+def failure_event(cause: Exception, part: str) -> wire.Failed:
+    """Return what is told about an error: its first lines, without values of records."""
     name = type(cause).__name__
     if isinstance(cause, PySparkException):
         with contextlib.suppress(Exception):  # boundary: the JVM may be gone, and the exception's own name must do
             name = cause.getCondition() or name
-    lines = [line for line in str(cause).splitlines() if line.strip()][:_LINES]
+    lines = [line for line in str(cause).splitlines() if line.strip()]
+    if isinstance(cause, ParseException | PipelineInvalid):
+        return wire.Failed(name, "\n".join(lines[:_LINES]), retriable=False, part=part)
+    if isinstance(cause, AnalysisException):  # after its first line comes the query's plan
+        return wire.Failed(name, "\n".join(lines[:1]), retriable=False, part=part)
     # Spark quotes values of records in single quotes.
-    text = "\n".join(re.sub(r"'.*'", "'...'", line) for line in lines)
-    lasting = isinstance(cause, AnalysisException | ParseException | PipelineInvalid)
-    return wire.Failed(name, text, not lasting, part)
+    text = "\n".join(re.sub(r"'.*'", "'...'", line) for line in lines[:_LINES])
+    return wire.Failed(name, text, retriable=True, part=part)
 
 
 if __name__ == "__main__":

@@ -66,8 +66,8 @@ class FlowProgress(Event, frozen=True, tag="flow_progress"):
     """Of these, how many were no row of their source."""
     tombstone_records: int
     """Of these, how many had no value."""
-    lag_records: int
-    """Records in the sources that were not read yet when the batch began."""
+    lag_records: int | None
+    """Records in the sources that this batch left unread; None if that is not known."""
     positions: dict[str, dict[int, int]]
     """Topic to partition to the next offset to read."""
 

@@ -54,7 +54,7 @@ def to_event(flow: str, progress: Mapping[str, Any]) -> FlowProgress:
         records_per_second=progress["processedRowsPerSecond"] or 0.0,
         corrupt_records=sum(row["corrupt"] for row in observed),
         tombstone_records=sum(row["tombstones"] for row in observed),
-        lag_records=sum(map(_lag, progress["sources"])),
+        lag_records=_lag(progress["sources"]),
         positions=_positions(progress["sources"]),
     )
 
@@ -70,16 +70,17 @@ def _positions(sources: list[Mapping[str, Any]]) -> dict[str, dict[int, int]]:
     return found
 
 
-def _lag(source: Mapping[str, Any]) -> int:
-    read, there = _offsets(source, "endOffset"), _offsets(source, "latestOffset")
-    return sum(
-        max(0, offset - read.get(topic, {}).get(partition, 0))
-        for topic, partitions in there.items()
-        for partition, offset in partitions.items()
-    )
+def _lag(sources: list[Mapping[str, Any]]) -> int | None:
+    lag = 0
+    for source in sources:
+        read, there = _offsets(source, "endOffset"), _offsets(source, "latestOffset")
+        if not there:  # Kafka was not asked yet
+            return None
+        for topic, partitions in there.items():
+            lag += sum(max(0, end - read.get(topic, {}).get(number, 0)) for number, end in partitions.items())
+    return lag
 
 
 def _offsets(source: Mapping[str, Any], field: str) -> dict[str, dict[int, int]]:
-    text = source[field]
-    topics = json.loads(text or "null") or {}  # "null": before the first record
+    topics = json.loads(source[field]) or {}  # null before the first record
     return {topic: {int(number): offset for number, offset in found.items()} for topic, found in topics.items()}

@@ -1,0 +1,129 @@
+"""The parts of the driver process that need no JVM."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import AnalysisException
+
+from headrace.errors import PipelineInvalid
+from headrace.pipelines.driver.__main__ import failure_event
+from headrace.pipelines.driver.plan import DriverPlan
+from headrace.pipelines.driver.progress import to_event
+from headrace.pipelines.driver.session import settings
+from headrace.pipelines.driver.sources import options
+from headrace.pipelines.environment import Toolchain
+from headrace.pipelines.spec import PipelineSpec
+
+
+def plan(**trigger: Any) -> DriverPlan:
+    spec = PipelineSpec.model_validate(
+        {
+            "name": "p",
+            "trigger": trigger,
+            "sources": {"a": {"topic": "t", "schema": "x INT", "starting": "latest"}},
+            "flows": {"f": {"sql": "SELECT * FROM a", "sink": {"topic": "out"}}},
+            "driver": {"heap_bytes": 1_073_741_824, "cores": 3, "shuffle_partitions": 5},
+        }
+    )
+    return DriverPlan(
+        spec=spec, bootstrap_servers="b:1", folder=Path("/s/p"), jars=(Path("/j/a.jar"), Path("/j/b.jar"))
+    )
+
+
+def report(**values: Any) -> dict[str, Any]:
+    source = {"endOffset": '{"t": {"0": 5, "1": 7}}', "latestOffset": '{"t": {"0": 9, "1": 7}, "u": {"0": 2}}'}
+    fields = {
+        "batchId": 3,
+        "numInputRows": 12,
+        "processedRowsPerSecond": 6.5,
+        "durationMs": {"addBatch": 4},
+        "observedMetrics": {"a": {"corrupt": 1, "tombstones": 2}, "b": {"corrupt": 3, "tombstones": 0}},
+        "sources": [source],
+    }
+    return fields | values
+
+
+def test_the_driver_meets_nothing_of_its_parent() -> None:
+    """The process that runs Spark loads neither the loop's rooms nor the Kafka client."""
+    code = (
+        "import sys, headrace.pipelines.driver.__main__\n"
+        "print([name for name in sys.modules if name.startswith(('headrace.lifecycle', 'headrace.kafka', "
+        "'headrace.delivery', 'headrace.web', 'confluent_kafka', 'asyncio'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_progress_of_spark_becomes_our_event() -> None:
+    """Counts of all sources add up; lag is what was there and not read."""
+    event = to_event("f", report())
+    assert (event.batch_id, event.input_records, event.records_per_second) == (3, 12, 6.5)
+    assert (event.corrupt_records, event.tombstone_records, event.lag_records) == (4, 2, 6)
+    assert event.positions == {"t": {0: 5, 1: 7}}
+
+
+def test_a_topic_that_is_read_twice_stands_where_its_slower_reader_stands() -> None:
+    """Published offsets never pass what one of two readers has not read."""
+    first = {"endOffset": '{"t": {"0": 5}}', "latestOffset": "null"}
+    second = {"endOffset": '{"t": {"0": 4, "1": 1}}', "latestOffset": "null"}
+    assert to_event("f", report(sources=[first, second])).positions == {"t": {0: 4, 1: 1}}
+
+
+def test_an_idle_report_names_the_batch_that_ended() -> None:
+    """Without records Spark reports the next batch's number and no offsets, at first."""
+    source = {"endOffset": "null", "latestOffset": "null"}
+    event = to_event(
+        "f", report(batchId=0, durationMs={}, numInputRows=None, processedRowsPerSecond=None, observedMetrics={},
+                    sources=[source])
+    )  # fmt: skip
+    assert (event.batch_id, event.input_records, event.positions, event.lag_records) == (-1, 0, {}, None)
+
+
+def test_settings_come_from_the_plan() -> None:
+    """Cores, heap, jars and shuffle partitions are the file's; Spark listens on loopback only."""
+    found = settings(plan())
+    assert found["spark.master"] == "local[3]"
+    assert found["spark.driver.memory"] == "1048576k"
+    assert found["spark.driver.extraClassPath"] == "/j/a.jar:/j/b.jar"
+    assert found["spark.sql.shuffle.partitions"] == "5"
+    assert found["spark.driver.bindAddress"] == "127.0.0.1"
+
+
+def test_a_source_waits_briefly_only_when_latency_counts() -> None:
+    """Half a second of fetch wait would be spent in every micro-batch of a quick trigger."""
+    assert options(plan(), plan().spec.sources["a"])["kafka.fetch.max.wait.ms"] == "10"
+    for trigger in ({"interval_seconds": 5}, {"once": True}):
+        assert "kafka.fetch.max.wait.ms" not in options(plan(**trigger), plan().spec.sources["a"])
+    found = options(plan(), plan().spec.sources["a"])
+    assert found["startingOffsets"] == "latest"
+    assert found["kafka.isolation.level"] == "read_committed"
+    assert found["failOnDataLoss"] == "true"
+
+
+@pytest.mark.parametrize(
+    ("cause", "retriable"),
+    [(RuntimeError("x"), True), (AnalysisException("x"), False), (PipelineInvalid("x"), False)],
+)
+def test_only_errors_of_the_pipeline_itself_are_lasting(cause: Exception, retriable: bool) -> None:
+    """SQL and schema stay wrong; everything else may go away."""
+    assert failure_event(cause, "flows.f").retriable is retriable
+
+
+def test_values_of_records_stay_out_of_failures() -> None:
+    """Spark puts them in single quotes; the first lines are kept without them."""
+    event = failure_event(RuntimeError("the value 'it's secret' is no INT\n\n'a' b 'c'\n3\n4\n5"), "")
+    assert event.text == "the value '...' is no INT\n'...'\n3\n4"
+    assert event.error == "RuntimeError"
+
+
+def test_the_driver_environment_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another Spark that a person has set up does not lead the driver astray."""
+    monkeypatch.setenv("SPARK_HOME", "/opt/other")
+    found = Toolchain(Path("/java"), ()).environment(Path("/scratch"))
+    assert "SPARK_HOME" not in found
+    assert (found["JAVA_HOME"], found["TMPDIR"]) == ("/java", "/scratch")

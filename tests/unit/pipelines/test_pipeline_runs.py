@@ -1,0 +1,401 @@
+"""The watching side of a pipeline, with a driver process that does as the test says and a clock the test owns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.config.model import KafkaConfig
+from headrace.errors import ConfigError, EnvironmentProblem, KafkaUnavailable, TopicNotFound
+from headrace.lifecycle import Deadline, ManualClock, Service
+from headrace.pipelines import runs
+from headrace.pipelines.driver import plan as wire
+from headrace.pipelines.environment import Toolchain
+from headrace.pipelines.runs import PipelineRun
+from headrace.pipelines.spec import PipelineSpec
+from headrace.records import TopicPartition
+
+SPEC = PipelineSpec.model_validate(
+    {
+        "name": "delays",
+        "sources": {"flights": {"topic": "flights", "schema": "carrier STRING"}},
+        "flows": {"by_carrier": {"sql": "SELECT * FROM flights", "sink": {"topic": "late"}}},
+    }
+)
+READY = [wire.SessionReady(4.0), wire.FlowRunning("by_carrier")]
+
+
+def progress(batch_id: int, **values: Any) -> wire.FlowProgress:
+    fields = {
+        "input_records": 10,
+        "records_per_second": 5.0,
+        "corrupt_records": 0,
+        "tombstone_records": 0,
+        "lag_records": 0,
+        "positions": {"flights": {0: 10 * (batch_id + 1)}},
+    }
+    return wire.FlowProgress("by_carrier", batch_id, **(fields | values))
+
+
+class FakeDriver:
+    """One life: tells what it is given, and ends when the test or the run says so."""
+
+    pid = 4711
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[wire.AnyEvent | None] = asyncio.Queue()
+        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.stops = 0
+        self.last: list[wire.AnyEvent] = []
+        self.words = ""
+
+    def tell(self, *events: wire.AnyEvent) -> None:
+        for event in events:
+            self.queue.put_nowait(event)
+
+    def end(self, code: int) -> None:
+        self.queue.put_nowait(None)
+        if not self.ended.done():
+            self.ended.set_result(code)
+
+    async def events(self) -> AsyncIterator[wire.AnyEvent]:
+        while (event := await self.queue.get()) is not None:
+            yield event
+
+    async def exit_code(self) -> int:
+        return await asyncio.shield(self.ended)
+
+    async def stop(self, deadline: Deadline) -> None:
+        self.stops += 1
+        self.tell(*self.last)
+        self.end(0)
+
+    def kill(self) -> None:
+        self.end(-9)
+
+    def last_words(self) -> str:
+        return self.words
+
+
+class Bench:
+    """A run with everything around it faked."""
+
+    def __init__(self, folder: Path, kafka: KafkaConfig) -> None:
+        self.clock = ManualClock()
+        self.lives: list[FakeDriver] = []
+        self.plans: list[wire.DriverPlan] = []
+        self.missing: dict[str, Exception] = {}
+        self.created: list[tuple[str, str]] = []
+        self.published: list[tuple[str, dict[TopicPartition, int]]] = []
+        self.publish_problem: Exception | None = None
+        self.run = PipelineRun(
+            SPEC,
+            kafka,
+            folder,
+            self.clock,
+            require_topic=self.require,
+            ensure_topic=self.ensure,
+            publish_offsets=self.publish,
+        )
+
+    async def require(self, topic: str) -> None:
+        if topic in self.missing:
+            raise self.missing[topic]
+
+    async def ensure(self, topic: str, like: str) -> None:
+        self.created.append((topic, like))
+
+    async def publish(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        if self.publish_problem:
+            raise self.publish_problem
+        self.published.append((group, dict(offsets)))
+
+    async def start_driver(self, owner: Service, plan: wire.DriverPlan, toolchain: Toolchain) -> FakeDriver:
+        self.plans.append(plan)
+        self.lives.append(FakeDriver())
+        return self.lives[-1]
+
+    @property
+    def reason(self) -> str:
+        return self.run.readiness().reason
+
+
+Test = Callable[[Bench], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture
+def drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Run a test's steps on a loop, with a started run."""
+
+    def go(steps: Test, kafka: KafkaConfig | None = None, missing: Mapping[str, Exception] | None = None) -> None:
+        async def main() -> None:
+            bench = Bench(tmp_path, kafka or KafkaConfig())
+            bench.missing.update(missing or {})
+
+            class Starter:
+                start = staticmethod(bench.start_driver)
+
+            async def toolchain() -> Toolchain:
+                return Toolchain(Path("java"), ())
+
+            monkeypatch.setattr(runs, "DriverProcess", Starter)
+            monkeypatch.setattr(runs, "find_toolchain", toolchain)
+            await bench.run.start()
+            await bench.clock.settle()
+            try:
+                await steps(bench)
+            finally:
+                await bench.run.stop()
+
+        asyncio.run(main())
+
+    return go
+
+
+def test_readiness_follows_the_driver(drive: Callable[[Test], None]) -> None:
+    """A run is ready when every flow reads its sources, and says how far it has come until then."""
+
+    async def steps(bench: Bench) -> None:
+        assert bench.reason == "Spark is starting"
+        bench.lives[0].tell(READY[0])
+        await bench.clock.settle()
+        assert bench.reason == "its flows are being started"
+        bench.lives[0].tell(READY[1])
+        await bench.clock.settle()
+        assert bench.run.readiness().ready
+        assert bench.run.status()["driver_pid"] == 4711
+
+    drive(steps)
+
+
+def test_progress_adds_up_in_the_status(drive: Callable[[Test], None], caplog: pytest.LogCaptureFixture) -> None:
+    """Counts add up over batches and lives; a first bad record is logged, further ones are counted."""
+
+    async def steps(bench: Bench) -> None:
+        bench.lives[0].tell(*READY, progress(0, lag_records=7), progress(1, corrupt_records=2, tombstone_records=1))
+        bench.lives[0].end(-9)
+        await bench.clock.advance(1)
+        bench.lives[1].tell(*READY, progress(2, corrupt_records=1))
+        await bench.clock.settle()
+        flow = bench.run.status()["flows"]["by_carrier"]
+        assert (flow["batch_id"], flow["input_records"], flow["lag_records"]) == (2, 30, 0)
+        assert (flow["corrupt_records"], flow["tombstone_records"], flow["state"]) == (3, 1, "running")
+        assert bench.run.counts("by_carrier") == {"read": 30, "corrupt": 3, "tombstone": 1}
+        assert caplog.text.count("are no row of their source") == 1
+
+    drive(steps)
+
+
+def test_a_lost_driver_is_started_again_with_growing_pauses(drive: Callable[[Test], None]) -> None:
+    """The pause doubles up to half a minute, and is short again after a healthy minute."""
+
+    async def steps(bench: Bench) -> None:
+        for pause in (1, 2, 4, 8, 16, 30, 30):
+            life = bench.lives[-1]
+            life.words = "no space"
+            life.end(137)
+            await bench.clock.settle()
+            assert bench.reason == (
+                "The Spark driver of pipeline delays ended with exit code 137. It said: no space "
+                f"Next start in {pause} s"
+            )
+            await bench.clock.advance(pause - 0.1)
+            assert bench.lives[-1] is life
+            await bench.clock.advance(0.1)
+            assert bench.lives[-1] is not life
+        await bench.clock.advance(60)
+        bench.lives[-1].end(1)
+        await bench.clock.settle()
+        assert bench.reason.endswith("Next start in 1 s")
+        assert bench.run.status()["restarts"] == 7
+
+    drive(steps)
+
+
+def test_a_failure_is_told_where_it_belongs(drive: Callable[[Test], None]) -> None:
+    """What Spark said of a flow stands in readiness and in the flow's last error, also after the restart."""
+
+    async def steps(bench: Bench) -> None:
+        bench.lives[0].tell(*READY, wire.Failed("CAST_INVALID_INPUT", "cannot cast", True, "flows.by_carrier"))
+        bench.lives[0].end(1)
+        await bench.clock.settle()
+        assert bench.reason == ("pipeline delays, flows.by_carrier: CAST_INVALID_INPUT: cannot cast Next start in 1 s")
+        assert bench.run.status()["flows"]["by_carrier"]["state"] == "waiting"
+        await bench.clock.advance(1)
+        assert bench.run.status()["flows"]["by_carrier"]["last_error"] == "CAST_INVALID_INPUT: cannot cast"
+
+    drive(steps)
+
+
+def test_an_error_in_the_pipeline_itself_is_not_tried_again(drive: Callable[[Test], None]) -> None:
+    """Wrong SQL stays wrong: the run says so and leaves the process alive."""
+
+    async def steps(bench: Bench) -> None:
+        bench.lives[0].tell(wire.Failed("UNRESOLVED_COLUMN", "no column x", False, "flows.by_carrier"))
+        bench.lives[0].end(1)
+        await bench.clock.advance(100)
+        assert len(bench.lives) == 1
+        assert bench.run.status()["state"] == "failed"
+        assert "UNRESOLVED_COLUMN: no column x" in bench.reason
+        assert bench.run.death is None
+
+    drive(steps)
+
+
+def test_a_missing_topic_is_waited_for(drive: Callable[..., None]) -> None:
+    """Nothing is started while a source is missing or Kafka does not answer; it goes on by itself."""
+
+    async def steps(bench: Bench) -> None:
+        assert bench.reason == "topic flights does not exist"
+        bench.missing["flights"] = KafkaUnavailable("no answer from localhost:9092")
+        await bench.clock.advance(1)
+        assert bench.reason == "no answer from localhost:9092"
+        assert not bench.lives
+        del bench.missing["flights"]
+        await bench.clock.advance(1)
+        assert bench.reason == "Spark is starting"
+        assert bench.created == [("late", "flights")]
+
+    drive(steps, missing={"flights": TopicNotFound("topic flights does not exist")})
+
+
+def test_result_topics_are_created_only_if_that_is_allowed(drive: Callable[..., None]) -> None:
+    """With `create_topics: false` a missing result topic is said instead."""
+
+    async def steps(bench: Bench) -> None:
+        assert bench.created == []
+        assert bench.reason == "topic late does not exist"
+
+    kafka = KafkaConfig(create_topics=False)
+    drive(steps, kafka=kafka, missing={"late": TopicNotFound("topic late does not exist")})
+
+
+def test_offsets_are_published_at_most_once_a_second(
+    drive: Callable[[Test], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The newest positions count; what could not be published is tried again, and logged once."""
+    group = "headrace.delays.by_carrier"
+
+    async def steps(bench: Bench) -> None:
+        bench.lives[0].tell(*READY, progress(0), progress(1))
+        await bench.clock.advance(1)
+        assert bench.published == [(group, {TopicPartition("flights", 0): 20})]
+        await bench.clock.advance(5)
+        assert len(bench.published) == 1
+        bench.publish_problem = KafkaUnavailable()
+        bench.lives[0].tell(progress(2))
+        await bench.clock.advance(3)
+        assert caplog.text.count("are not published") == 1
+        bench.publish_problem = None
+        await bench.clock.advance(1)
+        assert bench.published[-1] == (group, {TopicPartition("flights", 0): 30})
+
+    drive(steps)
+
+
+def test_positions_that_come_while_publishing_are_not_lost(drive: Callable[[Test], None]) -> None:
+    """A slow answer of Kafka does not swallow what was read in the meantime."""
+
+    async def steps(bench: Bench) -> None:
+        plain: Callable[..., Awaitable[None]] = bench.publish
+        answered = asyncio.Event()
+
+        async def slow(group: str, offsets: Mapping[TopicPartition, int]) -> None:
+            await answered.wait()
+            await plain(group, offsets)
+
+        bench.run._publisher._publish = slow
+        bench.lives[0].tell(*READY, progress(0))
+        await bench.clock.advance(1)
+        bench.lives[0].tell(progress(1))
+        await bench.clock.settle()
+        answered.set()
+        await bench.clock.advance(1)
+        assert [offsets[TopicPartition("flights", 0)] for _, offsets in bench.published] == [10, 20]
+
+    drive(steps)
+
+
+def test_a_drain_publishes_what_the_last_batch_read(drive: Callable[[Test], None]) -> None:
+    """The driver may finish its micro-batch; then nothing is started again."""
+
+    async def steps(bench: Bench) -> None:
+        bench.lives[0].tell(*READY)
+        bench.lives[0].last = [progress(3)]
+        await bench.clock.settle()
+        await bench.run.drain(Deadline(bench.clock, 10))
+        assert bench.lives[0].stops == 1
+        assert bench.published == [("headrace.delays.by_carrier", {TopicPartition("flights", 0): 40})]
+        await bench.clock.advance(100)
+        assert len(bench.lives) == 1
+
+    drive(steps)
+
+
+def test_a_stop_kills_the_driver(drive: Callable[[Test], None]) -> None:
+    """Without a drain the process ends now, and is waited for."""
+
+    async def steps(bench: Bench) -> None:
+        await bench.run.stop()
+        assert bench.lives[0].ended.result() == -9
+        assert bench.reason == "stopped"
+
+    drive(steps)
+
+
+def test_a_pipeline_that_has_finished_stays_ready(drive: Callable[[Test], None]) -> None:
+    """With `once`, the end of all flows is the end of the work, not a failure."""
+
+    async def steps(bench: Bench) -> None:
+        bench.lives[0].tell(*READY, progress(0), wire.FlowFinished("by_carrier"))
+        bench.lives[0].end(0)
+        await bench.clock.advance(100)
+        assert len(bench.lives) == 1
+        assert bench.run.status()["state"] == "finished"
+        assert bench.run.readiness().ready
+        assert len(bench.published) == 1
+
+    drive(steps)
+
+
+def test_the_driver_is_told_the_whole_plan(drive: Callable[[Test], None], tmp_path: Path) -> None:
+    """Spec, brokers and the pipeline's own folder go to the process; its JSON comes back as the same plan."""
+
+    async def steps(bench: Bench) -> None:
+        plan = bench.plans[0]
+        assert plan.folder == tmp_path / "delays"
+        assert plan.bootstrap_servers == "localhost:9092"
+        assert wire.DriverPlan.model_validate_json(plan.model_dump_json()) == plan
+
+    drive(steps)
+
+
+@pytest.mark.parametrize("name", ["sasl.username", "ssl.ca.location", "security.protocol"])
+def test_a_secured_kafka_is_refused(tmp_path: Path, name: str) -> None:
+    """Rather than fail to connect, a pipeline says that it cannot log in yet."""
+
+    async def main() -> None:
+        with pytest.raises(ConfigError, match=name.replace(".", r"\.")):
+            Bench(tmp_path, KafkaConfig(properties={name: "ssl"}))
+        Bench(tmp_path, KafkaConfig(properties={"security.protocol": "plaintext", "client.rack": "a"}))
+
+    asyncio.run(main())
+
+
+def test_a_missing_spark_is_told_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the extra, the start ends with the command that installs it."""
+
+    def version(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    async def main() -> None:
+        with pytest.raises(EnvironmentProblem, match=r"here it is not installed.*pip install 'headrace\[pipelines\]'"):
+            await Bench(tmp_path, KafkaConfig()).run.start()
+
+    monkeypatch.setattr(metadata, "version", version)
+    asyncio.run(main())

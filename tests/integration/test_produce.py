@@ -1,0 +1,189 @@
+"""Producing over HTTP to a real broker, with a real schema registry."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Message, TopicPartition
+
+FLIGHT = {
+    "type": "record",
+    "name": "Flight",
+    "fields": [{"name": "id", "type": "int"}, {"name": "delay", "type": ["null", "long"], "default": None}],
+}
+
+
+def post(url: str, topic: str, body: Any, **headers: str) -> tuple[int, Any]:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(
+        f"{url}/producers/{topic}", data, {"Content-Type": "application/json", **headers}, method="POST"
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as answer:
+        with answer:
+            return answer.code, json.load(answer)
+
+
+def read(kafka: Any, topic: str, partition: int, count: int) -> list[Message]:
+    """Read a partition from its start, with a client of the test's own."""
+    consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": "test-reader"})
+    try:
+        consumer.assign([TopicPartition(topic, partition, 0)])
+        found: list[Message] = []
+        limit = time.monotonic() + 20
+        while len(found) < count:
+            assert time.monotonic() < limit, f"{len(found)} of {count} records in {topic}-{partition}"
+            found += consumer.consume(count - len(found), timeout=0.5)
+        return found
+    finally:
+        consumer.close()
+
+
+@pytest.fixture
+def url(kafka: Any, schema_registry: Any, headrace: Callable[..., Any]) -> str:
+    return headrace(
+        {
+            "kafka": {"bootstrap_servers": kafka.bootstrap_servers},
+            "schema_registry": {"url": schema_registry.url, "latest_seconds": 0},
+        }
+    ).url
+
+
+def test_records_are_where_the_answer_says(kafka: Any, topic: Callable[..., str], url: str) -> None:
+    """Partition and offset, key, value, timestamp and headers, byte for byte."""
+    name = topic(3)
+    records = [
+        {"key": "a", "value": {"n": 1}, "partition": 2, "timestamp": 1_700_000_000_000, "headers": {"h": "\u00e9"}},
+        {"key": "b", "value": None, "partition": 2},
+        {"value": [1, 2], "partition": 2, "correlationId": "mine"},
+    ]
+    status, body = post(url, name, {"records": records}, **{"X-Correlation-Id": "http"})
+    assert status == 200
+    assert body["offsets"] == [{"partition": 2, "offset": offset} for offset in range(3)]
+    first, second, third = read(kafka, name, 2, 3)
+    assert (first.key(), first.value(), first.timestamp()[1]) == (b"a", b'{"n": 1}', 1_700_000_000_000)
+    assert first.headers() == [("X-Correlation-Id", b"http"), ("h", "\u00e9".encode())]
+    assert (second.key(), second.value()) == (b"b", None)
+    assert (third.key(), third.value()) == (None, b"[1, 2]")
+    assert third.headers() == [("X-Correlation-Id", b"mine")]
+
+
+def test_equal_keys_go_to_the_partition_of_the_java_client(topic: Callable[..., str], url: str) -> None:
+    """murmur2 of the stored bytes, so both clients agree where a key lives."""
+    name = topic(10)
+    keys = ["", "a", "kafka", "foobar", "\u00e9t\u00e9", "x" * 99]
+    records = [{"key": key, "value": 1} for key in keys]
+    _, body = post(url, name, {"keyFormat": "STRING", "records": records})
+    assert [entry["partition"] for entry in body["offsets"]] == [_murmur2(key.encode()) % 10 for key in keys]
+
+
+def _murmur2(data: bytes) -> int:
+    """Kafka's murmur2, from its description: seed 0x9747b28c, made positive."""
+    m, mask = 0x5BD1E995, 0xFFFFFFFF
+    h = 0x9747B28C ^ len(data)
+    for at in range(0, len(data) // 4 * 4, 4):
+        k = int.from_bytes(data[at : at + 4], "little") * m & mask
+        h = (h * m & mask) ^ ((k ^ k >> 24) * m & mask)
+    if rest := data[len(data) // 4 * 4 :]:
+        h = (h ^ int.from_bytes(rest, "little")) * m & mask
+    h = (h ^ h >> 13) * m & mask
+    return (h ^ h >> 15) & 0x7FFFFFFF
+
+
+def test_avro_is_what_others_write_and_read(
+    kafka: Any, topic: Callable[..., str], url: str, schema_registry: Any
+) -> None:
+    """By text, id, version and latest; Confluent's own deserializer reads it."""
+    registry = pytest.importorskip("confluent_kafka.schema_registry", exc_type=ImportError)
+    avro = pytest.importorskip("confluent_kafka.schema_registry.avro", exc_type=ImportError)
+    name = topic()
+    value = {"id": 1, "delay": {"long": 5}}
+    status, body = post(
+        url, name, {"valueFormat": "AVRO", "valueSchema": json.dumps(FLIGHT), "records": [{"value": value}]}
+    )
+    assert status == 200, body
+    schema_id = body["value_schema_id"]
+    for choice in (
+        {},
+        {"valueSchemaId": schema_id},
+        {"valueSchemaVersion": 1},
+        {"valueSchemaSubject": f"{name}-value"},
+    ):
+        status, body = post(url, name, {"valueFormat": "avro", "records": [{"value": value}], **choice})
+        assert (status, body.get("value_schema_id")) == (200, schema_id), body
+    with registry.SchemaRegistryClient({"url": schema_registry.url}) as client:
+        decode = avro.AvroDeserializer(client)
+        for record in read(kafka, name, 0, 5):
+            assert decode(record.value(), None) == {"id": 1, "delay": 5}
+
+
+def test_schemas_that_are_not_there_or_not_allowed_are_the_clients_fault(topic: Callable[..., str], url: str) -> None:
+    """400 with the code of the case, never 500."""
+    name = topic()
+    good = {"valueFormat": "AVRO", "valueSchema": json.dumps(FLIGHT), "records": [{"value": {"id": 1}}]}
+    assert post(url, name, good)[0] == 200
+    wrong_type = json.dumps({**FLIGHT, "fields": [{"name": "id", "type": "string"}]})
+    cases = [
+        ({"valueSchemaId": 99_999}, "ERR12208"),
+        ({"valueSchemaVersion": 99}, "ERR12208"),
+        ({"valueSchemaSubject": "nobody"}, "ERR12208"),
+        ({"valueSchema": wrong_type}, "ERR40032"),
+        ({"valueSchema": "{"}, "ERR40032"),
+        ({"valueSchemaId": 1, "valueSchemaVersion": 1}, "ERR12210"),
+        ({"records": [{"value": {"id": 1}}, {"value": {"id": "x"}}]}, "ERR12206"),
+    ]
+    for changes, code in cases:
+        request = {"valueFormat": "AVRO", "records": [{"value": {"id": 1}}], **changes}
+        status, body = post(url, name, request)
+        assert (status, body["code"]) == (400, code), body
+
+
+def test_what_kafka_refuses_is_told_record_by_record(topic: Callable[..., str], url: str) -> None:
+    """A large record fails alone; by itself it is the request's fault; a missing topic is said at once."""
+    name = topic(1, max_message_bytes=2000)
+    records = [{"value": "small"}, {"value": "x" * 5000}]
+    _, first = post(url, name, {"records": records[:1]})
+    assert first["offsets"] == [{"partition": 0, "offset": 0}]
+    status, body = post(url, name, {"records": records[1:]})
+    assert (status, body["offsets"][0]["outcome"], body["code"]) == (413, "fail", "ERR40017")
+    started_at = time.monotonic()
+    status, body = post(url, f"{name}-none", {"records": records})
+    assert (status, body["code"]) == (404, "ERR40006")
+    assert time.monotonic() - started_at < 1
+    status, body = post(url, name, {"records": [{"value": 1}, {"value": 1, "partition": 1}]})
+    assert (status, body["metadata"]["index"]) == (404, 1)
+
+
+def test_without_kafka_and_registry_headrace_lives_and_says_what_it_waits_for(headrace: Callable[..., Any]) -> None:
+    """Live, not ready, 503 with Retry-After in a moment."""
+    process = headrace(
+        {
+            "kafka": {"bootstrap_servers": "127.0.0.1:1", "request_timeout_seconds": 1},
+            "schema_registry": {"url": "http://127.0.0.1:1"},
+        },
+        wait=False,
+    )
+    limit = time.monotonic() + 20
+    while True:
+        try:
+            with urllib.request.urlopen(f"{process.url}/health/liveness", timeout=5) as answer:
+                assert answer.status == 200
+            break
+        except urllib.error.URLError:
+            assert time.monotonic() < limit
+    with pytest.raises(urllib.error.HTTPError) as raised:
+        urllib.request.urlopen(f"{process.url}/health/readiness", timeout=5)
+    with raised.value as answer:
+        assert answer.code == 503
+        assert not json.load(answer)["ready"]
+    status, body = post(process.url, "t", {"records": [{"value": 1}]})
+    assert (status, body["code"]) == (503, "ERR40012")
+    assert process.terminate() == 0

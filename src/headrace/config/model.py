@@ -44,10 +44,10 @@ def _plain_url(value: str) -> str:
 
 Number = BeforeValidator(_no_switch)
 FormatName = Literal["binary", "string", "json", "avro"]
-Port = Annotated[int, Number, Field(ge=0, le=65535)]
-Seconds = Annotated[float, Number, Field(ge=0)]
-PositiveSeconds = Annotated[float, Number, Field(gt=0)]
-Count = Annotated[int, Number, Field(ge=1)]
+Port = Annotated[int, Field(ge=0, le=65535), Number]
+Seconds = Annotated[float, Field(ge=0), Number]
+PositiveSeconds = Annotated[float, Field(gt=0), Number]
+Count = Annotated[int, Field(ge=1), Number]
 Url = Annotated[str, AfterValidator(_plain_url)]
 TopicName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
 GroupName = Annotated[str, Field(pattern=r"^[^\^\s]([^\r\n]*\S)?$", max_length=255)]

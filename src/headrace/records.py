@@ -46,6 +46,8 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     key: bytes | None
     value: bytes | None
     read_headers: Callable[[], list[Header] | None] = _no_headers
+    size_bytes: int = 0
+    """Bytes of key and value, counted once by whoever took the record from Kafka."""
 
     @property
     def headers(self) -> list[Header]:
@@ -56,11 +58,6 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     def topic_partition(self) -> TopicPartition:
         """Where the record lives."""
         return TopicPartition(self.topic, self.partition)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of key and value."""
-        return len(self.key or b"") + len(self.value or b"")
 
 
 class OutgoingRecord(msgspec.Struct, frozen=True, gc=False):

@@ -153,18 +153,20 @@ class Consumer(Service):
 
     def _take(self, taken: list[Any]) -> None:
         batches: dict[TopicPartition, list[Record]] = {}
+        batch: list[Record] = []
+        topic, partition = "", -1
         for item in taken:
             if item.error() is not None:
                 self._flush(batches)
                 self._on_event(item)
+                partition = -1
                 continue
             record = to_record(item)
-            partition = TopicPartition(record.topic, record.partition)
-            batch = batches.get(partition)
-            if batch is None:
-                batches[partition] = [record]
-            else:
-                batch.append(record)
+            # Neighbours come from one partition mostly, so the look-up is rare.
+            if record.partition != partition or record.topic != topic:
+                topic, partition = record.topic, record.partition
+                batch = batches.setdefault(TopicPartition(topic, partition), [])
+            batch.append(record)
         self._flush(batches)
 
     def _flush(self, batches: dict[TopicPartition, list[Record]]) -> None:

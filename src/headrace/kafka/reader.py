@@ -20,14 +20,16 @@ _END = confluent_kafka.KafkaError._PARTITION_EOF
 
 def to_record(taken: Any) -> Record:
     """Return our value for a client's record; headers are read when asked for."""
+    key, value = taken.key(), taken.value()
     return Record(
         taken.topic(),
         taken.partition(),
         taken.offset(),
         taken.timestamp()[1],
-        taken.key(),
-        taken.value(),
+        key,
+        value,
         taken.headers,
+        (len(key) if key else 0) + (len(value) if value else 0),
     )
 
 

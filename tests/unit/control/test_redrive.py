@@ -43,7 +43,7 @@ class FakeKafka:
     def append(self, partition: int, origin: Record, headers: list[Header]) -> None:
         place = TopicPartition(DLQ, partition)
         log = self.logs.setdefault(place, [])
-        log.append(Record(DLQ, partition, len(log), 9, origin.key, origin.value, lambda: headers))
+        log.append(Record(DLQ, partition, len(log), 9, origin.key, origin.value, lambda: headers, 4))
 
     async def topic_offsets(self, topic: str) -> dict[TopicPartition, tuple[int, int]]:
         places = [TopicPartition(topic, number) for number in range(self.partitions[topic])]

@@ -1,6 +1,6 @@
 """Where commands find Kafka and the schema registry, and how they run their work.
 
-Order: option, file, environment (`KAFKA`, `SCHEMA_REGISTRY`), the dev cluster if it is up, localhost.
+Order: option, file, environment (`KAFKA`, `SCHEMA_REGISTRY_URL`), the dev cluster if it is up, localhost.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def find(bootstrap_servers: str | None, config: Path | None, registry_url: str |
     registry = file.schema_registry if file else SchemaRegistryConfig()
     running = _dev_cluster()
     servers = bootstrap_servers or (not file and (os.environ.get("KAFKA") or running.get("kafka")))
-    url = registry_url or (not file and (os.environ.get("SCHEMA_REGISTRY") or running.get("schema_registry")))
+    url = registry_url or (not file and (os.environ.get("SCHEMA_REGISTRY_URL") or running.get("schema_registry")))
     if servers:
         kafka = kafka.model_copy(update={"bootstrap_servers": servers})
     if url:

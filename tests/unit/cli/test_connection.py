@@ -8,12 +8,13 @@ import click
 import pytest
 
 from headrace.cli.connection import ENDPOINTS, Place, find
+from headrace.devcluster import environment
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    for name in ("KAFKA", "SCHEMA_REGISTRY"):
+    for name in ("KAFKA", "SCHEMA_REGISTRY_URL"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 
@@ -59,3 +60,12 @@ def test_option_wins_over_file_over_environment_over_dev_cluster(folder: Path, m
     file.write_text("kafka: {bootstrap_servers: 'file:1', request_timeout_seconds: 3}")
     assert found(config=file) == ("file:1", "http://localhost:8081")
     assert found("option:1", file, "http://option") == ("option:1", "http://option")
+
+
+def test_what_dev_up_exports_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lines for `eval` and the variables that commands read have the same names."""
+    for name, value in environment(
+        {"kafka": {"bootstrap_servers": "up:1"}, "schema_registry": {"url": "up:2"}}
+    ).items():
+        monkeypatch.setenv(name, value)
+    assert found() == ("up:1", "up:2")

@@ -136,7 +136,7 @@ class PipelineRun(Service):
                 if self._clock.monotonic() - began >= _HEALTHY_SECONDS:
                     delay = _FIRST_DELAY_SECONDS
                 log.warning("pipeline %s starts again in %g s: %s", self._spec.name, delay, cause)
-                self._status.become("waiting", f"{cause.description} Next start in {delay:g} s")
+                self._status.become("waiting", f"{cause.description.rstrip('.')}. Next start in {delay:g} s")
                 await self._clock.sleep(delay)
                 delay = min(2 * delay, _MAX_DELAY_SECONDS)
             else:

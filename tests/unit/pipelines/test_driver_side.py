@@ -14,7 +14,7 @@ from headrace.errors import PipelineInvalid
 from headrace.pipelines.driver.__main__ import failure_event
 from headrace.pipelines.driver.plan import DriverPlan
 from headrace.pipelines.driver.progress import to_event
-from headrace.pipelines.driver.session import settings
+from headrace.pipelines.driver.session import JvmEnded, settings
 from headrace.pipelines.driver.sources import options
 from headrace.pipelines.environment import Toolchain
 from headrace.pipelines.spec import PipelineSpec
@@ -119,6 +119,18 @@ def test_values_of_records_stay_out_of_failures() -> None:
     event = failure_event(RuntimeError("the value 'it's secret' is no INT\n\n'a' b 'c'\n3\n4\n5"), "")
     assert event.text == "the value '...' is no INT\n'...'\n3\n4"
     assert event.error == "RuntimeError"
+
+
+def test_the_place_of_a_running_query_stays_out_of_its_failure() -> None:
+    """What Spark adds about the query repeats the file."""
+    event = failure_event(RuntimeError("Timed out\n=== Streaming Query ===\nIdentifier: f"), "flows.f")
+    assert event.text == "Timed out"
+
+
+def test_a_full_heap_is_told_with_the_setting() -> None:
+    """Java's exit code for it becomes advice; any other is told as it is."""
+    assert "give it more with driver.heap_bytes" in str(JvmEnded(3))
+    assert str(JvmEnded(-9)) == "the JVM ended with exit code -9"
 
 
 def test_the_driver_environment_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,7 +201,7 @@ def test_a_lost_driver_is_started_again_with_growing_pauses(drive: Callable[[Tes
             life.end(137)
             await bench.clock.settle()
             assert bench.reason == (
-                "The Spark driver of pipeline delays ended with exit code 137. It said: no space "
+                "The Spark driver of pipeline delays ended with exit code 137. It said: no space. "
                 f"Next start in {pause} s"
             )
             await bench.clock.advance(pause - 0.1)
@@ -224,7 +224,7 @@ def test_a_failure_is_told_where_it_belongs(drive: Callable[[Test], None]) -> No
         bench.lives[0].tell(*READY, wire.Failed("CAST_INVALID_INPUT", "cannot cast", True, "flows.by_carrier"))
         bench.lives[0].end(1)
         await bench.clock.settle()
-        assert bench.reason == ("pipeline delays, flows.by_carrier: CAST_INVALID_INPUT: cannot cast Next start in 1 s")
+        assert bench.reason == ("pipeline delays, flows.by_carrier: CAST_INVALID_INPUT: cannot cast. Next start in 1 s")
         assert bench.run.status()["flows"]["by_carrier"]["state"] == "waiting"
         await bench.clock.advance(1)
         assert bench.run.status()["flows"]["by_carrier"]["last_error"] == "CAST_INVALID_INPUT: cannot cast"

@@ -140,7 +140,8 @@ def _stop(active: dict[str, ProgressReader], tell: Tell) -> None:
             for event in done:
                 tell(event)
             if done or reader.between_batches or not reader.query.isActive:
-                reader.query.stop()
+                with contextlib.suppress(Exception):  # boundary: past its time limit, the end of the JVM ends it
+                    reader.query.stop()
                 _tell_progress(reader, tell)
                 del active[name]
         time.sleep(_STOP_POLL_SECONDS)
@@ -152,7 +153,7 @@ def failure_event(cause: Exception, part: str) -> wire.Failed:
     if isinstance(cause, PySparkException):
         with contextlib.suppress(Exception):  # boundary: the JVM may be gone, and the exception's own name must do
             name = cause.getCondition() or name
-    lines = [line for line in str(cause).splitlines() if line.strip()]
+    lines = [line for line in str(cause).partition("=== Streaming Query ===")[0].splitlines() if line.strip()]
     if isinstance(cause, ParseException | PipelineInvalid):
         return wire.Failed(name, "\n".join(lines[:_LINES]), retriable=False, part=part)
     if isinstance(cause, AnalysisException):  # after its first line comes the query's plan

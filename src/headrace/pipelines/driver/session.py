@@ -24,9 +24,19 @@ from pyspark.sql import SparkSession
 from headrace.pipelines.driver.plan import DriverPlan
 
 _LOCK_POLL_SECONDS = 0.1
+_JVM_GONE_SECONDS = 0.5
 _JVM_END_SECONDS = 10.0
+_HEAP_FULL = 3  # exit code of a JVM that ends because of -XX:+ExitOnOutOfMemoryError
 _STREAMING = "org.apache.spark.sql.execution.streaming"
 _LOGGING = Path(__file__).with_name("log4j2.properties")
+
+
+class JvmEnded(Exception):
+    """The JVM ended by itself."""
+
+    def __init__(self, code: int) -> None:
+        hint = ": its heap was full, give it more with driver.heap_bytes" if code == _HEAP_FULL else ""
+        super().__init__(f"the JVM ended with exit code {code}{hint}")
 
 
 @contextlib.contextmanager
@@ -47,12 +57,26 @@ def spark_session(plan: DriverPlan) -> Iterator[SparkSession]:
         context = SparkContext(conf=conf, gateway=gateway)
         try:
             yield SparkSession(context)
+        except Exception as cause:  # boundary: the status shows the JVM's end rather than what followed from it
+            raise _ended_jvm(gateway.proc) or cause from cause
         finally:
-            context.stop()
-            gateway.shutdown()
-            gateway.proc.stdin.close()
-            gateway.proc.wait(_JVM_END_SECONDS)
+            _end(context, gateway)
             shutil.rmtree(plan.scratch, ignore_errors=True)
+
+
+def _ended_jvm(process: Any) -> JvmEnded | None:
+    """Return what to raise if the JVM is no more: the errors of a lost connection say nothing of the cause."""
+    with contextlib.suppress(Exception):  # boundary: a JVM that lives on is not the cause
+        return JvmEnded(process.wait(_JVM_GONE_SECONDS))
+    return None
+
+
+def _end(context: SparkContext, gateway: Any) -> None:
+    with contextlib.suppress(Exception):  # boundary: a JVM that is gone cannot be asked to stop
+        context.stop()
+        gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(_JVM_END_SECONDS)
 
 
 def settings(plan: DriverPlan) -> dict[str, str]:
@@ -69,6 +93,7 @@ def settings(plan: DriverPlan) -> dict[str, str]:
         "spark.sql.warehouse.dir": str(plan.scratch / "warehouse"),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
+        "spark.sql.streaming.stopTimeout": "5s",  # a query that waits for a dead Kafka does not hear an interrupt
         "spark.scheduler.mode": "FAIR",  # a long batch of one flow must not hold up the others
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(driver.shuffle_partitions),

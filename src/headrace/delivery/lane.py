@@ -24,9 +24,11 @@ class _Drained(Exception):
 class Counts:
     """What a pump has done since it began."""
 
-    __slots__ = ("abandoned", "dead_letters", "delivered", "redeliveries", "refusals")
+    __slots__ = ("abandoned", "dead_letters", "delivered", "redeliveries", "refusals", "taken")
 
     def __init__(self) -> None:
+        self.taken = 0
+        """Records the source handed over."""
         self.delivered = 0
         """Records that ended by success."""
         self.dead_letters = 0

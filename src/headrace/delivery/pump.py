@@ -11,6 +11,7 @@ from headrace.config.model import BatchConfig, RetryConfig
 from headrace.delivery.lane import Counts, Lane
 from headrace.delivery.protocols import DeadLetterWriter, Destination, Source
 from headrace.lifecycle import Clock, Deadline, Readiness, Service
+from headrace.lifecycle.queues import register_gauge, unregister_gauge
 from headrace.records import Record, TopicPartition
 
 log = logging.getLogger(__name__)
@@ -60,7 +61,12 @@ class Pump(Service):
         return self._lanes
 
     async def start(self) -> None:
+        register_gauge(f"{self.name} open records", self._open_records)
         self.spawn(self._commit_often(), "commit")
+
+    async def stop(self) -> None:
+        unregister_gauge(f"{self.name} open records")
+        await super().stop()
 
     def readiness(self) -> Readiness:
         """Say which partitions have stood still for a while, and why."""
@@ -83,6 +89,7 @@ class Pump(Service):
     def on_records(self, partition: TopicPartition, epoch: int, records: Sequence[Record]) -> None:
         lane = self._lanes.get(partition)
         if lane and lane.tracker.epoch == epoch:
+            self.counts.taken += len(records)
             lane.add(records)
 
     def on_end(self, partition: TopicPartition, epoch: int, position: int) -> None:
@@ -110,6 +117,9 @@ class Pump(Service):
         self._forget(lanes)
 
     # -----------------------------------------------------------------------------------------------------------------
+
+    def _open_records(self) -> int:
+        return sum(lane.tracker.open_records for lane in self._lanes.values())
 
     def _abandon(self, lanes: Sequence[Lane], tasks: Sequence[asyncio.Task[None]]) -> None:
         """End what has not ended by now; its late results mean nothing, and its records come again elsewhere."""

@@ -79,9 +79,8 @@ class Admin:
         Raises:
             KafkaUnavailable: No broker answers within the limit.
         """
-        metadata = await self._ask(
-            "list topics", lambda: self._client.list_topics(timeout=limit_seconds or self._limit)
-        )
+        limit = limit_seconds or self._limit
+        metadata = await self._ask("list topics", lambda: self._client.list_topics(timeout=limit), limit)
         return sorted(_topic_info(topic) for name, topic in metadata.topics.items() if not name.startswith("__"))
 
     async def describe_topic(self, name: str) -> TopicInfo:
@@ -243,20 +242,20 @@ class Admin:
     async def _first(self, doing: str, call: Callable[[], Mapping[Any, Any]]) -> Any:
         return (await self._ask(doing, lambda: _results(call(), self._limit)))[0]
 
-    async def _ask(self, doing: str, call: Callable[[], T]) -> T:
+    async def _ask(self, doing: str, call: Callable[[], T], limit_seconds: float | None = None) -> T:
         try:
             return await run_blocking(call)
         except confluent_kafka.KafkaException as cause:
             error = to_error(cause, doing)
             if isinstance(error, errors.KafkaTimeout | errors.KafkaUnavailable):
-                raise self._unavailable(doing) from cause
+                raise self._unavailable(doing, limit_seconds) from cause
             raise error from cause
         except TimeoutError as cause:
-            raise self._unavailable(doing) from cause
+            raise self._unavailable(doing, limit_seconds) from cause
 
-    def _unavailable(self, doing: str) -> errors.KafkaUnavailable:
+    def _unavailable(self, doing: str, limit_seconds: float | None) -> errors.KafkaUnavailable:
         return errors.KafkaUnavailable(
-            f"{doing}: no answer from Kafka at {self._servers} within {self._limit:g} s. "
+            f"{doing}: no answer from Kafka at {self._servers} within {limit_seconds or self._limit:g} s. "
             "Start it (headrace dev up) or correct kafka.bootstrap_servers",
             bootstrap_servers=self._servers,
         )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+
 from headrace.errors import HeadraceError, KafkaUnavailable, TopicNotFound
 from headrace.kafka.admin import Admin
 from headrace.kafka.names import check_topic
@@ -11,6 +14,7 @@ _FRESH_SECONDS = 10.0
 _RETRY_SECONDS = 0.5
 _NEGATIVE_SECONDS = 0.5
 _LIMIT_SECONDS = 3.0
+_FIRST_ANSWER_SECONDS = 0.5
 _NEGATIVE_ENTRIES = 10_000
 
 
@@ -23,8 +27,8 @@ class TopicDirectory(Service):
         self._clock = clock
         self._partitions: dict[str, int] = {}
         self._missing: dict[str, float] = {}
-        self._problem: HeadraceError | None = KafkaUnavailable("Kafka was not asked yet")
-        self._asked = False
+        self._problem: HeadraceError | None = KafkaUnavailable("Kafka has not answered yet; it is being asked")
+        self._asked = asyncio.Event()
 
     async def start(self) -> None:
         self.spawn(self._keep_fresh(), "refresh")
@@ -51,8 +55,11 @@ class TopicDirectory(Service):
         now = self._clock.monotonic()
         if missing_since is not None and now - missing_since < _NEGATIVE_SECONDS:
             raise TopicNotFound(f"topic {topic} does not exist: create it or check its spelling", topic=topic)
-        if self._problem and self._asked:
-            raise self._problem
+        if not self._asked.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._asked.wait(), _FIRST_ANSWER_SECONDS)
+        if self._problem:
+            raise self._problem.with_traceback(None)  # it is raised many times, and would gather every caller's frames
         try:
             info = await self._admin.describe_topic(topic)
         except TopicNotFound:
@@ -72,5 +79,5 @@ class TopicDirectory(Service):
             else:
                 self._problem = None
                 self._partitions = {topic.name: len(topic.partitions) for topic in topics}
-            self._asked = True
+            self._asked.set()
             await self._clock.sleep(_RETRY_SECONDS if self._problem else _FRESH_SECONDS)

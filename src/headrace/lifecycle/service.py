@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
 
+from headrace.errors import HeadraceError
 from headrace.lifecycle.clock import Deadline
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,9 @@ class Service:
         """Report that this service ended by itself. Call on the loop; only the first report counts."""
         if self.death is None:
             self.death = cause
-            log.critical("service %s died: %s", self.name, cause, exc_info=cause)
+            # An error of ours says all in its paragraph; a defect needs its trace.
+            trace = None if isinstance(cause, HeadraceError) else cause
+            log.critical("service %s died: %s", self.name, cause, exc_info=trace)
             if self.on_death:
                 self.on_death(self)
 

@@ -47,7 +47,10 @@ class Metrics(Collector):
         self._records_out.add(records, path)
 
     def watch_deliveries(self, path: str, read: Callable[[], Mapping[str, int]]) -> None:
-        """Show the counts of a delivery pump under its way in; `read` is called whenever somebody looks."""
+        """Show the counts of a delivery pump under its way in; `read` is called whenever somebody looks.
+
+        `taken` and `delivered` are also its records in and out.
+        """
         self._deliveries[path] = read
 
     def request(self, route: str, status: int, seconds: float) -> None:
@@ -63,8 +66,12 @@ class Metrics(Collector):
         return generate_latest(self._registry)
 
     def collect(self) -> Iterable[Metric]:
-        for counted in (self._records_in, self._records_out):
-            yield counted.family()
+        for counted, outcome in ((self._records_in, "taken"), (self._records_out, "delivered")):
+            family = counted.family()
+            for path, read in self._deliveries.items():
+                if (records := read().get(outcome)) is not None:
+                    family.add_metric((path,), records)
+            yield family
         yield self._request_family()
         yield self._delivery_family()
         yield _gauge_family(

@@ -15,7 +15,7 @@ from headrace.config.model import BatchConfig, RetryConfig
 from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict
 from headrace.delivery.pump import Pump
 from headrace.errors import DeadLetterFailed, DestinationUnavailable
-from headrace.lifecycle import Deadline, ManualClock
+from headrace.lifecycle import Deadline, ManualClock, gauges
 from headrace.records import Record, TopicPartition
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -122,6 +122,24 @@ def test_records_are_delivered_in_order_and_committed() -> None:
         assert bed.source.committed(P0) == 8
         assert bed.source.released == 3
         await bed.pump.stop()
+
+    run(test)
+
+
+def test_what_is_open_is_a_gauge_and_what_came_is_counted() -> None:
+    """Records count as open from the source's hand until they have ended; the gauge goes with the pump."""
+
+    async def test() -> None:
+        bed = await opened(Bed(FakeDestination()))
+        bed.destination.hold = asyncio.Event()
+        bed.feed(0, 1, 2)
+        bed.feed(9, partition=P1)
+        assert (bed.pump.counts.taken, gauges()["pump open records"]) == (4, 4)
+        bed.destination.hold.set()
+        await bed.clock.advance(1)
+        assert (bed.pump.counts.delivered, gauges()["pump open records"]) == (4, 0)
+        await bed.pump.stop()
+        assert "pump open records" not in gauges()
 
     run(test)
 

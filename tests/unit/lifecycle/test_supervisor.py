@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import ServiceDied
+from headrace.errors import KafkaError, ServiceDied
 from headrace.lifecycle import Deadline, ManualClock, Readiness, Service, Signals, Supervisor, SystemClock
 
 
@@ -70,6 +70,21 @@ def test_a_start_that_fails_stops_what_runs() -> None:
         assert notes == ["start a", "start b", "stop b", "stop a"]
 
     run(test)
+
+
+@pytest.mark.parametrize(("cause", "traced"), [(KafkaError("fenced"), False), (ValueError("defect"), True)])
+def test_a_death_is_logged_in_one_paragraph_with_a_trace_only_for_defects(
+    cause: Exception, traced: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error of ours says what to do; of anything else we need to know where it came from."""
+
+    async def test() -> None:
+        Service("b").die(cause)
+
+    run(test)
+    (line,) = caplog.records
+    assert line.getMessage() == f"service b died: {cause}"
+    assert bool(line.exc_info and line.exc_info[0]) == traced
 
 
 def test_a_death_is_named_in_readiness_and_ends_the_process() -> None:

@@ -61,6 +61,17 @@ def test_deliveries_are_read_when_somebody_looks() -> None:
     assert shown(metrics, "headrace_delivery_records_total", path="orders", outcome="acked") == 3
 
 
+def test_what_a_pump_takes_and_delivers_are_records_in_and_out() -> None:
+    """Every way in shows both, beside those that count themselves."""
+    metrics = Metrics()
+    metrics.records_in("produce", 5)
+    metrics.watch_deliveries("orders", lambda: {"taken": 7, "delivered": 4})
+    metrics.watch_deliveries("pipeline", lambda: {"read": 1})
+    assert shown(metrics, "headrace_records_in_total", path="produce") == 5
+    assert shown(metrics, "headrace_records_in_total", path="orders") == 7
+    assert shown(metrics, "headrace_records_out_total", path="orders") == 4
+
+
 def test_depths_of_queues_are_read_when_somebody_looks() -> None:
     """Whatever lifecycle registers is shown, with its present value."""
     depth = 1.0

@@ -1,0 +1,250 @@
+"""The running process under bad input: what is missing, wrong or in the way is one paragraph, and it mends itself."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.devcluster.ports import free_ports
+from headrace.testing import Answer, Cluster, HeadraceProcess, Registry
+
+RECORD = {"records": [{"key": "k", "value": {"n": 1}}]}
+
+
+def start_file(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+    """Run a headrace.yaml of which it is expected that it cannot run."""
+    (folder / "headrace.yaml").write_text(text)
+    command = [sys.executable, "-m", "headrace.cli.main", "run"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+
+
+def push(topic: str, backend: Any, **more: Any) -> dict[str, Any]:
+    return {"push": {"topics": [topic], "group": f"{topic}-push", "backend": {"url": backend.url}, **more}}
+
+
+def is_live(site: Any, process: HeadraceProcess) -> None:
+    site.wait_until(lambda: site.ask(f"{process.url}/health/liveness").status == 200, "liveness")
+
+
+def test_kafka_is_down_at_the_start_and_comes_later(site: Any, tmp_path: Path, headrace: Any, backend: Any) -> None:
+    """Live, not ready with a reason, produce refused at once; ready by itself, and everything works."""
+    with Cluster(tmp_path / "kafka") as cluster:
+        cluster.create_topic("orders")
+        cluster.kill(1)
+        config = {
+            "kafka": {"bootstrap_servers": cluster.bootstrap_servers},
+            "reactive_consumers": push("orders", backend),
+        }
+        process = headrace(config, wait=False)
+        is_live(site, process)
+        for _ in range(3):
+            refused = site.ask(f"{process.url}/producers/orders", RECORD)
+            assert (refused.status, refused.body["code"]) == (503, "ERR40012")
+            assert refused.headers["retry-after"] == "2"
+            assert refused.seconds < 1
+        reason = f"no answer from Kafka at {cluster.bootstrap_servers} within 3 s"
+        site.wait_until(lambda: reason in site.reasons(process.url)["kafka"], "the reason")
+        assert site.ask(f"{process.url}/producers/orders", RECORD).seconds < 0.2
+        assert "ready http" not in process.output
+        cluster.restart(1)
+        process.wait_ready()
+        assert site.ask(f"{process.url}/health/readiness").status == 200
+        assert site.ask(f"{process.url}/producers/orders", RECORD).body["offsets"] == [{"partition": 0, "offset": 0}]
+        backend.wait_for(lambda b: len(b.accepted) == 1)
+        assert process.terminate() == 0
+    assert "Traceback" not in process.output
+
+
+def test_the_registry_is_down_at_the_start_and_comes_later(
+    site: Any, topic: Callable[..., str], tmp_path: Path, headrace: Any
+) -> None:
+    """Avro waits for it, JSON does not; readiness names it until it is there."""
+    name = topic()
+    (port,) = free_ports(1)
+    with Registry(tmp_path / "registry", port=port) as registry:
+        registry.server.kill()
+        process = headrace({**site.config, "schema_registry": {"url": registry.url}}, wait=False)
+        is_live(site, process)
+        site.wait_until(lambda: "does not serve" in site.reasons(process.url).get("schema registry", ""), "a reason")
+        avro = {"valueFormat": "avro", "valueSchema": '"long"', "records": [{"value": 7}]}
+        refused = site.ask(f"{process.url}/producers/{name}", avro)
+        assert (refused.status, refused.body["code"]) == (503, "ERR40010")
+        assert refused.seconds < 1
+        site.wait_until(lambda: set(site.reasons(process.url)) == {"schema registry"}, "only the registry to miss")
+        assert site.ask(f"{process.url}/producers/{name}", RECORD).status == 200
+        registry.start()
+        process.wait_ready()
+        assert site.ask(f"{process.url}/producers/{name}", avro).status == 200
+        assert process.terminate() == 0
+    assert "Traceback" not in process.output
+
+
+def test_topics_that_are_missing(site: Any, topic: Callable[..., str], headrace: Any, backend: Any) -> None:
+    """Producing to one is refused within a second; a consumer waits for its topic, says so, and then works."""
+    later = topic() + "-later"
+    process = headrace({**site.config, "reactive_consumers": push(later, backend)}, wait=False)
+    site.wait_until(lambda: f"topic {later} does not exist" in str(site.reasons(process.url)), "a reason")
+    refused = site.ask(f"{process.url}/producers/{later}", RECORD)
+    assert (refused.status, refused.body["code"], refused.body["metadata"]["topic"]) == (404, "ERR40006", later)
+    assert refused.seconds < 1
+    reasons = site.reasons(process.url)
+    assert f"topic {later} does not exist" in reasons["topics"]
+    assert reasons["reactive push consumer"]
+    site.cli("topics", "create", later, "--partitions", "2")
+    process.wait_ready()
+    site.wait_until(lambda: site.ask(f"{process.url}/producers/{later}", RECORD).status == 200, "the topic to be known")
+    backend.wait_for(lambda b: len(b.accepted) == 1)
+    assert len(site.cli("topics", "describe", f"{later}.dlq").stdout.splitlines()) >= 3
+    assert "Traceback" not in process.output
+
+
+def test_bodies_that_are_too_large_or_broken(site: Any, topic: Callable[..., str], headrace: Any) -> None:
+    """413 with the limit, 400 with the place; never a stack trace, always an id to ask for."""
+    name = topic()
+    process = headrace({**site.config, "http": {"max_body_bytes": 1000}})
+    large = site.ask(f"{process.url}/producers/{name}", {"records": [{"value": "x" * 2000}]})
+    assert (large.status, large.body["code"], large.body["metadata"]["limit_bytes"]) == (413, "ERR10068", 1000)
+    assert "http.max_body_bytes" in large.body["description"]
+    broken = site.ask(f"{process.url}/producers/{name}", b'{"records": [')
+    assert (broken.status, broken.body["code"]) == (400, "ERR10015")
+    assert all(answer.headers["x-correlation-id"] for answer in (large, broken))
+    assert site.records(name) == []
+    assert "Traceback" not in process.output
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("http: {port: [", r"headrace\.yaml:1"),
+        ("http:\n  prot: 8082\n", r"headrace\.yaml:2: http\.prot: .*port"),
+        ("kafka:\n  properties: {group.id: x}\n", r"kafka\.properties\.group\.id .*consumerGroup"),
+        ("functions: [nowhere.yaml]", r"headrace\.yaml:1: functions.* which is no file"),
+        ("functions: [function.yaml]", r"function\.yaml:3.*handler"),
+        ("pipelines: [pipeline.yaml]", r"pipeline\.yaml"),
+    ],
+)
+def test_files_that_are_wrong_end_with_78(tmp_path: Path, text: str, says: str) -> None:
+    """Every file the run needs is read before anything starts; its fault is named by file and line."""
+    (tmp_path / "function.yaml").write_text("metadata: {name: f}\nspec:\n  handler: nothing\n")
+    (tmp_path / "pipeline.yaml").write_text("name: p\nflows: 7\n")
+    done = start_file(tmp_path, text)
+    assert done.returncode == 78, done.stderr
+    assert re.search(says, done.stderr), done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_file_that_is_not_there_ends_with_78(tmp_path: Path) -> None:
+    """The paragraph names it."""
+    command = [sys.executable, "-m", "headrace.cli.main", "run", "-c", "gone.yaml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 78
+    assert done.stderr.startswith("gone.yaml: cannot be read")
+
+
+def test_a_port_that_is_taken_ends_with_1(site: Any, topic: Callable[..., str], headrace: Any, backend: Any) -> None:
+    """Soon, with what to do, and before anything was consumed."""
+    name = topic()
+    site.write_json(name, 1)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        config = {**site.config, "http": {"port": port}, "reactive_consumers": push(name, backend)}
+        process = headrace(config, wait=False)
+        site.wait_until(lambda: process.exit_code is not None, "the end", 15)
+    assert process.exit_code == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in process.output
+    assert "http.port" in process.output
+    assert "Traceback" not in process.output
+    assert backend.requests == []
+
+
+def test_a_service_that_dies_is_named_and_ends_the_process(
+    site: Any, topic: Callable[..., str], headrace: Any, backend: Any
+) -> None:
+    """A second member with the same static identity fences the first: its readiness names the consumer, exit code 1."""
+    name = topic()
+    config = {
+        "kafka": {**site.config["kafka"], "properties": {"group.instance.id": "the-one"}},
+        "reactive_consumers": push(name, backend),
+    }
+    backend.answer = Answer(delay_seconds=3)  # keeps the first process draining long enough to be asked
+    first = headrace(config)
+    site.write_json(name, 1)
+    backend.wait_for(lambda b: len(b.requests) == 1)
+    headrace(config, wait=False)
+    seen: dict[str, str] = {}
+
+    def named() -> bool:
+        seen.update(site.reasons(first.url))
+        return "ended by itself" in seen.get("reactive push consumer", "")
+
+    site.wait_until(named, "readiness to name the dead service")
+    site.wait_until(lambda: first.exit_code is not None, "the end")
+    assert first.exit_code == 1
+    assert "service reactive push consumer ended by itself" in first.output
+    assert "Traceback" not in first.output
+
+
+def metric(text: str, name: str, /, **labels: str) -> float:
+    """Return one number of /metrics."""
+    wanted = [f'{label}="{value}"' for label, value in labels.items()]
+    for line in text.splitlines():
+        if line.startswith((f"{name}{{", f"{name} ")) and all(label in line for label in wanted):
+            return float(line.rsplit(" ", 1)[1])
+    raise AssertionError(f"{name} {labels} is not in\n{text}")
+
+
+def test_metrics_show_depths_records_and_lag(site: Any, topic: Callable[..., str], headrace: Any, backend: Any) -> None:
+    """Records in and out per way in, what is held, and the lag of each partition, while the backend is slow."""
+    name = topic()
+    backend.answer = Answer(status=503)
+    process = headrace({**site.config, "reactive_consumers": push(name, backend)})
+    records = {"records": [{"value": number} for number in range(30)]}
+    assert site.ask(f"{process.url}/producers/{name}", records).status == 200
+    backend.wait_for(lambda b: len(b.requests) >= 1)
+
+    def text() -> str:
+        return str(site.ask(f"{process.url}/metrics").body)
+
+    way = {"path": "reactive push"}
+    shown = text()
+    assert metric(shown, "headrace_records_in_total", path="produce") == 30
+    assert metric(shown, "headrace_records_out_total", path="produce") == 30
+    assert metric(shown, "headrace_records_in_total", **way) == 30
+    assert metric(shown, "headrace_depth", name="reactive push delivery open records") == 30
+    assert metric(shown, "headrace_depth", name="producer_pending_bytes") == 0
+    backend.answer = Answer()
+    backend.wait_for(lambda b: len(b.accepted) == 30)
+    site.wait_until(lambda: metric(text(), "headrace_records_out_total", **way) == 30, "records out")
+    site.wait_until(lambda: "headrace_consumer_lag_records{" in text(), "the lag")
+    site.wait_until(
+        lambda: metric(text(), "headrace_consumer_lag_records", group=f"{name}-push", topic=name) == 0, "lag 0"
+    )
+    assert metric(text(), "headrace_depth", name="reactive push delivery open records") == 0
+    assert json.loads(site.cli("groups", "lag", f"{name}-push", "--output", "json").stdout)[0]["lag"] == 0
+
+
+def test_the_process_takes_nothing_new_while_it_drains(
+    site: Any, topic: Callable[..., str], headrace: Any, backend: Any
+) -> None:
+    """After SIGTERM health still answers and says why; new requests get 503."""
+    name = topic()
+    backend.answer = Answer(delay_seconds=3)
+    process = headrace({**site.config, "reactive_consumers": push(name, backend)})
+    site.write_json(name, 1)
+    backend.wait_for(lambda b: len(b.requests) == 1)
+    process.server.ask_to_stop()
+    site.wait_until(lambda: site.ask(f"{process.url}/health/readiness").status == 503, "not ready")
+    assert set(site.reasons(process.url).values()) == {"draining"}
+    refused = site.ask(f"{process.url}/producers/{name}", RECORD)
+    assert (refused.status, refused.body["code"]) == (503, "ERR40029")
+    site.wait_until(lambda: process.exit_code is not None, "the end")
+    assert process.exit_code == 0

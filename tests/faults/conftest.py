@@ -24,6 +24,8 @@ from headrace.kafka import Admin, read_records
 from headrace.records import Record, TopicPartition
 from headrace.testing import RecordingBackend
 
+_LONG_REPETITIONS = 3
+
 
 class Acknowledged(NamedTuple):
     """What a client was told: this id is at this place."""
@@ -224,3 +226,10 @@ spec:
 def bed(tmp_path: Path) -> Iterator[Bed]:
     """The workload, the checks and the watch of fault tests."""
     yield Bed(tmp_path)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """With `--long` run every fault test several times: each time the fault hits another moment."""
+    if metafunc.config.getoption("--long"):
+        metafunc.fixturenames.append("repetition")
+        metafunc.parametrize("repetition", range(1, _LONG_REPETITIONS + 1))

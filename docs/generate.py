@@ -1,0 +1,259 @@
+"""Writes the pages that are made from the code: `make docs`, or `python -m docs.generate`.
+
+A test compares what is on disk with `pages()`, so a page that is out of date fails the build.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from headrace.cli.main import root
+from headrace.config.show import json_schema
+from headrace.errors import HeadraceError, catalogue
+from headrace.pipelines.spec import PipelineSpec
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "headrace"
+REFERENCE = ROOT / "docs" / "reference"
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+MAP_MARKS = ("<!-- file map: begin, written by make docs -->", "<!-- file map: end -->")
+
+_MADE = "This page is written by `make docs`; change the code it is made from.\n"
+_WIDTH = 100
+_WITHOUT_DOCSTRING = {
+    "cli/demo/files/delays.yaml": "The demo's pipeline.",
+    "cli/demo/files/enrich/function.yaml": "The demo's function: its trigger and formats.",
+    "cli/demo/files/flight.avsc": "Avro schema of a flight.",
+    "devcluster/log4j2.properties": "Logging of the dev cluster's JVMs.",
+    "jvm/kafka.lock": "The jars of Apache Kafka, pinned.",
+    "jvm/registry-java17.lock": "The schema registry for Java 17 to 20, pinned.",
+    "jvm/registry.lock": "The schema registry for Java 21 and newer, pinned.",
+    "jvm/spark.lock": "Spark's Kafka connector, pinned.",
+    "pipelines/driver/log4j2.properties": "Logging of Spark's JVM.",
+    "py.typed": "Says to type checkers that Headrace is typed.",
+}
+
+Schema = Mapping[str, Any]
+
+
+def pages() -> dict[Path, str]:
+    """Return every page that is made from the code: file to text."""
+    return {
+        REFERENCE / "configuration.md": configuration_page(),
+        REFERENCE / "errors.md": errors_page(),
+        REFERENCE / "cli.md": cli_page(),
+        REFERENCE / "headrace.schema.json": json.dumps(json_schema(), indent=2) + "\n",
+        ARCHITECTURE: with_file_map(ARCHITECTURE.read_text()),
+    }
+
+
+# Settings ------------------------------------------------------------------------------------------------------------
+
+
+def configuration_page() -> str:
+    """Return every setting of `headrace.yaml` and of a pipeline file with type, default and meaning."""
+    parts = [
+        "# Settings\n",
+        _MADE,
+        "How files, references and the environment work together is in [configuration](../configuration.md).",
+        "`headrace.schema.json` beside this page is the JSON Schema of `headrace.yaml`.",
+        "Durations are in seconds and sizes in bytes or records, as the end of a name says.\n",
+        "## headrace.yaml\n",
+        *_sections(json_schema()),
+        "## A pipeline file\n",
+        "What the settings do together is in [pipelines](../pipelines.md).\n",
+        *_sections(PipelineSpec.model_json_schema(by_alias=True)),
+        "## A function file\n",
+        "`function.yaml` is Nuclio's format; its keys are in [functions](../functions.md#the-file).",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _sections(schema: Schema) -> Iterator[str]:
+    """Yield one table per part of the file: first the settings at its top, then each part below it."""
+    waiting: list[tuple[str, Schema, str]] = [("", schema, "")]
+    while waiting:
+        path, node, text = waiting.pop(0)
+        rows, below = [], []
+        for name, setting in node["properties"].items():
+            where = f"{path}.{name}" if path else name
+            if model := _model_below(schema, setting):
+                step = where if "$ref" in setting else f"{where}.<name>"
+                below.append((step, model, setting.get("description") or model["description"]))
+            else:
+                required = name in node.get("required", ())
+                rows.append(_setting_row(where, setting, required))
+        waiting = below + waiting
+        if path:
+            yield f"### `{path}`\n\n{text}\n"
+        if rows:
+            yield "\n".join(["| Setting | Type | Default | Meaning |", "|---|---|---|---|", *rows]) + "\n"
+
+
+def _model_below(schema: Schema, setting: Schema) -> Schema | None:
+    place = setting.get("$ref") or _entry(setting).get("$ref", "")
+    found = schema["$defs"][place.rpartition("/")[2]] if place else {}
+    return found if "properties" in found else None
+
+
+def _entry(setting: Schema) -> Schema:
+    """Return the schema of a map's values; empty if the setting is no map."""
+    entry: Schema = setting.get("additionalProperties") or next(iter(setting.get("patternProperties", {}).values()), {})
+    return entry
+
+
+def _setting_row(where: str, setting: Schema, required: bool) -> str:
+    if "description" not in setting:
+        raise SystemExit(f"{where} has no docstring in its model: add one, then run this again")
+    default = "required" if required else f"`{json.dumps(setting.get('default', _empty(setting)))}`"
+    cells = [f"`{where}`", _type_of(setting), default, setting["description"]]
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+def _empty(setting: Schema) -> object:
+    return {"array": [], "object": {}}.get(setting.get("type", ""))
+
+
+def _type_of(setting: Schema) -> str:
+    if "anyOf" in setting:
+        kinds = (_type_of(part) for part in setting["anyOf"] if part.get("type") != "null")
+        return " or ".join(dict.fromkeys(kinds))
+    if "const" in setting:
+        return f"`{setting['const']}`"
+    if "enum" in setting:
+        return ", ".join(f"`{value}`" for value in setting["enum"])
+    kind = setting.get("type", "")
+    if kind == "array":
+        return f"list of {_type_of(setting['items'])}"
+    if kind == "object":
+        return f"map to {_type_of(_entry(setting))}"
+    if setting.get("format") in ("path", "password"):
+        return {"path": "path", "password": "secret"}[setting["format"]]
+    return {"string": "text", "boolean": "true or false"}.get(kind) or _number(setting, kind)
+
+
+def _number(setting: Schema, kind: str) -> str:
+    text = "whole number" if kind == "integer" else "number"
+    if "exclusiveMinimum" in setting:
+        return f"{text} above {setting['exclusiveMinimum']:g}"
+    if "maximum" in setting:
+        return f"{text} from {setting['minimum']} to {setting['maximum']}"
+    return f"{text}, {setting['minimum']:,} or more" if "minimum" in setting else text
+
+
+# Errors --------------------------------------------------------------------------------------------------------------
+
+
+def errors_page() -> str:
+    """Return the table of every error code."""
+    rows = [
+        f"| {error.code} | {error.message} | {error.status} | {'yes' if error.retriable else 'no'} | {_first(error)} |"
+        for error in catalogue()
+        if error.__module__ == HeadraceError.__module__
+    ]
+    parts = [
+        "# Error codes\n",
+        _MADE,
+        "Every error answer over HTTP has this body, and each answer carries an `X-Correlation-Id`:\n",
+        "```json",
+        json.dumps(next(e for e in catalogue() if e.message == "KAFKA_TOPIC_NOT_FOUND")().body(), indent=2),
+        "```\n",
+        "`metadata.reason` is the name in lower case; further entries of `metadata` are facts for programs.",
+        "*Again* says whether the same request may succeed when it is sent again unchanged.",
+        "On the command line the description is printed; the exit code is 78 for a bad file, 1 for any other error.\n",
+        "| Code | Name | HTTP status | Again | Meaning |",
+        "|---|---|---|---|---|",
+        *rows,
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _first(error: type[HeadraceError]) -> str:
+    return " ".join((error.__doc__ or "").split()).replace("|", "\\|")
+
+
+# Commands ------------------------------------------------------------------------------------------------------------
+
+
+def cli_page() -> str:
+    """Return the help of every command."""
+    parts = [
+        "# Commands\n",
+        _MADE,
+        "Commands that talk to Kafka look for it in this order: `--bootstrap-servers`, the file named by `--config`,",
+        "the variables `KAFKA` and `SCHEMA_REGISTRY_URL`, the dev cluster of this folder, `localhost:9092`.\n",
+    ]
+    for words, text in _helps(root, "headrace", None):
+        parts += [f"## {words}\n", "```text", text, "```\n"]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _helps(command: click.Command, words: str, parent: click.Context | None) -> Iterator[tuple[str, str]]:
+    name = words.rpartition(" ")[2]
+    context = click.Context(
+        command, parent, info_name=name, terminal_width=_WIDTH, max_content_width=_WIDTH, **command.context_settings
+    )
+    yield words, "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
+    if isinstance(command, click.Group):
+        for below in command.list_commands(context):
+            found = command.get_command(context, below)
+            assert found is not None
+            yield from _helps(found, f"{words} {below}", context)
+
+
+# Files ---------------------------------------------------------------------------------------------------------------
+
+
+def with_file_map(page: str) -> str:
+    """Return the architecture page with the file map as the files are now."""
+    before, _, rest = page.partition(MAP_MARKS[0])
+    after = rest.partition(MAP_MARKS[1])[2]
+    return f"{before}{MAP_MARKS[0]}\n\n{file_map()}\n{MAP_MARKS[1]}{after}"
+
+
+def file_map() -> str:
+    """Return every file of the package with the first sentence of its docstring, one list per folder."""
+    files = sorted(path for path in SOURCE.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    lines: list[str] = []
+    for folder in sorted({path.parent for path in files}):
+        name = folder.relative_to(SOURCE.parent).as_posix()
+        own = folder / "__init__.py"
+        lines.append(f"**`{name}/`** {_purpose(own) if own.exists() else ''}".rstrip() + "\n")
+        lines += [f"- `{_name(path)}`: {_purpose(path)}" for path in files if path.parent == folder and path != own]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(SOURCE).as_posix()
+
+
+def _purpose(path: Path) -> str:
+    if path.suffix != ".py":
+        if _name(path) not in _WITHOUT_DOCSTRING:
+            raise SystemExit(f"say in _WITHOUT_DOCSTRING of docs/generate.py what {_name(path)} is")
+        return _WITHOUT_DOCSTRING[_name(path)]
+    text = ast.get_docstring(ast.parse(path.read_text())) or ""
+    first = " ".join(text.split("\n\n")[0].split())
+    return re.sub(r" \(decisions\.md [^)]*\)| Source: .*", "", first)
+
+
+def main() -> None:
+    """Write every page that has changed, and say which."""
+    for path, text in pages().items():
+        if not path.exists() or path.read_text() != text:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            sys.stdout.write(f"wrote {path.relative_to(ROOT)}\n")
+
+
+if __name__ == "__main__":
+    main()

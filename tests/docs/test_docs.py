@@ -1,0 +1,261 @@
+"""The pages are true: made pages are up to date, links lead somewhere, examples run, names are complete."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from headrace.config.load import load_config
+from headrace.errors import HeadraceError, catalogue
+from headrace.functions import spec as function_spec
+from headrace.functions.spec import load_function
+from headrace.pipelines.load import load_pipeline
+from headrace.sidecar import produce_answer
+from headrace.telemetry.metrics import Metrics
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+from docs.generate import MAP_MARKS, pages  # noqa: E402 a plain folder, found from the repository's root
+
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").glob("*.md")])
+EXAMPLES = {"headrace.yaml": lambda path: load_config(path, {}), "function.yaml": load_function}
+BANNED = re.compile(
+    r"\b(TODO|TBD|FIXME|simply|easily|seamless\w*|powerful|blazing\w*|robust|world-class|cutting-edge|lightning)\b"
+    r"|(?<![\w.])/(home|root|Users|mnt|workspace)/\w",
+    re.IGNORECASE,
+)
+STARTS_CLUSTERS = re.compile(r"make |python3 -m venv |\.venv/bin/pip |eval |headrace (dev|demo)\b|export PATH=")
+"""Commands of the examples that make an environment or a cluster; other tests run them."""
+READS_LETTERS = re.compile(r"headrace dlq (show|redrive) parcels\.dlq")
+"""Need a dead letter of a story of its own: tests/integration/test_dead_letters.py."""
+
+
+class Block(NamedTuple):
+    """One fenced block of a page."""
+
+    language: str
+    text: str
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page: Path) -> list[Block]:
+    return [Block(*found) for found in re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)]
+
+
+def files_of(page: Path) -> Iterator[tuple[str, str]]:
+    """Yield name and text of every file that a page shows; its first line is its name."""
+    for block in blocks(page):
+        if block.language in ("python", "yaml"):
+            first = block.text.splitlines()[0]
+            named = re.fullmatch(r"# ([\w./]+\.(py|yaml))", first)
+            assert named, f"{name_of(page)}: this block does not begin with its file's name: {first}"
+            yield named[1], block.text
+
+
+def write_files(page: Path, folder: Path, ports: dict[str, int] | None = None) -> None:
+    """Write the files of a page; parts of one YAML file are put together."""
+    for name, text in files_of(page):
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for shown, port in (ports or {}).items():
+            text = text.replace(shown, str(port))
+        if name.endswith("headrace.yaml") and target.exists():
+            text = yaml.safe_dump({**yaml.safe_load(target.read_text()), **yaml.safe_load(text)})
+        target.write_text(text)
+
+
+def commands(block: Block) -> list[str]:
+    """Return the commands of a shell block; a quote or a backslash goes on in the next line."""
+    found: list[str] = []
+    for line in block.text.splitlines():
+        if found and (found[-1].endswith("\\") or found[-1].count("'") % 2 or line.startswith("  ")):
+            found[-1] += "\n" + line
+        elif line.strip():
+            found.append(line)
+    return found
+
+
+def test_made_pages_are_up_to_date() -> None:
+    """What `make docs` writes is what is there."""
+    stale = [name_of(path) for path, text in pages().items() if not path.exists() or path.read_text() != text]
+    assert stale == [], "run: make docs"
+
+
+def test_the_file_map_names_every_file_once() -> None:
+    """A newcomer finds each file in the architecture page; a package's own file is named by its folder."""
+    section = text_of("docs/architecture.md").split(MAP_MARKS[0])[1].split(MAP_MARKS[1])[0]
+    source = ROOT / "src" / "headrace"
+    files = [path for path in source.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    names = [f"- `{path.relative_to(source)}`: " for path in files if path.name != "__init__.py"]
+    names += [f"**`{path.parent.relative_to(source.parent)}/`** " for path in files if path.name == "__init__.py"]
+    assert {name: section.count(name) for name in names if section.count(name) != 1} == {}
+
+
+def test_files_named_in_the_architecture_page_exist() -> None:
+    """Each path of a step leads to a file."""
+    source = ROOT / "src" / "headrace"
+    found = re.findall(r"`([a-z_]+(?:/[a-z_*]+)+\.py)`", text_of("docs/architecture.md"))
+    assert [name for name in found if not list(source.glob(name))] == []
+
+
+def test_the_layers_are_those_of_the_contract() -> None:
+    """The architecture page and import-linter say the same."""
+    contract = configparser.ConfigParser()
+    contract.read(ROOT / ".importlinter")
+    layers = contract["importlinter:contract:layers"]["layers"].strip()
+    assert f"```text\n{layers}\n```" in text_of("docs/architecture.md")
+
+
+def test_every_error_code_is_documented() -> None:
+    """The page of codes has each code once, and the produce page each number of an outcome."""
+    page = text_of("docs/reference/errors.md")
+    codes = [error.code for error in catalogue() if error.__module__ == HeadraceError.__module__]
+    assert [code for code in codes if page.count(f"| {code} |") != 1] == []
+    produce = text_of("docs/produce.md")
+    assert [code for code in {*produce_answer._CODES.values(), produce_answer._OTHER} if str(code) not in produce] == []
+
+
+def test_every_metric_is_documented() -> None:
+    """A name that `/metrics` shows has a line in the page on running."""
+    metrics = Metrics()
+    metrics.records_in("x", 1)
+    names = re.findall(r"^# TYPE (headrace_\w+)", metrics.render().decode(), re.MULTILINE)
+    assert names
+    page = text_of("docs/running.md")
+    assert [name for name in names if f"`{name}`" not in page] == []
+
+
+def test_every_key_of_a_function_file_that_is_read_is_documented() -> None:
+    """Trigger keys and attributes; those without effect are named in the log."""
+    page = text_of("docs/functions.md")
+    keys = (*function_spec._TRIGGER_READ, *function_spec._ATTRIBUTES_READ)
+    assert [key for key in keys if f"`{key}`" not in page] == []
+
+
+def test_the_readme_has_the_lines_behind_every_target() -> None:
+    """People without make find what a target runs."""
+    readme, makefile = text_of("README.md"), text_of("Makefile")
+    targets = re.findall(r"^(demo|test|test-long|check|bench|docs):.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
+    assert len(targets) == 6
+    lines = [line.strip().replace("$(BIN)", ".venv/bin") for _, body in targets for line in body.splitlines()]
+    assert [line for line in lines if line not in readme] == []
+    assert [name for name, _ in targets if f"`make {name}`" not in readme] == []
+
+
+def test_targets_named_in_the_pages_exist() -> None:
+    """Nobody is sent to a target that is not there."""
+    targets = set(re.findall(r"^([a-z-]+):", text_of("Makefile"), re.MULTILINE))
+    found = {target for page in PAGES for target in re.findall(r"`make ([a-z-]+)`", page.read_text())}
+    assert found - targets == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    """Every relative link names a file, and every anchor a heading in it."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)):
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{name_of(page)}: {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-") for text in headings}, target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_pages_have_plain_words_and_no_addresses(page: Path) -> None:
+    """No praise, no leftovers, no path of one machine, and no host but this one."""
+    text = page.read_text()
+    assert [found[0] for found in BANNED.finditer(text)] == []
+    hosts = set(re.findall(r"https?://([^/\s:\"'`)]+)", text))
+    assert hosts <= {"localhost", "127.0.0.1"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_shown_load(page: Path, tmp_path: Path) -> None:
+    """Every YAML file of a page loads, every Python file compiles, every JSON block is JSON."""
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "kafka").write_text("x")
+    write_files(page, tmp_path)
+    for name, text in files_of(page):
+        path = tmp_path / name
+        if path.suffix == ".yaml":
+            EXAMPLES.get(path.name, load_pipeline)(path)
+        else:
+            compile(text, name, "exec")
+    for block in blocks(page):
+        if block.language == "json":
+            json.loads(block.text)
+
+
+RUN = [page for page in PAGES if any(block.language == "sh" for block in blocks(page))]
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("page", RUN, ids=name_of)
+def test_commands_shown_do_what_the_page_says(
+    page: Path, tmp_path: Path, kafka: Any, headrace: Any, backend: Any
+) -> None:
+    """Every shell block is run in a folder with the page's files; a text block behind it is what it prints."""
+    if not any(runs(command) for block in blocks(page) if block.language == "sh" for command in commands(block)):
+        pytest.skip("every command of this page starts a cluster or makes an environment")
+    folder = tmp_path / "headrace-0"  # where the fixture writes headrace.yaml
+    folder.mkdir()
+    ports = {"8444": int(re.search(r":(\d+)/", backend.url)[1])}
+    write_files(page, folder, ports)
+    env = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("HEADRACE")},
+        "KAFKA": kafka.bootstrap_servers,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    printed = ""
+    for block in blocks(page):
+        if block.language == "text" and printed:
+            assert printed.splitlines() == block.text.splitlines()
+        printed = ""
+        for command in commands(block) if block.language == "sh" else ():
+            if command.startswith("headrace run "):
+                config = yaml.safe_load((folder / "headrace.yaml").read_text())
+                process = headrace(config, env={"KAFKA": kafka.bootstrap_servers})
+                ports["8082"] = int(process.url.rpartition(":")[2])
+            elif runs(command):
+                for shown, port in ports.items():
+                    command = command.replace(f"localhost:{shown}", f"localhost:{port}")
+                printed += run(command, folder, env)
+    if f":{ports['8444']}" in "".join(path.read_text() for path in folder.glob("headrace.yaml")):
+        backend.wait_for(lambda b: len(b.accepted) > 0)
+
+
+def runs(command: str) -> bool:
+    return not STARTS_CLUSTERS.match(command) and not READS_LETTERS.match(command)
+
+
+def run(command: str, folder: Path, env: dict[str, str]) -> str:
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", command],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    return done.stdout

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,29 @@ from headrace.config.model import KafkaConfig
 from headrace.errors import ConfigError
 
 client_log = logging.getLogger("headrace.kafka.client")
+
+
+class _Seldom(logging.Filter):
+    """Lets a line of the client through once in a while: a broker that is down makes several a second per client."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = _VARYING.sub("", record.getMessage())
+        if record.created - self._last.get(text, 0.0) < _REPEAT_SECONDS:
+            return False
+        if len(self._last) >= _KNOWN_LINES:
+            self._last.clear()
+        self._last[text] = record.created
+        return True
+
+
+_VARYING = re.compile(r"\d+|\(.*?\)")
+_REPEAT_SECONDS = 30.0
+_KNOWN_LINES = 1000
+client_log.addFilter(_Seldom())
 
 _ALLOWED = frozenset(
     {

@@ -13,6 +13,7 @@ from headrace.lifecycle import Clock, Readiness, Service
 _FRESH_SECONDS = 10.0
 _RETRY_SECONDS = 0.5
 _NEGATIVE_SECONDS = 0.5
+_FIRST_LIMIT_SECONDS = 1.0
 _LIMIT_SECONDS = 3.0
 _FIRST_ANSWER_SECONDS = 0.5
 _NEGATIVE_ENTRIES = 10_000
@@ -73,7 +74,8 @@ class TopicDirectory(Service):
     async def _keep_fresh(self) -> None:
         while True:
             try:
-                topics = await self._admin.list_topics(_LIMIT_SECONDS)
+                limit = _LIMIT_SECONDS if self._asked.is_set() else _FIRST_LIMIT_SECONDS
+                topics = await self._admin.list_topics(limit)
             except HeadraceError as problem:
                 self._problem = problem
             else:

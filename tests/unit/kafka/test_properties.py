@@ -7,7 +7,7 @@ from pydantic import SecretStr
 
 from headrace.config.model import KafkaConfig
 from headrace.errors import ConfigError
-from headrace.kafka.properties import client_properties
+from headrace.kafka.properties import client_log, client_properties
 
 
 def test_allowed_properties_reach_the_client() -> None:
@@ -38,3 +38,17 @@ def test_other_properties_are_refused_with_the_way_out(name: str, says: str) -> 
     """What is ours names our setting, what is misspelt the nearest name, the rest that it is not allowed."""
     with pytest.raises(ConfigError, match=says):
         client_properties(KafkaConfig(properties={name: "x"}), "me")
+
+
+def test_the_client_does_not_repeat_itself() -> None:
+    """A broker that is down is said once in a while, not several times a second."""
+
+    def passes(text: str, seconds: float) -> bool:
+        record = client_log.makeRecord(client_log.name, 40, "f", 1, text, (), None)
+        record.created = 1000 + seconds
+        return bool(client_log.filter(record))
+
+    assert passes("FAIL 127.0.0.1:1/2: refused (after 0ms in state CONNECT)", 0)
+    assert not passes("FAIL 127.0.0.1:1/2: refused (after 7ms, 3 suppressed)", 5)
+    assert passes("FAIL 127.0.0.1:1/2: timed out", 5)
+    assert passes("FAIL 127.0.0.1:1/2: refused (after 0ms in state CONNECT)", 31)

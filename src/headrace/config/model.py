@@ -129,7 +129,7 @@ class ProducerConfig(Section):
     """Format of keys when a request names none."""
     value_format: FormatName = "json"
     """Format of values when a request names none."""
-    linger_seconds: Seconds = 0.005
+    linger_seconds: Seconds = 0.001
     """How long the client waits to fill a batch (Kafka's `linger.ms`)."""
     max_pending_bytes: Count = 67_108_864
     """Bytes accepted and not yet acknowledged; above, requests are answered 503 at once."""

@@ -180,9 +180,8 @@ def table(rows: list[Row]) -> str:
     lines = ["| workload | Headrace rec/s | bare rec/s | ratio | first target | |", "|---|---|---|---|---|---|"]
     for row in rows:
         target = f">= {row.target:g}" if row.target else ""
-        lines.append(
-            f"| {row.name} | {row.ours:,.0f} | {row.bare:,.0f} | **{row.ours / row.bare:.2f}** | {target} | {row.note} |"
-        )
+        ratio = row.ours / row.bare
+        lines.append(f"| {row.name} | {row.ours:,.0f} | {row.bare:,.0f} | **{ratio:.2f}** | {target} | {row.note} |")
     return "\n".join(lines)
 
 

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,11 +17,16 @@ import pytest
 import yaml
 
 from headrace.config.load import load_config
+from headrace.delivery.protocols import ACK
+from headrace.devcluster.ports import free_ports, is_free
+from headrace.devcluster.server import Server
 from headrace.errors import HeadraceError, catalogue
 from headrace.functions import spec as function_spec
 from headrace.functions.spec import load_function
 from headrace.pipelines.load import load_pipeline
+from headrace.records import Record
 from headrace.sidecar import produce_answer
+from headrace.sidecar.reactive.envelope import outcomes_of
 from headrace.telemetry.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]
@@ -36,8 +42,6 @@ BANNED = re.compile(
 )
 STARTS_CLUSTERS = re.compile(r"make |python3 -m venv |\.venv/bin/pip |eval |headrace (dev|demo)\b|export PATH=")
 """Commands of the examples that make an environment or a cluster; other tests run them."""
-READS_LETTERS = re.compile(r"headrace dlq (show|redrive) parcels\.dlq")
-"""Need a dead letter of a story of its own: tests/integration/test_dead_letters.py."""
 
 
 class Block(NamedTuple):
@@ -204,6 +208,23 @@ def test_files_shown_load(page: Path, tmp_path: Path) -> None:
             json.loads(block.text)
 
 
+def test_the_backend_shown_answers_as_agreed(tmp_path: Path) -> None:
+    """One result per record of the delivery shown, and all of them are taken."""
+    page = ROOT / "docs" / "push.md"
+    port = free_ports(1)[0]
+    write_files(page, tmp_path, {"8444": port})
+    server = Server("backend", tmp_path / "backend.log")
+    server.start([sys.executable, str(tmp_path / "backend.py")], detached=False)
+    try:
+        server.wait_until(lambda: not is_free(port), 10)
+        sent = delivered_in(page)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", json.dumps(sent).encode(), timeout=10) as answer:
+            records = [Record(r["topic"], r["partition"], r["offset"], 0, None, None) for r in sent]
+            assert outcomes_of(answer.read(), records) == [ACK] * len(sent)
+    finally:
+        server.kill()
+
+
 RUN = [page for page in PAGES if any(block.language == "sh" for block in blocks(page))]
 
 
@@ -241,6 +262,15 @@ def test_commands_shown_do_what_the_page_says(
                 printed += run(command, folder, env)
     if f":{ports['8444']}" in "".join(path.read_text() for path in folder.glob("headrace.yaml")):
         backend.wait_for(lambda b: len(b.accepted) > 0)
+        for shown in delivered_in(page):
+            found = {**shown, **{name: backend.accepted[0][name] for name in ("timestamp", "headers", "epoch")}}
+            assert backend.accepted[0] == found
+
+
+def delivered_in(page: Path) -> list[Any]:
+    """Return the deliveries a page shows."""
+    found = [json.loads(block.text) for block in blocks(page) if block.language == "json"]
+    return [record for body in found if isinstance(body, list) for record in body if "deliveryId" in record]
 
 
 def lines_of(text: str) -> list[str]:
@@ -249,7 +279,7 @@ def lines_of(text: str) -> list[str]:
 
 
 def runs(command: str) -> bool:
-    return not STARTS_CLUSTERS.match(command) and not READS_LETTERS.match(command)
+    return not STARTS_CLUSTERS.match(command)
 
 
 def run(command: str, folder: Path, env: dict[str, str]) -> str:

@@ -46,6 +46,7 @@ from headrace.web.server import WebService
 log = logging.getLogger(__name__)
 
 _FUNCTION_BATCH = BatchConfig(max_records=256, max_bytes=1_048_576)
+_FUNCTION_FLOW = FlowControl()
 _READY_CHECK_SECONDS = 0.1
 _EXIT_OK, _EXIT_DIED = 0, 1
 
@@ -117,7 +118,8 @@ class App:
         destination = HttpDestination(f"{name} backend", reactive.backend, keys, values)
         pump = self._pump(name, reactive.group, destination, reactive.topics, reactive.dead_letter, reactive.retry)
         pump.batch = reactive.batch
-        consumer = self._consumer(name, pump, self.config.kafka, reactive.topics, reactive.auto_offset_reset)
+        kafka, reset = self.config.kafka, reactive.auto_offset_reset
+        consumer = self._consumer(name, pump, kafka, reactive.topics, reset, reactive.flow)
         return [destination, pump, consumer]
 
     def _functions(self) -> list[Service]:
@@ -192,14 +194,22 @@ class App:
         self.metrics.watch_deliveries(name, pump.counts.read)
         return pump
 
-    def _consumer(self, name: str, pump: Pump, kafka: KafkaConfig, topics: Sequence[str], reset: Reset) -> Consumer:
+    def _consumer(
+        self,
+        name: str,
+        pump: Pump,
+        kafka: KafkaConfig,
+        topics: Sequence[str],
+        reset: Reset,
+        flow: FlowControl = _FUNCTION_FLOW,
+    ) -> Consumer:
         consumer = Consumer(
             kafka,
             name=f"{name} consumer",
             group=pump.group,
             topics=topics,
             listener=pump,
-            flow=FlowControl(),
+            flow=flow,
             clock=self.clock,
             reset=reset,
         )

@@ -287,3 +287,30 @@ def test_an_offset_out_of_range_stands_still_and_says_so(kafka: Any, topic: Call
         assert await admin.committed(f"{name}-g") == {place: 1000}
 
     run(test)
+
+
+def test_a_listener_that_fails_ends_its_consumer_and_nothing_more_is_believed(
+    kafka: Any, topic: Callable[..., str]
+) -> None:
+    """What the listener missed must not be passed by what comes after it: the consumer is dead and commits nothing."""
+
+    async def test() -> None:
+        where, name = config(kafka), topic()
+        await fill(where, name, 10)
+        consumer, collector = consumer_of(where, name, f"{name}-g")
+        handed: list[int] = []
+
+        def fail(partition: TopicPartition, epoch: int, records: Sequence[Record]) -> None:
+            handed.extend(r.offset for r in records)
+            raise ZeroDivisionError
+
+        collector.on_records = fail  # type: ignore[method-assign]
+        await consumer.start()
+        await until(lambda: isinstance(consumer.death, ZeroDivisionError))
+        await fill(where, name, 10)
+        await consumer.stop()
+        assert handed == list(range(len(handed)))
+        assert len(handed) <= 10
+        assert await Admin(where).committed(f"{name}-g") == {}
+
+    run(test)

@@ -24,7 +24,7 @@ class _Drained(Exception):
 class Counts:
     """What a pump has done since it began."""
 
-    __slots__ = ("abandoned", "dead_letters", "delivered", "redeliveries", "refusals", "taken")
+    __slots__ = ("abandoned", "dead_letters", "delivered", "late", "redeliveries", "refusals", "taken")
 
     def __init__(self) -> None:
         self.taken = 0
@@ -39,6 +39,8 @@ class Counts:
         """Deliveries the destination as a whole did not take."""
         self.abandoned = 0
         """Records in flight when their partition had to be given up: so many duplicates to expect."""
+        self.late = 0
+        """Records that ended after their partition was given up; they come again elsewhere."""
 
     def read(self) -> dict[str, int]:
         """Return every count by its name."""
@@ -138,10 +140,11 @@ class Lane:
             now = self._rules.clock.time()
             first_failed_at = first_failed_at or now
             ended, failed, letters = self._sort(records, outcomes, attempt, (first_failed_at, now))
+            self._rules.counts.delivered += len(ended)
+            self._end(ended)
             if letters:
                 await self._bury(letters)
-            self._rules.counts.delivered += len(ended)
-            self._end(sorted([*ended, *(letter.record for letter in letters)], key=_offset))
+                self._end([letter.record for letter in letters])
             records = failed
             if failed:
                 self._rules.counts.redeliveries += len(failed)
@@ -223,7 +226,3 @@ class Lane:
         self.resting = True
         if records:
             self._on_ended(self, records)
-
-
-def _offset(record: Record) -> int:
-    return record.offset

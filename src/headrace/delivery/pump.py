@@ -131,6 +131,9 @@ class Pump(Service):
             log.warning("%s: abandoned=%d records in flight; they will be delivered again", self.name, abandoned)
 
     def _ended(self, lane: Lane, records: Sequence[Record]) -> None:
+        if self._lanes.get(lane.partition) is not lane:
+            self.counts.late += len(records)
+            return
         moved = lane.tracker.done([record.offset for record in records], lane.tracker.epoch)
         size = sum([record.size_bytes for record in records])
         if self.source:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,6 +25,7 @@ from headrace.lifecycle import run_blocking
 from headrace.records import TopicPartition
 
 T = TypeVar("T")
+_COORDINATOR_PAUSE_SECONDS = 0.1
 _ALREADY_THERE = confluent_kafka.KafkaError.TOPIC_ALREADY_EXISTS
 
 
@@ -170,16 +172,10 @@ class Admin:
     async def committed(self, group: str) -> dict[TopicPartition, int]:
         """Return every committed offset of a group: partition to the next offset after a restart."""
         request = [ConsumerGroupTopicPartitions(check_group(group))]
-        answer = await self._first(
+        entries = await self._of_group(
             f"read offsets of group {group}", lambda: self._client.list_consumer_group_offsets(request)
         )
-        found = {}
-        for entry in answer.topic_partitions:
-            if entry.error is not None:
-                raise to_error(entry.error, f"read offsets of group {group}")
-            if entry.offset >= 0:
-                found[TopicPartition(entry.topic, entry.partition)] = entry.offset
-        return found
+        return {TopicPartition(e.topic, e.partition): e.offset for e in entries if e.offset >= 0}
 
     async def alter_group_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         """Set committed offsets of a group without members.
@@ -189,12 +185,9 @@ class Admin:
         """
         wanted = [confluent_kafka.TopicPartition(p.topic, p.partition, offset) for p, offset in offsets.items()]
         request = [ConsumerGroupTopicPartitions(check_group(group), wanted)]
-        answer = await self._first(
+        await self._of_group(
             f"set offsets of group {group}", lambda: self._client.alter_consumer_group_offsets(request)
         )
-        for entry in answer.topic_partitions:
-            if entry.error is not None:
-                raise to_error(entry.error, f"set offset of group {group} on {entry.topic}-{entry.partition}")
 
     async def delete_group(self, group: str) -> None:
         """Delete a group without members, its offsets included."""
@@ -238,6 +231,19 @@ class Admin:
             }
 
         return await self._ask("read offsets", ask)
+
+    async def _of_group(self, doing: str, call: Callable[[], Mapping[Any, Any]]) -> list[Any]:
+        """Ask a group's coordinator, again while it is still settling in, and return the answer's partitions."""
+        end = asyncio.get_running_loop().time() + self._limit
+        while True:
+            entries: list[Any] = (await self._first(doing, call)).topic_partitions
+            failed = next((entry for entry in entries if entry.error is not None), None)
+            if failed is None:
+                return entries
+            error = to_error(failed.error, f"{doing}, {failed.topic}-{failed.partition}")
+            if not isinstance(error, errors.KafkaUnavailable) or asyncio.get_running_loop().time() > end:
+                raise error
+            await asyncio.sleep(_COORDINATOR_PAUSE_SECONDS)
 
     async def _first(self, doing: str, call: Callable[[], Mapping[Any, Any]]) -> Any:
         return (await self._ask(doing, lambda: _results(call(), self._limit)))[0]

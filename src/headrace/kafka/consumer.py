@@ -8,6 +8,7 @@ thread speaks to the loop through a bridge, in batches. Only on revoke does the 
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import logging
 import threading
@@ -33,7 +34,7 @@ _BATCH_RECORDS = 500
 _IDLE_SECONDS = 0.1
 _BUSY_SECONDS = 0.01
 _PATIENCE_SECONDS = 0.1
-_COMMIT_SECONDS = 5.0
+_COMMIT_AGAIN_SECONDS = 1.0
 _LOOK_UP_SECONDS = 10.0
 _DRAIN_SECONDS = 20.0
 _THREAD_STOP_SECONDS = 30.0
@@ -73,7 +74,8 @@ class Consumer(Service):
         self._epoch_of: dict[TopicPartition, int] = {}
         self._room = threading.Event()
         self._commands: deque[Callable[[], None]] = deque()
-        self._newest_commit: dict[TopicPartition, int] = {}
+        self._newest_commit: dict[TopicPartition, int] = {}  # the thread's own, as is what follows
+        self._commit_again_at = 0.0
         self._problems: dict[str, str] = {"": f"group {group}: not joined yet"}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._bridge: LoopBridge[Callable[[], None]] | None = None
@@ -86,7 +88,7 @@ class Consumer(Service):
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._bridge = LoopBridge(self._loop, _run_all)
+        self._bridge = LoopBridge(self._loop, self._run_all)
         self._client = confluent_kafka.Consumer(self._properties())
         self._thread = OwnedThread(self.name, self._main, self.die)
         self._thread.start()
@@ -112,8 +114,17 @@ class Consumer(Service):
         self._room.set()
 
     def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        self._newest_commit.update(offsets)
-        self._commands.append(self._send_commit)
+        self._commands.append(functools.partial(self._newest_commit.update, dict(offsets)))
+
+    def _run_all(self, calls: list[Callable[[], None]]) -> None:
+        for call in calls:
+            # After a call that failed the listener has missed something, so nothing that follows may be believed.
+            if self.death is not None:
+                return
+            try:
+                call()
+            except Exception as cause:  # noqa: BLE001 boundary: this consumer dies and is named, nothing is committed
+                self.die(cause)
 
     # On the thread ---------------------------------------------------------------------------------------------------
 
@@ -138,6 +149,8 @@ class Consumer(Service):
         commands = self._commands
         while commands:
             commands.popleft()()
+        if self._newest_commit and self._clock.monotonic() >= self._commit_again_at:
+            self._send_commit()
 
     def _wait_for_room(self) -> None:
         """Wait a moment for something to end; not to poll for so long is no danger, and cheaper than to pause."""
@@ -205,6 +218,8 @@ class Consumer(Service):
         self._epoch_of.update(epochs)
         self._flow.assigned(epochs)
         client.incremental_assign(assigned)
+        # The client may remember a pause from an earlier assignment, and flow control starts from nothing paused.
+        client.resume(assigned)
         self._say("", "")
         self._post(self._listener.on_assigned, epochs)
         log.info("%s: assigned %s", self.name, _names(epochs))
@@ -251,7 +266,8 @@ class Consumer(Service):
 
     def _ask_loop(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         """Wait until the loop has drained these partitions; its answer is what may be committed."""
-        assert self._loop is not None
+        if self.death is not None:
+            return {}
         answer: dict[TopicPartition, int] = {}
         done = threading.Event()
         seconds = min(_DRAIN_SECONDS, self._leave_by.remaining_seconds if self._leave_by else _DRAIN_SECONDS)
@@ -281,9 +297,12 @@ class Consumer(Service):
             log.warning("%s: commit failed: %s", self.name, cause.args[0].str())
 
     def _on_commit(self, error: Any, offsets: list[Any]) -> None:
-        if error is not None:
-            # Not fatal: the next commit or the one on revoke covers these offsets.
-            log.warning("%s: commit failed: %s", self.name, error.str())
+        failed = [p for p in offsets if error is not None or p.error is not None]
+        if failed:
+            log.warning("%s: commit failed, it is repeated: %s", self.name, error or failed[0].error)
+            for p in failed:
+                self._newest_commit.setdefault(TopicPartition(p.topic, p.partition), p.offset)
+            self._commit_again_at = self._clock.monotonic() + _COMMIT_AGAIN_SECONDS
 
     def _on_error(self, error: Any) -> None:
         if error.code() == confluent_kafka.KafkaError._ALL_BROKERS_DOWN:
@@ -323,11 +342,6 @@ class Consumer(Service):
 
 
 _FENCED = (confluent_kafka.KafkaError._FATAL, confluent_kafka.KafkaError._FENCED)
-
-
-def _run_all(calls: list[Callable[[], None]]) -> None:
-    for call in calls:
-        call()
 
 
 def _plain(partitions: Sequence[TopicPartition]) -> list[Any]:

@@ -325,6 +325,48 @@ def test_lost_partitions_commit_nothing_and_late_results_mean_nothing() -> None:
     run(test)
 
 
+def test_a_destination_that_ends_after_the_loss_changes_nothing() -> None:
+    """Even one that does not let itself be cancelled: its late results are counted and dropped."""
+
+    async def test() -> None:
+        bed = Bed(FakeDestination())
+        inner = bed.destination.deliver
+
+        async def stubborn(delivery: Delivery) -> Sequence[Outcome]:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                return await inner(delivery)
+            raise AssertionError
+
+        bed.destination.deliver = stubborn  # type: ignore[method-assign]
+        await opened(bed)
+        bed.feed(0, 1)
+        await bed.clock.settle()
+        assert await bed.pump.on_revoked([P0], Deadline(bed.clock, 0)) == {P0: 0}
+        await bed.clock.advance(1)
+        assert bed.source.commits == []
+        assert bed.pump.counts.late == 2
+        assert bed.pump.death is None
+        await bed.pump.stop()
+
+    run(test)
+
+
+def test_a_letter_that_is_not_written_holds_only_what_comes_after_it() -> None:
+    """Neighbours that ended before it in the same delivery are committed meanwhile."""
+
+    async def test() -> None:
+        bed = await opened(Bed(FakeDestination(lambda r, attempt: BURY if r.offset == 1 else ACK), max_records=3))
+        bed.letters.broken = True
+        bed.feed(0, 1, 2)
+        await bed.clock.advance(5)
+        assert bed.source.committed(P0) == 1
+        await bed.pump.stop()
+
+    run(test)
+
+
 def test_records_of_an_older_assignment_are_ignored() -> None:
     """A batch that was under way while the partition moved away and back is not delivered twice."""
 

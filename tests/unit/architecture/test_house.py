@@ -67,8 +67,7 @@ def test_tasks_threads_and_processes_are_born_only_in_lifecycle() -> None:
         for path, tree in TREES.items()
         if room(path) != "lifecycle"
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and (name := getattr(node.func, "attr", getattr(node.func, "id", ""))) in BIRTHS
+        if isinstance(node, ast.Call) and (name := getattr(node.func, "attr", getattr(node.func, "id", ""))) in BIRTHS
     ]
     assert found == []
 

@@ -28,8 +28,9 @@ from headrace.formats.codecs import Codecs
 from headrace.formats.registry import SchemaRegistry
 from headrace.formats.registry_watch import RegistryWatch
 from headrace.functions.destination import FunctionDestination
+from headrace.functions.load import load_function
 from headrace.functions.service import FunctionService
-from headrace.functions.spec import FunctionSpec, KafkaTrigger, load_function
+from headrace.functions.spec import FunctionSpec, KafkaTrigger
 from headrace.kafka import Admin, Consumer, OwnTopics, Producer, TopicDirectory
 from headrace.lifecycle import Clock, Service, Signals, Supervisor, SystemClock
 from headrace.pipelines.load import load_pipelines

@@ -22,8 +22,8 @@ from headrace.delivery.protocols import ACK
 from headrace.devcluster.ports import free_ports, is_free
 from headrace.devcluster.server import Server
 from headrace.errors import HeadraceError, catalogue
-from headrace.functions import spec as function_spec
-from headrace.functions.spec import load_function
+from headrace.functions import load as function_file
+from headrace.functions.load import load_function
 from headrace.pipelines.load import load_pipeline
 from headrace.records import Record
 from headrace.sidecar import produce_answer
@@ -150,7 +150,7 @@ def test_every_metric_is_documented() -> None:
 def test_every_key_of_a_function_file_that_is_read_is_documented() -> None:
     """Trigger keys and attributes; those without effect are named in the log."""
     page = text_of("docs/functions.md")
-    keys = (*function_spec._TRIGGER_READ, *function_spec._ATTRIBUTES_READ)
+    keys = (*function_file._TRIGGER_READ, *function_file._ATTRIBUTES_READ)
     assert [key for key in keys if f"`{key}`" not in page] == []
 
 

@@ -88,7 +88,7 @@ def show(file: Path, origin: bool, output: str) -> None:
 
 
 def _check_files(settings: HeadraceConfig) -> None:
-    from headrace.functions.spec import load_function
+    from headrace.functions.load import load_function
     from headrace.pipelines.load import load_pipeline
 
     problems = []

@@ -17,6 +17,6 @@ def parse_duration(text: str) -> float:
     """
     whole = _WHOLE.fullmatch(text)
     if not whole:
-        raise ValueError(f"{text!r} is no duration")
+        raise ValueError(f"{text!r} is no duration: write a number with a unit, such as 10s, 1m30s or 250ms")
     seconds = sum(float(number) * _SECONDS[unit] for number, unit in re.findall(_PART, whole[2]))
     return -seconds if whole[1] == "-" else seconds

@@ -1,287 +1,153 @@
 """What a function.yaml says, read as Nuclio reads it, with Headrace's additions among the trigger's attributes.
 
+Unknown keys are warnings, because Nuclio ignores them and unmodified files must load; wrong values are errors.
+
 Source: functions.md sections 1 and 10; defaults where documents and code of the original disagree: decisions.md 20.
 """
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic.alias_generators import to_camel
 
-from headrace.config.model import DeadLetterConfig, GroupName, RetryConfig, TopicName
-from headrace.config.yaml_tree import Problems, read_tree
-from headrace.errors import FunctionInvalid
-from headrace.functions.fields import Fields
-
-log = logging.getLogger(__name__)
-
-_FORMATS = ("binary", "string", "json", "avro")
-_OUTPUT_FORMATS = ("json", "string", "binary")
-_KAFKA_KINDS = ("kafka-cluster", "kafka")
-_HANDLER = re.compile(r"[\w|-]+(\.[\w|-]+)*:\w+")
-_TRIGGER_NAME = re.compile(r"[A-Za-z0-9._-]+")
-_MAX_WORKERS = 1000
-_topic_name: TypeAdapter[str] = TypeAdapter(TopicName)
-_group_name: TypeAdapter[str] = TypeAdapter(GroupName)
-
-_TOP = ("apiVersion", "kind", "metadata", "spec", "status")
-_METADATA = ("name", "namespace", "labels", "annotations", "resourceVersion")
-_SPEC = (
-    *("description", "handler", "runtime", "env", "triggers", "eventTimeout", "readinessTimeoutSeconds"),
-    *("volumes", "minReplicas", "maxReplicas", "replicas", "targetCPU", "loggerSinks", "scaleToZero", "resources"),
-    *("disableDefaultHTTPTrigger", "disableSensitiveFieldsMasking", "dataBindings", "version", "build", "alias"),
-    *("image", "imageHash", "imagePullSecrets", "imagePullPolicy", "publish", "securityContext", "serviceAccount"),
-    *("platform", "nodeSelector", "affinity", "tolerations", "priorityClassName", "preemptionPolicy", "avatar"),
-    *("envFrom", "runRegistry", "runtimeAttributes", "serviceType", "autoScaleMetrics", "customScalingMetricSpecs"),
-    *("waitReadinessTimeoutBeforeFailure", "sidecars", "initContainers", "podAnnotations", "disable"),
-)
-_TRIGGER_READ = ("kind", "name", "disabled", "numWorkers", "maxWorkers", "workerTerminationTimeout", "explicitAckMode")
-_TRIGGER_IGNORED = ("workerAllocatorName", "batch", "waitExplicitAckDuringRebalanceTimeout", "partitions", "paths")
-_TRIGGER = (
-    *(*_TRIGGER_READ, *_TRIGGER_IGNORED, "url", "attributes", "workerAvailabilityTimeoutMilliseconds"),
-    *("class", "username", "password", "secret", "annotations"),
-)
-_ATTRIBUTES_READ = (
-    *("brokers", "topics", "consumerGroup", "initialOffset", "workerAllocationMode", "sessionTimeout"),
-    *("heartbeatInterval", "maxWaitTime", "fetchMin", "fetchDefault"),
-    *("keyFormat", "valueFormat", "outputTopic", "outputFormat", "deadLetterTopic", "attempts"),
-)
-_ATTRIBUTES_IGNORED = (
-    *("balanceStrategy", "maxProcessingTime", "rebalanceTimeout", "rebalanceRetryMax", "rebalanceRetryBackoff"),
-    *("retryBackoff", "maxWaitHandlerDuringRebalance", "fetchMax", "channelBufferSize", "ackWindowSize", "logLevel"),
-    *("version", "secretPath", "caCert", "accessKey", "accessCertificate", "tls", "sasl", "partitions"),
-    *("adminTimeout", "adminRetryBackoff", "adminRetryMax", "metadataTimeout", "metadataRetryBackoff"),
-    *("metadataRetryMax", "netDialTimeout", "netKeepAliveInterval"),
-)
+from headrace.config.model import DeadLetterConfig, FormatName, GroupName, Number, RetryConfig, TopicName
+from headrace.functions.durations import parse_duration
 
 
-@dataclass(frozen=True)
-class KafkaTrigger:
+def _lower(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
+
+
+def _handler(text: str) -> str:
+    if not re.fullmatch(r"[\w|-]+(\.[\w|-]+)*:\w+", text):
+        raise ValueError(f"is {text!r}: write module:function, such as main:handler")
+    return text
+
+
+def _no_explicit_ack(mode: str) -> str:
+    if mode != "disable":
+        # Acknowledging by the handler's return would commit records which the handler has not acknowledged.
+        raise ValueError("asks for explicit acknowledgement, which is not supported: write disable")
+    return mode
+
+
+Duration = BeforeValidator(lambda value: parse_duration(str(value)))
+AnyCase = BeforeValidator(_lower)
+Workers = Annotated[int, Field(ge=0, le=1000), Number]
+
+
+class _Part(BaseModel):
+    """Part of the file; fields are found by the file's own names."""
+
+    model_config = ConfigDict(frozen=True, alias_generator=to_camel, validate_by_name=True, validate_by_alias=True)
+
+
+class Attributes(_Part):
+    """Attributes of a Kafka trigger."""
+
+    topics: Annotated[list[TopicName], Field(min_length=1)]
+    group: Annotated[GroupName, Field(alias="consumerGroup")]
+    brokers: list[str] = []
+    """Brokers the file names; empty means those of headrace.yaml."""
+    auto_offset_reset: Annotated[Literal["earliest", "latest"], Field(alias="initialOffset"), AnyCase] = "earliest"
+    allocation: Annotated[Literal["pool", "static"], Field(alias="workerAllocationMode"), AnyCase] = "pool"
+    """`pool`: the first free worker; `static`: a partition always has the same one."""
+    session_timeout: Annotated[float, Field(ge=0.01), Duration] = 10.0
+    heartbeat_interval: Annotated[float, Field(ge=0.001), Duration] = 3.0
+    max_wait_time: Annotated[float, Field(ge=0.001), Duration] = 0.25
+    fetch_min: Annotated[int, Field(ge=0, le=100_000_000), Number] = 1
+    fetch_default: Annotated[int, Field(ge=0, le=1_000_000_000), Number] = 0
+    key_format: Annotated[FormatName, AnyCase] = "binary"
+    value_format: Annotated[FormatName, AnyCase] = "binary"
+    output_topic: TopicName | Literal[""] = ""
+    """Where outputs go; empty when they are not wanted."""
+    output_format: Annotated[Literal["json", "string", "binary"], AnyCase] = "json"
+    dead_letter: Annotated[
+        DeadLetterConfig, Field(alias="deadLetterTopic"), BeforeValidator(lambda topic: {"topic": topic})
+    ] = DeadLetterConfig()
+    retry: Annotated[RetryConfig, Field(alias="attempts"), BeforeValidator(lambda count: {"attempts": count})] = (
+        RetryConfig()
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Attributes:
+        if self.heartbeat_interval >= self.session_timeout:
+            times = f"is {self.heartbeat_interval:g}s, and sessionTimeout {self.session_timeout:g}s"
+            raise ValueError(f"heartbeatInterval {times}: write less than it")
+        if self.output_topic.startswith("__"):
+            raise ValueError(f"outputTopic is {self.output_topic}, an internal topic of Kafka: write a topic of yours")
+        for name, topic in {"outputTopic": self.output_topic, "deadLetterTopic": self.dead_letter.topic}.items():
+            if any(topic.replace("{topic}", origin) in self.topics for origin in self.topics):
+                raise ValueError(f"{name} is {topic}, which this trigger consumes: write another topic")
+        return self
+
+
+class KafkaTrigger(Attributes):
     """One Kafka trigger of a function."""
 
-    name: str
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
     kind: str
     """As written: `kafka-cluster` or `kafka`."""
-    topics: tuple[str, ...]
-    group: str
-    brokers: tuple[str, ...] = ()
-    """Brokers the file names; empty means those of headrace.yaml."""
-    auto_offset_reset: Literal["earliest", "latest"] = "earliest"
-    workers: int = 1
-    allocation: Literal["pool", "static"] = "pool"
-    """`pool`: the first free worker; `static`: a partition always has the same one."""
-    termination_seconds: float = 10.0
+    disabled: Literal[False] = False
+    num_workers: Workers = 0
+    max_workers: Workers = 0
+    termination_seconds: Annotated[float, Field(ge=0, alias="workerTerminationTimeout"), Duration] = 10.0
     """How long a worker may take to end."""
-    client_properties: Mapping[str, int] | None = None
-    """Client properties that follow from the attributes, for this trigger's consumer."""
-    key_format: str = "binary"
-    value_format: str = "binary"
-    output_topic: str = ""
-    """Where outputs go; empty when they are not wanted."""
-    output_format: str = "json"
-    retry: RetryConfig = field(default_factory=RetryConfig)
-    dead_letter: DeadLetterConfig = field(default_factory=DeadLetterConfig)
+    explicit_ack_mode: Annotated[str, AnyCase, AfterValidator(_no_explicit_ack)] = "disable"
+
+    @property
+    def workers(self) -> int:
+        """Worker processes."""
+        return self.num_workers or self.max_workers or 1
+
+    @property
+    def client_properties(self) -> dict[str, int]:
+        """Client properties that follow from the attributes, for this trigger's consumer."""
+        properties = {
+            "fetch.wait.max.ms": int(self.max_wait_time * 1000),
+            "fetch.min.bytes": self.fetch_min or 1,
+            "max.partition.fetch.bytes": self.fetch_default or 1_048_576,
+        }
+        # Only when asked for: with the newer group protocol the broker owns the session, and the client refuses these.
+        if "session_timeout" in self.model_fields_set:
+            properties["session.timeout.ms"] = int(self.session_timeout * 1000)
+        if "heartbeat_interval" in self.model_fields_set:
+            properties["heartbeat.interval.ms"] = int(self.heartbeat_interval * 1000)
+        return properties
 
 
-@dataclass(frozen=True)
-class FunctionSpec:
+class Variable(_Part):
+    """One environment variable."""
+
+    name: Annotated[str, Field(pattern=r"^[^=\x00]+$")]
+    value: str = ""
+    value_from: Any = None
+    """A reference into the platform Nuclio runs on; such a variable is left out."""
+
+
+class FunctionSpec(_Part):
     """One function file."""
 
     name: str
-    namespace: str
+    namespace: str = "default"
+    description: str = ""
+    handler: Annotated[str, AfterValidator(_handler)]
+    """`module.sub:function`."""
+    variables: Annotated[list[Variable], Field(alias="env")] = []
+    event_timeout_seconds: Annotated[Annotated[float, Field(gt=0), Duration] | None, Field(alias="eventTimeout")] = None
+    """Longest time for one event; None for no limit."""
+    readiness_timeout_seconds: Annotated[int, Field(ge=0, le=86_400), Number, AfterValidator(lambda n: n or 60)] = 60
+    """Longest time for loading the handler and `init_context`; 0 in the file means the default."""
     folder: Path
     """Where the handler's module is found: the file's own folder."""
-    handler: str
-    """`module.sub:function`."""
-    env: Mapping[str, str]
-    triggers: tuple[KafkaTrigger, ...]
-    description: str = ""
-    event_timeout_seconds: float | None = None
-    """Longest time for one event; None for no limit."""
-    readiness_timeout_seconds: float = 60.0
-    """Longest time for loading the handler and `init_context`."""
+    triggers: list[KafkaTrigger]
 
-
-def load_function(file: Path) -> FunctionSpec:
-    """Return what a function file says. Keys nobody knows are logged, as Nuclio ignores them.
-
-    Args:
-        file: The file, or the folder that holds a `function.yaml`.
-
-    Raises:
-        FunctionInvalid: The file cannot be read or a value is wrong; names file, line, path, and what to write.
-    """
-    file = (file / "function.yaml" if file.is_dir() else file).absolute()
-    try:
-        text = file.read_text()
-    except OSError as cause:
-        raise FunctionInvalid(f"{file}: cannot be read ({cause.strerror}): check the path under functions") from cause
-    except UnicodeDecodeError as cause:
-        raise FunctionInvalid(f"{file}: is not UTF-8 text (byte {cause.start})") from cause
-    problems = Problems()
-    tree, places = read_tree(text, str(file), problems)
-    if problems.found:
-        raise FunctionInvalid("; ".join(problems.found))
-    return _function(Fields(tree, (), {(): str(file), **places}), file)
-
-
-def _function(top: Fields, file: Path) -> FunctionSpec:
-    metadata, spec = top.below("metadata"), top.below("spec")
-    top.warn_unknown(_TOP)
-    metadata.warn_unknown(_METADATA)
-    spec.warn_unknown(_SPEC)
-    handler = spec.text("handler")
-    if not _HANDLER.fullmatch(handler):
-        spec.refuse("handler", f"is {handler!r}: write module:function, such as main:handler")
-    event_timeout = spec.duration("eventTimeout", 0.0)
-    if spec.text("eventTimeout") and event_timeout <= 0:
-        spec.refuse("eventTimeout", "must be above 0, such as 30s; leave it out for no limit")
-    annotations = metadata.below("annotations").plain()
-    return FunctionSpec(
-        name=metadata.text("name") or file.parent.name,
-        namespace=metadata.text("namespace", "default"),
-        folder=file.parent,
-        handler=handler,
-        env=_env(spec),
-        triggers=_triggers(spec, annotations),
-        description=spec.text("description"),
-        event_timeout_seconds=event_timeout or None,
-        readiness_timeout_seconds=spec.number("readinessTimeoutSeconds", 60, 0, 86_400) or 60,
-    )
-
-
-def _env(spec: Fields) -> dict[str, str]:
-    env: dict[str, str] = {}
-    for entry in spec.mappings("env"):
-        name = entry.text("name")
-        if not name or "=" in name or "\0" in name:
-            entry.refuse("name", "is missing or no name of an environment variable")
-        if entry.has("valueFrom"):
-            entry.warn_without_effect(["valueFrom"])
-        else:
-            env[name] = entry.text("value")
-    return env
-
-
-def _triggers(spec: Fields, annotations: Mapping[str, Any]) -> tuple[KafkaTrigger, ...]:
-    found = []
-    for name, trigger in spec.below("triggers").items():
-        kind = trigger.text("kind")
-        if trigger.switch("disabled", False):
-            continue
-        if kind not in _KAFKA_KINDS:
-            log.warning("trigger %s is of kind %r: Headrace runs %s", name, kind, " and ".join(_KAFKA_KINDS))
-        elif not _TRIGGER_NAME.fullmatch(name):
-            spec.below("triggers").refuse(name, "is no usable name: write letters, digits, dot, dash and underscore")
-        else:
-            found.append(_trigger(name, kind, trigger, annotations))
-    if not found:
-        spec.refuse("triggers", "has no Kafka trigger: add one of kind kafka-cluster with topics and consumerGroup")
-    return tuple(found)
-
-
-def _trigger(name: str, kind: str, trigger: Fields, annotations: Mapping[str, Any]) -> KafkaTrigger:
-    attributes = trigger.below("attributes", annotations)
-    trigger.warn_unknown(_TRIGGER)
-    trigger.warn_without_effect(_TRIGGER_IGNORED)
-    attributes.warn_unknown((*_ATTRIBUTES_READ, *_ATTRIBUTES_IGNORED))
-    attributes.warn_without_effect(_ATTRIBUTES_IGNORED)
-    _refuse_explicit_ack(trigger, annotations)
-    topics = attributes.texts("topics")
-    if not topics:
-        attributes.refuse("topics", "is empty: write the topics to consume, such as [orders]")
-    group = attributes.text("consumerGroup")
-    _check(attributes, "topics", _topic_name, topics, "is no topic name")
-    _check(attributes, "consumerGroup", _group_name, (group,), "is no group name: write the consumer group")
-    reset = attributes.choice("initialOffset", ("earliest", "latest"), "earliest")
-    mode = attributes.choice("workerAllocationMode", ("pool", "static"), "pool", "kafka-worker-allocation-mode")
-    url = trigger.text("url")
-    return KafkaTrigger(
-        name=name,
-        kind=kind,
-        topics=topics,
-        group=group,
-        brokers=attributes.texts("brokers") or ((url,) if url else ()),
-        auto_offset_reset=cast(Literal["earliest", "latest"], reset),
-        workers=trigger.number("numWorkers", 0, 0, _MAX_WORKERS)
-        or trigger.number("maxWorkers", 1, 0, _MAX_WORKERS)
-        or 1,
-        allocation=cast(Literal["pool", "static"], mode),
-        termination_seconds=trigger.duration("workerTerminationTimeout", 10.0),
-        client_properties=_client_properties(attributes),
-        key_format=attributes.choice("keyFormat", _FORMATS, "binary"),
-        value_format=attributes.choice("valueFormat", _FORMATS, "binary"),
-        output_format=attributes.choice("outputFormat", _OUTPUT_FORMATS, "json"),
-        output_topic=_output_topic(attributes, topics),
-        retry=RetryConfig(attempts=attributes.number("attempts", RetryConfig().attempts, 1, 1_000_000)),
-        dead_letter=_dead_letter(attributes, topics),
-    )
-
-
-def _refuse_explicit_ack(trigger: Fields, annotations: Mapping[str, Any]) -> None:
-    modes = ("disable", "enable", "explicitOnly")
-    written = trigger.choice("explicitAckMode", modes, "disable")
-    noted = str(annotations.get("nuclio.io/kafka-explicit-ack-mode", ""))
-    if written != "disable" or noted in modes[1:]:
-        # Acknowledging by the handler's return would commit records which the handler has not acknowledged.
-        trigger.refuse("explicitAckMode", "asks for explicit acknowledgement, which is not supported: write disable")
-
-
-def _client_properties(attributes: Fields) -> dict[str, int]:
-    session = attributes.duration("sessionTimeout", 10.0, "kafka-session-timeout", 0.01)
-    heartbeat = attributes.duration("heartbeatInterval", 3.0, "kafka-heartbeat-interval", 0.001)
-    if heartbeat >= session:
-        attributes.refuse(
-            "heartbeatInterval", f"is {heartbeat:g}s, and sessionTimeout {session:g}s: write less than it"
-        )
-    wait = attributes.duration("maxWaitTime", 0.25, "kafka-max-wait-time", 0.001)
-    properties = {
-        "fetch.wait.max.ms": int(wait * 1000),
-        "fetch.min.bytes": attributes.number("fetchMin", 1, 0, 100_000_000, "kafka-fetch-min") or 1,
-        "max.partition.fetch.bytes": attributes.number("fetchDefault", 0, 0, 1_000_000_000, "kafka-fetch-default")
-        or 1_048_576,
-    }
-    # Only when asked for: with the newer group protocol the broker owns the session, and the client refuses these two.
-    if attributes.has("sessionTimeout", "kafka-session-timeout"):
-        properties["session.timeout.ms"] = int(session * 1000)
-    if attributes.has("heartbeatInterval", "kafka-heartbeat-interval"):
-        properties["heartbeat.interval.ms"] = int(heartbeat * 1000)
-    return properties
-
-
-def _output_topic(attributes: Fields, topics: tuple[str, ...]) -> str:
-    topic = attributes.text("outputTopic")
-    if topic:
-        _check(attributes, "outputTopic", _topic_name, (topic,), "is no topic name")
-    if topic.startswith("__"):
-        attributes.refuse("outputTopic", f"is {topic}, an internal topic of Kafka: write a topic of yours")
-    if topic in topics:
-        attributes.refuse(
-            "outputTopic", f"is {topic}, which this trigger consumes: its outputs would come back for ever"
-        )
-    return topic
-
-
-def _dead_letter(attributes: Fields, topics: tuple[str, ...]) -> DeadLetterConfig:
-    topic = attributes.text("deadLetterTopic") or DeadLetterConfig().topic
-    try:
-        config = DeadLetterConfig(topic=topic)
-    except ValidationError:
-        attributes.refuse("deadLetterTopic", f"is {topic!r}: write a topic name; {{topic}} stands for the record's own")
-    if any(topic.replace("{topic}", name) in topics for name in topics):
-        attributes.refuse("deadLetterTopic", f"is {topic}, which this trigger consumes: write another topic")
-    return config
-
-
-def _check(fields: Fields, name: str, check: TypeAdapter[str], values: tuple[str, ...], sentence: str) -> None:
-    for value in values:
-        try:
-            check.validate_python(value)
-        except ValidationError:
-            fields.refuse(name, f"has {value!r}, which {sentence}")
+    @property
+    def env(self) -> Mapping[str, str]:
+        """Environment of the workers, beside this process's own."""
+        return {variable.name: variable.value for variable in self.variables if variable.value_from is None}

@@ -14,8 +14,9 @@ import pytest
 
 from headrace.delivery.protocols import Delivery, Outcome
 from headrace.functions.destination import FunctionDestination
+from headrace.functions.load import load_function
 from headrace.functions.service import FunctionService
-from headrace.functions.spec import FunctionSpec, load_function
+from headrace.functions.spec import FunctionSpec
 from headrace.lifecycle import Deadline, SystemClock
 from headrace.records import OutgoingRecord, Produced, Record, TopicPartition
 

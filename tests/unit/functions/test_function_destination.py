@@ -72,7 +72,7 @@ class Kafka:
 def destination(workers: FakeWorkers, kafka: Kafka, clock: ManualClock | None = None) -> FunctionDestination:
     return FunctionDestination(
         workers,
-        KafkaTrigger("k", "kafka", ("t",), "g", output_topic="out"),
+        KafkaTrigger(name="k", kind="kafka", topics=["t"], group="g", output_topic="out"),
         clock or ManualClock(),
         produce=kafka.produce,
         schema_text=kafka.schema_text,

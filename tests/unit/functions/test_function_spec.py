@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import FunctionInvalid
-from headrace.functions.spec import FunctionSpec, load_function
+from headrace.functions.load import load_function
+from headrace.functions.spec import FunctionSpec
 
 HEAD = "spec:\n  handler: main:handler\n  triggers:\n    k:\n      kind: kafka-cluster\n"
 
@@ -66,8 +67,8 @@ def test_an_unmodified_nuclio_file_loads(tmp_path: Path, caplog: pytest.LogCaptu
     assert (spec.name, spec.namespace, spec.handler, spec.env) == ("enrich", "ns", "pkg.module:func", {"A": "b"})
     assert (spec.event_timeout_seconds, spec.readiness_timeout_seconds, spec.folder) == (30, 120, tmp_path)
     [trigger] = spec.triggers
-    assert (trigger.name, trigger.kind, trigger.topics, trigger.group) == ("my-kafka", "kafka", ("t1", "t2"), "g")
-    assert (trigger.brokers, trigger.auto_offset_reset, trigger.workers) == (("host:9092",), "latest", 4)
+    assert (trigger.name, trigger.kind, trigger.topics, trigger.group) == ("my-kafka", "kafka", ["t1", "t2"], "g")
+    assert (trigger.brokers, trigger.auto_offset_reset, trigger.workers) == (["host:9092"], "latest", 4)
     assert trigger.termination_seconds == 7
     assert [record.getMessage().split(": ", 1)[1] for record in caplog.records] == [
         "spec.triggers.my-kafka.attributes: without effect in Headrace: fetchMax"
@@ -94,7 +95,7 @@ def test_defaults(tmp_path: Path) -> None:
     assert (spec.event_timeout_seconds, spec.readiness_timeout_seconds) == (None, 60)
     assert (trigger.auto_offset_reset, trigger.workers, trigger.allocation) == ("earliest", 1, "pool")
     assert (trigger.key_format, trigger.value_format, trigger.output_topic) == ("binary", "binary", "")
-    assert (trigger.retry.attempts, trigger.dead_letter.topic, trigger.brokers) == (5, "{topic}.dlq", ())
+    assert (trigger.retry.attempts, trigger.dead_letter.topic, trigger.brokers) == (5, "{topic}.dlq", [])
 
 
 def test_headrace_additions(tmp_path: Path) -> None:
@@ -121,7 +122,14 @@ def test_an_unknown_key_is_a_warning_with_the_nearest_name(tmp_path: Path, caplo
     [record] = caplog.records
     assert record.levelno == logging.WARNING
     assert "function.yaml:9" in record.getMessage()
-    assert "outputTopics is not known and has no effect; did you mean outputTopic?" in record.getMessage()
+    assert "outputTopics: is not known and has no effect; did you mean outputTopic?" in record.getMessage()
+
+
+def test_a_variable_from_elsewhere_is_left_out_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its value is known to Nuclio's platform only; an empty one would mislead the handler."""
+    text = with_attributes() + "  env: [{name: A, valueFrom: {secretKeyRef: {key: a}}}, {name: B, value: ''}]\n"
+    assert load(tmp_path, text).env == {"B": ""}
+    assert "spec.env[0]: without effect in Headrace: valueFrom" in caplog.text
 
 
 def test_other_triggers_and_disabled_ones_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -134,33 +142,58 @@ def test_other_triggers_and_disabled_ones_are_left_out(tmp_path: Path, caplog: p
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("spec: {triggers: {}}", "spec.handler is '': write module:function"),
-        ("spec: {handler: main}", "spec.handler is 'main'"),
-        ("spec: {handler: 'm:h'}", "spec.triggers has no Kafka trigger"),
-        ("spec: [1]", "spec should be a mapping"),
+        ("spec: {triggers: {}}", "spec.handler: is missing and has no default: add it"),
+        ("spec: {handler: main}", "spec.handler: is 'main': write module:function"),
+        ("spec: {handler: 'm:h'}", "spec.triggers: has no Kafka trigger"),
+        ("spec: [1]", "spec: should be a mapping"),
         ("a: [", "is not YAML"),
-        (with_attributes(topics="[]"), "attributes.topics is empty"),
-        (with_attributes(topics="orders"), "attributes.topics is 'orders': write a list of text"),
-        (with_attributes(topics="['^a']"), "attributes.topics has '^a', which is no topic name"),
-        (with_attributes().replace("consumerGroup: g", "consumerGroup: '^g'"), "'^g', which is no group name"),
+        (with_attributes(topics="[]"), "attributes.topics: List should have at least 1 item"),
+        (with_attributes(topics="orders"), "attributes.topics: should be a valid list"),
+        (with_attributes(topics="['^a']"), "attributes.topics[0]: has characters or a form that are not allowed here"),
+        (
+            with_attributes().replace("consumerGroup: g", "consumerGroup: '^g'"),
+            "attributes.consumerGroup: has characters or a form that are not allowed here",
+        ),
         (
             with_attributes("        initialOffset: newest\n"),
-            "initialOffset is 'newest': write one of earliest, latest",
+            "attributes.initialOffset: should be 'earliest' or 'latest'",
         ),
-        (with_attributes("        valueFormat: avros\n"), "did you mean avro? write one of binary, string, json, avro"),
-        (with_attributes("        workerAllocationMode: key\n"), "workerAllocationMode is 'key'"),
-        (with_attributes("        attempts: 0\n"), "attempts is 0: write a number from 1"),
-        (with_attributes("        attempts: many\n"), "attempts is 'many': write a whole number"),
-        (with_attributes("        sessionTimeout: 10\n"), "sessionTimeout is 10: write a number with a unit"),
+        (
+            with_attributes("        valueFormat: avros\n"),
+            "valueFormat: should be 'binary', 'string', 'json' or 'avro'",
+        ),
+        (with_attributes("        workerAllocationMode: key\n"), "workerAllocationMode: should be 'pool' or 'static'"),
+        (with_attributes("        attempts: 0\n"), "attempts: should be greater than or equal to 1"),
+        (with_attributes("        attempts: many\n"), "attempts: should be a valid integer"),
+        (
+            with_attributes("        sessionTimeout: 10\n"),
+            "sessionTimeout: '10' is no duration: write a number with a unit",
+        ),
         (with_attributes("        heartbeatInterval: 30s\n"), "heartbeatInterval is 30s, and sessionTimeout 10s"),
         (with_attributes("        deadLetterTopic: t\n"), "deadLetterTopic is t, which this trigger consumes"),
-        (with_attributes("        deadLetterTopic: 'a b'\n"), "deadLetterTopic is 'a b': write a topic name"),
+        (
+            with_attributes("        deadLetterTopic: 'a b'\n"),
+            "deadLetterTopic: has characters or a form that are not allowed here",
+        ),
         (with_attributes("        outputTopic: t\n"), "outputTopic is t, which this trigger consumes"),
         (with_attributes("        outputTopic: __secret\n"), "outputTopic is __secret, an internal topic"),
-        (HEAD + "      numWorkers: -1\n", "numWorkers is -1"),
-        (HEAD + "      explicitAckMode: enable\n", "explicitAckMode asks for explicit acknowledgement"),
-        ("spec: {handler: 'm:h', eventTimeout: 0s}", "eventTimeout must be above 0"),
-        ("spec: {handler: 'm:h', env: [{name: A, value: 1}]}", "env[0].value is 1: write text"),
+        (HEAD + "      numWorkers: -1\n", "numWorkers: should be greater than or equal to 0"),
+        (HEAD + "      explicitAckMode: enable\n", "explicitAckMode: asks for explicit acknowledgement"),
+        (HEAD + "      disabled: 'false'\n", "k.disabled: should be False"),
+        (with_attributes().replace("k:\n", "k/1:\n"), "spec.triggers.k/1: has characters or a form"),
+        (
+            "metadata: {annotations: {nuclio.io/kafka-explicit-ack-mode: enable}}\n" + with_attributes(),
+            "annotations.nuclio.io/kafka-explicit-ack-mode: asks for explicit acknowledgement",
+        ),
+        (
+            "metadata: {annotations: {nuclio.io/kafka-fetch-min: many}}\n" + with_attributes(),
+            "function.yaml:1: metadata.annotations.nuclio.io/kafka-fetch-min: should be a valid integer",
+        ),
+        ("spec: {handler: 'm:h', eventTimeout: 0s}", "eventTimeout: should be greater than 0"),
+        (
+            "spec: {handler: 'm:h', env: [{name: A, value: 1}]}",
+            "env[0].value: should be a valid string: put the value in quotes",
+        ),
     ],
 )
 def test_a_wrong_value_names_file_path_and_what_to_write(tmp_path: Path, text: str, expected: str) -> None:

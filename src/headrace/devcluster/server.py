@@ -14,6 +14,7 @@ from headrace.errors import EnvironmentProblem, PortTaken
 from headrace.lifecycle import Child, start_child
 
 _ADDRESS_TAKEN = ("Address already in use", "Port already bound", "seems to be in use")
+_TRACE_LINES = 300
 
 
 class ServerId(NamedTuple):
@@ -112,7 +113,9 @@ class Server:
 
     def _problem(self, what: str) -> EnvironmentProblem:
         tail = self.log_tail()
-        kind = PortTaken if any(sign in tail for sign in _ADDRESS_TAKEN) else EnvironmentProblem
+        # The sign may stand far above the end: a Java stack trace comes after it.
+        log = self.log_tail(_TRACE_LINES)
+        kind = PortTaken if any(sign in log for sign in _ADDRESS_TAKEN) else EnvironmentProblem
         return kind(f"{self.name} {what}. Its log is {self.log}; the last lines are:\n{tail}")
 
     def _wait_for_end(self, limit_seconds: float) -> None:

@@ -9,130 +9,104 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections import deque
-from collections.abc import Iterable
-from typing import Protocol
 
 from headrace.errors import DestinationUnavailable
 from headrace.records import TopicPartition
 
 
-class Allocator(Protocol):
-    """Hands out workers."""
+class Allocator:
+    """Hands out the workers of a trigger, numbered from 0 and at first all on their way up.
+
+    Static allocation is one pool per worker: a partition always has the same one, whatever else is assigned, so its
+    state may be kept in the worker's memory.
+    """
+
+    def __init__(self, workers: int, *, static: bool = False) -> None:
+        self._pools = [_Pool(1) for _ in range(workers)] if static else [_Pool(workers)]
 
     @property
     def waiting(self) -> int:
         """Callers that wait for a worker; never more than there are partitions."""
+        return sum(len(pool.waiters) for pool in self._pools)
 
     async def acquire(self, partition: TopicPartition) -> int:
-        """Return a worker, which is then busy. If cancelled, none was taken.
+        """Return a worker, which is then busy; who waits longest comes first. If cancelled, none was taken.
 
         Raises:
             DestinationUnavailable: Every worker that could serve is down; says why.
         """
+        # Partitions of a topic in turn, each topic from a start of its own; the same in every process.
+        number = (zlib.crc32(partition.topic.encode()) + partition.partition) % len(self._pools)
+        return await self._pools[number].acquire()
 
     def free(self, worker: int) -> None:
         """Say that a worker is up and has nothing to do."""
+        self._pool_of(worker).free(worker)
 
     def starting(self, worker: int) -> None:
         """Say that a worker is on its way up."""
+        self._pool_of(worker).forget(worker)
 
     def down(self, worker: int, why: str) -> None:
         """Say that a worker is down for a while."""
+        self._pool_of(worker).take_down(worker, why)
+
+    def _pool_of(self, worker: int) -> _Pool:
+        return self._pools[worker % len(self._pools)]
 
 
-class Pool:
-    """The first free worker takes the next frame; who waits longest comes first."""
+class _Pool:
+    """The first free worker takes the next frame."""
 
-    def __init__(self, workers: Iterable[int]) -> None:
-        """Take the numbers of the workers, all on their way up."""
-        self._workers = frozenset(workers)
+    def __init__(self, size: int) -> None:
+        self.waiters: deque[asyncio.Future[int]] = deque()
+        self._size = size
         self._free: deque[int] = deque()
         self._busy: set[int] = set()
         self._down: dict[int, str] = {}
-        self._waiters: deque[asyncio.Future[int]] = deque()
 
-    @property
-    def waiting(self) -> int:
-        return len(self._waiters)
-
-    async def acquire(self, partition: TopicPartition) -> int:
+    async def acquire(self) -> int:
         if self._free:
             worker = self._free.popleft()
             self._busy.add(worker)
             return worker
-        self._refuse_if_all_down()
+        if len(self._down) == self._size:
+            raise self._unavailable()
         waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
+        self.waiters.append(waiter)
         try:
             return await waiter
         except asyncio.CancelledError:
+            if waiter in self.waiters:
+                self.waiters.remove(waiter)
             # Race: the worker may have been handed over before the cancellation was seen; it must not get lost.
-            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self._give_back(waiter.result())
-            elif waiter in self._waiters:
-                self._waiters.remove(waiter)
+            elif not waiter.cancelled() and waiter.exception() is None and waiter.result() in self._busy:
+                self.free(waiter.result())
             raise
 
     def free(self, worker: int) -> None:
-        self.starting(worker)
-        while self._waiters:
-            waiter = self._waiters.popleft()
+        self.forget(worker)
+        while self.waiters:
+            waiter = self.waiters.popleft()
             if not waiter.done():
                 self._busy.add(worker)
                 waiter.set_result(worker)
                 return
         self._free.append(worker)
 
-    def starting(self, worker: int) -> None:
+    def forget(self, worker: int) -> None:
         self._busy.discard(worker)
         self._down.pop(worker, None)
         if worker in self._free:
             self._free.remove(worker)
 
-    def down(self, worker: int, why: str) -> None:
-        self.starting(worker)
+    def take_down(self, worker: int, why: str) -> None:
+        self.forget(worker)
         self._down[worker] = why
-        if len(self._down) == len(self._workers):
-            waiters, self._waiters = self._waiters, deque()
-            for waiter in waiters:
-                if not waiter.done():
+        if len(self._down) == self._size:
+            while self.waiters:
+                if not (waiter := self.waiters.popleft()).done():
                     waiter.set_exception(self._unavailable())
-
-    def _give_back(self, worker: int) -> None:
-        if worker in self._busy:
-            self.free(worker)
-
-    def _refuse_if_all_down(self) -> None:
-        if len(self._down) == len(self._workers):
-            raise self._unavailable()
 
     def _unavailable(self) -> DestinationUnavailable:
         return DestinationUnavailable(next(iter(self._down.values())))
-
-
-class Static:
-    """A partition always has the same worker, whatever else is assigned: its state may be kept in memory."""
-
-    def __init__(self, workers: Iterable[int]) -> None:
-        """Take the numbers of the workers, all on their way up."""
-        self._pools = [Pool([worker]) for worker in workers]
-
-    @property
-    def waiting(self) -> int:
-        return sum(pool.waiting for pool in self._pools)
-
-    def worker_of(self, partition: TopicPartition) -> int:
-        """Return a partition's worker: partitions of a topic in turn, each topic from a start of its own."""
-        return (zlib.crc32(partition.topic.encode()) + partition.partition) % len(self._pools)
-
-    async def acquire(self, partition: TopicPartition) -> int:
-        return await self._pools[self.worker_of(partition)].acquire(partition)
-
-    def free(self, worker: int) -> None:
-        self._pools[worker].free(worker)
-
-    def starting(self, worker: int) -> None:
-        self._pools[worker].starting(worker)
-
-    def down(self, worker: int, why: str) -> None:
-        self._pools[worker].down(worker, why)

@@ -69,14 +69,15 @@ class WorkerProcess(asyncio.Protocol):
         self._output_transport, _ = await loop.connect_read_pipe(lambda: self._output, reading)
         try:
             await self._start_child(owner, setup.folder, theirs, write_end)
+            self._transport, _ = await loop.create_unix_connection(lambda: self, sock=ours)
         except BaseException:
             self._output_transport.close()
             ours.close()
+            self.kill("its start was broken off")
             raise
         finally:
             theirs.close()
             os.close(write_end)
-        self._transport, _ = await loop.create_unix_connection(lambda: self, sock=ours)
         self._transport.write(wire.encode_frame(setup))
 
     async def _start_child(self, owner: Service, folder: str, theirs: socket.socket, output: int) -> None:

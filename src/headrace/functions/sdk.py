@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from functools import partialmethod
 from typing import Any, NamedTuple
 
 Callback = Callable[[], Any]
@@ -171,34 +172,7 @@ class Logger:
         bound._least = self._least
         return bound
 
-    def debug(self, message: object, *args: Any) -> None:
-        self._write("debug", message, args, {})
-
-    def info(self, message: object, *args: Any) -> None:
-        self._write("info", message, args, {})
-
-    def warn(self, message: object, *args: Any) -> None:
-        self._write("warning", message, args, {})
-
-    def error(self, message: object, *args: Any) -> None:
-        self._write("error", message, args, {})
-
-    def debug_with(self, message: object, *args: Any, **fields: Any) -> None:
-        self._write("debug", message, args, fields)
-
-    def info_with(self, message: object, *args: Any, **fields: Any) -> None:
-        self._write("info", message, args, fields)
-
-    def warn_with(self, message: object, *args: Any, **fields: Any) -> None:
-        self._write("warning", message, args, fields)
-
-    def error_with(self, message: object, *args: Any, **fields: Any) -> None:
-        self._write("error", message, args, fields)
-
-    warning = warn
-    warning_with = warn_with
-
-    def _write(self, level: str, message: object, args: tuple[Any, ...], fields: dict[str, Any]) -> None:
+    def _write(self, level: str, message: object, /, *args: Any, **fields: Any) -> None:
         if _LEVELS[level] < self._least:
             return
         text = str(message)
@@ -208,6 +182,11 @@ class Logger:
             except (TypeError, ValueError):
                 text = f"{text} {args}"  # a log line must not fail the record it speaks of
         self._sink(level, text, {**self._fields, **fields})
+
+    debug = debug_with = partialmethod(_write, "debug")
+    info = info_with = partialmethod(_write, "info")
+    warn = warning = warn_with = warning_with = partialmethod(_write, "warning")
+    error = error_with = partialmethod(_write, "error")
 
 
 class UserData:

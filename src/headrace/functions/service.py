@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from headrace.errors import WorkerLost
 from headrace.functions import wire
-from headrace.functions.allocator import Allocator, Pool, Static
+from headrace.functions.allocator import Allocator
 from headrace.functions.process import WorkerProcess
 from headrace.functions.spec import FunctionSpec, KafkaTrigger
 from headrace.lifecycle import Clock, Deadline, Readiness, Service
@@ -51,8 +51,7 @@ class FunctionService(Service):
         """Workers replaced since the start."""
         self._clock = clock
         self._slots = [_Slot() for _ in range(trigger.workers)]
-        kind = Static if trigger.allocation == "static" else Pool
-        self._allocator: Allocator = kind(range(trigger.workers))
+        self._allocator = Allocator(trigger.workers, static=trigger.allocation == "static")
         self._stopping = False
 
     async def start(self) -> None:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
-from headrace.config.model import DeadLetterConfig, FormatName, GroupName, Number, RetryConfig, TopicName
+from headrace.config.model import DeadLetterConfig, GroupName, Number, RetryConfig, TopicName
 from headrace.functions.durations import parse_duration
 
 
@@ -38,6 +38,8 @@ def _no_explicit_ack(mode: str) -> str:
 
 Duration = BeforeValidator(lambda value: parse_duration(str(value)))
 AnyCase = BeforeValidator(_lower)
+Format = Literal["binary", "string", "json", "avro"]
+"""What the workers decode."""
 Workers = Annotated[int, Field(ge=0, le=1000), Number]
 
 
@@ -62,8 +64,8 @@ class Attributes(_Part):
     max_wait_time: Annotated[float, Field(ge=0.001), Duration] = 0.25
     fetch_min: Annotated[int, Field(ge=0, le=100_000_000), Number] = 1
     fetch_default: Annotated[int, Field(ge=0, le=1_000_000_000), Number] = 0
-    key_format: Annotated[FormatName, AnyCase] = "binary"
-    value_format: Annotated[FormatName, AnyCase] = "binary"
+    key_format: Annotated[Format, AnyCase] = "binary"
+    value_format: Annotated[Format, AnyCase] = "binary"
     output_topic: TopicName | Literal[""] = ""
     """Where outputs go; empty when they are not wanted."""
     output_format: Annotated[Literal["json", "string", "binary"], AnyCase] = "json"

@@ -44,8 +44,10 @@ class OffsetPublisher:
 
     async def flush(self) -> None:
         """Publish what is new. A failure is logged once; what was not published stays and is tried again."""
-        for group in list(self._pending):
-            sent = dict(self._pending[group])
+        for group, pending in list(self._pending.items()):
+            sent = dict(pending)
+            if not sent:
+                continue
             try:
                 await self._publish(group, sent)
             except HeadraceError as cause:
@@ -54,8 +56,7 @@ class OffsetPublisher:
                 self._failing = True
                 return
             self._failing = False
-            newer = {where: offset for where, offset in self._pending[group].items() if sent.get(where) != offset}
-            if newer:
-                self._pending[group] = newer
-            else:
-                del self._pending[group]
+            # Only what was sent: newer positions may have come, and a drain may publish at the same time.
+            for where, offset in sent.items():
+                if pending.get(where) == offset:
+                    del pending[where]

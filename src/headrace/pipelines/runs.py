@@ -178,7 +178,11 @@ class PipelineRun(Service):
             return
         self._status.new_life()
         self._life_over.clear()
-        driver = self._driver = await DriverProcess.start(self, plan, toolchain)
+        try:
+            driver = self._driver = await DriverProcess.start(self, plan, toolchain)
+        except OSError as cause:  # a full disk, too many processes: both pass
+            text = f"The Spark driver of pipeline {self._spec.name} cannot be started: {cause.strerror or cause}."
+            raise DriverLost(text, pipeline=self._spec.name) from cause
         failure: wire.Failed | None = None
         try:
             async for event in driver.events():

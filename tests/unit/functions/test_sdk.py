@@ -67,3 +67,10 @@ def test_a_context_has_a_bag_and_the_response_class() -> None:
     response = context.Response(body={"a": 1}, status_code=201)
     assert isinstance(response, Response)
     assert (response.headers, response.content_type) == ({}, "text/plain")
+
+
+def test_a_field_may_have_any_name() -> None:
+    """What a handler calls its fields does not meet the logger's own names."""
+    lines: list[Any] = []
+    Logger(lambda *line: lines.append(line)).info_with("late", level="high", message="m", self=1)
+    assert lines == [("info", "late", {"level": "high", "message": "m", "self": 1})]

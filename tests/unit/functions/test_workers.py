@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import mmap
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +23,7 @@ from headrace.delivery.protocols import ACK, Verdict
 from headrace.errors import DestinationUnavailable, RegistryUnavailable, SchemaNotFound
 from headrace.formats.codec_avro import AvroCodec, parse_avro
 from headrace.formats.framing import header_of
+from headrace.functions.worker.loop import Worker
 
 Write = Callable[..., Path]
 Run = Callable[[Path], AbstractAsyncContextManager[Any]]
@@ -468,6 +471,31 @@ def test_sigterm_lets_the_frame_at_hand_end(write_function: Write, running: Run)
             await function.ready()
 
     uvloop.run(run())
+
+
+def test_a_signal_just_before_the_wait_for_records_is_not_lost() -> None:
+    """A worker that is told to end in the instant before it begins to wait does not wait."""
+
+    class Late(Worker):
+        """Is told to end right after it has looked whether it was."""
+
+        @property
+        def _end_asked(self) -> bool:
+            asked = self.__dict__.get("asked", False)
+            if not asked:
+                self.ask_to_end()
+            return asked
+
+        @_end_asked.setter
+        def _end_asked(self, value: bool) -> None:
+            self.__dict__["asked"] = value
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.settimeout(0.2)
+        worker = Late(theirs, mmap.mmap(-1, mmap.PAGESIZE))
+        with pytest.raises(SystemExit):
+            worker._receive().send(None)
 
 
 @pytest.mark.parametrize("killed", [True, False])

@@ -321,6 +321,52 @@ def test_positions_that_come_while_publishing_are_not_lost(drive: Callable[[Test
     drive(steps)
 
 
+def test_a_drain_while_offsets_are_published_publishes_them_too(drive: Callable[[Test], None]) -> None:
+    """The two go to Kafka side by side, and neither takes the other's positions away."""
+
+    async def steps(bench: Bench) -> None:
+        plain: Callable[..., Awaitable[None]] = bench.publish
+        answered = asyncio.Event()
+
+        async def slow(group: str, offsets: Mapping[TopicPartition, int]) -> None:
+            await answered.wait()
+            await plain(group, offsets)
+
+        bench.run._publisher._publish = slow
+        bench.lives[0].tell(*READY, progress(0))
+        await bench.clock.advance(1)
+        drained = asyncio.ensure_future(bench.run.drain(Deadline(bench.clock, 10)))
+        await bench.clock.settle()
+        answered.set()
+        await drained
+        assert {offsets[TopicPartition("flights", 0)] for _, offsets in bench.published} == {10}
+        assert bench.run.death is None
+
+    drive(steps)
+
+
+def test_a_driver_that_cannot_be_started_is_tried_again(
+    drive: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk or too many processes is said in readiness, and ends neither the run nor this process."""
+
+    async def steps(bench: Bench) -> None:
+        async def refuse(*_: object) -> FakeDriver:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(runs.DriverProcess, "start", refuse)
+        bench.lives[-1].end(1)
+        await bench.clock.advance(1)
+        assert bench.run.death is None
+        assert "cannot be started: No space left on device" in bench.reason
+        monkeypatch.setattr(runs.DriverProcess, "start", bench.start_driver)
+        await bench.clock.advance(2)
+        assert len(bench.lives) == 2
+        assert bench.reason == "Spark is starting"
+
+    drive(steps)
+
+
 def test_a_drain_publishes_what_the_last_batch_read(drive: Callable[[Test], None]) -> None:
     """The driver may finish its micro-batch; then nothing is started again."""
 

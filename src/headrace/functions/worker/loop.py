@@ -137,9 +137,10 @@ class Worker:
 
     async def _receive(self) -> wire.ToWorker | None:
         while not self._arrived:
+            # Before the test: a signal that comes after it must find the worker idle, or it would wait for ever.
+            self._idle = True
             if self._end_asked:
                 return None
-            self._idle = True
             data = await self._drive.read(self._end)
             self._idle = False
             if not data:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -61,13 +62,43 @@ def progress(doing: str) -> Iterator[Callable[[int, int | None], None]]:
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import MofNCompleteColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(doing, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    with _bar(MofNCompleteColumn(), TimeElapsedColumn()) as update:
+        yield lambda done, total: update(description=doing, completed=done, total=total)
+
+
+@contextlib.contextmanager
+def install_progress() -> Iterator[Callable[[str, int, int], None]]:
+    """Show what a first start downloads and prepares: a bar on a terminal, a line per step elsewhere.
+
+    Yields:
+        A `headrace.jvm.Progress`.
+    """
+    said: set[str] = set()
+
+    def say(what: str, done: int, total: int) -> None:
+        if what not in said:
+            said.add(what)
+            click.echo(what + (f" ({total / 1e6:.0f} MB)" if total else ""), err=True)
+
+    if not sys.stderr.isatty():
+        yield say
+        return
+    from rich.progress import DownloadColumn, TransferSpeedColumn
+
+    with _bar(DownloadColumn(), TransferSpeedColumn()) as update:
+        yield lambda what, done, total: update(description=what, completed=done, total=total or None)
+
+
+@contextlib.contextmanager
+def _bar(*columns: Any) -> Iterator[Callable[..., None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    shown = (TextColumn("{task.description}"), BarColumn(), *columns)
+    with Progress(*shown, console=Console(stderr=True), transient=True) as bar:
+        yield functools.partial(bar.update, bar.add_task("", total=None))
 
 
 def _cell(value: Any) -> str:

@@ -26,14 +26,9 @@ SMALL_JVM = (
 )
 
 
-def archive_path(folder: Path, java: Java) -> Path:
-    """Return where the archive of a program lies; only the very Java build that wrote it can use it."""
-    return folder / f"classes-{java.build}.jsa"
-
-
 def archive_flags(folder: Path, java: Java) -> list[str]:
     """Return the flags that use the archive of the program in `folder`, none if this Java could not make one."""
-    archive = archive_path(folder, java)
+    archive = _archive(folder, java)
     return [f"-XX:SharedArchiveFile={archive}"] if archive.exists() and archive.stat().st_size else []
 
 
@@ -48,7 +43,7 @@ def prepare_archive(
         exercise: Runs the program with the given flags in the given scratch folder and ends it properly.
         progress: Told that it takes a few seconds.
     """
-    archive = archive_path(folder, java)
+    archive = _archive(folder, java)
     if archive.exists():
         return
     with (
@@ -65,6 +60,11 @@ def prepare_archive(
         # Empty where this Java wrote none: then nobody tries again at every start.
         draft.touch()
         draft.replace(archive)
+
+
+def _archive(folder: Path, java: Java) -> Path:
+    # Only the very build that wrote an archive can use it.
+    return folder / f"classes-{java.build}.jsa"
 
 
 def _base_flags(folder: Path, java: Java) -> list[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from headrace.devcluster import wire
 from headrace.devcluster.archive import SMALL_JVM, archive_flags, prepare_archive
@@ -18,8 +19,7 @@ from headrace.jvm.java import run_java
 _LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
 
 
-@dataclass(frozen=True)
-class KafkaInstall:
+class KafkaInstall(NamedTuple):
     """Kafka on this machine."""
 
     java: Java
@@ -47,11 +47,7 @@ def install_kafka(progress: Progress | None = None) -> KafkaInstall:
         EnvironmentProblem: No fitting Java, or an artifact cannot be had.
     """
     install = KafkaInstall(find_java(17), ensure_artifacts("kafka", progress))
-
-    def exercise(flags: list[str], scratch: Path) -> None:
-        _exercise(install, flags, scratch)
-
-    prepare_archive(install.folder, install.java, exercise, progress)
+    prepare_archive(install.folder, install.java, functools.partial(_exercise, install), progress)
     return install
 
 

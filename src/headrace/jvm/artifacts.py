@@ -18,7 +18,7 @@ from typing import Any
 
 from headrace.errors import EnvironmentProblem
 from headrace.jvm.cache import cache_folder, disk_problems, file_lock
-from headrace.jvm.locks import Artifact, Lock, read_lock, sha256_of
+from headrace.jvm.locks import Artifact, Lock, read_lock
 
 Progress = Callable[[str, int, int], None]
 """Told what is being done, how much of it is done, and how much it is in all (bytes, or 0 and 0 if unknown)."""
@@ -27,19 +27,13 @@ _REPOSITORY_VARIABLE = "HEADRACE_MAVEN_REPOSITORY"
 _DISK_ADVICE = "up to 700 MB are needed; or set XDG_CACHE_HOME to a folder with room"
 
 
-def artifact_folder(name: str) -> Path:
-    """Return where the set of this name lives once it is installed; it may not exist yet."""
-    lock = read_lock(name)
-    return cache_folder() / f"{lock.title}-{lock.digest}"
-
-
 def ensure_artifacts(name: str, progress: Progress | None = None) -> Path:
     """Return the folder that holds every artifact of a set, fetching what is missing.
 
     Jars lie in it under their repository names; `.tar.gz` archives are unpacked into it.
 
     Args:
-        name: `kafka`, `spark`, `registry` or `registry-java17`: a lock file beside this module.
+        name: `kafka`, `spark` or `registry`: a lock file beside this module.
         progress: Told about the download, if there is one.
 
     Raises:
@@ -47,7 +41,7 @@ def ensure_artifacts(name: str, progress: Progress | None = None) -> Path:
             names, the disk is full, or jgo is not installed. The text says what to do.
     """
     lock = read_lock(name)
-    folder = artifact_folder(name)
+    folder = cache_folder() / f"{lock.title}-{lock.digest}"
     if not _intact(folder, lock):
         with disk_problems(folder.parent, _DISK_ADVICE), file_lock(cache_folder() / f"{name}.lock"):
             if not _intact(folder, lock):
@@ -80,7 +74,6 @@ class Repository:
 
         mirror = os.environ.get(_REPOSITORY_VARIABLE)
         repositories = {"mirror": mirror.rstrip("/")} if mirror else GlobalSettings.load().repositories or None
-        self._staging = staging
         self._context: Any = MavenContext(
             PythonResolver(progress_callback=progress), staging, local_repos=[], remote_repos=repositories, timeout=30
         )
@@ -91,9 +84,10 @@ class Repository:
         Raises:
             EnvironmentProblem: It cannot be had.
         """
-        component = self._context.project(artifact.group, artifact.name).at_version(artifact.version)
+        group, name, version, packaging, classifier = artifact.parts
+        component = self._context.project(group, name).at_version(version)
         try:
-            path: Path = component.artifact(artifact.classifier, artifact.packaging).resolve()
+            path: Path = component.artifact(classifier, packaging).resolve()
         except RuntimeError as cause:
             raise self._problem(artifact, "the repository does not have it") from cause
         except OSError as cause:  # the HTTP client's errors are OSErrors too
@@ -115,64 +109,41 @@ class Repository:
 def _intact(folder: Path, lock: Lock) -> bool:
     # The folder appears at once and complete. Jars are verified at every use (30 ms for Kafka's 45 MB); an archive's
     # files are not in the lock, so there the folder's presence counts.
-    jars = [artifact for artifact in lock.artifacts if artifact.packaging == "jar"]
-    return folder.is_dir() and all(_verified(folder / artifact.filename, artifact) for artifact in jars)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else -1
+    jars = [artifact for artifact in lock.artifacts if artifact.filename.endswith(".jar")]
+    return folder.is_dir() and all(artifact.fits(folder / artifact.filename) for artifact in jars)
 
 
 def _install(lock: Lock, folder: Path, progress: Progress) -> None:
-    staging = folder.with_name(f"{folder.name}.staging")
-    fetched = _fetch_all(lock, staging / "repository", progress)
-    draft = staging / "draft"
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir()
-    for path in fetched:
-        if path.name.endswith(".tar.gz"):
-            progress(f"unpacking {lock.title}", 0, 0)
-            with tarfile.open(path) as archive:
-                archive.extractall(draft, filter="data")
-        else:
-            path.rename(draft / path.name)
-    draft.rename(folder)
+    # The draft keeps what was verified before an interruption, the staging folder nothing.
+    draft, staging = (folder.with_name(f"{folder.name}.{what}") for what in ("draft", "staging"))
+    draft.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(staging, ignore_errors=True)
-
-
-def _fetch_all(lock: Lock, staging: Path, progress: Progress) -> list[Path]:
-    total = done = 0
+    total, done = sum(artifact.size for artifact in lock.artifacts), 0
 
     def on_bytes(count: int) -> None:
         nonlocal done
         done += count
         progress(f"downloading {lock.title}", done, total)
 
-    total = lock.size
     repository = Repository(staging, on_bytes)
-    fetched = []
     for artifact in lock.artifacts:
         before = done
-        path = repository.fetch(artifact)
-        if not _verified(path, artifact) and done == before:
-            # Left by an interrupted run: once more, from the repository this time.
-            path.unlink()
-            path = repository.fetch(artifact)
-        _verify(path, artifact)
-        done = before + artifact.size
-        progress(f"downloading {lock.title}", done, total)
-        fetched.append(path)
-    return fetched
+        if not artifact.fits(draft / artifact.filename):
+            _verified(repository.fetch(artifact), artifact).replace(draft / artifact.filename)
+        on_bytes(before + artifact.size - done)
+    for path in draft.glob("*.tar.gz"):
+        progress(f"unpacking {lock.title}", 0, 0)
+        with tarfile.open(path) as archive:
+            archive.extractall(draft, filter="data")
+        path.unlink()
+    draft.rename(folder)
+    shutil.rmtree(staging, ignore_errors=True)
 
 
-def _verified(path: Path, artifact: Artifact) -> bool:
-    return _size(path) == artifact.size and sha256_of(path) == artifact.sha256
-
-
-def _verify(path: Path, artifact: Artifact) -> None:
-    if _verified(path, artifact):
-        return
-    came = _size(path)
+def _verified(path: Path, artifact: Artifact) -> Path:
+    if artifact.fits(path):
+        return path
+    came = path.stat().st_size
     path.unlink()
     raise EnvironmentProblem(
         f"The download of {artifact.coordinate} is not the file Headrace was tested with: {came:,} bytes came,"

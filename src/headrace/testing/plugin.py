@@ -10,7 +10,7 @@ import itertools
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -18,6 +18,8 @@ from headrace.devcluster import Cluster, Registry
 from headrace.errors import EnvironmentProblem
 from headrace.testing.backend import RecordingBackend
 from headrace.testing.process import HeadraceProcess
+
+AnyServers = TypeVar("AnyServers", Cluster, Registry)
 
 
 @contextlib.contextmanager
@@ -28,20 +30,19 @@ def _said_in_one_paragraph() -> Iterator[None]:
         pytest.fail(str(problem), pytrace=False)
 
 
-def _cluster(folders: pytest.TempPathFactory, brokers: int) -> Iterator[Cluster]:
-    cluster = Cluster(folders.mktemp(f"kafka{brokers}"), brokers)
+def _run(servers: AnyServers) -> Iterator[AnyServers]:
     try:
         with _said_in_one_paragraph():
-            cluster.start()
-        yield cluster
+            servers.start()
+        yield servers
     finally:
-        cluster.remove()
+        servers.remove()
 
 
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster of one broker, shared by the session: `kafka.bootstrap_servers`."""
-    yield from _cluster(tmp_path_factory, 1)
+    yield from _run(Cluster(tmp_path_factory.mktemp("kafka"), 1))
 
 
 @pytest.fixture(scope="session")
@@ -50,7 +51,7 @@ def kafka_three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
     A test that breaks a broker mends it before it ends.
     """
-    yield from _cluster(tmp_path_factory, 3)
+    yield from _run(Cluster(tmp_path_factory.mktemp("kafka3"), 3))
 
 
 @pytest.fixture
@@ -73,13 +74,7 @@ def topic(kafka: Cluster) -> Callable[..., str]:
 @pytest.fixture(scope="session")
 def schema_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
     """A schema registry, shared by the session: `schema_registry.url`."""
-    registry = Registry(tmp_path_factory.mktemp("registry"))
-    try:
-        with _said_in_one_paragraph():
-            registry.start()
-        yield registry
-    finally:
-        registry.remove()
+    yield from _run(Registry(tmp_path_factory.mktemp("registry")))
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from headrace.cli.dev import dev
+from headrace.cli.dev import HOME, dev
 from headrace.devcluster import Cluster, DevCluster, environment
 from headrace.errors import EnvironmentProblem
 
@@ -34,8 +34,15 @@ def test_a_cluster_found_again_has_its_ports(tmp_path: Path) -> None:
     _remember(tmp_path, 3)
     cluster = Cluster(tmp_path / "kafka", 3)
     assert cluster.bootstrap_servers == "127.0.0.1:1,127.0.0.1:2,127.0.0.1:3"
-    assert not cluster.running
+    assert not [server for server in cluster.servers if server.running]
     assert cluster.endpoints == []
+
+
+def test_the_number_of_brokers_is_found_again(tmp_path: Path) -> None:
+    """Who names none gets as many as the folder has, and one in a new folder."""
+    _remember(tmp_path, 3)
+    assert len(Cluster(tmp_path / "kafka").servers) == 3
+    assert len(Cluster(tmp_path / "new").servers) == 1
 
 
 def test_down_and_status_of_nothing(tmp_path: Path) -> None:
@@ -43,8 +50,6 @@ def test_down_and_status_of_nothing(tmp_path: Path) -> None:
     cluster = DevCluster(tmp_path / "dev")
     assert cluster.status() == []
     assert cluster.down() is False
-    with pytest.raises(EnvironmentProblem, match="headrace dev up"):
-        cluster.endpoints()
 
 
 def test_down_forgets_the_endpoints_of_dead_servers(tmp_path: Path) -> None:
@@ -72,29 +77,23 @@ def test_the_environment_names_what_runs() -> None:
     assert environment({"kafka": UP["kafka"]}) == {"KAFKA": "127.0.0.1:1"}
 
 
-def test_status_prints_lines_for_eval(tmp_path: Path) -> None:
-    """Standard output holds nothing else."""
-    (tmp_path / "endpoints.json").write_text(json.dumps(UP))
-    result = CliRunner().invoke(dev, ["status", "--env", "--directory", str(tmp_path)])
-    assert result.output == "export KAFKA=127.0.0.1:1\nexport SCHEMA_REGISTRY_URL=http://127.0.0.1:2/x\n"
-
-
-def test_status_of_a_stopped_cluster_as_json(tmp_path: Path) -> None:
+def test_status_of_a_stopped_cluster_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs read the state, and the exit code says it too."""
-    _remember(tmp_path, 1)
-    result = CliRunner().invoke(
-        dev, ["status", "--output", "json", "--directory", str(tmp_path)], standalone_mode=False
-    )
+    _remember(tmp_path / HOME, 1)
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(dev, ["status", "--output", "json"], standalone_mode=False)
     assert result.return_value == 1
-    (row,) = json.loads(result.output)
-    assert (row["server"], row["state"], row["port"], row["pid"]) == ("Broker 1", "stopped", 1, None)
+    log = str(tmp_path / HOME / "kafka/n1/broker.log")
+    assert json.loads(result.output) == [
+        {"server": "Broker 1", "running": False, "port": 1, "pid": None, "log": log},
+    ]
 
 
-def test_logs_show_the_last_lines_of_each_server(tmp_path: Path) -> None:
+def test_logs_show_the_last_lines_of_each_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under the name of the file they are from."""
-    _remember(tmp_path, 1)
-    log = tmp_path / "kafka" / "n1" / "broker.log"
+    _remember(tmp_path / HOME, 1)
+    monkeypatch.chdir(tmp_path)
+    log = tmp_path / HOME / "kafka" / "n1" / "broker.log"
     log.parent.mkdir()
     log.write_text("one\ntwo\nthree\n")
-    result = CliRunner().invoke(dev, ["logs", "-n", "2", "--directory", str(tmp_path)])
-    assert result.output == f"== {log}\ntwo\nthree\n"
+    assert CliRunner().invoke(dev, ["logs", "-n", "2"]).output == f"== {log}\ntwo\nthree\n"

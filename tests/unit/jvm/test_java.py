@@ -67,15 +67,17 @@ def test_a_java_that_is_too_old_is_passed_over(monkeypatch: pytest.MonkeyPatch, 
     assert find_java(17).version == 21
 
 
-def test_a_preferred_version_is_looked_for_everywhere_first(
+def test_the_wheel_is_taken_where_the_systems_java_is_too_old(
     monkeypatch: pytest.MonkeyPatch, make_java: MakeJava
 ) -> None:
-    """The wheel wins over a Java on the path that only just fits, and the latter is taken when there is no better."""
-    monkeypatch.setenv("PATH", str(make_java("path", "17.0.1") / "bin"))
-    assert find_java(17, prefer=21).version == 17
+    """The registry gets the wheel's Java beside a Java 17 on the path, which Kafka and Spark go on with."""
+    on_path = make_java("path", "17.0.1")
+    monkeypatch.setenv("PATH", str(on_path / "bin"))
+    with pytest.raises(EnvironmentProblem, match=r"Java 21 or newer is needed .*PATH: Java 17"):
+        find_java(21)
     _wheel(monkeypatch, make_java("wheel", "25.0.2"))
-    assert find_java(17, prefer=21).version == 25
-    assert find_java(17).version == 17
+    assert find_java(21).version == 25
+    assert find_java(17).home == find_java(17, for_spark=True).home == on_path
 
 
 def test_the_version_is_asked_for_where_no_release_file_says_it(

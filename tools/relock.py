@@ -1,4 +1,4 @@
-"""For maintainers: fills in size and SHA-256 of a lock file's coordinates (`python -m headrace.jvm.relock kafka`)."""
+"""For maintainers: fills in size and SHA-256 of a lock file's coordinates (`python tools/relock.py kafka`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def relock(name: str) -> None:
     lines = [f'title = "{lock.title}"', "", "[artifacts]"]
     with tempfile.TemporaryDirectory() as folder:
         repository = Repository(Path(folder), lambda count: None)
-        for artifact in sorted(lock.artifacts, key=lambda artifact: artifact.coordinate):
+        for artifact in sorted(lock.artifacts):
             path = repository.fetch(artifact)
             pin = f'{{size = {path.stat().st_size}, sha256 = "{sha256_of(path)}"}}'
             lines.append(f'"{artifact.coordinate}" = {pin}')

@@ -1,0 +1,207 @@
+"""Servers that belong together, in a folder: started, found again by later commands, ended."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from abc import ABC, abstractmethod
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+from headrace.devcluster.ports import free_ports, is_free, require_free
+from headrace.devcluster.properties import new_id
+from headrace.devcluster.server import Server, ServerId
+from headrace.errors import EnvironmentProblem, PortTaken
+from headrace.jvm import Progress
+from headrace.jvm.cache import disk_problems, write_atomically
+
+
+class ServerGroup(ABC):
+    """Servers with numbers from 1 on.
+
+    As a context manager it starts them, and at the end kills them and deletes the folder. They die with the thread
+    that starts them unless detached; so start them from one that lives as long as they should (the main one).
+    """
+
+    title: ClassVar[str]
+    port_option: ClassVar[str]
+    ports_per_server: ClassVar[int]
+
+    def __init__(self, state_file: Path, port: int | None, detached: bool, progress: Progress | None) -> None:
+        """Describe a group; if its state file is there, this is that group."""
+        self._state_file = state_file.resolve()
+        self._directory = self._state_file.parent
+        self._fixed_port = port
+        self._detached = detached
+        self._progress = progress
+        self._servers: dict[int, Server] = {}
+        self._ports: dict[int, list[int]] = {}
+        self._state: dict[str, Any] = {"cluster_id": new_id(), "nodes": {}}
+        if state_file.exists():
+            self._state = json.loads(state_file.read_text())
+
+    @property
+    def servers(self) -> list[Server]:
+        """The processes, in order of their numbers."""
+        return list(self._servers.values())
+
+    @property
+    def ports(self) -> list[int]:
+        """The port of each server, in order of their numbers; empty before the first start."""
+        return [ports[0] for ports in self._ports.values()]
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.remove()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+    def start(self) -> None:
+        """Start every server that does not run and wait until all are ready.
+
+        Raises:
+            EnvironmentProblem: Java or an artifact is missing, a port is taken, or a server does not start.
+        """
+        start_together(self)
+
+    def stop(self) -> None:
+        """End every server properly, all at the same time; the data stays."""
+        for server in self.servers:
+            server.ask_to_stop()
+        for server in self.servers:
+            server.stop()
+
+    def remove(self) -> None:
+        """Kill every server and delete the folder."""
+        for server in self.servers:
+            server.kill()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def kill(self, n: int) -> None:
+        """End server `n` with SIGKILL, as a crash would."""
+        self._servers[n].kill()
+
+    def pause(self, n: int) -> None:
+        """Stop server `n` in its tracks: its connections stay open and nothing answers (SIGSTOP)."""
+        self._servers[n].signal(signal.SIGSTOP)
+
+    def resume(self, n: int) -> None:
+        """Let a paused server go on."""
+        self._servers[n].signal(signal.SIGCONT)
+
+    def restart(self, n: int) -> None:
+        """Start server `n` again, after ending it properly if it runs; waits until all are ready.
+
+        Raises:
+            EnvironmentProblem: It does not start.
+        """
+        self.install()
+        self._servers[n].stop()
+        self._run(n)
+        self.wait_ready()
+
+    def launch(self) -> None:
+        """Start every server that does not run, without waiting until it answers.
+
+        Raises:
+            EnvironmentProblem: See `start`.
+        """
+        with disk_problems(self._directory, "or use another folder"):
+            self._choose_ports()
+            for n, server in self._servers.items():
+                if not server.running:
+                    self._run(n)
+
+    def wait_ready(self, limit_seconds: float = 60.0) -> None:
+        """Wait until every server is ready for work.
+
+        Raises:
+            EnvironmentProblem: One ended, or the time is up.
+        """
+        for attempts_left in (2, 1, 0):
+            try:
+                self._wait_ready(limit_seconds)
+                return
+            except PortTaken:
+                # Somebody was faster with a free port than the server was.
+                if self._fixed_port or not attempts_left:
+                    raise
+                for server in self.servers:
+                    server.kill()
+                self.launch()
+
+    @abstractmethod
+    def install(self) -> None:
+        """Install what is missing on this machine.
+
+        Raises:
+            EnvironmentProblem: No fitting Java, or an artifact cannot be had.
+        """
+
+    @abstractmethod
+    def _command(self, n: int) -> list[str]: ...
+
+    @abstractmethod
+    def _wait_ready(self, limit_seconds: float) -> None: ...
+
+    def _add(self, n: int, server: Server) -> Server:
+        self._servers[n] = server
+        if node := self._state["nodes"].get(str(n)):
+            self._ports[n] = node["ports"]
+            server.id = ServerId(*node["process"]) if node["process"] else None
+        return server
+
+    def _choose_ports(self) -> None:
+        if running := [server for server in self.servers if server.running]:
+            # The others' ports are in the configuration of those that run.
+            if self._fixed_port not in (None, self.ports[0]):
+                raise EnvironmentProblem(
+                    f"{running[0].name} runs already, on port {self.ports[0]}, not {self._fixed_port}. Go on with that,"
+                    " or stop it first: headrace dev down"
+                )
+            return
+        count = len(self._servers)
+        fixed = [self._fixed_port + offset for offset in range(count)] if self._fixed_port else []
+        for port in fixed:
+            require_free(port, self.title, self.port_option)
+        if not fixed and self._ports and all(is_free(port) for ports in self._ports.values() for port in ports):
+            return
+        chosen = [*fixed, *free_ports(count * self.ports_per_server - len(fixed), excluded=fixed)]
+        self._ports = {n: chosen[index::count] for index, n in enumerate(self._servers)}
+
+    def _run(self, n: int) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._servers[n].start(self._command(n), detached=self._detached, cwd=self._directory)
+        nodes = {n: {"ports": self._ports[n], "process": server.id} for n, server in self._servers.items()}
+        write_atomically(self._state_file, json.dumps({**self._state, "nodes": nodes}))
+
+
+def start_together(*groups: ServerGroup) -> None:
+    """Start what does not run of several groups, side by side, and wait until all are ready.
+
+    Raises:
+        EnvironmentProblem: Something is missing on this machine or in the way; nothing new is left running.
+    """
+    for group in groups:
+        group.install()
+    before = [server for group in groups for server in group.servers if server.running]
+    try:
+        for group in groups:
+            group.launch()
+        for group in groups:
+            group.wait_ready()
+    except BaseException:
+        for group in groups:
+            for server in group.servers:
+                if server not in before:
+                    server.kill()
+        raise

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import uuid
 from typing import Any
 
@@ -51,3 +53,48 @@ def test_each_broker_is_killed_in_turn_while_produce_push_and_function_run(
     assert watch.looks > 10
     assert watch.violations == []
     assert process.terminate() == 0
+
+
+GROUPS = """
+import asyncio, sys
+from headrace.config.model import KafkaConfig
+from headrace.errors import KafkaUnavailable
+from headrace.kafka import Admin
+from headrace.records import TopicPartition
+
+async def main():
+    admin, place = Admin(KafkaConfig(bootstrap_servers=sys.argv[1])), TopicPartition(sys.argv[2], 0)
+    while True:
+        for number in range(6):
+            try:
+                await admin.alter_group_offsets(f"{place.topic}-{number}", {place: number})
+                assert (await admin.committed(f"{place.topic}-{number}")) == {place: number}
+            except KafkaUnavailable:
+                pass
+            else:
+                print(number, flush=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(200)
+def test_offsets_of_groups_are_read_and_set_through_a_rolling_restart(kafka_three: Any) -> None:
+    """Coordinators move three times: the client library survives, and asks the new ones at once."""
+    topic = f"rolling-{uuid.uuid4().hex[:8]}"
+    kafka_three.create_topic(topic, 1)
+    # In a process of its own, because what is guarded against ends the process.
+    command = [sys.executable, "-c", GROUPS, kafka_three.bootstrap_servers, topic]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        try:
+            for broker in (1, 2, 3):
+                assert process.stdout.readline()
+                kafka_three.restart(broker)
+                kafka_three.wait_in_sync()
+            seen = [process.stdout.readline().strip() for _ in range(200)]
+            assert process.poll() is None
+        finally:
+            process.kill()
+    assert set(seen) == {str(number) for number in range(6)}

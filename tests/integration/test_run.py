@@ -175,9 +175,10 @@ def test_a_service_that_dies_is_named_and_ends_the_process(
         "kafka": {**site.config["kafka"], "properties": {"group.instance.id": "the-one"}},
         "reactive_consumers": push(name, backend),
     }
-    backend.answer = Answer(delay_seconds=3)  # keeps the first process draining long enough to be asked
-    first = headrace(config)
-    site.write_json(name, 1)
+    slow = topic()
+    backend.answer = Answer(delay_seconds=3)  # the other consumer drains long enough for a question in between
+    first = headrace({**config, "reactive_consumers": {**push(name, backend), "slow": push(slow, backend)["push"]}})
+    site.write_json(slow, 1)
     backend.wait_for(lambda b: len(b.requests) == 1)
     headrace(config, wait=False)
     seen: dict[str, str] = {}

@@ -73,7 +73,8 @@ class Admin:
     def __init__(self, kafka: KafkaConfig) -> None:
         self._limit = kafka.request_timeout_seconds
         self._servers = kafka.bootstrap_servers
-        self._client = AdminClient(client_properties(kafka, "headrace-admin"))
+        self._properties = client_properties(kafka, "headrace-admin")
+        self._client = AdminClient(self._properties)
 
     async def list_topics(self, limit_seconds: float | None = None) -> list[TopicInfo]:
         """Return every topic that is not internal to Kafka, sorted by name.
@@ -170,11 +171,31 @@ class Admin:
         return [GroupInfo(group.group_id, _state_name(group.state), len(group.members)) for group in described]
 
     async def committed(self, group: str) -> dict[TopicPartition, int]:
-        """Return every committed offset of a group: partition to the next offset after a restart."""
-        request = [ConsumerGroupTopicPartitions(check_group(group))]
-        entries = await self._of_group(
-            f"read offsets of group {group}", lambda: self._client.list_consumer_group_offsets(request)
-        )
+        """Return the committed offsets of a group on topics that exist: partition to the next offset after a restart.
+
+        Asked by a client of that group: the question of an admin client ends the process when the group's coordinator
+        has moved, as in every rolling restart of brokers. Source: librdkafka, issue 5040.
+        """
+        wanted = [
+            confluent_kafka.TopicPartition(topic.name, info.partition)
+            for topic in await self.list_topics()
+            for info in topic.partitions
+        ]
+        properties = {
+            **self._properties,
+            "group.id": check_group(group),
+            "enable.auto.commit": False,
+            "isolation.level": "read_uncommitted",  # not to wait for a transaction that commits offsets
+        }
+
+        def ask() -> list[Any]:
+            client = confluent_kafka.Consumer(properties)
+            try:
+                return client.committed(wanted, timeout=self._limit)
+            finally:
+                client.close()
+
+        entries = await self._of_group(f"read offsets of group {group}", ask) if wanted else []
         return {TopicPartition(e.topic, e.partition): e.offset for e in entries if e.offset >= 0}
 
     async def alter_group_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
@@ -185,9 +206,13 @@ class Admin:
         """
         wanted = [confluent_kafka.TopicPartition(p.topic, p.partition, offset) for p, offset in offsets.items()]
         request = [ConsumerGroupTopicPartitions(check_group(group), wanted)]
-        await self._of_group(
-            f"set offsets of group {group}", lambda: self._client.alter_consumer_group_offsets(request)
-        )
+
+        def ask() -> list[Any]:
+            # A client of its own: one that knows the group's coordinator asks it for minutes after it has moved.
+            client = AdminClient(self._properties)
+            return list(_results(client.alter_consumer_group_offsets(request), self._limit)[0].topic_partitions)
+
+        await self._of_group(f"set offsets of group {group}", ask)
 
     async def delete_group(self, group: str) -> None:
         """Delete a group without members, its offsets included."""
@@ -232,15 +257,20 @@ class Admin:
 
         return await self._ask("read offsets", ask)
 
-    async def _of_group(self, doing: str, call: Callable[[], Mapping[Any, Any]]) -> list[Any]:
-        """Ask a group's coordinator, again while it is still settling in, and return the answer's partitions."""
+    async def _of_group(self, doing: str, call: Callable[[], list[Any]]) -> list[Any]:
+        """Ask a group's coordinator for partitions, again while it moves or is still settling in."""
         end = asyncio.get_running_loop().time() + self._limit
         while True:
-            entries: list[Any] = (await self._first(doing, call)).topic_partitions
-            failed = next((entry for entry in entries if entry.error is not None), None)
-            if failed is None:
-                return entries
-            error = to_error(failed.error, f"{doing}, {failed.topic}-{failed.partition}")
+            error: errors.HeadraceError
+            try:
+                entries = await self._ask(doing, call)
+            except errors.KafkaUnavailable as cause:
+                error = cause
+            else:
+                failed = next((entry for entry in entries if entry.error is not None), None)
+                if failed is None:
+                    return entries
+                error = to_error(failed.error, f"{doing}, {failed.topic}-{failed.partition}")
             if not isinstance(error, errors.KafkaUnavailable) or asyncio.get_running_loop().time() > end:
                 raise error
             await asyncio.sleep(_COORDINATOR_PAUSE_SECONDS)

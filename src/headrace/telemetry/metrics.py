@@ -111,7 +111,7 @@ class _Counted:
     def add(self, amount: int, *labels: str) -> None:
         self._values[labels] += amount
 
-    def family(self) -> Metric:
+    def family(self) -> CounterMetricFamily:
         family = CounterMetricFamily(self._name, self._text, labels=self._labels)
         for labels, value in self._values.items():
             family.add_metric(labels, value)

@@ -41,6 +41,10 @@ DOORS = {
     "click": {"cli"},
     "rich": {"cli"},
     "fastavro": {"formats"},
+    "joserfc": {"security"},
+    "jsonschema_rs": {"formats"},
+    "google": {"formats"},
+    "grpc_tools": {"formats"},
     "jgo": {"jvm"},
     "pytest": {"testing"},
 }
@@ -164,7 +168,7 @@ def test_words() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{number}"
         for path in [*FILES, *sorted((ROOT / "tests").rglob("*.py"))]
-        if path != Path(__file__)
+        if path not in (Path(__file__), ROOT / "tests/docs/test_docs.py")  # which look for the same words
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if banned.search(line)
     ]

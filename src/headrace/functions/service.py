@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from headrace.errors import WorkerLost
 from headrace.functions import wire
@@ -36,6 +36,10 @@ class _Slot:
         """Why the last process never got ready; empty once one did."""
         self.failures = 0
 
+    @property
+    def busy(self) -> bool:
+        return bool(self.process and not self.process.at_rest.is_set())
+
 
 class FunctionService(Service):
     """Owns the worker processes of one trigger of a function.
@@ -53,15 +57,19 @@ class FunctionService(Service):
         self._slots = [_Slot() for _ in range(trigger.workers)]
         self._allocator = Allocator(trigger.workers, static=trigger.allocation == "static")
         self._stopping = False
+        self._gauges: dict[str, Callable[[], float]] = {
+            f"{self.name} frames waiting": lambda: self._allocator.waiting,
+            f"{self.name} workers busy": lambda: sum(1 for slot in self._slots if slot.busy),
+            f"{self.name} worker restarts": lambda: self.restarts,
+        }
 
     async def start(self) -> None:
         for number in range(len(self._slots)):
             self.spawn(self._keep_alive(number), f"worker {number}")
         if self.spec.event_timeout_seconds:
             self.spawn(self._watch_time(self.spec.event_timeout_seconds), "event timeout")
-        register_gauge(f"{self.name} frames waiting", lambda: self._allocator.waiting)
-        register_gauge(f"{self.name} workers busy", lambda: sum(1 for slot in self._slots if _busy(slot)))
-        register_gauge(f"{self.name} worker restarts", lambda: self.restarts)
+        for gauge, read in self._gauges.items():
+            register_gauge(gauge, read)
 
     def readiness(self) -> Readiness:
         """Ready when every worker is up or just being replaced, and at least one is up."""
@@ -84,8 +92,8 @@ class FunctionService(Service):
         stops = [self.spawn(slot.process.stop(deadline), "stop") for slot in self._slots if slot.process]
         if stops:
             await asyncio.wait(stops)
-        for gauge in ("frames waiting", "workers busy", "worker restarts"):
-            unregister_gauge(f"{self.name} {gauge}")
+        for gauge in self._gauges:
+            unregister_gauge(gauge)
         await super().stop()
 
     async def serve(
@@ -177,7 +185,3 @@ class FunctionService(Service):
             for slot in self._slots:
                 if slot.process:
                     slot.process.check_time(now, limit_seconds)
-
-
-def _busy(slot: _Slot) -> bool:
-    return bool(slot.process and not slot.process.at_rest.is_set())

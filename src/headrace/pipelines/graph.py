@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 
 from headrace.pipelines.spec import PipelineSpec
@@ -15,13 +15,13 @@ Path = tuple[str | int, ...]
 
 def problems_of(spec: PipelineSpec) -> list[tuple[Path, str]]:
     """Return what makes a pipeline unable to run: place in the file and sentence; empty if nothing does."""
-    problems = [*_clashes(spec), *_unknown(spec)]
-    return problems or [*_view_cycles(spec), *_topic_cycles(spec)]
+    return [*_clashes(spec), *_unknown(spec)] or [*_view_cycles(spec)] or [*_topic_cycles(spec)]
 
 
 def ordered_views(spec: PipelineSpec) -> list[str]:
     """Return the names of the views so that each comes after those it reads."""
-    return [name for name in TopologicalSorter(_view_edges(spec)).static_order() if name in spec.views]
+    edges = {name: tables_read(sql) for name, sql in spec.views.items()}
+    return [name for name in TopologicalSorter(edges).static_order() if name in spec.views]
 
 
 def sources_of(spec: PipelineSpec, flow: str) -> list[str]:
@@ -39,13 +39,6 @@ def sources_of(spec: PipelineSpec, flow: str) -> list[str]:
     return list(found)
 
 
-def _queries(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
-    for name, sql in spec.views.items():
-        yield ("views", name), sql
-    for name, flow in spec.flows.items():
-        yield ("flows", name, "sql"), flow.sql
-
-
 def _clashes(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
     for name in spec.views:
         if name in spec.sources:
@@ -54,7 +47,9 @@ def _clashes(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
 
 def _unknown(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
     known = [*spec.sources, *spec.views]
-    for path, sql in _queries(spec):
+    queries: dict[Path, str] = {("views", name): sql for name, sql in spec.views.items()}
+    queries |= {("flows", name, "sql"): flow.sql for name, flow in spec.flows.items()}
+    for path, sql in queries.items():
         names = tables_read(sql)
         if not names:
             yield path, f"reads no source and no view: write SELECT ... FROM {known[0]}"
@@ -63,10 +58,6 @@ def _unknown(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
                 near = difflib.get_close_matches(name, known, 1, 0.5)
                 hint = f"did you mean {near[0]}?" if near else f"known here are {', '.join(known)}"
                 yield path, f"reads {name}, which is neither a source nor a view: {hint}"
-
-
-def _view_edges(spec: PipelineSpec) -> Mapping[str, list[str]]:
-    return {name: tables_read(sql) for name, sql in spec.views.items()}
 
 
 def _view_cycles(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
@@ -78,8 +69,6 @@ def _view_cycles(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
 
 
 def _topic_cycles(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
-    if any(_view_cycles(spec)):
-        return
     edges: dict[str, set[str]] = {}
     for name, flow in spec.flows.items():
         edges.setdefault(flow.sink.topic, set()).update(spec.sources[source].topic for source in sources_of(spec, name))

@@ -83,25 +83,14 @@ class RunStatus:
     def as_dict(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""
         flows = {name: asdict(flow) for name, flow in self.flows.items()}
-        restarts = max(0, self.starts - 1)
-        return {
-            "name": self.pipeline,
-            "state": self.state,
-            "reason": self.reason,
-            "restarts": restarts,
-            "flows": flows,
-        }
+        own = {"name": self.pipeline, "state": self.state, "reason": self.reason}
+        return {**own, "restarts": max(0, self.starts - 1), "flows": flows}
 
     def _progress(self, flow: FlowStatus, event: wire.FlowProgress) -> None:
         if event.corrupt_records and not flow.corrupt_records:
-            log.warning(
-                "pipeline %s, flow %s: %d of %d records are no row of their source and were left out; "
-                "further ones are only counted (corrupt_records in the status)",
-                self.pipeline,
-                event.flow,
-                event.corrupt_records,
-                event.input_records,
-            )
+            count = f"{event.corrupt_records} of {event.input_records} records"
+            what = "are no row of their source and were left out; further ones are only counted (corrupt_records)"
+            log.warning("pipeline %s, flow %s: %s %s", self.pipeline, event.flow, count, what)
         flow.batch_id = event.batch_id
         flow.input_records += event.input_records
         flow.records_per_second = event.records_per_second

@@ -101,12 +101,14 @@ def _run(spark: SparkSession, plan: wire.DriverPlan, tell: Tell) -> None:
     while active and not stopping:
         for name, reader in list(active.items()):
             ended = not reader.query.isActive
-            _tell_progress(reader, tell)
+            for event in reader.read():
+                tell(event)
             if name in waiting and reader.running:
                 waiting.discard(name)
                 tell(wire.FlowRunning(name))
             if ended:
-                _raise_if_failed(name, reader)
+                if (cause := reader.query.exception()) is not None:
+                    raise _PartFailed(cause, f"flows.{name}")
                 tell(wire.FlowFinished(name))
                 del active[name]
         time.sleep(_POLL_SECONDS)
@@ -121,17 +123,6 @@ def _part(path: str) -> Iterator[None]:
         raise _PartFailed(cause, path) from cause
 
 
-def _tell_progress(reader: ProgressReader, tell: Tell) -> None:
-    for event in reader.read():
-        tell(event)
-
-
-def _raise_if_failed(name: str, reader: ProgressReader) -> None:
-    cause = reader.query.exception()
-    if cause is not None:
-        raise _PartFailed(cause, f"flows.{name}")
-
-
 def _stop(active: dict[str, ProgressReader], tell: Tell) -> None:
     """Stop every flow after the micro-batch it is in; one that is cut would write its rows again."""
     while active:
@@ -142,7 +133,8 @@ def _stop(active: dict[str, ProgressReader], tell: Tell) -> None:
             if done or reader.between_batches or not reader.query.isActive:
                 with contextlib.suppress(Exception):  # boundary: past its time limit, the end of the JVM ends it
                     reader.query.stop()
-                _tell_progress(reader, tell)
+                for event in reader.read():
+                    tell(event)
                 del active[name]
         time.sleep(_STOP_POLL_SECONDS)
 

@@ -25,8 +25,11 @@ _QUEUE_FULL_PAUSE_SECONDS = 0.1
 _MAGIC = 0
 
 Produce = Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Produced | HeadraceError]]]
+"""Writes records and returns one result per record, in their order."""
 SchemaText = Callable[[int], Awaitable[str]]
+"""Text of a registered schema by id; raises `SchemaNotFound`, or another error when the registry cannot tell."""
 PartitionsOf = Callable[[str], Awaitable[int]]
+"""Number of partitions of a topic."""
 
 
 class Workers(Protocol):
@@ -56,17 +59,6 @@ class FunctionDestination:
         schema_text: SchemaText,
         partitions_of: PartitionsOf,
     ) -> None:
-        """Prepare.
-
-        Args:
-            workers: The trigger's workers.
-            trigger: Formats and output topic.
-            clock: For pauses.
-            produce: Writes records and returns one result per record, in their order.
-            schema_text: Text of a registered schema by id; raises `SchemaNotFound`, or another error when the
-                registry cannot tell.
-            partitions_of: Number of partitions of a topic.
-        """
         self._workers = workers
         self._trigger = trigger
         self._clock = clock

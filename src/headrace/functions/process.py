@@ -25,12 +25,7 @@ class WorkerProcess(asyncio.Protocol):
     """A started worker. It serves one frame at a time."""
 
     def __init__(self, label: str, on_idle: Callable[[], None]) -> None:
-        """Prepare; use `start`.
-
-        Args:
-            label: Names function, trigger and worker in logs and messages.
-            on_idle: Called on the loop each time a frame has ended by an answer.
-        """
+        """Prepare; `label` is for logs and messages, `on_idle` is called each time a frame has ended by an answer."""
         self.label = label
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the handler is loaded and set up; `WorkerLost` when that fails."""
@@ -149,8 +144,6 @@ class WorkerProcess(asyncio.Protocol):
             await self._child.stop(deadline)
             await asyncio.wait([self.ended])
 
-    # Called by the transport -----------------------------------------------------------------------------------------
-
     def data_received(self, data: bytes) -> None:
         try:
             for message in self._reader.feed(data):
@@ -162,8 +155,6 @@ class WorkerProcess(asyncio.Protocol):
         # A worker without its wire is of no use; mostly it is dying anyway, and then its exit code says more.
         if self._child and self._child.running and not self.ended.done():
             asyncio.get_running_loop().call_later(_OUTPUT_SECONDS, self._kill_if_running)
-
-    # -----------------------------------------------------------------------------------------------------------------
 
     def _take(self, message: wire.ToParent) -> None:
         if isinstance(message, wire.Done | wire.Results):

@@ -49,16 +49,7 @@ class PipelineRun(Service):
         ensure_topic: EnsureTopic,
         publish_offsets: PublishOffsets,
     ) -> None:
-        """Prepare a run.
-
-        Args:
-            spec: What to run.
-            kafka: Where; its `properties` are for the other clients of this process.
-            state_dir: Folder that holds one folder per pipeline, by name: checkpoints, logs.
-            clock: For pauses between starts.
-            require_topic: Asked for each source before a start.
-            ensure_topic: Creates result topics, if `kafka.create_topics` allows it.
-            publish_offsets: Makes progress visible as the lag of `headrace.<pipeline>.<flow>`.
+        """Prepare a run, with a folder of its own in `state_dir` for checkpoints and logs.
 
         Raises:
             ConfigError: Kafka asks for TLS or a login, which pipelines cannot give it yet.

@@ -30,9 +30,6 @@ class Serving:
         """Prepare.
 
         Args:
-            handler: The user's function.
-            context: Given to every call.
-            setup: Formats of keys, values and outputs.
             progress: Its first 8 bytes hold the number of records begun since the worker started; the parent reads
                 it to know which record a dead or hung worker was at.
             resolve: Runs a coroutine that the handler has returned.

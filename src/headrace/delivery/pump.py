@@ -66,6 +66,7 @@ class Pump(Service):
 
     async def stop(self) -> None:
         unregister_gauge(f"{self.name} open records")
+        self._abandon(list(self._lanes.values()), list(self._tasks_of.values()))
         await super().stop()
 
     def readiness(self) -> Readiness:

@@ -305,6 +305,22 @@ def test_a_revoke_does_not_wait_for_a_pause_between_attempts() -> None:
     run(test)
 
 
+def test_a_stop_without_a_drain_counts_what_it_abandons(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever stops at once reads how many duplicates to expect."""
+
+    async def test() -> None:
+        bed = await opened(Bed(FakeDestination()))
+        bed.destination.hold = asyncio.Event()
+        bed.feed(0, 1, 2)
+        await bed.clock.advance(0)
+        await bed.pump.stop()
+        assert bed.pump.counts.abandoned == 2
+        assert bed.source.commits == []
+
+    run(test)
+    assert "abandoned=2" in caplog.text
+
+
 def test_lost_partitions_commit_nothing_and_late_results_mean_nothing() -> None:
     """After a loss another member owns the partition; what still comes back is dropped."""
 

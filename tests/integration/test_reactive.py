@@ -1,0 +1,290 @@
+"""Reactive consumers in a running process: every record ends once and in order, whatever the backend does."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headrace.records import OutgoingRecord, TopicPartition
+from headrace.testing import Answer, HeadraceProcess
+
+NOTHING = Answer(body=[])
+
+
+@pytest.fixture
+def push(site: Any, headrace: Any, backend: Any) -> Callable[..., HeadraceProcess]:
+    """Start a process that pushes a topic to the backend: `push(topic, **settings of the consumer)`."""
+
+    def start(topic: str, *, wait: bool = True, more: Any = None, **settings: Any) -> HeadraceProcess:
+        consumer = {
+            "topics": [topic],
+            "group": f"{topic}-push",
+            "retry": {"attempts": 3, "first_delay_seconds": 0.05, "max_delay_seconds": 0.2},
+            **settings,
+            "backend": {"url": backend.url, **settings.get("backend", {})},
+        }
+        return headrace({**site.config, **(more or {}), "reactive_consumers": {"push": consumer}}, wait=wait)
+
+    return start
+
+
+def offsets(records: list[dict[str, Any]]) -> list[int]:
+    return [record["offset"] for record in records]
+
+
+def test_batches_are_pushed_in_order_and_committed(site: Any, topic: Any, push: Any, backend: Any) -> None:
+    """The body is what the backend's side of the contract says; batches keep to their size."""
+    name = topic()
+    site.write(name, *(OutgoingRecord(name, b"k", b'{"n":%d}' % n, [("h", b"x")]) for n in range(25)))
+    push(name, batch={"max_records": 10})
+    backend.wait_for(lambda b: len(b.accepted) == 25)
+    assert offsets(backend.accepted) == list(range(25))
+    assert max(len(request.body) for request in backend.requests) <= 10
+    first = backend.requests[0]
+    assert (first.path, first.headers["content-type"]) == ("/kafka/records", "application/json")
+    entry = first.body[0]
+    assert entry.pop("timestamp") > 0
+    assert entry.pop("epoch") >= 1
+    assert entry == {
+        "topic": name,
+        "partition": 0,
+        "offset": 0,
+        "headers": {"h": "x"},
+        "key": "k",
+        "value": {"n": 0},
+        "deliveryId": f"{name}-push:{name}:0:0",
+        "attempt": 1,
+    }
+    site.wait_committed(f"{name}-push", name, 25)
+
+
+def test_a_status_is_enough_in_status_mode(site: Any, topic: Any, push: Any, backend: Any) -> None:
+    """2xx ends the batch whatever the body is; anything else repeats it."""
+    name = topic()
+    backend.script.append(Answer(status=500))
+    backend.answer = Answer(status=202, body="thanks")
+    site.write_json(name, 1, 2, 3)
+    push(name, backend={"mode": "status"})
+    site.wait_committed(f"{name}-push", name, 3)
+    assert [len(request.body) for request in backend.requests[:2]] == [len(backend.requests[0].body)] * 2
+
+
+def test_a_failed_record_is_retried_alone_and_becomes_a_dead_letter(
+    site: Any, topic: Any, push: Any, backend: Any
+) -> None:
+    """The way of a bad record: attempts, dead letter byte for byte, commands, redrive under the same delivery id."""
+    name = topic()
+    own = [("trace", b"\x00\xff"), ("trace", None), ("a", b"")]
+    site.write(name, *(OutgoingRecord(name, b"k\xfe%d" % n, b'{"n": %d}' % n, own) for n in range(5)))
+    backend.answer = Answer(fails=lambda record: record["value"]["n"] in (1, 3))
+    process = push(name, key_format="binary", retry={"attempts": 3, "first_delay_seconds": 0.05})
+    site.wait_committed(f"{name}-push", name, 5)
+    assert offsets(backend.accepted) == [0, 2, 4]
+    tries = [(entry["offset"], entry["attempt"]) for entry in backend.records if entry["offset"] in (1, 3)]
+    assert tries == [(offset, attempt) for attempt in (1, 2, 3) for offset in (1, 3)]
+
+    letters = site.records(f"{name}.dlq")
+    assert [(letter.key, letter.value) for letter in letters] == [
+        (b"k\xfe1", b'{"n": 1}'),
+        (b"k\xfe3", b'{"n": 3}'),
+    ]
+    for letter in letters:
+        assert letter.headers[:3] == own
+        history = dict(letter.headers[3:])
+        assert history["headrace.dlq.attempts"] == b"3"
+        assert history["headrace.dlq.error"] == b"not processed"
+        assert history["headrace.dlq.offset"] in (b"1", b"3")
+
+    listed = site.cli("dlq", "list", f"{name}.dlq").stdout
+    assert re.search(rf"{name}\.dlq +2 +2 +not processed: 2", listed), listed
+    shown = site.cli("dlq", "show", f"{name}.dlq", "--max", "1").stdout
+    for part in (f"{name}-0 offset 1", "3", "the backend answered processed: false", '{"n": 1}'):
+        assert part in shown, shown
+
+    backend.answer = Answer()
+    said = site.cli("dlq", "redrive", f"{name}.dlq").stdout
+    assert said == f"2 letters of {name}.dlq back and acknowledged: 2 to {name}\n"
+    site.wait_committed(f"{name}-push", name, 7)
+    again = backend.accepted[3:]
+    assert offsets(again) == [5, 6]
+    assert [entry["deliveryId"] for entry in again] == [f"{name}-push:{name}:0:{first}" for first in (1, 3)]
+    assert [entry["attempt"] for entry in again] == [1, 1]
+    assert site.cli("groups", "lag", f"{name}-push").stdout.splitlines()[1].split()[-1] == "0"
+    assert process.terminate() == 0
+
+
+def test_a_backend_that_is_down_costs_no_attempts(site: Any, topic: Any, push: Any, backend: Any) -> None:
+    """Records wait, the process stays and says what it waits for; the first answer is to attempt 1."""
+    name = topic()
+    backend.stop()
+    site.write_json(name, *range(10))
+    process = push(name, retry={"attempts": 1, "first_delay_seconds": 0.05, "max_delay_seconds": 0.1})
+    reason = f"waiting for the backend {backend.url}"
+    site.wait_until(lambda: reason in site.reasons(process.url).get("reactive push delivery", ""), "the reason")
+    assert site.ask(f"{process.url}/health/liveness").status == 200
+    backend.start()
+    backend.wait_for(lambda b: len(b.accepted) == 10)
+    assert {entry["attempt"] for entry in backend.records} == {1}
+    site.wait_committed(f"{name}-push", name, 10)
+    site.wait_until(lambda: site.ask(f"{process.url}/health/readiness").status == 200, "readiness")
+    assert site.records(f"{name}.dlq") == []
+    assert "Traceback" not in process.output
+
+
+def test_answers_that_are_not_as_agreed_end_nothing(site: Any, topic: Any, headrace: Any, backend: Any) -> None:
+    """Nothing is committed and nobody is blamed; readiness says what is wrong, and all go on when that is mended."""
+    cases = {
+        "few": (Answer(body=[]), "answered 0 results for"),
+        "object": (Answer(body={"processed": True}), "not a JSON array of results"),
+        "text": (Answer(body="<html>"), "not a JSON array of results"),
+        "redirect": (Answer(status=301), "HTTP 301"),
+        "missing": (Answer(status=404), "HTTP 404"),
+        "slow": (Answer(delay_seconds=3), "no answer within 0.3 s"),
+    }
+    topics = {case: topic() for case in cases}
+    answers = {topics[case]: answer for case, (answer, _) in cases.items()}
+    consumers = {
+        case: {
+            "topics": [name],
+            "group": f"{name}-push",
+            "backend": {"url": backend.url, "timeout_seconds": 0.3},
+            "retry": {"first_delay_seconds": 0.05, "max_delay_seconds": 0.2},
+        }
+        for case, name in topics.items()
+    }
+    for name in topics.values():
+        site.write_json(name, 1, 2)
+    backend.answer = lambda request: answers[request.body[0]["topic"]]
+    process = headrace({**site.config, "reactive_consumers": consumers})
+
+    def said(case: str) -> str:
+        return str(site.reasons(process.url).get(f"reactive {case} delivery", ""))
+
+    for case, (_, says) in cases.items():
+        site.wait_until(lambda case=case, says=says: says in said(case), f"the reason of {case}")
+        assert site.committed(f"{topics[case]}-push").get(TopicPartition(topics[case], 0), 0) == 0
+    backend.answer = Answer()
+    for name in topics.values():
+        site.wait_committed(f"{name}-push", name, 2)
+        assert site.records(f"{name}.dlq") == []
+    assert {entry["attempt"] for entry in backend.records} == {1}
+
+
+def test_avro_is_pushed_as_json(site: Any, topic: Any, push: Any, backend: Any, schema_registry: Any) -> None:
+    """Values that were posted as Avro come out by the schema their bytes name; what is no Avro is a dead letter."""
+    name = topic()
+    registry = {"schema_registry": {"url": schema_registry.url}}
+    process = push(name, value_format="avro", more=registry)
+    schema = {
+        "type": "record",
+        "name": "Flight",
+        "fields": [{"name": "carrier", "type": "string"}, {"name": "delay", "type": ["null", "long"]}],
+    }
+    flights = [{"carrier": "UA", "delay": {"long": 7}}, {"carrier": "DL", "delay": None}]
+    body = {
+        "valueFormat": "avro",
+        "valueSchema": json.dumps(schema),
+        "records": [{"key": "k", "value": flight} for flight in flights],
+    }
+    assert site.ask(f"{process.url}/producers/{name}", body).status == 200
+    site.write(name, OutgoingRecord(name, b"k", b"no avro"), OutgoingRecord(name, b"k", b"\0\0\x0f\xff\xff1"))
+    site.write(name, OutgoingRecord(name, b"k", None))
+    site.wait_committed(f"{name}-push", name, 5)
+    assert [entry.get("value", "absent") for entry in backend.accepted] == [*flights, "absent"]
+    letters = site.records(f"{name}.dlq")
+    assert [letter.value for letter in letters] == [b"no avro", b"\0\0\x0f\xff\xff1"]
+    assert {dict(letter.headers)["headrace.dlq.error"] for letter in letters} == {b"DecodeError"}
+
+
+def test_a_record_that_cannot_be_decoded_is_a_dead_letter_at_once(
+    site: Any, topic: Any, push: Any, backend: Any
+) -> None:
+    """Its neighbours in the batch are delivered; no attempts are wasted on it; its value is in no log."""
+    name = topic()
+    values = [b"1", b'{"secret-4711', b"\xff", b"4"]
+    site.write(name, *(OutgoingRecord(name, None, value) for value in values))
+    process = push(name)
+    site.wait_committed(f"{name}-push", name, 4)
+    assert offsets(backend.records) == [0, 3]
+    letters = site.records(f"{name}.dlq")
+    assert [letter.value for letter in letters] == values[1:3]
+    assert {dict(letter.headers)["headrace.dlq.attempts"] for letter in letters} == {b"1"}
+    assert "secret-4711" not in process.output
+    assert b"secret" not in b"".join(dict(letters[0].headers)["headrace.dlq.reason"] or b"" for _ in (1,))
+
+
+def test_sigterm_finishes_what_is_in_flight_and_commits_it(site: Any, topic: Any, push: Any, backend: Any) -> None:
+    """The batch at the backend ends and is committed, nothing behind it is begun, and the exit code is 0."""
+    name = topic()
+    site.write_json(name, *range(20))
+    backend.answer = Answer(delay_seconds=1.5)
+    process = push(name, batch={"max_records": 5})
+    backend.wait_for(lambda b: len(b.requests) == 1)
+    count = len(backend.requests[0].body)
+    assert process.terminate() == 0
+    assert len(backend.requests) == 1
+    assert site.committed(f"{name}-push") == {TopicPartition(name, 0): count}
+    assert "abandoned" not in process.output
+    backend.answer = Answer()
+    push(name)
+    backend.wait_for(lambda b: len(b.accepted) == 20)
+    assert offsets(backend.accepted) == list(range(20))
+
+
+def test_a_second_sigterm_stops_now(site: Any, topic: Any, push: Any, backend: Any) -> None:
+    """What is in flight is given up, not committed, and said to come again."""
+    name = topic()
+    site.write_json(name, 1)
+    backend.answer = Answer(delay_seconds=20)
+    process = push(name)
+    backend.wait_for(lambda b: len(b.requests) == 1)
+    process.server.signal(signal.SIGTERM)
+    site.wait_until(lambda: site.ask(f"{process.url}/health/readiness").status == 503, "the drain")
+    asked_at = time.monotonic()
+    process.server.signal(signal.SIGTERM)
+    site.wait_until(lambda: process.exit_code is not None, "the end")
+    assert time.monotonic() - asked_at < 5
+    assert process.exit_code == 0
+    assert site.committed(f"{name}-push").get(TopicPartition(name, 0), 0) == 0
+    assert "abandoned=1" in process.output
+    assert "Traceback" not in process.output
+
+
+def test_a_drain_past_its_limit_ends_the_process_all_the_same(site: Any, topic: Any, push: Any, backend: Any) -> None:
+    """`drain_seconds` bounds the whole; what did not end in time comes again."""
+    name = topic()
+    site.write_json(name, 1)
+    backend.answer = Answer(delay_seconds=20)
+    process = push(name, more={"drain_seconds": 1})
+    backend.wait_for(lambda b: len(b.requests) == 1)
+    asked_at = time.monotonic()
+    assert process.terminate() == 0
+    assert time.monotonic() - asked_at < 6
+    assert site.committed(f"{name}-push").get(TopicPartition(name, 0), 0) == 0
+
+
+def test_a_slow_backend_bounds_what_is_held(site: Any, topic: Any, push: Any, backend: Any) -> None:
+    """The consumer's own flow limit counts: beyond it and one poll nothing is taken from Kafka."""
+    name = topic()
+    site.write_json(name, *range(3000))
+    backend.answer = NOTHING
+    process = push(name, batch={"max_records": 10}, flow={"max_records": 100})
+    backend.wait_for(lambda b: len(b.requests) >= 3)
+
+    def held() -> float:
+        text = site.ask(f"{process.url}/metrics").body
+        found = re.search(r'headrace_depth\{name="reactive push delivery open records"\} (\S+)', text)
+        return float(found[1]) if found else -1
+
+    site.wait_until(lambda: held() >= 100, "records to be held")
+    assert held() <= 600
+    backend.answer = Answer()
+    site.wait_committed(f"{name}-push", name, 3000)
+    assert held() == 0
+    assert offsets(backend.accepted) == list(range(3000))

@@ -1,0 +1,178 @@
+"""Functions in a running process: the example as it stands, Avro in, JSON out, failures, shutdown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from headrace.records import OutgoingRecord, TopicPartition
+from headrace.testing import HeadraceProcess
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "function"
+
+
+@pytest.fixture
+def function(site: Any, headrace: Any, tmp_path: Path) -> Callable[..., HeadraceProcess]:
+    """Run a handler on a topic: `function(source, code, more=parts of headrace.yaml, **attributes)`."""
+
+    def start(source: str, code: str, *, wait: bool = True, more: Any = None, **attributes: Any) -> HeadraceProcess:
+        (tmp_path / "work.py").write_text(code)
+        trigger = {
+            "kind": "kafka-cluster",
+            "numWorkers": 1,
+            "attributes": {"topics": [source], "consumerGroup": f"{source}-work", "attempts": 2, **attributes},
+        }
+        spec = {"handler": "work:handler", "triggers": {"in": trigger}}
+        (tmp_path / "function.yaml").write_text(yaml.safe_dump({"metadata": {"name": "work"}, "spec": spec}))
+        config = {**site.config, **(more or {}), "functions": [str(tmp_path / "function.yaml")]}
+        return headrace(config, wait=wait)
+
+    return start
+
+
+def test_the_example_runs_as_it_stands(site: Any, topic: Any, headrace: Any, tmp_path: Path) -> None:
+    """Only its topics and group are renamed; flights come out with a word, and keep their keys."""
+    source, target = topic(2), topic(2)
+    text = (EXAMPLE / "function.yaml").read_text()
+    text = text.replace("flights-how-late", target).replace("[flights]", f"[{source}]")
+    text = text.replace("consumerGroup: how-late", f"consumerGroup: {source}-work")
+    (tmp_path / "function.yaml").write_text(text)
+    (tmp_path / "main.py").write_text((EXAMPLE / "main.py").read_text())
+    process = headrace({**site.config, "functions": [str(tmp_path / "function.yaml")]})
+    delays = [75, 20, 3, -4, None]
+    body = {"records": [{"key": f"k{d}", "value": {"carrier": "UA", "arr_delay": d}} for d in delays]}
+    assert site.ask(f"{process.url}/producers/{source}", body).status == 200
+    site.wait_until(lambda: len(site.records(target)) == 4, "the outputs")
+    found = {record.key: json.loads(record.value or b"") for record in site.records(target)}
+    assert {key: value["arrival"] for key, value in found.items()} == {
+        b"k75": "very late",
+        b"k20": "late",
+        b"k3": "a little late",
+        b"k-4": "on time",
+    }
+    assert all(("carrier", b"UA") in record.headers for record in site.records(target))
+    assert process.terminate() == 0
+    assert sum(site.committed(f"{source}-work").values()) == len(delays)
+    assert "Traceback" not in process.output
+
+
+def test_avro_comes_in_decoded_and_json_goes_out(site: Any, topic: Any, function: Any, schema_registry: Any) -> None:
+    """The handler sees plain values; logical types are written as text; the key travels byte for byte."""
+    source, target = topic(), topic()
+    code = "def handler(context, event):\n    return {**event.body, 'seen': type(event.body['at']).__name__}\n"
+    registry = {"schema_registry": {"url": schema_registry.url}}
+    process = function(source, code, more=registry, valueFormat="avro", outputTopic=target)
+    fields = [
+        {"name": "n", "type": "long"},
+        {"name": "name", "type": ["null", "string"]},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+    ]
+    schema = {"type": "record", "name": "Flight", "fields": fields}
+    values = [{"n": 2**60, "name": {"string": "é"}, "at": 1_357_020_000_000}, {"n": 1, "name": None, "at": 0}]
+    body = {
+        "keyFormat": "binary",
+        "valueFormat": "avro",
+        "valueSchema": json.dumps(schema),
+        "records": [{"key": "/v8=", "value": value} for value in values],
+    }
+    answer = site.ask(f"{process.url}/producers/{source}", body)
+    assert answer.status == 200, answer.body
+    site.wait_until(lambda: len(site.records(target)) == 2, "the outputs")
+    first, second = site.records(target)
+    assert first.key == second.key == b"\xfe\xff"
+    outputs = [json.loads(record.value or b"") for record in (first, second)]
+    assert [(output["n"], output["name"], output["seen"]) for output in outputs] == [
+        (2**60, "é", "datetime"),
+        (1, None, "datetime"),
+    ]
+    assert outputs[0]["at"].startswith("2013-01-01T06:00:00")
+
+
+def test_a_handler_that_raises_is_retried_and_then_a_dead_letter(site: Any, topic: Any, function: Any) -> None:
+    """Two attempts as the file says, the user's own stack in the letter, neighbours untouched; redriven when mended."""
+    source, target = topic(), topic()
+    code = (
+        "def handler(context, event):\n"
+        "    if event.body['n'] == 1:\n"
+        "        raise KeyError('no such airport')\n"
+        "    return event.body\n"
+    )
+    own = [("trace", b"\x00\xff")]
+    site.write(source, *(OutgoingRecord(source, b"k%d" % n, b'{"n": %d}' % n, own) for n in range(3)))
+    process = function(source, code, valueFormat="json", outputTopic=target)
+    site.wait_committed(f"{source}-work", source, 3)
+    assert [record.key for record in site.records(target)] == [b"k0", b"k2"]
+    (letter,) = site.records(f"{source}.dlq")
+    assert (letter.key, letter.value, letter.headers[:1]) == (b"k1", b'{"n": 1}', own)
+    history = dict(letter.headers)
+    assert history["headrace.dlq.attempts"] == b"2"
+    assert history["headrace.dlq.error"] == b"KeyError"
+    assert b"work.py" in (history["StackTrace"] or b"")
+    assert "KeyError: 1" in site.cli("dlq", "list", f"{source}.dlq").stdout
+    assert process.terminate() == 0
+
+    process = function(source, code.replace("== 1", "== 7"), valueFormat="json", outputTopic=target)
+    site.cli("dlq", "redrive", f"{source}.dlq")
+    site.wait_committed(f"{source}-work", source, 4)
+    assert [record.key for record in site.records(target)] == [b"k0", b"k2", b"k1"]
+    assert process.terminate() == 0
+
+
+def test_a_record_that_cannot_be_decoded_never_meets_the_handler(site: Any, topic: Any, function: Any) -> None:
+    """A dead letter after one attempt."""
+    source, target = topic(), topic()
+    site.write(source, OutgoingRecord(source, b"a", b"{"), OutgoingRecord(source, b"b", b"2"))
+    function(source, "def handler(context, event):\n    return event.body\n", valueFormat="json", outputTopic=target)
+    site.wait_committed(f"{source}-work", source, 2)
+    assert [record.value for record in site.records(target)] == [b"2"]
+    (letter,) = site.records(f"{source}.dlq")
+    assert (letter.value, dict(letter.headers)["headrace.dlq.attempts"]) == (b"{", b"1")
+
+
+def test_a_module_that_cannot_be_imported_is_said_in_readiness(site: Any, topic: Any, function: Any) -> None:
+    """The process lives, is not ready and names module and error; nothing is consumed past it."""
+    source = topic()
+    site.write_json(source, 1)
+    process = function(source, "import nowhere_to_be_found\n", wait=False)
+    site.wait_until(
+        lambda: "nowhere_to_be_found" in site.reasons(process.url).get("function work/in", ""), "the reason"
+    )
+    assert site.ask(f"{process.url}/health/liveness").status == 200
+    assert site.committed(f"{source}-work").get(TopicPartition(source, 0), 0) == 0
+    assert process.terminate() == 0
+
+
+def test_sigterm_lets_the_handler_finish(site: Any, topic: Any, function: Any) -> None:
+    """The event at work ends, its output is written and its offset committed; the exit code is 0."""
+    source, target = topic(), topic()
+    code = "import time\ndef handler(context, event):\n    time.sleep(1.5)\n    return event.body\n"
+    process = function(source, code, outputTopic=target)
+    site.write_json(source, 1)
+    site.wait_until(
+        lambda: 'headrace_depth{name="function work/in workers busy"} 1.0' in site.ask(f"{process.url}/metrics").body,
+        "the worker to be busy",
+    )
+    assert process.terminate() == 0
+    assert len(site.records(target)) == 1
+    assert site.committed(f"{source}-work") == {TopicPartition(source, 0): 1}
+
+
+def test_the_cluster_lacks_the_topic_until_it_is_made(site: Any, topic: Any, function: Any) -> None:
+    """The output topic of a function takes its partitions from the source, as soon as that exists."""
+    source = topic() + "-later"
+    process = function(
+        source, "def handler(context, event):\n    return event.body\n", wait=False, outputTopic=f"{source}-out"
+    )
+    site.wait_until(lambda: f"topic {source} does not exist" in str(site.reasons(process.url)), "the reason")
+    site.cli("topics", "create", source, "--partitions", "3")
+    process.wait_ready()
+    site.write_json(source, {"n": 1})
+    site.wait_until(lambda: len(site.records(f"{source}-out")) == 1, "the output")
+    described = json.loads(site.cli("topics", "describe", f"{source}-out", "--output", "json").stdout)
+    assert len(described["partitions"]) == 3
+    assert "Traceback" not in process.output

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
-from headrace.cli.output import output_option, print_json, print_rows
-from headrace.config.load import load
+from headrace.cli.output import output_option, print_json
+from headrace.config.load import load_config
 from headrace.config.model import HeadraceConfig
-from headrace.config.show import json_schema, masked, origins
+from headrace.config.show import json_schema, masked
 from headrace.errors import ConfigError, HeadraceError
 from headrace.kafka.properties import check_properties
 
@@ -44,7 +44,7 @@ def check(file: Path, output: str) -> None:
     Example: headrace config check -c headrace.yaml
     """
     try:
-        settings = load(file, os.environ).config
+        settings = load_config(file, os.environ)
         check_properties(settings.kafka.properties)
         _check_files(settings)
     except ConfigError as problem:
@@ -54,7 +54,9 @@ def check(file: Path, output: str) -> None:
     if output == "json":
         print_json({"ok": True, "problems": []})
     else:
-        click.echo(f"{file}: ok ({_contents(settings)})")
+        parts = ("reactive_consumers", "functions", "pipelines")
+        counts = ", ".join(f"{part.replace('_', ' ')}: {len(getattr(settings, part))}" for part in parts)
+        click.echo(f"{file}: ok ({counts})")
 
 
 @config.command()
@@ -68,23 +70,19 @@ def schema() -> None:
 
 @config.command()
 @file_option
-@click.option("--origin", is_flag=True, help="Say where each value comes from.")
 @output_option
-def show(file: Path, origin: bool, output: str) -> None:
+def show(file: Path, output: str) -> None:
     """Print the effective configuration, secrets masked. Without a file: defaults and environment.
 
-    Example: headrace config show --origin
+    Example: headrace config show -c headrace.yaml
     """
-    loaded = load(None if file == DEFAULT_FILE and not file.exists() else file, os.environ)
-    if origin:
-        rows = [{"setting": path, "value": value, "origin": source} for path, value, source in origins(loaded)]
-        print_rows(rows, output, "")
-    elif output == "json":
-        print_json(masked(loaded.config))
+    shown = masked(load_config(None if file == DEFAULT_FILE and not file.exists() else file, os.environ))
+    if output == "json":
+        print_json(shown)
     else:
         import yaml
 
-        click.echo(yaml.safe_dump(masked(loaded.config), sort_keys=False), nl=False)
+        click.echo(yaml.safe_dump(shown, sort_keys=False), nl=False)
 
 
 def _check_files(settings: HeadraceConfig) -> None:
@@ -92,20 +90,11 @@ def _check_files(settings: HeadraceConfig) -> None:
     from headrace.pipelines.load import load_pipeline
 
     problems = []
-    files = [(load_function, file) for file in settings.functions]
-    for load_file, file in [*files, *((load_pipeline, file) for file in settings.pipelines)]:
-        try:
-            load_file(file)
-        except HeadraceError as problem:
-            problems.append(problem.description)
+    for load_file, files in ((load_function, settings.functions), (load_pipeline, settings.pipelines)):
+        for file in files:
+            try:
+                load_file(file)
+            except HeadraceError as problem:
+                problems.append(problem.description)
     if problems:
         raise ConfigError("\n".join(problems))
-
-
-def _contents(settings: HeadraceConfig) -> str:
-    counts = {
-        "reactive consumers": len(settings.reactive_consumers),
-        "functions": len(settings.functions),
-        "pipelines": len(settings.pipelines),
-    }
-    return ", ".join(f"{name}: {count}" for name, count in counts.items())

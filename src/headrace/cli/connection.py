@@ -1,31 +1,30 @@
-"""Where commands find Kafka and the schema registry, and how they run their work.
+"""Where commands find Kafka and the schema registry.
 
 Order: option, file, environment (`KAFKA`, `SCHEMA_REGISTRY_URL`), the dev cluster if it is up, localhost.
 """
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
+import functools
 import json
 import logging
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import click
 
+from headrace.cli.output import output_option
 from headrace.config.load import load_config
-from headrace.config.model import HeadraceConfig, KafkaConfig, SchemaRegistryConfig
+from headrace.config.model import HeadraceConfig, KafkaConfig, ProducerConfig, SchemaRegistryConfig
+from headrace.devcluster import HOME
+from headrace.kafka import Producer
+from headrace.lifecycle import Deadline, SystemClock
 
-T = TypeVar("T")
-Command = TypeVar("Command", bound=Callable[..., Any])
+ENDPOINTS = HOME / "endpoints.json"
 
-ENDPOINTS = Path(".headrace/dev/endpoints.json")
-
-config_option = click.option(
-    "-c", "--config", "config", type=click.Path(path_type=Path), help="A headrace.yaml to take settings from."
-)
 registry_option = click.option("--schema-registry", "registry", metavar="URL", help="Schema registry, for Avro.")
 
 
@@ -37,10 +36,18 @@ class Place(NamedTuple):
     file: HeadraceConfig | None
 
 
-def kafka_options(command: Command) -> Command:
-    """Add `-b` and `-c` to a command; it gets `bootstrap_servers` and `config` for `find`."""
+def kafka_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `-b`, `-c` and `--output` to a command, which gets `place` and `output`; `registry_option` goes below it."""
+
+    @functools.wraps(command)
+    def run(bootstrap_servers: str | None, config: Path | None, registry: str | None = None, **others: Any) -> Any:
+        return command(place=find(bootstrap_servers, config, registry), **others)
+
     servers = click.option("-b", "--bootstrap-servers", help="Kafka: host:port, comma separated.")
-    return servers(config_option(command))
+    file = click.option(
+        "-c", "--config", "config", type=click.Path(path_type=Path), help="A headrace.yaml to take settings from."
+    )
+    return servers(file(output_option(run)))
 
 
 def find(bootstrap_servers: str | None, config: Path | None, registry_url: str | None = None) -> Place:
@@ -63,9 +70,16 @@ def find(bootstrap_servers: str | None, config: Path | None, registry_url: str |
     return Place(kafka, registry, file)
 
 
-def run_async(work: Coroutine[Any, Any, T]) -> T:
-    """Run a command's work to its end; Ctrl-C cancels it, lets it clean up, and comes out as KeyboardInterrupt."""
-    return asyncio.run(work)
+@contextlib.asynccontextmanager
+async def open_producer(kafka: KafkaConfig) -> AsyncIterator[Producer]:
+    """Give a producer for the length of a command; on leaving it waits for what is in flight, at most 5 s."""
+    producer = Producer(kafka, ProducerConfig(), "cli")
+    await producer.start()
+    try:
+        yield producer
+        await producer.drain(Deadline(SystemClock(), 5.0))
+    finally:
+        await producer.stop()
 
 
 def quiet_client() -> None:

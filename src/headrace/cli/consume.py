@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncGenerator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 import msgspec
 
-from headrace.cli.connection import Place, find, kafka_options, registry_option, run_async
-from headrace.cli.output import output_option
+from headrace.cli.connection import Place, kafka_options, registry_option
 from headrace.cli.text import FORMATS, json_to_line, open_codecs
 from headrace.control.topics import read_window, window
 from headrace.errors import DecodeError
@@ -46,15 +45,14 @@ class _Wanted(NamedTuple):
 @click.option("--keys", is_flag=True, help="Print key, tab, value.")
 @kafka_options
 @registry_option
-@output_option
-def consume(bootstrap_servers: str | None, config: Path | None, registry: str | None, **wanted: Any) -> None:
+def consume(place: Place, **wanted: Any) -> None:
     """Print the records of a topic, one per line; with --output json as objects with partition, offset and headers.
 
     Order holds within a partition. Binary values are printed as base64, Avro as JSON.
 
     Example: headrace consume orders --format json --max 10
     """
-    run_async(_consume(find(bootstrap_servers, config, registry), _Wanted(**wanted)))
+    asyncio.run(_consume(place, _Wanted(**wanted)))
 
 
 async def _consume(place: Place, wanted: _Wanted) -> None:

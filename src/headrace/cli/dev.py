@@ -8,11 +8,9 @@ import time
 
 import click
 
-from headrace.cli.connection import ENDPOINTS
 from headrace.cli.output import install_progress, output_option, print_json, print_rows
-from headrace.devcluster import DevCluster, environment
+from headrace.devcluster import HOME, DevCluster, environment
 
-HOME = ENDPOINTS.parent
 _port = click.IntRange(1, 65_000)
 
 
@@ -37,14 +35,15 @@ def up(brokers: str | None, registry: bool, port: int | None, registry_port: int
     """
     started = time.monotonic()
     with install_progress() as progress:
-        endpoints = DevCluster(HOME).up(
+        cluster = DevCluster()
+        endpoints = cluster.up(
             brokers=int(brokers) if brokers else None,
             registry=registry,
             port=port,
             registry_port=registry_port,
             progress=progress,
         )
-    click.echo(f"up after {time.monotonic() - started:.1f} s; see {ENDPOINTS}", err=True)
+    click.echo(f"up after {time.monotonic() - started:.1f} s; see {cluster.endpoints_file}", err=True)
     if output == "json":
         print_json(endpoints)
     else:
@@ -58,7 +57,7 @@ def down() -> None:
 
     Example: headrace dev down
     """
-    click.echo("stopped" if DevCluster(HOME).down() else "nothing was running", err=True)
+    click.echo("stopped" if DevCluster().down() else "nothing was running", err=True)
 
 
 @dev.command()
@@ -68,7 +67,7 @@ def status(output: str) -> int:
 
     Example: headrace dev status
     """
-    servers = DevCluster(HOME).status()
+    servers = DevCluster().status()
     rows = [{**server._asdict(), "log": str(server.log)} for server in servers]
     print_rows(rows, output, "no dev cluster here: headrace dev up")
     return 0 if servers and all(server.running for server in servers) else 1
@@ -81,7 +80,7 @@ def logs(lines: int) -> None:
 
     Example: headrace dev logs -n 100
     """
-    for server in DevCluster(HOME).status():
+    for server in DevCluster().status():
         click.echo(f"== {server.log}")
         click.echo("\n".join(server.log.read_text(errors="replace").splitlines()[-lines:]))
 
@@ -95,5 +94,5 @@ def reset(yes: bool) -> None:
     """
     if not yes and sys.stdin.isatty():
         click.confirm(f"Delete everything in {HOME.resolve()}?", abort=True, err=True)
-    DevCluster(HOME).reset()
+    DevCluster().reset()
     click.echo("deleted", err=True)

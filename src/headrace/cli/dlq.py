@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from pathlib import Path
 from typing import Any
 
 import click
 
-from headrace.cli.connection import Place, find, kafka_options, run_async
-from headrace.cli.output import counted, output_option, print_json, print_rows, progress
-from headrace.cli.producing import producer
+from headrace.cli.connection import Place, kafka_options, open_producer
+from headrace.cli.output import counted, print_json, print_rows, progress
 from headrace.config.model import HeadraceConfig
 from headrace.control.dead_letters import DeadLetters, Summary
 from headrace.control.redrive import Redrive, Redriven, RedriveOptions
@@ -32,15 +31,14 @@ def dlq() -> None:
 @dlq.command("list")
 @click.argument("topic", required=False)
 @kafka_options
-@output_option
-def list_(topic: str | None, bootstrap_servers: str | None, config: Path | None, output: str) -> None:
+def list_(topic: str | None, place: Place, output: str) -> None:
     """Say per dead letter topic how many letters there are, how many are not redriven yet, and their error classes.
 
     Looks at topics named *.dlq, and with -c at those the file names.
 
     Example: headrace dlq list
     """
-    found = run_async(_summaries(find(bootstrap_servers, config), topic))
+    found = asyncio.run(_summaries(place, topic))
     print_rows([summary._asdict() for summary in found], output, "no dead letter topics")
 
 
@@ -50,14 +48,12 @@ def list_(topic: str | None, bootstrap_servers: str | None, config: Path | None,
 @click.option("--offset", type=click.IntRange(0), help="From this offset on; needs --partition.")
 @click.option("--max", "limit", type=click.IntRange(1), default=10, show_default=True, help="Letters at most.")
 @kafka_options
-@output_option
 def show(
     topic: str,
     partition: int | None,
     offset: int | None,
     limit: int,
-    bootstrap_servers: str | None,
-    config: Path | None,
+    place: Place,
     output: str,
 ) -> None:
     """Show letters: where each came from, what went wrong, its key and value.
@@ -66,7 +62,7 @@ def show(
     """
     if offset is not None and partition is None:
         raise click.UsageError("--offset needs --partition: offsets count within a partition")
-    letters = run_async(_letters(find(bootstrap_servers, config), topic, (partition, offset), limit))
+    letters = asyncio.run(_letters(place, topic, (partition, offset), limit))
     if output == "json":
         print_json(letters)
     elif not letters:
@@ -82,15 +78,13 @@ def show(
 @click.option("--from-beginning", is_flag=True, help="Also letters that were redriven before.")
 @click.option("--skip-foreign", is_flag=True, help="Pass over records that are no dead letters.")
 @kafka_options
-@output_option
 def redrive(
     topic: str,
     dry_run: bool,
     rate: float | None,
     from_beginning: bool,
     skip_foreign: bool,
-    bootstrap_servers: str | None,
-    config: Path | None,
+    place: Place,
     output: str,
 ) -> None:
     """Send letters back to the partitions they came from, with the key, value and headers they had.
@@ -101,7 +95,7 @@ def redrive(
     Example: headrace dlq redrive orders.dlq --rate 100
     """
     options = RedriveOptions(dry_run, rate, from_beginning, skip_foreign)
-    done = run_async(_redrive(find(bootstrap_servers, config), topic, options))
+    done = asyncio.run(_redrive(place, topic, options))
     if output == "json":
         print_json({"topic": topic, "dry_run": dry_run, **done._asdict()})
     else:
@@ -132,7 +126,7 @@ async def _letters(place: Place, topic: str, start: tuple[int | None, int | None
 
 async def _redrive(place: Place, topic: str, options: RedriveOptions) -> Redriven:
     with progress(f"redrive {topic}") as show_progress:
-        async with producer(place.kafka) as back:
+        async with open_producer(place.kafka) as back:
             work = Redrive(place.kafka, Admin(place.kafka), topic, back.produce, SystemClock())
             return await work.run(options, show_progress)
 

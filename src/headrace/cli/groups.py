@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 
-from headrace.cli.connection import find, kafka_options, run_async
-from headrace.cli.output import output_option, print_rows
+from headrace.cli.connection import Place, kafka_options
+from headrace.cli.output import print_rows
 from headrace.control.groups import lag_of
 from headrace.kafka import Admin, PartitionLag
 
@@ -23,13 +23,12 @@ def groups() -> None:
 
 @groups.command("list")
 @kafka_options
-@output_option
-def list_(bootstrap_servers: str | None, config: Path | None, output: str) -> None:
+def list_(place: Place, output: str) -> None:
     """List consumer groups with state and number of members.
 
     Example: headrace groups list
     """
-    found = run_async(Admin(find(bootstrap_servers, config).kafka).list_groups())
+    found = asyncio.run(Admin(place.kafka).list_groups())
     rows = [{"group": group.name, "state": group.state, "members": group.members} for group in found]
     print_rows(rows, output, "no consumer groups yet")
 
@@ -37,13 +36,12 @@ def list_(bootstrap_servers: str | None, config: Path | None, output: str) -> No
 @groups.command()
 @click.argument("group", nargs=-1)
 @kafka_options
-@output_option
-def lag(group: Sequence[str], bootstrap_servers: str | None, config: Path | None, output: str) -> None:
+def lag(group: Sequence[str], place: Place, output: str) -> None:
     """Show how far groups are behind on each partition; all groups if none is named.
 
     Example: headrace groups lag billing
     """
-    found = run_async(_lags(Admin(find(bootstrap_servers, config).kafka), group))
+    found = asyncio.run(_lags(Admin(place.kafka), group))
     rows = [
         {
             "group": name,

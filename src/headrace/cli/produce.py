@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import click
 
-from headrace.cli.connection import Place, find, kafka_options, registry_option, run_async
-from headrace.cli.output import counted, output_option, print_json, progress
-from headrace.cli.producing import producer
+from headrace.cli.connection import Place, kafka_options, open_producer, registry_option
+from headrace.cli.output import counted, print_json, progress
 from headrace.cli.text import FORMATS, line_to_json, open_codecs
 from headrace.errors import HeadraceError, InvalidRequest
 from headrace.formats.codec import Codec
@@ -51,8 +49,7 @@ class _Tally:
 @click.option("--key-format", type=click.Choice(FORMATS), default="string", show_default=True)
 @kafka_options
 @registry_option
-@output_option
-def produce(bootstrap_servers: str | None, config: Path | None, registry: str | None, **wanted: Any) -> None:
+def produce(place: Place, **wanted: Any) -> None:
     """Write each line as a record, and say how many are acknowledged by all in-sync replicas.
 
     Empty lines are passed over. Lines are string text, JSON, base64 (binary), or JSON for the newest Avro schema of the
@@ -62,7 +59,7 @@ def produce(bootstrap_servers: str | None, config: Path | None, registry: str | 
     """
     tally = _Tally()
     try:
-        run_async(_produce(find(bootstrap_servers, config, registry), _Wanted(**wanted), tally))
+        asyncio.run(_produce(place, _Wanted(**wanted), tally))
     except BaseException:
         click.echo(
             f"{counted(tally.acknowledged, 'record')} acknowledged in {wanted['topic']}, then it stopped:", err=True
@@ -80,7 +77,7 @@ async def _produce(place: Place, wanted: _Wanted, tally: _Tally) -> None:
         key_codec = await _codec(codecs, wanted.key_format, f"{wanted.topic}-key") if wanted.keys else None
         value_codec = await _codec(codecs, wanted.value_format, f"{wanted.topic}-value")
     with progress(f"produce to {wanted.topic}") as show:
-        async with producer(place.kafka) as target:
+        async with open_producer(place.kafka) as target:
             async for lines in _chunks(wanted.file):
                 records, problem = _encode(lines, wanted, (key_codec, value_codec), tally)
                 results = await target.produce(records)

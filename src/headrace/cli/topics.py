@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
-from headrace.cli.connection import find, kafka_options, run_async
-from headrace.cli.output import counted, output_option, print_json, print_rows
+from headrace.cli.connection import Place, kafka_options
+from headrace.cli.output import counted, print_json, print_rows
 from headrace.control.topics import TopicDescription, describe, unhealthy
 from headrace.kafka import Admin
 from headrace.records import TopicPartition
@@ -27,13 +27,12 @@ def topics() -> None:
 
 @topics.command("list")
 @kafka_options
-@output_option
-def list_(bootstrap_servers: str | None, config: Path | None, output: str) -> None:
+def list_(place: Place, output: str) -> None:
     """List topics with partitions, replication factor and partitions that are not healthy.
 
     Example: headrace topics list
     """
-    found = run_async(Admin(find(bootstrap_servers, config).kafka).list_topics())
+    found = asyncio.run(Admin(place.kafka).list_topics())
     rows = [
         {
             "topic": topic.name,
@@ -49,13 +48,12 @@ def list_(bootstrap_servers: str | None, config: Path | None, output: str) -> No
 @topics.command("describe")
 @click.argument("topic")
 @kafka_options
-@output_option
-def describe_(topic: str, bootstrap_servers: str | None, config: Path | None, output: str) -> None:
+def describe_(topic: str, place: Place, output: str) -> None:
     """Show leaders, replicas, in-sync replicas and offsets of each partition, and the configuration.
 
     Example: headrace topics describe orders
     """
-    found = run_async(describe(Admin(find(bootstrap_servers, config).kafka), topic))
+    found = asyncio.run(describe(Admin(place.kafka), topic))
     rows = _partitions(found)
     if output == "json":
         print_json({"topic": topic, "partitions": rows, "configs": found.configs})
@@ -72,15 +70,13 @@ def describe_(topic: str, bootstrap_servers: str | None, config: Path | None, ou
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Topic configuration by Kafka's name.")
 @click.option("--if-not-exists", is_flag=True, help="Be content if the topic is there already.")
 @kafka_options
-@output_option
 def create(
     topic: str,
     partitions: int,
     replication_factor: int | None,
     settings: Sequence[str],
     if_not_exists: bool,
-    bootstrap_servers: str | None,
-    config: Path | None,
+    place: Place,
     output: str,
 ) -> int:
     """Create a topic.
@@ -88,8 +84,8 @@ def create(
     Example: headrace topics create orders --partitions 3 --set retention.ms=86400000
     """
     configs = dict(_setting(text) for text in settings)
-    admin = Admin(find(bootstrap_servers, config).kafka)
-    created = run_async(admin.create_topic(topic, partitions, replication_factor or -1, configs))
+    admin = Admin(place.kafka)
+    created = asyncio.run(admin.create_topic(topic, partitions, replication_factor or -1, configs))
     if output == "json":
         print_json({"topic": topic, "created": created})
     elif created:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -19,13 +19,6 @@ from headrace.config.references import ReferenceProblem, holds_plain_text, resol
 from headrace.config.secrecy import is_secret_name, too_open
 from headrace.config.yaml_tree import Problems, read_tree
 from headrace.errors import ConfigError
-
-
-class Loaded(NamedTuple):
-    """A configuration and where each given value came from: path to `file:line` or the variable's name."""
-
-    config: HeadraceConfig
-    places: Mapping[yaml_tree.Path, str]
 
 
 def load_config(path: Path | None, environ: Mapping[str, str]) -> HeadraceConfig:
@@ -40,11 +33,6 @@ def load_config(path: Path | None, environ: Mapping[str, str]) -> HeadraceConfig
     Raises:
         ConfigError: One paragraph per problem, all problems at once.
     """
-    return load(path, environ).config
-
-
-def load(path: Path | None, environ: Mapping[str, str]) -> Loaded:
-    """Return the effective configuration with the origin of its values; see `load_config`."""
     problems = Problems()
     name = str(path) if path else "environment"
     tree, places = read_tree(_text_of(path), name, problems) if path else ({}, {})
@@ -62,7 +50,7 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Loaded:
     config = _anchor(config, folder, places, problems)
     if problems.found:
         raise ConfigError("\n".join(problems.found))
-    return Loaded(config, places)
+    return config
 
 
 def _text_of(path: Path) -> str:

@@ -1,7 +1,8 @@
 """Real Apache Kafka and a schema registry as local processes. A companion: the product never imports it."""
 
 from headrace.devcluster.cluster import Cluster
-from headrace.devcluster.detached import DevCluster, environment
+from headrace.devcluster.detached import HOME, DevCluster, environment
+from headrace.devcluster.group import start_together
 from headrace.devcluster.registry import Registry
 
-__all__ = ["Cluster", "DevCluster", "Registry", "environment"]
+__all__ = ["HOME", "Cluster", "DevCluster", "Registry", "environment", "start_together"]

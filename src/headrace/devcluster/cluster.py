@@ -25,13 +25,7 @@ class Cluster(ServerGroup):
     ports_per_server = 2
 
     def __init__(
-        self,
-        directory: Path,
-        brokers: int | None = None,
-        *,
-        port: int | None = None,
-        detached: bool = False,
-        progress: Progress | None = None,
+        self, directory: Path, brokers: int | None = None, *, port: int | None = None, detached: bool = False
     ) -> None:
         """Describe a cluster; if the folder holds one already, this is that cluster.
 
@@ -40,12 +34,11 @@ class Cluster(ServerGroup):
             brokers: 1 or 3, with ids from 1 on; as many as the folder has, else 1, when None.
             port: Port of broker 1 (the others take the next ones); free ports are chosen when None.
             detached: Whether the brokers outlive this process.
-            progress: Told about a first installation.
 
         Raises:
             EnvironmentProblem: The folder holds a cluster of another size.
         """
-        super().__init__(directory / "cluster.json", port, detached, progress)
+        super().__init__(directory / "cluster.json", port, detached)
         known = len(self._state["nodes"])
         if brokers and known not in (0, brokers):
             raise EnvironmentProblem(
@@ -69,8 +62,8 @@ class Cluster(ServerGroup):
             if server.id and server.running
         ]
 
-    def install(self) -> None:
-        self._install = install_kafka(self._progress)
+    def install(self, progress: Progress | None = None) -> None:
+        self._install = install_kafka(progress)
 
     def _command(self, n: int) -> list[str]:
         folder = self._directory / f"n{n}"

@@ -13,6 +13,9 @@ from headrace.devcluster.registry import Registry
 from headrace.jvm import Progress
 from headrace.jvm.cache import disk_problems, file_lock, write_atomically
 
+HOME = Path(".headrace/dev")
+"""Folder of the dev cluster of a working folder."""
+
 
 class ServerStatus(NamedTuple):
     """How one server of the dev cluster is."""
@@ -27,7 +30,7 @@ class ServerStatus(NamedTuple):
 class DevCluster:
     """Kafka and a schema registry in a folder, found again by every later command."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path = HOME) -> None:
         """Look into a folder; nothing is written before `up`."""
         self._home = home.resolve()
 
@@ -61,9 +64,9 @@ class DevCluster:
             EnvironmentProblem: Something is missing on this machine or in the way; nothing new is left running.
         """
         with disk_problems(self._home, "or use another folder"), file_lock(self._home / "lock"):
-            cluster = Cluster(self._home / "kafka", brokers, port=port, detached=True, progress=progress)
-            schemas = Registry(self._home / "registry", port=registry_port, detached=True, progress=progress)
-            start_together(*([schemas, cluster] if registry else [cluster]))
+            cluster = Cluster(self._home / "kafka", brokers, port=port, detached=True)
+            schemas = Registry(self._home / "registry", port=registry_port, detached=True)
+            start_together(*([schemas, cluster] if registry else [cluster]), progress=progress)
             document: dict[str, Any] = {
                 "kafka": {"bootstrap_servers": cluster.bootstrap_servers, "brokers": cluster.endpoints}
             }

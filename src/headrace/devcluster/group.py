@@ -29,13 +29,12 @@ class ServerGroup(ABC):
     port_option: ClassVar[str]
     ports_per_server: ClassVar[int]
 
-    def __init__(self, state_file: Path, port: int | None, detached: bool, progress: Progress | None) -> None:
+    def __init__(self, state_file: Path, port: int | None, detached: bool) -> None:
         """Describe a group; if its state file is there, this is that group."""
         self._state_file = state_file.resolve()
         self._directory = self._state_file.parent
         self._fixed_port = port
         self._detached = detached
-        self._progress = progress
         self._servers: dict[int, Server] = {}
         self._ports: dict[int, list[int]] = {}
         self._state: dict[str, Any] = {"cluster_id": new_id(), "nodes": {}}
@@ -65,13 +64,13 @@ class ServerGroup(ABC):
     ) -> None:
         self.remove()
 
-    def start(self) -> None:
-        """Start every server that does not run and wait until all are ready.
+    def start(self, progress: Progress | None = None) -> None:
+        """Start every server that does not run and wait until all are ready; `progress` is told of an installation.
 
         Raises:
             EnvironmentProblem: Java or an artifact is missing, a port is taken, or a server does not start.
         """
-        start_together(self)
+        start_together(self, progress=progress)
 
     def stop(self) -> None:
         """End every server properly, all at the same time; the data stays."""
@@ -137,10 +136,11 @@ class ServerGroup(ABC):
                     raise
                 for server in self.servers:
                     server.kill()
+                self._ports = {}
                 self.launch()
 
     @abstractmethod
-    def install(self) -> None:
+    def install(self, progress: Progress | None = None) -> None:
         """Install what is missing on this machine.
 
         Raises:
@@ -185,14 +185,14 @@ class ServerGroup(ABC):
         write_atomically(self._state_file, json.dumps({**self._state, "nodes": nodes}))
 
 
-def start_together(*groups: ServerGroup) -> None:
+def start_together(*groups: ServerGroup, progress: Progress | None = None) -> None:
     """Start what does not run of several groups, side by side, and wait until all are ready.
 
     Raises:
         EnvironmentProblem: Something is missing on this machine or in the way; nothing new is left running.
     """
     for group in groups:
-        group.install()
+        group.install(progress)
     before = [server for group in groups for server in group.servers if server.running]
     try:
         for group in groups:

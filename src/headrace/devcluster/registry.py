@@ -73,11 +73,9 @@ class Registry(ServerGroup):
     port_option = "--registry-port"
     ports_per_server = 1
 
-    def __init__(
-        self, directory: Path, *, port: int | None = None, detached: bool = False, progress: Progress | None = None
-    ) -> None:
+    def __init__(self, directory: Path, *, port: int | None = None, detached: bool = False) -> None:
         """Describe a registry; if the folder holds one already, this is that one. Arguments as of `Cluster`."""
-        super().__init__(directory / "registry.json", port, detached, progress)
+        super().__init__(directory / "registry.json", port, detached)
         self.server = self._add(1, Server("The schema registry", self._directory / "registry.log"))
 
     @property
@@ -85,8 +83,8 @@ class Registry(ServerGroup):
         """Base URL of the Confluent-compatible API; empty before the first start."""
         return f"http://127.0.0.1:{self.ports[0]}{_API}" if self.ports else ""
 
-    def install(self) -> None:
-        self._install = install_registry(self._progress)
+    def install(self, progress: Progress | None = None) -> None:
+        self._install = install_registry(progress)
 
     def _command(self, n: int) -> list[str]:
         return self._install.command(self.ports[0], self._directory)

@@ -106,9 +106,10 @@ class Server:
             time.sleep(0.02)
 
     def log_tail(self, lines: int = 12) -> str:
-        """Return the last lines of its log."""
+        """Return the last lines of its log, without the frames of Java's stack traces."""
         with contextlib.suppress(OSError):
-            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+            told = [line for line in self.log.read_text(errors="replace").splitlines() if not line.startswith("\tat ")]
+            return "\n".join(told[-lines:])
         return ""
 
     def _problem(self, what: str) -> EnvironmentProblem:

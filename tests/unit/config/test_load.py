@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config.load import load, load_config
+from headrace.config.load import load_config
 from headrace.config.model import HeadraceConfig
 from headrace.errors import ConfigError
 
@@ -246,13 +246,12 @@ class TestOverrides:
             "HEADRACE_OTHER": "ignored",
         }
         text = f"http: {{port: 1}}\nreactive_consumers: {{long-delays: {{{CONSUMER.format(topic='t', group='g')}}}}}"
-        loaded = load(write(text), environ)
-        assert loaded.config.http.port == 9000
-        assert loaded.config.producer.value_format == "avro"
-        assert loaded.config.kafka.properties["sasl.password"].get_secret_value() == "{1"  # type: ignore[union-attr]
-        assert loaded.config.kafka.properties["sasl.username"] == "1"
-        assert loaded.config.reactive_consumers["long-delays"].topics == ["x", "y"]
-        assert loaded.places["http", "port"] == "HEADRACE__HTTP__PORT"
+        config = load_config(write(text), environ)
+        assert config.http.port == 9000
+        assert config.producer.value_format == "avro"
+        assert config.kafka.properties["sasl.password"].get_secret_value() == "{1"  # type: ignore[union-attr]
+        assert config.kafka.properties["sasl.username"] == "1"
+        assert config.reactive_consumers["long-delays"].topics == ["x", "y"]
 
     @pytest.mark.parametrize(
         ("name", "value", "sentence"),

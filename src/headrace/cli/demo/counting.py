@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
 import aiohttp
@@ -11,9 +11,10 @@ import msgspec
 from headrace.config.model import KafkaConfig
 from headrace.control.dead_letters import group_of
 from headrace.control.groups import lag_of
+from headrace.control.topics import read_window, window
 from headrace.errors import NotFound
-from headrace.kafka import Admin, read_records
-from headrace.records import TopicPartition
+from headrace.kafka import Admin
+from headrace.records import Record
 
 
 class _Flight(msgspec.Struct):
@@ -77,22 +78,21 @@ class Ledger:
 
     async def exact(self) -> Counts:
         """Count different flights, and the newest row of each key, by reading the topics."""
-        flights: set[str] = set()
-        long_delays: set[str] = set()
-        newest: dict[bytes | None, int] = {}
-        async for batch in read_records(self._kafka, *await self._window("flights.enriched")):
-            flights.update(_flight(record.value or b"").flight_id for record in batch)
-        async for batch in read_records(self._kafka, *await self._window("flights.long_delays")):
-            long_delays.update(_flight(record.value or b"").flight_id for record in batch)
-        async for batch in read_records(self._kafka, *await self._window("flights.delays")):
-            # Rows of one key are in one partition, so the one read last is the newest.
-            newest.update((record.key, _delay(record.value or b"").flights) for record in batch)
-        quick = await self.quick()
-        return quick._replace(enriched=len(flights), long_delays=len(long_delays), aggregated=sum(newest.values()))
+        # Rows of one key are in one partition, so the one read last is the newest.
+        newest = {record.key: _delay(record.value or b"").flights async for record in self._read("flights.delays")}
+        return (await self.quick())._replace(
+            enriched=await self._different("flights.enriched"),
+            long_delays=await self._different("flights.long_delays"),
+            aggregated=sum(newest.values()),
+        )
 
-    async def _window(self, topic: str) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-        offsets = await self._admin.topic_offsets(topic)
-        return {p: start for p, (start, _) in offsets.items()}, {p: end for p, (_, end) in offsets.items()}
+    async def _different(self, topic: str) -> int:
+        return len({_flight(record.value or b"").flight_id async for record in self._read(topic)})
+
+    async def _read(self, topic: str) -> AsyncIterator[Record]:
+        async for batch in read_window(self._kafka, *await window(self._admin, topic)):
+            for record in batch:
+                yield record
 
     async def _end(self, topic: str) -> int:
         return sum(end for _, end in (await self._admin.topic_offsets(topic)).values())

@@ -14,14 +14,13 @@ from pathlib import Path
 import aiohttp
 import click
 
-from headrace.cli.connection import quiet_client, run_async
+from headrace.cli.connection import open_producer, quiet_client
 from headrace.cli.demo.counting import Counts, Ledger
 from headrace.cli.demo.flights import Expected, expected, requests
-from headrace.cli.output import progress
-from headrace.cli.producing import producer
+from headrace.cli.output import install_progress, progress
 from headrace.config.model import KafkaConfig
 from headrace.control.redrive import Redrive, RedriveOptions
-from headrace.devcluster import Cluster, Registry
+from headrace.devcluster import Cluster, Registry, start_together
 from headrace.devcluster.ports import free_ports
 from headrace.devcluster.server import Server
 from headrace.errors import EnvironmentProblem, HeadraceError
@@ -51,7 +50,7 @@ def demo(keep: bool) -> int:
     """
     quiet_client()
     with tempfile.TemporaryDirectory(prefix="headrace-demo-") as folder:
-        return run_async(Story(Path(folder)).tell(keep))
+        return asyncio.run(Story(Path(folder)).tell(keep))
 
 
 class Story:
@@ -83,9 +82,8 @@ class Story:
             self._cluster.remove()
 
     def _start_around(self) -> None:
-        with progress("fetching Kafka and the registry (first run only)"):
-            self._cluster.start()
-            self._registry.start()
+        with install_progress() as told:
+            start_together(self._registry, self._cluster, progress=told)
         command = [sys.executable, "-m", "headrace.cli.demo.backend", str(self._backend_port)]
         self._backend.start(command, detached=False)
 
@@ -151,7 +149,7 @@ class Story:
     async def _redrive(self) -> None:
         async with aiohttp.ClientSession() as session:
             await session.post(f"http://127.0.0.1:{self._backend_port}/repair")
-        async with producer(self._kafka) as back:
+        async with open_producer(self._kafka) as back:
             redrive = Redrive(self._kafka, Admin(self._kafka), LETTERS, back.produce, SystemClock())
             await redrive.run(RedriveOptions())
 

@@ -78,7 +78,7 @@ class App:
         self._formats: set[str] = {config.producer.key_format, config.producer.value_format}
         ways_in = [*self._reactive_consumers(), *self._functions(), *self._pipelines()]
         self.services: list[Service] = [self.topics, self.producer]
-        if "avro" in self._formats or "schema_registry" in config.model_fields_set:
+        if self._formats & {"avro", "jsonschema", "protobuf"} or "schema_registry" in config.model_fields_set:
             self.services.append(RegistryWatch(self.registry, clock))
         if self._wanted:
             self.services.append(OwnTopics(self.admin, self._wanted, clock))

@@ -43,7 +43,7 @@ def _plain_url(value: str) -> str:
 
 
 Number = BeforeValidator(_no_switch)
-FormatName = Literal["binary", "string", "json", "avro"]
+FormatName = Literal["binary", "string", "json", "avro", "jsonschema", "protobuf"]
 Port = Annotated[int, Field(ge=0, le=65535), Number]
 Seconds = Annotated[float, Field(ge=0), Number]
 PositiveSeconds = Annotated[float, Field(gt=0), Number]
@@ -129,6 +129,12 @@ class ProducerConfig(Section):
     """Format of keys when a request names none."""
     value_format: FormatName = "json"
     """Format of values when a request names none."""
+    format_from_subject: bool = False
+    """Whether the newest schema under the subject, if there is one, decides the format when a request names none."""
+    subject_strategy: Literal["topic", "record", "topic_record"] = "topic"
+    """Subject of a schema: `{topic}-key` and `{topic}-value`, the schema's own full name, or `{topic}-{name}`."""
+    auto_register: bool = True
+    """Whether schema text in a request is registered when the registry does not have it under the subject."""
     linger_seconds: Seconds = 0.001
     """How long the client waits to fill a batch (Kafka's `linger.ms`)."""
     max_pending_bytes: Count = 67_108_864
@@ -141,6 +147,8 @@ class ProducerConfig(Section):
     """Answer 200 whatever the outcome of the records, as the original sidecar."""
     forward_authorization: bool = False
     """Copy the HTTP `Authorization` header into the record headers, as the original sidecar."""
+    caller_id: str = ""
+    """Written into every record as the header `caller_id`; empty for none."""
 
 
 class BackendConfig(Section):

@@ -54,6 +54,22 @@ def is_recursive(schema: Any, inside: tuple[str, ...] = ()) -> bool:
     return kind in inside or (kind in ("array", "map") and is_recursive(_element(schema), inside))
 
 
+def inlined(schema: Any, outside: dict[str, Any]) -> Any:
+    """Return a schema in which each type of `outside` is written out where it is first named; `outside` is used up."""
+    if isinstance(schema, str):
+        return inlined(outside.pop(schema), outside) if schema in outside else schema
+    if isinstance(schema, list):
+        return [inlined(branch, outside) for branch in schema]
+    kind = _kind(schema)
+    if kind in ("array", "map"):
+        return {**schema, _ELEMENT[kind]: inlined(_element(schema), outside)}
+    if kind in _RECORDS:
+        outside.pop(schema["name"], None)
+        fields = [{**field, "type": inlined(field["type"], outside)} for field in schema["fields"]]
+        return {**schema, "fields": fields}
+    return schema
+
+
 def wrapped(schema: Any) -> Any:
     """Return a schema of the same bytes by which a reader gives Avro's JSON encoding.
 

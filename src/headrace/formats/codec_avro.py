@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import io
 import struct
+from collections.abc import Iterable
 from typing import Any, Final
 
 import fastavro
@@ -17,7 +18,7 @@ from fastavro.read import LOGICAL_READERS
 from fastavro.schema import SchemaParseException
 
 from headrace.errors import DecodeError, EncodeError, SchemaInvalid
-from headrace.formats.avro_json import JSON_TYPE, Convert, Misfit, converter, is_recursive, to_json, wrapped
+from headrace.formats.avro_json import JSON_TYPE, Convert, Misfit, converter, inlined, is_recursive, to_json, wrapped
 
 _BAD_DATA: Final = (EOFError, LookupError, ValueError, ArithmeticError, TypeError, RecursionError, struct.error)
 _decode_json = msgspec.json.Decoder().decode
@@ -29,8 +30,13 @@ LOGICAL_READERS.update({f"{kind}-{JSON_TYPE}": to_json for kind in ("bytes", "fi
 class AvroSchema:
     """A schema made ready; safe to share between records, costly to make."""
 
-    def __init__(self, text: str) -> None:
-        self.plain: Any = fastavro.parse_schema(_decode_json(text.encode()))
+    def __init__(self, text: str, references: Iterable[str] = ()) -> None:
+        named: dict[str, Any] = {}
+        for source in references:
+            fastavro.parse_schema(_decode_json(source.encode()), named, _write_hint=False)
+        outside = dict(named)
+        parsed = fastavro.parse_schema(_decode_json(text.encode()), named, _write_hint=not outside)
+        self.plain: Any = fastavro.parse_schema(inlined(parsed, outside)) if outside else parsed
         """By which values are written, and read as Python's own."""
         # The compiled reader recurses on the C stack without a limit, so a nested payload would end the process.
         self._read = fastavro._read_py.schemaless_reader if is_recursive(self.plain) else fastavro.schemaless_reader
@@ -62,16 +68,22 @@ class AvroSchema:
         return value
 
 
-def parse_avro(schema_text: str) -> AvroSchema:
+def parse_avro(schema_text: str, references: Iterable[str] = ()) -> AvroSchema:
     """Return a schema made ready; keep it, because making costs about a millisecond.
+
+    Args:
+        schema_text: The schema.
+        references: Texts of schemas whose types it may name, each after those that it names itself.
 
     Raises:
         SchemaInvalid: The text is no Avro schema, or refers to types it does not hold.
     """
     try:
-        return AvroSchema(schema_text)
+        return AvroSchema(schema_text, references)
     except (*_BAD_DATA, AttributeError, SchemaParseException) as cause:
-        raise SchemaInvalid(f"no Avro schema that stands by itself: {type(cause).__name__}: {cause}") from cause
+        raise SchemaInvalid(
+            f"no Avro schema, or one that names unknown types: {type(cause).__name__}: {cause}"
+        ) from cause
 
 
 def decode_avro(payload: bytes, writer: AvroSchema) -> object:
@@ -91,6 +103,7 @@ class AvroCodec:
 
     def __init__(self, schema: AvroSchema) -> None:
         self._schema = schema
+        self.record_name = str(schema.plain.get("name", "")) if isinstance(schema.plain, dict) else ""
 
     def encode(self, text: bytes) -> bytes:
         target = io.BytesIO()

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from headrace import errors
 from headrace.formats.codec import Codec
-from headrace.formats.codec_avro import AvroCodec, parse_avro
 from headrace.formats.codec_binary import BinaryCodec
 from headrace.formats.codec_json import JsonCodec
 from headrace.formats.codec_string import StringCodec
 from headrace.formats.framing import header_of, schema_id_of, unframe
-from headrace.formats.registry import RegisteredSchema, SchemaRegistry
+from headrace.formats.registry import Reference, RegisteredSchema, SchemaRegistry
+from headrace.formats.schema_codec import SchemaCodec, compile_schema
 
 _PLAIN: Final[dict[str, Codec]] = {"BINARY": BinaryCodec(), "STRING": StringCodec(), "JSON": JsonCodec()}
-_WITH_SCHEMA: Final = {"AVRO": lambda text: AvroCodec(parse_avro(text))}
+_TYPES: Final = {"AVRO": "AVRO", "JSONSCHEMA": "JSON", "PROTOBUF": "PROTOBUF"}
+"""Formats with a schema, and what the registry calls them."""
 _COMPILED: Final = 1000
 
 
@@ -32,7 +33,25 @@ class SchemaChoice(NamedTuple):
     id: int | None = None
     version: int | None = None
     subject: str | None = None
-    """Instead of the topic's own subject."""
+    """Instead of the one by the strategy."""
+    references: tuple[Reference, ...] = ()
+    """What the text refers to."""
+    message: str | None = None
+    """Full name of the message type to write, of a Protobuf schema with several; None for the first."""
+
+
+class SchemaRules(NamedTuple):
+    """How schemas are found where a request leaves it open."""
+
+    strategy: Literal["topic", "record", "topic_record"] = "topic"
+    """What names the subject."""
+    auto_register: bool = True
+    """Whether a schema's text is registered when it is not there."""
+    format_from_subject: bool = False
+    """Whether the subject's newest schema, if any, decides the format when the request names none."""
+
+
+_RULES: Final = SchemaRules()
 
 
 class Writing(NamedTuple):
@@ -47,18 +66,21 @@ class Codecs:
 
     def __init__(self, registry: SchemaRegistry) -> None:
         self._registry = registry
-        self._compiled: dict[int, Codec] = {}
+        self._compiled: dict[tuple[int, str | None], SchemaCodec] = {}
 
-    async def for_writing(self, choice: SchemaChoice, default_format: str, subject: str) -> Writing:
+    async def for_writing(
+        self, choice: SchemaChoice, default_format: str, subject: str, rules: SchemaRules = _RULES
+    ) -> Writing:
         """Return the codec that a request asks for.
 
         Args:
             choice: What the request says.
             default_format: The format when it names none.
             subject: The subject by the topic's name: `<topic>-key` or `<topic>-value`.
+            rules: What the configuration says.
 
         Raises:
-            InvalidRequest: No such format.
+            InvalidRequest: No such format; or the subject takes its name from a schema, and none is given.
             SchemaConflict: The request names its schema in two ways.
             SchemaNotFound: The registry does not have it.
             SchemaInvalid: The text is no schema, or the registry refuses it.
@@ -69,10 +91,12 @@ class Codecs:
             raise errors.SchemaWithoutFormat()
         # A schema named without a format is meant to be used, whatever the default format is.
         named = choice.id if choice.id is not None else choice.version
+        if choice.format is None and named is None and rules.format_from_subject:
+            with contextlib.suppress(errors.SchemaNotFound):
+                return await self._writing(await self._registry.of_subject(choice.subject or subject), choice)
         if name in _PLAIN and (choice.format is not None or named is None):
             return Writing(_PLAIN[name])
-        schema = await self._resolve(choice, name, choice.subject or subject)
-        return Writing(_Framed(schema.id, self._codec_of(schema)), schema.id)
+        return await self._writing(await self._resolve(choice, name, subject, rules), choice)
 
     def for_reading(self, format_text: str) -> Reader:
         """Return what decodes stored bytes of a format.
@@ -90,29 +114,42 @@ class Codecs:
             RegistryUnavailable: It is not known here, and the registry does not answer.
         """
         with contextlib.suppress(errors.FormatError):
-            self._codec_of(await self._registry.by_id(schema_id))
+            await self._codec_of(await self._registry.by_id(schema_id))
 
     def loaded(self, schema_id: int) -> Codec | None:
         """Return the codec of a schema that was loaded lately."""
-        return self._compiled.get(schema_id)
+        return self._compiled.get((schema_id, None))
 
-    async def _resolve(self, choice: SchemaChoice, name: str, subject: str) -> RegisteredSchema:
+    async def _writing(self, schema: RegisteredSchema, choice: SchemaChoice) -> Writing:
+        return Writing(_Framed(schema.id, await self._codec_of(schema, choice.message)), schema.id)
+
+    async def _resolve(self, choice: SchemaChoice, name: str, subject: str, rules: SchemaRules) -> RegisteredSchema:
         if choice.id is not None:
             if choice.version is not None:
                 raise errors.SchemaConflict("give the schema by id or by version, not both")
             if choice.text is not None:
                 raise errors.SchemaWithSchemaId()
-            return await self._of_subject_by_id(choice.id, subject)
+            return await self._of_subject_by_id(choice, choice.id, subject, rules)
         if choice.version is not None:
             if choice.text is not None:
                 raise errors.SchemaWithSchemaVersion()
-            return await self._registry.of_subject(subject, choice.version)
-        if choice.text is not None:
-            return await self._registry.register(subject, choice.text, name)
-        return await self._registry.of_subject(subject)
+            return await self._registry.of_subject(_subject(choice, subject, rules), choice.version)
+        if choice.text is None:
+            return await self._registry.of_subject(_subject(choice, subject, rules))
+        schema_type, codec = _TYPES[name], None
+        if choice.subject is None and rules.strategy != "topic":
+            codec = await self._compile(schema_type, choice.text, choice.references, choice.message)
+        subject = _subject(choice, subject, rules, codec)
+        return await self._registry.register(
+            subject, choice.text, schema_type, choice.references, create=rules.auto_register
+        )
 
-    async def _of_subject_by_id(self, schema_id: int, subject: str) -> RegisteredSchema:
+    async def _of_subject_by_id(
+        self, choice: SchemaChoice, schema_id: int, subject: str, rules: SchemaRules
+    ) -> RegisteredSchema:
         schema = await self._registry.by_id(schema_id)
+        codec = None if rules.strategy == "topic" else await self._codec_of(schema, choice.message)
+        subject = _subject(choice, subject, rules, codec)
         subjects = await self._registry.subjects_of(schema_id)
         if subject not in subjects:
             raise errors.SchemaNotFound(
@@ -121,17 +158,20 @@ class Codecs:
             )
         return schema
 
-    def _codec_of(self, schema: RegisteredSchema) -> Codec:
-        codec = self._compiled.pop(schema.id, None)
+    async def _codec_of(self, schema: RegisteredSchema, message: str | None = None) -> SchemaCodec:
+        key = schema.id, message
+        codec = self._compiled.pop(key, None)
         if codec is None:
-            compile_schema = _WITH_SCHEMA.get(schema.type)
-            if compile_schema is None:
-                raise errors.SchemaInvalid(f"schema id {schema.id} is of type {schema.type}, which is not served yet")
-            codec = compile_schema(schema.text)
+            codec = await self._compile(schema.type, schema.text, schema.references, message)
             if len(self._compiled) >= _COMPILED:
                 del self._compiled[next(iter(self._compiled))]
-        self._compiled[schema.id] = codec  # the one used last is the last to go
+        self._compiled[key] = codec  # the one used last is the last to go
         return codec
+
+    async def _compile(
+        self, schema_type: str, text: str, references: tuple[Reference, ...], message: str | None
+    ) -> SchemaCodec:
+        return compile_schema(schema_type, text, await self._registry.texts_of(references), message)
 
 
 class Reader:
@@ -186,6 +226,20 @@ class _Framed:
         return self._inner.decode(unframe(data)[1])
 
 
+def _subject(choice: SchemaChoice, subject: str, rules: SchemaRules, codec: SchemaCodec | None = None) -> str:
+    if choice.subject is not None:
+        return choice.subject
+    if rules.strategy == "topic":
+        return subject
+    if codec is None or not codec.record_name:
+        raise errors.InvalidRequest(
+            f"subjects take their names from the schema (producer.subject_strategy: {rules.strategy}), and the request "
+            "gives none that has a name: name the subject (keySchemaSubject, valueSchemaSubject), a schema id or a text"
+        )
+    topic = subject.rpartition("-")[0]
+    return codec.record_name if rules.strategy == "record" else f"{topic}-{codec.record_name}"
+
+
 def format_name(name: str) -> str:
     """Return a format's name in capitals; any case is taken.
 
@@ -193,7 +247,7 @@ def format_name(name: str) -> str:
         InvalidRequest: No such format.
     """
     found = name.upper()
-    if found not in _PLAIN and found not in _WITH_SCHEMA:
-        served = ", ".join([*_PLAIN, *_WITH_SCHEMA])
+    if found not in _PLAIN and found not in _TYPES:
+        served = ", ".join([*_PLAIN, *_TYPES])
         raise errors.InvalidRequest(f"format {name[:40]!r} is not served: use one of {served}, in any case")
     return found

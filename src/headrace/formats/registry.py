@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Awaitable, Callable, Hashable
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Hashable, Iterable
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 from urllib.parse import quote
 
 import aiohttp
@@ -26,6 +26,15 @@ _NOT_FOUND = (40401, 40402, 40403)
 _NEVER = float("inf")
 
 
+class Reference(msgspec.Struct, frozen=True):
+    """Another schema that a schema uses."""
+
+    name: str
+    """By which it is used: a full name in Avro, an address in JSON Schema, the imported file in Protobuf."""
+    subject: str
+    version: Annotated[int, msgspec.Meta(ge=1)]
+
+
 class RegisteredSchema(NamedTuple):
     """A schema as the registry holds it."""
 
@@ -33,6 +42,7 @@ class RegisteredSchema(NamedTuple):
     type: str
     """`AVRO`, `JSON` or `PROTOBUF`."""
     text: str
+    references: tuple[Reference, ...] = ()
 
 
 class _Answer(msgspec.Struct):
@@ -41,6 +51,7 @@ class _Answer(msgspec.Struct):
     id: int = 0
     schema: str = ""
     schemaType: str | None = None  # noqa: N815 the registry's word
+    references: tuple[Reference, ...] | None = None
     subject: str = ""
     error_code: int = 0
     message: str = ""
@@ -84,7 +95,7 @@ class SchemaRegistry:
 
         async def ask() -> RegisteredSchema:
             answer = await self._ask("GET", f"/schemas/ids/{schema_id}", f"schema id {schema_id}")
-            return RegisteredSchema(schema_id, answer.schemaType or "AVRO", answer.schema)
+            return _schema_of(schema_id, answer)
 
         found: RegisteredSchema = await self._known.get(("id", schema_id), _NEVER, ask)
         return found
@@ -107,31 +118,63 @@ class SchemaRegistry:
         async def ask() -> RegisteredSchema:
             path = f"/subjects/{quote(subject, safe='')}/versions/{number}"
             answer = await self._ask("GET", path, f"version {number} of subject {subject}")
-            return RegisteredSchema(answer.id, answer.schemaType or "AVRO", answer.schema)
+            return _schema_of(answer.id, answer)
 
         seconds = self._settings.latest_seconds if version is None else _NEVER
         found: RegisteredSchema = await self._known.get(("subject", subject, number), seconds, ask)
         return found
 
-    async def register(self, subject: str, text: str, schema_type: str = "AVRO") -> RegisteredSchema:
+    async def texts_of(self, references: Iterable[Reference], found: dict[str, str] | None = None) -> dict[str, str]:
+        """Return the texts of what a schema refers to by name, each after those that it refers to; raises as `by_id`.
+
+        Args:
+            references: Of the schema.
+            found: What is known already, and is added to.
+        """
+        found = {} if found is None else found
+        for reference in references:
+            if reference.name not in found:
+                schema = await self.of_subject(reference.subject, reference.version)
+                found[reference.name] = ""  # so that a circle ends
+                await self.texts_of(schema.references, found)
+                del found[reference.name]
+                found[reference.name] = schema.text
+        return found
+
+    async def register(
+        self,
+        subject: str,
+        text: str,
+        schema_type: str = "AVRO",
+        references: tuple[Reference, ...] = (),
+        *,
+        create: bool = True,
+    ) -> RegisteredSchema:
         """Return the id of a schema's text under a subject, registering it when it is not there yet.
 
         Raises:
             SchemaInvalid: The registry refuses the text: no schema, or not compatible with the subject's latest one.
+            SchemaNotFound: It is not there, and `create` is false.
             RegistryUnavailable: The registry does not answer.
         """
 
         async def ask() -> RegisteredSchema:
             path = f"/subjects/{quote(subject, safe='')}"
-            what, body = f"a schema for subject {subject}", {"schema": text, "schemaType": schema_type}
+            what = f"this schema under subject {subject}"
+            body: dict[str, Any] = {"schema": text, "schemaType": schema_type}
+            if references:
+                body["references"] = msgspec.to_builtins(references)
             try:
                 answer = await self._ask("POST", f"{path}?normalize=true", what, body, SchemaInvalid)
             except SchemaNotFound:
+                if not create:
+                    raise
                 answer = await self._ask("POST", f"{path}/versions?normalize=true", what, body, SchemaInvalid)
                 self._known.forget(("subject", subject, "latest"))
-            return RegisteredSchema(answer.id, schema_type, text)
+            return RegisteredSchema(answer.id, schema_type, text, references)
 
-        found: RegisteredSchema = await self._known.get(("text", subject, schema_type, text), _NEVER, ask)
+        key = ("text", subject, schema_type, text, references, create)
+        found: RegisteredSchema = await self._known.get(key, _NEVER, ask)
         return found
 
     async def _ask(
@@ -139,7 +182,7 @@ class SchemaRegistry:
         method: str,
         path: str,
         what: str,
-        body: dict[str, str] | None = None,
+        body: dict[str, Any] | None = None,
         refusal: type[FormatError] = SchemaNotFound,
         decode: Callable[[bytes], Any] = _decode_answer,
     ) -> Any:
@@ -180,6 +223,10 @@ class SchemaRegistry:
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
         return self._session
+
+
+def _schema_of(schema_id: int, answer: _Answer) -> RegisteredSchema:
+    return RegisteredSchema(schema_id, answer.schemaType or "AVRO", answer.schema, answer.references or ())
 
 
 class _Known(Generic[T]):

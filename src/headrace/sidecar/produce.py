@@ -14,7 +14,8 @@ import msgspec
 from headrace import errors
 from headrace.config.model import ProducerConfig
 from headrace.formats.codec import Codec
-from headrace.formats.codecs import Codecs, SchemaChoice, format_name
+from headrace.formats.codecs import Codecs, SchemaChoice, SchemaRules, format_name
+from headrace.formats.registry import Reference
 from headrace.records import Header, OutgoingRecord, Produced
 from headrace.sidecar.produce_answer import ProduceAnswer, answer_of
 from headrace.telemetry.correlation import new_correlation_ids
@@ -24,6 +25,7 @@ _TRACEABILITY: Final = "X-Traceability-Id"
 _OWN_HEADERS: Final = (_CORRELATION.lower(), _TRACEABILITY.lower())
 _NULL: Final = msgspec.Raw(b"null")
 _NAMED_INDEXES: Final = 20
+_FORMAT_CODES: Final = ("binary", "avro", "json", "jsonschema", "protobuf", "string")
 
 _Partition = Annotated[int, msgspec.Meta(ge=0)]
 _Long = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -36,12 +38,12 @@ class _Record(msgspec.Struct, rename="camel", gc=False):
     timestamp: _Long | None = None
     traceability_id: str | None = None
     correlation_id: str | None = None
-    headers: dict[str, str | None] | None = None
+    headers: dict[str, str | None] | list[tuple[str, str | None]] | None = None
 
 
 class _Choices(msgspec.Struct, rename="camel", gc=False):
-    key_format: str | None = None
-    value_format: str | None = None
+    key_format: str | int | None = None
+    value_format: str | int | None = None
     key_schema: str | None = None
     value_schema: str | None = None
     key_schema_id: int | None = None
@@ -50,6 +52,10 @@ class _Choices(msgspec.Struct, rename="camel", gc=False):
     value_schema_version: int | None = None
     key_schema_subject: str | None = None
     value_schema_subject: str | None = None
+    key_schema_references: tuple[Reference, ...] = ()
+    value_schema_references: tuple[Reference, ...] = ()
+    key_schema_message: str | None = None
+    value_schema_message: str | None = None
 
 
 class _Request(_Choices, kw_only=True, rename="camel", gc=False):
@@ -95,6 +101,7 @@ class ProduceService:
         self._codecs = codecs
         self._producer = producer
         self._topics = topics
+        self._rules = SchemaRules(settings.subject_strategy, settings.auto_register, settings.format_from_subject)
 
     async def produce(self, topic: str, body: bytes, ids: RequestIds) -> ProduceAnswer:
         """Write the records of one request.
@@ -124,22 +131,26 @@ class ProduceService:
 
     async def _encode_keys(self, topic: str, request: _Request) -> tuple[list[bytes | None], int | None]:
         choice = SchemaChoice(
-            request.key_format,
+            _format(request.key_format),
             request.key_schema,
             request.key_schema_id,
             request.key_schema_version,
             request.key_schema_subject,
+            request.key_schema_references,
+            request.key_schema_message,
         )
         raws = [record.key for record in request.records]
         return await self._encode("key", raws, choice, self._settings.key_format, topic)
 
     async def _encode_values(self, topic: str, request: _Request) -> tuple[list[bytes | None], int | None]:
         choice = SchemaChoice(
-            request.value_format,
+            _format(request.value_format),
             request.value_schema,
             request.value_schema_id,
             request.value_schema_version,
             request.value_schema_subject,
+            request.value_schema_references,
+            request.value_schema_message,
         )
         raws = [record.value for record in request.records]
         return await self._encode("value", raws, choice, self._settings.value_format, topic)
@@ -151,7 +162,7 @@ class ProduceService:
         if not any(texts):  # nothing to encode needs no schema
             format_name(choice.format or default_format)
             return texts, None
-        codec, schema_id = await self._codecs.for_writing(choice, default_format, f"{topic}-{part}")
+        codec, schema_id = await self._codecs.for_writing(choice, default_format, f"{topic}-{part}", self._rules)
         try:
             return [None if text is None else codec.encode(text) for text in texts], schema_id
         except errors.EncodeError:
@@ -168,6 +179,8 @@ class ProduceService:
         first: list[Header] = []
         if self._settings.forward_authorization and ids.authorization is not None:
             first.append(("authorization", ids.authorization))
+        if self._settings.caller_id:
+            first.append(("caller_id", self._settings.caller_id.encode()))
         given = ids.correlation_id
         correlations = [given] * len(records) if given else new_correlation_ids(len(records))
         return [
@@ -209,6 +222,15 @@ def _invalid(body: bytes, cause: msgspec.ValidationError) -> errors.InvalidReque
         except msgspec.ValidationError as misfit:
             return errors.InvalidRequest(f"record {index} of the request is not one: {misfit}", index=index)
     return errors.InvalidRequest(f"the body is no produce request: {cause}")
+
+
+def _format(given: str | int | None) -> str | None:
+    """Return a format's name; the codes are those of the seed document."""
+    if not isinstance(given, int):
+        return given
+    if not 0 <= given < len(_FORMAT_CODES):
+        raise errors.InvalidRequest(f"format {given} is not served: as a number, 0 to {len(_FORMAT_CODES) - 1} are")
+    return _FORMAT_CODES[given]
 
 
 def _check_partitions(records: list[_Record], topic: str, partitions: int) -> None:
@@ -254,9 +276,8 @@ def _headers_of(record: _Record, first: list[Header], correlation: bytes, tracea
         correlation = record.correlation_id.encode()
     headers.append((_CORRELATION, correlation))
     if record.headers:
+        own = record.headers.items() if isinstance(record.headers, dict) else record.headers
         headers += [
-            (name, None if text is None else text.encode())
-            for name, text in record.headers.items()
-            if name.lower() not in _OWN_HEADERS
+            (name, None if text is None else text.encode()) for name, text in own if name.lower() not in _OWN_HEADERS
         ]
     return headers

@@ -22,14 +22,18 @@ class SmallRegistry:
     def __init__(self) -> None:
         self.versions: dict[str, list[tuple[int, str]]] = {}
         self.types: dict[int, str] = {}
+        self.references: dict[int, list[dict[str, object]]] = {}
         self.asked: list[str] = []
+        self.bodies: list[dict[str, str]] = []
         self.authorizations: set[str | None] = set()
         self.broken: web.Response | None = None
         self.gate = asyncio.Event()
         self.gate.set()
 
-    def add(self, subject: str, schema_id: int, text: str, type_: str = "AVRO") -> None:
-        """Register a version."""
+    def add(self, subject: str, schema_id: int, text: str, type_: str = "AVRO", references: object = None) -> None:
+        """Register a version; references are pairs of name and subject, always version 1."""
+        if references:
+            self.references[schema_id] = [{"name": n, "subject": s, "version": 1} for n, s in references]  # type: ignore[attr-defined]
         self.versions.setdefault(subject, []).append((schema_id, text))
         self.types[schema_id] = type_
 
@@ -44,7 +48,7 @@ class SmallRegistry:
         if parts[0] == "schemas":
             return self._by_id(int(parts[2]), with_versions=parts[-1] == "versions")
         if request.method == "POST":
-            return self._post(parts[1], (await request.json())["schema"], register=parts[-1] == "versions")
+            return self._post(parts[1], await request.json(), register=parts[-1] == "versions")
         return self._version(parts[1], parts[3])
 
     def _by_id(self, schema_id: int, with_versions: bool) -> web.Response:
@@ -53,8 +57,11 @@ class SmallRegistry:
             return _refuse(404, 40403)
         if with_versions:
             return web.json_response([{"subject": subject, "version": 1} for subject in found])
-        extra = {} if self.types[schema_id] == "AVRO" else {"schemaType": self.types[schema_id]}
-        return web.json_response({"schema": next(iter(found.values())), **extra})
+        return web.json_response({"schema": next(iter(found.values())), **self._extra(schema_id)})
+
+    def _extra(self, schema_id: int) -> dict[str, object]:
+        extra: dict[str, object] = {} if self.types[schema_id] == "AVRO" else {"schemaType": self.types[schema_id]}
+        return {**extra, "references": self.references.get(schema_id)} if schema_id in self.references else extra
 
     def _version(self, subject: str, number: str) -> web.Response:
         entries = self.versions.get(subject, [])
@@ -62,9 +69,12 @@ class SmallRegistry:
         if not entries or index > len(entries):
             return _refuse(404, 40401)
         schema_id, text = entries[index - 1]
-        return web.json_response({"subject": subject, "id": schema_id, "version": index, "schema": text})
+        return web.json_response(
+            {"subject": subject, "id": schema_id, "version": index, "schema": text} | self._extra(schema_id)
+        )
 
-    def _post(self, subject: str, text: str, register: bool) -> web.Response:
+    def _post(self, subject: str, body: dict[str, str], register: bool) -> web.Response:
+        text = body["schema"]
         for schema_id, known in self.versions.get(subject, []):
             if known == text:
                 return web.json_response({"id": schema_id})
@@ -72,7 +82,8 @@ class SmallRegistry:
             return _refuse(404, 40403)
         if text == "incompatible":
             return _refuse(409, 409, "not compatible with version 1")
-        self.add(subject, 100 + len(self.types), text)
+        self.bodies.append(body)
+        self.add(subject, 100 + len(self.types), text, body["schemaType"])
         return web.json_response({"id": 99 + len(self.types)})
 
 

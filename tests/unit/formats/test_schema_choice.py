@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from headrace import errors
-from headrace.formats.codecs import Codecs, SchemaChoice
+from headrace.formats.codecs import Codecs, SchemaChoice, SchemaRules
 from headrace.formats.framing import header_of
+from headrace.formats.registry import Reference
 
 INT, LONG = '"int"', '"long"'
 
@@ -69,7 +70,7 @@ def test_what_excludes_itself_or_does_not_exist_is_said(
         async with serving() as it:
             it.server.add("t-value", 1, INT)
             it.server.add("other", 3, LONG)
-            it.server.add("t-value", 4, "{}", "JSON")
+            it.server.add("t-value", 4, "{}", "XML")
             with pytest.raises(errors.HeadraceError) as raised:
                 await Codecs(it.client).for_writing(choice, "json", "t-value")
             assert type(raised.value) is error
@@ -133,5 +134,181 @@ def test_while_the_registry_is_down_reading_waits_instead_of_failing_records(ser
         async with serving(url="http://127.0.0.1:1") as it:
             with pytest.raises(errors.RegistryUnavailable):
                 await Codecs(it.client).for_reading("avro").prepare([header_of(1) + b"\x0a"])
+
+    asyncio.run(main())
+
+
+PLACES = '{"name":"at","type":"x.Place"},{"name":"b","type":["null","x.Place"]}'
+PERSON = '{"type":"record","name":"x.Person","fields":[' + PLACES + "]}"
+PLACE = '{"type":"record","name":"x.Place","fields":[{"name":"s","type":"string"}]}'
+PROTO = (
+    'syntax = "proto3"; package x; import "place.proto"; message Person { Place at = 1; } message Pet { int32 a = 1; }'
+)
+PLACE_PROTO = 'syntax = "proto3"; package x; message Place { string s = 1; }'
+JSON = '{"title":"Person","properties":{"at":{"$ref":"place.json"}}}'
+
+
+def fill(server: Any) -> None:
+    """Person, in three formats, each of which refers to a place."""
+    server.add("place-avro", 1, PLACE)
+    server.add("place-json", 2, '{"required":["s"]}', "JSON")
+    server.add("place-proto", 3, PLACE_PROTO, "PROTOBUF")
+    server.add("a-value", 11, PERSON, "AVRO", [("x.Place", "place-avro")])
+    server.add("j-value", 12, JSON, "JSON", [("place.json", "place-json")])
+    server.add("p-value", 13, PROTO, "PROTOBUF", [("place.proto", "place-proto")])
+
+
+@pytest.mark.parametrize(
+    ("topic", "schema_id", "text"),
+    [
+        ("a", 11, b'{"at":{"s":"x"},"b":{"x.Place":{"s":"y"}}}'),
+        ("j", 12, b'{"at":{"s":"x"}}'),
+        ("p", 13, b'{"at":{"s":"x"}}'),
+    ],
+)
+def test_references_are_followed_in_each_format_both_ways(
+    serving: Any, topic: str, schema_id: int, text: bytes
+) -> None:
+    """The format is that of the schema which is found; the reader goes by the id in the bytes."""
+
+    async def main() -> None:
+        async with serving() as it:
+            fill(it.server)
+            codecs = Codecs(it.client)
+            writing = await codecs.for_writing(SchemaChoice("jsonschema"), "json", f"{topic}-value")
+            stored = writing.codec.encode(text)
+            assert (writing.schema_id, stored[:5]) == (schema_id, header_of(schema_id))
+            reader = Codecs(it.client).for_reading("protobuf")
+            await reader.prepare([stored])
+            assert reader.decode(stored) == text
+
+    asyncio.run(main())
+
+
+def test_text_is_registered_with_its_references_and_as_its_type(serving: Any) -> None:
+    """The registry's word for JSONSCHEMA is JSON."""
+
+    async def main() -> None:
+        async with serving() as it:
+            fill(it.server)
+            choice = SchemaChoice("jsonschema", text=JSON, references=(Reference("place.json", "place-json", 1),))
+            writing = await Codecs(it.client).for_writing(choice, "json", "new-value")
+            with pytest.raises(errors.EncodeError, match=r"\$\.at"):
+                writing.codec.encode(b'{"at":{}}')
+            reference = {"name": "place.json", "subject": "place-json", "version": 1}
+            assert it.server.bodies == [{"schema": JSON, "schemaType": "JSON", "references": [reference]}]
+
+    asyncio.run(main())
+
+
+def test_references_in_a_circle_end(serving: Any) -> None:
+    """A registry that holds such a thing does not stop Headrace."""
+
+    async def main() -> None:
+        async with serving() as it:
+            it.server.add("t-value", 1, JSON, "JSON", [("place.json", "place")])
+            it.server.add("place", 2, '{"$ref":"root"}', "JSON", [("root", "t-value"), ("place.json", "place")])
+            await Codecs(it.client).for_writing(SchemaChoice("jsonschema"), "json", "t-value")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("strategy", "choice", "subject"),
+    [
+        ("record", SchemaChoice("avro", text=PLACE), "x.Place"),
+        ("topic_record", SchemaChoice("avro", text=PLACE), "a-b-x.Place"),
+        ("record", SchemaChoice("jsonschema", text='{"title":"T"}'), "T"),
+        ("record", SchemaChoice("protobuf", text=PLACE_PROTO), "x.Place"),
+        ("topic_record", SchemaChoice("protobuf", text=PLACE_PROTO, subject="own"), "own"),
+        ("topic", SchemaChoice("protobuf", text=PLACE_PROTO), "a-b-value"),
+    ],
+)
+def test_a_strategy_names_the_subject(serving: Any, strategy: Any, choice: SchemaChoice, subject: str) -> None:
+    """By topic, by the schema's full name, by both; a subject in the request goes before."""
+
+    async def main() -> None:
+        async with serving() as it:
+            rules = SchemaRules(strategy)
+            writing = await Codecs(it.client).for_writing(choice, "json", "a-b-value", rules)
+            assert list(it.server.versions) == [subject]
+            by_id = SchemaChoice(choice.format, id=writing.schema_id, subject=choice.subject)
+            assert (await Codecs(it.client).for_writing(by_id, "json", "a-b-value", rules)).schema_id
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "choice", [SchemaChoice("avro"), SchemaChoice("avro", version=1), SchemaChoice("avro", text=INT)]
+)
+def test_a_strategy_that_needs_a_name_says_when_there_is_none(serving: Any, choice: SchemaChoice) -> None:
+    """And what to do about it."""
+
+    async def main() -> None:
+        async with serving() as it:
+            with pytest.raises(errors.InvalidRequest, match="valueSchemaSubject"):
+                await Codecs(it.client).for_writing(choice, "json", "t-value", SchemaRules("record"))
+
+    asyncio.run(main())
+
+
+def test_without_auto_register_text_is_only_looked_up(serving: Any) -> None:
+    """What is there is used, what is not is refused and not registered."""
+
+    async def main() -> None:
+        async with serving() as it:
+            it.server.add("t-value", 1, INT)
+            codecs, rules = Codecs(it.client), SchemaRules(auto_register=False)
+            assert (await codecs.for_writing(SchemaChoice("avro", text=INT), "json", "t-value", rules)).schema_id == 1
+            with pytest.raises(errors.SchemaNotFound):
+                await codecs.for_writing(SchemaChoice("avro", text=LONG), "json", "t-value", rules)
+            assert it.server.versions == {"t-value": [(1, INT)]}
+
+    asyncio.run(main())
+
+
+def test_the_subject_decides_the_format_when_asked_to_and_the_request_names_none(serving: Any) -> None:
+    """A named format goes before; a subject without a schema leaves the default."""
+
+    async def main() -> None:
+        async with serving() as it:
+            fill(it.server)
+            codecs, rules = Codecs(it.client), SchemaRules(format_from_subject=True)
+            assert (await codecs.for_writing(SchemaChoice(), "json", "p-value", rules)).schema_id == 13
+            assert (await codecs.for_writing(SchemaChoice("json"), "avro", "p-value", rules)).schema_id is None
+            assert (await codecs.for_writing(SchemaChoice(), "json", "none-value", rules)).schema_id is None
+            assert (await codecs.for_writing(SchemaChoice(), "json", "p-value")).schema_id is None
+
+    asyncio.run(main())
+
+
+def test_a_request_may_name_the_message_type_of_a_protobuf_schema(serving: Any) -> None:
+    """Two types of one schema id live side by side."""
+
+    async def main() -> None:
+        async with serving() as it:
+            fill(it.server)
+            codecs = Codecs(it.client)
+            first = await codecs.for_writing(SchemaChoice("protobuf"), "json", "p-value")
+            second = await codecs.for_writing(SchemaChoice("protobuf", message="x.Pet"), "json", "p-value")
+            assert first.codec.encode(b"{}") == header_of(13) + b"\x00"
+            assert second.codec.encode(b'{"a":1}') == header_of(13) + b"\x02\x02\x08\x01"
+
+    asyncio.run(main())
+
+
+def test_a_format_whose_library_is_not_installed_says_how_to_get_it(
+    serving: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Extras are optional; the rest of Headrace runs without them."""
+    import sys
+
+    monkeypatch.setitem(sys.modules, "headrace.formats.codec_protobuf", None)
+
+    async def main() -> None:
+        async with serving() as it:
+            fill(it.server)
+            with pytest.raises(errors.EnvironmentProblem, match=r"headrace\[protobuf\]"):
+                await Codecs(it.client).for_writing(SchemaChoice("protobuf"), "json", "p-value")
 
     asyncio.run(main())

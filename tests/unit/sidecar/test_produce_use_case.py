@@ -131,6 +131,43 @@ def test_record_headers_have_the_order_of_the_original() -> None:
     ]
 
 
+def test_headers_as_a_list_keep_order_repeats_and_nulls() -> None:
+    """Beside the object, which cannot."""
+    record = {"correlationId": "c", "headers": [["b", "1"], ["a", None], ["b", ""], ["X-Correlation-ID", "no"]]}
+    assert sent({"records": [record]})[0].headers == [
+        ("X-Correlation-Id", b"c"),
+        ("b", b"1"),
+        ("a", None),
+        ("b", b""),
+    ]
+
+
+def test_a_caller_id_goes_second_when_it_is_configured() -> None:
+    """As the original's order of headers."""
+    found = sent({"records": [{}]}, RequestIds(b"c", b"t", b"x"), forward_authorization=True, caller_id="me")[0].headers
+    assert [name for name, _ in found or []] == [
+        "authorization",
+        "caller_id",
+        "X-Traceability-Id",
+        "X-Correlation-Id",
+    ]
+    assert (found or [])[1] == ("caller_id", b"me")
+
+
+@pytest.mark.parametrize(("code", "stored"), [(0, b"ab"), (2, b'"YWI="'), (5, b"YWI=")])
+def test_formats_may_be_the_codes_of_the_seed_document(code: int, stored: bytes) -> None:
+    """binary 0, json 2, string 5."""
+    found = sent({"keyFormat": 5, "valueFormat": code, "records": [{"key": "k", "value": "YWI="}]})[0]
+    assert (found.key, found.value) == (b"k", stored)
+
+
+@pytest.mark.parametrize("code", [1, 3, 4])
+def test_codes_of_formats_with_a_schema_ask_the_registry(code: int) -> None:
+    """avro 1, jsonschema 3, protobuf 4."""
+    with pytest.raises(errors.RegistryUnavailable):
+        produce({"valueFormat": code, "records": [{"value": 1}]})
+
+
 def test_the_http_ids_stand_in_for_the_records_own() -> None:
     """Record field, then HTTP header; the token of the request stays out of Kafka unless asked for."""
     found = sent({"records": [{}]}, RequestIds(b"http-c", b"http-t", b"Bearer x"))[0].headers
@@ -165,6 +202,12 @@ def test_without_any_id_every_record_gets_its_own() -> None:
         (b'{"records":[],"keySchemaId":"1"}', errors.InvalidRequest, "keySchemaId"),
         (b'{"records":[{"key":1}],"keyFormat":"xml"}', errors.InvalidRequest, "xml"),
         (b'{"records":[],"valueFormat":"xml"}', errors.InvalidRequest, "xml"),
+        (b'{"records":[],"valueFormat":6}', errors.InvalidRequest, "format 6"),
+        (b'{"records":[],"keyFormat":-1}', errors.InvalidRequest, "format -1"),
+        (b'{"records":[],"keyFormat":true}', errors.InvalidRequest, "keyFormat"),
+        (b'{"records":[{},{"headers":[["a"]]}]}', errors.InvalidRequest, "record 1"),
+        (b'{"records":[{"headers":[["a",1]]}]}', errors.InvalidRequest, "record 0"),
+        (b'{"records":[],"valueSchemaReferences":[{"name":"a"}]}', errors.InvalidRequest, "valueSchemaReferences"),
         (b'{"records":[{},{"partition":3}]}', errors.PartitionNotFound, "record 1"),
         (b'{"records":[{"partition":99999999999}]}', errors.PartitionNotFound, "record 0"),
     ],

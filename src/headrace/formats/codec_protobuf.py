@@ -1,0 +1,139 @@
+"""PROTOBUF: between JSON text in Protobuf's JSON mapping and payloads of one schema.
+
+A payload is the way to the message's type in its file, then Protobuf's binary encoding. Source: Confluent Schema
+Registry, wire format (message indexes: a count and that many numbers as zigzag varints; one zero byte for `[0]`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+from google.protobuf import json_format
+from google.protobuf.message import DecodeError as ProtobufDecodeError
+from google.protobuf.message import EncodeError as ProtobufEncodeError
+from google.protobuf.message_factory import GetMessageClass
+
+from headrace.errors import DecodeError, EncodeError, SchemaInvalid
+from headrace.formats.avro_json import Convert, Misfit
+from headrace.formats.proto_files import parse_proto
+from headrace.formats.proto_json import converter
+
+_LONGEST_WAY: Final = 100
+_LARGEST_VARINT_BITS: Final = 35
+_decode_json = msgspec.json.Decoder().decode
+_encode_json = msgspec.json.Encoder().encode
+
+
+class ProtobufCodec:
+    """Writes one message type of a schema; reads all of them."""
+
+    def __init__(self, text: str, references: Mapping[str, str], message: str | None = None) -> None:
+        """Compile a schema.
+
+        Args:
+            text: Source text, or a serialized file descriptor in base64.
+            references: Files that it may import, by the names by which they are imported.
+            message: Full name of the message type to write, or its name below the package; None for the first.
+
+        Raises:
+            SchemaInvalid: The text is no usable schema, or has no such message type.
+        """
+        self._file = parse_proto(text, references)
+        descriptor = self._find(message)
+        self.record_name: str = descriptor.full_name
+        self._make: Any = GetMessageClass(descriptor)
+        self._way = _way_to(descriptor)
+        convert = converter(descriptor, {})
+        self._convert: Convert = convert
+        self._first: Any = GetMessageClass(next(iter(self._file.message_types_by_name.values())))
+
+    def encode(self, text: bytes) -> bytes:
+        try:
+            made = self._convert(_decode_json(text))
+            message = self._make(**made) if type(made) is dict else made
+            payload: bytes = message.SerializeToString(deterministic=True)
+        except Misfit as misfit:
+            raise EncodeError(f"the value does not fit {self.record_name} at ${misfit.path}: {misfit.text}") from misfit
+        except ProtobufEncodeError as cause:
+            raise EncodeError(f"the value does not fit {self.record_name}: {cause}") from cause
+        except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as cause:
+            raise EncodeError(f"the value does not fit {self.record_name} ({type(cause).__name__})") from cause
+        return self._way + payload
+
+    def decode(self, data: bytes) -> bytes:
+        make, start = (self._first, 1) if data[:1] == b"\x00" else self._follow(data)
+        try:
+            found = json_format.MessageToDict(
+                make.FromString(data[start:]),
+                always_print_fields_with_no_presence=True,
+                descriptor_pool=self._file.pool,
+            )
+        except ProtobufDecodeError as cause:
+            raise DecodeError(f"the bytes are no {make.DESCRIPTOR.full_name}") from cause
+        except (json_format.Error, ValueError, TypeError, LookupError, RecursionError) as cause:
+            raise DecodeError(f"the {make.DESCRIPTOR.full_name} has no JSON form ({type(cause).__name__})") from cause
+        return _encode_json(found)
+
+    def _find(self, message: str | None) -> Any:
+        types = self._file.message_types_by_name
+        if not types:
+            raise SchemaInvalid("the Protobuf schema has no message type")
+        if message is None:
+            return next(iter(types.values()))
+        path = message.removeprefix(f"{self._file.package}.").split(".")
+        found = types.get(path[0])
+        for name in path[1:]:
+            found = found.nested_types_by_name.get(name) if found else None
+        if not found:
+            raise SchemaInvalid(f"the Protobuf schema has no message type {message[:200]!r}")
+        return found
+
+    def _follow(self, data: bytes) -> tuple[Any, int]:
+        """Return the class that the indexes lead to, and where they end."""
+        try:
+            count, at = _read_varint(data, 0)
+            if not 0 < count <= _LONGEST_WAY:
+                raise IndexError
+            types, found = list(self._file.message_types_by_name.values()), None
+            for _ in range(count):
+                index, at = _read_varint(data, at)
+                if index < 0:
+                    raise IndexError
+                found = types[index]
+                types = list(found.nested_types)
+        except IndexError:
+            raise DecodeError("the bytes do not begin with the place of a message type in their schema") from None
+        return GetMessageClass(found), at
+
+
+def _way_to(descriptor: Any) -> bytes:
+    indexes = []
+    while descriptor is not None:
+        outer = descriptor.containing_type
+        siblings = outer.nested_types if outer else descriptor.file.message_types_by_name.values()
+        indexes.append([sibling.full_name for sibling in siblings].index(descriptor.full_name))
+        descriptor = outer
+    if indexes == [0]:
+        return b"\x00"
+    return b"".join(map(_varint, [len(indexes), *reversed(indexes)]))
+
+
+def _varint(number: int) -> bytes:
+    rest, out = number << 1, bytearray()  # zigzag of what is never negative
+    while rest > 0x7F:
+        out.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    return bytes([*out, rest])
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    number = 0
+    for shift in range(0, _LARGEST_VARINT_BITS, 7):
+        byte = data[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number >> 1 ^ -(number & 1), at
+    raise IndexError

@@ -1,0 +1,128 @@
+"""Protobuf's schema text made into descriptors, by the compiler as a library: no process is started."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import importlib
+import itertools
+import tempfile
+from collections.abc import Iterable, Mapping
+from importlib.resources import files
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError as ProtobufDecodeError
+from grpc_tools.protoc import _protoc_compiler
+
+from headrace.errors import SchemaInvalid
+
+_MAIN: Final = "headrace-schema.proto"
+_WELL_KNOWN: Final = frozenset(
+    f"google/protobuf/{name}.proto"
+    for name in (
+        *("any", "api", "descriptor", "duration", "empty", "field_mask"),
+        *("source_context", "struct", "timestamp", "type", "wrappers"),
+    )
+)
+_DEEPEST: Final = 100
+_LARGEST_BYTES: Final = 1_048_576
+
+
+def parse_proto(text: str, references: Mapping[str, str]) -> Any:
+    """Return the file descriptor of a schema, in a pool of its own.
+
+    Args:
+        text: Source text, or a serialized file descriptor in base64, as some clients register it.
+        references: The same of files that it may import, by the names by which they are imported.
+
+    Raises:
+        SchemaInvalid: No such schema, or it imports what is not there.
+    """
+    found: dict[str, FileDescriptorProto] = {}
+    texts: dict[str, str] = {}
+    for name, source in {**references, _MAIN: text}.items():
+        file = _deserialize(name, source)
+        if file:
+            found[name] = file
+        else:
+            texts[name] = source
+    for file in _compile(texts):
+        found.setdefault(file.name, file)
+    pool = DescriptorPool()
+    try:
+        _add(pool, _MAIN, found, set())
+        return pool.FindFileByName(_MAIN)
+    except (TypeError, KeyError, RecursionError) as cause:
+        raise SchemaInvalid(f"no usable Protobuf schema: {str(cause)[:500]}") from cause
+
+
+def _deserialize(name: str, source: str) -> FileDescriptorProto | None:
+    try:
+        file = FileDescriptorProto.FromString(base64.b64decode(source, validate=True))
+    except (ValueError, ProtobufDecodeError):
+        return None  # source text, which never is base64: it has spaces
+    file.name = name
+    return file if source else None
+
+
+def _add(pool: DescriptorPool, name: str, found: Mapping[str, FileDescriptorProto], added: set[str]) -> None:
+    if name in added:
+        return
+    added.add(name)
+    file = found.get(name)
+    if file is None and name in _WELL_KNOWN:
+        module = importlib.import_module(name.removesuffix(".proto").replace("/", ".") + "_pb2")
+        file = FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb)
+    if file is None:
+        raise SchemaInvalid(f"the Protobuf schema imports {name}, which is not among its references")
+    for imported in file.dependency:
+        _add(pool, imported, found, added)
+    pool.Add(file)
+
+
+def _compile(texts: Mapping[str, str]) -> Iterable[FileDescriptorProto]:
+    for name, text in texts.items():
+        _check(name, text)
+    own = str(files("grpc_tools") / "_proto").encode()
+    with tempfile.TemporaryDirectory(prefix="headrace-proto-") as folder:
+        for name, text in texts.items():
+            path = Path(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        for name in texts:
+            try:
+                # Not protoc's main(): that one writes what is wrong to our standard error instead of raising it.
+                made = _protoc_compiler.get_protos(name.encode(), [folder.encode(), own])
+            except _protoc_compiler.ProtocErrors as cause:
+                raise SchemaInvalid(f"no usable Protobuf schema: {_explain(cause)}") from cause
+            yield from (file for _, code in made for file in _descriptors_in(code))
+
+
+def _check(name: str, text: str) -> None:
+    """Refuse what would leave the folder, and what would keep the compiler busy for seconds."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or not 0 < len(name) <= 200 or not name.isprintable():
+        raise SchemaInvalid(f"a Protobuf schema cannot refer to a file by the name {name[:60]!r}")
+    steps = (1 if char == "{" else -1 for char in text if char in "{}")
+    if len(text) > _LARGEST_BYTES or max(itertools.accumulate(steps), default=0) > _DEEPEST:
+        raise SchemaInvalid(
+            f"the Protobuf schema{'' if name == _MAIN else ' ' + name} is larger than {_LARGEST_BYTES} bytes "
+            f"or nested deeper than {_DEEPEST} levels"
+        )
+
+
+def _explain(cause: Any) -> str:
+    """Say the first of the compiler's findings, which counts lines from 0."""
+    first = cause.errors()[0]
+    name, line = first.filename.decode(), first.line + 1
+    place = f"line {line}" if name == _MAIN else f"{name} line {line}" if line else name
+    return f"{place}: {first.message.decode(errors='replace')[:300]}"
+
+
+def _descriptors_in(code: bytes) -> Iterable[FileDescriptorProto]:
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "AddSerializedFile":
+            yield FileDescriptorProto.FromString(ast.literal_eval(node.args[0]))

@@ -1,0 +1,53 @@
+"""A codec made from a schema's text; the libraries of a format are loaded with its first schema."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from headrace.errors import EnvironmentProblem, SchemaInvalid
+from headrace.formats.codec import Codec
+
+
+class SchemaCodec(Codec, Protocol):
+    """A codec of one schema."""
+
+    record_name: str
+    """Name of what the schema describes: by it subjects are named where a strategy says so; empty without one."""
+
+
+def compile_schema(
+    schema_type: str, text: str, references: Mapping[str, str], message: str | None = None
+) -> SchemaCodec:
+    """Return the codec of a schema; keep it, because making costs milliseconds.
+
+    Args:
+        schema_type: `AVRO`, `JSON` or `PROTOBUF`.
+        text: The schema.
+        references: Texts of what it refers to, by the names it gives them; each after those that it refers to.
+        message: Of a Protobuf schema: full name of the message type to write; None for the first.
+
+    Raises:
+        SchemaInvalid: No such type, or the text is not usable.
+        EnvironmentProblem: The library of the format is not installed.
+    """
+    try:
+        if schema_type == "AVRO":
+            from headrace.formats.codec_avro import AvroCodec, parse_avro
+
+            return AvroCodec(parse_avro(text, references.values()))
+        if schema_type == "JSON":
+            from headrace.formats.codec_jsonschema import JsonSchemaCodec
+
+            return JsonSchemaCodec(text, references)
+        if schema_type == "PROTOBUF":
+            from headrace.formats.codec_protobuf import ProtobufCodec
+
+            return ProtobufCodec(text, references, message)
+    except ImportError as cause:
+        extra = {"AVRO": "avro", "JSON": "jsonschema", "PROTOBUF": "protobuf"}[schema_type]
+        raise EnvironmentProblem(
+            f"a schema of type {schema_type} is in use, and {cause.name} is not installed: "
+            f"pip install 'headrace[{extra}]', then start again"
+        ) from cause
+    raise SchemaInvalid(f"the registry holds a schema of type {schema_type}, which no format here reads")

@@ -1,0 +1,244 @@
+"""Formats with a schema, byte for byte against Confluent's own serializers, with a real schema registry."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import urllib.request
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.serialization import MessageField, SerializationContext
+from google.protobuf import json_format
+from google.protobuf.message_factory import GetMessageClass
+
+from headrace.config.model import SchemaRegistryConfig
+from headrace.formats.codecs import Codecs, SchemaChoice
+from headrace.formats.proto_files import parse_proto
+from headrace.formats.registry import Reference, SchemaRegistry
+from headrace.lifecycle import SystemClock
+
+DRAFT7 = "http://json-schema.org/draft-07/schema#"
+PLACE_AVRO = {"type": "record", "name": "x.Place", "fields": [{"name": "city", "type": "string"}]}
+PERSON_AVRO = {
+    "type": "record",
+    "name": "x.Person",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "born", "type": "x.Place"},
+        {"name": "died", "type": ["null", "x.Place"]},
+    ],
+}
+PLACE_JSON = {"$schema": DRAFT7, "type": "object", "required": ["city"], "properties": {"city": {"type": "string"}}}
+PERSON_JSON = {
+    "$schema": DRAFT7,
+    "title": "Person",
+    "type": "object",
+    "properties": {"id": {"type": "integer"}, "born": {"$ref": "place.json"}},
+}
+PLACE_PROTO = 'syntax = "proto3"; package x; message Place { string city = 1; }'
+PERSON_PROTO = """syntax = "proto3";
+package x;
+import "x/place.proto";
+import "google/protobuf/timestamp.proto";
+message Person {
+  message Pet { string name = 1; }
+  int64 id = 1;
+  Place born = 2;
+  repeated Pet pets = 3;
+  google.protobuf.Timestamp at = 4;
+  map<string, int32> scores = 5;
+}
+message Robot { uint64 serial = 1; }
+"""
+
+
+@pytest.fixture
+def confluent(schema_registry: Any) -> Iterator[Any]:
+    registry = pytest.importorskip("confluent_kafka.schema_registry", exc_type=ImportError)
+    with registry.SchemaRegistryClient({"url": schema_registry.url}) as client:
+        yield client
+
+
+@pytest.fixture
+def ours(schema_registry: Any) -> Callable[..., Any]:
+    """Run with codecs on the real registry."""
+
+    def run(work: Callable[[Codecs], Awaitable[Any]]) -> Any:
+        async def main() -> Any:
+            registry = SchemaRegistry(SchemaRegistryConfig(url=schema_registry.url), SystemClock())
+            try:
+                return await work(Codecs(registry))
+            finally:
+                await registry.close()
+
+        return asyncio.run(main())
+
+    return run
+
+
+def register(client: Any, subject: str, text: str, kind: str, *references: tuple[str, str]) -> int:
+    from confluent_kafka.schema_registry import Schema, SchemaReference
+
+    named = [SchemaReference(name, other, 1) for name, other in references]
+    return int(client.register_schema(subject, Schema(text, kind, named)))
+
+
+async def through(codecs: Codecs, choice: SchemaChoice, subject: str, value: Any) -> bytes:
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return (await codecs.for_writing(choice, "json", subject)).codec.encode(text.encode())
+
+
+async def back(codecs: Codecs, data: bytes, name: str) -> Any:
+    reader = codecs.for_reading(name)
+    await reader.prepare([data])
+    return json.loads(reader.decode(data) or b"")
+
+
+def test_avro_with_references_is_what_confluent_writes_and_reads(confluent: Any, ours: Any) -> None:
+    """The schema names a type of another subject."""
+    from confluent_kafka.schema_registry import Schema, SchemaReference
+    from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
+
+    name = uuid.uuid4().hex
+    register(confluent, f"{name}-place", json.dumps(PLACE_AVRO), "AVRO")
+    text = json.dumps(PERSON_AVRO)
+    choice = SchemaChoice("avro", text=text, references=(Reference("x.Place", f"{name}-place", 1),))
+    value = {"id": 2**62, "born": {"city": "Ulm"}, "died": {"x.Place": {"city": "Princeton"}}}
+    plain = {"id": 2**62, "born": {"city": "Ulm"}, "died": {"city": "Princeton"}}
+    data = ours(lambda codecs: through(codecs, choice, f"{name}-value", value))
+    context = SerializationContext(name, MessageField.VALUE)
+    schema = Schema(text, "AVRO", [SchemaReference("x.Place", f"{name}-place", 1)])
+    theirs = AvroSerializer(confluent, schema, conf={"auto.register.schemas": False})(plain, context)
+    assert data == theirs
+    assert AvroDeserializer(confluent)(data, context) == plain
+    assert ours(lambda codecs: back(codecs, theirs, "avro")) == value
+
+
+def test_json_schema_is_what_confluent_writes_and_reads(confluent: Any, ours: Any) -> None:
+    """With a reference, which its own validator follows too."""
+    from confluent_kafka.schema_registry import Schema, SchemaReference
+    from confluent_kafka.schema_registry.json_schema import JSONDeserializer, JSONSerializer
+
+    name = uuid.uuid4().hex
+    register(confluent, f"{name}-place", json.dumps(PLACE_JSON), "JSON")
+    choice = SchemaChoice(
+        "JSONSCHEMA", text=json.dumps(PERSON_JSON), references=(Reference("place.json", f"{name}-place", 1),)
+    )
+    value = {"id": 2**62, "born": {"city": "Zürich"}}
+    data = ours(lambda codecs: through(codecs, choice, f"{name}-value", value))
+    context = SerializationContext(name, MessageField.VALUE)
+    schema = Schema(json.dumps(PERSON_JSON), "JSON", [SchemaReference("place.json", f"{name}-place", 1)])
+    theirs = JSONSerializer(schema, confluent, conf={"auto.register.schemas": False})(value, context)
+    assert data == theirs
+    assert JSONDeserializer(schema, schema_registry_client=confluent)(data, context) == value
+    assert ours(lambda codecs: back(codecs, theirs, "jsonschema")) == value
+
+
+PEOPLE = [
+    (None, {"id": "4611686018427387904", "born": {"city": "Ulm"}, "pets": [{"name": "Chico"}], "scores": {"a": 1}}),
+    (None, {"at": "2024-02-29T23:59:59.000000001Z"}),
+    ("x.Person.Pet", {"name": "Chico"}),
+    ("x.Robot", {"serial": "18446744073709551615"}),
+]
+
+
+@pytest.mark.parametrize(("message", "value"), PEOPLE)
+def test_protobuf_is_what_confluent_writes_and_reads(
+    confluent: Any, ours: Any, message: str | None, value: dict[str, Any]
+) -> None:
+    """First, second and nested message types; imports; text registered by us, a descriptor registered by them."""
+    from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, ProtobufSerializer
+
+    name = uuid.uuid4().hex
+    register(confluent, f"{name}-place", PLACE_PROTO, "PROTOBUF")
+    references = (Reference("x/place.proto", f"{name}-place", 1),)
+    choice = SchemaChoice("protobuf", text=PERSON_PROTO, references=references, message=message)
+    data = ours(lambda codecs: through(codecs, choice, f"{name}-value", value))
+    file = parse_proto(PERSON_PROTO, {"x/place.proto": PLACE_PROTO})
+    make = GetMessageClass(file.pool.FindMessageTypeByName(message or "x.Person"))
+    theirs_message = json_format.ParseDict(value, make(), descriptor_pool=file.pool)
+    context = SerializationContext(f"{name}-theirs", MessageField.VALUE)
+    theirs = ProtobufSerializer(make, confluent)(theirs_message, context)
+    assert data[5:] == theirs[5:]
+    assert ours(lambda codecs: back(codecs, theirs, "protobuf")) == json_format.MessageToDict(
+        theirs_message, always_print_fields_with_no_presence=True
+    )
+    again = SchemaChoice("protobuf", message=message)
+    written = ours(lambda codecs: through(codecs, again, f"{name}-theirs-value", value))
+    assert written == theirs
+    # Theirs asks for a descriptor, which this registry cannot make of text that imports; of a descriptor it can.
+    assert ProtobufDeserializer(make, {}, confluent)(written, context) == theirs_message
+
+
+def post(url: str, topic: str, body: Any) -> tuple[int, Any]:
+    request = urllib.request.Request(
+        f"{url}/producers/{topic}", json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as answer:
+        with answer:
+            return answer.code, json.load(answer)
+
+
+def test_key_and_value_in_their_own_formats_go_in_and_out_of_headrace(
+    kafka: Any, topic: Callable[..., str], schema_registry: Any, headrace: Callable[..., Any], backend: Any
+) -> None:
+    """Produced with a JSON Schema key and a Protobuf value, pushed to a backend as JSON; a bad one names its place."""
+    name = topic()
+    process = headrace(
+        {
+            "kafka": {"bootstrap_servers": kafka.bootstrap_servers},
+            "schema_registry": {"url": schema_registry.url, "latest_seconds": 0},
+            "producer": {"format_from_subject": True, "caller_id": "tests"},
+            "reactive_consumers": {
+                "out": {
+                    "topics": [name],
+                    "group": name,
+                    "key_format": "jsonschema",
+                    "value_format": "protobuf",
+                    "backend": {"url": backend.url, "mode": "status"},
+                }
+            },
+        }
+    )
+    first = {
+        "keyFormat": "jsonschema",
+        "keySchema": json.dumps(PLACE_JSON),
+        "valueFormat": 4,
+        "valueSchema": PLACE_PROTO,
+        "records": [{"key": {"city": "k"}, "value": {"city": "v"}, "headers": [["h", "1"], ["h", None]]}],
+    }
+    status, body = post(process.url, name, first)
+    assert (status, body["offsets"]) == (200, [{"partition": 0, "offset": 0}]), body
+    status, again = post(process.url, name, {"records": [{"key": {"city": "l"}, "value": {"city": "w"}}]})
+    assert (status, again["key_schema_id"], again["value_schema_id"]) == (
+        200,
+        body["key_schema_id"],
+        body["value_schema_id"],
+    )
+    bad = {"records": [{"key": {"city": "k"}, "value": {"city": "v"}}, {"key": {"city": "k"}, "value": {"town": "v"}}]}
+    status, body = post(process.url, name, bad)
+    assert (status, body["code"], body["metadata"]["index"]) == (400, "ERR12206", 1)
+    assert "x.Place has no field 'town'" in body["description"]
+    consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": "test-reader"})
+    consumer.assign([TopicPartition(name, 0, 0)])
+    (record,) = consumer.consume(1, timeout=20)
+    consumer.close()
+    headers = record.headers()
+    assert (headers[0], headers[2:]) == (("caller_id", b"tests"), [("h", b"1"), ("h", None)])
+    limit = time.monotonic() + 30
+    while sum(len(seen.body) for seen in backend.requests) < 2:
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+    pushed = [entry.get("record", entry) for seen in backend.requests for entry in seen.body]
+    assert [(entry["key"], entry["value"]) for entry in pushed] == [
+        ({"city": "k"}, {"city": "v"}),
+        ({"city": "l"}, {"city": "w"}),
+    ]

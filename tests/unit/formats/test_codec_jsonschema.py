@@ -1,0 +1,133 @@
+"""JSON Schema: what a schema allows is stored as it came; what it does not is refused with its place."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from headrace.errors import DecodeError, EncodeError, SchemaInvalid
+from headrace.formats.codec_jsonschema import JsonSchemaCodec
+
+DRAFT7 = "http://json-schema.org/draft-07/schema#"
+ORDER = {
+    "$schema": DRAFT7,
+    "title": "Order",
+    "type": "object",
+    "required": ["id"],
+    "additionalProperties": False,
+    "properties": {
+        "id": {"type": "integer"},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 3}},
+        "to": {"$ref": "address.json"},
+    },
+}
+ADDRESS = {"$schema": DRAFT7, "type": "object", "properties": {"zip": {"type": "string", "pattern": "^[0-9]{5}$"}}}
+
+
+def codec(schema: object = None, **references: object) -> JsonSchemaCodec:
+    texts = {name.replace("_", "."): json.dumps(text) for name, text in references.items()}
+    return JsonSchemaCodec(
+        json.dumps(ORDER if schema is None else schema), texts or {"address.json": json.dumps(ADDRESS)}
+    )
+
+
+@pytest.mark.parametrize(
+    "text", [b'{"id": 12345678901234567890123, "tags":[]}', b'{"id":1,"to":{"zip":"12345"}}', b'{ "id" : 1.0 }']
+)
+def test_a_value_that_fits_is_stored_as_it_was_written(text: bytes) -> None:
+    """Every digit and every space, both ways."""
+    assert codec().encode(text) == text
+    assert codec().decode(text) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ({}, '$: "id" is a required property'),
+        ({"id": "hunter2"}, '$.id: the value is not of type "integer"'),
+        ({"id": 1, "tags": ["a", "hunter2"]}, "$.tags[1]: the value is longer than 3 characters"),
+        ({"id": 1, "to": {"zip": "hunter2"}}, '$.to.zip: the value does not match "^[0-9]{5}$"'),
+        ({"id": 1, "colour": "hunter2"}, "$: Additional properties are not allowed ('colour' was unexpected)"),
+        ([1], '$: the value is not of type "object"'),
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused_with_path_and_reason(value: object, says: str) -> None:
+    """The place, the rule, and never the value."""
+    with pytest.raises(EncodeError) as raised:
+        codec().encode(json.dumps(value).encode())
+    assert says in str(raised.value)
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("draft", "schema", "value", "fits"),
+    [
+        ("http://json-schema.org/draft-04/schema#", {"maximum": 3, "exclusiveMaximum": True}, 3, False),
+        ("http://json-schema.org/draft-06/schema#", {"const": 1}, 2, False),
+        (DRAFT7, {"if": {"const": 1}, "else": False}, 2, False),
+        (DRAFT7, {"prefixItems": [{"type": "string"}]}, [1], True),
+        ("https://json-schema.org/draft/2019-09/schema", {"dependentRequired": {"a": ["b"]}}, {"a": 1}, False),
+        ("https://json-schema.org/draft/2020-12/schema", {"prefixItems": [{"type": "string"}]}, [1], False),
+        (None, {"prefixItems": [{"type": "string"}]}, [1], False),
+    ],
+)
+def test_the_draft_is_the_one_that_the_schema_says(draft: str | None, schema: dict, value: object, fits: bool) -> None:
+    """Each keyword means what it means in its draft; without `$schema` the newest."""
+    made = codec({**schema, **({"$schema": draft} if draft else {})})
+    text = json.dumps(value).encode()
+    if fits:
+        assert made.encode(text) == text
+    else:
+        with pytest.raises(EncodeError):
+            made.encode(text)
+
+
+@pytest.mark.parametrize("reference", ["other.json", "#/$defs/a", "http://example.org/b/other.json", "urn:x"])
+def test_references_are_found_by_name_by_id_and_inside(reference: str) -> None:
+    """Relative to the schema's own id, by another schema's id, in the schema itself."""
+    schema = {"$id": "http://example.org/b/root.json", "$ref": reference, "$defs": {"a": {"type": "integer"}}}
+    texts = {"other.json": '{"type": "integer"}', "third": '{"$id": "urn:x", "type": "integer"}'}
+    made = JsonSchemaCodec(json.dumps(schema), texts)
+    assert made.encode(b"1") == b"1"
+    with pytest.raises(EncodeError):
+        made.encode(b'"x"')
+
+
+def test_no_address_in_a_schema_is_ever_fetched(backend: object) -> None:
+    """A schema is data: it cannot make Headrace call somebody."""
+    with pytest.raises(SchemaInvalid, match="not among the references"):
+        codec({"$ref": f"{backend.url}/x.json"})  # type: ignore[attr-defined]
+    assert backend.requests == []  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("{", "[1]", '{"type":"strin"}', '{"$schema":"http://example.org/x"}', '{"$ref":"#/none"}', '{"pattern":"("}'),
+        *('{"not":' * 900 + "{}" + "}" * 900, '{"not":' * 9000),
+    ],
+)
+def test_what_is_no_schema_is_said(text: str) -> None:
+    """Also texts that are nested deeply."""
+    with pytest.raises(SchemaInvalid):
+        JsonSchemaCodec(text, {})
+
+
+def test_a_schema_that_never_ends_and_a_pattern_that_takes_for_ever_do_no_harm() -> None:
+    """Both come from outside."""
+    assert codec({"$ref": "#"}).encode(b"1") == b"1"
+    with pytest.raises(EncodeError):
+        codec({"pattern": r"^(a+)+\1$"}).encode(b'"' + b"a" * 60 + b'b"')
+
+
+def test_bytes_that_are_no_json_are_not_read() -> None:
+    """Reading does not check the schema, as the clients of others do not."""
+    assert codec().decode(b'{"id":"x"}') == b'{"id":"x"}'
+    with pytest.raises(DecodeError):
+        codec().decode(b"{")
+
+
+def test_the_name_of_a_schema_is_its_title() -> None:
+    """For subjects that are named by it."""
+    assert (codec().record_name, codec(True).record_name) == ("Order", "")

@@ -1,0 +1,263 @@
+"""Protobuf: its JSON mapping both ways, checked against the library's own, and the place of a type in its file."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from google.protobuf import json_format
+from google.protobuf.message_factory import GetMessageClass
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.errors import DecodeError, EncodeError, SchemaInvalid
+from headrace.formats.codec_protobuf import ProtobufCodec
+from headrace.formats.proto_files import parse_proto
+
+ALL = """
+syntax = "proto3";
+package shop;
+import "google/protobuf/timestamp.proto";
+import "google/protobuf/struct.proto";
+import "google/protobuf/wrappers.proto";
+message Order {
+  message Line { string what = 1; sint32 count = 2; message Note { string text = 1; } Note note = 3; }
+  enum State { OPEN = 0; PAID = 1; }
+  int64 id = 1;
+  uint32 small = 2;
+  double price = 3;
+  float weight = 4;
+  bool paid = 5;
+  string buyer_name = 6;
+  bytes seal = 7;
+  State state = 8;
+  repeated Line lines = 9;
+  map<string, Line> by_name = 10;
+  map<int32, int64> counts = 11;
+  map<bool, string> flags = 12;
+  oneof way { string letter = 13; Line parcel = 14; }
+  optional int32 maybe = 15;
+  google.protobuf.Timestamp at = 16;
+  google.protobuf.Value any = 17;
+  google.protobuf.Int64Value wrapped = 18;
+  Order before = 19;
+  fixed64 large = 20;
+}
+message Other { string name = 1; }
+"""
+CODEC = ProtobufCodec(ALL, {})
+ORDER: Any = GetMessageClass(CODEC._file.message_types_by_name["Order"])
+
+
+def rest(text: str) -> str:
+    return f'syntax = "proto3"; package shop; {text}'
+
+
+def encode(value: object, codec: ProtobufCodec = CODEC) -> bytes:
+    return codec.encode(json.dumps(value).encode())
+
+
+def both(value: object) -> Any:
+    return json.loads(CODEC.decode(encode(value)))
+
+
+line = st.fixed_dictionaries({}, optional={"what": st.text(max_size=5), "count": st.integers(-(2**31), 2**31 - 1)})
+orders = st.fixed_dictionaries(
+    {},
+    optional={
+        "id": st.integers(-(2**63), 2**63 - 1).map(str) | st.integers(-(2**63), 2**63 - 1),
+        "small": st.integers(0, 2**32 - 1),
+        "large": st.integers(0, 2**64 - 1).map(str),
+        "price": st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from(["NaN", "Infinity", "-Infinity"]),
+        "weight": st.floats(width=32, allow_nan=False, allow_infinity=False),
+        "paid": st.booleans(),
+        "buyerName": st.text(max_size=9),
+        "seal": st.binary(max_size=9).map(lambda data: base64.b64encode(data).decode()),
+        "state": st.sampled_from(["OPEN", "PAID", 0, 1, 7]),
+        "lines": st.lists(line, max_size=3),
+        "byName": st.dictionaries(st.text(max_size=3), line, max_size=3),
+        "counts": st.dictionaries(st.integers(-9, 9).map(str), st.integers(-9, 9).map(str), max_size=3),
+        "flags": st.dictionaries(st.sampled_from(["true", "false"]), st.text(max_size=3)),
+        "letter": st.none() | st.text(max_size=3),
+        "maybe": st.none() | st.integers(0, 9),
+        "at": st.just("2024-02-29T23:59:59.000000001Z"),
+        "any": st.recursive(st.none() | st.booleans() | st.text(max_size=3), st.lists, max_leaves=4),
+        "wrapped": st.integers(-(2**63), 2**63 - 1).map(str),
+        "before": st.fixed_dictionaries({"before": st.fixed_dictionaries({"id": st.integers(0, 9)})}),
+    },
+)
+
+
+@given(orders)
+def test_bytes_are_those_of_the_librarys_own_parser_and_come_back(value: Any) -> None:
+    """Whatever the mapping allows, ours and theirs agree byte for byte, both ways."""
+    theirs = json_format.Parse(json.dumps(value), ORDER(), descriptor_pool=CODEC._file.pool)
+    data = encode(value)
+    assert data == b"\x00" + theirs.SerializeToString(deterministic=True)
+    decoded = CODEC.decode(data)
+    assert CODEC.encode(decoded) == data
+    assert json.loads(decoded) == json_format.MessageToDict(theirs, always_print_fields_with_no_presence=True)
+
+
+def test_64_bits_survive_names_go_both_ways_and_defaults_are_written_out() -> None:
+    """As the mapping asks: large integers are strings in JSON."""
+    found = both({"id": 2**63 - 1, "large": str(2**64 - 1), "buyer_name": "a", "seal": "_-8", "paid": None})
+    assert (found["id"], found["large"]) == ("9223372036854775807", "18446744073709551615")
+    assert (found["buyerName"], found["seal"], found["paid"], found["lines"]) == ("a", "/+8=", False, [])
+    assert "maybe" not in found
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ({"colour": "hunter2"}, "$: shop.Order has no field 'colour'"),
+        ({"lines": [{}, {"colour": 1}]}, "$.lines[1]: shop.Order.Line has no field 'colour'"),
+        ({"before": {"before": {"idd": 1}}}, "$.before.before: shop.Order has no field 'idd'"),
+        ({"id": "hunter2"}, "$.id: expected an integer of 64 bits, got another string"),
+        ({"id": 2**63}, "$.id: expected an integer of 64 bits"),
+        ({"id": 1.5}, "$.id: expected an integer of 64 bits"),
+        ({"id": True}, "$.id: expected an integer of 64 bits, got a boolean"),
+        ({"small": -1}, "$.small: expected an integer of 32 bits that is not negative"),
+        ({"price": "hunter2"}, "$.price: expected a number"),
+        ({"price": 10**400}, "$.price: expected a number"),
+        ({"weight": 1e39}, "$.weight: expected a number that a float holds"),
+        ({"paid": "true"}, "$.paid: expected a boolean"),
+        ({"buyerName": 5}, "$.buyerName: expected a string"),
+        ({"seal": "hunter2!"}, "$.seal: expected bytes as base64"),
+        ({"state": "hunter2"}, "$.state: expected a value of shop.Order.State"),
+        ({"lines": "hunter2"}, "$.lines: expected an array"),
+        ({"lines": [None]}, "$.lines[0]: expected a value, got null"),
+        ({"byName": []}, "$.byName: expected an object (map), got an array"),
+        ({"byName": {"hunter2": 1}}, "$.byName[...]: expected an object (shop.Order.Line)"),
+        ({"counts": {"hunter2": 1}}, "$.counts[...]: expected an integer of 32 bits"),
+        ({"flags": {"hunter2": ""}}, '$.flags[...]: expected "true" or "false"'),
+        ({"letter": "a", "parcel": {}}, "$: field parcel is set twice, or another one of its oneof"),
+        ({"buyer_name": "a", "buyerName": "b"}, "$: field buyerName is set twice"),
+        ({"at": "hunter2"}, "$.at: expected the JSON form of google.protobuf.Timestamp"),
+        ([], "$: expected an object (shop.Order), got an array"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused_with_path_and_reason(value: object, says: str) -> None:
+    """The place, what is expected, and never the value."""
+    with pytest.raises(EncodeError) as raised:
+        encode(value)
+    assert says in str(raised.value)
+    assert "hunter2" not in str(raised.value).replace("{'hunter2'", "")
+
+
+def test_a_value_nested_too_deeply_is_refused_or_comes_back() -> None:
+    """No crash, whatever the depth."""
+    value: dict[str, Any] = {}
+    for _ in range(400):
+        value = {"before": value}
+    with pytest.raises((EncodeError, DecodeError)):
+        both(value)
+
+
+def test_old_syntax_keeps_its_rules() -> None:
+    """proto2: required fields are named when missing, enums are closed."""
+    codec = ProtobufCodec(
+        'syntax = "proto2"; message M { required int32 id = 1; enum E { A = 3; } optional E e = 2; }', {}
+    )
+    assert encode({"id": 1, "e": 3}, codec) == b"\x00\x08\x01\x10\x03"
+    with pytest.raises(EncodeError, match="id"):
+        encode({}, codec)
+    with pytest.raises(EncodeError, match=r"\$.e"):
+        encode({"id": 1, "e": 4}, codec)
+
+
+@pytest.mark.parametrize(
+    ("message", "way"),
+    [
+        (None, b"\x00"),
+        ("shop.Order", b"\x00"),
+        ("Other", b"\x02\x02"),
+        ("shop.Order.Line", b"\x04\x00\x00"),
+        ("Order.Line.Note", b"\x06\x00\x00\x00"),
+    ],
+)
+def test_the_place_of_a_message_type_goes_before_it(message: str | None, way: bytes) -> None:
+    """Indexes as zigzag varints; every codec of the schema reads what any other wrote."""
+    codec = ProtobufCodec(ALL, {}, message)
+    data = encode({}, codec)
+    assert data == way
+    assert CODEC.decode(data) == codec.decode(data)
+
+
+def test_places_above_63_take_two_bytes() -> None:
+    """The varint of a zigzag number."""
+    text = rest("".join(f"message M{index} {{ int32 a = 1; }}" for index in range(200)))
+    codec = ProtobufCodec(text, {}, "shop.M150")
+    assert encode({"a": 1}, codec) == b"\x02\xac\x02\x08\x01"
+    assert json.loads(ProtobufCodec(text, {}).decode(b"\x02\xac\x02\x08\x01")) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(b"", b"\x01", b"\x02", b"\x02\x7f", b"\x02\x01", b"\x04\x00", b"\x04\x00\x0e"),
+        *(b"\xff" * 9, b"\xfe\xff\x7f", b"\x00\xff", b"\x00\x32\x01\xff"),
+    ],
+)
+def test_bytes_that_are_no_message_are_not_read(data: bytes) -> None:
+    """Wrong places, cut-off bytes, text that is not UTF-8."""
+    with pytest.raises(DecodeError):
+        CODEC.decode(data)
+
+
+def test_files_are_imported_by_the_names_of_the_references() -> None:
+    """Through several files, and the library's own without a reference."""
+    references = {
+        "b/base.proto": rest(
+            'import "google/protobuf/timestamp.proto"; message B { google.protobuf.Timestamp t = 1; }'
+        ),
+        "mid.proto": rest('import public "b/base.proto"; message C { B b = 1; }'),
+    }
+    codec = ProtobufCodec(rest('import "mid.proto"; message A { C c = 1; B b = 2; }'), references)
+    value = {"c": {"b": {"t": "2024-01-01T00:00:00Z"}}}
+    assert json.loads(codec.decode(encode(value, codec))) == value
+
+
+def test_a_serialized_descriptor_is_a_schema_too() -> None:
+    """Some clients register that instead of text, for itself and for what it imports."""
+    base = parse_proto(rest("message B { int32 a = 1; }"), {}).serialized_pb
+    main = parse_proto(
+        rest('import "base.proto"; import "google/protobuf/any.proto"; message A { B b = 1; }'),
+        {"base.proto": rest("message B { int32 a = 1; }")},
+    ).serialized_pb
+    for reference in (base64.b64encode(base).decode(), rest("message B { int32 a = 1; }")):
+        codec = ProtobufCodec(base64.b64encode(main).decode(), {"base.proto": reference})
+        assert encode({"b": {"a": 1}}, codec) == b"\x00\x0a\x02\x08\x01"
+
+
+@pytest.mark.parametrize(
+    ("text", "references", "says"),
+    [
+        ('syntax = "proto3";\nmessage {', {}, "line 2: Expected message name"),
+        (rest("message A { B b = 1; }"), {}, '"B" is not defined'),
+        (rest('import "no.proto"; message A { int32 a = 1; }'), {}, "no.proto"),
+        (rest("enum E { A = 0; }"), {}, "no message type"),
+        (rest("message A { int32 a = 1; int32 b = 1; }"), {}, "Field number 1"),
+        (rest("message A {" * 101 + "}" * 101), {}, "nested deeper"),
+        (rest("message A {" * 60 + "}" * 60), {}, "recursion limit"),
+        (rest("//" + "x" * 1_048_577), {}, "larger than"),
+        ("", {}, "no message type"),
+        (rest('import "b.proto"; message A { int32 a = 1; }'), {"b.proto": "message {"}, "b.proto line 1"),
+        (rest("message A { int32 a = 1; }"), {"../../b.proto": "x"}, "by the name"),
+        (rest("message A { int32 a = 1; }"), {"/etc/b.proto": "x"}, "by the name"),
+        (base64.b64encode(b"\x1a\x08no.proto").decode(), {}, "no.proto"),
+    ],
+)
+def test_what_is_no_schema_is_said_with_its_place(text: str, references: dict[str, str], says: str) -> None:
+    """The compiler's own finding; nothing is written outside a folder of ours."""
+    with pytest.raises(SchemaInvalid) as raised:
+        ProtobufCodec(text, references)
+    assert says in str(raised.value)
+
+
+def test_a_message_type_that_is_not_there_is_said() -> None:
+    """By its name."""
+    with pytest.raises(SchemaInvalid, match=r"Order\.Nope"):
+        ProtobufCodec(ALL, {}, "shop.Order.Nope")

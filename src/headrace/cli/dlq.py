@@ -10,8 +10,7 @@ import click
 
 from headrace.cli.connection import Place, kafka_options, open_producer
 from headrace.cli.output import counted, print_json, print_rows, progress
-from headrace.config.model import HeadraceConfig
-from headrace.control.dead_letters import DeadLetters, Summary
+from headrace.control.dead_letters import Summary, dead_letter_topics, letters, summary
 from headrace.control.redrive import Redrive, Redriven, RedriveOptions
 from headrace.delivery.dead_letter import Origin, own_headers
 from headrace.errors import InvalidRequest
@@ -39,7 +38,7 @@ def list_(topic: str | None, place: Place, output: str) -> None:
     Example: headrace dlq list
     """
     found = asyncio.run(_summaries(place, topic))
-    print_rows([summary._asdict() for summary in found], output, "no dead letter topics")
+    print_rows([numbers._asdict() for numbers in found], output, "no dead letter topics")
 
 
 @dlq.command()
@@ -62,12 +61,12 @@ def show(
     """
     if offset is not None and partition is None:
         raise click.UsageError("--offset needs --partition: offsets count within a partition")
-    letters = asyncio.run(_letters(place, topic, (partition, offset), limit))
+    found = asyncio.run(_letters(place, topic, (partition, offset), limit))
     if output == "json":
-        print_json(letters)
-    elif not letters:
+        print_json(found)
+    elif not found:
         click.echo("no dead letters")
-    for letter in letters if output == "text" else ():
+    for letter in found if output == "text" else ():
         click.echo("\n".join(f"{name:14} {value}" for name, value in letter.items()) + "\n")
 
 
@@ -103,21 +102,22 @@ def redrive(
 
 
 async def _summaries(place: Place, topic: str | None) -> list[Summary]:
-    letters = DeadLetters(place.kafka, Admin(place.kafka))
+    admin = Admin(place.kafka)
     if topic:
-        return [await letters.summary(topic)]
+        return [await summary(place.kafka, admin, topic)]
+    consumers = place.file.reactive_consumers.values() if place.file else ()
+    configured = {c.dead_letter.topic.replace("{topic}", origin) for c in consumers for origin in c.topics}
     found = []
-    for name in await letters.topics(_configured(place.file)):
+    for name in await dead_letter_topics(admin, configured):
         with contextlib.suppress(InvalidRequest):  # named like one, but holds other records
-            found.append(await letters.summary(name))
+            found.append(await summary(place.kafka, admin, name))
     return found
 
 
 async def _letters(place: Place, topic: str, start: tuple[int | None, int | None], limit: int) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
-    letters = DeadLetters(place.kafka, Admin(place.kafka)).letters(topic, *start)
-    async with contextlib.aclosing(letters):
-        async for record, origin in letters:
+    async with contextlib.aclosing(letters(place.kafka, Admin(place.kafka), topic, *start)) as reader:
+        async for record, origin in reader:
             found.append(_shown(record, origin))
             if len(found) == limit:
                 break
@@ -129,11 +129,6 @@ async def _redrive(place: Place, topic: str, options: RedriveOptions) -> Redrive
         async with open_producer(place.kafka) as back:
             work = Redrive(place.kafka, Admin(place.kafka), topic, back.produce, SystemClock())
             return await work.run(options, show_progress)
-
-
-def _configured(file: HeadraceConfig | None) -> set[str]:
-    consumers = file.reactive_consumers.values() if file else ()
-    return {c.dead_letter.topic.replace("{topic}", topic) for c in consumers for topic in c.topics}
 
 
 def _shown(record: Record, origin: Origin) -> dict[str, Any]:

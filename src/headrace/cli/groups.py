@@ -9,7 +9,7 @@ import click
 
 from headrace.cli.connection import Place, kafka_options
 from headrace.cli.output import print_rows
-from headrace.control.groups import lag_of
+from headrace.control.lag import lag_of
 from headrace.kafka import Admin, PartitionLag
 
 

@@ -26,13 +26,7 @@ def print_json(value: Any) -> None:
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], output: str, empty: str) -> None:
-    """Print rows that have the same keys: a JSON array, or columns under the keys.
-
-    Args:
-        rows: Key to value, in the order of the columns.
-        output: `text` or `json`.
-        empty: What text says when there are no rows.
-    """
+    """Print rows that have the same keys: a JSON array, or columns under the keys; `empty` if there are none."""
     if output == "json":
         print_json(rows)
     elif not rows:

@@ -10,7 +10,7 @@ import click
 
 from headrace.cli.connection import Place, kafka_options
 from headrace.cli.output import counted, print_json, print_rows
-from headrace.control.topics import TopicDescription, describe, unhealthy
+from headrace.control.topics import unhealthy
 from headrace.kafka import Admin
 from headrace.records import TopicPartition
 
@@ -53,14 +53,12 @@ def describe_(topic: str, place: Place, output: str) -> None:
 
     Example: headrace topics describe orders
     """
-    found = asyncio.run(describe(Admin(place.kafka), topic))
-    rows = _partitions(found)
+    rows, configs = asyncio.run(_describe(Admin(place.kafka), topic))
     if output == "json":
-        print_json({"topic": topic, "partitions": rows, "configs": found.configs})
+        print_json({"topic": topic, "partitions": rows, "configs": configs})
         return
     print_rows(rows, output, "")
-    shown = {name: found.configs[name] for name in _SHOWN_CONFIGS if name in found.configs}
-    click.echo("\n" + "\n".join(f"{name}={value}" for name, value in shown.items()))
+    click.echo("\n" + "\n".join(f"{name}={configs[name]}" for name in _SHOWN_CONFIGS if name in configs))
 
 
 @topics.command()
@@ -102,19 +100,19 @@ def _setting(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _partitions(found: TopicDescription) -> list[dict[str, Any]]:
-    rows = []
-    for partition in found.info.partitions:
-        first, end = found.offsets[TopicPartition(found.info.name, partition.partition)]
-        rows.append(
-            {
-                "partition": partition.partition,
-                "leader": partition.leader,
-                "replicas": list(partition.replicas),
-                "in_sync": list(partition.in_sync),
-                "first_offset": first,
-                "end_offset": end,
-                "problem": unhealthy(partition) or None,
-            }
-        )
-    return rows
+async def _describe(admin: Admin, topic: str) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    info = await admin.describe_topic(topic)
+    offsets = await admin.topic_offsets(topic)
+    rows = [
+        {
+            "partition": partition.partition,
+            "leader": partition.leader,
+            "replicas": list(partition.replicas),
+            "in_sync": list(partition.in_sync),
+            "first_offset": offsets[TopicPartition(topic, partition.partition)][0],
+            "end_offset": offsets[TopicPartition(topic, partition.partition)][1],
+            "problem": unhealthy(partition) or None,
+        }
+        for partition in info.partitions
+    ]
+    return rows, await admin.topic_configs(topic)

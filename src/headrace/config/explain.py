@@ -20,15 +20,9 @@ def explain(
     problems: Problems,
     model: type[Section] = HeadraceConfig,
 ) -> None:
-    """Turn the model's errors into problems with place, path and remedy.
+    """Turn the errors of a model that was given a tree into problems with place, path and remedy.
 
-    Args:
-        errors: What the model says.
-        tree: What it was given.
-        places: Where each path of it was written.
-        broken: Paths that are problems already.
-        problems: Takes the sentences.
-        model: What it should have been.
+    Nothing is said of the paths in `broken`, which are problems already.
     """
     told = set(broken)
     for error in errors:

@@ -17,12 +17,8 @@ _PREFIX = "HEADRACE__"
 def override(tree: dict[str, Any], places: dict[Path, str], environ: Mapping[str, str]) -> None:
     """Write every override of the environment into the tree, whether the model knows its name or not.
 
-    A value that starts with `[` or `{` is read as YAML; any other stays as it is, for the model to convert.
-
-    Args:
-        tree: The values of the file; changed in place.
-        places: Where each path was written; overridden ones get the variable's name.
-        environ: The environment.
+    A value that starts with `[` or `{` is read as YAML; any other stays as it is, for the model to convert. The place
+    of what is overridden is the variable's name.
     """
     for name in sorted(environ):
         if not name.upper().startswith(_PREFIX):

@@ -21,11 +21,7 @@ class ReferenceProblem(Exception):
 def resolve(text: str, environ: Mapping[str, str], folder: Path, on_file: Callable[[Path], None]) -> str:
     """Return the text with every reference replaced; `$${` stands for a plain `${`.
 
-    Args:
-        text: A value of the file.
-        environ: The environment.
-        folder: What relative paths in `${file:}` start from.
-        on_file: Told each file that is read.
+    Relative paths in `${file:}` start from `folder`, and `on_file` is told each file before it is read.
 
     Raises:
         ReferenceProblem: A variable is not set, a file cannot be read, or a reference is not well formed.

@@ -24,10 +24,8 @@ def is_secret_name(name: str) -> bool:
 def too_open(path: Path, *, mounted: bool) -> str:
     """Return why a file must not hold a secret, or an empty text.
 
-    Args:
-        path: The file.
-        mounted: Whether it holds nothing but the secret (`${file:}`). Secret mounts often cannot have strict modes,
-            so one that belongs to root or to a group of ours is only warned of.
+    One that is `mounted` holds nothing but the secret (`${file:}`). Secret mounts often cannot have strict modes, so
+    one that belongs to root or to a group of ours is only warned of.
     """
     found = path.stat()
     others, group = found.st_mode & stat.S_IROTH, found.st_mode & stat.S_IRGRP

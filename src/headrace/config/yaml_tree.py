@@ -45,12 +45,8 @@ def dotted(path: Path) -> str:
 def read_tree(text: str, name: str, problems: Problems) -> tuple[Any, dict[Path, str]]:
     """Return the values of a YAML text and the place (`file:line`) of each path.
 
-    Keys without a value are left out, so a section whose lines are all commented out has its defaults.
-
-    Args:
-        text: The file's text.
-        name: The file's name, for places.
-        problems: Takes what is wrong; the tree is then without the wrong part.
+    Keys without a value are left out, so a section whose lines are all commented out has its defaults; so is what is
+    a problem.
     """
     places: dict[Path, str] = {}
     if len(text.encode()) > MAX_BYTES:

@@ -34,58 +34,56 @@ def group_of(topic: str) -> str:
     return f"headrace.redrive.{topic}"
 
 
-class DeadLetters:
-    """Looks at dead letter topics."""
+async def dead_letter_topics(admin: Admin, configured: Iterable[str] = ()) -> list[str]:
+    """Return the dead letter topics of the cluster: those that are configured and those named `*.dlq`."""
+    wanted = set(configured)
+    names = [topic.name for topic in await admin.list_topics()]
+    return [name for name in names if name.endswith(".dlq") or name in wanted]
 
-    def __init__(self, kafka: KafkaConfig, admin: Admin) -> None:
-        self._kafka = kafka
-        self._admin = admin
 
-    async def topics(self, configured: Iterable[str] = ()) -> list[str]:
-        """Return the dead letter topics of the cluster: those that are configured and those named `*.dlq`."""
-        wanted = set(configured)
-        names = [topic.name for topic in await self._admin.list_topics()]
-        return [name for name in names if name.endswith(".dlq") or name in wanted]
+async def summary(kafka: KafkaConfig, admin: Admin, topic: str) -> Summary:
+    """Read a dead letter topic through and count.
 
-    async def summary(self, topic: str) -> Summary:
-        """Read a dead letter topic through and count.
+    Raises:
+        TopicNotFound: The cluster does not have the topic.
+        InvalidRequest: It holds records, and none is a dead letter.
+    """
+    starts, ends = await window(admin, topic)
+    committed = await admin.committed(group_of(topic))
+    total = left = foreign = 0
+    errors: Counter[str] = Counter()
+    async for batch in read_window(kafka, starts, ends):
+        for record in batch:
+            origin = origin_of(record.headers)
+            total += 1
+            if origin is None:
+                foreign += 1
+            elif record.offset >= committed.get(record.topic_partition, 0):
+                left += 1
+                errors[origin.error] += 1
+    if total and foreign == total:
+        raise InvalidRequest(
+            f"{topic} is no dead letter topic: none of its records has headrace.dlq headers. See headrace dlq list",
+            topic=topic,
+        )
+    return Summary(topic, total - foreign, left, dict(errors.most_common()), foreign)
 
-        Raises:
-            TopicNotFound: The cluster does not have the topic.
-            InvalidRequest: It holds records, and none is a dead letter.
-        """
-        starts, ends = await window(self._admin, topic)
-        committed = await self._admin.committed(group_of(topic))
-        total = left = foreign = 0
-        errors: Counter[str] = Counter()
-        async for batch in read_window(self._kafka, starts, ends):
+
+async def letters(
+    kafka: KafkaConfig, admin: Admin, topic: str, partition: int | None = None, offset: int | None = None
+) -> AsyncGenerator[tuple[Record, Origin], None]:
+    """Read dead letters with what their headers say, in offset order inside each partition.
+
+    Raises:
+        TopicNotFound: The cluster does not have the topic.
+        PartitionNotFound: The topic does not have the partition.
+        InvalidRequest: The offset is not in the log, or a record is no dead letter.
+    """
+    starts, ends = await window(admin, topic, partition, offset)
+    async with contextlib.aclosing(read_window(kafka, starts, ends)) as batches:
+        async for batch in batches:
             for record in batch:
-                origin = origin_of(record.headers)
-                total += 1
-                if origin is None:
-                    foreign += 1
-                elif record.offset >= committed.get(record.topic_partition, 0):
-                    left += 1
-                    errors[origin.error] += 1
-        if total and foreign == total:
-            raise _no_letters(topic)
-        return Summary(topic, total - foreign, left, dict(errors.most_common()), foreign)
-
-    async def letters(
-        self, topic: str, partition: int | None = None, offset: int | None = None
-    ) -> AsyncGenerator[tuple[Record, Origin], None]:
-        """Read dead letters with what their headers say, in offset order inside each partition.
-
-        Raises:
-            TopicNotFound: The cluster does not have the topic.
-            PartitionNotFound: The topic does not have the partition.
-            InvalidRequest: The offset is not in the log, or a record is no dead letter.
-        """
-        starts, ends = await window(self._admin, topic, partition, offset)
-        async with contextlib.aclosing(read_window(self._kafka, starts, ends)) as batches:
-            async for batch in batches:
-                for record in batch:
-                    yield record, letter_of(record)
+                yield record, letter_of(record)
 
 
 def letter_of(record: Record) -> Origin:
@@ -102,10 +100,3 @@ def letter_of(record: Record) -> Origin:
             topic=record.topic,
         )
     return origin
-
-
-def _no_letters(topic: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"{topic} is no dead letter topic: none of its records has headrace.dlq headers. See headrace dlq list",
-        topic=topic,
-    )

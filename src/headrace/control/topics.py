@@ -5,22 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Mapping
-from typing import NamedTuple
 
 from headrace.config.model import KafkaConfig
 from headrace.errors import InvalidRequest, KafkaUnavailable, PartitionNotFound
-from headrace.kafka import Admin, PartitionInfo, TopicInfo, read_records
+from headrace.kafka import Admin, PartitionInfo, read_records
 from headrace.records import Record, TopicPartition
 
 _SILENT_SECONDS = 30.0
-
-
-class TopicDescription(NamedTuple):
-    """A topic with its configuration and the offsets of each partition: first one still there, and end."""
-
-    info: TopicInfo
-    configs: Mapping[str, str]
-    offsets: Mapping[TopicPartition, tuple[int, int]]
 
 
 def unhealthy(partition: PartitionInfo) -> str:
@@ -28,17 +19,6 @@ def unhealthy(partition: PartitionInfo) -> str:
     if partition.leader < 0:
         return "no leader"
     return "under-replicated" if len(partition.in_sync) < len(partition.replicas) else ""
-
-
-async def describe(admin: Admin, name: str) -> TopicDescription:
-    """Return all there is to know of a topic.
-
-    Raises:
-        TopicNotFound: The cluster does not have it.
-        KafkaUnavailable: No broker answers.
-    """
-    info = await admin.describe_topic(name)
-    return TopicDescription(info, await admin.topic_configs(name), await admin.topic_offsets(name))
 
 
 async def window(

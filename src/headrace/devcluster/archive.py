@@ -37,11 +37,7 @@ def prepare_archive(
 ) -> None:
     """Make the archive of the program in `folder`, unless it is there.
 
-    Args:
-        folder: Where the program lives; its name is shown.
-        java: The Java that runs it.
-        exercise: Runs the program with the given flags in the given scratch folder and ends it properly.
-        progress: Told that it takes a few seconds.
+    `exercise` runs the program with the given flags in the given scratch folder and ends it properly.
     """
     archive = _archive(folder, java)
     if archive.exists():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,7 +65,7 @@ class DevCluster:
         Raises:
             EnvironmentProblem: Something is missing on this machine or in the way; nothing new is left running.
         """
-        with disk_problems(self._home, "or use another folder"), file_lock(self._home / "lock"):
+        with self._locked():
             cluster = Cluster(self._home / "kafka", brokers, port=port, detached=True)
             schemas = Registry(self._home / "registry", port=registry_port, detached=True)
             start_together(*([schemas, cluster] if registry else [cluster]), progress=progress)
@@ -77,7 +79,7 @@ class DevCluster:
 
     def down(self) -> bool:
         """End everything properly; the data stays. Returns whether anything ran."""
-        with file_lock(self._home / "lock"):
+        with self._locked():
             self.endpoints_file.unlink(missing_ok=True)
             ran = any(server.running for server in self.status())
             for group in self._groups():
@@ -97,6 +99,11 @@ class DevCluster:
             for server, port in zip(group.servers, group.ports, strict=False)
             if server.id
         ]
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with disk_problems(self._home, "or work in another folder"), file_lock(self._home / "lock"):
+            yield
 
     def _groups(self) -> tuple[Cluster, Registry]:
         return Cluster(self._home / "kafka", detached=True), Registry(self._home / "registry", detached=True)

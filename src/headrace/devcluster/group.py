@@ -114,7 +114,7 @@ class ServerGroup(ABC):
         Raises:
             EnvironmentProblem: See `start`.
         """
-        with disk_problems(self._directory, "or use another folder"):
+        with disk_problems(self._directory, "or work in another folder"):
             self._choose_ports()
             for n, server in self._servers.items():
                 if not server.running:

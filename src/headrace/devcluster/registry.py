@@ -50,7 +50,13 @@ def install_registry(progress: Progress | None = None) -> RegistryInstall:
     Raises:
         EnvironmentProblem: No Java of 21 or newer, or an artifact cannot be had.
     """
-    install = RegistryInstall(find_java(21), ensure_artifacts("registry", progress))
+    try:
+        java = find_java(21)
+    except EnvironmentProblem as cause:
+        raise EnvironmentProblem(
+            f"The schema registry: {cause}; or leave it out: headrace dev up --no-registry"
+        ) from cause
+    install = RegistryInstall(java, ensure_artifacts("registry", progress))
 
     def exercise(flags: list[str], scratch: Path) -> None:
         (port,) = free_ports(1)

@@ -34,13 +34,7 @@ class Server:
     """A JVM with a log file, in its own process group."""
 
     def __init__(self, name: str, log: Path, found: ServerId | None = None) -> None:
-        """Name a server.
-
-        Args:
-            name: For messages.
-            log: File to which its output is appended.
-            found: The process, if an earlier command started it.
-        """
+        """Name a server; its output is appended to `log`, and `found` is its process if there is one already."""
         self.name = name
         self.log = log
         self.id = found

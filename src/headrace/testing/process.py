@@ -17,13 +17,7 @@ class HeadraceProcess:
     """`headrace run` as a child process; it dies with the thread that starts it."""
 
     def __init__(self, config: Mapping[str, Any], folder: Path, env: Mapping[str, str] | None = None) -> None:
-        """Prepare a process.
-
-        Args:
-            config: What `headrace.yaml` holds; a free `http.port` is added if it names none.
-            folder: Where the file and the log are written, and the working folder.
-            env: Variables beside those of this process.
-        """
+        """Prepare a process that works and logs in `folder`; a free `http.port` is added if the config names none."""
         self._folder = folder
         self._config = {**config, "http": {"port": free_ports(1)[0], **config.get("http", {})}}
         self._env = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}

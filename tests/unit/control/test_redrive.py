@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from headrace.config.model import KafkaConfig
 from headrace.control import dead_letters, redrive
-from headrace.control.dead_letters import DeadLetters
 from headrace.control.redrive import Redrive, Redriven, RedriveOptions
 from headrace.delivery.dead_letter import headers_of
 from headrace.delivery.protocols import DeadLetter, Outcome, Verdict
@@ -105,7 +104,7 @@ def run(fake: FakeKafka, **options: Any) -> Redriven:
 
 
 def summary(fake: FakeKafka) -> Any:
-    return asyncio.run(DeadLetters(KafkaConfig(), fake).summary(DLQ))  # type: ignore[arg-type]
+    return asyncio.run(dead_letters.summary(KafkaConfig(), fake, DLQ))  # type: ignore[arg-type]
 
 
 def test_a_letter_goes_back_as_it_came(fake: FakeKafka) -> None:
@@ -300,5 +299,5 @@ def test_summary_of_an_ordinary_topic_is_refused(fake: FakeKafka) -> None:
 def test_topics_are_found_by_name_and_configuration(fake: FakeKafka) -> None:
     """Topics named *.dlq and configured ones that exist."""
     fake.partitions["broken"] = 1
-    letters = DeadLetters(KafkaConfig(), fake)  # type: ignore[arg-type]
-    assert asyncio.run(letters.topics({"broken", "absent"})) == ["broken", DLQ]
+    found = dead_letters.dead_letter_topics(fake, {"broken", "absent"})  # type: ignore[arg-type]
+    assert asyncio.run(found) == ["broken", DLQ]

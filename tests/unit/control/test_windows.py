@@ -8,7 +8,7 @@ import pytest
 
 from headrace.config.model import KafkaConfig
 from headrace.control import topics
-from headrace.control.groups import lag_of
+from headrace.control.lag import lag_of
 from headrace.control.topics import read_window, unhealthy, window
 from headrace.errors import InvalidRequest, KafkaUnavailable, NotFound, PartitionNotFound
 from headrace.kafka import PartitionInfo

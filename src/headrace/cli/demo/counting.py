@@ -10,7 +10,7 @@ import msgspec
 
 from headrace.config.model import KafkaConfig
 from headrace.control.dead_letters import group_of
-from headrace.control.groups import lag_of
+from headrace.control.lag import lag_of
 from headrace.control.topics import read_window, window
 from headrace.errors import NotFound
 from headrace.kafka import Admin

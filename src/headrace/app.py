@@ -37,6 +37,7 @@ from headrace.pipelines.load import load_pipelines
 from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.spec import PipelineSpec
 from headrace.records import TopicPartition
+from headrace.security import Authenticator, TlsFiles
 from headrace.sidecar.produce import ProduceService
 from headrace.sidecar.reactive.http_destination import HttpDestination
 from headrace.telemetry.logs import configure_logging
@@ -61,7 +62,7 @@ class App:
         """Make every service; nothing is started, no one is contacted.
 
         Raises:
-            ConfigError: A client property is not allowed.
+            ConfigError: A client property is not allowed, or the files of TLS are not usable.
             FunctionInvalid: A function file is not usable.
             PipelineInvalid: A pipeline file is not usable.
         """
@@ -87,7 +88,12 @@ class App:
             self.services.append(LagMonitor(self.admin, self._groups, clock, self._publish_lag))
         self.supervisor = Supervisor(self.services, clock, config.drain_seconds)
         produce = ProduceService(config.producer, self.codecs, self.producer, self.topics)
-        self.web = WebService(config.http, Application(config.http, produce, self.supervisor.readiness, self.metrics))
+        authenticator = Authenticator(config.security, clock) if config.security.mode != "none" else None
+        tls = TlsFiles(config.http.tls, clock) if config.http.tls.certificate else None
+        for service in [*(authenticator.services if authenticator else ()), *([tls] if tls else ())]:
+            self.supervisor.add(service)
+        application = Application(config.http, produce, self.supervisor.readiness, self.metrics, authenticator)
+        self.web = WebService(config.http, application, tls=tls.context if tls else None, clock=clock)
         # Last to start and first to drain; and it answers health questions while the others drain.
         self.supervisor.add(self.web)
 

@@ -6,9 +6,16 @@
     |   |-- PortTaken
     |-- RequestError                   the caller changes the request; 4xx
     |   |-- InvalidRequest             |-- ContentTypeMismatch  |-- SchemaViolation
+    |   |-- OriginRefused              |-- HeadersTooLarge      |-- AmbiguousRequest
     |   |-- PayloadTooLarge            |-- TooManyRequests      |-- MethodNotAllowed
     |   |-- NotFound
     |   |   |-- PathNotFound           |-- TopicNotFound        |-- PartitionNotFound
+    |-- Unauthenticated                the caller is not known; it gets a token or a certificate; 401
+    |   |-- AuthTokenMissing           |-- AuthTokenInvalid     |-- AuthTokenExpired
+    |   |-- ScopeTokenInvalid          |-- ScopeTokenExpired
+    |-- Forbidden                      the caller is known, and may not; 403
+    |   |-- AuthTokenScopeMismatch     |-- ScopeTokenScopeMismatch
+    |-- KeysUnavailable                the keys of the token server were never read; send again
     |-- FormatError                    the producer of the data fixes data or schema
     |   |-- EncodeError                |-- DecodeError          |-- SchemaNotFound
     |   |-- SchemaConflict             |-- SchemaInvalid
@@ -167,6 +174,84 @@ class PartitionNotFound(NotFound):
     """The topic has no partition of this number."""
 
     code, message = "ERR40007", "KAFKA_PARTITION_NOT_FOUND"
+
+
+class OriginRefused(RequestError):
+    """The Host or Origin header names another site; call by a name this server listens on, or add it to its list."""
+
+    code, message, status = "ERR40034", "ORIGIN_REFUSED", 403
+
+
+class HeadersTooLarge(RequestError):
+    """The request has more or longer headers, or a longer path, than this server accepts."""
+
+    code, message, status = "ERR40035", "HEADERS_TOO_LARGE", 431
+
+
+class AmbiguousRequest(RequestError):
+    """Two readers could understand the head of this request differently; the connection ends."""
+
+    code, message = "ERR40039", "AMBIGUOUS_REQUEST"
+
+
+class Unauthenticated(HeadraceError):
+    """This server wants to know who calls."""
+
+    code, message, status = "ERR40036", "UNAUTHENTICATED", 401
+
+
+class AuthTokenMissing(Unauthenticated):
+    """This server takes requests with credentials only: send Authorization: Bearer and a token."""
+
+    code, message = "ERR10002", "MISSING_AUTH_TOKEN"
+
+
+class AuthTokenInvalid(Unauthenticated):
+    """The token in the Authorization header is not taken here; get another one."""
+
+    code, message = "ERR10000", "INVALID_AUTH_TOKEN"
+
+
+class AuthTokenExpired(Unauthenticated):
+    """The token in the Authorization header has expired; get another one."""
+
+    code, message = "ERR10001", "AUTH_TOKEN_EXPIRED"
+
+
+class ScopeTokenInvalid(Unauthenticated):
+    """The token in the X-Scope-Token header is not taken here; get another one."""
+
+    code, message = "ERR10003", "INVALID_SCOPE_TOKEN"
+
+
+class ScopeTokenExpired(Unauthenticated):
+    """The token in the X-Scope-Token header has expired; get another one."""
+
+    code, message = "ERR10004", "SCOPE_TOKEN_EXPIRED"
+
+
+class Forbidden(HeadraceError):
+    """The caller may not do this; parameters hold the missing `scope` and nothing else."""
+
+    code, message, status = "ERR40037", "FORBIDDEN", 403
+
+
+class AuthTokenScopeMismatch(Forbidden):
+    """The token in the Authorization header, or the client's certificate, does not carry the scope this needs."""
+
+    code, message = "ERR10005", "AUTH_TOKEN_SCOPE_MISMATCH"
+
+
+class ScopeTokenScopeMismatch(Forbidden):
+    """The token in the X-Scope-Token header does not carry the scope this needs."""
+
+    code, message = "ERR10006", "SCOPE_TOKEN_SCOPE_MISMATCH"
+
+
+class KeysUnavailable(HeadraceError):
+    """The public keys that tokens are checked with could not be read yet; send the request again later."""
+
+    code, message, status, retriable, retry_after_seconds = "ERR40038", "TOKEN_KEYS_UNAVAILABLE", 503, True, 5
 
 
 class FormatError(HeadraceError):

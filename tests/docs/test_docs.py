@@ -196,7 +196,9 @@ def test_pages_have_plain_words_and_no_addresses(page: Path) -> None:
 def test_files_shown_load(page: Path, tmp_path: Path) -> None:
     """Every YAML file of a page loads, every Python file compiles, every JSON block is JSON."""
     (tmp_path / "secret").mkdir()
-    (tmp_path / "secret" / "kafka").write_text("x")
+    for name in ("kafka", "loader", "prometheus"):
+        (tmp_path / "secret" / name).write_text(f"{name:->16}")
+        (tmp_path / "secret" / name).chmod(0o600)
     write_files(page, tmp_path)
     for name, text in files_of(page):
         path = tmp_path / name

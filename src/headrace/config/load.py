@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from headrace.config import yaml_tree
 from headrace.config.explain import explain, place_of
-from headrace.config.model import HeadraceConfig
+from headrace.config.model import HeadraceConfig, Section
 from headrace.config.overrides import override
 from headrace.config.references import ReferenceProblem, holds_plain_text, resolve
 from headrace.config.secrecy import is_secret_name, too_open
 from headrace.config.yaml_tree import Problems, read_tree
 from headrace.errors import ConfigError
+
+AnySection = TypeVar("AnySection", bound=Section)
 
 
 def load_config(path: Path | None, environ: Mapping[str, str]) -> HeadraceConfig:
@@ -113,4 +115,27 @@ def _anchor(
             if not file.is_file():
                 path = (section, index)
                 problems.add(place_of(path, places), path, f"names {file}, which is no file: correct the path")
-    return config.model_copy(update={**files, "state_dir": folder / config.state_dir})
+    tls = _anchor_files(config.http.tls, ("http", "tls"), folder, places, problems)
+    jwt = _anchor_files(config.security.jwt, ("security", "jwt"), folder, places, problems)
+    if tls.key and tls.key.is_file() and (reason := too_open(tls.key, mounted=True)):
+        problems.add("", (), reason)
+    return config.model_copy(
+        update={
+            **files,
+            "state_dir": folder / config.state_dir,
+            "http": config.http.model_copy(update={"tls": tls}),
+            "security": config.security.model_copy(update={"jwt": jwt}),
+        }
+    )
+
+
+def _anchor_files(
+    section: AnySection, at: yaml_tree.Path, folder: Path, places: Mapping[yaml_tree.Path, str], problems: Problems
+) -> AnySection:
+    """Return a section with absolute paths; files it names must be there."""
+    files = {name: folder / value for name, value in section if isinstance(value, Path)}
+    for name, file in files.items():
+        if not file.is_file():
+            path = (*at, name)
+            problems.add(place_of(path, places), path, f"names {file}, which is no file: correct the path")
+    return section.model_copy(update=files)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from starlette.routing import Route, Router
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.config.model import HttpConfig
 from headrace.lifecycle import Readiness
+from headrace.security import Authenticator
 from headrace.sidecar.produce import ProduceService
 from headrace.telemetry.metrics import Metrics
+from headrace.web.access import Guard
 from headrace.web.middleware import Edge, Gate
+from headrace.web.origin import Origins
 from headrace.web.routes.health import health_routes
 from headrace.web.routes.metrics import metrics_route
 from headrace.web.routes.produce import PATH, PREFIX, ProduceRoute
@@ -26,18 +29,28 @@ class Application:
         produce: ProduceService,
         readiness: Callable[[], Mapping[str, Readiness]],
         metrics: Metrics,
+        authenticator: Authenticator | None = None,
     ) -> None:
+        """Make the endpoints; without an authenticator everybody may use all of them."""
         self._produce = ProduceRoute(produce, metrics, settings.max_body_bytes)
-        routes = [
+        routes = self.routes = [
             Route(PATH, self._produce, methods=["POST"]),
             *health_routes(readiness),
             metrics_route(metrics),
         ]
-        self._router = Router(routes, redirect_slashes=False)
         self._labels = {route.endpoint: route.path for route in routes}
-        self.gate = Gate(self._route, settings.max_connections)
+        self._guarded = authenticator is not None
+        self._hot: ASGIApp = self._produce
+        inner: ASGIApp = self._route
+        if authenticator:
+            inner = guard = Guard(inner, authenticator)
+            for route in routes:
+                route.app = guard.protect(route.path, route.app)
+            self._hot = guard.protect(PATH, self._produce)
+        self._router = Router(routes, redirect_slashes=False)
+        self.gate = Gate(inner, settings.max_connections)
         """Closes when draining."""
-        self._edge = Edge(self.gate, metrics, self._label_of)
+        self._edge = Edge(self.gate, metrics, self._label_of, Origins(settings).check)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._edge(scope, receive, send)
@@ -46,7 +59,9 @@ class Application:
         # Producing goes round the router, which costs it a third of its requests per second.
         if scope["method"] == "POST" and scope["path"].startswith(PREFIX):
             scope["endpoint"] = self._produce
-            await self._produce(scope, receive, send)
+            if self._guarded:
+                scope["path_params"] = {"topic": scope["path"][len(PREFIX) :]}
+            await self._hot(scope, receive, send)
         else:
             scope["app"] = self  # so the router raises what it does not know, and the edge answers it
             await self._router(scope, receive, send)

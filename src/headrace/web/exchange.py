@@ -13,11 +13,21 @@ from typing import Final
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from headrace.errors import ContentTypeMismatch, Draining, HeadraceError, PayloadTooLarge, ServerBusy
+from headrace.errors import (
+    AmbiguousRequest,
+    ContentTypeMismatch,
+    Draining,
+    HeadersTooLarge,
+    HeadraceError,
+    PayloadTooLarge,
+    ServerBusy,
+    Unauthenticated,
+)
 
 Headers = Sequence[tuple[bytes, bytes]]
 _JSON: Final = (b"content-type", b"application/json")
 _LINGER_SECONDS: Final = 1.0
+_ENDS_CONNECTION: Final = (AmbiguousRequest, Draining, HeadersTooLarge, PayloadTooLarge, ServerBusy)
 
 
 class ClientGone(Exception):
@@ -84,7 +94,9 @@ async def answer_error(receive: Receive, send: Send, error: HeadraceError) -> No
     headers: list[tuple[bytes, bytes]] = list(retry_after(error.retry_after_seconds))
     if allow := error.parameters.get("allow"):
         headers.append((b"allow", allow.encode()))
-    if isinstance(error, Draining | PayloadTooLarge | ServerBusy):
+    if isinstance(error, Unauthenticated):
+        headers.append((b"www-authenticate", b"Bearer"))
+    if isinstance(error, _ENDS_CONNECTION):
         headers.append((b"connection", b"close"))
     body = msgspec.json.encode(error.body())
     if not isinstance(error, PayloadTooLarge):

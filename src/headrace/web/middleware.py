@@ -35,9 +35,16 @@ def given_id(headers: dict[bytes, bytes], name: bytes) -> bytes | None:
 class Edge:
     """Gives every answer its ids, counts it, and turns every error into the one error body."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, label_of: Callable[[Scope], str]) -> None:
-        """Wrap an app; `label_of` names a request's route for the metrics."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        label_of: Callable[[Scope], str],
+        check: Callable[[Scope, dict[bytes, bytes]], None],
+    ) -> None:
+        """Wrap an app; `label_of` names a request's route for the metrics, `check` raises where the head is not fit."""
         self._app = app
+        self._check = check
         self._metrics = metrics
         self._label_of = label_of
 
@@ -59,6 +66,7 @@ class Edge:
             await send(message)
 
         try:
+            self._check(scope, headers)
             await self._app(scope, receive, send_with_ids)
         except ClientGone:
             log.debug("the client went away before its request was complete")

@@ -6,32 +6,46 @@ import asyncio
 import contextlib
 import errno
 import socket
+import ssl
 from collections.abc import Iterator
 
 import uvicorn
 
 from headrace.config.model import HttpConfig
 from headrace.errors import EnvironmentProblem, PortTaken
-from headrace.lifecycle import Deadline, Service
+from headrace.lifecycle import Clock, Deadline, Service, SystemClock
 from headrace.web.application import Application
+from headrace.web.connection import Connection, Deadlines
 
 _BACKLOG = 2048
 _KEEP_ALIVE_SECONDS = 75
 _GRACE_SECONDS = 1
+_LOOK_SECONDS = 1.0
 
 
 class WebService(Service):
     """Listens at `http.host:http.port` and serves an application."""
 
-    def __init__(self, settings: HttpConfig, application: Application, name: str = "http") -> None:
+    def __init__(
+        self,
+        settings: HttpConfig,
+        application: Application,
+        name: str = "http",
+        *,
+        tls: ssl.SSLContext | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         super().__init__(name)
+        self._clock = clock or SystemClock()
+        self._scheme = "https" if tls else "http"
         self._settings = settings
         self._application = application
         self._task: asyncio.Task[None] | None = None
         self._server = _Server(
             uvicorn.Config(
                 application,
-                http="httptools",
+                http=Connection,
+                ssl_context_factory=(lambda _config, _default: tls) if tls else None,
                 ws="none",
                 lifespan="off",
                 interface="asgi3",
@@ -56,9 +70,10 @@ class WebService(Service):
         """
         listener = self._bind()
         host, port = listener.getsockname()[:2]
-        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        self.url = f"{self._scheme}://[{host}]:{port}" if ":" in host else f"{self._scheme}://{host}:{port}"
         self._application.gate.open_connections = lambda: len(self._server.server_state.connections)
         self._task = self.spawn(self._server.serve(sockets=[listener]), "serve")
+        self.spawn(self._end_the_slow(), "deadlines")
 
     async def drain(self, deadline: Deadline) -> None:
         await self._application.gate.drain(deadline)
@@ -69,6 +84,12 @@ class WebService(Service):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(self._task), 2 * _GRACE_SECONDS)
         await super().stop()
+
+    async def _end_the_slow(self) -> None:
+        deadlines = Deadlines()
+        while True:
+            await self._clock.sleep(_LOOK_SECONDS)
+            deadlines.look(self._server.server_state.connections, self._clock.monotonic())
 
     def _bind(self) -> socket.socket:
         host, port = self._settings.host, self._settings.port

@@ -83,7 +83,8 @@ def test_every_problem_is_told_at_once_with_line_path_and_remedy(write: Write) -
 def test_unknown_key_without_a_near_name_lists_the_known_ones(write: Write) -> None:
     """When nothing is near, the names that go there are listed."""
     assert problems(write("http: {zzz: 1}")) == [
-        "headrace.yaml:1: http.zzz: unknown key: known here are host, port, max_body_bytes, max_connections"
+        "headrace.yaml:1: http.zzz: unknown key: "
+        "known here are host, port, tls, allowed_hosts, max_body_bytes, max_connections"
     ]
 
 
@@ -102,7 +103,14 @@ def test_unknown_key_without_a_near_name_lists_the_known_ones(write: Write) -> N
         ("log_level: !!python/name:os.getcwd x", "headrace.yaml:1: log_level: has the tag"),
         ("http: {port: " + "9" * 5000 + "}", "headrace.yaml:1: http.port: is no number"),
         ("drain_seconds: .inf", "headrace.yaml:1: drain_seconds: should be a finite number"),
-        ("http: {host: 0.0.0.0}", "headrace.yaml:1: http.host: is 0.0.0.0, and TLS and authentication are not on"),
+        ("http: {host: 0.0.0.0}", "headrace.yaml:1: http: host is 0.0.0.0, and TLS and authentication are not"),
+        ("http: {tls: {key: headrace.yaml}}", "headrace.yaml:1: http.tls: needs certificate and key together"),
+        ("http: {tls: {certificate: a, key: b}}", "headrace.yaml:1: http.tls.certificate: names "),
+        ("security: {mode: mtls, principals: {a: {}}}\nhttp: {}", "headrace.yaml:2: http: security.mode is mtls"),
+        ("security: {mode: jwt}", "headrace.yaml:1: security: mode is jwt: set jwt.issuer"),
+        ("security: {mode: token}", "headrace.yaml:1: security: mode is token and principals is empty"),
+        ("security: {mode: token, principals: {a: {}}}", "headrace.yaml:1: security: mode is token: every"),
+        ("security: {jwt: {jwks_url: x}}", "headrace.yaml:1: security.jwt.jwks_url: should be a URL"),
         ("schema_registry: {url: 'http://u:pw@h'}", "headrace.yaml:1: schema_registry.url: holds a user or password"),
         ("schema_registry: {url: 'ftp://h'}", "headrace.yaml:1: schema_registry.url: should be a URL"),
         ("schema_registry: {url: 'http://h:x'}", "headrace.yaml:1: schema_registry.url: should be a URL"),

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from headrace import errors
-from headrace.config.model import HttpConfig, ProducerConfig, SchemaRegistryConfig
+from headrace.config.model import HttpConfig, ProducerConfig, SchemaRegistryConfig, SecurityConfig
 from headrace.formats.codecs import Codecs
 from headrace.formats.registry import SchemaRegistry
-from headrace.lifecycle import ManualClock, Readiness
+from headrace.lifecycle import ManualClock, Readiness, SystemClock
 from headrace.records import OutgoingRecord, Produced
+from headrace.security import Authenticator, TlsFiles
 from headrace.sidecar.produce import ProduceService
 from headrace.telemetry.metrics import Metrics
 from headrace.web.application import Application
@@ -65,6 +66,7 @@ class House:
 
     def __init__(self, web: WebService, kafka: Kafka, metrics: Metrics, services: dict[str, Readiness]) -> None:
         self.web, self.kafka, self.metrics, self.services = web, kafka, metrics, services
+        self.tls: TlsFiles | None = None
         self._writers: list[asyncio.StreamWriter] = []
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -102,13 +104,19 @@ async def read_answer(reader: asyncio.StreamReader) -> Answer:
 
 @contextlib.asynccontextmanager
 async def _opened(**settings: Any) -> AsyncIterator[House]:
-    config = HttpConfig.model_validate({"port": 0, **settings})
+    security = SecurityConfig.model_validate(settings.pop("security", {}))
+    config = HttpConfig.model_validate({"port": 0, "allowed_hosts": ["h"], **settings})
     kafka, metrics, services = Kafka(), Metrics(), {"kafka": Readiness(True)}
     registry = SchemaRegistry(SchemaRegistryConfig(url="http://127.0.0.1:1"), ManualClock())
     produce = ProduceService(ProducerConfig(), Codecs(registry), kafka, kafka)
-    web = WebService(config, Application(config, produce, lambda: services, metrics))
+    authenticator = Authenticator(security, SystemClock()) if security.mode != "none" else None
+    tls = TlsFiles(config.tls, SystemClock()) if config.tls.certificate else None
+    web = WebService(
+        config, Application(config, produce, lambda: services, metrics, authenticator), tls=tls.context if tls else None
+    )
     await web.start()
     house = House(web, kafka, metrics, services)
+    house.tls = tls
     try:
         yield house
     finally:

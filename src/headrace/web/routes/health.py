@@ -10,6 +10,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from headrace.lifecycle import Readiness
+from headrace.web.access import is_known
 
 
 def health_routes(readiness: Callable[[], Mapping[str, Readiness]]) -> list[Route]:
@@ -21,7 +22,9 @@ def health_routes(readiness: Callable[[], Mapping[str, Readiness]]) -> list[Rout
     async def ready(request: Request) -> Response:
         services = readiness()
         ok = all(service.ready for service in services.values())
-        body = {"ready": ok, "services": {name: service._asdict() for name, service in services.items()}}
+        body: dict[str, object] = {"ready": ok}
+        if is_known(request.scope):
+            body["services"] = {name: service._asdict() for name, service in services.items()}
         return Response(msgspec.json.encode(body), 200 if ok else 503, media_type="application/json")
 
     async def original(request: Request) -> Response:

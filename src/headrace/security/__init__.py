@@ -1,0 +1,8 @@
+"""Who calls, and what they may do: principals, tokens, keys, scopes, TLS. The only door to the token library."""
+
+from headrace.security.authenticator import Authenticator
+from headrace.security.principals import Principal
+from headrace.security.rate_limit import RateLimit
+from headrace.security.tls import TlsFiles
+
+__all__ = ["Authenticator", "Principal", "RateLimit", "TlsFiles"]

@@ -1,0 +1,135 @@
+"""From a request's headers or a client's certificate to a principal, in the configured mode."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.config.model import JwtConfig, SecurityConfig
+from headrace.errors import (
+    AuthTokenExpired,
+    AuthTokenInvalid,
+    AuthTokenMissing,
+    ConfigError,
+    HeadraceError,
+    ScopeTokenExpired,
+    ScopeTokenInvalid,
+)
+from headrace.lifecycle import Clock, Service
+from headrace.security.principals import Principal, TokenExpired, TokenRefused
+from headrace.security.rate_limit import RateLimit
+
+if TYPE_CHECKING:
+    from headrace.security.tokens import Tokens
+
+log = logging.getLogger(__name__)
+
+_SCOPE_TOKEN: Final = b"x-scope-token"
+_FAILURES_PER_SECOND: Final = 10.0
+_FAILURES_AT_ONCE: Final = 100.0
+
+
+class Authenticator:
+    """Says who calls. One caller's requests and one address' failures have their limits."""
+
+    def __init__(self, settings: SecurityConfig, clock: Clock) -> None:
+        """Prepare for one of the modes but `none`.
+
+        Raises:
+            ConfigError: The token library is not installed.
+        """
+        self._mode = settings.mode
+        self._scopes = {name: frozenset(one.scopes) for name, one in settings.principals.items()}
+        # Looked up by digest: how long a look-up takes says nothing about a token.
+        self._by_digest = {
+            _digest(one.token.get_secret_value()): Principal(name, self._scopes[name])
+            for name, one in settings.principals.items()
+        }
+        self.services: list[Service] = []
+        """What must run beside it."""
+        self._tokens = self._signed_tokens(settings.jwt, clock) if settings.mode == "jwt" else None
+        self._failures = RateLimit(_FAILURES_PER_SECOND, clock, _FAILURES_AT_ONCE)
+        self._requests = RateLimit(settings.requests_per_second, clock) if settings.requests_per_second else None
+
+    async def identify(
+        self, headers: Mapping[bytes, bytes], certificate: Mapping[str, Any] | None, address: str
+    ) -> Principal:
+        """Return who calls.
+
+        Args:
+            headers: Of the request, by lower-case name.
+            certificate: The client's, as `ssl.SSLSocket.getpeercert` gives it.
+            address: Where the client calls from.
+
+        Raises:
+            AuthTokenMissing, AuthTokenInvalid, AuthTokenExpired, ScopeTokenInvalid, ScopeTokenExpired: It is not known.
+            TooManyRequests: This principal comes too often, or too many failures came from this address.
+        """
+        try:
+            principal = await self._principal(headers, certificate)
+        except TokenRefused as refused:
+            # A good token is never refused because others at its address guess; so the limit counts failures only.
+            self._failures.take(address)
+            raise _error_of(refused, in_scope_token=False) from None
+        if scope_token := headers.get(_SCOPE_TOKEN):
+            try:
+                scopes = (await self._by_token(scope_token.decode("latin-1"))).scopes
+            except TokenRefused as refused:
+                self._failures.take(address)
+                raise _error_of(refused, in_scope_token=True) from None
+            principal = dataclasses.replace(principal, scopes=scopes, by_scope_token=True)
+        if self._requests:
+            self._requests.take(principal.name)
+        return principal
+
+    async def _principal(self, headers: Mapping[bytes, bytes], certificate: Mapping[str, Any] | None) -> Principal:
+        if self._mode == "mtls":
+            name = self._certified_name(certificate or {})
+            return Principal(name, self._scopes.get(name, frozenset()))
+        kind, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+        if not kind:
+            raise AuthTokenMissing()
+        if kind.lower() != "bearer" or not token:
+            raise TokenRefused("no bearer token")
+        return await self._by_token(token)
+
+    async def _by_token(self, token: str) -> Principal:
+        if self._tokens:
+            return await self._tokens.principal_of(token)
+        principal = self._by_digest.get(_digest(token)) if token else None
+        if principal is None:
+            raise TokenRefused("unknown token")
+        return principal
+
+    def _signed_tokens(self, settings: JwtConfig, clock: Clock) -> Tokens:
+        try:  # here, because the library is an extra
+            from headrace.security.keys import Keys
+            from headrace.security.tokens import Tokens
+        except ImportError as cause:
+            text = "security.mode is jwt, and the package joserfc is not installed: pip install 'headrace[security]'"
+            raise ConfigError(text) from cause
+        keys = Keys(settings, clock)
+        self.services.append(keys)
+        return Tokens(settings, keys, clock)
+
+    def _certified_name(self, certificate: Mapping[str, Any]) -> str:
+        """Return the first name of a certificate that is listed, else its first name."""
+        names: list[str] = [name for kind, name in certificate.get("subjectAltName", ()) if kind in ("DNS", "URI")]
+        names += [name for part in certificate.get("subject", ()) for kind, name in part if kind == "commonName"]
+        if not names:
+            raise AuthTokenMissing("this server takes requests with a client certificate that names its owner only")
+        return next((name for name in names if name in self._scopes), names[0])
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()
+
+
+def _error_of(refused: TokenRefused, *, in_scope_token: bool) -> HeadraceError:
+    log.debug("a token was refused: %s", refused)
+    if isinstance(refused, TokenExpired):
+        return ScopeTokenExpired() if in_scope_token else AuthTokenExpired()
+    return ScopeTokenInvalid() if in_scope_token else AuthTokenInvalid()

@@ -1,0 +1,36 @@
+"""How often one caller may come: a token bucket per key, of a bounded number of keys."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from headrace.errors import TooManyRequests
+from headrace.lifecycle import Clock
+
+_MAX_KEYS = 10_000
+
+
+class RateLimit:
+    """Allows `per_second` on average and a second's worth, at least `burst`, at once."""
+
+    def __init__(self, per_second: float, clock: Clock, burst: float = 1.0) -> None:
+        self._per_second = per_second
+        self._size = max(per_second, burst)
+        self._clock = clock
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def take(self, key: str) -> None:
+        """Count one.
+
+        Raises:
+            TooManyRequests: It is one too many.
+        """
+        now = self._clock.monotonic()
+        level, since = self._buckets.pop(key, (self._size, now))
+        level = min(self._size, level + (now - since) * self._per_second)
+        allowed = level >= 1
+        self._buckets[key] = (level - 1 if allowed else level, now)
+        if len(self._buckets) > _MAX_KEYS:  # the one unused longest is full again soonest
+            self._buckets.popitem(last=False)
+        if not allowed:
+            raise TooManyRequests("more requests came than this caller may send: wait, and send again")

@@ -1,0 +1,97 @@
+"""Who may use which endpoint: the one table of rules, and the guard that holds them. What is not in it is denied."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from headrace.errors import AuthTokenMissing, HeadraceError, PathNotFound
+from headrace.security import Authenticator, Principal
+from headrace.security.principals import ADMIN, METRICS, WRITE
+from headrace.web.exchange import headers_of
+
+
+class Rule(NamedTuple):
+    """What an endpoint asks of its caller."""
+
+    any_of: tuple[str, ...]
+    """Scopes of which one is enough; none: everybody may come."""
+    action: str = ""
+    """`produce`, `consume` or `group` where patterns decide."""
+    parameter: str = ""
+    """Part of the path that names the topic or group; where the body names it, the route calls `require`."""
+
+
+OPEN: Final = Rule(())
+RULES: Final[Mapping[tuple[str, str], Rule]] = {
+    ("POST", "/producers/{topic}"): Rule((WRITE,), "produce", "topic"),
+    ("GET", "/health/liveness"): OPEN,
+    ("GET", "/health/readiness"): OPEN,
+    ("GET", "/health/{service_id}"): OPEN,
+    ("GET", "/live"): OPEN,
+    ("GET", "/ready"): OPEN,
+    ("GET", "/metrics"): Rule((METRICS, ADMIN)),
+}
+"""Every endpoint by method and path."""
+
+_OPEN_PATHS: Final = tuple(path.partition("{")[0] for (_, path), rule in RULES.items() if rule == OPEN)
+_PRINCIPAL: Final = "headrace.principal"
+
+
+def require(scope: Scope, any_of: tuple[str, ...], action: str, name: str) -> None:
+    """Return if the request's principal may touch a topic or group that its body names.
+
+    Raises:
+        AuthTokenScopeMismatch, ScopeTokenScopeMismatch: It may not.
+    """
+    principal: Principal | None = scope.get(_PRINCIPAL)
+    if principal:
+        principal.require(any_of, action, name)
+
+
+def is_known(scope: Scope) -> bool:
+    """Return whether the caller proved who it is, or nobody has to."""
+    return scope.get(_PRINCIPAL, True) is not None
+
+
+class Guard:
+    """Finds out who calls before a path is looked at; so strangers learn nothing of which paths there are."""
+
+    def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
+        self._app = app
+        self._authenticator = authenticator
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[_PRINCIPAL] = None
+        if scope["path"].startswith(_OPEN_PATHS):
+            with contextlib.suppress(HeadraceError):  # a probe with an old token is answered as one with none
+                scope[_PRINCIPAL] = await self._identify(scope)
+        else:
+            scope[_PRINCIPAL] = await self._identify(scope)
+        await self._app(scope, receive, send)
+
+    async def _identify(self, scope: Scope) -> Principal:
+        client = scope.get("client")
+        certificate = scope["state"].get("certificate")
+        return await self._authenticator.identify(headers_of(scope), certificate, client[0] if client else "")
+
+    def protect(self, path: str, app: ASGIApp) -> ASGIApp:
+        """Return an endpoint behind its rule."""
+
+        async def behind_rule(scope: Scope, receive: Receive, send: Send) -> None:
+            method = "GET" if scope["method"] == "HEAD" else scope["method"]
+            rule = RULES.get((method, path))
+            principal: Principal | None = scope[_PRINCIPAL]
+            if rule is None:
+                raise PathNotFound()
+            if rule != OPEN:
+                if principal is None:
+                    raise AuthTokenMissing()
+                name = scope["path_params"][rule.parameter] if rule.parameter else None
+                principal.require(rule.any_of, rule.action, name)
+            await app(scope, receive, send)
+
+        return behind_rule

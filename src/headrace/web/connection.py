@@ -1,0 +1,108 @@
+"""One connection below the framework: how long a head may be, how slow a client may be, and whose certificate it has.
+
+Source: reliability.md 4.1. The server's own protocol has no such limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from headrace.errors import HeadersTooLarge
+
+MAX_HEAD_BYTES: Final = 32_768
+LONG_HEAD: Final = "headrace.long_head"
+"""Set in a request's state when its head came at once and is too long."""
+STREAMING: Final = "headrace.streaming"
+"""Set in a request's state by a route whose clients may send slowly."""
+_LIMIT_SECONDS: Final = 10.0
+_LINGER_SECONDS: Final = 1.0
+_LEAST_BYTES_PER_SECOND: Final = 1024
+
+
+class Connection(HttpToolsProtocol):
+    """The server's protocol, with a limit for heads and a count of what came."""
+
+    received_bytes = 0
+    _head_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if certificate := transport.get_extra_info("peercert"):
+            self.app_state = {**self.app_state, "certificate": certificate}
+
+    def data_received(self, data: bytes) -> None:
+        if self._head_bytes > MAX_HEAD_BYTES:
+            return  # refused; closing on bytes that were not read would cut the answer off
+        size = len(data)
+        self.received_bytes += size
+        HttpToolsProtocol.data_received(self, data)
+        cycle = self.cycle
+        if cycle is None or self.scope is not cycle.scope:  # in_head; this runs for every request
+            self._head_bytes += size
+            if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+                self._refuse_head()
+        elif size > MAX_HEAD_BYTES or self._head_bytes:
+            self._head_bytes = 0
+            if sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD_BYTES:
+                cycle.scope["state"][LONG_HEAD] = True  # its task has not run yet
+
+    @property
+    def in_head(self) -> bool:
+        """Whether the head of a request is not complete: of the first, or one that has begun."""
+        return self.cycle is None or self.scope is not self.cycle.scope
+
+    def _refuse_head(self) -> None:
+        error = HeadersTooLarge(f"the head is larger than {MAX_HEAD_BYTES} bytes: send less")
+        body = msgspec.json.encode(error.body())
+        head = f"HTTP/1.1 431 \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close"
+        self.transport.write(head.encode() + b"\r\n\r\n" + body)
+        self.loop.call_later(_LINGER_SECONDS, self.transport.close)
+
+
+class _Wait(NamedTuple):
+    what: str
+    request: Any
+    since: float
+    received_bytes: int
+
+
+class Deadlines:
+    """Ends connections whose clients are too slow: 10 seconds for a head, 1 KiB/s for a body, 10 seconds to read."""
+
+    def __init__(self) -> None:
+        self._waits: dict[Connection, _Wait] = {}
+
+    def look(self, connections: Iterable[Any], now: float) -> None:
+        """Compare with the last look, and end what has not moved."""
+        before, self._waits = self._waits, {}
+        for connection in list(connections):
+            what = _waits_for(connection)
+            if not what:
+                continue
+            wait = before.get(connection)
+            if wait is None or wait.what != what or wait.request is not connection.scope:
+                wait = _Wait(what, connection.scope, now, connection.received_bytes)
+            elapsed = now - wait.since
+            moved = connection.received_bytes - wait.received_bytes
+            if elapsed > _LIMIT_SECONDS and (what != "body" or moved < elapsed * _LEAST_BYTES_PER_SECOND):
+                connection.transport.abort()
+            else:
+                self._waits[connection] = wait
+
+
+def _waits_for(connection: Connection) -> str:
+    """Return what a client owes: its head, its body, reading the answer, or nothing."""
+    cycle = connection.cycle
+    if connection.in_head:
+        return "head"
+    if connection.flow.write_paused:
+        return "reading"
+    if cycle.response_complete:  # idle; the keep-alive timer runs unless something came that began no request
+        return "" if connection.timeout_keep_alive_task else "head"
+    slow = connection.flow.read_paused or cycle.scope["state"].get(STREAMING)
+    return "body" if cycle.more_body and not slow else ""

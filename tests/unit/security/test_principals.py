@@ -1,0 +1,85 @@
+"""What scopes and patterns allow (decisions.md 19), and how often a caller may come."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from headrace.errors import AuthTokenScopeMismatch, ScopeTokenScopeMismatch, TooManyRequests
+from headrace.lifecycle import ManualClock
+from headrace.security import Principal, RateLimit
+
+WRITE = ("kafka:w",)
+
+
+@pytest.mark.parametrize(
+    ("scopes", "name", "missing"),
+    [
+        ("kafka:w", "orders", ""),
+        ("kafka:r", "orders", "kafka:w"),
+        ("admin", "orders", "kafka:w"),
+        ("", "orders", "kafka:w"),
+        ("kafka:w", "_schemas", "admin"),
+        ("kafka:w", "__consumer_offsets", "admin"),
+        ("kafka:w admin", "__consumer_offsets", ""),
+        ("produce:*", "_schemas", "admin"),
+        ("produce:orders", "orders", ""),
+        ("produce:orders.*", "orders.eu", ""),
+        ("produce:orders.*", "orders", "produce:orders"),
+        ("produce:orders.*", "Orders.eu", "produce:Orders.eu"),
+        ("kafka:w produce:orders", "other", "produce:other"),
+        ("kafka:w consume:orders", "orders", "produce:orders"),
+        ("kafka:w group:g", "orders", "produce:orders"),
+        ("produce:a produce:b", "b", ""),
+        ("produce:orders", None, ""),
+        ("consume:orders", None, "produce:*"),
+        ("kafka:w", None, ""),
+    ],
+)
+def test_scopes_and_patterns(scopes: str, name: str | None, missing: str) -> None:
+    """Scopes allow all but internal names; with any pattern, patterns alone decide; the error names what is missing."""
+    principal = Principal("p", frozenset(scopes.split()))
+    if not missing:
+        principal.require(WRITE, "produce", name)
+        return
+    with pytest.raises(AuthTokenScopeMismatch) as caught:
+        principal.require(WRITE, "produce", name)
+    assert caught.value.parameters == {"scope": missing}
+    assert caught.value.description == f"this needs the scope {missing}"
+
+
+def test_one_scope_of_several_is_enough() -> None:
+    """Patterns say nothing of endpoints without topic or group."""
+    Principal("p", frozenset({"metrics", "produce:x"})).require(("admin", "metrics"))
+    with pytest.raises(AuthTokenScopeMismatch):
+        Principal("p", frozenset({"produce:x"})).require(("admin", "metrics"))
+
+
+def test_a_scope_token_has_its_own_code() -> None:
+    """ERR10006 in place of ERR10005."""
+    with pytest.raises(ScopeTokenScopeMismatch):
+        Principal("p", frozenset(), by_scope_token=True).require(WRITE)
+
+
+def test_the_rate_limit_fills_up_again_and_is_apart_per_caller() -> None:
+    """Two per second: two at once, then one each half second."""
+    clock = ManualClock()
+    limit = RateLimit(2, clock)
+    for key in ("a", "a", "b"):
+        limit.take(key)
+    with pytest.raises(TooManyRequests):
+        limit.take("a")
+    asyncio.run(clock.advance(0.5))
+    limit.take("a")
+    with pytest.raises(TooManyRequests):
+        limit.take("a")
+
+
+def test_the_rate_limit_remembers_a_bounded_number_of_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row I6."""
+    monkeypatch.setattr("headrace.security.rate_limit._MAX_KEYS", 3)
+    limit = RateLimit(2, ManualClock())
+    for number in range(10):
+        limit.take(str(number))
+    assert len(limit._buckets) == 3

@@ -1,0 +1,193 @@
+"""Who may use which endpoint; the matrix is made from the table of routes, so that a new route is in it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+import pytest
+
+from headrace.security import Authenticator
+from headrace.web.access import OPEN, RULES, Rule
+
+TOKENS = {
+    "nothing": [],
+    "reader": ["kafka:r"],
+    "writer": ["kafka:w"],
+    "operator": ["admin"],
+    "scraper": ["metrics"],
+    "other": ["produce:other", "consume:other", "group:other"],
+    "everything": ["kafka:r", "kafka:w", "admin", "metrics"],
+}
+SECURITY = {"mode": "token", "principals": {n: {"token": f"{n:->16}", "scopes": s} for n, s in TOKENS.items()}}
+RECORD = b'{"records":[{"value":1}]}'
+
+
+def request(method: str, path: str, more: str = "", body: bytes = RECORD) -> bytes:
+    path = re.sub(r"\{.*?\}", "t", path)
+    head = f"{method} {path} HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    return f"{head}{more}\r\n".encode() + body
+
+
+def bearer(name: str) -> str:
+    return f"Authorization: Bearer {name:->16}\r\n"
+
+
+def test_every_route_has_a_rule_and_every_rule_a_route(opened: Any) -> None:
+    """Whoever adds an endpoint says who may use it."""
+
+    async def main() -> set[tuple[str, str]]:
+        async with opened() as house:
+            routes = house.web._application.routes
+            return {(method, route.path) for route in routes for method in route.methods - {"HEAD"}}
+
+    assert asyncio.run(main()) == set(RULES)
+
+
+def allows(rule: Rule, scopes: list[str]) -> bool:
+    if any(":" in scope and not scope.startswith("kafka:") for scope in scopes) and rule.action:
+        return f"{rule.action}:t" in scopes
+    return rule == OPEN or bool({*scopes} & {*rule.any_of})
+
+
+@pytest.mark.parametrize(("method", "path"), RULES)
+def test_the_matrix_of_routes_and_scopes(opened: Any, method: str, path: str) -> None:
+    """Row J5: 401 for strangers, 403 that names the scope and nothing else, an answer of the endpoint for the rest."""
+    rule = RULES[method, path]
+
+    async def main() -> None:
+        async with opened(security=SECURITY) as house:
+            stranger = await house.ask(request(method, path))
+            assert (stranger.status == 401) is (rule != OPEN)
+            for name, scopes in TOKENS.items():
+                answer = await house.ask(request(method, path, bearer(name)))
+                if allows(rule, scopes):
+                    assert answer.status == 200, name
+                else:
+                    assert (answer.status, answer.json["code"]) == (403, "ERR10005"), name
+                    assert set(answer.json["metadata"]) == {"reason", "retriable", "scope"}
+                    assert answer.json["description"] == f"this needs the scope {answer.json['metadata']['scope']}"
+
+    asyncio.run(main())
+
+
+def test_a_route_without_a_rule_is_denied(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even to those who may do everything."""
+    monkeypatch.setattr("headrace.web.access.RULES", {})
+
+    async def main() -> None:
+        async with opened(security=SECURITY) as house:
+            answer = await house.ask(request("GET", "/metrics", bearer("everything")))
+            assert answer.status == 404
+
+    asyncio.run(main())
+
+
+CREDENTIALS = [
+    ("", 401, "ERR10002"),
+    ("Authorization: \r\n", 401, "ERR10002"),
+    ("Authorization: Bearer\r\n", 401, "ERR10000"),
+    ("Authorization: Basic d3JpdGVy\r\n", 401, "ERR10000"),
+    ("Authorization: Bearer wrong\r\n", 401, "ERR10000"),
+    ("Authorization: Bearer \xe9\r\n", 401, "ERR10000"),
+    (bearer("writer") + bearer("reader"), 400, "ERR40039"),
+    (bearer("reader"), 403, "ERR10005"),
+    (bearer("writer"), 200, ""),
+    (bearer("writer").replace("Bearer", "bearer"), 200, ""),
+    (bearer("reader") + f"X-Scope-Token: {'writer':->16}\r\n", 200, ""),
+    (bearer("writer") + f"X-Scope-Token: {'reader':->16}\r\n", 403, "ERR10006"),
+    (bearer("writer") + "X-Scope-Token: wrong\r\n", 401, "ERR10003"),
+    (f"X-Scope-Token: {'writer':->16}\r\n", 401, "ERR10002"),
+]
+
+
+def test_credentials_and_their_codes(opened: Any) -> None:
+    """The codes of sidecar.md 2.8; a 401 says what it wants; nothing reaches Kafka but what may."""
+
+    async def main() -> None:
+        async with opened(security=SECURITY) as house:
+            for more, status, code in CREDENTIALS:
+                answer = await house.ask(request("POST", "/producers/t", more.replace("\xe9", "\u00e9")))
+                assert (answer.status, answer.json.get("code", "")) == (status, code), more
+                assert (answer.headers.get("www-authenticate") == "Bearer") is (status == 401)
+            assert len(house.kafka.records) == sum(status == 200 for _, status, _ in CREDENTIALS)
+
+    asyncio.run(main())
+
+
+def test_strangers_do_not_learn_which_paths_there_are(opened: Any) -> None:
+    """401 for every path; 404 and 405 are for those who are known."""
+
+    async def main() -> None:
+        async with opened(security=SECURITY) as house:
+            for path in ("/nowhere", "/producers", "/", "/health", "/metrics/", "//live", "/Live"):
+                assert (await house.ask(request("GET", path))).status == 401, path
+                assert (await house.ask(request("GET", path, bearer("nothing")))).status == 404, path
+            assert (await house.ask(request("GET", "/producers/t", bearer("nothing")))).status == 405
+            assert (await house.ask(request("GET", "/lively"))).status == 404
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "path", ["/live/../producers/t", "/health/%2e%2e/metrics", "/health/x/../../metrics", "/live;/metrics"]
+)
+def test_open_paths_do_not_open_others(opened: Any, path: str) -> None:
+    """Row H10: paths are not tidied up before they are looked at."""
+
+    async def main() -> None:
+        async with opened(security=SECURITY) as house:
+            assert (await house.ask(request("POST", path))).status == 404
+            assert (await house.ask(request("GET", path))).status in (200, 404)
+            assert house.kafka.records == []
+
+    asyncio.run(main())
+
+
+def test_readiness_tells_strangers_only_whether(opened: Any) -> None:
+    """Names of services and reasons are for those who are known; a bad token does not fail a probe."""
+
+    async def main() -> None:
+        async with opened(security=SECURITY) as house:
+            assert (await house.get("/ready")).json == {"ready": True}
+            assert (await house.ask(request("GET", "/ready", "Authorization: Bearer wrong\r\n"))).json == {
+                "ready": True
+            }
+            assert "services" in (await house.ask(request("GET", "/ready", bearer("nothing")))).json
+
+    asyncio.run(main())
+
+
+def test_one_principal_over_its_rate_is_told_to_wait(opened: Any) -> None:
+    """429 with Retry-After; others go on."""
+
+    async def main() -> None:
+        async with opened(security={**SECURITY, "requests_per_second": 3}) as house:
+            answers = [await house.ask(request("GET", "/nowhere", bearer("reader"))) for _ in range(4)]
+            assert [answer.status for answer in answers] == [404, 404, 404, 429]
+            assert answers[-1].headers["retry-after"] == "1"
+            assert (await house.ask(request("GET", "/nowhere", bearer("writer")))).status == 404
+
+    asyncio.run(main())
+
+
+def test_guessing_is_slowed_down_and_good_tokens_are_still_taken(opened: Any) -> None:
+    """Row J8: after a hundred failures from one address, 429."""
+
+    async def main() -> None:
+        async with opened(security=SECURITY) as house:
+            address = {b"authorization": b"Bearer wrong"}
+            authenticator: Authenticator = house.web._application._edge._app._app._authenticator
+            failures = []
+            for _ in range(150):
+                try:
+                    await authenticator.identify(address, None, "127.0.0.1")
+                except Exception as error:  # noqa: BLE001 boundary: which one is what is asked
+                    failures.append(type(error).__name__)
+            assert failures[:100] == ["AuthTokenInvalid"] * 100
+            assert set(failures[101:]) == {"TooManyRequests"}
+            assert (await house.ask(request("POST", "/producers/t", bearer("writer")))).status == 200
+            assert (await house.ask(request("GET", "/metrics", "Authorization: Bearer no\r\n"))).status == 429
+
+    asyncio.run(main())

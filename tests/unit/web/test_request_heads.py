@@ -1,0 +1,359 @@
+"""Heads of requests that are refused, slow clients, and TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from headrace.config.model import TlsConfig
+from headrace.errors import ConfigError
+from headrace.lifecycle import ManualClock
+from headrace.security import TlsFiles
+from headrace.web.connection import STREAMING, Deadlines
+
+BODY = b'{"records":[{"value":1}]}'
+
+
+def post(*headers: str, host: str = "Host: h", body: bytes = BODY) -> bytes:
+    lines = ["POST /producers/t HTTP/1.1", host, "Content-Type: application/json", *headers]
+    if not any(name in line for line in headers for name in ("Content-Length", "Transfer-Encoding")):
+        lines.append(f"Content-Length: {len(body)}")
+    return "\r\n".join([line for line in lines if line] + ["", ""]).encode() + body
+
+
+async def status_of(house: Any, data: bytes) -> tuple[int, bytes]:
+    reader, writer = await house.connect()
+    writer.write(data)
+    text = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+    return int(text.split()[1]), text
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("Host: localhost", 200),
+        ("Host: LOCALHOST:8082", 200),
+        ("Host: 127.0.0.1:1", 200),
+        ("Host: [::1]:8082", 200),
+        ("Host: [::1]", 200),
+        ("Host: h", 200),
+        ("Host: evil.example", 403),
+        ("Host: localhost.evil.example", 403),
+        ("Host: localhost:8082.evil.example", 403),
+        ("Host: 127.0.0.1@evil.example", 403),
+        ("Host: ", 400),
+        ("", 400),
+        ("Host: h\r\nHost: h", 400),
+    ],
+)
+def test_only_own_names_are_served(opened: Any, host: str, status: int) -> None:
+    """A page whose name leads to loopback (DNS rebinding) is refused, in every mode; Host stands once."""
+
+    async def main() -> None:
+        async with opened() as house:
+            for _ in range(2):
+                assert (await status_of(house, post(host=host)))[0] == status
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [("http://h", 200), ("https://h", 403), ("http://evil.example", 403), ("null", 403), ("http://h.evil", 403)],
+)
+def test_pages_of_other_sites_may_not_call(opened: Any, origin: str, status: int) -> None:
+    """And no answer has CORS headers; a preflight finds nothing."""
+
+    async def main() -> None:
+        async with opened() as house:
+            found, head = await status_of(house, post(f"Origin: {origin}"))
+            assert found == status
+            assert b"access-control" not in head
+            preflight = b"OPTIONS /producers/t HTTP/1.1\r\nHost: h\r\nAccess-Control-Request-Method: POST\r\n\r\n"
+            found, head = await status_of(house, preflight)
+            assert found == 405
+            assert b"access-control" not in head
+
+    asyncio.run(main())
+
+
+CHUNKED = b"5\r\n" + BODY[:5] + b"\r\n0\r\n\r\n"
+AMBIGUOUS = {
+    "length and chunks": post("Content-Length: 5", "Transfer-Encoding: chunked", body=CHUNKED),
+    "chunks and length": post("Transfer-Encoding: chunked", "Content-Length: 5", body=CHUNKED),
+    "two lengths": post("Content-Length: 25", "Content-Length: 24"),
+    "the same length twice": post("Content-Length: 25", "Content-Length: 25"),
+    "a list of lengths": post("Content-Length: 25, 25"),
+    "length with a sign": post("Content-Length: +25"),
+    "length in hexadecimal": post("Content-Length: 0x19"),
+    "negative length": post("Content-Length: -1"),
+    "two encodings": post("Transfer-Encoding: chunked", "Transfer-Encoding: chunked", body=CHUNKED),
+    "unknown encoding": post("Transfer-Encoding: xchunked", body=CHUNKED),
+    "chunked not last": post("Transfer-Encoding: chunked, gzip", body=CHUNKED),
+    "space before colon": post("Content-Length : 25"),
+    "folded line": post("X-A: 1\r\n folded"),
+    "bare line feeds": post().replace(b"\r\n", b"\n"),
+    "bare carriage return": post("X-A: 1\rX-B: 2"),
+    "NUL": post("X-A: \x00"),
+    "no colon": post("X-A"),
+    "no name": post(": x"),
+    "no version": b"GET /live\r\nHost: h\r\n\r\n",
+    "version 1.2": b"GET /live HTTP/1.2\r\nHost: h\r\n\r\n",
+    "space in the path": b"GET /li ve HTTP/1.1\r\nHost: h\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("case", AMBIGUOUS)
+def test_what_two_readers_may_read_differently_is_refused(opened: Any, case: str) -> None:
+    """Row H2: 400, and the connection ends, so that nothing behind it counts as a request."""
+
+    async def main() -> None:
+        async with opened() as house:
+            reader, writer = await house.connect()
+            writer.write(AMBIGUOUS[case])
+            text = await asyncio.wait_for(reader.read(), 5)
+            assert text.startswith(b"HTTP/1.1 400 ")
+            assert text.count(b"HTTP/1.1 ") == 1
+            assert house.kafka.records == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [f"X-{n}: 1" for n in range(101)],
+        ["X: 1"] * 101,
+        ["X: " + "x" * 40_000],
+        ["X: " + "x" * 200_000],
+        [f"X-{n}: {'x' * 4000}" for n in range(20)],
+    ],
+    ids=["101", "101 of one name", "40 KB", "200 KB", "80 KB in 20"],
+)
+def test_large_heads_are_refused(opened: Any, headers: list[str]) -> None:
+    """Row H3, whether they come at once or in pieces."""
+
+    async def main() -> None:
+        async with opened() as house:
+            assert (await status_of(house, post(*headers)))[0] == 431
+            _, writer = pair = await house.connect()
+            data = post(*headers)
+            for start in range(0, len(data), 10_000):
+                writer.write(data[start : start + 10_000])
+                await asyncio.sleep(0)
+            assert (await asyncio.wait_for(pair[0].readuntil(b"\r\n"), 5)).startswith(b"HTTP/1.1 431")
+            assert house.kafka.records == []
+            assert (await status_of(house, post()))[0] == 200
+
+    asyncio.run(main())
+
+
+def test_a_long_path_is_refused(opened: Any) -> None:
+    """More than 8 KiB with its query."""
+
+    async def main() -> None:
+        async with opened() as house:
+            assert (await house.get("/" + "x" * 8193)).status == 431
+            assert (await house.get("/live?" + "x" * 8193)).status == 431
+            assert (await house.get("/live?" + "x" * 8000)).status == 200
+
+    asyncio.run(main())
+
+
+SLOW = {
+    "silent": b"",
+    "half a head": b"POST /producers/t HT",
+    "half a second head": post() + b"POST /prod",
+    "line breaks between requests": post(),
+    "no body": post(body=b"")[:-4].replace(b"Length: 0", b"Length: 9") + b"\r\n\r\n",
+    "half a body": post("Content-Length: 900"),
+    "half a chunk": post("Transfer-Encoding: chunked", body=b"5\r\nab"),
+}
+
+
+async def until(happened: Callable[[], bool]) -> None:
+    """Wait on the loop, at most five seconds."""
+    async with asyncio.timeout(5):
+        while not happened():  # noqa: ASYNC110 the server has no event for what comes over a socket
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("case", SLOW)
+def test_slow_clients_are_let_go(opened: Any, case: str) -> None:
+    """Row H1: after ten seconds without a head, or with a body slower than 1 KiB/s."""
+
+    async def main() -> None:
+        async with opened() as house:
+            reader, writer = await house.connect()
+            writer.write(SLOW[case])
+            if "second" in case or "between" in case:
+                await reader.readuntil(b'OK"}')
+            if "between" in case:
+                writer.write(b"\r\n")
+            deadlines, connections = Deadlines(), house.web._server.server_state.connections
+            await until(lambda: any(_has_come(connection, case) for connection in connections))
+            deadlines.look(connections, 100.0)
+            deadlines.look(connections, 110.0)
+            assert not next(iter(connections)).transport.is_closing()
+            deadlines.look(connections, 110.1)
+            with contextlib.suppress(ConnectionResetError):
+                assert await asyncio.wait_for(reader.read(), 5) == b""
+
+    asyncio.run(main())
+
+
+def _has_come(connection: Any, case: str) -> bool:
+    if case == "silent":
+        return True
+    if case == "line breaks between requests":
+        return connection.timeout_keep_alive_task is None
+    if "body" in case or "chunk" in case:
+        return not connection.in_head
+    return connection.scope is not None and connection.in_head
+
+
+def test_others_are_not_let_go(opened: Any) -> None:
+    """Idle between requests, waiting for an answer, a body that is fast enough, one that may be slow."""
+
+    async def main() -> None:
+        async with opened() as house:
+            idle = await house.connect()
+            idle[1].write(post())
+            await idle[0].readuntil(b'OK"}')
+            house.kafka.gate.clear()
+            waiting = await house.connect()
+            waiting[1].write(post())
+            await house.kafka.taken.wait()
+            sending = await house.connect()
+            sending[1].write(post("Content-Length: 900000"))
+            connections = house.web._server.server_state.connections
+            await until(lambda: len(connections) == 3 and not any(connection.in_head for connection in connections))
+            slow = next(connection for connection in connections if connection.cycle.more_body)
+            deadlines = Deadlines()
+            deadlines.look(connections, 100.0)
+            slow.received_bytes += 20_000
+            deadlines.look(connections, 112.0)
+            slow.cycle.scope["state"][STREAMING] = True
+            deadlines.look(connections, 500.0)
+            deadlines.look(connections, 600.0)
+            assert not any(connection.transport.is_closing() for connection in connections)
+            slow.cycle.scope["state"][STREAMING] = False
+            deadlines.look(connections, 601.0)
+            deadlines.look(connections, 612.0)
+            assert [c for c in connections if c.transport.is_closing()] in ([slow], [])
+            house.kafka.gate.set()
+
+    asyncio.run(main())
+
+
+class Authority:
+    """Signs certificates for a test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.key = ec.generate_private_key(ec.SECP256R1())
+        self.name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "authority")])
+        (folder / "ca.pem").write_bytes(self._signed(self.name, self.key.public_key(), True))
+
+    def issue(self, name: str, common_name: str) -> TlsConfig:
+        """Write `<name>.pem` and `<name>.key`."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, common_name)])
+        (self.folder / f"{name}.pem").write_bytes(self._signed(subject, key.public_key(), False))
+        private = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        (self.folder / f"{name}.key").write_bytes(key.private_bytes(serialization.Encoding.PEM, *private))
+        return TlsConfig(certificate=self.folder / f"{name}.pem", key=self.folder / f"{name}.key")
+
+    def client(self, name: str = "") -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=self.folder / "ca.pem")
+        context.check_hostname = False
+        if name:
+            context.load_cert_chain(self.folder / f"{name}.pem", self.folder / f"{name}.key")
+        return context
+
+    def _signed(self, subject: x509.Name, key: Any, is_authority: bool) -> bytes:
+        now = datetime.datetime.now(datetime.UTC)
+        builder = x509.CertificateBuilder(
+            self.name, subject, key, x509.random_serial_number(), now, now + datetime.timedelta(1)
+        )
+        builder = builder.add_extension(x509.BasicConstraints(is_authority, None), True)
+        return builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+async def ask_over_tls(house: Any, context: ssl.SSLContext, data: bytes) -> tuple[int, Any]:
+    host, port = house.web.url.removeprefix("https://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
+    certificate = writer.get_extra_info("peercert")
+    writer.write(data)
+    status = int((await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)).split()[1])
+    writer.close()
+    return status, certificate
+
+
+def test_certificates_say_who_calls(opened: Any, tmp_path: Path) -> None:
+    """Mode mtls: a listed name has its scopes, another has none; no certificate, no connection; nor TLS 1.1."""
+    authority = Authority(tmp_path)
+    tls = authority.issue("server", "localhost").model_copy(update={"client_ca": tmp_path / "ca.pem"})
+    authority.issue("loader", "loader.example")
+    authority.issue("stranger", "stranger.example")
+    security = {"mode": "mtls", "principals": {"loader.example": {"scopes": ["kafka:w"]}}}
+
+    async def main() -> None:
+        async with opened(security=security, tls=tls.model_dump()) as house:
+            assert house.web.url.startswith("https://")
+            assert (await ask_over_tls(house, authority.client("loader"), post()))[0] == 200
+            assert (await ask_over_tls(house, authority.client("stranger"), post()))[0] == 403
+            with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
+                await ask_over_tls(house, authority.client(), post())
+            old = authority.client("loader")
+            old.minimum_version = ssl.TLSVersion.TLSv1
+            old.maximum_version = ssl.TLSVersion.TLSv1_1
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                await ask_over_tls(house, old, post())
+
+    with pytest.warns(DeprecationWarning):
+        asyncio.run(main())
+
+
+def test_a_new_certificate_is_taken_without_a_restart(opened: Any, tmp_path: Path) -> None:
+    """When it fits its key; half a change leaves the old one in use."""
+    authority = Authority(tmp_path)
+    tls = authority.issue("server", "first.example")
+
+    async def name_of(house: Any) -> str:
+        _, certificate = await ask_over_tls(house, authority.client(), post())
+        return str(certificate["subject"][0][0][1])
+
+    async def main() -> None:
+        async with opened(tls=tls.model_dump()) as house:
+            files: TlsFiles = house.tls
+            assert await name_of(house) == "first.example"
+            key = (tmp_path / "server.key").read_bytes()
+            authority.issue("server", "second.example")
+            new = (tmp_path / "server.key").read_bytes()
+            (tmp_path / "server.key").write_bytes(key)
+            files.look()
+            assert await name_of(house) == "first.example"
+            (tmp_path / "server.key").write_bytes(new)
+            files.look()
+            assert await name_of(house) == "second.example"
+
+    asyncio.run(main())
+
+
+def test_files_that_are_no_certificates_stop_the_start(tmp_path: Path) -> None:
+    """One paragraph that names them."""
+    for name in ("a.pem", "a.key"):
+        (tmp_path / name).write_text("x")
+    with pytest.raises(ConfigError, match=r"http\.tls: the files .*a\.pem, .*a\.key are no certificate"):
+        TlsFiles(TlsConfig(certificate=tmp_path / "a.pem", key=tmp_path / "a.key"), ManualClock())

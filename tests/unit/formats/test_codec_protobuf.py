@@ -45,7 +45,7 @@ message Order {
   Order before = 19;
   fixed64 large = 20;
 }
-message Other { string name = 1; }
+message Other { string name = 1; message Inner { int32 a = 1; } }
 """
 CODEC = ProtobufCodec(ALL, {})
 ORDER: Any = GetMessageClass(CODEC._file.message_types_by_name["Order"])
@@ -174,6 +174,7 @@ def test_old_syntax_keeps_its_rules() -> None:
         (None, b"\x00"),
         ("shop.Order", b"\x00"),
         ("Other", b"\x02\x02"),
+        ("Other.Inner", b"\x04\x02\x00"),
         ("shop.Order.Line", b"\x04\x00\x00"),
         ("Order.Line.Note", b"\x06\x00\x00\x00"),
     ],

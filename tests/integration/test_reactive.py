@@ -128,12 +128,14 @@ def test_a_backend_that_is_down_costs_no_attempts(site: Any, topic: Any, push: A
     reason = f"waiting for the backend {backend.url}"
     site.wait_until(lambda: reason in site.reasons(process.url).get("reactive push delivery", ""), "the reason")
     assert site.ask(f"{process.url}/health/liveness").status == 200
+    site.wait_until(lambda: f"{name}-0 stands still: {reason}" in process.output, "the log to say it")
     backend.start()
     backend.wait_for(lambda b: len(b.accepted) == 10)
     assert {entry["attempt"] for entry in backend.records} == {1}
     site.wait_committed(f"{name}-push", name, 10)
     site.wait_until(lambda: site.ask(f"{process.url}/health/readiness").status == 200, "readiness")
     assert site.records(f"{name}.dlq") == []
+    assert f"{name}-0 moves again" in process.output
     assert "Traceback" not in process.output
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from random import Random
@@ -15,6 +16,10 @@ from headrace.delivery.tracker import AckTracker
 from headrace.errors import DeadLetterFailed, DeliveryError
 from headrace.lifecycle import Clock
 from headrace.records import Record, TopicPartition
+
+log = logging.getLogger(__name__)
+
+_STANDING_SECONDS = 5.0
 
 
 class _Drained(Exception):
@@ -80,9 +85,17 @@ class Lane:
         """Whether cancelling the lane now abandons nothing: it waits for records or for a pause to end."""
         self._rules = rules
         self._on_ended = on_ended
+        self._waits_since = 0.0
+        self._standing_said = False
         self._pending: deque[Record] = deque()
         self._draining = False
         self._arrived = asyncio.Event()
+
+    @property
+    def standing(self) -> str:
+        """Why the lane has not moved for a while; empty while it moves or has paused only just now."""
+        still = self._rules.clock.monotonic() - self._waits_since >= _STANDING_SECONDS
+        return self.waits_for if still else ""
 
     @property
     def pending_records(self) -> int:
@@ -171,7 +184,8 @@ class Lane:
                 self.in_flight = 0
                 await self._rest(pause_seconds(refusals, self._rules.retry, self._rules.chance), error.description)
                 continue
-            self.in_flight, self.waits_for = 0, ""
+            self.in_flight = 0
+            self._moves()
             return outcomes
 
     def _sort(
@@ -206,21 +220,45 @@ class Lane:
                 failures += 1
                 await self._rest(pause_seconds(failures, self._rules.retry, self._rules.chance), error.description)
                 continue
-            self.waits_for = ""
+            self._moves()
             self._rules.counts.dead_letters += len(letters)
+            first = letters[0]
+            log.warning(
+                "%s: dead letters=%d, the first is offset %d: %s",
+                self._label(),
+                len(letters),
+                first.record.offset,
+                first.outcome.error,
+            )
             return
 
     async def _rest(self, seconds: float, why: str) -> None:
-        self.waits_for, self.resting = why, True
-        if self._draining:
-            raise _Drained
+        self._waits(why)
         await self._rules.clock.sleep(seconds)
 
     async def _stand(self, why: str) -> None:
+        self._waits(why)
+        log.error("%s stands still: %s", self._label(), why)
+        await asyncio.Event().wait()
+
+    def _waits(self, why: str) -> None:
+        if not self.waits_for:
+            self._waits_since = self._rules.clock.monotonic()
         self.waits_for, self.resting = why, True
         if self._draining:
             raise _Drained
-        await asyncio.Event().wait()
+        if self.standing and not self._standing_said:
+            self._standing_said = True
+            log.warning("%s stands still: %s", self._label(), why)
+
+    def _moves(self) -> None:
+        self.waits_for = ""
+        if self._standing_said:
+            self._standing_said = False
+            log.info("%s moves again", self._label())
+
+    def _label(self) -> str:
+        return f"group {self._rules.group}, {self.partition}"
 
     def _end(self, records: Sequence[Record]) -> None:
         self.resting = True

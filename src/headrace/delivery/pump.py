@@ -17,7 +17,6 @@ from headrace.records import Record, TopicPartition
 log = logging.getLogger(__name__)
 
 _COMMIT_SECONDS = 0.2
-_STANDING_SECONDS = 5.0
 
 
 class Pump(Service):
@@ -53,7 +52,6 @@ class Pump(Service):
         self._tasks_of: dict[TopicPartition, asyncio.Task[None]] = {}
         self._dirty: set[TopicPartition] = set()
         self._changed = asyncio.Event()
-        self._standing_since: dict[TopicPartition, float] = {}
 
     @property
     def lanes(self) -> Mapping[TopicPartition, Lane]:
@@ -71,12 +69,9 @@ class Pump(Service):
 
     def readiness(self) -> Readiness:
         """Say which partitions have stood still for a while, and why."""
-        now = self.clock.monotonic()
-        standing = {partition: lane.waits_for for partition, lane in self._lanes.items() if lane.waits_for}
-        self._standing_since = {p: self._standing_since.get(p, now) for p in standing}
-        for partition, since in self._standing_since.items():
-            if now - since >= _STANDING_SECONDS:
-                return Readiness(False, f"{partition} stands still: {standing[partition]}")
+        for partition, lane in self._lanes.items():
+            if lane.standing:
+                return Readiness(False, f"{partition} stands still: {lane.standing}")
         return Readiness(True)
 
     # The listener of the source --------------------------------------------------------------------------------------

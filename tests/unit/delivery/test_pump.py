@@ -237,6 +237,39 @@ def test_a_destination_that_is_down_uses_up_no_attempts() -> None:
     run(test)
 
 
+def test_who_stands_still_is_said_without_being_asked_before(caplog: pytest.LogCaptureFixture) -> None:
+    """Readiness counts from the first refusal, not from the first look; the log says it once, and when it is over."""
+
+    async def test() -> None:
+        bed = await opened(Bed(FakeDestination()))
+        bed.destination.down = True
+        bed.feed(0)
+        await bed.clock.advance(3)
+        assert bed.pump.readiness().ready
+        assert caplog.records == []
+        await bed.clock.advance(20)
+        assert bed.pump.readiness() == (False, "t-0 stands still: down")
+        bed.destination.down = False
+        await bed.clock.advance(10)
+        assert bed.pump.readiness().ready
+
+    caplog.set_level("INFO")
+    run(test)
+    assert caplog.messages == ["group g, t-0 stands still: down", "group g, t-0 moves again"]
+
+
+def test_dead_letters_are_said_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """How many, from where and why, without keys and values."""
+
+    async def test() -> None:
+        bed = await opened(Bed(FakeDestination(lambda record, attempt: BURY)))
+        bed.feed(4, 5)
+        await bed.clock.advance(1)
+
+    run(test)
+    assert caplog.messages == ["group g, t-0: dead letters=2, the first is offset 4: E"]
+
+
 def test_a_slow_partition_does_not_hold_the_others() -> None:
     """Partitions are lanes of their own."""
 

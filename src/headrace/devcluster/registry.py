@@ -29,6 +29,9 @@ class RegistryInstall(NamedTuple):
         settings = {
             "quarkus.http.host": "127.0.0.1",
             "quarkus.http.port": port,
+            # Else 9000 on every address, which only one registry of this machine could have.
+            "quarkus.management.host": "127.0.0.1",
+            "quarkus.management.port": 0,
             "quarkus.http.access-log.enabled": "false",
             "quarkus.log.level": "WARN",
             "java.util.logging.manager": "org.jboss.logmanager.LogManager",

@@ -193,7 +193,7 @@ def test_a_registry_listens_on_loopback_only_and_beside_others(schema_registry: 
     """No port of it is fixed or open to other machines."""
     with Registry(tmp_path / "registry") as registry:
         assert registry.server.id
-        inodes = {os.readlink(fd) for fd in Path(f"/proc/{registry.server.id.pid}/fd").iterdir() if fd.exists()}
+        inodes = {str(fd.readlink()) for fd in Path(f"/proc/{registry.server.id.pid}/fd").iterdir() if fd.exists()}
         places = []
         for table in ("tcp", "tcp6"):
             for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:

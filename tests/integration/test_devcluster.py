@@ -204,6 +204,23 @@ def test_a_registry_listens_on_loopback_only_and_beside_others(schema_registry: 
         assert set(places) <= {"0100007F", "0000000000000000FFFF00000100007F"}
 
 
+def test_two_registries_live_side_by_side_on_loopback(schema_registry: Registry, tmp_path: Path) -> None:
+    """Neither holds a fixed port, and nothing listens on another address than 127.0.0.1."""
+    with Registry(tmp_path / "second") as second:
+        assert _json(f"{second.url}/subjects") == []
+        assert _json(f"{schema_registry.url}/config") == {"compatibilityLevel": "BACKWARD"}
+        assert second.server.id
+        assert set(_listening(second.server.id.pid)) == {"0000000000000000FFFF00000100007F"}
+
+
+def _listening(pid: int) -> list[str]:
+    """Return the addresses a process listens on, as the kernel writes them."""
+    sockets = {str(file.readlink()) for file in Path(f"/proc/{pid}/fd").iterdir() if file.is_symlink()}
+    tables = [Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+    entries = [line.split() for table in tables for line in table]
+    return [entry[1].split(":")[0] for entry in entries if entry[3] == "0A" and f"socket:[{entry[9]}]" in sockets]
+
+
 def test_a_headrace_process_that_ends_early_shows_its_log(tmp_path: Path) -> None:
     """Whoever waits for it reads why."""
     process = HeadraceProcess({"nonsense": 1}, tmp_path)

@@ -59,9 +59,8 @@ class Connection(asyncio.Protocol):
 
 
 async def measure(path: str, port: int, connections: int, seconds: float, body: bytes) -> dict[str, float]:
-    request = (
-        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    ).encode() + body
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+    request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
     loop = asyncio.get_running_loop()
     times: list[float] = []
     start = time.perf_counter()

@@ -81,7 +81,7 @@ class OutgoingRecord(msgspec.Struct, frozen=True, gc=False):
         return len(self.key or b"") + len(self.value or b"") + extra
 
 
-class Produced(NamedTuple):
+class Produced(msgspec.Struct, frozen=True, gc=False):
     """Where a record was written: on all in-sync replicas, at this own offset."""
 
     partition: int

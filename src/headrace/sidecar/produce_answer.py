@@ -5,7 +5,6 @@ Source: sidecar.md 5.5; decisions.md 3.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -50,7 +49,7 @@ def answer_of(
 ) -> ProduceAnswer:
     """Return the answer for the outcomes of all records, in their order."""
     failures = [result for result in results if type(result) is not Produced]
-    offsets = _all_offsets(results) if not failures else _encode_json([_entry(result) for result in results])
+    offsets = _encode_json([_entry(result) for result in results] if failures else results)
     tail: dict[str, Any] = {}
     if key_schema_id is not None:
         tail["key_schema_id"] = key_schema_id
@@ -65,13 +64,6 @@ def answer_of(
         tail |= reason.body()
     body = b'{"offsets":' + offsets + b"," + _encode_json(tail)[1:]
     return ProduceAnswer(status, body, retry_after, len(results), written)
-
-
-def _all_offsets(results: Sequence[Any]) -> bytes:
-    if not results:
-        return b"[]"
-    entries = '{"partition":%d,"offset":%d},' * len(results) % tuple(itertools.chain.from_iterable(results))
-    return b"[" + entries[:-1].encode() + b"]"
 
 
 def _entry(result: Produced | errors.HeadraceError) -> dict[str, Any]:

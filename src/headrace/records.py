@@ -21,13 +21,6 @@ class TopicPartition(NamedTuple):
         return f"{self.topic}-{self.partition}"
 
 
-class OffsetRange(NamedTuple):
-    """Own offsets from `first` to `last`, both inclusive."""
-
-    first: int
-    last: int
-
-
 def _no_headers() -> list[Header] | None:
     return None
 

@@ -97,11 +97,6 @@ class Lane:
         still = self._rules.clock.monotonic() - self._waits_since >= _STANDING_SECONDS
         return self.waits_for if still else ""
 
-    @property
-    def pending_records(self) -> int:
-        """Records that wait for their first delivery."""
-        return len(self._pending)
-
     def add(self, records: Sequence[Record]) -> None:
         """Take records from the source, in offset order."""
         self.tracker.delivered([record.offset for record in records])

@@ -35,11 +35,6 @@ class AckTracker:
         return self._status.count(_OPEN, self._first_open)
 
     @property
-    def span_records(self) -> int:
-        """Delivered records from the first unfinished one on, finished ones included."""
-        return len(self._offsets) - self._first_open
-
-    @property
     def commit_offset(self) -> int | None:
         """The offset to commit: below it every delivered record has ended. None before anything is known."""
         return self._commit

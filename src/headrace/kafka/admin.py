@@ -155,10 +155,6 @@ class Admin:
             name, len(origin.partitions), origin.replication_factor, {"min.insync.replicas": min_isr}
         )
 
-    async def delete_topic(self, name: str) -> None:
-        """Delete a topic."""
-        await self._first(f"delete topic {name}", lambda: self._client.delete_topics([check_topic(name)]))
-
     async def list_groups(self) -> list[GroupInfo]:
         """Return every consumer group, sorted by name."""
         answer = await self._ask("list groups", lambda: self._client.list_consumer_groups().result(self._limit))
@@ -213,10 +209,6 @@ class Admin:
             return list(_results(client.alter_consumer_group_offsets(request), self._limit)[0].topic_partitions)
 
         await self._of_group(f"set offsets of group {group}", ask)
-
-    async def delete_group(self, group: str) -> None:
-        """Delete a group without members, its offsets included."""
-        await self._first(f"delete group {group}", lambda: self._client.delete_consumer_groups([check_group(group)]))
 
     async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the end of each partition as a read_committed consumer sees it (the last stable offset)."""

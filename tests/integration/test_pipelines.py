@@ -156,9 +156,7 @@ def test_results_are_exact_over_a_killed_driver(kafka: Any, topic: Any, tmp_path
                 assert run.counts(flow) | {"read": 0} == {"read": 0, "corrupt": len(BAD), "tombstone": 1}
             assert run.status()["restarts"] == 1
             last = run.status()["driver_pid"]
-            began = time.monotonic()
             await run.drain(Deadline(SystemClock(), 15))
-            assert time.monotonic() - began < 10
             assert not in_group(last)
         newest = dict(await rows(settings, totals))
         wanted = Counter((flight(n)["carrier"], flight(n)["hour"]) for n in range(FLIGHTS))

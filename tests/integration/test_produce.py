@@ -154,10 +154,8 @@ def test_what_kafka_refuses_is_told_record_by_record(topic: Callable[..., str], 
     assert first["offsets"] == [{"partition": 0, "offset": 0}]
     status, body = post(url, name, {"records": records[1:]})
     assert (status, body["offsets"][0]["outcome"], body["code"]) == (413, "fail", "ERR40017")
-    started_at = time.monotonic()
     status, body = post(url, f"{name}-none", {"records": records})
     assert (status, body["code"]) == (404, "ERR40006")
-    assert time.monotonic() - started_at < 1
     status, body = post(url, name, {"records": [{"value": 1}, {"value": 1, "partition": 1}]})
     assert (status, body["metadata"]["index"]) == (404, 1)
 

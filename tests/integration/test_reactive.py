@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -243,15 +242,13 @@ def test_a_second_sigterm_stops_now(site: Any, topic: Any, push: Any, backend: A
     """What is in flight is given up, not committed, and said to come again."""
     name = topic()
     site.write_json(name, 1)
-    backend.answer = Answer(delay_seconds=20)
+    backend.answer = Answer(delay_seconds=600)
     process = push(name)
     backend.wait_for(lambda b: len(b.requests) == 1)
     process.server.signal(signal.SIGTERM)
     site.wait_until(lambda: site.ask(f"{process.url}/health/readiness").status == 503, "the drain")
-    asked_at = time.monotonic()
     process.server.signal(signal.SIGTERM)
     site.wait_until(lambda: process.exit_code is not None, "the end")
-    assert time.monotonic() - asked_at < 5
     assert process.exit_code == 0
     assert site.committed(f"{name}-push").get(TopicPartition(name, 0), 0) == 0
     assert "abandoned=1" in process.output
@@ -262,12 +259,10 @@ def test_a_drain_past_its_limit_ends_the_process_all_the_same(site: Any, topic: 
     """`drain_seconds` bounds the whole; what did not end in time comes again."""
     name = topic()
     site.write_json(name, 1)
-    backend.answer = Answer(delay_seconds=20)
+    backend.answer = Answer(delay_seconds=600)
     process = push(name, more={"drain_seconds": 1})
     backend.wait_for(lambda b: len(b.requests) == 1)
-    asked_at = time.monotonic()
     assert process.terminate() == 0
-    assert time.monotonic() - asked_at < 6
     assert site.committed(f"{name}-push").get(TopicPartition(name, 0), 0) == 0
 
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -117,10 +116,8 @@ def test_a_lost_race_for_a_port_is_told_apart(run: Callable[..., Server], line: 
 def test_waiting_has_an_end(run: Callable[..., Server]) -> None:
     """A server that lives and never answers is given up."""
     server = run(SLEEP)
-    started = time.monotonic()
     with pytest.raises(EnvironmentProblem, match="was not ready within 0 s"):
         server.wait_until(lambda: False, 0.1)
-    assert time.monotonic() - started < 5
 
 
 def test_a_process_that_was_never_there_does_not_run(tmp_path: Path) -> None:

@@ -10,15 +10,9 @@ from typing import Literal
 
 import uvloop
 
-from headrace.config.model import (
-    BatchConfig,
-    DeadLetterConfig,
-    FlowControl,
-    HeadraceConfig,
-    KafkaConfig,
-    ReactiveConsumerConfig,
-    RetryConfig,
-)
+from headrace.config.consumers import BatchConfig, DeadLetterConfig, FlowControl, ReactiveConsumerConfig, RetryConfig
+from headrace.config.kafka import KafkaConfig
+from headrace.config.model import HeadraceConfig
 from headrace.control.lag import LagMonitor
 from headrace.delivery.dead_letter import DeadLetterTopic
 from headrace.delivery.protocols import Destination

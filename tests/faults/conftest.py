@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from headrace.config.model import KafkaConfig
+from headrace.config.kafka import KafkaConfig
 from headrace.errors import HeadraceError
 from headrace.kafka import Admin, read_records
 from headrace.records import Record, TopicPartition

@@ -57,7 +57,7 @@ def test_each_broker_is_killed_in_turn_while_produce_push_and_function_run(
 
 GROUPS = """
 import asyncio, sys
-from headrace.config.model import KafkaConfig
+from headrace.config.kafka import KafkaConfig
 from headrace.errors import KafkaUnavailable
 from headrace.kafka import Admin
 from headrace.records import TopicPartition

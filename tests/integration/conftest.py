@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from headrace.config.model import KafkaConfig, ProducerConfig
+from headrace.config.kafka import KafkaConfig
+from headrace.config.producer import ProducerConfig
 from headrace.kafka import Admin, Producer, read_records
 from headrace.records import OutgoingRecord, Record, TopicPartition
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from headrace.config.model import KafkaConfig, SchemaRegistryConfig
+from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import Admin
 from headrace.lifecycle import SystemClock

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from headrace.config.model import KafkaConfig, ProducerConfig
+from headrace.config.kafka import KafkaConfig
+from headrace.config.producer import ProducerConfig
 from headrace.control.dead_letters import group_of
 from headrace.delivery.dead_letter import DeadLetterTopic
 from headrace.delivery.protocols import DeadLetter, Outcome, Verdict

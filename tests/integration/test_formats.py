@@ -16,7 +16,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import json_format
 from google.protobuf.message_factory import GetMessageClass
 
-from headrace.config.model import SchemaRegistryConfig
+from headrace.config.kafka import SchemaRegistryConfig
 from headrace.formats.codecs import Codecs, SchemaChoice
 from headrace.formats.proto_files import parse_proto
 from headrace.formats.registry import Reference, SchemaRegistry

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from headrace import errors
-from headrace.config.model import FlowControl, KafkaConfig, ProducerConfig
+from headrace.config.consumers import FlowControl
+from headrace.config.kafka import KafkaConfig
+from headrace.config.producer import ProducerConfig
 from headrace.kafka import Admin, Consumer, Producer, TopicDirectory, read_records
 from headrace.lifecycle import Deadline, SystemClock
 from headrace.records import OutgoingRecord, Produced, Record, TopicPartition

@@ -19,7 +19,7 @@ from typing import Any
 import confluent_kafka
 import pytest
 
-from headrace.config.model import KafkaConfig
+from headrace.config.kafka import KafkaConfig
 from headrace.kafka import Admin, read_records
 from headrace.lifecycle import Deadline, Service, SystemClock
 from headrace.pipelines.driver.plan import DriverPlan

@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 import click
 
 from headrace.cli.output import output_option
+from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.config.load import load_config
-from headrace.config.model import HeadraceConfig, KafkaConfig, ProducerConfig, SchemaRegistryConfig
+from headrace.config.model import HeadraceConfig
+from headrace.config.producer import ProducerConfig
 from headrace.devcluster import HOME
 from headrace.kafka import Producer
 from headrace.lifecycle import Deadline, SystemClock

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from headrace.config.model import SchemaRegistryConfig
+from headrace.config.kafka import SchemaRegistryConfig
 from headrace.errors import DecodeError, EncodeError
 from headrace.formats.codec_json import JsonCodec
 from headrace.formats.codecs import Codecs

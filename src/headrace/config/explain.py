@@ -8,7 +8,8 @@ from typing import Any, get_args
 
 from pydantic_core import ErrorDetails
 
-from headrace.config.model import HeadraceConfig, Section
+from headrace.config.model import HeadraceConfig
+from headrace.config.section import Section
 from headrace.config.yaml_tree import Path, Problems
 
 

@@ -13,10 +13,11 @@ from pydantic import ValidationError
 
 from headrace.config import yaml_tree
 from headrace.config.explain import explain, place_of
-from headrace.config.model import HeadraceConfig, Section
+from headrace.config.model import HeadraceConfig
 from headrace.config.overrides import override
 from headrace.config.references import ReferenceProblem, holds_plain_text, resolve
 from headrace.config.secrecy import is_secret_name, too_open
+from headrace.config.section import Section
 from headrace.config.yaml_tree import Problems, read_tree
 from headrace.errors import ConfigError
 

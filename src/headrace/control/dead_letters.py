@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import NamedTuple
 
-from headrace.config.model import KafkaConfig
+from headrace.config.kafka import KafkaConfig
 from headrace.control.topics import read_window, window
 from headrace.delivery.dead_letter import Origin, origin_of
 from headrace.errors import InvalidRequest

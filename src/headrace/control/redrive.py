@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from headrace.config.model import KafkaConfig
+from headrace.config.kafka import KafkaConfig
 from headrace.control.dead_letters import group_of, letter_of
 from headrace.control.topics import read_window, window
 from headrace.delivery.dead_letter import REDRIVE_COUNT, REDRIVE_OF, Origin, origin_of, own_headers

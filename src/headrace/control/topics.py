@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Mapping
 
-from headrace.config.model import KafkaConfig
+from headrace.config.kafka import KafkaConfig
 from headrace.errors import InvalidRequest, KafkaUnavailable, PartitionNotFound
 from headrace.kafka import Admin, PartitionInfo, read_records
 from headrace.records import Record, TopicPartition

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Protocol
 
-from headrace.config.model import BatchConfig, RetryConfig
+from headrace.config.consumers import BatchConfig, RetryConfig
 from headrace.delivery.protocols import ACK, DeadLetter, DeadLetterWriter, Delivery, Destination, Outcome, Verdict
 from headrace.delivery.retry import pause_seconds
 from headrace.delivery.tracker import AckTracker

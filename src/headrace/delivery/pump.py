@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from headrace.config.model import BatchConfig, RetryConfig
+from headrace.config.consumers import BatchConfig, RetryConfig
 from headrace.delivery.lane import Counts, Lane
 from headrace.delivery.protocols import DeadLetterWriter, Destination, Source
 from headrace.lifecycle import Clock, Deadline, Readiness, Service

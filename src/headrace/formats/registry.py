@@ -16,7 +16,7 @@ from urllib.parse import quote
 import aiohttp
 import msgspec
 
-from headrace.config.model import SchemaRegistryConfig
+from headrace.config.kafka import SchemaRegistryConfig
 from headrace.errors import FormatError, HeadraceError, RegistryUnavailable, SchemaInvalid, SchemaNotFound
 from headrace.lifecycle import Clock
 

@@ -15,7 +15,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
-from headrace.config.model import DeadLetterConfig, GroupName, Number, RetryConfig, TopicName
+from headrace.config.consumers import DeadLetterConfig, RetryConfig
+from headrace.config.section import GroupName, Number, TopicName
 from headrace.functions.durations import parse_duration
 
 

@@ -17,7 +17,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from headrace import errors
-from headrace.config.model import KafkaConfig
+from headrace.config.kafka import KafkaConfig
 from headrace.kafka.error_map import to_error
 from headrace.kafka.names import check_group, check_topic
 from headrace.kafka.properties import client_properties

@@ -18,7 +18,8 @@ from typing import Any, Literal
 
 import confluent_kafka
 
-from headrace.config.model import FlowControl, KafkaConfig
+from headrace.config.consumers import FlowControl
+from headrace.config.kafka import KafkaConfig
 from headrace.kafka.error_map import to_error
 from headrace.kafka.flow import Flow
 from headrace.kafka.listener import Listener

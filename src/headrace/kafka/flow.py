@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from headrace.config.model import FlowControl
+from headrace.config.consumers import FlowControl
 from headrace.records import TopicPartition
 
 _MIN_SHARE_RECORDS = 1000

@@ -16,7 +16,8 @@ from typing import Any
 import confluent_kafka
 
 from headrace import errors
-from headrace.config.model import KafkaConfig, ProducerConfig
+from headrace.config.kafka import KafkaConfig
+from headrace.config.producer import ProducerConfig
 from headrace.kafka.error_map import to_error
 from headrace.kafka.properties import client_log, client_properties
 from headrace.lifecycle import Deadline, LoopBridge, OwnedThread, Service

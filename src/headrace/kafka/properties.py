@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from headrace.config.model import KafkaConfig
+from headrace.config.kafka import KafkaConfig
 from headrace.errors import ConfigError
 
 client_log = logging.getLogger("headrace.kafka.client")

@@ -7,7 +7,7 @@ from typing import Any
 
 import confluent_kafka
 
-from headrace.config.model import KafkaConfig
+from headrace.config.kafka import KafkaConfig
 from headrace.kafka.error_map import to_error
 from headrace.kafka.properties import client_properties
 from headrace.lifecycle import run_blocking

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from headrace.config.model import KafkaConfig
+from headrace.config.kafka import KafkaConfig
 from headrace.errors import ConfigError, DriverLost, HeadraceError, PipelineInvalid
 from headrace.lifecycle import Clock, Deadline, Readiness, Service
 from headrace.pipelines.driver import plan as wire

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from headrace.config.model import Count, Seconds, Section, TopicName
+from headrace.config.section import Count, Seconds, Section, TopicName
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
 """Name of a pipeline or flow; it becomes part of group names and folders."""

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.config.model import JwtConfig, SecurityConfig
+from headrace.config.http import JwtConfig, SecurityConfig
 from headrace.errors import (
     AuthTokenExpired,
     AuthTokenInvalid,

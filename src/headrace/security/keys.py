@@ -16,7 +16,7 @@ import aiohttp
 from joserfc.errors import JoseError
 from joserfc.jwk import ECKey, JWKRegistry, OKPKey, RSAKey
 
-from headrace.config.model import JwtConfig
+from headrace.config.http import JwtConfig
 from headrace.errors import KeysUnavailable
 from headrace.lifecycle import Clock, Readiness, Service
 

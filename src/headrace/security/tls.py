@@ -7,7 +7,7 @@ import ssl
 from pathlib import Path
 from typing import Final
 
-from headrace.config.model import TlsConfig
+from headrace.config.http import TlsConfig
 from headrace.errors import ConfigError
 from headrace.lifecycle import Clock, Service
 

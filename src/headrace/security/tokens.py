@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from joserfc import jws
 from joserfc.errors import JoseError, UnsupportedAlgorithmError
 
-from headrace.config.model import JwtConfig
+from headrace.config.http import JwtConfig
 from headrace.lifecycle import Clock
 from headrace.security.keys import ALGORITHMS, Keys
 from headrace.security.principals import Principal, TokenExpired, TokenRefused

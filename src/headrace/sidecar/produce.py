@@ -12,7 +12,7 @@ from typing import Annotated, Final, NamedTuple, NoReturn, Protocol
 import msgspec
 
 from headrace import errors
-from headrace.config.model import ProducerConfig
+from headrace.config.producer import ProducerConfig
 from headrace.formats.codec import Codec
 from headrace.formats.codecs import Codecs, SchemaChoice, SchemaRules, format_name
 from headrace.formats.registry import Reference

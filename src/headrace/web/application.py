@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headrace.config.model import HttpConfig
+from headrace.config.http import HttpConfig
 from headrace.lifecycle import Readiness
 from headrace.security import Authenticator
 from headrace.sidecar.produce import ProduceService

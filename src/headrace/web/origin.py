@@ -10,7 +10,7 @@ from typing import Final
 
 from starlette.types import Scope
 
-from headrace.config.model import HttpConfig
+from headrace.config.http import HttpConfig
 from headrace.errors import AmbiguousRequest, HeadersTooLarge, OriginRefused
 from headrace.web.connection import LONG_HEAD, MAX_HEAD_BYTES
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import uvicorn
 
-from headrace.config.model import HttpConfig
+from headrace.config.http import HttpConfig
 from headrace.errors import EnvironmentProblem, PortTaken
 from headrace.lifecycle import Clock, Deadline, Service, SystemClock
 from headrace.web.application import Application

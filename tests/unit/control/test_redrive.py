@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.config.model import KafkaConfig
+from headrace.config.kafka import KafkaConfig
 from headrace.control import dead_letters, redrive
 from headrace.control.redrive import Redrive, Redriven, RedriveOptions
 from headrace.delivery.dead_letter import headers_of

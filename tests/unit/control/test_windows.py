@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.config.model import KafkaConfig
+from headrace.config.kafka import KafkaConfig
 from headrace.control import topics
 from headrace.control.lag import lag_of
 from headrace.control.topics import read_window, unhealthy, window

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from headrace.config.model import SchemaRegistryConfig
+from headrace.config.kafka import SchemaRegistryConfig
 from headrace.formats.registry import SchemaRegistry
 from headrace.lifecycle import ManualClock
 

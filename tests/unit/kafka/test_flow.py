@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.config.model import FlowControl
+from headrace.config.consumers import FlowControl
 from headrace.kafka.flow import Flow
 from headrace.records import TopicPartition
 

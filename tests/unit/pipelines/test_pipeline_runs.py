@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headrace.config.model import KafkaConfig
+from headrace.config.kafka import KafkaConfig
 from headrace.errors import ConfigError, EnvironmentProblem, KafkaUnavailable, TopicNotFound
 from headrace.lifecycle import Deadline, ManualClock, Service
 from headrace.pipelines import runs

@@ -12,7 +12,7 @@ import pytest
 from joserfc import jws
 from joserfc.jwk import ECKey, OKPKey, RSAKey
 
-from headrace.config.model import JwtConfig
+from headrace.config.http import JwtConfig
 from headrace.lifecycle import ManualClock
 from headrace.security.keys import Keys
 from headrace.security.principals import Principal

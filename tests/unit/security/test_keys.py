@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from joserfc.jwk import ECKey, OctKey, RSAKey
 
-from headrace.config.model import JwtConfig
+from headrace.config.http import JwtConfig
 from headrace.errors import KeysUnavailable
 from headrace.lifecycle import ManualClock
 from headrace.security.keys import Keys, usable_keys

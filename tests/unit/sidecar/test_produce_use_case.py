@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from headrace import errors
-from headrace.config.model import ProducerConfig, SchemaRegistryConfig
+from headrace.config.kafka import SchemaRegistryConfig
+from headrace.config.producer import ProducerConfig
 from headrace.formats.codecs import Codecs
 from headrace.formats.registry import SchemaRegistry
 from headrace.lifecycle import ManualClock

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from headrace import errors
-from headrace.config.model import HttpConfig, ProducerConfig, SchemaRegistryConfig, SecurityConfig
+from headrace.config.http import HttpConfig, SecurityConfig
+from headrace.config.kafka import SchemaRegistryConfig
+from headrace.config.producer import ProducerConfig
 from headrace.formats.codecs import Codecs
 from headrace.formats.registry import SchemaRegistry
 from headrace.lifecycle import ManualClock, Readiness, SystemClock

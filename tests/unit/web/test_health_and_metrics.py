@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.config.model import HttpConfig
+from headrace.config.http import HttpConfig
 from headrace.errors import PortTaken
 from headrace.lifecycle import Deadline, Readiness, SystemClock
 from headrace.web.server import WebService

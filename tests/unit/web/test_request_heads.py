@@ -15,7 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from headrace.config.model import TlsConfig
+from headrace.config.http import TlsConfig
 from headrace.errors import ConfigError
 from headrace.lifecycle import ManualClock
 from headrace.security import TlsFiles

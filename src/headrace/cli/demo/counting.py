@@ -8,7 +8,7 @@ from typing import NamedTuple
 import aiohttp
 import msgspec
 
-from headrace.config.model import KafkaConfig
+from headrace.config.kafka import KafkaConfig
 from headrace.control.dead_letters import group_of
 from headrace.control.lag import lag_of
 from headrace.control.topics import read_window, window

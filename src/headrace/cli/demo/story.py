@@ -18,7 +18,7 @@ from headrace.cli.connection import open_producer, quiet_client
 from headrace.cli.demo.counting import Counts, Ledger
 from headrace.cli.demo.flights import Expected, expected, requests
 from headrace.cli.output import install_progress, progress
-from headrace.config.model import KafkaConfig
+from headrace.config.kafka import KafkaConfig
 from headrace.control.redrive import Redrive, RedriveOptions
 from headrace.devcluster import Cluster, Registry, start_together
 from headrace.devcluster.ports import free_ports

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.config.model import Section
+from headrace.config.section import Section
 from headrace.pipelines.spec import PipelineSpec
 
 

@@ -1,0 +1,105 @@
+"""Reactive consumers: batches, retries, dead letters, and where records are delivered."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from headrace.config.section import Count, FormatName, GroupName, PositiveSeconds, Seconds, Section, TopicName, Url
+
+
+class BackendConfig(Section):
+    """The HTTP endpoint a reactive consumer delivers to."""
+
+    url: Url
+    """Where records are posted."""
+    timeout_seconds: PositiveSeconds = 30.0
+    """Longest wait for one answer."""
+    headers: dict[str, str] = Field(default_factory=dict)
+    """Headers of every request."""
+    mode: Literal["results", "status"] = "results"
+    """`results`: the answer's body has one result per record; `status`: 2xx means all records are done."""
+
+
+class BatchConfig(Section):
+    """How many records travel in one delivery."""
+
+    max_records: Count = 100
+    """Records per delivery at most."""
+    max_bytes: Count = 102_400
+    """Bytes of keys and values per delivery at most; one record always fits."""
+    linger_seconds: Seconds = 0.0
+    """How long a delivery waits to fill up."""
+
+
+class RetryConfig(Section):
+    """What happens to a record that failed."""
+
+    attempts: Count = 5
+    """Deliveries of one record in all; after the last it becomes a dead letter."""
+    first_delay_seconds: Seconds = 0.2
+    """Pause before the second attempt; doubles from there, with full jitter."""
+    max_delay_seconds: Seconds = 30.0
+    """Longest pause."""
+
+    @model_validator(mode="after")
+    def _growing(self) -> RetryConfig:
+        if self.first_delay_seconds > self.max_delay_seconds:
+            raise ValueError("first_delay_seconds is greater than max_delay_seconds: lower it or raise the other")
+        return self
+
+
+class DeadLetterConfig(Section):
+    """Where records go that cannot be delivered."""
+
+    enabled: bool = True
+    """When false, a record that has used up its attempts stops its partition and says so."""
+    topic: Annotated[str, Field(pattern=r"^([A-Za-z0-9._-]|\{topic\})+$")] = "{topic}.dlq"
+    """Name of the dead letter topic; `{topic}` is the origin's name."""
+
+
+class FlowControl(Section):
+    """How much a consumer holds that has not ended."""
+
+    max_records: Count = 20_000
+    """Records taken from Kafka and not ended; above, partitions are paused."""
+    max_bytes: Count = 33_554_432
+    """Bytes of the same."""
+
+
+class ReactiveConsumerConfig(Section):
+    """One consumer that pushes records to a backend."""
+
+    topics: Annotated[list[TopicName], Field(min_length=1)]
+    """Topics to consume."""
+    group: GroupName
+    """Consumer group."""
+    backend: BackendConfig
+    """Where records are delivered."""
+    key_format: FormatName = "string"
+    """How keys are written into the delivery."""
+    value_format: FormatName = "json"
+    """How values are written into the delivery."""
+    ordering: Literal["partition"] = "partition"
+    """Unit of order: records of a partition are delivered one batch after another."""
+    batch: BatchConfig = BatchConfig()
+    """Size of a delivery."""
+    retry: RetryConfig = RetryConfig()
+    """Retries of a failed record."""
+    dead_letter: DeadLetterConfig = DeadLetterConfig()
+    """Where undeliverable records go."""
+    flow: FlowControl = FlowControl()
+    """Bounds of what is held in memory."""
+    auto_offset_reset: Literal["earliest", "latest"] = "earliest"
+    """Where a group without committed offsets begins."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ReactiveConsumerConfig:
+        for topic in self.topics:
+            letters = self.dead_letter.topic.replace("{topic}", topic)
+            if self.dead_letter.enabled and letters in self.topics:
+                raise ValueError(f"dead_letter.topic is {letters}, which is consumed here too: name another topic")
+        if self.batch.max_records > self.flow.max_records or self.batch.max_bytes > self.flow.max_bytes:
+            raise ValueError("batch is larger than flow, which bounds memory: lower batch or raise flow")
+        return self

@@ -1,0 +1,99 @@
+"""Where Headrace listens, and who may come in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr, model_validator
+
+from headrace.config.section import Count, Number, Port, PositiveSeconds, Section, Url
+
+
+class PrincipalConfig(Section):
+    """Somebody who may come in, in the modes `token` and `mtls`."""
+
+    token: SecretStr = SecretStr("")
+    """Mode `token`: what the principal sends as `Authorization: Bearer ...`; 16 characters at least."""
+    scopes: list[Annotated[str, Field(pattern=r"^[\x21-\x7e]+$")]] = Field(default_factory=list)
+    """What the principal may do: `kafka:r`, `kafka:w`, `admin`, `metrics`, or patterns such as `produce:orders.*`."""
+
+
+class JwtConfig(Section):
+    """Which tokens of an OAuth 2.0 server are taken (RS256, ES256, EdDSA)."""
+
+    issuer: str = ""
+    """What the claim `iss` must be."""
+    audience: str = ""
+    """What the claim `aud` must be or hold."""
+    jwks_url: Url | None = None
+    """Where the server shows its public keys."""
+    jwks_file: Path | None = None
+    """The same keys as a file, relative to this file; instead of `jwks_url`."""
+    leeway_seconds: Annotated[float, Field(ge=0, le=300), Number] = 60.0
+    """How far the clocks of server and Headrace may be apart."""
+    max_lifetime_seconds: PositiveSeconds = 86_400.0
+    """Tokens made for longer are refused."""
+    refresh_seconds: Annotated[float, Field(ge=30), Number] = 300.0
+    """How often keys are asked for again; an unknown key asks at once, at most every 30 seconds."""
+
+
+class SecurityConfig(Section):
+    """Who may do what over HTTP."""
+
+    mode: Literal["none", "token", "jwt", "mtls"] = "none"
+    """`none`: everybody who reaches loopback may do everything; `token`: fixed tokens; `jwt`; `mtls`."""
+    principals: dict[Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,200}$")], PrincipalConfig] = Field(
+        default_factory=dict
+    )
+    """Principals by name; in mode `mtls` a name is the DNS name, URI or common name of a client certificate."""
+    jwt: JwtConfig = JwtConfig()
+    """Tokens of mode `jwt`."""
+    requests_per_second: Annotated[float, Field(ge=0), Number] = 0.0
+    """Requests of one principal at most; above, they are answered 429. 0: no limit."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> SecurityConfig:
+        jwt = self.jwt
+        if self.mode == "jwt" and not (jwt.issuer and jwt.audience and bool(jwt.jwks_url) != bool(jwt.jwks_file)):
+            raise ValueError("mode is jwt: set jwt.issuer, jwt.audience, and one of jwt.jwks_url and jwt.jwks_file")
+        if self.mode in ("token", "mtls") and not self.principals:
+            raise ValueError(f"mode is {self.mode} and principals is empty, so nobody could come in: name one")
+        tokens = [principal.token.get_secret_value() for principal in self.principals.values()]
+        if self.mode == "token" and (min(map(len, tokens)) < 16 or len(set(tokens)) < len(tokens)):
+            raise ValueError("mode is token: every principal needs a token of its own, of 16 characters or more")
+        return self
+
+
+class TlsConfig(Section):
+    """TLS of the listener, 1.2 or newer; files are PEM, relative to this file, and read again when they change."""
+
+    certificate: Path | None = None
+    """Certificate with its chain; with it, Headrace speaks HTTPS only."""
+    key: Path | None = None
+    """Private key of the certificate; nobody else may read the file."""
+    client_ca: Path | None = None
+    """Authorities whose client certificates are taken; with it, every client needs one."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> TlsConfig:
+        if (self.certificate is None) != (self.key is None) or (self.client_ca and not self.certificate):
+            raise ValueError("needs certificate and key together: set both, or nothing of tls")
+        return self
+
+
+class HttpConfig(Section):
+    """Where Headrace listens."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; another than loopback needs TLS and authentication."""
+    port: Port = 8082
+    """Port to listen on; 0 picks a free one, named in the `ready` line."""
+    tls: TlsConfig = TlsConfig()
+    """HTTPS instead of HTTP."""
+    allowed_hosts: list[str] = Field(default_factory=list)
+    """Names by which clients may call beside `localhost`, `127.0.0.1`, `::1` and `host`; without a port."""
+    max_body_bytes: Count = 10_485_760
+    """Largest request body; a larger one is answered 413 and not read to its end."""
+    max_connections: Count = 1000
+    """Open connections at most; one more is answered 503."""

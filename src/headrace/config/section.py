@@ -1,0 +1,47 @@
+"""What every section of `headrace.yaml` is made of: its base class, and the kinds of values.
+
+Durations are seconds, sizes are bytes or records, as the names say. Every model is frozen and refuses unknown keys.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+
+def _no_switch(value: object) -> object:
+    if isinstance(value, bool):  # YAML's yes, no, on, off; they would pass as 1 and 0
+        raise ValueError("should be a number, not true or false")
+    return value
+
+
+def _plain_url(value: str) -> str:
+    try:
+        parts = urlsplit(value)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ValueError("should be a URL such as http://localhost:8081")
+    if "@" in parts.netloc:
+        raise ValueError("holds a user or password, which URLs spread into logs: set them apart from the URL")
+    return value
+
+
+Number = BeforeValidator(_no_switch)
+FormatName = Literal["binary", "string", "json", "avro", "jsonschema", "protobuf"]
+Port = Annotated[int, Field(ge=0, le=65535), Number]
+Seconds = Annotated[float, Field(ge=0), Number]
+PositiveSeconds = Annotated[float, Field(gt=0), Number]
+Count = Annotated[int, Field(ge=1), Number]
+Url = Annotated[str, AfterValidator(_plain_url)]
+TopicName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
+GroupName = Annotated[str, Field(pattern=r"^[^\^\s]([^\r\n]*\S)?$", max_length=255)]
+
+
+class Section(BaseModel):
+    """Base of every model of the file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)

@@ -7,17 +7,17 @@ sidecar.md 5.1 (request), 5.5 (answer), 5.6 (record headers); decisions.md 2-4, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Final, NamedTuple, NoReturn, Protocol
+from typing import Final, Literal, NamedTuple, NoReturn, Protocol
 
 import msgspec
 
 from headrace import errors
 from headrace.config.producer import ProducerConfig
 from headrace.formats.codec import Codec
-from headrace.formats.codecs import Codecs, SchemaChoice, SchemaRules, format_name
-from headrace.formats.registry import Reference
+from headrace.formats.codecs import Codecs, SchemaRules, format_name
 from headrace.records import Header, OutgoingRecord, Produced
 from headrace.sidecar.produce_answer import ProduceAnswer, answer_of
+from headrace.sidecar.produce_request import ProduceRecord, ProduceRequest, check_partitions, choice_of, parse_request
 from headrace.telemetry.correlation import new_correlation_ids
 
 _CORRELATION: Final = "X-Correlation-Id"
@@ -25,50 +25,6 @@ _TRACEABILITY: Final = "X-Traceability-Id"
 _OWN_HEADERS: Final = (_CORRELATION.lower(), _TRACEABILITY.lower())
 _NULL: Final = msgspec.Raw(b"null")
 _NAMED_INDEXES: Final = 20
-_FORMAT_CODES: Final = ("binary", "avro", "json", "jsonschema", "protobuf", "string")
-
-_Partition = Annotated[int, msgspec.Meta(ge=0)]
-_Long = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-
-
-class _Record(msgspec.Struct, rename="camel", gc=False):
-    key: msgspec.Raw = msgspec.Raw()
-    value: msgspec.Raw = msgspec.Raw()
-    partition: _Partition | None = None
-    timestamp: _Long | None = None
-    traceability_id: str | None = None
-    correlation_id: str | None = None
-    headers: dict[str, str | None] | list[tuple[str, str | None]] | None = None
-
-
-class _Choices(msgspec.Struct, rename="camel", gc=False):
-    key_format: str | int | None = None
-    value_format: str | int | None = None
-    key_schema: str | None = None
-    value_schema: str | None = None
-    key_schema_id: int | None = None
-    value_schema_id: int | None = None
-    key_schema_version: int | None = None
-    value_schema_version: int | None = None
-    key_schema_subject: str | None = None
-    value_schema_subject: str | None = None
-    key_schema_references: tuple[Reference, ...] = ()
-    value_schema_references: tuple[Reference, ...] = ()
-    key_schema_message: str | None = None
-    value_schema_message: str | None = None
-
-
-class _Request(_Choices, kw_only=True, rename="camel", gc=False):
-    records: list[_Record]
-
-
-class _Outline(msgspec.Struct, gc=False):
-    records: list[msgspec.Raw]
-
-
-_decode_request = msgspec.json.Decoder(_Request).decode
-_decode_outline = msgspec.json.Decoder(_Outline).decode
-_decode_record = msgspec.json.Decoder(_Record).decode
 
 
 class RequestIds(NamedTuple):
@@ -77,6 +33,15 @@ class RequestIds(NamedTuple):
     correlation_id: bytes | None = None
     traceability_id: bytes | None = None
     authorization: bytes | None = None
+
+
+class Prepared(NamedTuple):
+    """A request's records, encoded."""
+
+    records: list[OutgoingRecord]
+    key_schema_id: int | None
+    """None where no schema was needed."""
+    value_schema_id: int | None
 
 
 class Producing(Protocol):
@@ -120,44 +85,24 @@ class ProduceService:
             KafkaUnavailable: The topic is not known here and Kafka does not answer; nothing was sent.
             ProducerQueueFull: The byte budget is used up; nothing was sent.
         """
+        prepared = await self.prepare(topic, parse_request(body), ids)
+        results = await self._producer.produce(prepared.records)
+        return answer_of(results, prepared.key_schema_id, prepared.value_schema_id, self._settings.always_200)
+
+    async def prepare(self, topic: str, request: ProduceRequest, ids: RequestIds) -> Prepared:
+        """Return a request's records as they go to Kafka; raises what `produce` raises before it sends."""
         if not self._settings.enabled:
             raise errors.ProducerNotEnabled()
-        request = _parse(body)
-        _check_partitions(request.records, topic, await self._topics.partitions_of(topic))
-        keys, key_schema_id = await self._encode_keys(topic, request)
-        values, value_schema_id = await self._encode_values(topic, request)
-        results = await self._producer.produce(self._outgoing(topic, request.records, keys, values, ids))
-        return answer_of(results, key_schema_id, value_schema_id, self._settings.always_200)
-
-    async def _encode_keys(self, topic: str, request: _Request) -> tuple[list[bytes | None], int | None]:
-        choice = SchemaChoice(
-            _format(request.key_format),
-            request.key_schema,
-            request.key_schema_id,
-            request.key_schema_version,
-            request.key_schema_subject,
-            request.key_schema_references,
-            request.key_schema_message,
-        )
-        raws = [record.key for record in request.records]
-        return await self._encode("key", raws, choice, self._settings.key_format, topic)
-
-    async def _encode_values(self, topic: str, request: _Request) -> tuple[list[bytes | None], int | None]:
-        choice = SchemaChoice(
-            _format(request.value_format),
-            request.value_schema,
-            request.value_schema_id,
-            request.value_schema_version,
-            request.value_schema_subject,
-            request.value_schema_references,
-            request.value_schema_message,
-        )
-        raws = [record.value for record in request.records]
-        return await self._encode("value", raws, choice, self._settings.value_format, topic)
+        check_partitions(request.records, topic, await self._topics.partitions_of(topic))
+        keys, key_schema_id = await self._encode("key", request, self._settings.key_format, topic)
+        values, value_schema_id = await self._encode("value", request, self._settings.value_format, topic)
+        return Prepared(self._outgoing(topic, request.records, keys, values, ids), key_schema_id, value_schema_id)
 
     async def _encode(
-        self, part: str, raws: list[msgspec.Raw], choice: SchemaChoice, default_format: str, topic: str
+        self, part: Literal["key", "value"], request: ProduceRequest, default_format: str, topic: str
     ) -> tuple[list[bytes | None], int | None]:
+        choice = choice_of(request, part)
+        raws = [record.key if part == "key" else record.value for record in request.records]
         texts = [None if not raw or raw == _NULL else bytes(raw) for raw in raws]
         if not any(texts):  # nothing to encode needs no schema
             format_name(choice.format or default_format)
@@ -171,7 +116,7 @@ class ProduceService:
     def _outgoing(
         self,
         topic: str,
-        records: list[_Record],
+        records: list[ProduceRecord],
         keys: list[bytes | None],
         values: list[bytes | None],
         ids: RequestIds,
@@ -196,55 +141,6 @@ class ProduceService:
         ]
 
 
-def _parse(body: bytes) -> _Request:
-    if not body:
-        raise errors.RequestBodyMissing()
-    try:
-        str(body, "utf-8")  # the decoder does not look into raw values
-        return _decode_request(body)
-    except msgspec.ValidationError as cause:
-        raise _invalid(body, cause) from cause
-    except (msgspec.DecodeError, UnicodeDecodeError) as cause:
-        raise errors.ContentTypeMismatch(f"the body is not JSON text: {cause}") from cause
-    except RecursionError as cause:
-        raise errors.InvalidRequest("the body is nested too deeply: 900 levels are the most") from cause
-
-
-def _invalid(body: bytes, cause: msgspec.ValidationError) -> errors.InvalidRequest:
-    """Say which record does not fit; the decoder's own text has no index."""
-    try:
-        records = _decode_outline(body).records
-    except msgspec.DecodeError:
-        return errors.InvalidRequest(f"the body is no produce request: {cause}")
-    for index, raw in enumerate(records):
-        try:
-            _decode_record(raw)
-        except msgspec.ValidationError as misfit:
-            return errors.InvalidRequest(f"record {index} of the request is not one: {misfit}", index=index)
-    return errors.InvalidRequest(f"the body is no produce request: {cause}")
-
-
-def _format(given: str | int | None) -> str | None:
-    """Return a format's name; the codes are those of the seed document."""
-    if not isinstance(given, int):
-        return given
-    if not 0 <= given < len(_FORMAT_CODES):
-        raise errors.InvalidRequest(f"format {given} is not served: as a number, 0 to {len(_FORMAT_CODES) - 1} are")
-    return _FORMAT_CODES[given]
-
-
-def _check_partitions(records: list[_Record], topic: str, partitions: int) -> None:
-    for index, record in enumerate(records):
-        if record.partition is not None and record.partition >= partitions:
-            raise errors.PartitionNotFound(
-                f"record {index} names partition {record.partition}, and topic {topic} has {partitions}, "
-                "counted from 0: nothing was sent",
-                topic=topic,
-                partition=record.partition,
-                index=index,
-            )
-
-
 def _name_misfits(part: str, texts: Sequence[bytes | None], codec: Codec) -> NoReturn:
     """Raise an error that names every record whose key or value does not fit."""
     indexes: list[int] = []
@@ -266,7 +162,9 @@ def _name_misfits(part: str, texts: Sequence[bytes | None], codec: Codec) -> NoR
     ) from first
 
 
-def _headers_of(record: _Record, first: list[Header], correlation: bytes, traceability: bytes | None) -> list[Header]:
+def _headers_of(
+    record: ProduceRecord, first: list[Header], correlation: bytes, traceability: bytes | None
+) -> list[Header]:
     headers = first.copy()
     if record.traceability_id is not None:
         traceability = record.traceability_id.encode()

@@ -50,6 +50,37 @@ _WRITTEN_PERHAPS = {
     confluent_kafka.KafkaError.REQUEST_TIMED_OUT,
 }
 
+_CERTAINLY_NOT_WRITTEN = {
+    getattr(confluent_kafka.KafkaError, name)
+    for name in (
+        *_KIND[errors.TopicNotFound],
+        *_KIND[errors.PartitionNotFound],
+        *_KIND[errors.RecordTooLarge],
+        "TOPIC_AUTHORIZATION_FAILED",
+        "CLUSTER_AUTHORIZATION_FAILED",
+        "INVALID_RECORD",
+        "INVALID_TIMESTAMP",
+        "POLICY_VIOLATION",
+        "UNSUPPORTED_FOR_MESSAGE_FORMAT",
+        "UNSUPPORTED_COMPRESSION_TYPE",
+    )
+    if hasattr(confluent_kafka.KafkaError, name)
+}
+
+
+def report_error(error: confluent_kafka.KafkaError, doing: str) -> errors.HeadraceError:
+    """Return our error for a delivery report.
+
+    The client names the last attempt's error only: an earlier attempt of the same record may have been written and its
+    answer lost. So all but what every attempt would have met is `KafkaTimeout` or `FatalKafkaError`: unknown.
+
+    Source: reliability.md 3; whether a record is "possibly persisted" librdkafka knows, and the binding does not show.
+    """
+    found = to_error(error, doing)
+    if error.code() in _CERTAINLY_NOT_WRITTEN or isinstance(found, errors.KafkaTimeout | errors.FatalKafkaError):
+        return found
+    return errors.KafkaTimeout(f"{found.description} An earlier attempt may have been written.", **found.parameters)
+
 
 def to_error(cause: confluent_kafka.KafkaError | confluent_kafka.KafkaException, doing: str) -> errors.HeadraceError:
     """Return our error for a client's error.

@@ -18,8 +18,9 @@ import confluent_kafka
 from headrace import errors
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
-from headrace.kafka.error_map import to_error
-from headrace.kafka.properties import client_log, client_properties
+from headrace.kafka.error_map import report_error, to_error
+from headrace.kafka.producer_settings import producer_properties
+from headrace.kafka.properties import client_log
 from headrace.lifecycle import Deadline, LoopBridge, OwnedThread, Service
 from headrace.lifecycle.queues import register_gauge, unregister_gauge
 from headrace.records import OutgoingRecord, Produced
@@ -52,7 +53,7 @@ class _Request:
         if error is None:
             self.results[index] = Produced(record.partition(), record.offset())
         else:
-            self.results[index] = to_error(error, f"produce to {record.topic()}")
+            self.results[index] = report_error(error, f"produce to {record.topic()}")
         self.delivered += 1
         # Each side counts its own and then reads the other's; whoever comes last sees the sum. If both see it, the
         # request is posted twice, and the second time its answer is already set.
@@ -187,23 +188,9 @@ class Producer(Service):
             self._fatal = True
 
     def _new_client(self) -> confluent_kafka.Producer:
-        settings = self._settings
-        number = next(_client_numbers)
-        return confluent_kafka.Producer(
-            {
-                **client_properties(self._kafka, f"headrace-{self.name}-{number}"),
-                "acks": "all",
-                "enable.idempotence": True,
-                "max.in.flight.requests.per.connection": 5,
-                "partitioner": "murmur2_random",
-                "linger.ms": settings.linger_seconds * 1000,
-                "compression.type": settings.compression,
-                "delivery.timeout.ms": int(settings.delivery_timeout_seconds * 1000),
-                "queue.buffering.max.messages": 2_000_000,
-                "queue.buffering.max.kbytes": settings.max_pending_bytes // 512 + 16_384,
-                "error_cb": self._note_error,
-            }
-        )
+        client_id = f"headrace-{self.name}-{next(_client_numbers)}"
+        properties = producer_properties(self._kafka, self._settings, client_id)
+        return confluent_kafka.Producer({**properties, "error_cb": self._note_error})
 
 
 _client_numbers = itertools.count(1)

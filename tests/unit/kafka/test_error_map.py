@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka import KafkaError as ClientError
 
 from headrace import errors
-from headrace.kafka.error_map import to_error
+from headrace.kafka.error_map import report_error, to_error
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,23 @@ def test_every_error_of_the_client_is_mapped() -> None:
 def test_a_fatal_error_is_fatal_whatever_its_number() -> None:
     """The client says so itself."""
     assert isinstance(to_error(ClientError(ClientError.UNKNOWN, "x", True), "produce"), errors.FatalKafkaError)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (ClientError._TRANSPORT, errors.KafkaTimeout),
+        (ClientError.NOT_LEADER_FOR_PARTITION, errors.KafkaTimeout),
+        (ClientError.NOT_ENOUGH_REPLICAS, errors.KafkaTimeout),
+        (ClientError._PURGE_QUEUE, errors.KafkaTimeout),
+        (ClientError.UNKNOWN, errors.KafkaTimeout),
+        (ClientError._FENCED, errors.FatalKafkaError),
+        (ClientError.MSG_SIZE_TOO_LARGE, errors.RecordTooLarge),
+        (ClientError.UNKNOWN_TOPIC_OR_PART, errors.TopicNotFound),
+        (ClientError.TOPIC_AUTHORIZATION_FAILED, errors.KafkaUnauthorized),
+        (ClientError.INVALID_RECORD, errors.KafkaError),
+    ],
+)
+def test_a_report_is_unknown_unless_every_attempt_was_refused(code: int, kind: type[errors.HeadraceError]) -> None:
+    """The last attempt's error says nothing of the attempts before it."""
+    assert type(report_error(ClientError(code), "produce to t")) is kind

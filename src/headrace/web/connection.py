@@ -12,7 +12,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from headrace.errors import HeadersTooLarge
+from headrace.errors import AmbiguousRequest, HeadersTooLarge, HeadraceError
+from headrace.telemetry.correlation import new_correlation_id
 
 MAX_HEAD_BYTES: Final = 32_768
 LONG_HEAD: Final = "headrace.long_head"
@@ -20,6 +21,7 @@ LONG_HEAD: Final = "headrace.long_head"
 STREAMING: Final = "headrace.streaming"
 """Set in a request's state by a route whose clients may send slowly."""
 _LIMIT_SECONDS: Final = 10.0
+_REQUEST_SECONDS: Final = 60.0
 _LINGER_SECONDS: Final = 1.0
 _LEAST_BYTES_PER_SECOND: Final = 1024
 
@@ -29,6 +31,7 @@ class Connection(HttpToolsProtocol):
 
     received_bytes = 0
     _head_bytes = 0
+    _refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -36,8 +39,8 @@ class Connection(HttpToolsProtocol):
             self.app_state = {**self.app_state, "certificate": certificate}
 
     def data_received(self, data: bytes) -> None:
-        if self._head_bytes > MAX_HEAD_BYTES:
-            return  # refused; closing on bytes that were not read would cut the answer off
+        if self._refused:
+            return  # closing on bytes that were not read would cut the answer off
         size = len(data)
         self.received_bytes += size
         HttpToolsProtocol.data_received(self, data)
@@ -45,7 +48,7 @@ class Connection(HttpToolsProtocol):
         if cycle is None or self.scope is not cycle.scope:  # in_head; this runs for every request
             self._head_bytes += size
             if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-                self._refuse_head()
+                self._refuse(HeadersTooLarge(f"the head is larger than {MAX_HEAD_BYTES} bytes: send less"))
         elif size > MAX_HEAD_BYTES or self._head_bytes:
             self._head_bytes = 0
             if sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD_BYTES:
@@ -56,11 +59,22 @@ class Connection(HttpToolsProtocol):
         """Whether the head of a request is not complete: of the first, or one that has begun."""
         return self.cycle is None or self.scope is not self.cycle.scope
 
-    def _refuse_head(self) -> None:
-        error = HeadersTooLarge(f"the head is larger than {MAX_HEAD_BYTES} bytes: send less")
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(AmbiguousRequest("this is no HTTP request that can be read in one way only"))
+
+    def _refuse(self, error: HeadraceError) -> None:
+        self._refused = True
+        cycle = self.cycle
+        if cycle and not cycle.response_complete:
+            if not cycle.more_body or cycle.response_started:
+                cycle.keep_alive = False  # what came before is answered, and with it the connection ends
+                return
+            cycle.disconnected = True
+            cycle.message_event.set()
         body = msgspec.json.encode(error.body())
-        head = f"HTTP/1.1 431 \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close"
-        self.transport.write(head.encode() + b"\r\n\r\n" + body)
+        head = f"HTTP/1.1 {error.status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        head += f"connection: close\r\nx-correlation-id: {new_correlation_id().decode()}\r\n\r\n"
+        self.transport.write(head.encode() + body)
         self.loop.call_later(_LINGER_SECONDS, self.transport.close)
 
 
@@ -72,15 +86,27 @@ class _Wait(NamedTuple):
 
 
 class Deadlines:
-    """Ends connections whose clients are too slow: 10 seconds for a head, 1 KiB/s for a body, 10 seconds to read."""
+    """Ends connections whose clients are too slow: 10 seconds for a head, 1 KiB/s for a body, 10 seconds to read.
+
+    And those whose request is not answered within 60 seconds in all, unless it is a stream.
+    """
 
     def __init__(self) -> None:
         self._waits: dict[Connection, _Wait] = {}
+        self._requests: dict[Connection, tuple[Any, float]] = {}
 
     def look(self, connections: Iterable[Any], now: float) -> None:
         """Compare with the last look, and end what has not moved."""
         before, self._waits = self._waits, {}
+        begun, self._requests = self._requests, {}
         for connection in list(connections):
+            cycle = connection.cycle
+            if cycle and not cycle.response_complete and not cycle.scope["state"].get(STREAMING):
+                seen = begun.get(connection)
+                since = seen[1] if seen and seen[0] is cycle else now
+                self._requests[connection] = cycle, since
+                if now - since > _REQUEST_SECONDS:
+                    connection.transport.abort()
             what = _waits_for(connection)
             if not what:
                 continue

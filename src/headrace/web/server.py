@@ -21,6 +21,7 @@ _BACKLOG = 2048
 _KEEP_ALIVE_SECONDS = 75
 _GRACE_SECONDS = 1
 _LOOK_SECONDS = 1.0
+_HANDSHAKE_SECONDS = 10.0
 
 
 class WebService(Service):
@@ -106,7 +107,20 @@ class WebService(Service):
 
 
 class _Server(uvicorn.Server):
-    """The server without its own signal handlers: the supervisor decides when to stop."""
+    """The server without its own signal handlers, because the supervisor stops it, and with a limit for handshakes."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup([])
+        limit = _HANDSHAKE_SECONDS if self.config.ssl else None
+        for listener in sockets or ():
+            self.servers.append(
+                await asyncio.get_running_loop().create_server(
+                    self._connection, sock=listener, ssl=self.config.ssl, backlog=_BACKLOG, ssl_handshake_timeout=limit
+                )
+            )
+
+    def _connection(self) -> Connection:
+        return Connection(self.config, self.server_state, self.lifespan.state)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -73,7 +73,7 @@ class House:
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Open a connection; it is closed with the house."""
-        host, port = self.web.url.removeprefix("http://").split(":")
+        host, port = self.web.url.partition("://")[2].split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         self._writers.append(writer)
         return reader, writer

@@ -17,15 +17,30 @@ from headrace.formats.registry import Reference
 _FORMAT_CODES: Final = ("binary", "avro", "json", "jsonschema", "protobuf", "string")
 
 
+_Name = Annotated[
+    str,
+    msgspec.Meta(
+        description="Name of a format, in any case.",
+        extra_json_schema={"enum": [*_FORMAT_CODES, *(name.upper() for name in _FORMAT_CODES)]},
+    ),
+]
+_Code = Annotated[
+    int,
+    msgspec.Meta(
+        description=", ".join(f"{code} {name}" for code, name in enumerate(_FORMAT_CODES)) + ".",
+        extra_json_schema={"enum": [*range(len(_FORMAT_CODES))]},
+    ),
+]
 _Partition = Annotated[int, msgspec.Meta(ge=0)]
+_Number = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 _Long = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class ProduceRecord(msgspec.Struct, rename="camel", gc=False):
     """One record of a request; a key or value that is null or not there is no key, or a tombstone."""
 
-    key: msgspec.Raw = msgspec.Raw()
-    value: msgspec.Raw = msgspec.Raw()
+    key: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    value: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     partition: _Partition | None = None
     timestamp: _Long | None = None
     traceability_id: str | None = None
@@ -36,14 +51,14 @@ class ProduceRecord(msgspec.Struct, rename="camel", gc=False):
 class SchemaChoices(msgspec.Struct, rename="camel", gc=False):
     """How keys and values are written, as a request names it."""
 
-    key_format: str | int | None = None
-    value_format: str | int | None = None
+    key_format: _Name | _Code | None = None
+    value_format: _Name | _Code | None = None
     key_schema: str | None = None
     value_schema: str | None = None
-    key_schema_id: int | None = None
-    value_schema_id: int | None = None
-    key_schema_version: int | None = None
-    value_schema_version: int | None = None
+    key_schema_id: _Number | None = None
+    value_schema_id: _Number | None = None
+    key_schema_version: _Number | None = None
+    value_schema_version: _Number | None = None
     key_schema_subject: str | None = None
     value_schema_subject: str | None = None
     key_schema_references: tuple[Reference, ...] = ()

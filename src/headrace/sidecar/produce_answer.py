@@ -6,7 +6,7 @@ Source: sidecar.md 5.5; decisions.md 3.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -25,8 +25,29 @@ _CODES: Final[dict[type[errors.HeadraceError], int]] = {
     errors.ProducerQueueFull: 50003,
 }
 _OTHER: Final = 50002
-_REQUEST_STATUS: Final = {40101: "UNAUTHORIZED", 40301: "FORBIDDEN"}
+_RequestStatus = Literal["OK", "UNAUTHORIZED", "FORBIDDEN"]
+_REQUEST_STATUS: Final[dict[int, _RequestStatus]] = {40101: "UNAUTHORIZED", 40301: "FORBIDDEN"}
 _encode_json = msgspec.json.Encoder().encode
+
+
+class ProduceError(msgspec.Struct, rename="camel"):
+    """Why one record of a request is not, or perhaps not, in Kafka."""
+
+    error_code: int
+    error: str
+    outcome: Literal["fail", "unknown"]
+
+
+_ENTRIES: Final = {"oneOf": [{"$ref": f"#/components/schemas/{kind.__name__}"} for kind in (Produced, ProduceError)]}
+
+
+class ProduceResponse(msgspec.Struct, kw_only=True, rename={"request_status": "requestStatus"}):
+    """An outcome for each record of the request, in their order."""
+
+    offsets: Annotated[Sequence[Any], msgspec.Meta(extra_json_schema={"items": _ENTRIES})]
+    key_schema_id: int | msgspec.UnsetType = msgspec.UNSET
+    value_schema_id: int | msgspec.UnsetType = msgspec.UNSET
+    request_status: _RequestStatus
 
 
 class ProduceAnswer(NamedTuple):
@@ -49,38 +70,33 @@ def answer_of(
 ) -> ProduceAnswer:
     """Return the answer for the outcomes of all records, in their order."""
     failures = [result for result in results if type(result) is not Produced]
-    offsets = _encode_json([_entry(result) for result in results] if failures else results)
-    tail: dict[str, Any] = {}
-    if key_schema_id is not None:
-        tail["key_schema_id"] = key_schema_id
-    if value_schema_id is not None:
-        tail["value_schema_id"] = value_schema_id
-    tail["requestStatus"] = _request_status(failures)
+    response = ProduceResponse(
+        offsets=[_entry(result) for result in results] if failures else results,
+        key_schema_id=msgspec.UNSET if key_schema_id is None else key_schema_id,
+        value_schema_id=msgspec.UNSET if value_schema_id is None else value_schema_id,
+        request_status=_request_status(failures),
+    )
+    body = _encode_json(response)
     written = len(results) - len(failures)
     status, retry_after = 200, None
     if failures and not written and not always_200:
         reason = _reason(failures)
         status, retry_after = reason.status, reason.retry_after_seconds
-        tail |= reason.body()
-    body = b'{"offsets":' + offsets + b"," + _encode_json(tail)[1:]
+        body = body[:-1] + b"," + _encode_json(reason.body())[1:]
     return ProduceAnswer(status, body, retry_after, len(results), written)
 
 
-def _entry(result: Produced | errors.HeadraceError) -> dict[str, Any]:
+def _entry(result: Produced | errors.HeadraceError) -> Produced | ProduceError:
     if isinstance(result, Produced):
-        return {"partition": result.partition, "offset": result.offset}
-    return {
-        "errorCode": _code_of(result),
-        "error": result.description,
-        "outcome": "unknown" if isinstance(result, _UNKNOWN) else "fail",
-    }
+        return result
+    return ProduceError(_code_of(result), result.description, "unknown" if isinstance(result, _UNKNOWN) else "fail")
 
 
 def _code_of(error: errors.HeadraceError) -> int:
     return _CODES.get(type(error), _OTHER)
 
 
-def _request_status(failures: Sequence[Any]) -> str:
+def _request_status(failures: Sequence[Any]) -> _RequestStatus:
     named = (_REQUEST_STATUS.get(_code_of(failure)) for failure in failures)
     return next((status for status in named if status), "OK")
 

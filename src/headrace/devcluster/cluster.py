@@ -10,35 +10,32 @@ from pathlib import Path
 
 from headrace.devcluster import wire
 from headrace.devcluster.group import ServerGroup
-from headrace.devcluster.install import install_kafka
-from headrace.devcluster.properties import NodePorts, format_data_folder, server_properties
+from headrace.devcluster.program import JavaProgram
+from headrace.devcluster.properties import NodePorts, format_data_folder, make_checkpoint, server_properties
 from headrace.devcluster.server import Server
 from headrace.errors import EnvironmentProblem
-from headrace.jvm import Progress
+from headrace.jvm import Progress, ensure_artifacts, find_java
+
+_LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
 
 
 class Cluster(ServerGroup):
     """A Kafka cluster in a folder."""
 
     title = "Kafka"
+    state_name = "cluster.json"
     port_option = "--port"
     ports_per_server = 2
 
     def __init__(
         self, directory: Path, brokers: int | None = None, *, port: int | None = None, detached: bool = False
     ) -> None:
-        """Describe a cluster; if the folder holds one already, this is that cluster.
-
-        Args:
-            directory: Folder for its data, configuration and logs; made if missing.
-            brokers: 1 or 3, with ids from 1 on; as many as the folder has, else 1, when None.
-            port: Port of broker 1 (the others take the next ones); free ports are chosen when None.
-            detached: Whether the brokers outlive this process.
+        """Describe a cluster of 1 or 3 brokers, with ids from 1 on; as many as the folder has, else 1, when None.
 
         Raises:
             EnvironmentProblem: The folder holds a cluster of another size.
         """
-        super().__init__(directory / "cluster.json", port, detached)
+        super().__init__(directory, port=port, detached=detached)
         known = len(self._state["nodes"])
         if brokers and known not in (0, brokers):
             raise EnvironmentProblem(
@@ -62,16 +59,25 @@ class Cluster(ServerGroup):
             if server.id and server.running
         ]
 
-    def install(self, progress: Progress | None = None) -> None:
-        self._install = install_kafka(progress)
+    def _find_program(self, progress: Progress | None) -> JavaProgram:
+        return JavaProgram(find_java(17), ensure_artifacts("kafka", progress))
+
+    def _exercise(self) -> None:
+        self.create_topic("prepare")
 
     def _command(self, n: int) -> list[str]:
-        folder = self._directory / f"n{n}"
-        properties = folder / "server.properties"
-        format_data_folder(folder / "data", self._state["cluster_id"], n, self._install.checkpoint)
+        data, properties = self._directory / f"n{n}" / "data", self._directory / f"n{n}" / "server.properties"
         ports = {number: NodePorts(*ports) for number, ports in self._ports.items()}
-        properties.write_text(server_properties(n, ports, folder / "data"))
-        return self._install.command(properties)
+        properties.parent.mkdir(parents=True, exist_ok=True)
+        properties.write_text(server_properties(n, ports, data))
+        classes = ("-cp", f"{self._program.folder}/*")
+        checkpoint = self._program.folder / "bootstrap.checkpoint"
+        if not checkpoint.exists():  # at the first use of this version on this machine, under the lock of its archive
+            tool = self._program._replace(archive_flags=()).command(*classes, "kafka.tools.StorageTool")
+            make_checkpoint(tool, properties, data / "bootstrap.checkpoint", checkpoint)
+        format_data_folder(data, self._state["cluster_id"], n, checkpoint)
+        logging = f"-Dlog4j2.configurationFile={_LOG_CONFIG}"
+        return self._program.command("-Xmx256m", logging, *classes, "kafka.Kafka", str(properties))
 
     def _wait_ready(self, limit_seconds: float) -> None:
         """Wait until every broker answers and sees all of them."""

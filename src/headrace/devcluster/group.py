@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from headrace.devcluster.ports import free_ports, is_free, require_free
+from headrace.devcluster.program import JavaProgram
 from headrace.devcluster.properties import new_id
 from headrace.devcluster.server import Server, ServerId
 from headrace.errors import EnvironmentProblem, PortTaken
@@ -26,20 +27,27 @@ class ServerGroup(ABC):
     """
 
     title: ClassVar[str]
+    state_name: ClassVar[str]
     port_option: ClassVar[str]
     ports_per_server: ClassVar[int]
 
-    def __init__(self, state_file: Path, port: int | None, detached: bool) -> None:
-        """Describe a group; if its state file is there, this is that group."""
-        self._state_file = state_file.resolve()
-        self._directory = self._state_file.parent
+    def __init__(self, directory: Path, *, port: int | None = None, detached: bool = False) -> None:
+        """Describe a group; if the folder holds one already, this is that group.
+
+        Args:
+            directory: Folder for its data, configuration and logs; made if missing.
+            port: Port of server 1 (the others take the next ones); free ports are chosen when None.
+            detached: Whether the servers outlive this process.
+        """
+        self._directory = directory.resolve()
+        self._state_file = self._directory / self.state_name
         self._fixed_port = port
         self._detached = detached
         self._servers: dict[int, Server] = {}
         self._ports: dict[int, list[int]] = {}
         self._state: dict[str, Any] = {"cluster_id": new_id(), "nodes": {}}
-        if state_file.exists():
-            self._state = json.loads(state_file.read_text())
+        if self._state_file.exists():
+            self._state = json.loads(self._state_file.read_text())
 
     @property
     def servers(self) -> list[Server]:
@@ -72,12 +80,12 @@ class ServerGroup(ABC):
         """
         start_together(self, progress=progress)
 
-    def stop(self) -> None:
-        """End every server properly, all at the same time; the data stays."""
+    def stop(self, limit_seconds: float = 10.0) -> None:
+        """End every server properly, all at the same time, by force after the limit; the data stays."""
         for server in self.servers:
             server.ask_to_stop()
         for server in self.servers:
-            server.stop()
+            server.stop(limit_seconds)
 
     def remove(self) -> None:
         """Kill every server and delete the folder."""
@@ -139,13 +147,32 @@ class ServerGroup(ABC):
                 self._ports = {}
                 self.launch()
 
-    @abstractmethod
     def install(self, progress: Progress | None = None) -> None:
         """Install what is missing on this machine.
 
         Raises:
             EnvironmentProblem: No fitting Java, or an artifact cannot be had.
         """
+        self._program = self._find_program(progress)
+        self._program.prepare_archive(self._try_out, progress)
+
+    def _try_out(self, program: JavaProgram, scratch: Path) -> None:
+        """Run another group of this kind in a scratch folder, for the archive of its classes."""
+        trial = type(self)(scratch)
+        trial._program = program
+        try:
+            trial.launch()
+            trial.wait_ready()
+            trial._exercise()
+        finally:
+            trial.stop(limit_seconds=60)
+
+    @abstractmethod
+    def _find_program(self, progress: Progress | None) -> JavaProgram: ...
+
+    @abstractmethod
+    def _exercise(self) -> None:
+        """Do once what is done often, so that its classes are in the archive."""
 
     @abstractmethod
     def _command(self, n: int) -> list[str]: ...

@@ -8,6 +8,9 @@ import uuid
 from pathlib import Path
 from typing import NamedTuple
 
+from headrace.errors import EnvironmentProblem
+from headrace.lifecycle import run_program
+
 
 class NodePorts(NamedTuple):
     """Where one node listens."""
@@ -99,3 +102,18 @@ def format_data_folder(data: Path, cluster_id: str, node: int, checkpoint: Path)
     shutil.copyfile(checkpoint, data / "bootstrap.checkpoint")
     text = f"version=1\ncluster.id={cluster_id}\nnode.id={node}\ndirectory.id={new_id()}\n"
     (data / "meta.properties").write_text(text)
+
+
+def make_checkpoint(tool: list[str], properties: Path, made: Path, checkpoint: Path) -> None:
+    """Let Kafka's own storage tool format a data folder, and keep the checkpoint that it makes there.
+
+    Raises:
+        EnvironmentProblem: The tool failed.
+    """
+    code, output = run_program([*tool, "format", "-t", new_id(), "-c", str(properties)], limit_seconds=60)
+    if code != 0:
+        raise EnvironmentProblem(f"Kafka's storage tool failed with exit code {code}:\n{output[-1000:]}")
+    draft = checkpoint.with_suffix(".draft")
+    shutil.copyfile(made, draft)
+    draft.replace(checkpoint)
+    shutil.rmtree(made.parent)

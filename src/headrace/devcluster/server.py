@@ -44,19 +44,19 @@ class Server:
     def running(self) -> bool:
         """Whether its process lives, paused or not."""
         if self._child:
-            return self._child.popen.poll() is None
+            return self._child.poll() is None
         return self.id is not None and self.id.running
 
     @property
     def exit_code(self) -> int | None:
         """How it ended (negative: the signal), None while it runs or if this process did not start it."""
-        return self._child.popen.poll() if self._child else None
+        return self._child.poll() if self._child else None
 
     def start(
         self, command: Sequence[str], *, detached: bool, cwd: Path | None = None, env: Mapping[str, str] | None = None
     ) -> None:
         """Start it; a detached one outlives this process."""
-        self._child = start_child(self.name, command, output=self.log, die_with_parent=not detached, cwd=cwd, env=env)
+        self._child = start_child(command, output=self.log, die_with_parent=not detached, cwd=cwd, env=env)
         self.id = ServerId(self._child.pid, _start_time(self._child.pid))
 
     def signal(self, number: int) -> None:

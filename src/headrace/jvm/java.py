@@ -8,14 +8,13 @@ import os
 import re
 import shlex
 import shutil
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from headrace.errors import EnvironmentProblem
 from headrace.jvm.cache import cache_folder, write_atomically
-from headrace.lifecycle import start_child
+from headrace.lifecycle import run_program
 
 
 class Java(NamedTuple):
@@ -78,19 +77,9 @@ def _inspect(home: Path) -> Java | None:
         # Reading it takes microseconds; asking the program itself takes a tenth of a second on every start.
         description = (home / "release").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        description = run_java(executable, ["-version"], limit_seconds=20)[1]
+        description = run_program([str(executable), "-version"], limit_seconds=20)[1]
     match = re.search(r'(?:JAVA_VERSION="|version ")(?:1\.)?(\d+)', description)
     return Java(home, executable, int(match[1]), description) if match else None
-
-
-def run_java(executable: Path, arguments: Sequence[str], limit_seconds: float) -> tuple[int, str]:
-    """Run a Java program to its end and return its exit code and everything it printed; -9 past the limit."""
-    with tempfile.TemporaryFile() as output:
-        child = start_child("java", [str(executable), *arguments], output=output, stdout=output)
-        if child.wait(limit_seconds) is None:
-            child.kill()
-        output.seek(0)
-        return child.popen.returncode, output.read().decode(errors="replace")
 
 
 def _for_spark(java: Java) -> Java:

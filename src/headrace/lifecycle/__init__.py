@@ -1,7 +1,7 @@
 """How things live: the only place where tasks, threads and processes are born."""
 
 from headrace.lifecycle.clock import Clock, Deadline, ManualClock, SystemClock
-from headrace.lifecycle.processes import Child, ChildProcess, start_child
+from headrace.lifecycle.processes import Child, ChildProcess, run_program, start_child
 from headrace.lifecycle.queues import BoundedQueue, gauges
 from headrace.lifecycle.service import Readiness, Service
 from headrace.lifecycle.shutdown import Signals
@@ -25,5 +25,6 @@ __all__ = [
     "SystemClock",
     "gauges",
     "run_blocking",
+    "run_program",
     "start_child",
 ]

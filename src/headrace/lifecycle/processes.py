@@ -8,12 +8,15 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from headrace.lifecycle.clock import Deadline
 from headrace.lifecycle.service import Service
+
+Child = subprocess.Popen[bytes]
 
 _LAUNCH = str(Path(__file__).with_name("launch.py"))
 
@@ -25,84 +28,47 @@ def launch_command(command: Sequence[str], die_with_parent: bool) -> list[str]:
     return [sys.executable, "-I", "-S", _LAUNCH, str(os.getpid()), *command]
 
 
-class Child:
-    """A child process for callers without a loop (the dev cluster, the command line, test fixtures)."""
-
-    def __init__(self, name: str, popen: subprocess.Popen[bytes]) -> None:
-        self.name = name
-        self.popen = popen
-
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        return self.popen.pid
-
-    def signal(self, number: int) -> None:
-        """Send a signal to the child's whole process group; a child that has ended is fine."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.popen.pid, number)
-
-    def kill(self) -> None:
-        """SIGKILL the group and wait for the child's end."""
-        self.signal(signal.SIGKILL)
-        self.popen.wait()
-
-    def terminate(self, limit_seconds: float) -> int:
-        """SIGCONT, SIGTERM, wait up to the limit, then SIGKILL. Returns the exit code.
-
-        SIGCONT first: a paused process keeps SIGTERM pending for ever.
-        """
-        self.signal(signal.SIGCONT)
-        self.signal(signal.SIGTERM)
-        if self.wait(limit_seconds) is None:
-            self.kill()
-        return self.popen.returncode
-
-    def wait(self, limit_seconds: float) -> int | None:
-        """Wait for its end. Returns the exit code, or None if it still runs at the limit."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self.popen.wait(limit_seconds)
-        return None
-
-
 def start_child(
-    name: str,
     command: Sequence[str],
     *,
     output: Path | IO[bytes] | int | None = None,
     die_with_parent: bool = True,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
-    stdout: IO[bytes] | int | None = None,
 ) -> Child:
-    """Start a child process without waiting for it.
+    """Start a child process, in a process group of its own, for callers without a loop; does not wait for it.
 
     Args:
-        name: For messages.
         command: Program and arguments; never a shell line.
-        output: Where standard error goes, and standard output unless `stdout` is given; a path is appended to.
+        output: Where standard output and error go; a path is appended to.
         die_with_parent: Whether the kernel kills it when the calling *thread* ends; so call from a thread that
             lives as long as the child should.
         cwd: Working folder.
         env: The whole environment; this process's own when None.
-        stdout: Where standard output goes, if not to `output`.
     """
-    opened = output.open("ab") if isinstance(output, Path) else None
-    errors = opened or (output if not isinstance(output, Path) else None)
-    try:
-        popen = subprocess.Popen(
+    with output.open("ab") if isinstance(output, Path) else contextlib.nullcontext(output) as written:
+        return subprocess.Popen(
             launch_command(command, die_with_parent),
             stdin=subprocess.DEVNULL,
-            stdout=stdout if stdout is not None else errors,
-            stderr=errors,
+            stdout=written,
+            stderr=written,
             cwd=cwd,
             env=env,
             start_new_session=True,
         )
-    finally:
-        if opened:
-            opened.close()
-    return Child(name, popen)
+
+
+def run_program(command: Sequence[str], limit_seconds: float) -> tuple[int, str]:
+    """Run a program to its end and return its exit code and everything it printed; -9 past the limit."""
+    with tempfile.TemporaryFile() as output:
+        child = start_child(command, output=output)
+        try:
+            child.wait(limit_seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        output.seek(0)
+        return child.returncode, output.read().decode(errors="replace")
 
 
 class ChildProcess:

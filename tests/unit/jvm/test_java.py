@@ -9,7 +9,7 @@ import pytest
 
 from headrace.errors import EnvironmentProblem
 from headrace.jvm import find_java
-from headrace.jvm.java import run_java
+from headrace.lifecycle import run_program
 
 MakeJava = Callable[..., Path]
 
@@ -113,7 +113,7 @@ def test_spark_gets_a_java_that_drops_the_module_the_wheel_lacks(
     java = find_java(17, for_spark=True)
     assert java.executable == java.home / "bin" / "java"
     arguments = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "two words", "--add-modules=other", ""]
-    assert run_java(java.executable, arguments, 10) == (0, "-Xmx1g\ntwo words\n--add-modules=other\n\n")
+    assert run_program([str(java.executable), *arguments], 10) == (0, "-Xmx1g\ntwo words\n--add-modules=other\n\n")
 
 
 def test_spark_gets_a_full_java_as_it_is(monkeypatch: pytest.MonkeyPatch, make_java: MakeJava) -> None:

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from headrace.lifecycle import LoopThread, start_child
+from headrace.lifecycle import LoopThread
 
 
 def test_a_coroutine_runs_on_the_other_thread_and_its_result_comes_back() -> None:
@@ -36,11 +36,3 @@ def test_a_call_past_its_limit_is_cancelled() -> None:
         loop.call(forever(), 0.01)
     assert cancelled.wait(5)
     loop.stop()
-
-
-def test_waiting_for_a_child_has_a_limit() -> None:
-    """None while it runs, its exit code afterwards."""
-    child = start_child("sleeper", ["sleep", "60"])
-    assert child.wait(0.01) is None
-    child.kill()
-    assert child.wait(5) == -9

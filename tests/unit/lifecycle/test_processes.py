@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from headrace.lifecycle import ChildProcess, Deadline, Service, SystemClock, start_child
+from headrace.lifecycle import ChildProcess, Deadline, Service, SystemClock, run_program, start_child
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 STUBBORN = [
@@ -38,7 +38,7 @@ def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
     """kill -9 of the parent leaves no orphan."""
     script = (
         "import sys, time; from headrace.lifecycle import start_child\n"
-        f"child = start_child('c', {SLEEP!r}, output=None)\n"
+        f"child = start_child({SLEEP!r}, output=None)\n"
         "print(child.pid, flush=True); time.sleep(60)"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
@@ -55,7 +55,7 @@ def test_a_detached_child_outlives_its_parent() -> None:
     """What `dev up` starts goes on."""
     script = (
         "import subprocess; from headrace.lifecycle import start_child\n"
-        f"child = start_child('c', {SLEEP!r}, output=subprocess.DEVNULL, die_with_parent=False)\n"
+        f"child = start_child({SLEEP!r}, output=subprocess.DEVNULL, die_with_parent=False)\n"
         "print(child.pid, flush=True)"
     )
     pid = int(subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, check=True).stdout)
@@ -63,27 +63,17 @@ def test_a_detached_child_outlives_its_parent() -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def test_a_paused_child_can_be_terminated() -> None:
-    """SIGCONT goes first, or SIGTERM would stay pending for ever."""
-    child = start_child("c", SLEEP)
-    child.signal(signal.SIGSTOP)
-    assert child.terminate(5) == -signal.SIGTERM
-
-
-def test_a_child_that_ignores_sigterm_is_killed() -> None:
-    """The limit holds."""
-    child = start_child("c", STUBBORN, stdout=subprocess.PIPE)
-    assert child.popen.stdout
-    with child.popen.stdout as out:
-        assert out.readline() == b"on\n"
-    assert child.terminate(0.05) == -signal.SIGKILL
+def test_a_program_that_takes_too_long_is_killed() -> None:
+    """The limit holds; one that ends by itself is told by its exit code, with all that it printed."""
+    assert run_program(SLEEP, 0.05) == (-signal.SIGKILL, "")
+    assert run_program([sys.executable, "-c", "print('on'); raise SystemExit(3)"], 60) == (3, "on\n")
 
 
 def test_a_command_that_does_not_exist_says_so(tmp_path: Path) -> None:
     """The child ends with a sentence, not a traceback."""
     log = tmp_path / "log"
-    child = start_child("c", ["/no/such/program"], output=log)
-    assert child.popen.wait(5) == 1
+    child = start_child(["/no/such/program"], output=log)
+    assert child.wait(5) == 1
     assert "cannot start /no/such/program: No such file" in log.read_text()
 
 

@@ -34,6 +34,8 @@ from headrace.records import TopicPartition
 from headrace.security import Authenticator, TlsFiles
 from headrace.sidecar.produce import ProduceService
 from headrace.sidecar.reactive.http_destination import HttpDestination
+from headrace.telemetry.audit import Audit, AuditTarget
+from headrace.telemetry.audit_targets import AuditFile, AuditTopic
 from headrace.telemetry.logs import configure_logging
 from headrace.telemetry.metrics import Metrics
 from headrace.web.application import Application
@@ -73,6 +75,7 @@ class App:
         self._formats: set[str] = {config.producer.key_format, config.producer.value_format}
         ways_in = [*self._reactive_consumers(), *self._functions(), *self._pipelines()]
         self.services: list[Service] = [self.topics, self.producer]
+        self.audit = self._audit()
         if self._formats & {"avro", "jsonschema", "protobuf"} or "schema_registry" in config.model_fields_set:
             self.services.append(RegistryWatch(self.registry, clock))
         if self._wanted:
@@ -81,12 +84,14 @@ class App:
         if self._groups:
             self.services.append(LagMonitor(self.admin, self._groups, clock, self._publish_lag))
         self.supervisor = Supervisor(self.services, clock, config.drain_seconds)
-        produce = ProduceService(config.producer, self.codecs, self.producer, self.topics)
+        produce = ProduceService(config.producer, self.codecs, self.producer, self.topics, self.audit)
         authenticator = Authenticator(config.security, clock) if config.security.mode != "none" else None
         tls = TlsFiles(config.http.tls, clock) if config.http.tls.certificate else None
         for service in [*(authenticator.services if authenticator else ()), *([tls] if tls else ())]:
             self.supervisor.add(service)
-        application = Application(config.http, produce, self.supervisor.readiness, self.metrics, authenticator)
+        application = Application(
+            config.http, produce, self.supervisor.readiness, self.metrics, authenticator, self.audit
+        )
         self.web = WebService(config.http, application, tls=tls.context if tls else None, clock=clock)
         # Last to start and first to drain; and it answers health questions while the others drain.
         self.supervisor.add(self.web)
@@ -106,6 +111,22 @@ class App:
         finally:
             await self.registry.close()
         return _EXIT_OK
+
+    def _audit(self) -> Audit | None:
+        settings = self.config.audit
+        if settings.to == "none":
+            return None
+        target: AuditTarget = AuditFile(settings)
+        if settings.to == "topic":
+            # Of its own, so notes never take the room or the turn of the records they tell of.
+            producer = Producer(self.config.kafka, self.config.producer, "audit_producer")
+            target = AuditTopic(settings.topic, producer.produce)
+            self.services.append(producer)
+            if self.config.kafka.create_topics:
+                self._wanted[settings.topic] = ""
+        audit = Audit(settings, target, self.metrics, self.clock)
+        self.services.append(audit)
+        return audit
 
     def _reactive_consumers(self) -> list[Service]:
         services: list[Service] = []

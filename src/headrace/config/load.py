@@ -123,6 +123,7 @@ def _anchor(
     return config.model_copy(
         update={
             **files,
+            "audit": config.audit.model_copy(update={"file": folder / config.audit.file}),
             "state_dir": folder / config.state_dir,
             "http": config.http.model_copy(update={"tls": tls}),
             "security": config.security.model_copy(update={"jwt": jwt}),

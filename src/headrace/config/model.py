@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from headrace.config.audit import AuditConfig
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.http import HttpConfig, SecurityConfig
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
@@ -33,6 +34,8 @@ class HeadraceConfig(Section):
     """Function files (Nuclio's `function.yaml`), relative to this file."""
     pipelines: list[Path] = Field(default_factory=list)
     """Pipeline files, relative to this file."""
+    audit: AuditConfig = AuditConfig()
+    """Who did what."""
     state_dir: Path = Path(".headrace/state")
     """Folder for checkpoints of pipelines, relative to this file."""
     drain_seconds: PositiveSeconds = 30.0

@@ -148,7 +148,13 @@ class Admin:
         return True
 
     async def ensure_topic_like(self, name: str, source: str) -> None:
-        """Create a topic of ours with the partitions, replication factor and min ISR of `source` (decisions.md 10)."""
+        """Create a topic of ours with the partitions, replication factor and min ISR of `source`, if it has one.
+
+        Source: decisions.md 10. An empty `source` is none; then the broker's defaults count.
+        """
+        if not source:
+            await self.create_topic(name)
+            return
         origin = await self.describe_topic(source)
         min_isr = (await self.topic_configs(source)).get("min.insync.replicas", "1")
         await self.create_topic(

@@ -18,6 +18,7 @@ from headrace.formats.codecs import Codecs, SchemaRules, format_name
 from headrace.records import Header, OutgoingRecord, Produced
 from headrace.sidecar.produce_answer import ProduceAnswer, answer_of
 from headrace.sidecar.produce_request import ProduceRecord, ProduceRequest, check_partitions, choice_of, parse_request
+from headrace.telemetry.audit import Audit
 from headrace.telemetry.correlation import new_correlation_ids
 
 _CORRELATION: Final = "X-Correlation-Id"
@@ -61,11 +62,19 @@ class Topics(Protocol):
 class ProduceService:
     """Serves `POST /producers/{topic}`."""
 
-    def __init__(self, settings: ProducerConfig, codecs: Codecs, producer: Producing, topics: Topics) -> None:
+    def __init__(
+        self,
+        settings: ProducerConfig,
+        codecs: Codecs,
+        producer: Producing,
+        topics: Topics,
+        audit: Audit | None = None,
+    ) -> None:
         self._settings = settings
         self._codecs = codecs
         self._producer = producer
         self._topics = topics
+        self._audit = audit
         self._rules = SchemaRules(settings.subject_strategy, settings.auto_register, settings.format_from_subject)
 
     async def produce(self, topic: str, body: bytes, ids: RequestIds) -> ProduceAnswer:
@@ -87,7 +96,11 @@ class ProduceService:
         """
         prepared = await self.prepare(topic, parse_request(body), ids)
         results = await self._producer.produce(prepared.records)
-        return answer_of(results, prepared.key_schema_id, prepared.value_schema_id, self._settings.always_200)
+        keys, values = prepared.key_schema_id, prepared.value_schema_id
+        answer = answer_of(results, keys, values, self._settings.always_200)
+        if self._audit:
+            self._audit.produced(prepared.records, results, answer.written_records)
+        return answer
 
     async def prepare(self, topic: str, request: ProduceRequest, ids: RequestIds) -> Prepared:
         """Return a request's records as they go to Kafka; raises what `produce` raises before it sends."""

@@ -15,6 +15,9 @@ from typing import Final
 correlation_id: ContextVar[str] = ContextVar("correlation_id", default="")
 """Id of the request this task serves; empty outside of requests."""
 
+caller: ContextVar[str] = ContextVar("caller", default="")
+"""Name of the principal this task serves; empty when it is not known or nobody has to say."""
+
 _ALPHABET: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 _PAIRS: Final = [bytes((a, b)) for a in _ALPHABET for b in _ALPHABET]
 _ANY: Final = bytes(_ALPHABET[i % 64] for i in range(256))

@@ -31,6 +31,7 @@ class Metrics(Collector):
     def __init__(self) -> None:
         self._records_in = _Counted("headrace_records_in", "Records taken in, by way in", "path")
         self._records_out = _Counted("headrace_records_out", "Records handed on for certain, by way in", "path")
+        self._audit = _Counted("headrace_audit_notes", "Notes of the audit by what became of them", "outcome")
         self._deliveries: dict[str, Callable[[], Mapping[str, int]]] = {}
         self._requests: dict[tuple[str, int], _Durations] = defaultdict(_Durations)
         self._lag: dict[_Labels, float] = {}
@@ -45,6 +46,10 @@ class Metrics(Collector):
     def records_out(self, path: str, records: int) -> None:
         """Count records that were acknowledged where they went."""
         self._records_out.add(records, path)
+
+    def audit_notes(self, outcome: str, notes: int) -> None:
+        """Count notes of the audit that were `written`, `lost` on the way, or `dropped` for want of room."""
+        self._audit.add(notes, outcome)
 
     def watch_deliveries(self, path: str, read: Callable[[], Mapping[str, int]]) -> None:
         """Show the counts of a delivery pump under its way in; `read` is called whenever somebody looks.
@@ -72,6 +77,7 @@ class Metrics(Collector):
                 if (records := read().get(outcome)) is not None:
                     family.add_metric((path,), records)
             yield family
+        yield self._audit.family()
         yield self._request_family()
         yield self._delivery_family()
         yield _gauge_family(

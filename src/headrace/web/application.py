@@ -11,6 +11,7 @@ from headrace.config.http import HttpConfig
 from headrace.lifecycle import Readiness
 from headrace.security import Authenticator
 from headrace.sidecar.produce import ProduceService
+from headrace.telemetry.audit import Audit
 from headrace.telemetry.metrics import Metrics
 from headrace.web.access import Guard
 from headrace.web.middleware import Edge, Gate
@@ -30,6 +31,7 @@ class Application:
         readiness: Callable[[], Mapping[str, Readiness]],
         metrics: Metrics,
         authenticator: Authenticator | None = None,
+        audit: Audit | None = None,
     ) -> None:
         """Make the endpoints; without an authenticator everybody may use all of them."""
         self._produce = ProduceRoute(produce, metrics, settings.max_body_bytes)
@@ -50,7 +52,7 @@ class Application:
         self._router = Router(routes, redirect_slashes=False)
         self.gate = Gate(inner, settings.max_connections)
         """Closes when draining."""
-        self._edge = Edge(self.gate, metrics, self._label_of, Origins(settings).check)
+        self._edge = Edge(self.gate, metrics, self._label_of, Origins(settings).check, audit)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._edge(scope, receive, send)

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace.errors import Draining, HeadraceError, InternalError, MethodNotAllowed, PathNotFound, ServerBusy
 from headrace.lifecycle import Deadline
+from headrace.telemetry.audit import Audit
 from headrace.telemetry.correlation import correlation_id, new_correlation_id
 from headrace.telemetry.metrics import Metrics
 from headrace.web.exchange import ClientGone, answer_error, headers_of
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 
 CORRELATION: Final = b"x-correlation-id"
 TRACEABILITY: Final = b"x-traceability-id"
+_DENIED: Final = (401, 403)
 _ID: Final = re.compile(rb"[\x21-\x7e]{1,200}")
 _ALWAYS_OPEN: Final = ("/health/", "/live", "/ready", "/metrics")
 
@@ -41,12 +43,14 @@ class Edge:
         metrics: Metrics,
         label_of: Callable[[Scope], str],
         check: Callable[[Scope, dict[bytes, bytes]], None],
+        audit: Audit | None = None,
     ) -> None:
         """Wrap an app; `label_of` names a request's route for the metrics, `check` raises where the head is not fit."""
         self._app = app
         self._check = check
         self._metrics = metrics
         self._label_of = label_of
+        self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started_at = time.perf_counter()
@@ -72,6 +76,9 @@ class Edge:
             log.debug("the client went away before its request was complete")
         except Exception as cause:  # boundary: what the user sees is one error body, never a stack trace
             error = _error_of(scope, cause)
+            if self._audit and error.status in _DENIED:
+                client = scope.get("client")
+                self._audit.refused(f"{scope['method']} {scope['path']}", client[0] if client else "", error)
             if status:
                 raise  # the answer has begun; the server ends the connection
             await answer_error(receive, send_with_ids, error)

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from headrace.errors import AuthTokenMissing, HeadraceError, PathNotFound
 from headrace.security import Authenticator, Principal
 from headrace.security.principals import ADMIN, METRICS, WRITE
+from headrace.telemetry.correlation import caller
 from headrace.web.exchange import headers_of
 
 
@@ -30,10 +31,16 @@ RULES: Final[Mapping[tuple[str, str], Rule]] = {
     ("POST", "/producers/{topic}"): Rule((WRITE,), "produce", "topic"),
     ("GET", "/health/liveness"): OPEN,
     ("GET", "/health/readiness"): OPEN,
-    ("GET", "/health/{service_id}"): OPEN,
+    ("GET", "/health/{serviceId}"): OPEN,
     ("GET", "/live"): OPEN,
     ("GET", "/ready"): OPEN,
     ("GET", "/metrics"): Rule((METRICS, ADMIN)),
+    ("GET", "/spec.yaml"): OPEN,
+    ("GET", "/openapi.json"): OPEN,
+    ("GET", "/specui.html"): OPEN,
+    ("GET", "/specui/start.js"): OPEN,
+    ("GET", "/specui/swagger-ui-bundle.js"): OPEN,
+    ("GET", "/specui/swagger-ui.css"): OPEN,
 }
 """Every endpoint by method and path."""
 
@@ -50,6 +57,12 @@ def require(scope: Scope, any_of: tuple[str, ...], action: str, name: str) -> No
     principal: Principal | None = scope.get(_PRINCIPAL)
     if principal:
         principal.require(any_of, action, name)
+
+
+def expires_at(scope: Scope) -> float:
+    """Return until when the request's principal is known, in seconds since the epoch; what lasts longer ends then."""
+    principal: Principal | None = scope.get(_PRINCIPAL)
+    return principal.expires_at if principal else float("inf")
 
 
 def is_known(scope: Scope) -> bool:
@@ -71,7 +84,13 @@ class Guard:
                 scope[_PRINCIPAL] = await self._identify(scope)
         else:
             scope[_PRINCIPAL] = await self._identify(scope)
-        await self._app(scope, receive, send)
+        principal: Principal | None = scope[_PRINCIPAL]
+        if principal is None:
+            await self._app(scope, receive, send)
+            return
+        caller.set(principal.name)
+        with self._authenticator.in_flight.one_of(principal.name):
+            await self._app(scope, receive, send)
 
     async def _identify(self, scope: Scope) -> Principal:
         client = scope.get("client")

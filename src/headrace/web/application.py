@@ -16,6 +16,7 @@ from headrace.telemetry.metrics import Metrics
 from headrace.web.access import Guard
 from headrace.web.middleware import Edge, Gate
 from headrace.web.origin import Origins
+from headrace.web.routes.documents import document_routes
 from headrace.web.routes.health import health_routes
 from headrace.web.routes.metrics import metrics_route
 from headrace.web.routes.produce import PATH, PREFIX, ProduceRoute
@@ -39,6 +40,7 @@ class Application:
             Route(PATH, self._produce, methods=["POST"]),
             *health_routes(readiness),
             metrics_route(metrics),
+            *document_routes(),
         ]
         self._labels = {route.endpoint: route.path for route in routes}
         self._guarded = authenticator is not None

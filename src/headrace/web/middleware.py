@@ -25,7 +25,7 @@ CORRELATION: Final = b"x-correlation-id"
 TRACEABILITY: Final = b"x-traceability-id"
 _DENIED: Final = (401, 403)
 _ID: Final = re.compile(rb"[\x21-\x7e]{1,200}")
-_ALWAYS_OPEN: Final = ("/health/", "/live", "/ready", "/metrics")
+ALWAYS_OPEN: Final = ("/health/", "/live", "/ready", "/metrics")
 
 
 def given_id(headers: dict[bytes, bytes], name: bytes) -> bytes | None:
@@ -116,7 +116,7 @@ class Gate:
         """Set by the server."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"].startswith(_ALWAYS_OPEN):
+        if scope["path"].startswith(ALWAYS_OPEN):
             await self._app(scope, receive, send)
             return
         if self.draining:

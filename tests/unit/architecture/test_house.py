@@ -46,6 +46,7 @@ DOORS = {
     "google": {"formats"},
     "grpc_tools": {"formats"},
     "jgo": {"jvm"},
+    "openapi_ui_bundles": {"web"},
     "pytest": {"testing"},
 }
 

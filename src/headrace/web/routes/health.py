@@ -34,7 +34,7 @@ def health_routes(readiness: Callable[[], Mapping[str, Readiness]]) -> list[Rout
     return [
         Route("/health/liveness", liveness),
         Route("/health/readiness", ready),
-        Route("/health/{service_id}", original),
+        Route("/health/{serviceId}", original),
         Route("/live", liveness),
         Route("/ready", ready),
     ]

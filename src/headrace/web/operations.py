@@ -1,0 +1,160 @@
+"""What each endpoint takes and answers: the one table of which the API document is made.
+
+Operation ids and names of types are the seed document's where it has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from headrace import errors
+from headrace.errors import HeadraceError
+from headrace.records import Produced
+from headrace.sidecar.produce_answer import ProduceError, ProduceResponse
+from headrace.sidecar.produce_request import ProduceRequest
+
+_NONE: Final[Mapping[Any, Any]] = MappingProxyType({})
+JSON, TEXT, HTML, YAML = "application/json", "text/plain", "text/html", "text/yaml"
+
+
+class Status(msgspec.Struct, rename="camel"):
+    """Why a request was not served."""
+
+    status_code: int
+    code: str
+    message: str
+    description: str
+    severity: Literal["ERROR"]
+    metadata: dict[str, Any]
+
+
+class Liveness(msgspec.Struct):
+    """The process answers."""
+
+    status: Literal["alive"]
+
+
+class ServiceReadiness(msgspec.Struct):
+    """Whether one service does its work, and if not, why."""
+
+    ready: bool
+    reason: str
+
+
+class ReadinessReport(msgspec.Struct):
+    """Whether every service does its work; which ones there are is told to known callers."""
+
+    ready: bool
+    services: dict[str, ServiceReadiness] | msgspec.UnsetType = msgspec.UNSET
+
+
+class DocumentQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """Which spelling of the document is asked for."""
+
+    version: Literal["3.1", "3.0"] = "3.1"
+
+
+class Operation(NamedTuple):
+    """One endpoint, by method and path."""
+
+    id: str
+    summary: str
+    answers: Mapping[int, type | str]
+    """What it answers by itself, by status: a type as JSON, or a media type."""
+    request: Mapping[str, type | None] = _NONE
+    """What it takes, by media type: a type, or bytes."""
+    example: object = None
+    """A request that works on a topic without schemas."""
+    query: type | None = None
+    headers: Mapping[str, str] = _NONE
+    """Request headers it looks at, with their meaning."""
+    errors: tuple[type[HeadraceError], ...] = ()
+    """What it raises, beside what the edge and the guard raise for every endpoint."""
+    beside: type | None = None
+    """What may stand in an error body beside its own fields."""
+
+
+PARTS: Final = (Produced, ProduceError)
+"""Types that others name in words only."""
+PARAMETERS: Final = {"topic": "Name of the topic.", "serviceId": "Any name: the answer is the process's own."}
+"""What stands in paths."""
+_CORRELATION: Final = "Names the request; it comes back in the answer"
+_IDS: Final = {
+    "X-Correlation-Id": f"{_CORRELATION}, and is written into records that have none of their own.",
+    "X-Traceability-Id": f"{_CORRELATION}, and is written into records that have none of their own.",
+}
+_FORMATS: Final = (
+    errors.EncodeError,
+    errors.SchemaNotFound,
+    errors.SchemaInvalid,
+    errors.SchemaConflict,
+    errors.SchemaWithSchemaId,
+    errors.SchemaWithSchemaVersion,
+    errors.SchemaWithoutFormat,
+    errors.RegistryUnavailable,
+)
+_KAFKA: Final = (
+    errors.TopicNotFound,
+    errors.PartitionNotFound,
+    errors.KafkaError,
+    errors.KafkaUnavailable,
+    errors.KafkaTimeout,
+    errors.KafkaUnauthenticated,
+    errors.KafkaUnauthorized,
+    errors.ProducerQueueFull,
+    errors.RecordTooLarge,
+    errors.FatalKafkaError,
+)
+_BODY: Final = (
+    errors.InvalidRequest,
+    errors.ContentTypeMismatch,
+    errors.RequestBodyMissing,
+    errors.PayloadTooLarge,
+)
+_LIVENESS: Final = "Whether the process lives"
+_READINESS: Final = "Whether it does its work"
+_READY: Final = {200: ReadinessReport, 503: ReadinessReport}
+_DOCUMENT_ERRORS: Final = (errors.InvalidRequest,)
+
+OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
+    ("POST", "/producers/{topic}"): Operation(
+        "postData",
+        "Write records to a topic",
+        {200: ProduceResponse},
+        request={JSON: ProduceRequest},
+        example={
+            "keyFormat": "string",
+            "valueFormat": "json",
+            "records": [{"key": "alice", "value": {"count": 2}, "headers": {"source": "crm"}}, {"value": 1}],
+        },
+        headers=_IDS,
+        errors=(*_BODY, errors.PathNotFound, errors.ProducerNotEnabled, *_FORMATS, *_KAFKA),
+        beside=ProduceResponse,
+    ),
+    ("GET", "/health/liveness"): Operation("getLiveness", _LIVENESS, {200: Liveness}),
+    ("GET", "/health/readiness"): Operation("getReadiness", _READINESS, _READY),
+    ("GET", "/health/{serviceId}"): Operation("getHealth", f"{_READINESS}, in one word", {200: TEXT, 400: TEXT}),
+    ("GET", "/live"): Operation("getLive", _LIVENESS, {200: Liveness}),
+    ("GET", "/ready"): Operation("getReady", _READINESS, _READY),
+    ("GET", "/metrics"): Operation("getMetrics", "Every number, for Prometheus", {200: TEXT}),
+    ("GET", "/spec.yaml"): Operation(
+        "getSpecification", "This document as YAML", {200: YAML}, query=DocumentQuery, errors=_DOCUMENT_ERRORS
+    ),
+    ("GET", "/openapi.json"): Operation(
+        "getOpenApi", "This document as JSON", {200: JSON}, query=DocumentQuery, errors=_DOCUMENT_ERRORS
+    ),
+    ("GET", "/specui.html"): Operation("getSpecificationPage", "This document to read and to try out", {200: HTML}),
+    **{
+        ("GET", f"/specui/{name}"): Operation(f"get{title}", f"{title} of that page", {200: kind})
+        for name, title, kind in (
+            ("start.js", "Start", "text/javascript"),
+            ("swagger-ui-bundle.js", "Code", "text/javascript"),
+            ("swagger-ui.css", "Style", "text/css"),
+        )
+    },
+}
+"""Every endpoint by method and path."""

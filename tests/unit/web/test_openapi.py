@@ -1,0 +1,230 @@
+"""The API document: it is one, it says what is served, and what it says is so."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import base64
+import json
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from openapi_spec_validator import OpenAPIV30SpecValidator, OpenAPIV31SpecValidator
+
+import headrace
+from headrace import errors
+from headrace.lifecycle import Readiness
+from headrace.web.access import RULES
+from headrace.web.openapi import document, errors_of
+from headrace.web.operations import OPERATIONS
+
+SOURCE = Path(headrace.__file__).parent
+RECORD = b'{"records":[{"value":1}]}'
+TOKENS = {"all": ["kafka:w", "kafka:r", "admin", "metrics"], "none": []}
+SECURITY = {"mode": "token", "principals": {n: {"token": f"{n:->16}", "scopes": s} for n, s in TOKENS.items()}}
+NO_KEYS = {"mode": "jwt", "jwt": {"issuer": "i", "audience": "a", "jwks_url": "http://127.0.0.1:1/"}}
+HEAD, CLAIMS = b'{"alg":"ES256"}', b"{}"
+SIGNED = ".".join(base64.urlsafe_b64encode(part).decode().rstrip("=") for part in (HEAD, CLAIMS, b"0" * 64))
+    base64.urlsafe_b64encode(part).decode().rstrip("=") for part in (b'{"alg":"ES256"}', b"{}", b"0" * 64)
+)
+POST = "/producers/{topic}"
+
+
+def request(method: str, path: str, more: str = "", body: bytes = RECORD, host: str = "Host: h\r\n") -> bytes:
+    path = re.sub(r"\{.*?\}", "t", path)
+    head = f"{method} {path} HTTP/1.1\r\n{host}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    return f"{head}{more}\r\n".encode() + body
+
+
+def bearer(name: str) -> str:
+    return f"Authorization: Bearer {name:->16}\r\n"
+
+
+@pytest.mark.parametrize("path", ["/spec.yaml", "/openapi.json"])
+def test_the_document_is_one_in_both_versions(opened: Any, path: str) -> None:
+    """OpenAPI 3.1, and 3.0 for tools that know no other; as JSON and as YAML."""
+
+    async def main() -> None:
+        async with opened() as house:
+            newer, older = await house.get(path), await house.get(f"{path}?version=3.0")
+            assert newer.headers["content-type"].startswith("text/yaml" if "yaml" in path else "application/json")
+            described = yaml.safe_load(newer.body)
+            assert described == document()
+            assert described["openapi"] == "3.1.0"
+            OpenAPIV31SpecValidator(described).validate()
+            OpenAPIV30SpecValidator(yaml.safe_load(older.body)).validate()
+            assert b"null" not in older.body.replace(b"nullable", b"").replace(b"is null", b"")
+            for query in ("version=2.0", "versoin=3.0"):
+                assert (await house.get(f"{path}?{query}")).json["code"] == "ERR11004"
+
+    asyncio.run(main())
+
+
+def test_every_route_is_in_the_document() -> None:
+    """With the scopes of its rule; an endpoint that nobody described does not go out."""
+    assert set(OPERATIONS) == set(RULES)
+    paths = document()["paths"]
+    assert {(method.upper(), path) for path, methods in paths.items() for method in methods} == set(RULES)
+    for (method, path), rule in RULES.items():
+        scopes = [alternative["kafka_auth"] for alternative in paths[path][method.lower()]["security"]]
+        assert scopes == [[scope] for scope in rule.any_of]
+    ids = [operation.id for operation in OPERATIONS.values()]
+    assert len(ids) == len(set(ids))
+
+
+def test_the_seeds_names_are_kept() -> None:
+    """Operation id, path, type names, fields, security scheme: clients made of the seed document go on."""
+    described = document()
+    post = described["paths"][POST]["post"]
+    assert post["operationId"] == "postData"
+    assert post["requestBody"]["content"]["application/json"]["schema"] == {
+        "$ref": "#/components/schemas/ProduceRequest"
+    }
+    assert post["security"] == [{"kafka_auth": ["kafka:w"]}]
+    schemas = described["components"]["schemas"]
+    seed = {f"{part}{name}" for part in ("key", "value") for name in ("Format", "Schema", "SchemaId")}
+    seed |= {f"{part}Schema{name}" for part in ("key", "value") for name in ("Version", "Subject")} | {"records"}
+    assert seed <= set(schemas["ProduceRequest"]["properties"])
+    assert schemas["ProduceRequest"]["required"] == ["records"]
+    assert {"enum": [0, 1, 2, 3, 4, 5], "type": "integer"}.items() <= next(
+        kind for kind in schemas["ProduceRequest"]["properties"]["keyFormat"]["anyOf"] if kind["type"] == "integer"
+    ).items()
+    assert {"statusCode", "code", "message", "description"} <= set(schemas["Status"]["properties"])
+    scheme = described["components"]["securitySchemes"]["kafka_auth"]
+    flow = scheme["flows"]["clientCredentials"]
+    assert (scheme["type"], flow["tokenUrl"]) == ("oauth2", "https://localhost:6882/token")
+    assert {"kafka:w": "Kafka producer", "kafka:r": "Kafka consumer"}.items() <= flow["scopes"].items()
+
+
+def test_the_page_asks_no_other_site(opened: Any) -> None:
+    """Everything it names is served here, and its policy forbids the rest."""
+
+    async def main() -> None:
+        async with opened() as house:
+            page = await house.get("/specui.html")
+            assert page.headers["content-type"] == "text/html; charset=utf-8"
+            assert "default-src 'none'" in page.headers["content-security-policy"]
+            named = re.findall(r'(?:src|href)="([^"]*)"', page.body.decode())
+            assert len(named) == 3
+            for name in named:
+                answer = await house.get(f"/{name}")
+                assert answer.status == 200
+                assert "text/css" in answer.headers["content-type"] or "javascript" in answer.headers["content-type"]
+            start = (await house.get("/specui/start.js")).body.decode()
+            assert "validatorUrl: null" in start
+            assert (await house.get("/" + re.findall(r'url: "([^"]*)"', start)[0])).json == document()
+            assert (await house.get("/specui/..%2f__init__.py")).status == 404
+
+    asyncio.run(main())
+
+
+async def answers_of(opened: Any, method: str, path: str) -> AsyncIterator[tuple[int, str]]:
+    """Provoke everything that an endpoint may answer: status, and code if it is an error body."""
+    edge = [
+        request(method, path),
+        request(method, path, host="Host: h\r\nHost: h\r\n"),
+        request(method, path, host="Host: elsewhere\r\n"),
+        request(method, path, "".join(f"X-{n}: 1\r\n" for n in range(101))),
+        request(method, f"{path}?what=this") if OPERATIONS[method, path].query else request(method, path),
+    ]
+    async with opened(max_body_bytes=1000) as house:
+        asked = [*edge, *(produce_requests(house) if path == POST else ())]
+        for ask in asked:
+            house.kafka.failure = ask if isinstance(ask, Exception) else None
+            answer = await house.ask(request(method, path) if isinstance(ask, Exception) else ask)
+            yield answer.status, code_of(answer)
+        house.services["kafka"] = Readiness(False, "for this test")
+        house.web._application.gate.draining = True
+        answer = await house.ask(request(method, path))
+        yield answer.status, code_of(answer)
+    async with opened(security={**SECURITY, "requests_per_second": 2}) as house:
+        for more in ("", bearer("none"), bearer("none"), bearer("none")):
+            answer = await house.ask(request(method, path, more))
+            yield answer.status, code_of(answer)
+    async with opened(security=NO_KEYS) as house:
+        answer = await house.ask(request(method, path, f"Authorization: Bearer {SIGNED}\r\n"))
+        yield answer.status, code_of(answer)
+
+
+def code_of(answer: Any) -> str:
+    return answer.json.get("code", "") if answer.headers["content-type"] == "application/json" else ""
+
+
+def produce_requests(house: Any) -> list[Any]:
+    yes = request("POST", POST)
+    schema = b'"valueFormat":"avro","valueSchemaId":1'
+    bodies = [b"", b"[]", b"{", b'{"valueFormat":"string","records":[{"value":1}]}', b" " * 2000]
+    bodies += [b'{"records":[{"partition":9}]}', b'{"valueFormat":"avro","records":[{"value":1}]}']
+    bodies += [b'{%s,"valueSchema%s":%s,"records":[{"value":1}]}' % (schema, *more) for more in CONFLICTS]
+    bodies += [b'{"valueFormat":"avro","valueSchemaVersion":1,"valueSchema":"x","records":[{"value":1}]}']
+    bodies += [b'{"valueSchema":"{}","records":[{"value":1}]}']
+    bodies += [b'{"valueFormat":"avro","valueSchema":"{","records":[{"value":1}]}']
+    failures = [error for error in OPERATIONS["POST", POST].errors if issubclass(error, errors.KafkaError)]
+    missing = [request("POST", "/producers/missing"), request("POST", "/producers/a/b"), yes]
+    return [*(request("POST", POST, body=body) for body in bodies), *missing, *(error() for error in failures)]
+
+
+CONFLICTS = [(b"Version", b"1"), (b"", b'"x"')]
+
+
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+def test_the_documented_statuses_are_those_that_happen(opened: Any, method: str, path: str) -> None:
+    """Each of them can be provoked, and nothing else is answered; every code stands under its status."""
+    described = document()["paths"][path][method.lower()]["responses"]
+
+    async def main() -> None:
+        seen = set()
+        async for status, code in answers_of(opened, method, path):
+            seen.add(str(status))
+            if code:
+                schema = described[str(status)]["content"]["application/json"]["schema"]
+                assert code in schema["allOf"][1]["properties"]["code"]["enum"], (status, code)
+        assert seen == set(described)
+
+    asyncio.run(main())
+
+
+BELOW = {
+    POST: [
+        *(SOURCE / "web/routes").glob("produce*.py"),
+        SOURCE / "web/exchange.py",
+        *(SOURCE / "sidecar").glob("produce*.py"),
+        *(SOURCE / "formats").glob("*.py"),
+        SOURCE / "kafka/producer.py",
+        SOURCE / "kafka/topics.py",
+        SOURCE / "kafka/error_map.py",
+    ]
+}
+NOT_HERE = {"HeadraceError", "DecodeError", "EnvironmentProblem"}
+"""The base of all; what is raised when records are read; and a format whose extra is not installed."""
+
+
+@pytest.mark.parametrize("path", BELOW)
+def test_every_error_that_is_raised_below_a_route_is_documented(path: str) -> None:
+    """Whoever raises a new one describes it: no file below the endpoint names an error that its entry does not."""
+    known = {error.__name__ for error in errors.catalogue()} - NOT_HERE
+    named = {
+        name
+        for file in BELOW[path]
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call) and (name := getattr(node.func, "attr", getattr(node.func, "id", ""))) in known
+    }
+    documented = {error.__name__ for error in errors_of(path, OPERATIONS["POST", path], RULES["POST", path])}
+    assert named - documented == set()
+
+
+def test_the_example_is_a_request_that_works(opened: Any) -> None:
+    """As it stands in the document."""
+    example = document()["paths"][POST]["post"]["requestBody"]["content"]["application/json"]["example"]
+
+    async def main() -> None:
+        async with opened() as house:
+            answer = await house.ask(request("POST", POST, body=json.dumps(example).encode()))
+            assert answer.status == 200
+            assert [record.key for record in house.kafka.records] == [b"alice", None]
+
+    asyncio.run(main())

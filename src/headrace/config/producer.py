@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from headrace.config.section import Count, FormatName, PositiveSeconds, Seconds, Section
+from pydantic import Field
+
+from headrace.config.section import Count, FormatName, Number, PositiveSeconds, Seconds, Section
 
 
 class ProducerConfig(Section):
@@ -26,6 +28,8 @@ class ProducerConfig(Section):
     """How long the client waits to fill a batch (Kafka's `linger.ms`)."""
     max_pending_bytes: Count = 67_108_864
     """Bytes accepted and not yet acknowledged; above, requests are answered 503 at once."""
+    partition_share: Annotated[float, Field(gt=0, le=1), Number] = 0.25
+    """How much of what is free of `max_pending_bytes` one partition may hold; above, its requests are answered 503."""
     delivery_timeout_seconds: PositiveSeconds = 30.0
     """Longest wait for an acknowledgement (Kafka's `delivery.timeout.ms`); after it the outcome is unknown."""
     compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "none"

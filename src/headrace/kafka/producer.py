@@ -18,6 +18,7 @@ import confluent_kafka
 from headrace import errors
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
+from headrace.kafka.budget import ByteBudget, Lane, lane_of
 from headrace.kafka.error_map import report_error, to_error
 from headrace.kafka.producer_settings import producer_properties
 from headrace.kafka.properties import client_log
@@ -32,20 +33,25 @@ _REPLACE_SECONDS = 5.0
 
 ProduceResult = Produced | errors.HeadraceError
 """Where a record was written, or why not. `KafkaTimeout` and `FatalKafkaError` mean: unknown."""
+Results = list[ProduceResult]
+"""One per record, in their order."""
 
 
 class _Request:
-    """The records of one `produce` call: their results and how many are still out."""
+    """The records of one `send`: their results and how many are still out."""
 
-    __slots__ = ("_post", "answer", "delivered", "refused", "results", "size_bytes", "total")
+    __slots__ = ("_post", "delivered", "done", "lane", "refused", "results", "size_bytes", "total")
 
-    def __init__(self, total: int, size_bytes: int, post: Callable[[_Request], None]) -> None:
+    def __init__(
+        self, total: int, size_bytes: int, lane: Lane, post: Callable[[_Request], None], done: Callable[[Results], None]
+    ) -> None:
         self.total = total
         self.size_bytes = size_bytes
+        self.lane = lane
         self.results: list[Any] = [None] * total
         self.delivered = 0  # written by the delivery thread only
         self.refused = 0  # written by the loop only
-        self.answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.done: Callable[[Results], None] | None = done
         self._post = post
 
     def reported(self, index: int, error: confluent_kafka.KafkaError | None, record: Any) -> None:
@@ -56,7 +62,7 @@ class _Request:
             self.results[index] = report_error(error, f"produce to {record.topic()}")
         self.delivered += 1
         # Each side counts its own and then reads the other's; whoever comes last sees the sum. If both see it, the
-        # request is posted twice, and the second time its answer is already set.
+        # request is posted twice, and the second time it is done already.
         if self.delivered + self.refused == self.total:
             self._post(self)
 
@@ -75,7 +81,7 @@ class Producer(Service):
         super().__init__(name)
         self._kafka = kafka
         self._settings = settings
-        self._pending_bytes = 0
+        self._budget = ByteBudget(settings.max_pending_bytes, settings.partition_share)
         self._idle = asyncio.Event()
         self._fatal = False
         self._client = self._new_client()
@@ -85,15 +91,15 @@ class Producer(Service):
     @property
     def pending_bytes(self) -> int:
         """Bytes accepted and not yet acknowledged."""
-        return self._pending_bytes
+        return self._budget.pending_bytes
 
     async def start(self) -> None:
         self._bridge = LoopBridge(asyncio.get_running_loop(), self._finish)
         self._thread = OwnedThread(self.name, self._serve_reports, self.die)
         self._thread.start()
-        register_gauge(f"{self.name}_pending_bytes", lambda: self._pending_bytes)
+        register_gauge(f"{self.name}_pending_bytes", lambda: self._budget.pending_bytes)
 
-    async def produce(self, records: Sequence[OutgoingRecord]) -> list[ProduceResult]:
+    async def produce(self, records: Sequence[OutgoingRecord]) -> Results:
         """Write records and wait for every acknowledgement.
 
         If cancelled, the records may still be written.
@@ -102,28 +108,36 @@ class Producer(Service):
             One result per record, in their order.
 
         Raises:
-            ProducerQueueFull: The byte budget is used up; nothing was sent.
+            ProducerQueueFull: A byte budget is used up; nothing was sent.
+        """
+        answer: asyncio.Future[Results] = asyncio.get_running_loop().create_future()
+        self.send(records, lambda results: None if answer.done() else answer.set_result(results))
+        return await answer
+
+    def send(self, records: Sequence[OutgoingRecord], done: Callable[[Results], None], partitions: int = 0) -> None:
+        """Write records without waiting.
+
+        Args:
+            records: What to write.
+            done: Called once on the loop, with one result per record; must not raise.
+            partitions: How many the records' topic has, if that is known.
+
+        Raises:
+            ProducerQueueFull: A byte budget is used up; nothing was sent.
         """
         if not records:
-            return []
+            done([])
+            return
         assert self._bridge is not None
         size = sum([record.size_bytes for record in records]) + _RECORD_OVERHEAD_BYTES * len(records)
-        # A request larger than the whole budget passes when nothing else is pending, or it could never be sent.
-        if self._pending_bytes and self._pending_bytes + size > self._settings.max_pending_bytes:
-            raise errors.ProducerQueueFull(
-                f"{self._pending_bytes} bytes wait for Kafka's acknowledgement, {self._settings.max_pending_bytes} may "
-                "(producer.max_pending_bytes): nothing of this request was sent, send it again after a pause",
-                pending_bytes=self._pending_bytes,
-            )
-        request = _Request(len(records), size, self._bridge.post)
-        self._pending_bytes += size
+        lane = lane_of(records, partitions)
+        self._budget.take(lane, size)
+        request = _Request(len(records), size, lane, self._bridge.post, done)
         self._idle.clear()
         self._hand_over(request, records)
-        await asyncio.shield(request.answer)
-        return request.results
 
     async def drain(self, deadline: Deadline) -> None:
-        if self._pending_bytes:
+        if self._budget.pending_bytes:
             await asyncio.wait_for(self._idle.wait(), deadline.remaining_seconds)
 
     async def stop(self) -> None:
@@ -161,10 +175,11 @@ class Producer(Service):
 
     def _finish(self, requests: list[_Request]) -> None:
         for request in requests:
-            if not request.answer.done():
-                self._pending_bytes -= request.size_bytes
-                request.answer.set_result(None)
-        if not self._pending_bytes:
+            done, request.done = request.done, None
+            if done:
+                self._budget.give_back(request.lane, request.size_bytes)
+                done(request.results)
+        if not self._budget.pending_bytes:
             self._idle.set()
 
     def _serve_reports(self, stop_asked: threading.Event) -> None:

@@ -1,0 +1,87 @@
+"""How many bytes may wait, in all and for one partition."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.errors import ProducerQueueFull
+from headrace.kafka.budget import ByteBudget, lane_of
+from headrace.records import OutgoingRecord
+
+A, B, C = ("t", 0), ("t", 1), ("u", -1)
+
+
+def filled(budget: ByteBudget, lane: tuple[str, int], size: int = 10) -> int:
+    """Take until it is refused; return how much was taken."""
+    taken = 0
+    while True:
+        try:
+            budget.take(lane, size)
+        except ProducerQueueFull:
+            return taken
+        taken += size
+
+
+def test_lanes_that_do_not_drain_leave_room_for_the_others() -> None:
+    """Each may hold a quarter of what is free, so the first holds a fifth, and after ten a tenth is free."""
+    budget = ByteBudget(12_000, 0.25)
+    assert filled(budget, A) == pytest.approx(2400, abs=10)
+    for partition in range(1, 10):
+        assert filled(budget, ("t", partition)) >= 300
+    budget.take(C, 1000)
+
+
+def test_what_ended_may_be_taken_again() -> None:
+    """By the lane and in all."""
+    budget = ByteBudget(100, 0.5)
+    budget.take(A, 30)
+    with pytest.raises(ProducerQueueFull, match="30 bytes wait for partition 0 of topic t"):
+        budget.take(A, 30)
+    budget.give_back(A, 30)
+    budget.take(A, 30)
+    assert budget.pending_bytes == 30
+
+
+def test_the_whole_is_bounded_too() -> None:
+    """By `producer.max_pending_bytes`, whatever the lanes hold; a refusal counts nothing."""
+    budget = ByteBudget(100, 1.0)
+    budget.take(A, 50)
+    budget.take(C, 50)
+    for lane in (B, C):
+        with pytest.raises(ProducerQueueFull, match="max_pending_bytes"):
+            budget.take(lane, 1)
+    assert budget.pending_bytes == 100
+
+
+def test_a_request_larger_than_a_limit_passes_alone() -> None:
+    """Or it could never be sent."""
+    budget = ByteBudget(100, 0.5)
+    budget.take(A, 500)
+    budget.give_back(A, 500)
+    budget.take(A, 80)
+    assert budget.pending_bytes == 80
+
+
+def record(key: bytes | None = None, partition: int | None = None) -> OutgoingRecord:
+    return OutgoingRecord("t", key, b"v", None, partition)
+
+
+@pytest.mark.parametrize(
+    ("records", "partitions", "lane"),
+    [
+        ([record(partition=2)], 3, 2),
+        ([record(b"k", 2)], 3, 2),
+        ([record(partition=2)] * 3, 3, 2),
+        ([record(partition=2), record(partition=1)], 3, -1),
+        ([record(partition=2), record()], 3, -1),
+        ([record(), record(partition=2)], 3, -1),
+        ([record()], 3, -1),
+        ([record(b"a")], 10, 4),
+        ([record(b"")], 10, 1),
+        ([record(b"a")], 0, -1),
+        ([record(b"a")] * 2, 10, -1),
+    ],
+)
+def test_a_request_to_one_partition_has_its_lane(records: list[OutgoingRecord], partitions: int, lane: int) -> None:
+    """Named, or found from the one key as the client finds it; everything else counts for the topic."""
+    assert lane_of(records, partitions) == ("t", lane)

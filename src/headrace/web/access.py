@@ -11,7 +11,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from headrace.errors import AuthTokenMissing, HeadraceError, PathNotFound
 from headrace.security import Authenticator, Principal
 from headrace.security.principals import ADMIN, METRICS, WRITE
-from headrace.telemetry.correlation import caller
 from headrace.web.exchange import headers_of
 
 
@@ -59,12 +58,6 @@ def require(scope: Scope, any_of: tuple[str, ...], action: str, name: str) -> No
         principal.require(any_of, action, name)
 
 
-def expires_at(scope: Scope) -> float:
-    """Return until when the request's principal is known, in seconds since the epoch; what lasts longer ends then."""
-    principal: Principal | None = scope.get(_PRINCIPAL)
-    return principal.expires_at if principal else float("inf")
-
-
 def is_known(scope: Scope) -> bool:
     """Return whether the caller proved who it is, or nobody has to."""
     return scope.get(_PRINCIPAL, True) is not None
@@ -84,13 +77,7 @@ class Guard:
                 scope[_PRINCIPAL] = await self._identify(scope)
         else:
             scope[_PRINCIPAL] = await self._identify(scope)
-        principal: Principal | None = scope[_PRINCIPAL]
-        if principal is None:
-            await self._app(scope, receive, send)
-            return
-        caller.set(principal.name)
-        with self._authenticator.in_flight.one_of(principal.name):
-            await self._app(scope, receive, send)
+        await self._app(scope, receive, send)
 
     async def _identify(self, scope: Scope) -> Principal:
         client = scope.get("client")

@@ -29,8 +29,6 @@ SECURITY = {"mode": "token", "principals": {n: {"token": f"{n:->16}", "scopes": 
 NO_KEYS = {"mode": "jwt", "jwt": {"issuer": "i", "audience": "a", "jwks_url": "http://127.0.0.1:1/"}}
 HEAD, CLAIMS = b'{"alg":"ES256"}', b"{}"
 SIGNED = ".".join(base64.urlsafe_b64encode(part).decode().rstrip("=") for part in (HEAD, CLAIMS, b"0" * 64))
-    base64.urlsafe_b64encode(part).decode().rstrip("=") for part in (b'{"alg":"ES256"}', b"{}", b"0" * 64)
-)
 POST = "/producers/{topic}"
 
 

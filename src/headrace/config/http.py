@@ -51,6 +51,8 @@ class SecurityConfig(Section):
     """Tokens of mode `jwt`."""
     requests_per_second: Annotated[float, Field(ge=0), Number] = 0.0
     """Requests of one principal at most; above, they are answered 429. 0: no limit."""
+    max_in_flight: Count = 64
+    """Requests of one principal that are not answered yet, at most; one more is answered 429."""
 
     @model_validator(mode="after")
     def _complete(self) -> SecurityConfig:

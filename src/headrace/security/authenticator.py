@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import logging
+import ssl
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +22,7 @@ from headrace.errors import (
 )
 from headrace.lifecycle import Clock, Service
 from headrace.security.principals import Principal, TokenExpired, TokenRefused
-from headrace.security.rate_limit import RateLimit
+from headrace.security.rate_limit import InFlight, RateLimit
 
 if TYPE_CHECKING:
     from headrace.security.tokens import Tokens
@@ -42,6 +44,7 @@ class Authenticator:
             ConfigError: The token library is not installed.
         """
         self._mode = settings.mode
+        self._clock = clock
         self._scopes = {name: frozenset(one.scopes) for name, one in settings.principals.items()}
         # Looked up by digest: how long a look-up takes says nothing about a token.
         self._by_digest = {
@@ -53,6 +56,8 @@ class Authenticator:
         self._tokens = self._signed_tokens(settings.jwt, clock) if settings.mode == "jwt" else None
         self._failures = RateLimit(_FAILURES_PER_SECOND, clock, _FAILURES_AT_ONCE)
         self._requests = RateLimit(settings.requests_per_second, clock) if settings.requests_per_second else None
+        self.in_flight = InFlight(settings.max_in_flight)
+        """Requests of each principal that are not answered yet."""
 
     async def identify(
         self, headers: Mapping[bytes, bytes], certificate: Mapping[str, Any] | None, address: str
@@ -76,11 +81,12 @@ class Authenticator:
             raise _error_of(refused, in_scope_token=False) from None
         if scope_token := headers.get(_SCOPE_TOKEN):
             try:
-                scopes = (await self._by_token(scope_token.decode("latin-1"))).scopes
+                second = await self._by_token(scope_token.decode("latin-1"))
             except TokenRefused as refused:
                 self._failures.take(address)
                 raise _error_of(refused, in_scope_token=True) from None
-            principal = dataclasses.replace(principal, scopes=scopes, by_scope_token=True)
+            ends = min(principal.expires_at, second.expires_at)
+            principal = dataclasses.replace(principal, scopes=second.scopes, by_scope_token=True, expires_at=ends)
         if self._requests:
             self._requests.take(principal.name)
         return principal
@@ -88,7 +94,10 @@ class Authenticator:
     async def _principal(self, headers: Mapping[bytes, bytes], certificate: Mapping[str, Any] | None) -> Principal:
         if self._mode == "mtls":
             name = self._certified_name(certificate or {})
-            return Principal(name, self._scopes.get(name, frozenset()))
+            ends = _end_of(certificate["notAfter"]) if certificate else 0
+            if ends < self._clock.time():  # a connection may outlive it
+                raise TokenExpired("certificate")
+            return Principal(name, self._scopes.get(name, frozenset()), expires_at=ends)
         kind, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
         if not kind:
             raise AuthTokenMissing()
@@ -122,6 +131,11 @@ class Authenticator:
         if not names:
             raise AuthTokenMissing("this server takes requests with a client certificate that names its owner only")
         return next((name for name in names if name in self._scopes), names[0])
+
+
+@functools.lru_cache(1000)
+def _end_of(text: str) -> float:
+    return ssl.cert_time_to_seconds(text)
 
 
 def _digest(token: str) -> bytes:

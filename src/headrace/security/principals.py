@@ -28,6 +28,8 @@ class Principal:
     scopes: frozenset[str]
     by_scope_token: bool = False
     """Whether the scopes came with X-Scope-Token."""
+    expires_at: float = float("inf")
+    """Until when what was shown is good, in seconds since the epoch; a request that lasts longer is to end then."""
 
     def require(self, any_of: Collection[str], action: str = "", name: str | None = None) -> None:
         """Return if this principal may do something.

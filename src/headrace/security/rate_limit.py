@@ -1,8 +1,8 @@
-"""How often one caller may come: a token bucket per key, of a bounded number of keys."""
+"""How often one caller may come (a token bucket per key, of a bounded number of keys), and how often at once."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 from headrace.errors import TooManyRequests
 from headrace.lifecycle import Clock
@@ -34,3 +34,27 @@ class RateLimit:
             self._buckets.popitem(last=False)
         if not allowed:
             raise TooManyRequests("more requests came than this caller may send: wait, and send again")
+
+
+class InFlight:
+    """Allows each key so many at once."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._counts: Counter[str] = Counter()
+
+    def enter(self, key: str) -> None:
+        """Count one more until `leave`.
+
+        Raises:
+            TooManyRequests: It is one too many, and not counted.
+        """
+        if self._counts[key] >= self._limit:
+            raise TooManyRequests(f"{self._limit} requests of this caller are not answered yet: wait for some")
+        self._counts[key] += 1
+
+    def leave(self, key: str) -> None:
+        """Count one less."""
+        self._counts[key] -= 1
+        if not self._counts[key]:
+            del self._counts[key]

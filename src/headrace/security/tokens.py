@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections import OrderedDict
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from joserfc import jws
 from joserfc.errors import JoseError, UnsupportedAlgorithmError
@@ -35,11 +35,6 @@ class _Registry(jws.JWSRegistry):
 _REGISTRY: Final = _Registry(strict_check_header=False)
 
 
-class _Known(NamedTuple):
-    principal: Principal
-    ends_at: float
-
-
 class Tokens:
     """Checks tokens; one that was good is not checked again until it ends."""
 
@@ -47,7 +42,7 @@ class Tokens:
         self._settings = settings
         self._keys = keys
         self._clock = clock
-        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._known: OrderedDict[str, Principal] = OrderedDict()
         self._generation = keys.generation
 
     async def principal_of(self, token: str) -> Principal:
@@ -62,14 +57,13 @@ class Tokens:
             self._generation = self._keys.generation
         known = self._known.get(token)
         if known is not None:
-            if self._clock.time() <= known.ends_at:
-                return known.principal
+            if self._clock.time() <= known.expires_at:
+                return known
             del self._known[token]
             raise TokenExpired("expired")
         claims = await self._claims(token)
         ends_at = self._check(claims)
-        principal = Principal(_name(claims), _scopes(claims))
-        self._known[token] = _Known(principal, ends_at)
+        principal = self._known[token] = Principal(_name(claims), _scopes(claims), expires_at=ends_at)
         if len(self._known) > _MAX_CACHED:
             self._known.popitem(last=False)
         return principal

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from headrace.errors import AuthTokenMissing, HeadraceError, PathNotFound
 from headrace.security import Authenticator, Principal
 from headrace.security.principals import ADMIN, METRICS, WRITE
+from headrace.telemetry.correlation import caller
 from headrace.web.exchange import headers_of
 
 
@@ -58,6 +59,12 @@ def require(scope: Scope, any_of: tuple[str, ...], action: str, name: str) -> No
         principal.require(any_of, action, name)
 
 
+def expires_at(scope: Scope) -> float:
+    """Return until when the request's principal is known, in seconds since the epoch; what lasts longer ends then."""
+    principal: Principal | None = scope.get(_PRINCIPAL)
+    return principal.expires_at if principal else float("inf")
+
+
 def is_known(scope: Scope) -> bool:
     """Return whether the caller proved who it is, or nobody has to."""
     return scope.get(_PRINCIPAL, True) is not None
@@ -77,7 +84,16 @@ class Guard:
                 scope[_PRINCIPAL] = await self._identify(scope)
         else:
             scope[_PRINCIPAL] = await self._identify(scope)
-        await self._app(scope, receive, send)
+        principal: Principal | None = scope[_PRINCIPAL]
+        if principal is None:
+            await self._app(scope, receive, send)
+            return
+        caller.set(principal.name)
+        self._authenticator.in_flight.enter(principal.name)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._authenticator.in_flight.leave(principal.name)
 
     async def _identify(self, scope: Scope) -> Principal:
         client = scope.get("client")

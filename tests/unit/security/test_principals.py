@@ -6,9 +6,11 @@ import asyncio
 
 import pytest
 
-from headrace.errors import AuthTokenScopeMismatch, ScopeTokenScopeMismatch, TooManyRequests
+from headrace.config.http import SecurityConfig
+from headrace.errors import AuthTokenExpired, AuthTokenScopeMismatch, ScopeTokenScopeMismatch, TooManyRequests
 from headrace.lifecycle import ManualClock
-from headrace.security import Principal, RateLimit
+from headrace.security import Authenticator, Principal, RateLimit
+from headrace.security.rate_limit import InFlight
 
 WRITE = ("kafka:w",)
 
@@ -83,3 +85,31 @@ def test_the_rate_limit_remembers_a_bounded_number_of_callers(monkeypatch: pytes
     for number in range(10):
         limit.take(str(number))
     assert len(limit._buckets) == 3
+
+
+def test_only_so_many_requests_of_one_caller_wait_at_once() -> None:
+    """One more is refused and not counted; what has left makes room; nothing is kept of callers without any."""
+    in_flight = InFlight(2)
+    for key in ("a", "a", "b"):
+        in_flight.enter(key)
+    for _ in range(2):
+        with pytest.raises(TooManyRequests):
+            in_flight.enter("a")
+    in_flight.leave("a")
+    in_flight.enter("a")
+    for key in ("a", "a", "b"):
+        in_flight.leave(key)
+    assert not in_flight._counts
+
+
+def test_a_certificate_is_good_until_its_end() -> None:
+    """Row J2: a connection that outlives it is refused what it asks after that."""
+    clock = ManualClock(1_700_000_000)
+    principals = {"loader": {"scopes": ["kafka:w"]}}
+    authenticator = Authenticator(SecurityConfig.model_validate({"mode": "mtls", "principals": principals}), clock)
+    certificate = {"subject": ((("commonName", "loader"),),), "notAfter": "Nov 14 22:13:30 2023 GMT"}
+    principal = asyncio.run(authenticator.identify({}, certificate, ""))
+    assert (principal.scopes, principal.expires_at) == ({"kafka:w"}, 1_700_000_010)
+    asyncio.run(clock.advance(11))
+    with pytest.raises(AuthTokenExpired):
+        asyncio.run(authenticator.identify({}, certificate, ""))

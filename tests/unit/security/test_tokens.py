@@ -117,6 +117,7 @@ def test_a_good_token_says_who_and_what(server: Any, algorithm: str) -> None:
     for kind in (None, "JWT", "at+jwt"):
         principal = server.check(server.sign(algorithm=algorithm, typ=kind))
         assert (principal.name, principal.scopes) == ("loader", {"kafka:w"})
+        assert principal.expires_at == server.claims["exp"] + 60
 
 
 @pytest.mark.parametrize(

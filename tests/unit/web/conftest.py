@@ -89,9 +89,13 @@ class House:
         """Send bytes on a connection of their own and read one answer."""
         reader, writer = await self.connect()
         writer.write(request)
-        answer = await asyncio.wait_for(read_answer(reader), LIMIT_SECONDS)
+        answer = await self.read(reader)
         writer.close()
         return answer
+
+    async def read(self, reader: asyncio.StreamReader) -> Answer:
+        """Read one answer."""
+        return await asyncio.wait_for(read_answer(reader), LIMIT_SECONDS)
 
     async def get(self, path: str, method: str = "GET") -> Answer:
         return await self.ask(f"{method} {path} HTTP/1.1\r\nHost: h\r\n\r\n".encode())

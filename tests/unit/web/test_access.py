@@ -172,6 +172,54 @@ def test_one_principal_over_its_rate_is_told_to_wait(opened: Any) -> None:
     asyncio.run(main())
 
 
+def test_one_principal_has_a_limit_of_requests_in_flight(opened: Any) -> None:
+    """429 with Retry-After for the one more; others go on, and so does this one when it has its answers."""
+
+    async def main() -> None:
+        async with opened(security={**SECURITY, "max_in_flight": 2}) as house:
+            house.kafka.gate.clear()
+            waiting = [
+                asyncio.create_task(house.ask(request("POST", "/producers/t", bearer("writer")))) for _ in range(2)
+            ]
+            while len(house.kafka.records) < 2:  # noqa: ASYNC110 the fake has no event for the second one
+                await asyncio.sleep(0)
+            answer = await house.ask(request("POST", "/producers/t", bearer("writer")))
+            assert (answer.status, answer.json["code"], answer.headers["retry-after"]) == (429, "ERR40004", "1")
+            assert (await house.ask(request("GET", "/metrics", bearer("scraper")))).status == 200
+            house.kafka.gate.set()
+            assert [answer.status for answer in await asyncio.gather(*waiting)] == [200, 200]
+            assert (await house.ask(request("POST", "/producers/t", bearer("writer")))).status == 200
+
+    asyncio.run(main())
+
+
+def test_a_thousand_bad_tokens_do_not_keep_good_ones_out(opened: Any) -> None:
+    """Row J8: after a hundred they are answered 429, and each good one among them is served."""
+
+    async def main() -> None:
+        async with opened(security=SECURITY) as house:
+            bad, good = (
+                request("GET", "/metrics", bearer("wrong"), b""),
+                request("POST", "/producers/t", bearer("writer")),
+            )
+
+            async def guess() -> list[int]:
+                reader, writer = await house.connect()
+                statuses = []
+                for _ in range(100):
+                    writer.write(bad)
+                    statuses.append((await house.read(reader)).status)
+                return statuses
+
+            guessing = [asyncio.create_task(guess()) for _ in range(10)]
+            answers = [await house.ask(good) for _ in range(10)]
+            statuses = [status for one in guessing for status in await one]
+            assert [answer.status for answer in answers] == [200] * 10
+            assert set(statuses) == {401, 429}
+
+    asyncio.run(main())
+
+
 def test_guessing_is_slowed_down_and_good_tokens_are_still_taken(opened: Any) -> None:
     """Row J8: after a hundred failures from one address, 429."""
 

@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from headrace.cli.main import root
+from headrace.config.client_properties import PRODUCER_KEYS
 from headrace.config.show import json_schema
 from headrace.errors import HeadraceError, catalogue
 from headrace.pipelines.spec import PipelineSpec
@@ -48,6 +49,7 @@ def pages() -> dict[Path, str]:
     return {
         REFERENCE / "configuration.md": configuration_page(),
         REFERENCE / "errors.md": errors_page(),
+        REFERENCE / "producer-keys.md": producer_keys_page(),
         REFERENCE / "cli.md": cli_page(),
         REFERENCE / "headrace.schema.json": json.dumps(json_schema(), indent=2) + "\n",
         ARCHITECTURE: with_file_map(ARCHITECTURE.read_text()),
@@ -146,6 +148,26 @@ def _number(setting: Schema, kind: str) -> str:
     if "maximum" in setting:
         return f"{text} from {setting['minimum']} to {setting['maximum']}"
     return f"{text}, {setting['minimum']:,} or more" if "minimum" in setting else text
+
+
+def producer_keys_page() -> str:
+    """Return the table of the keys that Java's producer and light-4j know."""
+    rows = [
+        f"| `{name}` | {f'`{key.light_4j}`' if key.light_4j else ''} | {f'`{key.client}`' if key.client else ''} | "
+        f"{key.ours} |"
+        for name, key in PRODUCER_KEYS.items()
+    ]
+    parts = [
+        "# Producer keys\n",
+        _MADE,
+        "Where the keys of Kafka's Java producer and of light-4j's `kafka-producer.yml` are in `headrace.yaml`.",
+        "One that is written into `kafka.properties` or `producer.properties` is refused with the last column of this",
+        "table, unless that names the map itself.\n",
+        "| Java's producer, light-4j | Default of light-4j | Client (librdkafka) | Headrace |",
+        "|---|---|---|---|",
+        *rows,
+    ]
+    return "\n".join(parts) + "\n"
 
 
 # Errors --------------------------------------------------------------------------------------------------------------

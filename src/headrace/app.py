@@ -68,13 +68,17 @@ class App:
         self.admin = Admin(config.kafka)
         self.topics = TopicDirectory(self.admin, clock)
         self.producer = Producer(config.kafka, config.producer)
+        lasting = config.producer.lasting
+        self.inner_producer = (
+            self.producer if lasting is config.producer else Producer(config.kafka, lasting, "inner_producer")
+        )
         self.registry = SchemaRegistry(config.schema_registry, clock)
         self.codecs = Codecs(self.registry)
         self._wanted: dict[str, str] = {}
         self._groups: list[str] = []
         self._formats: set[str] = {config.producer.key_format, config.producer.value_format}
         ways_in = [*self._reactive_consumers(), *self._functions(), *self._pipelines()]
-        self.services: list[Service] = [self.topics, self.producer]
+        self.services: list[Service] = [self.topics, *dict.fromkeys([self.producer, self.inner_producer])]
         self.audit = self._audit()
         if self._formats & {"avro", "jsonschema", "protobuf"} or "schema_registry" in config.model_fields_set:
             self.services.append(RegistryWatch(self.registry, clock))
@@ -119,7 +123,7 @@ class App:
         target: AuditTarget = AuditFile(settings)
         if settings.to == "topic":
             # Of its own, so notes never take the room or the turn of the records they tell of.
-            producer = Producer(self.config.kafka, self.config.producer, "audit_producer")
+            producer = Producer(self.config.kafka, self.config.producer.lasting, "audit_producer")
             target = AuditTopic(settings.topic, producer.produce)
             self.services.append(producer)
             if self.config.kafka.create_topics:
@@ -159,7 +163,7 @@ class App:
             workers,
             trigger,
             self.clock,
-            produce=self.producer.produce,
+            produce=self.inner_producer.produce,
             schema_text=self._schema_text,
             partitions_of=self.topics.partitions_of,
         )
@@ -205,7 +209,7 @@ class App:
         if dead_letter.enabled:
             creates = self.config.kafka.create_topics
             letters = DeadLetterTopic(
-                dead_letter.topic, self.producer.produce, self.admin.ensure_topic_like if creates else None
+                dead_letter.topic, self.inner_producer.produce, self.admin.ensure_topic_like if creates else None
             )
             if creates:
                 self._wanted.update({letters.topic_for(topic): topic for topic in topics})

@@ -12,7 +12,6 @@ from headrace.config.load import load_config
 from headrace.config.model import HeadraceConfig
 from headrace.config.show import json_schema, masked
 from headrace.errors import ConfigError, HeadraceError
-from headrace.kafka.properties import check_properties
 
 DEFAULT_FILE = Path("headrace.yaml")
 
@@ -45,15 +44,16 @@ def check(file: Path, output: str) -> None:
     """
     try:
         settings = load_config(file, os.environ)
-        check_properties(settings.kafka.properties)
         _check_files(settings)
     except ConfigError as problem:
         if output == "json":
             print_json({"ok": False, "problems": problem.description.splitlines()})
         raise
     if output == "json":
-        print_json({"ok": True, "problems": []})
+        print_json({"ok": True, "problems": [], "warnings": settings.producer.warnings})
     else:
+        for warning in settings.producer.warnings:
+            click.echo(f"warning: {warning}", err=True)
         parts = ("reactive_consumers", "functions", "pipelines")
         counts = ", ".join(f"{part.replace('_', ' ')}: {len(getattr(settings, part))}" for part in parts)
         click.echo(f"{file}: ok ({counts})")

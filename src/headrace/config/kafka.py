@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr
 
-from headrace.config.secrecy import is_secret_name
+from headrace.config.client_properties import ClientProperties
 from headrace.config.section import PositiveSeconds, Seconds, Section, Url
 
 
@@ -15,22 +15,12 @@ class KafkaConfig(Section):
 
     bootstrap_servers: Annotated[str, Field(pattern=r"^[^\s,]+(\s*,\s*[^\s,]+)*$")] = "localhost:9092"
     """Brokers to ask first: `host:port`, comma separated."""
-    properties: dict[str, str | int | float | bool | SecretStr] = Field(default_factory=dict)
+    properties: ClientProperties = Field(default_factory=dict)
     """Client properties by their librdkafka names, after an allow-list; a secret belongs in a `${file:}` reference."""
     create_topics: bool = True
     """Whether topics of ours (dead letter topics, result topics) are created when missing."""
     request_timeout_seconds: PositiveSeconds = 10.0
     """Longest wait for one answer to an administrative question."""
-
-    @field_validator("properties", mode="before")
-    @classmethod
-    def _hide_secrets(cls, properties: Any) -> Any:
-        if not isinstance(properties, dict):
-            return properties
-        return {
-            name: SecretStr(value) if isinstance(value, str) and is_secret_name(name) else value
-            for name, value in properties.items()
-        }
 
 
 class SchemaRegistryConfig(Section):

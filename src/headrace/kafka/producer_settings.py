@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
-from headrace.kafka.properties import client_properties
+from headrace.kafka.properties import client_properties, opened
+
+log = logging.getLogger(__name__)
 
 
 def producer_properties(kafka: KafkaConfig, settings: ProducerConfig, client_id: str) -> dict[str, Any]:
-    """Return the client properties of a producer.
-
-    Raises:
-        ConfigError: A property is not allowed.
-    """
+    """Return the client properties of a producer, and log what its settings give up."""
+    for warning in settings.warnings:
+        log.warning("%s", warning)
+    attempt_ms = int(settings.attempt_seconds * 1000)
     return {
         **client_properties(kafka, client_id),
-        "acks": "all",
-        "enable.idempotence": True,
-        "max.in.flight.requests.per.connection": 5,
+        **opened(settings.properties),
+        "acks": settings.acks,
+        "enable.idempotence": settings.idempotence,
+        "max.in.flight.requests.per.connection": settings.max_in_flight,
+        "retries": settings.retries,
         "partitioner": "murmur2_random",
         "linger.ms": settings.linger_seconds * 1000,
+        "batch.size": settings.batch_bytes,
+        "message.max.bytes": settings.max_record_bytes,
         "compression.type": settings.compression,
+        "compression.level": settings.compression_level,
         "delivery.timeout.ms": int(settings.delivery_timeout_seconds * 1000),
+        # The client's own wait is the longer one: past it, it cuts the connection, and with it every other request.
+        "request.timeout.ms": max(1, attempt_ms * 9 // 10),
+        "socket.timeout.ms": max(10, attempt_ms),
         "queue.buffering.max.messages": 2_000_000,
         "queue.buffering.max.kbytes": settings.max_pending_bytes // 512 + 16_384,
     }

@@ -25,6 +25,7 @@ _CODES: Final[dict[type[errors.HeadraceError], int]] = {
     errors.ProducerQueueFull: 50003,
 }
 _OTHER: Final = 50002
+_NO_OFFSET: Final = -1  # as in Kafka's Java client
 _RequestStatus = Literal["OK", "UNAUTHORIZED", "FORBIDDEN"]
 _REQUEST_STATUS: Final[dict[int, _RequestStatus]] = {40101: "UNAUTHORIZED", 40301: "FORBIDDEN"}
 _encode_json = msgspec.json.Encoder().encode
@@ -48,6 +49,8 @@ class ProduceResponse(msgspec.Struct, kw_only=True, rename={"request_status": "r
     key_schema_id: int | msgspec.UnsetType = msgspec.UNSET
     value_schema_id: int | msgspec.UnsetType = msgspec.UNSET
     request_status: _RequestStatus
+    acks: Literal[1, 0] | msgspec.UnsetType = msgspec.UNSET
+    """Present where an entry without error is weaker than ok: the leader alone has the record (1), or none said so (0)."""
 
 
 class ProduceAnswer(NamedTuple):
@@ -67,14 +70,18 @@ def answer_of(
     key_schema_id: int | None,
     value_schema_id: int | None,
     always_200: bool,
+    acks: Literal["all", 1, 0] = "all",
 ) -> ProduceAnswer:
     """Return the answer for the outcomes of all records, in their order."""
     failures = [result for result in results if type(result) is not Produced]
+    if acks == 0:  # no broker has told an offset
+        results = [Produced(result.partition, _NO_OFFSET) if type(result) is Produced else result for result in results]
     response = ProduceResponse(
         offsets=[_entry(result) for result in results] if failures else results,
         key_schema_id=msgspec.UNSET if key_schema_id is None else key_schema_id,
         value_schema_id=msgspec.UNSET if value_schema_id is None else value_schema_id,
         request_status=_request_status(failures),
+        acks=msgspec.UNSET if acks == "all" else acks,
     )
     body = _encode_json(response)
     written = len(results) - len(failures)

@@ -30,14 +30,26 @@ def test_check_of_a_good_file(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert headrace("config", "check") == 0
     assert capsys.readouterr().out == "headrace.yaml: ok (reactive consumers: 0, functions: 0, pipelines: 0)\n"
     assert headrace("config", "check", "--output", "json") == 0
-    assert json.loads(capsys.readouterr().out) == {"ok": True, "problems": []}
+    assert json.loads(capsys.readouterr().out) == {"ok": True, "problems": [], "warnings": []}
+
+
+def test_check_warns_of_what_is_given_up(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file with weak settings is ok, and says what they cost."""
+    (folder / "headrace.yaml").write_text("producer: {idempotence: false}")
+    assert headrace("config", "check") == 0
+    assert capsys.readouterr().err.startswith("warning: producer.idempotence is off, with 5 requests in flight")
+    assert headrace("config", "check", "--output", "json") == 0
+    assert len(json.loads(capsys.readouterr().out)["warnings"]) == 1
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
         ("http: {prot: 1}", "headrace.yaml:1: http.prot: unknown key: did you mean port?"),
-        ("kafka: {properties: {group.id: x}}", "kafka.properties.group.id is Headrace's own: set group of"),
+        (
+            "kafka: {properties: {group.id: x}}",
+            "headrace.yaml:1: kafka.properties.group.id: is not taken here: set group of",
+        ),
         ("http: {port: 1", "headrace.yaml:1: is not YAML"),
     ],
 )

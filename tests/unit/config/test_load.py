@@ -114,7 +114,7 @@ def test_unknown_key_without_a_near_name_lists_the_known_ones(write: Write) -> N
         ("schema_registry: {url: 'http://u:pw@h'}", "headrace.yaml:1: schema_registry.url: holds a user or password"),
         ("schema_registry: {url: 'ftp://h'}", "headrace.yaml:1: schema_registry.url: should be a URL"),
         ("schema_registry: {url: 'http://h:x'}", "headrace.yaml:1: schema_registry.url: should be a URL"),
-        ("kafka: {properties: {linger.ms: [1]}}", "headrace.yaml:1: kafka.properties.linger.ms: should be"),
+        ("kafka: {properties: {client.rack: [1]}}", "headrace.yaml:1: kafka.properties.client.rack: should be"),
         ("kafka: {properties: 3}", "headrace.yaml:1: kafka.properties: should be a valid dictionary"),
         ("functions: [nope.yaml]", "headrace.yaml:1: functions[0]: names nope.yaml, which is no file"),
     ],
@@ -310,7 +310,7 @@ class TestSecrets:
         [
             "schema_registry: {password: '${env:PW}'}",
             "schema_registry: {password: '${PW:}'}",
-            "kafka: {properties: {sasl.jaas.config: 'password=${env:PW}'}}",
+            "kafka: {properties: {sasl.oauthbearer.config: 'secret=${env:PW}'}}",
             "kafka: {properties: {ssl.key.location: /k.pem}}",
         ],
     )

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from pydantic import SecretStr
 
 from headrace.config.kafka import KafkaConfig
-from headrace.errors import ConfigError
 from headrace.kafka.properties import client_log, client_properties
 
 
@@ -22,22 +20,6 @@ def test_consumer_properties_stay_out_of_producers() -> None:
     kafka = KafkaConfig(properties={"max.poll.interval.ms": 1000})
     assert "max.poll.interval.ms" not in client_properties(kafka, "p")
     assert client_properties(kafka, "c", consumer=True)["max.poll.interval.ms"] == 1000
-
-
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("enable.auto.commit", "Headrace commits what has ended"),
-        ("acks", "acks is always all"),
-        ("group.id", "consumerGroup"),
-        ("plugin.library.paths", "not on the list"),
-        ("sasl.pasword", "did you mean sasl.password"),
-    ],
-)
-def test_other_properties_are_refused_with_the_way_out(name: str, says: str) -> None:
-    """What is ours names our setting, what is misspelt the nearest name, the rest that it is not allowed."""
-    with pytest.raises(ConfigError, match=says):
-        client_properties(KafkaConfig(properties={name: "x"}), "me")
 
 
 def test_the_client_does_not_repeat_itself() -> None:

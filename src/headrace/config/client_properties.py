@@ -1,0 +1,184 @@
+"""Client properties by name: what users may pass to Kafka's client, and where everything else went.
+
+Names are librdkafka's. An allow-list, because some properties load code or files, or break a promise. The keys that
+Kafka's Java producer and light-4j's `kafka-producer.yml` know are in one table, which a documentation page shows.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Annotated, Any, Final, NamedTuple
+
+from pydantic import AfterValidator, BeforeValidator, SecretStr
+
+from headrace.config.secrecy import is_secret_name
+
+
+class ProducerKey(NamedTuple):
+    """What became of a key of Java's producer or of light-4j's `kafka-producer.yml`."""
+
+    light_4j: str
+    """Its default there; empty if that file does not have it."""
+    client: str
+    """librdkafka's name; empty if it has none."""
+    ours: str
+    """The setting to use, or `nothing:` and why none is needed."""
+
+
+_TRANSACTIONS: Final = "nothing: `POST /transactions` names and times its own"
+_TRUST: Final = "nothing: the system's authorities, or the file that the variable `SSL_CERT_FILE` names"
+_PEM: Final = "`kafka.properties.{}`, as PEM"
+
+PRODUCER_KEYS: Final = {
+    "acks": ProducerKey("all", "acks", "`producer.acks`"),
+    "auditEnabled": ProducerKey("true", "", "`audit`"),
+    "auditTarget": ProducerKey("logfile", "", "`audit`"),
+    "auditTopic": ProducerKey("sidecar-audit", "", "`audit`"),
+    "basic.auth.credentials.source": ProducerKey("USER_INFO", "", "nothing: a user name that is set is used"),
+    "basic.auth.user.info": ProducerKey("user:password", "", "`schema_registry.username`, `schema_registry.password`"),
+    "batch.size": ProducerKey("16384", "batch.size", "`producer.batch_bytes`"),
+    "bootstrap.servers": ProducerKey("localhost:9092", "bootstrap.servers", "`kafka.bootstrap_servers`"),
+    "buffer.memory": ProducerKey("33554432", "queue.buffering.max.kbytes", "`producer.max_pending_bytes`"),
+    "client.id": ProducerKey("", "client.id", "nothing: Headrace names its clients"),
+    "client.rack": ProducerKey("rack-name", "client.rack", "`kafka.properties.client.rack`: consumers only"),
+    "compression.level": ProducerKey("", "compression.level", "`producer.compression_level`"),
+    "compression.type": ProducerKey("", "compression.type", "`producer.compression`"),
+    "delivery.timeout.ms": ProducerKey("", "delivery.timeout.ms", "`producer.delivery_timeout_seconds`"),
+    "enable.idempotence": ProducerKey("true", "enable.idempotence", "`producer.idempotence`"),
+    "injectCallerId": ProducerKey("false", "", "`producer.caller_id`"),
+    "injectOpenTracing": ProducerKey("false", "", "nothing: `traceparent` passes through"),
+    "key.serializer": ProducerKey("ByteArraySerializer", "", "`producer.key_format`"),
+    "keyFormat": ProducerKey("jsonschema", "", "`producer.key_format`"),
+    "linger.ms": ProducerKey("1", "linger.ms", "`producer.linger_seconds`"),
+    "max.block.ms": ProducerKey("", "", "nothing: without room a request is answered 503 at once"),
+    "max.in.flight.requests.per.connection": ProducerKey(
+        "5", "max.in.flight.requests.per.connection", "`producer.max_in_flight`"
+    ),
+    "max.message.size": ProducerKey("in samples, no effect", "", "`producer.max_record_bytes`"),
+    "max.request.size": ProducerKey("1048576", "message.max.bytes", "`producer.max_record_bytes`"),
+    "metadata.max.age.ms": ProducerKey("", "metadata.max.age.ms", "`kafka.properties.metadata.max.age.ms`"),
+    "partitioner.class": ProducerKey("", "partitioner", "nothing: it is murmur2, as Java's client"),
+    "request.timeout.ms": ProducerKey("", "request.timeout.ms", "`producer.request_timeout_seconds`"),
+    "retries": ProducerKey("3", "retries", "`producer.retries`"),
+    "retry.backoff.ms": ProducerKey("", "retry.backoff.ms", "`producer.properties.retry.backoff.ms`"),
+    "sasl.jaas.config": ProducerKey(
+        "PlainLoginModule", "", "`kafka.properties.sasl.username`, `kafka.properties.sasl.password`"
+    ),
+    "sasl.mechanism": ProducerKey("PLAIN", "sasl.mechanism", "`kafka.properties.sasl.mechanism`"),
+    "schema.registry.auto.register.schemas": ProducerKey("true, no effect", "", "`producer.auto_register`"),
+    "schema.registry.cache": ProducerKey("100", "", "nothing: caches are bounded"),
+    "schema.registry.ssl.truststore.location": ProducerKey("/config/client.truststore", "", _TRUST),
+    "schema.registry.ssl.truststore.password": ProducerKey("password", "", _TRUST),
+    "schema.registry.url": ProducerKey("http://localhost:8081", "", "`schema_registry.url`"),
+    "security.protocol": ProducerKey("SASL_SSL", "security.protocol", "`kafka.properties.security.protocol`"),
+    "ssl.endpoint.identification.algorithm": ProducerKey(
+        "algo-name",
+        "ssl.endpoint.identification.algorithm",
+        "`kafka.properties.ssl.endpoint.identification.algorithm`: `https` or `none`",
+    ),
+    "ssl.keystore.location": ProducerKey("", "ssl.keystore.location", _PEM.format("ssl.certificate.location")),
+    "ssl.keystore.password": ProducerKey("", "ssl.keystore.password", "`kafka.properties.ssl.key.password`"),
+    "ssl.truststore.location": ProducerKey("/config/client.truststore", "", _PEM.format("ssl.ca.location")),
+    "ssl.truststore.password": ProducerKey("password", "", "nothing: a PEM file of authorities has none"),
+    "topic": ProducerKey("test1", "", "nothing: the path of a request names the topic"),
+    "transaction.timeout.ms": ProducerKey("60000, commented out", "transaction.timeout.ms", _TRANSACTIONS),
+    "transactional.id": ProducerKey("T1000, commented out", "transactional.id", _TRANSACTIONS),
+    "transactional.id.expiration.ms": ProducerKey("604800000, commented out", "", "nothing: it is the broker's"),
+    "value.serializer": ProducerKey("ByteArraySerializer", "", "`producer.value_format`"),
+    "valueFormat": ProducerKey("jsonschema", "", "`producer.value_format`"),
+}
+"""Every producer key by its name there."""
+
+_CONSUMERS_KEYS: Final = {
+    "auto.offset.reset": "`auto_offset_reset` of the reactive consumer or `initialOffset` of the function",
+    "enable.auto.commit": "nothing: Headrace commits what has ended and only that",
+    "group.id": "`group` of the reactive consumer or `consumerGroup` of the function",
+    "partition.assignment.strategy": "nothing: it is cooperative-sticky",
+}
+_OTHER_NAMES: Final = {
+    "compression.codec": "compression.type",
+    "max.in.flight": "max.in.flight.requests.per.connection",
+    "message.send.max.retries": "retries",
+    "message.timeout.ms": "delivery.timeout.ms",
+    "queue.buffering.max.ms": "linger.ms",
+    "request.required.acks": "acks",
+    "socket.timeout.ms": "request.timeout.ms",
+}
+"""librdkafka's second names."""
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+CONSUMER_ONLY: Final = _names(
+    """
+    fetch.max.bytes fetch.min.bytes fetch.wait.max.ms group.instance.id group.protocol heartbeat.interval.ms
+    isolation.level max.partition.fetch.bytes max.poll.interval.ms session.timeout.ms
+    """
+)
+"""Allowed for consumers; the client warns of them in a producer."""
+_PRODUCER_ONLY: Final = _names(
+    """
+    batch.num.messages queue.buffering.backpressure.threshold sticky.partitioning.linger.ms
+    topic.metadata.propagation.max.ms
+    """
+)
+_EVERY_CLIENT: Final = _names(
+    """
+    broker.address.family broker.address.ttl client.dns.lookup client.rack connections.max.idle.ms metadata.max.age.ms
+    receive.message.max.bytes reconnect.backoff.max.ms reconnect.backoff.ms retry.backoff.max.ms retry.backoff.ms
+    sasl.mechanism sasl.mechanisms sasl.oauthbearer.client.id sasl.oauthbearer.client.secret sasl.oauthbearer.config
+    sasl.oauthbearer.extensions sasl.oauthbearer.method sasl.oauthbearer.scope sasl.oauthbearer.token.endpoint.url
+    sasl.password sasl.username security.protocol socket.connection.setup.timeout.ms socket.keepalive.enable
+    socket.receive.buffer.bytes socket.send.buffer.bytes socket.timeout.ms ssl.ca.location ssl.ca.pem
+    ssl.certificate.location ssl.certificate.pem ssl.cipher.suites ssl.endpoint.identification.algorithm
+    ssl.key.location ssl.key.password ssl.key.pem topic.metadata.refresh.interval.ms
+    """
+)
+
+
+def _owner(name: str) -> str:
+    """Return the setting to use in place of a property, empty if we do not know the name."""
+    name = _OTHER_NAMES.get(name, name)
+    found = PRODUCER_KEYS.get(name) or next((key for key in PRODUCER_KEYS.values() if key.client == name), None)
+    return found.ours if found else _CONSUMERS_KEYS.get(name, "")
+
+
+def _require(name: str, allowed: frozenset[str], elsewhere: frozenset[str], place: str) -> str:
+    if name in allowed:
+        return name
+    if name in elsewhere:
+        raise ValueError(f"is not taken here: set {place}.{name}")
+    if owner := _owner(name).replace("`", ""):
+        _, nothing, why = owner.partition("nothing: ")
+        raise ValueError(f"is not taken here: {why if nothing else f'set {owner}'}")
+    near = difflib.get_close_matches(name, sorted(allowed), 1)
+    raise ValueError(
+        f"is not accepted: did you mean {near[0]}?" if near else "is not on the list of allowed client properties"
+    )
+
+
+def _for_clients(name: str) -> str:
+    return _require(name, _EVERY_CLIENT | CONSUMER_ONLY, _PRODUCER_ONLY, "producer.properties")
+
+
+def _for_producers(name: str) -> str:
+    return _require(name, (_EVERY_CLIENT - _OTHER_NAMES.keys()) | _PRODUCER_ONLY, CONSUMER_ONLY, "kafka.properties")
+
+
+def _hide_secrets(properties: Any) -> Any:
+    if not isinstance(properties, dict):
+        return properties
+    return {
+        name: SecretStr(value) if isinstance(value, str) and is_secret_name(name) else value
+        for name, value in properties.items()
+    }
+
+
+_Value = str | int | float | bool | SecretStr
+_Hidden = BeforeValidator(_hide_secrets)
+ClientProperties = Annotated[dict[Annotated[str, AfterValidator(_for_clients)], _Value], _Hidden]
+"""Properties for every client; a name that is not allowed is refused with the way out."""
+ProducerProperties = Annotated[dict[Annotated[str, AfterValidator(_for_producers)], _Value], _Hidden]
+"""Properties for the producer."""

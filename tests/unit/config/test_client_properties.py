@@ -1,0 +1,88 @@
+"""Which client properties are taken, and what is said of the others."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from headrace.config.client_properties import PRODUCER_KEYS
+from headrace.config.kafka import KafkaConfig
+from headrace.config.model import HeadraceConfig
+from headrace.config.producer import ProducerConfig
+from headrace.config.section import Section
+
+KAFKA_FUNDAMENTALS = """
+acks batch.size bootstrap.servers buffer.memory delivery.timeout.ms enable.idempotence key.serializer linger.ms
+max.block.ms max.in.flight.requests.per.connection metadata.max.age.ms request.timeout.ms retries transactional.id
+value.serializer
+"""
+"""Every key of the seed's chapters on producers and transactions."""
+KAFKA_PRODUCER_YML = """
+acks auditEnabled auditTarget auditTopic basic.auth.credentials.source basic.auth.user.info batch.size
+bootstrap.servers buffer.memory client.rack enable.idempotence injectCallerId injectOpenTracing key.serializer
+keyFormat linger.ms max.in.flight.requests.per.connection max.request.size retries sasl.jaas.config sasl.mechanism
+schema.registry.auto.register.schemas schema.registry.cache schema.registry.ssl.truststore.location
+schema.registry.ssl.truststore.password schema.registry.url security.protocol ssl.endpoint.identification.algorithm
+ssl.truststore.location ssl.truststore.password topic value.serializer valueFormat transactional.id
+transaction.timeout.ms transactional.id.expiration.ms max.message.size
+"""
+"""Every key of light-4j's file, those that are commented out and those of its samples too."""
+
+
+def misfit(section: type[Section], name: str) -> str:
+    with pytest.raises(ValidationError) as raised:
+        section(properties={name: "x"})
+    return raised.value.errors()[0]["msg"]
+
+
+def test_every_producer_key_of_the_seeds_is_in_the_table() -> None:
+    """And a key of light-4j's file is there with its default."""
+    assert set(KAFKA_FUNDAMENTALS.split()) | set(KAFKA_PRODUCER_YML.split()) <= PRODUCER_KEYS.keys()
+    assert {name for name in KAFKA_PRODUCER_YML.split() if not PRODUCER_KEYS[name].light_4j} == set()
+
+
+@pytest.mark.parametrize("name", PRODUCER_KEYS)
+def test_a_producer_key_is_taken_or_answered_with_the_way_out(name: str) -> None:
+    """Whoever writes a key of Java's client or light-4j is told where it went."""
+    for section in (KafkaConfig, ProducerConfig):
+        try:
+            section(properties={name: "x"})
+        except ValidationError as refused:
+            assert "is not taken here: " in str(refused)
+
+
+def test_every_setting_the_table_names_exists() -> None:
+    """A name in it is a section, a field of one, or a property that is taken."""
+    for key in PRODUCER_KEYS.values():
+        for named in key.ours.split("`")[1::2]:
+            section, _, field = named.partition(".")
+            if section not in HeadraceConfig.model_fields or not field:
+                continue
+            kind = HeadraceConfig.model_fields[section].annotation
+            assert kind is not None
+            if field.startswith("properties."):
+                kind(properties={field.removeprefix("properties."): "x"})
+            else:
+                assert field in kind.model_fields, named
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "says"),
+    [
+        (KafkaConfig, "enable.auto.commit", "Headrace commits what has ended"),
+        (KafkaConfig, "group.id", "consumerGroup"),
+        (KafkaConfig, "acks", "is not taken here: set producer.acks"),
+        (KafkaConfig, "request.required.acks", "set producer.acks"),
+        (KafkaConfig, "message.max.bytes", "set producer.max_record_bytes"),
+        (KafkaConfig, "max.block.ms", "answered 503 at once"),
+        (KafkaConfig, "sticky.partitioning.linger.ms", "set producer.properties.sticky.partitioning.linger.ms"),
+        (KafkaConfig, "plugin.library.paths", "not on the list"),
+        (KafkaConfig, "sasl.pasword", "did you mean sasl.password"),
+        (ProducerConfig, "isolation.level", "set kafka.properties.isolation.level"),
+        (ProducerConfig, "socket.timeout.ms", "set producer.request_timeout_seconds"),
+        (ProducerConfig, "plugin.library.paths", "not on the list"),
+    ],
+)
+def test_other_properties_are_refused_with_the_way_out(section: type[Section], name: str, says: str) -> None:
+    """What is ours names our setting, what is misspelt the nearest name, the rest that it is not allowed."""
+    assert says in misfit(section, name)

@@ -1,0 +1,52 @@
+"""Producer settings as the client gets them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import confluent_kafka
+import pytest
+from pydantic import SecretStr
+
+from headrace.config.kafka import KafkaConfig
+from headrace.config.producer import ProducerConfig
+from headrace.kafka.producer_settings import producer_properties
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"idempotence": False, "acks": 0, "retries": 0, "max_in_flight": 1_000_000},
+        {"delivery_timeout_seconds": 0.1, "linger_seconds": 0.0, "batch_bytes": 1, "max_record_bytes": 1000},
+        {"delivery_timeout_seconds": 2_147_483, "linger_seconds": 900, "request_timeout_seconds": 300},
+        {"max_pending_bytes": 10**12, "batch_bytes": 2**31 - 1, "max_record_bytes": 10**9, "compression_level": 12},
+    ],
+)
+def test_the_client_takes_every_extreme(given: dict[str, Any]) -> None:
+    """What the section lets pass, the client does not refuse."""
+    confluent_kafka.Producer(
+        producer_properties(KafkaConfig(bootstrap_servers="127.0.0.1:1"), ProducerConfig(**given), "me")
+    )
+
+
+def test_settings_reach_the_client_in_its_names_and_units() -> None:
+    """Properties for the producer win over those for every client; secrets are opened."""
+    kafka = KafkaConfig(properties={"client.rack": "a", "sasl.password": "far", "socket.timeout.ms": 1})
+    settings = ProducerConfig(
+        request_timeout_seconds=2,
+        linger_seconds=0.0005,
+        batch_bytes=7,
+        compression="zstd",
+        properties={"sasl.password": SecretStr("near"), "batch.num.messages": 3},
+    )
+    found = producer_properties(kafka, settings, "me")
+    names = ("client.rack", "sasl.password", "batch.num.messages", "linger.ms", "batch.size", "compression.type")
+    assert [found[name] for name in names] == ["a", "near", 3, 0.5, 7, "zstd"]
+    assert (found["socket.timeout.ms"], found["request.timeout.ms"], found["acks"]) == (2000, 1800, "all")
+
+
+def test_weak_settings_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever reads the log knows that retries may reorder."""
+    producer_properties(KafkaConfig(), ProducerConfig(idempotence=False), "me")
+    assert "may reorder and double records" in caplog.text

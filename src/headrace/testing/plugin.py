@@ -14,10 +14,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from headrace.devcluster import Cluster, Registry
+from headrace.devcluster import Cluster, HeadraceProcess, Registry
 from headrace.errors import EnvironmentProblem
 from headrace.testing.backend import RecordingBackend
-from headrace.testing.process import HeadraceProcess
 
 AnyServers = TypeVar("AnyServers", Cluster, Registry)
 

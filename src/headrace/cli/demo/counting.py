@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
-import aiohttp
 import msgspec
 
+from headrace.cli.demo.backend import Backend
 from headrace.config.kafka import KafkaConfig
 from headrace.control.dead_letters import group_of
 from headrace.control.lag import lag_of
@@ -56,12 +56,10 @@ class Counts(NamedTuple):
 class Ledger:
     """Counts."""
 
-    def __init__(
-        self, kafka: KafkaConfig, admin: Admin, backend_port: int, groups: Sequence[str], letters: str
-    ) -> None:
+    def __init__(self, kafka: KafkaConfig, backend: Backend, groups: Sequence[str], letters: str) -> None:
         self._kafka = kafka
-        self._admin = admin
-        self._backend = f"http://127.0.0.1:{backend_port}/counts"
+        self._admin = Admin(kafka)
+        self._backend = backend
         self._groups = groups
         self._letters = letters
 
@@ -71,7 +69,7 @@ class Ledger:
             enriched=await self._end("flights.enriched"),
             aggregated=0,
             long_delays=await self._end("flights.long_delays"),
-            delivered=await self._delivered(),
+            delivered=len(self._backend.delivered),
             letters_left=await self._letters_left(),
             lag=await self._lag(),
         )
@@ -96,10 +94,6 @@ class Ledger:
 
     async def _end(self, topic: str) -> int:
         return sum(end for _, end in (await self._admin.topic_offsets(topic)).values())
-
-    async def _delivered(self) -> int:
-        async with aiohttp.ClientSession() as session, session.get(self._backend) as answer:
-            return int((await answer.json())["delivered"])
 
     async def _letters_left(self) -> int:
         redriven = sum((await self._admin.committed(group_of(self._letters))).values())

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import click
 
 from headrace.cli.connection import open_producer, quiet_client
+from headrace.cli.demo.backend import Backend
 from headrace.cli.demo.counting import Counts, Ledger
 from headrace.cli.demo.flights import Expected, expected, requests
 from headrace.cli.output import install_progress, progress
 from headrace.config.kafka import KafkaConfig
 from headrace.control.redrive import Redrive, RedriveOptions
-from headrace.devcluster import Cluster, Registry, start_together
-from headrace.devcluster.ports import free_ports
-from headrace.devcluster.server import Server
+from headrace.devcluster import Cluster, HeadraceProcess, Registry, start_together
 from headrace.errors import EnvironmentProblem, HeadraceError
 from headrace.kafka import Admin
-from headrace.lifecycle import SystemClock
+from headrace.lifecycle import SystemClock, run_blocking
 
 FILES = Path(__file__).with_name("files")
 LETTERS = "flights.long_delays.dlq"
@@ -60,9 +58,8 @@ class Story:
         self._folder = folder
         self._cluster = Cluster(folder / "kafka")
         self._registry = Registry(folder / "registry")
-        self._backend = Server("The demo's backend", folder / "backend.log")
-        self._headrace = Server("Headrace", folder / "headrace.log")
-        self._backend_port, self._port = free_ports(2)
+        self._backend = Backend()
+        self._headrace: HeadraceProcess | None = None
         self._began = time.monotonic()
         self._times: dict[str, float] = {}
 
@@ -70,25 +67,24 @@ class Story:
         """Run the demo. Returns the exit code."""
         try:
             self._say("Starting Kafka, the schema registry, a backend")
-            self._start_around()
-            await self._prepare()
+            with install_progress() as told:
+                start_together(self._registry, self._cluster, progress=told)
+            await self._backend.start()
+            kafka = KafkaConfig(bootstrap_servers=self._cluster.bootstrap_servers)
+            await self._prepare(Admin(kafka))
             self._say("Starting Headrace: sidecar, function, Spark pipeline, reactive consumer")
-            self._start_headrace()
-            return await self._flow(keep)
+            self._headrace = HeadraceProcess(self._config(), self._folder)
+            self._headrace.start()
+            self._headrace.wait_ready(_START_SECONDS)
+            return await self._flow(kafka, self._headrace, keep)
         finally:
-            self._headrace.stop(30)
-            self._backend.kill()
+            if self._headrace:  # what it delivers while it drains is answered on this loop
+                await run_blocking(self._headrace.terminate)
+            await self._backend.stop()
             self._registry.remove()
             self._cluster.remove()
 
-    def _start_around(self) -> None:
-        with install_progress() as told:
-            start_together(self._registry, self._cluster, progress=told)
-        command = [sys.executable, "-m", "headrace.cli.demo.backend", str(self._backend_port)]
-        self._backend.start(command, detached=False)
-
-    async def _prepare(self) -> None:
-        admin = Admin(self._kafka)
+    async def _prepare(self, admin: Admin) -> None:
         for topic, partitions in _TOPICS.items():
             await admin.create_topic(topic, partitions)
         async with aiohttp.ClientSession() as session:
@@ -98,35 +94,29 @@ class Story:
                 if answer.status != 200:
                     raise EnvironmentProblem(f"the schema registry refused the demo's schema: {await answer.text()}")
 
-    def _start_headrace(self) -> None:
-        file = self._folder / "headrace.yaml"
-        file.write_text(self._config())
-        command = [sys.executable, "-m", "headrace.cli.main", "run", "-c", str(file)]
-        self._headrace.start(command, detached=False, cwd=self._folder)
-        ready = re.compile(r"^ready http=", re.MULTILINE)
-        self._headrace.wait_until(lambda: bool(ready.search(self._headrace.log.read_text())), _START_SECONDS)
-
-    async def _flow(self, keep: bool) -> int:
+    async def _flow(self, kafka: KafkaConfig, headrace: HeadraceProcess, keep: bool) -> int:
         self._mark("started")
-        want, ledger = expected(), Ledger(self._kafka, Admin(self._kafka), self._backend_port, _GROUPS, LETTERS)
+        want, ledger = expected(), Ledger(kafka, self._backend, _GROUPS, LETTERS)
         self._say(f"Posting {want.flights:,} flights as Avro, {_BATCH_RECORDS} per request")
-        posted = await self._post(want.flights)
+        posted = await self._post(f"{headrace.url}/producers/flights", want.flights)
         self._mark("posted")
         self._say("Waiting for the function, the pipeline and the reactive consumer")
-        at_rest = await self._until(ledger, lambda c: c.settled(want.flights, want.long_delays, want.refused))
+        at_rest = await self._until(headrace, ledger, lambda c: c.settled(want.flights, want.long_delays, want.refused))
         self._mark("settled")
         self._say(f"Repairing the backend and redriving {at_rest.letters_left} dead letters")
-        await self._redrive()
-        final = await self._until(ledger, lambda c: c.finished(want.long_delays))
+        self._backend.repaired = True
+        async with open_producer(kafka) as back:
+            await Redrive(kafka, Admin(kafka), LETTERS, back.produce, SystemClock()).run(RedriveOptions())
+        final = await self._until(headrace, ledger, lambda c: c.finished(want.long_delays))
         self._mark("redriven")
         ok = self._table(want, posted, at_rest, final)
         if keep:
-            await self._wait_for_interrupt()
+            await self._wait_for_interrupt(headrace.url)
         return 0 if ok else 1
 
-    async def _post(self, flights: int) -> int:
+    async def _post(self, url: str, flights: int) -> int:
         """Post every flight over a few connections. Returns how many were acknowledged."""
-        url, acknowledged = f"http://127.0.0.1:{self._port}/producers/flights", 0
+        acknowledged = 0
         bodies = requests(_BATCH_RECORDS)
         headers = {"Content-Type": "application/json"}
         async with aiohttp.ClientSession(headers=headers) as session:
@@ -146,20 +136,13 @@ class Story:
                 await asyncio.gather(*(work() for _ in range(_CONNECTIONS)))
         return acknowledged
 
-    async def _redrive(self) -> None:
-        async with aiohttp.ClientSession() as session:
-            await session.post(f"http://127.0.0.1:{self._backend_port}/repair")
-        async with open_producer(self._kafka) as back:
-            redrive = Redrive(self._kafka, Admin(self._kafka), LETTERS, back.produce, SystemClock())
-            await redrive.run(RedriveOptions())
-
-    async def _until(self, ledger: Ledger, done: Callable[[Counts], bool]) -> Counts:
+    async def _until(self, headrace: HeadraceProcess, ledger: Ledger, done: Callable[[Counts], bool]) -> Counts:
         """Count until the condition holds or the time is up; the table then shows what is missing."""
         end = time.monotonic() + _SETTLE_SECONDS
         with progress("enriched") as show:
             while True:
-                if not self._headrace.running:
-                    raise EnvironmentProblem(f"Headrace ended. Its last lines:\n{self._headrace.log_tail(30)}")
+                if not headrace.server.running:
+                    raise EnvironmentProblem(f"Headrace ended. Its last lines:\n{headrace.server.log_tail(30)}")
                 counts = await ledger.quick()
                 show(counts.enriched, None)
                 if done(counts) or time.monotonic() > end:
@@ -192,8 +175,8 @@ class Story:
             f"({flights / (settled - started):,.0f} flights/s end to end); in all {self._times['redriven']:.0f} s"
         )
 
-    async def _wait_for_interrupt(self) -> None:
-        click.echo(f"\n  Headrace http://127.0.0.1:{self._port}   Kafka {self._cluster.bootstrap_servers}")
+    async def _wait_for_interrupt(self, url: str) -> None:
+        click.echo(f"\n  Headrace {url}   Kafka {self._cluster.bootstrap_servers}")
         click.echo(f"  schema registry {self._registry.url}   files {self._folder}   Ctrl-C ends it all")
         interrupted = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -201,25 +184,22 @@ class Story:
             loop.add_signal_handler(number, interrupted.set)
         await interrupted.wait()
 
-    @property
-    def _kafka(self) -> KafkaConfig:
-        return KafkaConfig(bootstrap_servers=self._cluster.bootstrap_servers)
-
-    def _config(self) -> str:
-        return f"""\
-kafka: {{bootstrap_servers: "{self._cluster.bootstrap_servers}"}}
-schema_registry: {{url: "{self._registry.url}"}}
-http: {{port: {self._port}}}
-functions: ["{FILES / "enrich" / "function.yaml"}"]
-pipelines: ["{FILES / "delays.yaml"}"]
-reactive_consumers:
-  long-delays:
-    topics: [flights.long_delays]
-    group: long-delays
-    value_format: json
-    backend: {{url: "http://127.0.0.1:{self._backend_port}/records"}}
-    retry: {{attempts: 3, first_delay_seconds: 0.05}}
-"""
+    def _config(self) -> dict[str, Any]:
+        return {
+            "kafka": {"bootstrap_servers": self._cluster.bootstrap_servers},
+            "schema_registry": {"url": self._registry.url},
+            "functions": [str(FILES / "enrich" / "function.yaml")],
+            "pipelines": [str(FILES / "delays.yaml")],
+            "reactive_consumers": {
+                "long-delays": {
+                    "topics": ["flights.long_delays"],
+                    "group": "long-delays",
+                    "value_format": "json",
+                    "backend": {"url": self._backend.url},
+                    "retry": {"attempts": 3, "first_delay_seconds": 0.05},
+                }
+            },
+        }
 
     def _say(self, text: str) -> None:
         click.echo(f"{time.monotonic() - self._began:6.1f} s  {text}")

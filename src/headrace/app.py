@@ -73,7 +73,7 @@ class App:
             self.producer if lasting is config.producer else Producer(config.kafka, lasting, "inner_producer")
         )
         self.registry = SchemaRegistry(config.schema_registry, clock)
-        self.codecs = Codecs(self.registry)
+        self.codecs = Codecs(self.registry, plain_unions=config.schema_registry.avro_unions == "plain")
         self._wanted: dict[str, str] = {}
         self._groups: list[str] = []
         self._formats: set[str] = {config.producer.key_format, config.producer.value_format}

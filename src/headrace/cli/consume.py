@@ -48,7 +48,7 @@ class _Wanted(NamedTuple):
 def consume(place: Place, **wanted: Any) -> None:
     """Print the records of a topic, one per line; with --output json as objects with partition, offset and headers.
 
-    Order holds within a partition. Binary values are printed as base64, Avro as JSON.
+    Order holds within a partition. Binary values are printed as base64, those with a schema as JSON.
 
     Example: headrace consume orders --format json --max 10
     """

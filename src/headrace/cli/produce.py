@@ -52,8 +52,8 @@ class _Tally:
 def produce(place: Place, **wanted: Any) -> None:
     """Write each line as a record, and say how many are acknowledged by all in-sync replicas.
 
-    Empty lines are passed over. Lines are string text, JSON, base64 (binary), or JSON for the newest Avro schema of the
-    subject TOPIC-value (avro).
+    Empty lines are passed over. Lines are string text, JSON, base64 (binary), or JSON for the newest schema of the
+    subject TOPIC-value (avro, jsonschema, protobuf).
 
     Example: printf 'a\\t{"n": 1}\\n' | headrace produce orders --keys --value-format json
     """

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from typing import get_args
 
 import msgspec
 
 from headrace.config.kafka import SchemaRegistryConfig
+from headrace.config.section import FormatName
 from headrace.errors import DecodeError, EncodeError
 from headrace.formats.codec_json import JsonCodec
 from headrace.formats.codecs import Codecs
 from headrace.formats.registry import SchemaRegistry
 from headrace.lifecycle import SystemClock
 
-FORMATS = ("string", "json", "binary", "avro")
+FORMATS = get_args(FormatName)
 
 
 @contextlib.asynccontextmanager
 async def open_codecs(registry: SchemaRegistryConfig) -> AsyncIterator[Codecs]:
-    """Give the codecs for the length of a command; the registry is asked only for Avro."""
+    """Give the codecs for the length of a command; the registry is asked only for formats with a schema."""
     client = SchemaRegistry(registry, SystemClock())
     try:
-        yield Codecs(client)
+        yield Codecs(client, plain_unions=registry.avro_unions == "plain")
     finally:
         await client.close()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr
 
@@ -36,3 +36,5 @@ class SchemaRegistryConfig(Section):
     """Longest wait for one answer."""
     latest_seconds: Seconds = 30.0
     """How long an answer to "latest version of a subject" is reused, and a "not found" remembered."""
+    avro_unions: Literal["wrapped", "plain"] = "wrapped"
+    """Values of Avro's unions in JSON: `wrapped` in an object with the branch's name, or `plain`."""

@@ -2,6 +2,8 @@
 
 A non-null value of a union is an object with the branch's name as its one key; bytes and fixed are strings of the
 characters U+0000 to U+00FF; logical types show their underlying value. Source: Avro specification 1.12, JSON encoding.
+By switch, values of unions stand there plain instead (the original's `useNoWrappingAvro`): then the first branch whose
+type and fields fit is written.
 Schemas here are parsed ones: names are full, a type is text, a list (union) or a dict.
 """
 
@@ -70,17 +72,19 @@ def inlined(schema: Any, outside: dict[str, Any]) -> Any:
     return schema
 
 
-def wrapped(schema: Any) -> Any:
+def wrapped(schema: Any, *, plain_unions: bool = False) -> Any:
     """Return a schema of the same bytes by which a reader gives Avro's JSON encoding.
 
     A union's branch becomes a record with one field that has the branch's name: the same in bytes, and read as the
     object that JSON asks for. So the compiled reader does all the work.
     """
-    return _wrap(schema, itertools.count())
+    return _wrap(schema, None if plain_unions else itertools.count())
 
 
-def _wrap(schema: Any, numbers: Iterator[int]) -> Any:
-    if isinstance(schema, list):
+def _wrap(schema: Any, numbers: Iterator[int] | None) -> Any:
+    if isinstance(schema, list) and numbers is None:
+        return [_wrap(branch, None) for branch in schema]
+    if isinstance(schema, list) and numbers is not None:
         return [branch if branch == "null" else _wrap_branch(branch, numbers) for branch in schema]
     kind = _kind(schema)
     if kind in ("bytes", "float", "double"):
@@ -102,7 +106,16 @@ def _wrap_branch(branch: Any, numbers: Iterator[int]) -> Any:
     return {"type": "record", "name": f"HeadraceBranch{next(numbers)}", "fields": [field]}
 
 
-def converter(schema: Any, named: dict[str, Convert] | None = None) -> Convert:
+class Named(dict[str, Convert]):
+    """Functions of the named types met so far, their schemas, and how unions are written."""
+
+    def __init__(self, *, plain_unions: bool = False) -> None:
+        super().__init__()
+        self.schemas: dict[str, Any] = {}
+        self.plain_unions = plain_unions
+
+
+def converter(schema: Any, known: Named) -> Convert:
     """Return a function from a decoded JSON value to what Avro's writer takes.
 
     Stricter than the writer: types, ranges, lengths and unknown fields are checked. A field that is absent takes its
@@ -110,21 +123,22 @@ def converter(schema: Any, named: dict[str, Convert] | None = None) -> Convert:
 
     Raises (the function): Misfit.
     """
-    known = {} if named is None else named
     if isinstance(schema, list):
-        return _union(schema, known)
+        return _plain_union(schema, known) if known.plain_unions else _union(schema, known)
     kind = _kind(schema)
     if kind in _PRIMITIVES:
         return _PRIMITIVES[kind]
     if kind not in _COMPOSED:
         return lambda value: known[kind](value)  # a name: found at run time, because a type may hold itself
+    if kind in _NAMED:
+        known.schemas[schema["name"]] = schema
     convert = _COMPOSED[kind](schema, known)
     if kind in _NAMED:
         known[schema["name"]] = convert
     return convert
 
 
-def _record(schema: Any, known: dict[str, Convert]) -> Convert:
+def _record(schema: Any, known: Named) -> Convert:
     name = schema["name"]
     fields = [(field["name"], converter(field["type"], known), _may_be_absent(field)) for field in schema["fields"]]
     names = frozenset(field[0] for field in fields)
@@ -153,7 +167,7 @@ def _may_be_absent(field: Any) -> bool:
     return "default" in field and _kind(field["type"]) not in ("bytes", "fixed")
 
 
-def _union(branches: list[Any], known: dict[str, Convert]) -> Convert:
+def _union(branches: list[Any], known: Named) -> Convert:
     inner = {_branch_name(branch): converter(branch, known) for branch in branches}
     expected = "a union, which is written " + " or ".join(
         "null" if name == "null" else f'{{"{name}": ...}}' for name in inner
@@ -175,7 +189,44 @@ def _union(branches: list[Any], known: dict[str, Convert]) -> Convert:
     return convert
 
 
-def _array(schema: Any, known: dict[str, Convert]) -> Convert:
+def _plain_union(branches: list[Any], known: Named) -> Convert:
+    # Maps last, because they take what is meant for a record. No branch is tried out to its end: with types that hold
+    # themselves, that would cost twice as much with every level.
+    ordered = sorted(branches, key=lambda branch: _kind(branch) == "map")
+    choices = [(_branch_name(branch), _looks_like(branch, known), converter(branch, known)) for branch in ordered]
+
+    def convert(value: Any) -> Any:
+        for name, fits, inner in choices:
+            if fits(value):
+                return None if name == "null" else (name, inner(value))
+        return _expected("one of " + ", ".join(name for name, _, _ in choices), value)
+
+    return convert
+
+
+def _looks_like(schema: Any, known: Named) -> Callable[[Any], bool]:
+    """Return what says whether a value may be of a branch, without looking into it."""
+    schema = known.schemas.get(_kind(schema), schema)
+    kind = _kind(schema)
+    if kind in _RECORDS:
+        names = {field["name"] for field in schema["fields"]}
+        needed = {field["name"] for field in schema["fields"] if not _may_be_absent(field)}
+        return lambda value: type(value) is dict and needed <= value.keys() <= names
+    if kind in _ELEMENT:
+        return lambda value: type(value) is (list if kind == "array" else dict)
+    flat = converter(schema, known)
+
+    def fits(value: Any) -> bool:
+        try:
+            flat(value)
+        except Misfit:
+            return False
+        return True
+
+    return fits
+
+
+def _array(schema: Any, known: Named) -> Convert:
     inner = converter(schema["items"], known)
 
     def convert(value: Any) -> Any:
@@ -189,7 +240,7 @@ def _array(schema: Any, known: dict[str, Convert]) -> Convert:
     return convert
 
 
-def _map(schema: Any, known: dict[str, Convert]) -> Convert:
+def _map(schema: Any, known: Named) -> Convert:
     inner = converter(schema["values"], known)
 
     def convert(value: Any) -> Any:
@@ -203,7 +254,7 @@ def _map(schema: Any, known: dict[str, Convert]) -> Convert:
     return convert
 
 
-def _enum(schema: Any, _: dict[str, Convert]) -> Convert:
+def _enum(schema: Any, _: Named) -> Convert:
     symbols = frozenset(schema["symbols"])
 
     def convert(value: Any) -> Any:
@@ -214,7 +265,7 @@ def _enum(schema: Any, _: dict[str, Convert]) -> Convert:
     return convert
 
 
-def _fixed(schema: Any, _: dict[str, Convert]) -> Convert:
+def _fixed(schema: Any, _: Named) -> Convert:
     size = schema["size"]
 
     def convert(value: Any) -> Any:
@@ -293,7 +344,7 @@ _PRIMITIVES: Final[dict[str, Convert]] = {
     "string": _string,
     "bytes": _bytes,
 }
-_COMPOSED: Final[dict[str, Callable[[Any, dict[str, Convert]], Convert]]] = {
+_COMPOSED: Final[dict[str, Callable[[Any, Named], Convert]]] = {
     "record": _record,
     "error": _record,
     "enum": _enum,

@@ -18,7 +18,17 @@ from fastavro.read import LOGICAL_READERS
 from fastavro.schema import SchemaParseException
 
 from headrace.errors import DecodeError, EncodeError, SchemaInvalid
-from headrace.formats.avro_json import JSON_TYPE, Convert, Misfit, converter, inlined, is_recursive, to_json, wrapped
+from headrace.formats.avro_json import (
+    JSON_TYPE,
+    Convert,
+    Misfit,
+    Named,
+    converter,
+    inlined,
+    is_recursive,
+    to_json,
+    wrapped,
+)
 
 _BAD_DATA: Final = (EOFError, LookupError, ValueError, ArithmeticError, TypeError, RecursionError, struct.error)
 _decode_json = msgspec.json.Decoder().decode
@@ -30,7 +40,8 @@ LOGICAL_READERS.update({f"{kind}-{JSON_TYPE}": to_json for kind in ("bytes", "fi
 class AvroSchema:
     """A schema made ready; safe to share between records, costly to make."""
 
-    def __init__(self, text: str, references: Iterable[str] = ()) -> None:
+    def __init__(self, text: str, references: Iterable[str] = (), *, plain_unions: bool = False) -> None:
+        self._plain_unions = plain_unions
         named: dict[str, Any] = {}
         for source in references:
             fastavro.parse_schema(_decode_json(source.encode()), named, _write_hint=False)
@@ -44,12 +55,12 @@ class AvroSchema:
     @functools.cached_property
     def json(self) -> Any:
         """By which values are read as Avro's JSON encoding."""
-        return fastavro.parse_schema(wrapped(self.plain))
+        return fastavro.parse_schema(wrapped(self.plain, plain_unions=self._plain_unions))
 
     @functools.cached_property
     def convert(self) -> Convert:
         """From decoded JSON to what is written."""
-        return converter(self.plain)
+        return converter(self.plain, Named(plain_unions=self._plain_unions))
 
     def read(self, payload: bytes, schema: Any) -> Any:
         """Return a payload decoded by one of the two schemas.
@@ -68,18 +79,19 @@ class AvroSchema:
         return value
 
 
-def parse_avro(schema_text: str, references: Iterable[str] = ()) -> AvroSchema:
+def parse_avro(schema_text: str, references: Iterable[str] = (), *, plain_unions: bool = False) -> AvroSchema:
     """Return a schema made ready; keep it, because making costs about a millisecond.
 
     Args:
         schema_text: The schema.
         references: Texts of schemas whose types it may name, each after those that it names itself.
+        plain_unions: Whether JSON has the values of unions without the branch's name.
 
     Raises:
         SchemaInvalid: The text is no Avro schema, or refers to types it does not hold.
     """
     try:
-        return AvroSchema(schema_text, references)
+        return AvroSchema(schema_text, references, plain_unions=plain_unions)
     except (*_BAD_DATA, AttributeError, SchemaParseException) as cause:
         raise SchemaInvalid(
             f"no Avro schema, or one that names unknown types: {type(cause).__name__}: {cause}"

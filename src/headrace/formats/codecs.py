@@ -64,8 +64,10 @@ class Writing(NamedTuple):
 class Codecs:
     """Finds codecs, and keeps those that were compiled from a schema."""
 
-    def __init__(self, registry: SchemaRegistry) -> None:
+    def __init__(self, registry: SchemaRegistry, *, plain_unions: bool = False) -> None:
+        """Ask this registry; `plain_unions` is whether JSON has Avro's unions without the branch's name."""
         self._registry = registry
+        self._plain_unions = plain_unions
         self._compiled: dict[tuple[int, str | None], SchemaCodec] = {}
 
     async def for_writing(
@@ -171,7 +173,8 @@ class Codecs:
     async def _compile(
         self, schema_type: str, text: str, references: tuple[Reference, ...], message: str | None
     ) -> SchemaCodec:
-        return compile_schema(schema_type, text, await self._registry.texts_of(references), message)
+        texts = await self._registry.texts_of(references)
+        return compile_schema(schema_type, text, texts, message, plain_unions=self._plain_unions)
 
 
 class Reader:

@@ -17,7 +17,12 @@ class SchemaCodec(Codec, Protocol):
 
 
 def compile_schema(
-    schema_type: str, text: str, references: Mapping[str, str], message: str | None = None
+    schema_type: str,
+    text: str,
+    references: Mapping[str, str],
+    message: str | None = None,
+    *,
+    plain_unions: bool = False,
 ) -> SchemaCodec:
     """Return the codec of a schema; keep it, because making costs milliseconds.
 
@@ -26,6 +31,7 @@ def compile_schema(
         text: The schema.
         references: Texts of what it refers to, by the names it gives them; each after those that it refers to.
         message: Of a Protobuf schema: full name of the message type to write; None for the first.
+        plain_unions: Of an Avro schema: whether JSON has the values of unions without the branch's name.
 
     Raises:
         SchemaInvalid: No such type, or the text is not usable.
@@ -35,7 +41,7 @@ def compile_schema(
         if schema_type == "AVRO":
             from headrace.formats.codec_avro import AvroCodec, parse_avro
 
-            return AvroCodec(parse_avro(text, references.values()))
+            return AvroCodec(parse_avro(text, references.values(), plain_unions=plain_unions))
         if schema_type == "JSON":
             from headrace.formats.codec_jsonschema import JsonSchemaCodec
 

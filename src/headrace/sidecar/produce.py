@@ -114,7 +114,7 @@ class ProduceService:
     async def _encode(
         self, part: Literal["key", "value"], request: ProduceRequest, default_format: str, topic: str
     ) -> tuple[list[bytes | None], int | None]:
-        choice = choice_of(request, part)
+        choice = choice_of(request, part, self._settings.format_codes)
         raws = [record.key if part == "key" else record.value for record in request.records]
         texts = [None if not raw or raw == _NULL else bytes(raw) for raw in raws]
         if not any(texts):  # nothing to encode needs no schema

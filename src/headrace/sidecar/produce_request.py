@@ -5,6 +5,7 @@ Source: sidecar.md 5.1; the codes of formats are those of the seed document.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Annotated, Final, Literal
 
@@ -15,6 +16,7 @@ from headrace.formats.codecs import SchemaChoice
 from headrace.formats.registry import Reference
 
 _FORMAT_CODES: Final = ("binary", "avro", "json", "jsonschema", "protobuf", "string")
+_ORIGINAL_CODES: Final = ("binary", "json", "avro", "jsonschema", "protobuf", "string")
 
 
 _Name = Annotated[
@@ -88,14 +90,16 @@ _choice_of: Final = {
 }
 
 
-def choice_of(request: SchemaChoices, part: Literal["key", "value"]) -> SchemaChoice:
-    """Return how a request's keys or values are written.
+def choice_of(
+    request: SchemaChoices, part: Literal["key", "value"], codes: Literal["seed", "original"] = "seed"
+) -> SchemaChoice:
+    """Return how a request's keys or values are written; `codes` is what formats given as numbers mean.
 
     Raises:
         InvalidRequest: The format is a number that stands for none.
     """
     given, *rest = _choice_of[part](request)
-    return SchemaChoice(_format(given), *rest)
+    return SchemaChoice(_format(given, _FORMAT_CODES if codes == "seed" else _ORIGINAL_CODES), *rest)
 
 
 def parse_request(body: bytes) -> ProduceRequest:
@@ -131,13 +135,12 @@ def _invalid(body: bytes, cause: msgspec.ValidationError) -> errors.InvalidReque
     return errors.InvalidRequest(f"the body is no produce request: {cause}")
 
 
-def _format(given: str | int | None) -> str | None:
-    """Return a format's name; the codes are those of the seed document."""
+def _format(given: str | int | None, codes: Sequence[str]) -> str | None:
     if not isinstance(given, int):
         return given
-    if not 0 <= given < len(_FORMAT_CODES):
-        raise errors.InvalidRequest(f"format {given} is not served: as a number, 0 to {len(_FORMAT_CODES) - 1} are")
-    return _FORMAT_CODES[given]
+    if not 0 <= given < len(codes):
+        raise errors.InvalidRequest(f"format {given} is not served: as a number, 0 to {len(codes) - 1} are")
+    return codes[given]
 
 
 def check_partitions(records: list[ProduceRecord], topic: str, partitions: int) -> None:

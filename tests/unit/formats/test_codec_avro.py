@@ -213,3 +213,60 @@ def test_text_that_is_no_schema_is_refused(text: str) -> None:
     """Whatever the parser stumbles over is one error."""
     with pytest.raises(SchemaInvalid):
         parse_avro(text)
+
+
+def plain_codec(schema: Any) -> AvroCodec:
+    return AvroCodec(parse_avro(json.dumps(schema), plain_unions=True))
+
+
+A_OR_B = [
+    {"type": "record", "name": "A", "fields": [{"name": "x", "type": "int"}]},
+    {"type": "record", "name": "B", "fields": [{"name": "y", "type": ["null", "A", "B"], "default": None}]},
+]
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "wrapped"),
+    [
+        (["null", "long"], 7, {"long": 7}),
+        (["null", "long"], None, None),
+        (["int", "double"], 7, {"int": 7}),
+        (["int", "double"], 7.5, {"double": 7.5}),
+        (["int", "long"], 2**40, {"long": 2**40}),
+        (["null", "string"], "null", {"string": "null"}),
+        ([{"type": "enum", "name": "E", "symbols": ["UP"]}, "string"], "UP", {"E": "UP"}),
+        ([{"type": "enum", "name": "E", "symbols": ["UP"]}, "string"], "DOWN", {"string": "DOWN"}),
+        ([{"type": "fixed", "name": "F", "size": 2}, "bytes"], "ab", {"F": "ab"}),
+        ([{"type": "fixed", "name": "F", "size": 2}, "bytes"], "abc", {"bytes": "abc"}),
+        ([{"type": "array", "items": ["null", "int"]}, "null"], [None, 1], {"array": [None, {"int": 1}]}),
+        ([{"type": "map", "values": "int"}, *A_OR_B], {"x": 1}, {"A": {"x": 1}}),
+        ([{"type": "map", "values": "int"}, *A_OR_B], {"z": 1}, {"map": {"z": 1}}),
+        (A_OR_B, {"y": {"y": {"x": 1}}}, {"B": {"y": {"B": {"y": {"A": {"x": 1}}}}}}),
+        (["boolean", "int"], True, {"boolean": True}),
+    ],
+)
+def test_unions_without_their_branch_names_are_the_same_bytes(schema: Any, value: Any, wrapped: Any) -> None:
+    """By switch, as the original's `useNoWrappingAvro`: written by the first branch that fits, and read plain."""
+    plain, usual = plain_codec(schema), AvroCodec(parse_avro(json.dumps(schema)))
+    data = plain.encode(json.dumps(value).encode())
+    assert data == usual.encode(json.dumps(wrapped).encode())
+    assert json.loads(plain.decode(data)) == value
+
+
+def test_what_no_branch_takes_is_refused() -> None:
+    """The text names the branches; where one is chosen, the place in it."""
+    with pytest.raises(EncodeError, match=r"at \$: expected one of null, long, got a string"):
+        plain_codec(["null", "long"]).encode(b'"7"')
+    with pytest.raises(EncodeError, match=r"at \$\.x: expected an integer of 32 bits, got a string"):
+        plain_codec(["null", A_OR_B[0]]).encode(b'{"x":"1"}')
+    with pytest.raises(EncodeError, match="expected one of null, A, got an object"):
+        plain_codec(["null", A_OR_B[0]]).encode(b'{"x":1,"y":2}')
+
+
+def test_deep_values_of_types_that_hold_themselves_are_looked_at_once() -> None:
+    """Trying out each branch at each level would take longer than the sun shines."""
+    following = {"name": "next", "default": None}
+    second = {"type": "record", "name": "B", "fields": [{**following, "type": ["null", "A", "B"]}]}
+    first = {"type": "record", "name": "A", "fields": [{**following, "type": ["null", "A", second]}]}
+    with pytest.raises(EncodeError, match="expected one of null, A, B, got another number"):
+        plain_codec(first).encode(b'{"next":' * 60 + b"1" + b"}" * 60)

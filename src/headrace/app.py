@@ -21,6 +21,7 @@ from headrace.errors import ServiceDied
 from headrace.formats.codecs import Codecs
 from headrace.formats.registry import SchemaRegistry
 from headrace.formats.registry_watch import RegistryWatch
+from headrace.functions import wire
 from headrace.functions.destination import FunctionDestination
 from headrace.functions.load import load_function
 from headrace.functions.service import FunctionService
@@ -164,7 +165,7 @@ class App:
             trigger,
             self.clock,
             produce=self.inner_producer.produce,
-            schema_text=self._schema_text,
+            schema_of=self._schema_of,
             partitions_of=self.topics.partitions_of,
         )
         if trigger.output_topic and self.config.kafka.create_topics:
@@ -245,8 +246,9 @@ class App:
     def _publish_lag(self, group: str, partition: TopicPartition, records: int) -> None:
         self.metrics.lag(group, partition.topic, partition.partition, records)
 
-    async def _schema_text(self, schema_id: int) -> str:
-        return (await self.registry.by_id(schema_id)).text
+    async def _schema_of(self, schema_id: int) -> wire.Schema:
+        schema = await self.registry.by_id(schema_id)
+        return wire.Schema(schema_id, schema.type, schema.text, await self.registry.texts_of(schema.references))
 
 
 class _Announcer(Service):

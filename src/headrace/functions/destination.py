@@ -23,11 +23,12 @@ _POISON_CRASHES = 3
 _MAX_SUSPECTS = 1000
 _QUEUE_FULL_PAUSE_SECONDS = 0.1
 _MAGIC = 0
+_WITH_SCHEMA = ("avro", "jsonschema", "protobuf")
 
 Produce = Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Produced | HeadraceError]]]
 """Writes records and returns one result per record, in their order."""
-SchemaText = Callable[[int], Awaitable[str]]
-"""Text of a registered schema by id; raises `SchemaNotFound`, or another error when the registry cannot tell."""
+SchemaOf = Callable[[int], Awaitable[wire.Schema]]
+"""A registered schema by id; raises `SchemaNotFound`, or another error when the registry cannot tell."""
 PartitionsOf = Callable[[str], Awaitable[int]]
 """Number of partitions of a topic."""
 
@@ -36,7 +37,7 @@ class Workers(Protocol):
     """What does the work; `FunctionService` is it."""
 
     async def serve(
-        self, partition: TopicPartition, frame: bytearray, records: int, schemas: Mapping[int, str]
+        self, partition: TopicPartition, frame: bytearray, records: int, schemas: Mapping[int, wire.Schema]
     ) -> wire.Done | wire.Results:
         """Let a worker do one encoded frame; raises as `FunctionService.serve`."""
 
@@ -56,17 +57,17 @@ class FunctionDestination:
         clock: Clock,
         *,
         produce: Produce,
-        schema_text: SchemaText,
+        schema_of: SchemaOf,
         partitions_of: PartitionsOf,
     ) -> None:
         self._workers = workers
         self._trigger = trigger
         self._clock = clock
         self._produce = produce
-        self._schema_text = schema_text
+        self._schema_of = schema_of
         self._partitions_of = partitions_of
         self._partition_counts: dict[str, int] = {}
-        self._schemas: dict[int, str] = {}
+        self._schemas: dict[int, wire.Schema] = {}
         self._crashes: dict[tuple[TopicPartition, int], int] = {}
         """Records that were at work when a worker died, and how often. Kept here, because workers forget."""
 
@@ -178,18 +179,18 @@ class FunctionDestination:
             self._partition_counts[partition.topic] = count
         return count
 
-    async def _schemas_of(self, records: Sequence[Record]) -> dict[int, str]:
+    async def _schemas_of(self, records: Sequence[Record]) -> dict[int, wire.Schema]:
         """Return the schemas that these records name and the registry has."""
         ids: set[int] = set()
-        if self._trigger.value_format == "avro":
+        if self._trigger.value_format in _WITH_SCHEMA:
             ids |= _schema_ids(record.value for record in records)
-        if self._trigger.key_format == "avro":
+        if self._trigger.key_format in _WITH_SCHEMA:
             ids |= _schema_ids(record.key for record in records)
-        found: dict[int, str] = {}
+        found: dict[int, wire.Schema] = {}
         for schema_id in ids:
             if schema_id not in self._schemas:
                 try:
-                    self._schemas[schema_id] = await self._schema_text(schema_id)
+                    self._schemas[schema_id] = await self._schema_of(schema_id)
                 except SchemaNotFound:
                     continue  # the worker finds no schema for the record and says so: a dead letter
                 except HeadraceError as cause:

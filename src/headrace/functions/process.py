@@ -93,13 +93,15 @@ class WorkerProcess(asyncio.Protocol):
                 stderr=output,
             )
 
-    async def serve(self, frame: bytearray, records: int, schemas: Mapping[int, str]) -> wire.Done | wire.Results:
+    async def serve(
+        self, frame: bytearray, records: int, schemas: Mapping[int, wire.Schema]
+    ) -> wire.Done | wire.Results:
         """Send one frame of work and return its answer. If cancelled, the worker still ends the frame.
 
         Args:
             frame: The encoded `Work`.
             records: How many records it holds.
-            schemas: Avro schemas its records need, id to text.
+            schemas: Schemas its records need, by id.
 
         Raises:
             WorkerLost: The process ended before it answered. Its parameter `begun` is how many of the records it had
@@ -110,7 +112,7 @@ class WorkerProcess(asyncio.Protocol):
             # A killed process closes its connection a moment before its end is known, and `ended` says what to say.
             raise self._lost((await asyncio.shield(self.ended)).description, 0)
         for schema_id in schemas.keys() - self._known_schemas:
-            self._transport.write(wire.encode_frame(wire.Schema(schema_id, schemas[schema_id])))
+            self._transport.write(wire.encode_frame(schemas[schema_id]))
             self._known_schemas.add(schema_id)
         self._answer = asyncio.get_running_loop().create_future()
         self._frame_records, self._seen = records, (-1, 0.0)

@@ -97,7 +97,7 @@ class FunctionService(Service):
         await super().stop()
 
     async def serve(
-        self, partition: TopicPartition, frame: bytearray, records: int, schemas: Mapping[int, str]
+        self, partition: TopicPartition, frame: bytearray, records: int, schemas: Mapping[int, wire.Schema]
     ) -> wire.Done | wire.Results:
         """Let a worker do one encoded frame of work and return its answer.
 

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.alias_generators import to_camel
 
 from headrace.config.consumers import DeadLetterConfig, RetryConfig
-from headrace.config.section import GroupName, Number, TopicName
+from headrace.config.section import FormatName, GroupName, Number, TopicName
 from headrace.functions.durations import parse_duration
 
 
@@ -39,8 +39,6 @@ def _no_explicit_ack(mode: str) -> str:
 
 Duration = BeforeValidator(lambda value: parse_duration(str(value)))
 AnyCase = BeforeValidator(_lower)
-Format = Literal["binary", "string", "json", "avro"]
-"""What the workers decode."""
 Workers = Annotated[int, Field(ge=0, le=1000), Number]
 
 
@@ -65,8 +63,8 @@ class Attributes(_Part):
     max_wait_time: Annotated[float, Field(ge=0.001), Duration] = 0.25
     fetch_min: Annotated[int, Field(ge=0, le=100_000_000), Number] = 1
     fetch_default: Annotated[int, Field(ge=0, le=1_000_000_000), Number] = 0
-    key_format: Annotated[Format, AnyCase] = "binary"
-    value_format: Annotated[Format, AnyCase] = "binary"
+    key_format: Annotated[FormatName, AnyCase] = "binary"
+    value_format: Annotated[FormatName, AnyCase] = "binary"
     output_topic: TopicName | Literal[""] = ""
     """Where outputs go; empty when they are not wanted."""
     output_format: Annotated[Literal["json", "string", "binary"], AnyCase] = "json"

@@ -49,10 +49,14 @@ class Setup(msgspec.Struct, array_like=True, tag=1, frozen=True):
 
 
 class Schema(msgspec.Struct, array_like=True, tag=2, frozen=True):
-    """An Avro schema that records of later frames were written with."""
+    """A schema that records of later frames were written with."""
 
     schema_id: int
+    schema_type: str
+    """`AVRO`, `JSON` or `PROTOBUF`."""
     text: str
+    references: dict[str, str]
+    """Texts of what it refers to by name, each after those that it refers to itself."""
 
 
 class Work(msgspec.Struct, array_like=True, tag=3, gc=False):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from headrace.delivery.protocols import Delivery, Outcome
+from headrace.functions import wire
 from headrace.functions.destination import FunctionDestination
 from headrace.functions.load import load_function
 from headrace.functions.service import FunctionService
@@ -39,7 +40,7 @@ class Running:
             trigger,
             self.clock,
             produce=lambda records: self.produce(records),
-            schema_text=self._schema_text,
+            schema_of=self._schema_of,
             partitions_of=self._partitions_of,
         )
 
@@ -68,12 +69,14 @@ class Running:
         self.written += records
         return [Produced(0, len(self.written))] * len(records)
 
-    async def _schema_text(self, schema_id: int) -> str:
+    async def _schema_of(self, schema_id: int) -> wire.Schema:
         self.asked.append(schema_id)
         answer = self.schemas[schema_id]
         if isinstance(answer, Exception):
             raise answer
-        return json.dumps(answer)
+        if isinstance(answer, wire.Schema):
+            return answer
+        return wire.Schema(schema_id, "AVRO", json.dumps(answer), {})
 
     async def _partitions_of(self, topic: str) -> int:
         return 8

@@ -35,7 +35,7 @@ class FakeWorkers:
         self.frames: list[list[int]] = []
 
     async def serve(
-        self, partition: TopicPartition, frame: bytearray, records: int, schemas: Mapping[int, str]
+        self, partition: TopicPartition, frame: bytearray, records: int, schemas: Mapping[int, wire.Schema]
     ) -> wire.Done | wire.Results:
         [work] = wire.FrameReader(wire.decode_to_worker).feed(bytes(frame))
         assert isinstance(work, wire.Work) and len(work.offsets) == records
@@ -65,8 +65,8 @@ class Kafka:
             raise self.partitions
         return int(self.partitions)
 
-    async def schema_text(self, schema_id: int) -> str:
-        raise AssertionError("no Avro here")
+    async def schema_of(self, schema_id: int) -> wire.Schema:
+        raise AssertionError("no schema here")
 
 
 def destination(workers: FakeWorkers, kafka: Kafka, clock: ManualClock | None = None) -> FunctionDestination:
@@ -75,7 +75,7 @@ def destination(workers: FakeWorkers, kafka: Kafka, clock: ManualClock | None = 
         KafkaTrigger(name="k", kind="kafka", topics=["t"], group="g", output_topic="out"),
         clock or ManualClock(),
         produce=kafka.produce,
-        schema_text=kafka.schema_text,
+        schema_of=kafka.schema_of,
         partitions_of=kafka.partitions_of,
     )
 

@@ -160,7 +160,7 @@ def test_other_triggers_and_disabled_ones_are_left_out(tmp_path: Path, caplog: p
         ),
         (
             with_attributes("        valueFormat: avros\n"),
-            "valueFormat: should be 'binary', 'string', 'json' or 'avro'",
+            "valueFormat: should be 'binary', 'string', 'json', 'avro', 'jsonschema' or 'protobuf'",
         ),
         (with_attributes("        workerAllocationMode: key\n"), "workerAllocationMode: should be 'pool' or 'static'"),
         (with_attributes("        attempts: 0\n"), "attempts: should be greater than or equal to 1"),

@@ -30,13 +30,16 @@ def work(draw: st.DrawFn) -> wire.Work:
     )
 
 
+SCHEMAS = st.builds(wire.Schema, st.integers(0, 2**31 - 1), st.text(), st.text(), st.dictionaries(st.text(), st.text()))
+
+
 def cut(data: bytes, at: list[int]) -> list[bytes]:
     edges = sorted({0, len(data), *(place % (len(data) + 1) for place in at)})
     return [data[begin:end] for begin, end in itertools.pairwise(edges)]
 
 
 @given(
-    st.lists(work() | st.builds(wire.Schema, st.integers(0, 2**31 - 1), st.text()), max_size=4),
+    st.lists(work() | SCHEMAS, max_size=4),
     st.lists(st.integers(0)),
 )
 def test_messages_survive_however_the_stream_is_cut(messages: list[wire.ToWorker], cuts: list[int]) -> None:

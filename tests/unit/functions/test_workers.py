@@ -23,6 +23,7 @@ from headrace.delivery.protocols import ACK, Verdict
 from headrace.errors import DestinationUnavailable, RegistryUnavailable, SchemaNotFound
 from headrace.formats.codec_avro import AvroCodec, parse_avro
 from headrace.formats.framing import header_of
+from headrace.functions import wire
 from headrace.functions.worker.loop import Worker
 
 Write = Callable[..., Path]
@@ -184,6 +185,47 @@ def test_avro_is_decoded_by_the_schema_each_record_names(write_function: Write, 
                 b'{"carrier":"AA","size":9}',
             ]
             assert sorted(function.asked) == [7, 8, 9, 9, 10]
+
+    uvloop.run(run())
+
+
+AVRO_PART = '{"type":"record","name":"A","fields":[{"name":"by","type":"int"}]}'
+SCHEMAS = {
+    "avro": (
+        wire.Schema(1, "AVRO", '{"type":"record","name":"B","fields":[{"name":"n","type":"A"}]}', {"A": AVRO_PART}),
+        b"\x08",
+    ),
+    "jsonschema": (
+        wire.Schema(1, "JSON", '{"$ref":"part.json"}', {"part.json": '{"type":"object"}'}),
+        b'{"n":["UP",4]}',
+    ),
+    "protobuf": (
+        wire.Schema(
+            1,
+            "PROTOBUF",
+            'syntax = "proto3"; import "part.proto"; message B { Part n = 1; }',
+            {"part.proto": 'syntax = "proto3"; message Part { string up = 1; int32 by = 2; }'},
+        ),
+        b"\x00\x0a\x06\x0a\x02UP\x10\x04",
+    ),
+}
+SEEN = {"avro": {"n": {"by": 4}}, "jsonschema": {"n": ["UP", 4]}, "protobuf": {"n": {"up": "UP", "by": 4}}}
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_formats_with_a_schema_are_decoded_with_what_it_refers_to(
+    write_function: Write, running: Run, name: str
+) -> None:
+    """As plain Python values."""
+    schema, payload = SCHEMAS[name]
+    code = "def handler(context, event): return event.body"
+
+    async def run() -> None:
+        folder = write_function(code, valueFormat=name, outputTopic="out")
+        async with running(folder) as function:
+            function.schemas = {1: schema}
+            assert await function.deliver(header_of(1) + payload) == [ACK]
+            assert [json.loads(output.value) for output in function.written] == [SEEN[name]]
 
     uvloop.run(run())
 

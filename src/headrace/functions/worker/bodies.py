@@ -2,47 +2,57 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from headrace.errors import DecodeError, FormatError
+from headrace.errors import DecodeError, HeadraceError
+from headrace.functions import wire
 
 Decode = Callable[[bytes], Any]
 
 
 class Bodies:
-    """Decodes by format names; knows the Avro schemas that the parent has sent."""
+    """Decodes by format names; knows the schemas that the parent has sent."""
 
     def __init__(self) -> None:
-        self._schemas: dict[int, Any] = {}
-        self._decode_avro: Callable[[bytes, Any], Any] | None = None
+        self._schemas: dict[int, Decode | HeadraceError] = {}
 
-    def learn(self, schema_id: int, text: str) -> None:
+    def learn(self, schema: wire.Schema) -> None:
         """Take a schema; one that is not usable makes its records undecodable and nothing else."""
-        from headrace.formats.codec_avro import decode_avro, parse_avro
-
-        self._decode_avro = decode_avro
         try:
-            self._schemas[schema_id] = parse_avro(text)
-        except FormatError as cause:
-            self._schemas[schema_id] = DecodeError(f"schema {schema_id} is not usable: {cause.description}")
+            self._schemas[schema.schema_id] = _decoder_of(schema)
+        except HeadraceError as cause:
+            self._schemas[schema.schema_id] = cause
 
     def decoder(self, format_name: str) -> Decode | None:
         """Return what decodes a format, None where bytes stay as they are. It raises `DecodeError`."""
-        return {"string": _decode_string, "json": _decode_json, "avro": self._decode_framed}.get(format_name)
+        plain = {"binary": None, "string": _decode_string, "json": _decode_json}
+        return plain.get(format_name, self._decode_framed)
 
     def _decode_framed(self, data: bytes) -> Any:
         from headrace.formats.framing import unframe
 
         schema_id, payload = unframe(data)
-        schema = self._schemas.get(schema_id)
-        if schema is None or self._decode_avro is None:
+        decode = self._schemas.get(schema_id)
+        if decode is None:
             raise DecodeError(f"the bytes name schema {schema_id}, which the schema registry does not have")
-        if isinstance(schema, DecodeError):
-            raise DecodeError(schema.description)
-        return self._decode_avro(payload, schema)
+        if isinstance(decode, HeadraceError):
+            raise DecodeError(f"schema {schema_id} is not usable: {decode.description}")
+        return decode(payload)
+
+
+def _decoder_of(schema: wire.Schema) -> Decode:
+    if schema.schema_type == "AVRO":
+        from headrace.formats.codec_avro import decode_avro, parse_avro
+
+        return functools.partial(decode_avro, writer=parse_avro(schema.text, schema.references.values()))
+    from headrace.formats.schema_codec import compile_schema
+
+    codec = compile_schema(schema.schema_type, schema.text, schema.references)
+    return lambda payload: _decode_json(codec.decode(payload))
 
 
 def _decode_string(data: bytes) -> str:

@@ -47,7 +47,7 @@ class Serving:
     async def answer(self, message: wire.ToWorker) -> bytearray | None:
         """Return the frame that answers a message, None if it needs no answer."""
         if isinstance(message, wire.Schema):
-            self._bodies.learn(message.schema_id, message.text)
+            self._bodies.learn(message)
             return None
         assert isinstance(message, wire.Work)
         results = await self._work(message)

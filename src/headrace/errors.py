@@ -8,6 +8,8 @@
     |   |-- InvalidRequest             |-- ContentTypeMismatch  |-- SchemaViolation
     |   |-- OriginRefused              |-- HeadersTooLarge      |-- AmbiguousRequest
     |   |-- PayloadTooLarge            |-- TooManyRequests      |-- MethodNotAllowed
+    |   |-- EncodingRefused            |-- TooManyRecords
+    |   |-- IdempotencyKeyReused       |-- IdempotencyKeyBusy
     |   |-- NotFound
     |   |   |-- PathNotFound           |-- TopicNotFound        |-- PartitionNotFound
     |-- Unauthenticated                the caller is not known; it gets a token or a certificate; 401
@@ -23,7 +25,7 @@
     |-- KafkaError                     mapped from the client; keeps Kafka's own name and number
     |   |-- KafkaUnavailable           |-- KafkaTimeout         |-- KafkaUnauthenticated
     |   |-- KafkaUnauthorized          |-- ProducerQueueFull    |-- RecordTooLarge
-    |   |-- FatalKafkaError
+    |   |-- FatalKafkaError            |-- TransactionAborted
     |-- DeliveryError                  the destination failed; becomes an Outcome
     |   |-- DestinationUnavailable     |-- DestinationRefused   |-- DeadLetterFailed
     |-- FunctionError
@@ -134,6 +136,18 @@ class PayloadTooLarge(RequestError):
     code, message, status = "ERR10068", "PAYLOAD_TOO_LARGE", 413
 
 
+class EncodingRefused(RequestError):
+    """The body is compressed in a way that is not taken here; send it as it is, without Content-Encoding."""
+
+    code, message, status = "ERR40040", "CONTENT_ENCODING_REFUSED", 415
+
+
+class TooManyRecords(RequestError):
+    """The request has more records than this server accepts at once; send them in several requests."""
+
+    code, message, status = "ERR40041", "TOO_MANY_RECORDS", 413
+
+
 class TooManyRequests(RequestError):
     """A limit is reached; wait and send again."""
 
@@ -192,6 +206,18 @@ class AmbiguousRequest(RequestError):
     """Two readers could understand the head of this request differently; the connection ends."""
 
     code, message = "ERR40039", "AMBIGUOUS_REQUEST"
+
+
+class IdempotencyKeyReused(RequestError):
+    """This Idempotency-Key came with another request before; take a new key for a new request."""
+
+    code, message, status = "ERR40043", "IDEMPOTENCY_KEY_REUSED", 409
+
+
+class IdempotencyKeyBusy(RequestError):
+    """The first request with this Idempotency-Key is not answered yet; send it again after a pause."""
+
+    code, message, status, retriable, retry_after_seconds = "ERR40044", "IDEMPOTENCY_KEY_BUSY", 409, True, 1
 
 
 class Unauthenticated(HeadraceError):
@@ -360,6 +386,12 @@ class FatalKafkaError(KafkaError):
     """The client cannot go on and is replaced; the outcome of what was in flight is unknown."""
 
     code, message, status, retriable = "ERR40018", "KAFKA_CLIENT_FATAL", 503, True
+
+
+class TransactionAborted(KafkaError):
+    """The transaction was aborted: no record of it will ever be visible; send the request again."""
+
+    code, message, status, retriable, retry_after_seconds = "ERR40042", "TRANSACTION_ABORTED", 503, True, 1
 
 
 class DeliveryError(HeadraceError):

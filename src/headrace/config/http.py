@@ -95,7 +95,11 @@ class HttpConfig(Section):
     """HTTPS instead of HTTP."""
     allowed_hosts: list[str] = Field(default_factory=list)
     """Names by which clients may call beside `localhost`, `127.0.0.1`, `::1` and `host`; without a port."""
-    max_body_bytes: Count = 10_485_760
-    """Largest request body; a larger one is answered 413 and not read to its end."""
+    max_body_bytes: Count = 1_048_576
+    """Largest request body; a larger one is answered 413 and not read to its end. Also a stream's longest line."""
+    max_records: Count = 10_000
+    """Records of one produce request at most; more are answered 413. Also what a stream may have in flight."""
+    gzip_requests: bool = False
+    """Whether bodies with `Content-Encoding: gzip` are taken; unpacked, they have the limit of `max_body_bytes`."""
     max_connections: Count = 1000
     """Open connections at most; one more is answered 503."""

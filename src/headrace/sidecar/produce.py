@@ -72,7 +72,7 @@ class ProduceService:
     ) -> None:
         self._settings = settings
         self._codecs = codecs
-        self._producer = producer
+        self.producer = producer
         self._topics = topics
         self._audit = audit
         self._rules = SchemaRules(settings.subject_strategy, settings.auto_register, settings.format_from_subject)
@@ -94,10 +94,13 @@ class ProduceService:
             KafkaUnavailable: The topic is not known here and Kafka does not answer; nothing was sent.
             ProducerQueueFull: The byte budget is used up; nothing was sent.
         """
-        prepared = await self.prepare(topic, parse_request(body), ids)
-        results = await self._producer.produce(prepared.records)
-        keys, values = prepared.key_schema_id, prepared.value_schema_id
-        answer = answer_of(results, keys, values, self._settings.always_200)
+        return await self.send(await self.prepare(topic, parse_request(body), ids))
+
+    async def send(self, prepared: Prepared) -> ProduceAnswer:
+        """Write prepared records and return what to answer."""
+        results = await self.producer.produce(prepared.records)
+        keys, values, settings = prepared.key_schema_id, prepared.value_schema_id, self._settings
+        answer = answer_of(results, keys, values, settings.always_200, settings.acks)
         if self._audit:
             self._audit.produced(prepared.records, results, answer.written_records)
         return answer

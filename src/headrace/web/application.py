@@ -35,7 +35,7 @@ class Application:
         audit: Audit | None = None,
     ) -> None:
         """Make the endpoints; without an authenticator everybody may use all of them."""
-        self._produce = ProduceRoute(produce, metrics, settings.max_body_bytes)
+        self._produce = ProduceRoute(produce, metrics, settings)
         routes = self.routes = [
             Route(PATH, self._produce, methods=["POST"]),
             *health_routes(readiness),

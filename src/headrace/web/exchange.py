@@ -7,27 +7,41 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+import difflib
+import zlib
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from headrace.config.http import HttpConfig
 from headrace.errors import (
     AmbiguousRequest,
     ContentTypeMismatch,
     Draining,
+    EncodingRefused,
     HeadersTooLarge,
     HeadraceError,
+    InvalidRequest,
     PayloadTooLarge,
     ServerBusy,
     Unauthenticated,
 )
 
+JSON: Final = b"application/json"
 Headers = Sequence[tuple[bytes, bytes]]
-_JSON: Final = (b"content-type", b"application/json")
+_JSON: Final = (b"content-type", JSON)
 _LINGER_SECONDS: Final = 1.0
 _ENDS_CONNECTION: Final = (AmbiguousRequest, Draining, HeadersTooLarge, PayloadTooLarge, ServerBusy)
+
+
+def unknown_name(what: str, name: str, known: Iterable[str]) -> InvalidRequest:
+    """Return the error for a name that is not one of ours, with the nearest that is."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, 1, 0.5)
+    hint = f"did you mean {near[0]}?" if near else f"known here are {', '.join(known)}"
+    return InvalidRequest(f"{what} {name[:60]!r} is not known: {hint}")
 
 
 class ClientGone(Exception):
@@ -39,20 +53,59 @@ def headers_of(scope: Scope) -> dict[bytes, bytes]:
     return dict(scope["headers"])
 
 
-async def read_json(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
+async def read_json(receive: Receive, headers: dict[bytes, bytes], settings: HttpConfig) -> bytes:
     """Return the body of a request that must be JSON.
 
     Raises:
         ContentTypeMismatch: There is a body, and Content-Type does not say JSON.
+        EncodingRefused, PayloadTooLarge, ClientGone: As `read_body`.
+    """
+    body = await read_body(receive, headers, settings)
+    if body and media_type(headers) != JSON:
+        kind = headers.get(b"content-type")
+        named = f"is {kind[:60].decode('latin-1')!r}" if kind else "is missing"
+        raise ContentTypeMismatch(f"Content-Type {named}: send JSON with Content-Type application/json")
+    return body
+
+
+def media_type(headers: dict[bytes, bytes]) -> bytes:
+    """Return what the request says its body is, in lower case and without parameters; empty if it says nothing."""
+    return headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+
+
+async def read_body(receive: Receive, headers: dict[bytes, bytes], settings: HttpConfig) -> bytes:
+    """Return a request's whole body, unpacked.
+
+    Raises:
+        EncodingRefused: It is compressed, and that is not taken.
         PayloadTooLarge: It is larger than the limit; the rest was not read.
         ClientGone: The client went away.
     """
-    headers = headers_of(scope)
-    body = await _read_body(receive, headers, limit_bytes)
-    kind = headers.get(b"content-type", b"")
-    if body and not kind.lower().startswith(b"application/json"):
-        named = f"is {kind[:60].decode('latin-1')!r}" if kind else "is missing"
-        raise ContentTypeMismatch(f"Content-Type {named}: send JSON with Content-Type application/json")
+    encoding = headers.get(b"content-encoding", b"identity")
+    if encoding == b"identity":
+        return await _read_body(receive, headers, settings.max_body_bytes)
+    if encoding.lower() != b"gzip" or not settings.gzip_requests:
+        raise encoding_refused(encoding, "gzip is taken" if settings.gzip_requests else "http.gzip_requests is off")
+    return _unpacked(await _read_body(receive, headers, settings.max_body_bytes), settings.max_body_bytes)
+
+
+def encoding_refused(encoding: bytes, why: str) -> EncodingRefused:
+    """Return the error for a body that is compressed."""
+    return EncodingRefused(
+        f"Content-Encoding is {encoding[:40].decode('latin-1')!r}, and {why}: send the body as it is"
+    )
+
+
+def _unpacked(packed: bytes, limit_bytes: int) -> bytes:
+    unpacking = zlib.decompressobj(16 + zlib.MAX_WBITS)  # 16: gzip and nothing else
+    try:
+        body = unpacking.decompress(packed, limit_bytes + 1)
+    except zlib.error as cause:
+        raise InvalidRequest(f"the body is no gzip, as Content-Encoding says: {cause}") from cause
+    if len(body) > limit_bytes:
+        raise _too_large(limit_bytes)
+    if not unpacking.eof or unpacking.unused_data:
+        raise InvalidRequest("the body is cut off, or there is more behind its gzip")
     return body
 
 

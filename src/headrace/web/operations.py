@@ -114,6 +114,8 @@ _BODY: Final = (
     errors.ContentTypeMismatch,
     errors.RequestBodyMissing,
     errors.PayloadTooLarge,
+    errors.TooManyRecords,
+    errors.EncodingRefused,
 )
 _LIVENESS: Final = "Whether the process lives"
 _READINESS: Final = "Whether it does its work"

@@ -163,6 +163,7 @@ def produce_requests(house: Any) -> list[Any]:
     bodies += [b'{"valueFormat":"avro","valueSchema":"{","records":[{"value":1}]}']
     failures = [error for error in OPERATIONS["POST", POST].errors if issubclass(error, errors.KafkaError)]
     missing = [request("POST", "/producers/missing"), request("POST", "/producers/a/b"), yes]
+    missing += [request("POST", POST, "Content-Encoding: gzip\r\n")]
     return [*(request("POST", POST, body=body) for body in bodies), *missing, *(error() for error in failures)]
 
 

@@ -1,4 +1,4 @@
-"""`POST /producers/{topic}`."""
+"""`POST /producers/{topic}`: what its Content-Type says decides who reads the body."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import Final
 
 from starlette.types import Receive, Scope, Send
 
+from headrace.config.http import HttpConfig
 from headrace.errors import PathNotFound
-from headrace.sidecar.produce import ProduceService, RequestIds
+from headrace.sidecar.produce import ProduceService
 from headrace.telemetry.metrics import Metrics
-from headrace.web.exchange import answer_json, headers_of, read_json, retry_after
-from headrace.web.middleware import CORRELATION, TRACEABILITY, given_id
+from headrace.web.exchange import JSON, answer_json, headers_of, media_type, read_json, retry_after
+from headrace.web.routes.produce_raw import RawProduceRoute, request_ids
 
 PREFIX: Final = "/producers/"
 PATH: Final = "/producers/{topic}"
@@ -19,19 +20,22 @@ PATH: Final = "/producers/{topic}"
 class ProduceRoute:
     """The endpoint as a bare ASGI app, because it is the hot one."""
 
-    def __init__(self, service: ProduceService, metrics: Metrics, max_body_bytes: int) -> None:
+    def __init__(self, service: ProduceService, metrics: Metrics, settings: HttpConfig) -> None:
         self._service = service
         self._metrics = metrics
-        self._max_body_bytes = max_body_bytes
+        self._settings = settings
+        self._raw = RawProduceRoute(service, metrics, settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         topic = scope["path"][len(PREFIX) :]
         if not topic or "/" in topic:
             raise PathNotFound(f"{scope['path'][:200]}: the path is {PATH}, and a topic's name has no slash")
         headers = headers_of(scope)
-        body = await read_json(scope, receive, self._max_body_bytes)
-        ids = RequestIds(given_id(headers, CORRELATION), given_id(headers, TRACEABILITY), headers.get(b"authorization"))
-        answer = await self._service.produce(topic, body, ids)
+        if headers.get(b"content-type") != JSON and media_type(headers) not in (JSON, b""):
+            await self._raw(topic, scope, receive, send)
+            return
+        body = await read_json(receive, headers, self._settings)
+        answer = await self._service.produce(topic, body, request_ids(headers))
         self._metrics.records_in("produce", answer.asked_records)
         self._metrics.records_out("produce", answer.written_records)
         await answer_json(send, answer.status, answer.body, retry_after(answer.retry_after_seconds))

@@ -1,0 +1,116 @@
+"""`POST /producers/{topic}` with any other Content-Type than JSON: the body is the value of one record.
+
+What a webhook sends is written byte for byte, its Content-Type beside it. Key and record headers are the bytes of HTTP
+headers as they came: nothing is decoded, so what cannot stand in such a header (CR, LF, NUL) needs the JSON request.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from headrace.config.http import HttpConfig
+from headrace.errors import ContentTypeMismatch, InvalidRequest
+from headrace.records import Header
+from headrace.sidecar.produce import ProduceService, RequestIds
+from headrace.sidecar.produce_request import ProduceRecord, ProduceRequest
+from headrace.telemetry.metrics import Metrics
+from headrace.web.exchange import (
+    Headers,
+    answer_json,
+    headers_of,
+    media_type,
+    read_body,
+    retry_after,
+    unknown_name,
+)
+from headrace.web.middleware import CORRELATION, TRACEABILITY, given_id
+
+_PREFIX: Final = b"x-headrace-"
+_HEADER: Final = b"x-headrace-header-"
+_KEY: Final = b"x-headrace-key"
+_PARTITION: Final = b"x-headrace-partition"
+_TIMESTAMP: Final = b"x-headrace-timestamp"
+_TOMBSTONE: Final = b"x-headrace-tombstone"
+_KNOWN: Final = ("X-Headrace-Key", "X-Headrace-Partition", "X-Headrace-Timestamp", "X-Headrace-Tombstone")
+_ONCE: Final = {name.lower().encode() for name in _KNOWN}
+_ENVELOPE: Final = b"application/vnd.kafka."
+_FORM: Final = b"application/x-www-form-urlencoded"
+
+
+def request_ids(headers: dict[bytes, bytes]) -> RequestIds:
+    """Return what a request's headers say for all of its records."""
+    return RequestIds(given_id(headers, CORRELATION), given_id(headers, TRACEABILITY), headers.get(b"authorization"))
+
+
+class RawProduceRoute:
+    """One record per request."""
+
+    def __init__(self, service: ProduceService, metrics: Metrics, settings: HttpConfig) -> None:
+        self._service = service
+        self._metrics = metrics
+        self._settings = settings
+
+    async def __call__(self, topic: str, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = headers_of(scope)
+        own = _check(scope["headers"])
+        tombstone = headers.get(_TOMBSTONE, b"false").lower()
+        if tombstone not in (b"true", b"false"):
+            raise InvalidRequest("X-Headrace-Tombstone is true or false")
+        body = await read_body(receive, headers, self._settings)
+        _check_kind(media_type(headers), body)
+        if body and tombstone == b"true":
+            raise InvalidRequest("a tombstone has no value: send no body with X-Headrace-Tombstone")
+        place = ProduceRecord(
+            partition=_number(headers, _PARTITION, 2**31), timestamp=_number(headers, _TIMESTAMP, 2**63)
+        )
+        prepared = await self._service.prepare(topic, ProduceRequest(records=[place]), request_ids(headers))
+        record = msgspec.structs.replace(
+            prepared.records[0],
+            key=headers.get(_KEY),
+            value=None if tombstone == b"true" else body,
+            headers=[*(prepared.records[0].headers or ()), ("content-type", headers[b"content-type"]), *own],
+        )
+        answer = await self._service.send(prepared._replace(records=[record]))
+        self._metrics.records_in("produce", answer.asked_records)
+        self._metrics.records_out("produce", answer.written_records)
+        await answer_json(send, answer.status, answer.body, retry_after(answer.retry_after_seconds))
+
+
+def _check(headers: Headers) -> list[Header]:
+    """Return the record headers that a request names, in their order."""
+    own = [(name, value) for name, value in headers if name.startswith(_PREFIX)]
+    once = [name for name, _ in own if not name.startswith(_HEADER)]
+    for name in once:
+        if name not in _ONCE:
+            raise unknown_name("the header", name.decode("latin-1"), [*_KNOWN, "X-Headrace-Header-<name>"])
+        if once.count(name) > 1:
+            raise InvalidRequest(f"the header {name.decode()} stands twice: send it once")
+    named = [(name.removeprefix(_HEADER), value) for name, value in own if name.startswith(_HEADER)]
+    if any(not name for name, _ in named):
+        raise InvalidRequest("X-Headrace-Header- is followed by the name of the record header")
+    return [(name.decode("latin-1"), value) for name, value in named if name not in (CORRELATION, TRACEABILITY)]
+
+
+def _check_kind(kind: bytes, body: bytes) -> None:
+    """Return if the body can be meant as a value."""
+    if kind == _FORM and body.lstrip()[:1] == b"{":
+        said = "Content-Type says a form and the body looks like JSON"
+    elif kind.startswith(_ENVELOPE):
+        said = "records in the envelope of another API are not taken"
+    else:
+        return
+    raise ContentTypeMismatch(
+        f"{said}: send Content-Type: application/json and a body as for POST /producers/{{topic}}"
+    )
+
+
+def _number(headers: dict[bytes, bytes], name: bytes, limit: int) -> int | None:
+    text = headers.get(name)
+    if text is None:
+        return None
+    if not text.isdigit() or len(text) > 19 or int(text) >= limit:
+        raise InvalidRequest(f"{name.decode()} is a whole number from 0 to {limit - 1}")
+    return int(text)

@@ -1,0 +1,131 @@
+"""Bodies that are no JSON request: the value of one record; and compressed ones."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from typing import Any
+
+import pytest
+
+RECORD = b'{"records":[{"key":"k","value":{"n":1}}]}'
+JSON = "Content-Type: application/json\r\n"
+
+
+def post(body: bytes, *headers: bytes | str, topic: str = "t") -> bytes:
+    lines = [header.encode() if isinstance(header, str) else header for header in headers]
+    head = f"POST /producers/{topic} HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n".encode()
+    return head + b"".join(line.removesuffix(b"\r\n") + b"\r\n" for line in lines) + b"\r\n" + body
+
+
+def ask(opened: Any, request: bytes, **settings: Any) -> tuple[Any, list[Any]]:
+    async def main() -> tuple[Any, list[Any]]:
+        async with opened(**settings) as house:
+            return await house.ask(request), house.kafka.records
+
+    return asyncio.run(main())
+
+
+def test_the_body_is_the_value_and_headers_say_the_rest(opened: Any) -> None:
+    """Every byte as it came, also of the key and of record headers; repeated ones in their order."""
+    request = post(
+        b"\x00\xff{",
+        "Content-Type: image/PNG; q=1",
+        b"X-Headrace-Key: k %41\xc3\xa9\xff",
+        "X-Headrace-Header-Event: push",
+        "X-Headrace-Header-Event:",
+        "X-Headrace-Header-X-Correlation-Id: theirs",
+        "X-Headrace-Partition: 2",
+        "X-Headrace-Timestamp: 1700000000000",
+        "X-Correlation-Id: c-1",
+        "X-Other: not taken",
+    )
+    answer, (record,) = ask(opened, request)
+    assert (answer.status, answer.json) == (200, {"offsets": [{"partition": 0, "offset": 0}], "requestStatus": "OK"})
+    assert (record.key, record.value) == (b"k %41\xc3\xa9\xff", b"\x00\xff{")
+    assert (record.partition, record.timestamp_ms) == (2, 1_700_000_000_000)
+    assert record.headers == [
+        ("X-Correlation-Id", b"c-1"),
+        ("content-type", b"image/PNG; q=1"),
+        ("event", b"push"),
+        ("event", b""),
+    ]
+
+
+@pytest.mark.parametrize(("more", "value"), [((), b""), (("X-Headrace-Tombstone: true",), None)])
+def test_an_empty_body_is_an_empty_value_unless_a_tombstone_is_asked_for(opened: Any, more: Any, value: Any) -> None:
+    """Empty is not null."""
+    answer, (record,) = ask(opened, post(b"", "Content-Type: text/plain", *more))
+    assert (answer.status, record.value, record.key) == (200, value, None)
+
+
+TEXT = "Content-Type: text/plain"
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status", "code", "says"),
+    [
+        (post(RECORD, "Content-Type: application/x-www-form-urlencoded"), 400, "ERR10015", "application/json"),
+        (post(RECORD, "Content-Type: application/vnd.kafka.json.v2+json"), 400, "ERR10015", "application/json"),
+        (post(b"x"), 400, "ERR10015", "is missing"),
+        (post(b"x", TEXT, "X-Headrace-Keys: k"), 400, "ERR11004", "X-Headrace-Key?"),
+        (post(b"x", TEXT, "X-Headrace-Key: k", "X-Headrace-Key: l"), 400, "ERR11004", "twice"),
+        (post(b"x", TEXT, "X-Headrace-Header-: k"), 400, "ERR11004", "name of the record header"),
+        (post(b"x", TEXT, "X-Headrace-Partition: -1"), 400, "ERR11004", "whole number"),
+        (post(b"x", TEXT, b"X-Headrace-Partition: \xb2"), 400, "ERR11004", "whole number"),
+        (post(b"x", TEXT, "X-Headrace-Partition: 3"), 404, "ERR40007", "partition 3"),
+        (post(b"x", TEXT, "X-Headrace-Timestamp: 9223372036854775808"), 400, "ERR11004", "whole number"),
+        (post(b"x", TEXT, "X-Headrace-Tombstone: yes"), 400, "ERR11004", "true or false"),
+        (post(b"x", TEXT, "X-Headrace-Tombstone: true"), 400, "ERR11004", "no body"),
+        (post(b"x" * 2000, TEXT), 413, "ERR10068", "1000 bytes"),
+        (post(b"x", TEXT, topic="missing"), 404, "ERR40006", ""),
+        (post(b"x", TEXT, b"X-Headrace-Key: a\x00b"), 400, "ERR40039", ""),
+        (post(b"x", TEXT, "Content-Encoding: gzip"), 415, "ERR40040", "http.gzip_requests"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(opened: Any, request_bytes: bytes, status: int, code: str, says: str) -> None:
+    """With what to do instead, and nothing reaches Kafka."""
+    answer, records = ask(opened, request_bytes, max_body_bytes=1000)
+    assert (answer.status, answer.json["code"]) == (status, code), answer.json
+    assert says in answer.json["description"]
+    assert records == []
+
+
+def test_form_posts_of_webhooks_are_values(opened: Any) -> None:
+    """Only what looks like JSON is a forgotten header."""
+    kind = "Content-Type: application/x-www-form-urlencoded"
+    answer, (record,) = ask(opened, post(b"payload=%7B%7D", kind))
+    assert (answer.status, record.value) == (200, b"payload=%7B%7D")
+
+
+PACKED = gzip.compress(RECORD)
+
+
+@pytest.mark.parametrize(
+    ("body", "encoding", "status", "code"),
+    [
+        (PACKED, "GZIP", 200, ""),
+        (RECORD, "identity", 200, ""),
+        (PACKED, "br", 415, "ERR40040"),
+        (PACKED, "gzip, gzip", 415, "ERR40040"),
+        (RECORD, "gzip", 400, "ERR11004"),
+        (PACKED[:-3], "gzip", 400, "ERR11004"),
+        (PACKED + b"x", "gzip", 400, "ERR11004"),
+        (gzip.compress(b" " * 1_000_000), "gzip", 413, "ERR10068"),
+    ],
+)
+def test_compressed_bodies_where_they_are_enabled(
+    opened: Any, body: bytes, encoding: str, status: int, code: str
+) -> None:
+    """Unpacked within the limit of every body; a bomb is stopped at the limit."""
+    settings = {"gzip_requests": True, "max_body_bytes": 1100}
+    answer, records = ask(opened, post(body, JSON, f"Content-Encoding: {encoding}"), **settings)
+    assert (answer.status, answer.json.get("code", "")) == (status, code)
+    assert len(records) == (status == 200)
+
+
+@pytest.mark.parametrize("body", [RECORD, PACKED])
+def test_compressed_bodies_are_refused_as_delivered(opened: Any, body: bytes) -> None:
+    """Whatever is in them."""
+    answer, records = ask(opened, post(body, JSON, "Content-Encoding: gzip"))
+    assert (answer.status, answer.json["code"], records) == (415, "ERR40040", [])

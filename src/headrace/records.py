@@ -25,6 +25,15 @@ def _no_headers() -> list[Header] | None:
     return None
 
 
+class Committed(NamedTuple):
+    """What a group has committed for a partition."""
+
+    offset: int
+    """The next to read."""
+    metadata: str = ""
+    """The text beside the offset."""
+
+
 class Record(msgspec.Struct, frozen=True, gc=False):
     """One record as Kafka stores it.
 

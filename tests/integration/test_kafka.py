@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ from headrace import errors
 from headrace.config.consumers import FlowControl
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
+from headrace.delivery.offset_map import SPAN_OFFSETS, encode
 from headrace.kafka import Admin, Consumer, Producer, TopicDirectory, read_records
 from headrace.lifecycle import Deadline, SystemClock
-from headrace.records import OutgoingRecord, Produced, Record, TopicPartition
+from headrace.records import Committed, OutgoingRecord, Produced, Record, TopicPartition
 
 CLOCK = SystemClock()
 
@@ -30,6 +32,12 @@ async def until(condition: Callable[[], bool], seconds: float = 20) -> None:
         await asyncio.sleep(0.01)
 
 
+async def until_true(look: Callable[[], Awaitable[object]], seconds: float = 20) -> None:
+    deadline = Deadline(CLOCK, seconds)
+    while not await look():
+        assert not deadline.passed, "did not happen in time"
+
+
 class Collector:
     """A listener that ends every record at once, and commits when told."""
 
@@ -39,10 +47,14 @@ class Collector:
         self.assigned: dict[TopicPartition, int] = {}
         self.revoked: list[TopicPartition] = []
         self.ends: dict[TopicPartition, int] = {}
+        self.committed: dict[TopicPartition, Committed] = {}
         self.hold = False
 
-    def on_assigned(self, partitions: Mapping[TopicPartition, int]) -> None:
+    def on_assigned(
+        self, partitions: Mapping[TopicPartition, int], committed: Mapping[TopicPartition, Committed]
+    ) -> None:
         self.assigned.update(partitions)
+        self.committed.update(committed)
 
     def on_records(self, partition: TopicPartition, epoch: int, records: Sequence[Record]) -> None:
         assert self.assigned[partition] == epoch
@@ -53,14 +65,16 @@ class Collector:
     def on_end(self, partition: TopicPartition, epoch: int, position: int) -> None:
         self.ends[partition] = position
 
-    async def on_revoked(self, partitions: Sequence[TopicPartition], deadline: Deadline) -> dict[TopicPartition, int]:
+    async def on_revoked(
+        self, partitions: Sequence[TopicPartition], deadline: Deadline
+    ) -> dict[TopicPartition, Committed]:
         self.revoked += partitions
         offsets = {}
         for partition in partitions:
             self.assigned.pop(partition)
             own = [r.offset for r in self.records if r.topic_partition == partition]
             if own:
-                offsets[partition] = max(own) + 1
+                offsets[partition] = Committed(max(own) + 1)
         return offsets
 
     def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
@@ -226,6 +240,30 @@ def test_a_group_takes_up_where_it_committed(kafka: Any, topic: Callable[..., st
         await again.start()
         await until(lambda: len(second.records) == 10)
         await again.stop()
+
+    run(test)
+
+
+def test_what_lies_beside_a_committed_offset_comes_back(kafka: Any, topic: Callable[..., str]) -> None:
+    """The longest offset map that there can be is taken by the broker, and the next owner gets it on assignment."""
+
+    async def test() -> None:
+        where, name = config(kafka), topic()
+        chance, place = random.Random(1), TopicPartition(name, 0)
+        text = encode(0, SPAN_OFFSETS, sorted(chance.sample(range(SPAN_OFFSETS - 1), SPAN_OFFSETS // 2)))
+        assert len(text) > 4000
+        first, collector = consumer_of(where, name, f"{name}-g")
+        await first.start()
+        await until(lambda: place in collector.assigned)
+        first.commit({place: Committed(0, text)})
+        admin = Admin(where)
+        await until_true(lambda: admin.committed(f"{name}-g"))
+        await first.drain(Deadline(CLOCK, 20))
+        second, after = consumer_of(where, name, f"{name}-g")
+        await second.start()
+        await until(lambda: place in after.assigned)
+        assert after.committed == {place: Committed(0, text)}
+        await second.drain(Deadline(CLOCK, 20))
 
     run(test)
 

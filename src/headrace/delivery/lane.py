@@ -10,12 +10,13 @@ from random import Random
 from typing import Protocol
 
 from headrace.config.consumers import BatchConfig, RetryConfig
+from headrace.delivery.offset_map import SPAN_OFFSETS
 from headrace.delivery.protocols import ACK, DeadLetter, DeadLetterWriter, Delivery, Destination, Outcome, Verdict
 from headrace.delivery.retry import pause_seconds
 from headrace.delivery.tracker import AckTracker
 from headrace.errors import DeadLetterFailed, DeliveryError
 from headrace.lifecycle import Clock
-from headrace.records import Record, TopicPartition
+from headrace.records import Committed, Record, TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ class _Drained(Exception):
 class Counts:
     """What a pump has done since it began."""
 
-    __slots__ = ("abandoned", "dead_letters", "delivered", "late", "redeliveries", "refusals", "taken")
+    __slots__ = ("abandoned", "dead_letters", "delivered", "late", "redeliveries", "refusals", "spared", "taken")
 
     def __init__(self) -> None:
         self.taken = 0
@@ -42,6 +43,8 @@ class Counts:
         """Attempts after the first, in records."""
         self.refusals = 0
         """Deliveries the destination as a whole did not take."""
+        self.spared = 0
+        """Records that had ended before a restart or a rebalance, and are not delivered again."""
         self.abandoned = 0
         """Records in flight when their partition had to be given up: so many duplicates to expect."""
         self.late = 0
@@ -73,10 +76,11 @@ class Lane:
         partition: TopicPartition,
         epoch: int,
         rules: LaneRules,
+        committed: Committed | None,
         on_ended: Callable[[Lane, Sequence[Record]], None],
     ) -> None:
         self.partition = partition
-        self.tracker = AckTracker(epoch)
+        self.tracker = AckTracker(epoch, committed)
         self.in_flight = 0
         """Records of the delivery under way."""
         self.waits_for = ""
@@ -97,11 +101,12 @@ class Lane:
         still = self._rules.clock.monotonic() - self._waits_since >= _STANDING_SECONDS
         return self.waits_for if still else ""
 
-    def add(self, records: Sequence[Record]) -> None:
-        """Take records from the source, in offset order."""
-        self.tracker.delivered([record.offset for record in records])
-        self._pending.extend(records)
+    def add(self, records: Sequence[Record]) -> Sequence[Record]:
+        """Take records from the source, in offset order; return those that had ended before this assignment."""
+        ended = self.tracker.delivered([record.offset for record in records])
+        self._pending.extend([record for record in records if record.offset not in ended] if ended else records)
         self._arrived.set()
+        return [record for record in records if record.offset in ended] if ended else ()
 
     def drain(self) -> bool:
         """Forget what was not started (it is not committed, so it comes again) and end after the delivery under way.
@@ -130,7 +135,8 @@ class Lane:
             await self._rules.clock.sleep(batch.linger_seconds)
         records = [self._pending.popleft()]
         size = records[0].size_bytes
-        while self._pending and len(records) < batch.max_records:
+        limit = records[0].offset + SPAN_OFFSETS
+        while self._pending and len(records) < batch.max_records and self._pending[0].offset < limit:
             size += self._pending[0].size_bytes
             if size > batch.max_bytes:
                 break

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from headrace.records import Record, TopicPartition
+from headrace.records import Committed, Record, TopicPartition
 
 
 class Verdict(enum.Enum):
@@ -94,5 +94,5 @@ class Source(Protocol):
     def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None:
         """Give back room: so many records and bytes of the partition have ended."""
 
-    def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Commit offsets (the next to read after a restart); returns at once, the newest call per partition wins."""
+    def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
+        """Commit offsets with what lies beside them; returns at once, the newest call per partition wins."""

@@ -12,7 +12,7 @@ from headrace.delivery.lane import Counts, Lane
 from headrace.delivery.protocols import DeadLetterWriter, Destination, Source
 from headrace.lifecycle import Clock, Deadline, Readiness, Service
 from headrace.lifecycle.queues import register_gauge, unregister_gauge
-from headrace.records import Record, TopicPartition
+from headrace.records import Committed, Record, TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -76,9 +76,11 @@ class Pump(Service):
 
     # The listener of the source --------------------------------------------------------------------------------------
 
-    def on_assigned(self, partitions: Mapping[TopicPartition, int]) -> None:
+    def on_assigned(
+        self, partitions: Mapping[TopicPartition, int], committed: Mapping[TopicPartition, Committed]
+    ) -> None:
         for partition, epoch in partitions.items():
-            lane = Lane(partition, epoch, self, self._ended)
+            lane = Lane(partition, epoch, self, committed.get(partition), self._ended)
             self._lanes[partition] = lane
             self._tasks_of[partition] = self.spawn(lane.run(), f"lane {partition}")
 
@@ -86,14 +88,19 @@ class Pump(Service):
         lane = self._lanes.get(partition)
         if lane and lane.tracker.epoch == epoch:
             self.counts.taken += len(records)
-            lane.add(records)
+            if ended := lane.add(records):
+                self.counts.spared += len(ended)
+                self._release(partition, ended)
+                self._mark(partition)
 
     def on_end(self, partition: TopicPartition, epoch: int, position: int) -> None:
         lane = self._lanes.get(partition)
         if lane and lane.tracker.epoch == epoch and lane.tracker.end_reached(position):
             self._mark(partition)
 
-    async def on_revoked(self, partitions: Sequence[TopicPartition], deadline: Deadline) -> dict[TopicPartition, int]:
+    async def on_revoked(
+        self, partitions: Sequence[TopicPartition], deadline: Deadline
+    ) -> dict[TopicPartition, Committed]:
         """Drain first, fence second: what is in flight may end until the deadline, then late results mean nothing."""
         lanes = [self._lanes[partition] for partition in partitions if partition in self._lanes]
         tasks = [self._tasks_of[lane.partition] for lane in lanes]
@@ -103,9 +110,9 @@ class Pump(Service):
         if tasks:
             await asyncio.wait(tasks, timeout=deadline.remaining_seconds)
         self._abandon(lanes, tasks)
-        offsets = {lane.partition: lane.tracker.commit_offset for lane in lanes}
+        commits = {lane.partition: commit for lane in lanes if (commit := lane.tracker.commit)}
         self._forget(lanes)
-        return {partition: offset for partition, offset in offsets.items() if offset is not None}
+        return commits
 
     def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
         lanes = [self._lanes[partition] for partition in partitions if partition in self._lanes]
@@ -130,12 +137,13 @@ class Pump(Service):
         if self._lanes.get(lane.partition) is not lane:
             self.counts.late += len(records)
             return
-        moved = lane.tracker.done([record.offset for record in records], lane.tracker.epoch)
-        size = sum([record.size_bytes for record in records])
+        lane.tracker.done([record.offset for record in records], lane.tracker.epoch)
+        self._release(lane.partition, records)
+        self._mark(lane.partition)
+
+    def _release(self, partition: TopicPartition, records: Sequence[Record]) -> None:
         if self.source:
-            self.source.release(lane.partition, len(records), size)
-        if moved:
-            self._mark(lane.partition)
+            self.source.release(partition, len(records), sum([record.size_bytes for record in records]))
 
     def _mark(self, partition: TopicPartition) -> None:
         self._dirty.add(partition)
@@ -156,7 +164,7 @@ class Pump(Service):
             await self.clock.sleep(_COMMIT_SECONDS)
 
     def _commit(self) -> None:
-        offsets = {p: offset for p in self._dirty if (offset := self._lanes[p].tracker.commit_offset) is not None}
+        commits = {p: commit for p in self._dirty if (commit := self._lanes[p].tracker.commit)}
         self._dirty.clear()
-        if offsets and self.source:
-            self.source.commit(offsets)
+        if commits and self.source:
+            self.source.commit(commits)

@@ -9,6 +9,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
+from headrace.delivery.offset_map import OffsetMap, decode, encode
+from headrace.records import Committed
+
 _PRUNE_RECORDS = 4096
 _OPEN, _DONE = 0, 1
 
@@ -20,14 +23,16 @@ class AckTracker:
     a byte search, so a completion costs a bisection and no walk over what is open.
     """
 
-    def __init__(self, epoch: int) -> None:
+    def __init__(self, epoch: int, committed: Committed | None = None) -> None:
+        """Begin at what the group has committed; records that the offset map has ended are not open again."""
         self.epoch = epoch
         self.stale = 0
         """Completions that came with another epoch and were ignored."""
         self._offsets: list[int] = []
         self._status = bytearray()
         self._first_open = 0
-        self._commit: int | None = None
+        self._commit = committed.offset if committed else None
+        self._earlier: OffsetMap | None = decode(committed.metadata, committed.offset) if committed else None
 
     @property
     def open_records(self) -> int:
@@ -35,28 +40,48 @@ class AckTracker:
         return self._status.count(_OPEN, self._first_open)
 
     @property
-    def commit_offset(self) -> int | None:
-        """The offset to commit: below it every delivered record has ended. None before anything is known."""
-        return self._commit
+    def commit(self) -> Committed | None:
+        """What to commit: the offset, and the map of what has ended above it, empty when nothing has."""
+        if self._commit is None:
+            return None
+        first, offsets, earlier = self._first_open, self._offsets, self._earlier
+        last_done = self._status.rfind(_DONE, first)
+        if earlier:
+            seen = max(self._commit, offsets[-1] + 1 if offsets else 0)
+            stop, end, unseen = len(offsets), earlier.end, sorted(o for o in earlier.open if o >= seen)
+        elif last_done >= 0:
+            stop, end, unseen = last_done, offsets[last_done] + 1, []
+        else:
+            return Committed(self._commit)
+        open_offsets = [offsets[index] for index in range(first, stop) if not self._status[index]]
+        return Committed(self._commit, encode(self._commit, end, open_offsets + unseen))
 
-    def delivered(self, offsets: Sequence[int]) -> None:
+    def delivered(self, offsets: Sequence[int]) -> frozenset[int]:
         """Take offsets in the order they came.
+
+        Returns:
+            Those that had ended before this assignment, as the offset map says; they are not open.
 
         Raises:
             ValueError: An offset is not above every earlier one.
         """
+        if not offsets:
+            return frozenset()
         last = self._offsets[-1] if self._offsets else -1
         for offset in offsets:
             if offset <= last:
                 raise ValueError(f"offset {offset} came after {last}")
             last = offset
-        if self._commit is None and offsets:
+        if self._commit is None:
             self._commit = offsets[0]
-        elif self._first_open == len(self._offsets) and offsets:
+        elif self._first_open == len(self._offsets):
             # Nothing was open, so what lies between the last commit point and this record does not exist.
-            self._commit = max(self._commit or 0, offsets[0])
+            self._commit = max(self._commit, offsets[0])
         self._offsets.extend(offsets)
-        self._status.extend(bytes(len(offsets)))
+        if self._earlier is None:
+            self._status.extend(bytes(len(offsets)))
+            return frozenset()
+        return self._take_ended(self._earlier, offsets)
 
     def done(self, offsets: list[int], epoch: int) -> bool:
         """Note that records have ended for good.
@@ -99,10 +124,22 @@ class AckTracker:
         Returns:
             Whether the commit offset moved.
         """
-        if self._first_open < len(self._offsets) or position <= (self._commit or 0):
+        if self._first_open < len(self._offsets) or (self._commit is not None and position <= self._commit):
             return False
         self._commit = position
+        self._forget_map(position)
         return True
+
+    def _take_ended(self, earlier: OffsetMap, offsets: Sequence[int]) -> frozenset[int]:
+        ended = frozenset(offset for offset in offsets if earlier.has(offset))
+        self._status.extend(_DONE if offset in ended else _OPEN for offset in offsets)
+        self._forget_map(offsets[-1] + 1)
+        self._advance()
+        return ended
+
+    def _forget_map(self, position: int) -> None:
+        if self._earlier and position >= self._earlier.end:
+            self._earlier = None
 
     def _advance(self) -> bool:
         if self._first_open < len(self._status) and self._status[self._first_open] == _OPEN:

@@ -27,7 +27,7 @@ from headrace.kafka.names import check_group, check_topic
 from headrace.kafka.properties import client_properties
 from headrace.kafka.reader import to_record
 from headrace.lifecycle import Clock, Deadline, LoopBridge, OwnedThread, Readiness, Service
-from headrace.records import Record, TopicPartition
+from headrace.records import Committed, Record, TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,8 @@ class Consumer(Service):
         self._epoch_of: dict[TopicPartition, int] = {}
         self._room = threading.Event()
         self._commands: deque[Callable[[], None]] = deque()
-        self._newest_commit: dict[TopicPartition, int] = {}  # the thread's own, as is what follows
+        self._newest_commit: dict[TopicPartition, Committed] = {}  # the thread's own, as is what follows
+        self._commit_under_way = False
         self._commit_again_at = 0.0
         self._problems: dict[str, str] = {"": f"group {group}: not joined yet"}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -114,7 +115,7 @@ class Consumer(Service):
         self._commands.append(lambda: self._flow.released(partition, records, size_bytes, self._clock.monotonic()))
         self._room.set()
 
-    def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+    def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
         self._commands.append(functools.partial(self._newest_commit.update, dict(offsets)))
 
     def _run_all(self, calls: list[Callable[[], None]]) -> None:
@@ -150,7 +151,7 @@ class Consumer(Service):
         commands = self._commands
         while commands:
             commands.popleft()()
-        if self._newest_commit and self._clock.monotonic() >= self._commit_again_at:
+        if self._newest_commit and not self._commit_under_way and self._clock.monotonic() >= self._commit_again_at:
             self._send_commit()
 
     def _wait_for_room(self) -> None:
@@ -213,8 +214,7 @@ class Consumer(Service):
             self._say("", f"group {self._group}: {error.str()}")
 
     def _on_assign(self, client: Any, assigned: list[Any]) -> None:
-        if assigned:
-            self._find_positions(client, assigned)
+        committed = self._find_positions(client, assigned) if assigned else {}
         epochs = {TopicPartition(p.topic, p.partition): next(_epochs) for p in assigned}
         self._epoch_of.update(epochs)
         self._flow.assigned(epochs)
@@ -222,21 +222,22 @@ class Consumer(Service):
         # The client may remember a pause from an earlier assignment, and flow control starts from nothing paused.
         client.resume(assigned)
         self._say("", "")
-        self._post(self._listener.on_assigned, epochs)
+        self._post(self._listener.on_assigned, epochs, committed)
         log.info("%s: assigned %s", self.name, _names(epochs))
 
-    def _find_positions(self, client: Any, assigned: list[Any]) -> None:
-        """Set the start of partitions where the group has committed nothing; the others take up by themselves."""
+    def _find_positions(self, client: Any, assigned: list[Any]) -> dict[TopicPartition, Committed]:
+        """Set where to begin, and return what the group has committed."""
         try:
             committed = client.committed(assigned, timeout=_LOOK_UP_SECONDS)
         except confluent_kafka.KafkaException as cause:
             # Without an answer the client looks up by itself, and says "out of range" where nothing is committed:
             # the partition then stands still instead of beginning somewhere.
             log.warning("%s: cannot read committed offsets: %s", self.name, cause.args[0].str())
-            return
+            return {}
         begin = confluent_kafka.OFFSET_BEGINNING if self._reset == "earliest" else confluent_kafka.OFFSET_END
         for wanted, known in zip(assigned, committed, strict=True):
             wanted.offset = known.offset if known.offset >= 0 else begin
+        return _committed([known for known in committed if known.offset >= 0])
 
     def _on_revoke(self, client: Any, revoked: list[Any]) -> None:
         partitions = [TopicPartition(p.topic, p.partition) for p in revoked]
@@ -265,11 +266,11 @@ class Consumer(Service):
             self._newest_commit.pop(partition, None)
             self._say(str(partition), "")
 
-    def _ask_loop(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+    def _ask_loop(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Committed]:
         """Wait until the loop has drained these partitions; its answer is what may be committed."""
         if self.death is not None:
             return {}
-        answer: dict[TopicPartition, int] = {}
+        answer: dict[TopicPartition, Committed] = {}
         done = threading.Event()
         seconds = min(_DRAIN_SECONDS, self._leave_by.remaining_seconds if self._leave_by else _DRAIN_SECONDS)
 
@@ -294,15 +295,17 @@ class Consumer(Service):
             return
         try:
             self._client.commit(offsets=_with_offsets(offsets), asynchronous=True)
+            # One at a time: the repetition of one that failed must not set back a newer one.
+            self._commit_under_way = True
         except confluent_kafka.KafkaException as cause:
             log.warning("%s: commit failed: %s", self.name, cause.args[0].str())
 
     def _on_commit(self, error: Any, offsets: list[Any]) -> None:
+        self._commit_under_way = False
         failed = [p for p in offsets if error is not None or p.error is not None]
         if failed:
             log.warning("%s: commit failed, it is repeated: %s", self.name, error or failed[0].error)
-            for p in failed:
-                self._newest_commit.setdefault(TopicPartition(p.topic, p.partition), p.offset)
+            self._newest_commit = _committed(failed) | self._newest_commit
             self._commit_again_at = self._clock.monotonic() + _COMMIT_AGAIN_SECONDS
 
     def _on_error(self, error: Any) -> None:
@@ -349,8 +352,12 @@ def _plain(partitions: Sequence[TopicPartition]) -> list[Any]:
     return [confluent_kafka.TopicPartition(p.topic, p.partition) for p in partitions]
 
 
-def _with_offsets(offsets: Mapping[TopicPartition, int]) -> list[Any]:
-    return [confluent_kafka.TopicPartition(p.topic, p.partition, offset) for p, offset in offsets.items()]
+def _with_offsets(offsets: Mapping[TopicPartition, Committed]) -> list[Any]:
+    return [confluent_kafka.TopicPartition(p.topic, p.partition, at.offset, at.metadata) for p, at in offsets.items()]
+
+
+def _committed(offsets: Sequence[Any]) -> dict[TopicPartition, Committed]:
+    return {TopicPartition(p.topic, p.partition): Committed(p.offset, p.metadata or "") for p in offsets}
 
 
 def _names(partitions: Sequence[TopicPartition] | Mapping[TopicPartition, int]) -> str:

@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from headrace.lifecycle import Deadline
-from headrace.records import Record, TopicPartition
+from headrace.records import Committed, Record, TopicPartition
 
 
 class Listener(Protocol):
     """Takes the records of a consumer. Every method runs on the loop."""
 
-    def on_assigned(self, partitions: Mapping[TopicPartition, int]) -> None:
-        """Partitions are ours from now on: partition to assignment epoch."""
+    def on_assigned(
+        self, partitions: Mapping[TopicPartition, int], committed: Mapping[TopicPartition, Committed]
+    ) -> None:
+        """Partitions are ours from now on: partition to assignment epoch, and where the group stands in them."""
 
     def on_records(self, partition: TopicPartition, epoch: int, records: Sequence[Record]) -> None:
         """Records arrived, in offset order, never empty."""
@@ -23,8 +25,8 @@ class Listener(Protocol):
 
     async def on_revoked(
         self, partitions: Sequence[TopicPartition], deadline: Deadline
-    ) -> Mapping[TopicPartition, int]:
-        """Finish what is in flight for these partitions, and return the offsets to commit for them.
+    ) -> Mapping[TopicPartition, Committed]:
+        """Finish what is in flight for these partitions, and return what to commit for them.
 
         Returns within the deadline; past it, what is unfinished is abandoned and will be delivered elsewhere.
         """

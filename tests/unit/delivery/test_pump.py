@@ -16,7 +16,7 @@ from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verd
 from headrace.delivery.pump import Pump
 from headrace.errors import DeadLetterFailed, DestinationUnavailable
 from headrace.lifecycle import Deadline, ManualClock, gauges
-from headrace.records import Record, TopicPartition
+from headrace.records import Committed, Record, TopicPartition
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 RETRY = Outcome(Verdict.RETRY, "E", "again")
@@ -31,17 +31,17 @@ class FakeSource:
     """Remembers what the pump tells it."""
 
     def __init__(self) -> None:
-        self.commits: list[dict[TopicPartition, int]] = []
+        self.commits: list[dict[TopicPartition, Committed]] = []
         self.released = 0
 
     def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None:
         self.released += records
 
-    def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+    def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
         self.commits.append(dict(offsets))
 
     def committed(self, partition: TopicPartition) -> int | None:
-        found = [offsets[partition] for offsets in self.commits if partition in offsets]
+        found = [offsets[partition].offset for offsets in self.commits if partition in offsets]
         return found[-1] if found else None
 
 
@@ -107,7 +107,7 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 async def opened(bed: Bed) -> Bed:
     await bed.pump.start()
-    bed.pump.on_assigned({P0: 1, P1: 2})
+    bed.pump.on_assigned({P0: 1, P1: 2}, {})
     return bed
 
 
@@ -152,7 +152,7 @@ def test_a_failed_record_is_retried_alone_and_holds_the_commit() -> None:
         bed.feed(0, 1)
         await bed.clock.settle()
         await bed.clock.advance(0.05)
-        assert bed.source.committed(P0) is None
+        assert bed.source.committed(P0) == 0
         await bed.clock.advance(20)
         assert [([r.offset for r in d.records], d.attempt) for d in bed.destination.deliveries] == [
             ([0, 1], 1),
@@ -188,7 +188,7 @@ def test_a_dead_letter_that_is_not_written_holds_the_commit() -> None:
         bed.letters.broken = True
         bed.feed(0, 1, 2)
         await bed.clock.advance(30)
-        assert bed.source.committed(P0) is None
+        assert bed.source.committed(P0) == 0
         assert bed.letters.tries > 3
         bed.pump.readiness()
         await bed.clock.advance(10)
@@ -300,7 +300,7 @@ def test_a_revoke_waits_for_what_is_in_flight_and_drops_the_rest() -> None:
         await bed.clock.settle()
         assert not revoke.done()
         hold.set()
-        assert await revoke == {P0: 2}
+        assert await revoke == {P0: Committed(2)}
         assert bed.pump.counts.abandoned == 0
         assert P0 not in bed.pump.lanes
         await bed.pump.stop()
@@ -318,7 +318,7 @@ def test_a_revoke_past_its_deadline_commits_the_frontier_and_counts_what_it_aban
         bed.destination.hold = asyncio.Event()
         bed.feed(2, 3, 4)
         await bed.clock.settle()
-        assert await bed.pump.on_revoked([P0], Deadline(bed.clock, 0)) == {P0: 2}
+        assert await bed.pump.on_revoked([P0], Deadline(bed.clock, 0)) == {P0: Committed(2)}
         assert bed.pump.counts.abandoned == 2
         await bed.pump.stop()
 
@@ -332,7 +332,7 @@ def test_a_revoke_does_not_wait_for_a_pause_between_attempts() -> None:
         bed = await opened(Bed(FakeDestination(lambda r, attempt: RETRY)))
         bed.feed(0)
         await bed.clock.settle()
-        assert await bed.pump.on_revoked([P0], Deadline(bed.clock, 10)) == {P0: 0}
+        assert await bed.pump.on_revoked([P0], Deadline(bed.clock, 10)) == {P0: Committed(0)}
         await bed.pump.stop()
 
     run(test)
@@ -363,7 +363,7 @@ def test_lost_partitions_commit_nothing_and_late_results_mean_nothing() -> None:
         bed.feed(0)
         await bed.clock.settle()
         bed.pump.on_lost([P0])
-        bed.pump.on_assigned({P0: 9})
+        bed.pump.on_assigned({P0: 9}, {})
         bed.destination.hold = None
         hold.set()
         await bed.clock.advance(1)
@@ -392,7 +392,7 @@ def test_a_destination_that_ends_after_the_loss_changes_nothing() -> None:
         await opened(bed)
         bed.feed(0, 1)
         await bed.clock.settle()
-        assert await bed.pump.on_revoked([P0], Deadline(bed.clock, 0)) == {P0: 0}
+        assert await bed.pump.on_revoked([P0], Deadline(bed.clock, 0)) == {P0: Committed(0)}
         await bed.clock.advance(1)
         assert bed.source.commits == []
         assert bed.pump.counts.late == 2

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from headrace.delivery.tracker import AckTracker
+from headrace.records import Committed
+
+SEEDS = st.integers(0, 2**32)
+
+
+def offset_of(tracker: AckTracker) -> int:
+    assert tracker.commit
+    return tracker.commit.offset
 
 
 def test_nothing_is_committed_before_anything_is_known() -> None:
     """A fresh tracker has no commit offset."""
-    assert AckTracker(1).commit_offset is None
+    assert AckTracker(1).commit is None
 
 
 def test_a_delivered_record_holds_the_commit_offset() -> None:
     """Until a record ends, its own offset is what may be committed."""
     tracker = AckTracker(1)
     tracker.delivered([5, 6, 9])
-    assert tracker.commit_offset == 5
+    assert offset_of(tracker) == 5
 
 
 def test_a_gap_ends_with_the_next_record() -> None:
@@ -27,7 +37,7 @@ def test_a_gap_ends_with_the_next_record() -> None:
     tracker = AckTracker(1)
     tracker.delivered([5, 9, 12])
     assert tracker.done([5], 1)
-    assert tracker.commit_offset == 9
+    assert offset_of(tracker) == 9
 
 
 def test_a_later_success_does_not_pass_an_unfinished_record() -> None:
@@ -35,9 +45,9 @@ def test_a_later_success_does_not_pass_an_unfinished_record() -> None:
     tracker = AckTracker(1)
     tracker.delivered([1, 2, 3])
     assert not tracker.done([2, 3], 1)
-    assert tracker.commit_offset == 1
+    assert offset_of(tracker) == 1
     assert tracker.done([1], 1)
-    assert tracker.commit_offset == 4
+    assert offset_of(tracker) == 4
 
 
 def test_another_epoch_is_ignored_and_counted() -> None:
@@ -45,7 +55,7 @@ def test_another_epoch_is_ignored_and_counted() -> None:
     tracker = AckTracker(2)
     tracker.delivered([1])
     assert not tracker.done([1], 1)
-    assert (tracker.commit_offset, tracker.stale) == (1, 1)
+    assert (offset_of(tracker), tracker.stale) == (1, 1)
 
 
 @pytest.mark.parametrize("offsets", [[2], [7]])
@@ -72,10 +82,51 @@ def test_the_end_of_a_partition_brings_lag_to_zero() -> None:
     tracker.delivered([0])
     assert not tracker.end_reached(3)
     tracker.done([0], 1)
-    assert tracker.commit_offset == 1
+    assert offset_of(tracker) == 1
     assert tracker.end_reached(3)
-    assert tracker.commit_offset == 3
+    assert offset_of(tracker) == 3
     assert not tracker.end_reached(3)
+
+
+def test_what_ended_above_an_open_record_is_not_open_after_a_restart() -> None:
+    """The map travels beside the committed offset, and the next owner takes it up."""
+    tracker = AckTracker(1)
+    tracker.delivered([1, 2, 4, 7, 9])
+    tracker.done([2, 7], 1)
+    after = AckTracker(2, tracker.commit)
+    assert after.delivered([1, 2, 4, 7, 9]) == {2, 7}
+    assert after.open_records == 3
+    after.done([1], 2)
+    assert offset_of(after) == 4
+
+
+def test_a_map_that_was_not_read_to_its_end_is_kept() -> None:
+    """Two restarts in a row lose nothing, even when the one between them saw a part of the records only."""
+    first = AckTracker(1)
+    first.delivered(range(10))
+    first.done([1, 3, 8], 1)
+    second = AckTracker(2, first.commit)
+    assert second.delivered([0, 1, 2]) == {1}
+    second.done([0, 2], 2)
+    third = AckTracker(3, second.commit)
+    assert offset_of(third) == 3
+    assert third.delivered(range(3, 10)) == {3, 8}
+
+
+def test_without_anything_done_above_the_frontier_there_is_no_map() -> None:
+    """Records that end in order cost no metadata."""
+    tracker = AckTracker(1, Committed(5))
+    tracker.delivered([5, 6, 7])
+    tracker.done([5, 6], 1)
+    assert tracker.commit == Committed(7)
+
+
+def test_an_empty_partition_can_be_committed() -> None:
+    """Where a group stands is written down even before the first record."""
+    tracker = AckTracker(1)
+    assert tracker.end_reached(0)
+    assert tracker.commit == Committed(0)
+    assert not tracker.end_reached(0)
 
 
 class TrackerMachine(RuleBasedStateMachine):
@@ -84,27 +135,33 @@ class TrackerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.tracker = AckTracker(7)
+        self.log: list[int] = []
         self.open: set[int] = set()
+        self.done: set[int] = set()
         self.next = 0
         self.known = False
         self.end = 0
 
-    @rule(gaps=st.lists(st.integers(0, 3), min_size=1, max_size=40))
-    def deliver(self, gaps: list[int]) -> None:
+    @rule(count=st.integers(1, 40), seed=SEEDS)
+    def deliver(self, count: int, seed: int) -> None:
+        chance = Random(seed)
         offsets = []
-        for gap in gaps:
-            offsets.append(self.next + gap)
-            self.next += gap + 1
-        self.tracker.delivered(offsets)
+        for _ in range(count):
+            offsets.append(self.next + chance.choice((0, 0, 0, 1, 3)))
+            self.next = offsets[-1] + 1
+        assert self.tracker.delivered(offsets) == set()
+        self.log += offsets
         self.open.update(offsets)
         self.known = True
 
     @precondition(lambda self: self.open)
-    @rule(data=st.data())
-    def finish_some(self, data: st.DataObject) -> None:
-        chosen = data.draw(st.sets(st.sampled_from(sorted(self.open)), min_size=1))
+    @rule(seed=SEEDS, share=st.sampled_from([0.1, 0.5, 0.9]))
+    def finish_some(self, seed: int, share: float) -> None:
+        chance = Random(seed)
+        chosen = {offset for offset in sorted(self.open) if chance.random() < share}
         self.tracker.done(sorted(chosen), 7)
         self.open -= chosen
+        self.done |= chosen
 
     @precondition(lambda self: self.open)
     @rule(count=st.integers(1, 30))
@@ -112,22 +169,41 @@ class TrackerMachine(RuleBasedStateMachine):
         chosen = sorted(self.open)[:count]
         self.tracker.done(chosen, 7)
         self.open -= set(chosen)
+        self.done |= set(chosen)
+
+    @precondition(lambda self: self.known)
+    @rule(part=st.floats(0, 1), twice=st.booleans())
+    def restart(self, part: float, twice: bool) -> None:
+        """Somebody else takes up at the commit and sees the records again, up to any of them."""
+        committed = self.tracker.commit
+        assert committed is not None
+        again = [offset for offset in self.log if offset >= committed.offset]
+        seen = round(part * len(again))
+        self.tracker = AckTracker(7, committed)
+        assert self.tracker.delivered(again[:seen]) == self.done & set(again[:seen])
+        # What follows from here on is news to this owner; all of it is seen before the test goes on.
+        once_more = self.tracker.commit
+        assert once_more is not None
+        rest = again[seen:]
+        if twice:
+            self.tracker = AckTracker(7, once_more)
+            rest = [offset for offset in self.log if offset >= once_more.offset]
+        assert self.tracker.delivered(rest) == self.done & set(rest)
 
     @rule(beyond=st.integers(0, 3))
     def reach_end(self, beyond: int) -> None:
         if not self.open:
             self.next += beyond
             self.end = self.next
-            self.known = self.known or self.end > 0
+            self.known = True
         self.tracker.end_reached(self.next)
 
     @invariant()
     def nothing_unfinished_is_passed(self) -> None:
         if not self.known:
-            assert self.tracker.commit_offset is None
+            assert self.tracker.commit is None
             return
-        commit = self.tracker.commit_offset
-        assert commit is not None
+        commit = offset_of(self.tracker)
         if self.open:
             assert commit == min(self.open)
         else:
@@ -136,4 +212,4 @@ class TrackerMachine(RuleBasedStateMachine):
 
 
 TestTrackerMachine = TrackerMachine.TestCase
-TestTrackerMachine.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+TestTrackerMachine.settings = settings(max_examples=2000, stateful_step_count=20, deadline=None)

@@ -1,0 +1,74 @@
+"""The offset map: what was written is what is read, it always fits, and nothing else is believed."""
+
+from __future__ import annotations
+
+import base64
+import random
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from headrace.delivery.offset_map import SPAN_OFFSETS, OffsetMap, decode, encode
+
+LIMIT_CHARACTERS = 4096
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    base=st.integers(0, 2**62),
+    span=st.integers(1, SPAN_OFFSETS),
+    share=st.floats(0, 1),
+    seed=st.integers(0, 2**32),
+)
+@example(base=2**62, span=SPAN_OFFSETS, share=0.5, seed=1)
+@example(base=0, span=1, share=0, seed=1)
+def test_every_map_comes_back_and_fits(base: int, span: int, share: float, seed: int) -> None:
+    """Whatever pattern is open, the text has at most 4,096 characters and says the same when read."""
+    chance = random.Random(seed)
+    open_offsets = [base + n for n in range(span - 1) if chance.random() < share]
+    text = encode(base, base + span, open_offsets)
+    assert len(text) <= LIMIT_CHARACTERS
+    assert decode(text, base) == OffsetMap(base, base + span, frozenset(open_offsets))
+
+
+def test_one_stuck_record_costs_a_few_bytes_at_any_span() -> None:
+    """The smallest of the three codecs is taken."""
+    assert len(encode(10, 10 + SPAN_OFFSETS, [10])) < 40
+    assert len(encode(10, 10 + SPAN_OFFSETS, range(10, 10 + SPAN_OFFSETS - 1))) < 100
+
+
+def test_a_span_that_might_not_fit_is_a_defect() -> None:
+    """Nobody may dispatch so far ahead; an empty map is no map."""
+    with pytest.raises(ValueError, match="spans"):
+        encode(0, SPAN_OFFSETS + 1, [0])
+    with pytest.raises(ValueError, match="spans"):
+        encode(5, 5, [])
+
+
+@pytest.mark.parametrize("text", ["", "somebody else's note", "SFIB", "é", base64.b64encode(b"HR\x01" * 9).decode()])
+def test_what_is_no_map_is_not_believed(text: str) -> None:
+    """Other tools may leave any metadata."""
+    assert decode(text, 7) is None
+
+
+def test_a_map_of_another_offset_is_not_believed() -> None:
+    """An administrator's reset, even one that keeps the metadata, ends the map."""
+    text = encode(7, 20, [7, 9])
+    assert decode(text, 7) is not None
+    assert decode(text, 8) is None
+
+
+@given(place=st.integers(0, 10_000), flip=st.integers(1, 255), codec=st.sampled_from([1, 7, 3000]))
+def test_a_damaged_map_is_not_believed(place: int, flip: int, codec: int) -> None:
+    """A changed byte anywhere is found by the checksum."""
+    chance = random.Random(codec)
+    data = bytearray(base64.b64decode(encode(7, 5000, [7, *sorted(chance.sample(range(8, 4999), codec))])))
+    data[place % len(data)] ^= flip
+    assert decode(base64.b64encode(data).decode(), 7) is None
+
+
+def test_what_has_ended_is_between_the_committed_offset_and_the_end() -> None:
+    """Holes count as ended; what lies outside has not."""
+    found = OffsetMap(5, 9, frozenset([5, 7]))
+    assert [offset for offset in range(3, 12) if found.has(offset)] == [6, 8]

@@ -6,7 +6,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from headrace.config.section import Count, FormatName, GroupName, PositiveSeconds, Seconds, Section, TopicName, Url
+from headrace.config.section import (
+    Count,
+    FormatName,
+    GroupName,
+    NotDots,
+    PositiveSeconds,
+    Seconds,
+    Section,
+    TopicName,
+    Url,
+)
 
 
 class BackendConfig(Section):
@@ -55,7 +65,7 @@ class DeadLetterConfig(Section):
 
     enabled: bool = True
     """When false, a record that has used up its attempts stops its partition and says so."""
-    topic: Annotated[str, Field(pattern=r"^([A-Za-z0-9._-]|\{topic\})+$")] = "{topic}.dlq"
+    topic: Annotated[str, Field(pattern=r"^([A-Za-z0-9._-]|\{topic\})+$", max_length=249), NotDots] = "{topic}.dlq"
     """Name of the dead letter topic; `{topic}` is the origin's name."""
 
 

@@ -30,6 +30,12 @@ def _plain_url(value: str) -> str:
     return value
 
 
+def _not_dots(name: str) -> str:
+    if name in (".", ".."):
+        raise ValueError(f"is {name!r}, which Kafka takes for no topic")
+    return name
+
+
 Number = BeforeValidator(_no_switch)
 FormatName = Literal["binary", "string", "json", "avro", "jsonschema", "protobuf"]
 Port = Annotated[int, Field(ge=0, le=65535), Number]
@@ -37,8 +43,11 @@ Seconds = Annotated[float, Field(ge=0), Number]
 PositiveSeconds = Annotated[float, Field(gt=0), Number]
 Count = Annotated[int, Field(ge=1), Number]
 Url = Annotated[str, AfterValidator(_plain_url)]
-TopicName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
-GroupName = Annotated[str, Field(pattern=r"^[^\^\s]([^\r\n]*\S)?$", max_length=255)]
+NotDots = AfterValidator(_not_dots)
+TopicName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,249}$"), NotDots]
+GroupName = Annotated[
+    str, Field(pattern=r"^[^\^\s\x00-\x1f\x7f]([^\x00-\x1f\x7f]*[^\s\x00-\x1f\x7f])?$", max_length=255)
+]
 
 
 class Section(BaseModel):

@@ -16,6 +16,7 @@ from headrace.config.kafka import SchemaRegistryConfig
 from headrace.config.producer import ProducerConfig
 from headrace.formats.codecs import Codecs
 from headrace.formats.registry import SchemaRegistry
+from headrace.kafka import check_topic
 from headrace.lifecycle import ManualClock, Readiness, SystemClock
 from headrace.records import OutgoingRecord, Produced
 from headrace.security import Authenticator, TlsFiles
@@ -58,7 +59,7 @@ class Kafka:
         return [Produced(0, index) for index in range(len(records))]
 
     async def partitions_of(self, topic: str) -> int:
-        if topic.startswith("missing"):
+        if check_topic(topic).startswith("missing"):
             raise errors.TopicNotFound(topic=topic)
         return 3
 

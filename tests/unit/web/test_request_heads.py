@@ -457,3 +457,35 @@ def test_files_that_are_no_certificates_stop_the_start(tmp_path: Path) -> None:
         (tmp_path / name).write_text("x")
     with pytest.raises(ConfigError, match=r"http\.tls: the files .*a\.pem, .*a\.key are no certificate"):
         TlsFiles(TlsConfig(certificate=tmp_path / "a.pem", key=tmp_path / "a.key"), ManualClock())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "%5E.*",
+        "%5E",
+        "a%20b",
+        "..%2Fx",
+        "a%0D%0Ab",
+        "a%0A",
+        "a%00b",
+        "x" * 250,
+        "%2E",
+        "..",
+        "ord%D0%B5rs",
+        "a,b",
+        "%FF",
+    ],
+)
+def test_a_path_with_a_name_that_is_none_ends_before_kafka(opened: Any, name: str) -> None:
+    """Row S1: 400, or 404 where it is another path; nothing of the name comes back as a header."""
+
+    async def main() -> None:
+        async with opened() as house:
+            data = post().replace(b"/producers/t", f"/producers/{name}".encode())
+            status, head = await status_of(house, data)
+            assert status in (400, 404), name
+            assert head.lower().count(b"\r\nx-correlation-id: ") == 1
+            assert house.kafka.records == []
+
+    asyncio.run(main())

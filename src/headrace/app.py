@@ -161,7 +161,7 @@ class App:
         self._formats |= {trigger.key_format, trigger.value_format}
         workers = FunctionService(spec, trigger, self.clock)
         destination = FunctionDestination(
-            workers,
+            workers.serve,
             trigger,
             self.clock,
             produce=self.inner_producer.produce,
@@ -183,15 +183,8 @@ class App:
         return [self._pipeline(spec) for spec in load_pipelines(self.config.pipelines)]
 
     def _pipeline(self, spec: PipelineSpec) -> Service:
-        run = PipelineRun(
-            spec,
-            self.config.kafka,
-            self.config.state_dir / "pipelines",
-            self.clock,
-            require_topic=self.admin.describe_topic,
-            ensure_topic=self.admin.ensure_topic_like,
-            publish_offsets=self.admin.alter_group_offsets,
-        )
+        folder = self.config.state_dir / "pipelines"
+        run = PipelineRun(spec, self.config.kafka, folder, self.clock, self.admin)
         for flow, group in run.groups.items():
             self._groups.append(group)
             self.metrics.watch_deliveries(f"{run.name} {flow}", functools.partial(run.counts, flow))

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from headrace.config.kafka import KafkaConfig
+from headrace.control.lag import lag_of
 from headrace.errors import HeadraceError
 from headrace.kafka import Admin, read_records
 from headrace.records import Record, TopicPartition
@@ -118,7 +119,7 @@ class Ledger:
 
     def lag(self, group: str) -> int:
         """Return how far a group is behind, over all partitions it has committed."""
-        return sum(entry.lag for entry in asyncio.run(self._admin.group_lag(group)))
+        return sum(entry.lag for entry in asyncio.run(lag_of(self._admin, group)))
 
     def check_acknowledged(self, topic: str, poster: Poster) -> None:
         """Every acknowledged id is at its place, no id twice, none that was refused for certain, none from nowhere."""

@@ -13,6 +13,7 @@ from headrace import errors
 from headrace.config.consumers import FlowControl
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
+from headrace.control.lag import lag_of
 from headrace.delivery.offset_map import SPAN_OFFSETS, encode
 from headrace.kafka import Admin, Consumer, Producer, TopicDirectory, read_records
 from headrace.lifecycle import Deadline, SystemClock
@@ -234,7 +235,7 @@ def test_a_group_takes_up_where_it_committed(kafka: Any, topic: Callable[..., st
         await consumer.drain(Deadline(CLOCK, 10))
         await consumer.stop()
         assert sorted(collector.revoked) == [TopicPartition(name, 0), TopicPartition(name, 1)]
-        assert [lag.lag for lag in await Admin(where).group_lag(f"{name}-g")] == [0, 0]
+        assert [lag.lag for lag in await lag_of(Admin(where), f"{name}-g")] == [0, 0]
         await fill(where, name, 10)
         again, second = consumer_of(where, name, f"{name}-g")
         await again.start()

@@ -20,6 +20,7 @@ import confluent_kafka
 import pytest
 
 from headrace.config.kafka import KafkaConfig
+from headrace.control.lag import lag_of
 from headrace.kafka import Admin, read_records
 from headrace.lifecycle import Deadline, Service, SystemClock
 from headrace.pipelines.driver.plan import DriverPlan
@@ -97,16 +98,7 @@ def gone(leader: int, limit_seconds: float) -> bool:
 
 @asynccontextmanager
 async def running(spec: Mapping[str, Any], kafka: KafkaConfig, folder: Path) -> AsyncIterator[PipelineRun]:
-    admin = Admin(kafka)
-    run = PipelineRun(
-        PipelineSpec.model_validate(spec),
-        kafka,
-        folder,
-        SystemClock(),
-        require_topic=admin.describe_topic,
-        ensure_topic=admin.ensure_topic_like,
-        publish_offsets=admin.alter_group_offsets,
-    )
+    run = PipelineRun(PipelineSpec.model_validate(spec), kafka, folder, SystemClock(), Admin(kafka))
     await run.start()
     try:
         yield run
@@ -167,7 +159,7 @@ def test_results_are_exact_over_a_killed_driver(kafka: Any, topic: Any, tmp_path
         admin = Admin(settings)
         assert len((await admin.describe_topic(late)).partitions) == 3
         for flow in ("totals", "late"):
-            lag = await admin.group_lag(f"headrace.exact.{flow}")
+            lag = await lag_of(admin, f"headrace.exact.{flow}")
             assert len(lag) == 3
             assert sum(entry.lag for entry in lag) == 0
             assert sum(entry.committed or 0 for entry in lag) == FLIGHTS + 6

@@ -9,8 +9,8 @@ import click
 
 from headrace.cli.connection import Place, kafka_options
 from headrace.cli.output import print_rows
-from headrace.control.lag import lag_of
-from headrace.kafka import Admin, PartitionLag
+from headrace.control.lag import PartitionLag, lag_of
+from headrace.kafka import Admin
 
 
 @click.group()

@@ -18,7 +18,7 @@ from headrace.config.overrides import override
 from headrace.config.references import ReferenceProblem, holds_plain_text, resolve
 from headrace.config.secrecy import is_secret_name, too_open
 from headrace.config.section import Section
-from headrace.config.yaml_tree import Problems, read_tree
+from headrace.config.yaml_tree import Problems, read_text, read_tree
 from headrace.errors import ConfigError
 
 AnySection = TypeVar("AnySection", bound=Section)
@@ -38,7 +38,8 @@ def load_config(path: Path | None, environ: Mapping[str, str]) -> HeadraceConfig
     """
     problems = Problems()
     name = str(path) if path else "environment"
-    tree, places = read_tree(_text_of(path), name, problems) if path else ({}, {})
+    text = read_text(path, ConfigError, "Name the file with -c") if path else ""
+    tree, places = read_tree(text, name, problems)
     if not isinstance(tree, dict):
         problems.add(f"{name}:1", (), "is not a map of settings: write lines such as `http: {port: 8082}`")
         tree = {}
@@ -54,16 +55,6 @@ def load_config(path: Path | None, environ: Mapping[str, str]) -> HeadraceConfig
     if problems.found:
         raise ConfigError("\n".join(problems.found))
     return config
-
-
-def _text_of(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return file.read(yaml_tree.MAX_BYTES + 1).decode()
-    except OSError as cause:
-        raise ConfigError(f"{path}: cannot be read: {cause.strerror}. Name the file with -c") from cause
-    except UnicodeDecodeError as cause:
-        raise ConfigError(f"{path}: is not UTF-8 text: save it as UTF-8") from cause
 
 
 def _replace_references(

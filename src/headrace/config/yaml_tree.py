@@ -7,9 +7,12 @@ aliases are followed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path as FilePath
 from typing import Any
 
 import yaml
+
+from headrace.errors import HeadraceError
 
 Path = tuple[str | int, ...]
 """Where a value is: keys of mappings and indexes of lists, from the top."""
@@ -40,6 +43,21 @@ def dotted(path: Path) -> str:
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
     return text
+
+
+def read_text(path: FilePath, error: type[HeadraceError], advice: str) -> str:
+    """Return the text of a configuration file, cut where it is too large.
+
+    Raises:
+        HeadraceError: Of the given class: it cannot be read, with the advice, or it is not UTF-8.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_BYTES + 1).decode()
+    except OSError as cause:
+        raise error(f"{path}: cannot be read: {cause.strerror}. {advice}") from cause
+    except UnicodeDecodeError as cause:
+        raise error(f"{path}: is not UTF-8 text (byte {cause.start}): save it as UTF-8") from cause
 
 
 def read_tree(text: str, name: str, problems: Problems) -> tuple[Any, dict[Path, str]]:

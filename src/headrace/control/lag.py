@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from headrace.errors import HeadraceError, NotFound
-from headrace.kafka import Admin, PartitionLag
+from headrace.kafka import Admin
 from headrace.lifecycle import Clock, Service
 from headrace.records import TopicPartition
 
 log = logging.getLogger(__name__)
 
 _INTERVAL_SECONDS = 5.0
+
+
+class PartitionLag(NamedTuple):
+    """Where a group stands on a partition. `committed` None: nothing committed; the lag then counts from the start."""
+
+    partition: TopicPartition
+    committed: int | None
+    end: int
+    lag: int
 
 
 async def lag_of(admin: Admin, group: str) -> list[PartitionLag]:
@@ -57,7 +67,7 @@ class LagMonitor(Service):
             await self._clock.sleep(_INTERVAL_SECONDS)
             for group in self._groups:
                 try:
-                    for entry in await self._admin.group_lag(group):
+                    for entry in await lag_of(self._admin, group):
                         self._publish(group, entry.partition, entry.lag)
                 except HeadraceError as error:
                     log.debug("lag of %s is not known: %s", group, error.description)

@@ -61,6 +61,7 @@ class Redrive:
         self._group = group_of(topic)
         self._produce = produce
         self._clock = clock
+        self._partitions: dict[str, int] = {}
 
     async def run(
         self, options: RedriveOptions, progress: Callable[[int, int], None] = lambda done, total: None
@@ -86,14 +87,13 @@ class Redrive:
         starts, ends = await self._left(options.from_beginning)
         total, done, foreign = sum(ends.values()) - sum(starts.values()), 0, 0
         targets: Counter[str] = Counter()
-        returner = _Returner(self._admin, self._topic)
         async with contextlib.aclosing(self._slices(starts, ends, options.rate_records)) as slices:
             async for records in slices:
                 letters = [r for r in records if not options.skip_foreign or origin_of(r.headers)]
-                outgoing = [await returner.outgoing(record) for record in letters]
+                outgoing = [await self._outgoing(record) for record in letters]
                 if not options.dry_run:
                     results = await self._produce(outgoing) if outgoing else []
-                    await self._commit(records, _failures(letters, results))
+                    await self._commit(records, dict(zip(map(_place, letters), results, strict=True)))
                 targets.update(record.topic for record in outgoing)
                 foreign += len(records) - len(letters)
                 done += len(records)
@@ -136,15 +136,13 @@ class Redrive:
                 if part:
                     yield part
 
-    async def _commit(
-        self, records: Sequence[Record], failures: Mapping[tuple[TopicPartition, int], HeadraceError]
-    ) -> None:
+    async def _commit(self, records: Sequence[Record], results: Mapping[tuple[TopicPartition, int], Any]) -> None:
         """Commit each partition up to its first letter that failed, then raise that failure if there is one."""
         positions: dict[TopicPartition, int] = {}
         stopped: dict[TopicPartition, HeadraceError] = {}
         for record in records:
             partition = record.topic_partition
-            if failure := failures.get((partition, record.offset)):
+            if isinstance(failure := results.get(_place(record)), HeadraceError):
                 stopped.setdefault(partition, failure)
             if partition not in stopped:
                 positions[partition] = record.offset + 1
@@ -153,16 +151,8 @@ class Redrive:
         for failure in stopped.values():
             raise failure
 
-
-class _Returner:
-    """Makes the record that goes back from a letter."""
-
-    def __init__(self, admin: Admin, topic: str) -> None:
-        self._admin = admin
-        self._topic = topic
-        self._partitions: dict[str, int] = {}
-
-    async def outgoing(self, record: Record) -> OutgoingRecord:
+    async def _outgoing(self, record: Record) -> OutgoingRecord:
+        """Return the record that goes back from a letter."""
         origin = letter_of(record)
         target, wanted = origin.partition
         if target == self._topic or target.startswith("__"):
@@ -188,9 +178,5 @@ def _redriven_headers(headers: Sequence[Header], origin: Origin) -> list[Header]
     return [*kept, (REDRIVE_COUNT, str(count).encode()), (REDRIVE_OF, first)]
 
 
-def _failures(letters: Sequence[Record], results: Sequence[Any]) -> dict[tuple[TopicPartition, int], HeadraceError]:
-    return {
-        (letter.topic_partition, letter.offset): result
-        for letter, result in zip(letters, results, strict=True)
-        if isinstance(result, HeadraceError)
-    }
+def _place(record: Record) -> tuple[TopicPartition, int]:
+    return record.topic_partition, record.offset

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections import deque
 
 from headrace.errors import DestinationUnavailable
 from headrace.records import TopicPartition
@@ -22,12 +21,16 @@ class Allocator:
     """
 
     def __init__(self, workers: int, *, static: bool = False) -> None:
-        self._pools = [_Pool(1) for _ in range(workers)] if static else [_Pool(workers)]
+        self._pools = [range(n, n + 1) for n in range(workers)] if static else [range(workers)]
+        self._free: list[int] = []
+        self._busy: set[int] = set()
+        self._down: dict[int, str] = {}
+        self._waiters: list[tuple[range, asyncio.Future[int]]] = []
 
     @property
     def waiting(self) -> int:
         """Callers that wait for a worker; never more than there are partitions."""
-        return sum(len(pool.waiters) for pool in self._pools)
+        return len(self._waiters)
 
     async def acquire(self, partition: TopicPartition) -> int:
         """Return a worker, which is then busy; who waits longest comes first. If cancelled, none was taken.
@@ -37,76 +40,49 @@ class Allocator:
         """
         # Partitions of a topic in turn, each topic from a start of its own; the same in every process.
         number = (zlib.crc32(partition.topic.encode()) + partition.partition) % len(self._pools)
-        return await self._pools[number].acquire()
-
-    def free(self, worker: int) -> None:
-        """Say that a worker is up and has nothing to do."""
-        self._pool_of(worker).free(worker)
-
-    def starting(self, worker: int) -> None:
-        """Say that a worker is on its way up."""
-        self._pool_of(worker).forget(worker)
-
-    def down(self, worker: int, why: str) -> None:
-        """Say that a worker is down for a while."""
-        self._pool_of(worker).take_down(worker, why)
-
-    def _pool_of(self, worker: int) -> _Pool:
-        return self._pools[worker % len(self._pools)]
-
-
-class _Pool:
-    """The first free worker takes the next frame."""
-
-    def __init__(self, size: int) -> None:
-        self.waiters: deque[asyncio.Future[int]] = deque()
-        self._size = size
-        self._free: deque[int] = deque()
-        self._busy: set[int] = set()
-        self._down: dict[int, str] = {}
-
-    async def acquire(self) -> int:
-        if self._free:
-            worker = self._free.popleft()
-            self._busy.add(worker)
-            return worker
-        if len(self._down) == self._size:
-            raise self._unavailable()
         waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.waiters.append(waiter)
+        self._waiters.append((self._pools[number], waiter))
+        self._settle()
         try:
             return await waiter
         except asyncio.CancelledError:
-            if waiter in self.waiters:
-                self.waiters.remove(waiter)
             # Race: the worker may have been handed over before the cancellation was seen; it must not get lost.
-            elif not waiter.cancelled() and waiter.exception() is None and waiter.result() in self._busy:
+            if not waiter.cancelled() and waiter.exception() is None and waiter.result() in self._busy:
                 self.free(waiter.result())
+            self._settle()
             raise
 
     def free(self, worker: int) -> None:
-        self.forget(worker)
-        while self.waiters:
-            waiter = self.waiters.popleft()
-            if not waiter.done():
-                self._busy.add(worker)
-                waiter.set_result(worker)
-                return
+        """Say that a worker is up and has nothing to do."""
+        self.starting(worker)
         self._free.append(worker)
+        self._settle()
 
-    def forget(self, worker: int) -> None:
+    def starting(self, worker: int) -> None:
+        """Say that a worker is on its way up."""
         self._busy.discard(worker)
         self._down.pop(worker, None)
         if worker in self._free:
             self._free.remove(worker)
 
-    def take_down(self, worker: int, why: str) -> None:
-        self.forget(worker)
+    def down(self, worker: int, why: str) -> None:
+        """Say that a worker is down for a while."""
+        self.starting(worker)
         self._down[worker] = why
-        if len(self._down) == self._size:
-            while self.waiters:
-                if not (waiter := self.waiters.popleft()).done():
-                    waiter.set_exception(self._unavailable())
+        self._settle()
 
-    def _unavailable(self) -> DestinationUnavailable:
-        return DestinationUnavailable(next(iter(self._down.values())))
+    def _settle(self) -> None:
+        """Give those that wait, in their order, a free worker of their pool, or refuse them if all of it is down."""
+        waiters, self._waiters = self._waiters, []
+        for pool, waiter in waiters:
+            worker = next((number for number in self._free if number in pool), None)
+            if waiter.done():
+                continue
+            if worker is not None:
+                self._free.remove(worker)
+                self._busy.add(worker)
+                waiter.set_result(worker)
+            elif all(number in self._down for number in pool):
+                waiter.set_exception(DestinationUnavailable(self._down[pool[0]]))
+            else:
+                self._waiters.append((pool, waiter))

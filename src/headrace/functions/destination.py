@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Protocol
 
 from headrace.delivery.protocols import ACK, Delivery, Outcome, Verdict
 from headrace.errors import (
@@ -25,21 +24,14 @@ _QUEUE_FULL_PAUSE_SECONDS = 0.1
 _MAGIC = 0
 _WITH_SCHEMA = ("avro", "jsonschema", "protobuf")
 
+Serve = Callable[[TopicPartition, bytearray, int, Mapping[int, wire.Schema]], Awaitable[wire.Done | wire.Results]]
+"""Lets a worker do one encoded frame: `FunctionService.serve`."""
 Produce = Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Produced | HeadraceError]]]
 """Writes records and returns one result per record, in their order."""
 SchemaOf = Callable[[int], Awaitable[wire.Schema]]
 """A registered schema by id; raises `SchemaNotFound`, or another error when the registry cannot tell."""
 PartitionsOf = Callable[[str], Awaitable[int]]
 """Number of partitions of a topic."""
-
-
-class Workers(Protocol):
-    """What does the work; `FunctionService` is it."""
-
-    async def serve(
-        self, partition: TopicPartition, frame: bytearray, records: int, schemas: Mapping[int, wire.Schema]
-    ) -> wire.Done | wire.Results:
-        """Let a worker do one encoded frame; raises as `FunctionService.serve`."""
 
 
 class FunctionDestination:
@@ -52,7 +44,7 @@ class FunctionDestination:
 
     def __init__(
         self,
-        workers: Workers,
+        serve: Serve,
         trigger: KafkaTrigger,
         clock: Clock,
         *,
@@ -60,7 +52,7 @@ class FunctionDestination:
         schema_of: SchemaOf,
         partitions_of: PartitionsOf,
     ) -> None:
-        self._workers = workers
+        self._serve = serve
         self._trigger = trigger
         self._clock = clock
         self._produce = produce
@@ -95,7 +87,7 @@ class FunctionDestination:
         schemas = await self._schemas_of(records)
         frame = wire.encode_frame(_work(partition, partitions, records))
         try:
-            answer = await self._workers.serve(partition, frame, len(records), schemas)
+            answer = await self._serve(partition, frame, len(records), schemas)
         except WorkerLost as lost:
             return self._blame(partition, records, lost)
         outcomes = [ACK] * len(records)

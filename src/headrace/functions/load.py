@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from headrace.config import yaml_tree
 from headrace.config.explain import explain, place_of
-from headrace.config.yaml_tree import Problems, dotted, read_tree
+from headrace.config.yaml_tree import Problems, dotted, read_text, read_tree
 from headrace.errors import FunctionInvalid
 from headrace.functions.spec import Attributes, FunctionSpec, KafkaTrigger
 
@@ -66,13 +66,8 @@ def load_function(file: Path) -> FunctionSpec:
         FunctionInvalid: The file cannot be read or a value is wrong; names file, line, path, and what to write.
     """
     file = (file / "function.yaml" if file.is_dir() else file).absolute()
-    try:
-        text = file.read_text()
-    except OSError as cause:
-        raise FunctionInvalid(f"{file}: cannot be read ({cause.strerror}): check the path under functions") from cause
-    except UnicodeDecodeError as cause:
-        raise FunctionInvalid(f"{file}: is not UTF-8 text (byte {cause.start})") from cause
     problems = Problems()
+    text = read_text(file, FunctionInvalid, "Check the path under functions")
     tree, places = read_tree(text, str(file), problems)
     if problems.found:
         raise FunctionInvalid("; ".join(problems.found))

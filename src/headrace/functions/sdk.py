@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from functools import partialmethod
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 Callback = Callable[[], Any]
@@ -189,10 +190,6 @@ class Logger:
     error = error_with = partialmethod(_write, "error")
 
 
-class UserData:
-    """An attribute bag of one worker process, for what `init_context` prepares."""
-
-
 class Platform:
     """Where the function runs, and what it wants to do when its worker ends."""
 
@@ -229,7 +226,8 @@ class Context:
         self.worker_id = worker_id
         self.trigger = trigger
         self.trigger_name = trigger.name
-        self.user_data: Any = UserData()
+        self.user_data: Any = SimpleNamespace()
+        """An attribute bag of this worker process, for what `init_context` prepares."""
 
 
 def _print(level: str, message: str, fields: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """The only door to Kafka: producer, consumer, administration, names, errors, client properties."""
 
-from headrace.kafka.admin import Admin, PartitionInfo, PartitionLag, TopicInfo
+from headrace.kafka.admin import Admin, PartitionInfo, TopicInfo
 from headrace.kafka.consumer import Consumer
 from headrace.kafka.names import check_group, check_topic
 from headrace.kafka.own_topics import OwnTopics
@@ -13,7 +13,6 @@ __all__ = [
     "Consumer",
     "OwnTopics",
     "PartitionInfo",
-    "PartitionLag",
     "Producer",
     "TopicDirectory",
     "TopicInfo",

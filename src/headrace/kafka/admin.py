@@ -50,15 +50,6 @@ class TopicInfo(NamedTuple):
         return len(self.partitions[0].replicas) if self.partitions else 0
 
 
-class PartitionLag(NamedTuple):
-    """Where a group stands on a partition. `committed` None: nothing committed; the lag then counts from the start."""
-
-    partition: TopicPartition
-    committed: int | None
-    end: int
-    lag: int
-
-
 class GroupInfo(NamedTuple):
     """A consumer group: its name, Kafka's word for its state, and how many members it has."""
 
@@ -230,15 +221,6 @@ class Admin:
         partitions = [TopicPartition(name, info.partition) for info in topic.partitions]
         starts, ends = await self.start_offsets(partitions), await self.end_offsets(partitions)
         return {partition: (starts[partition], ends[partition]) for partition in partitions}
-
-    async def group_lag(self, group: str) -> list[PartitionLag]:
-        """Return the lag of a group on every partition it has committed, sorted."""
-        committed = await self.committed(group)
-        ends = await self.end_offsets(committed)
-        return [
-            PartitionLag(partition, offset, ends[partition], max(0, ends[partition] - offset))
-            for partition, offset in sorted(committed.items())
-        ]
 
     async def _offsets(self, partitions: Iterable[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, int]:
         wanted = {confluent_kafka.TopicPartition(p.topic, p.partition): spec for p in partitions}

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from headrace.config.explain import explain, place_of
-from headrace.config.yaml_tree import MAX_BYTES, Problems, read_tree
+from headrace.config.yaml_tree import Problems, read_text, read_tree
 from headrace.errors import PipelineInvalid
 from headrace.pipelines.graph import problems_of
 from headrace.pipelines.spec import PipelineSpec
@@ -39,7 +39,7 @@ def load_pipeline(path: Path) -> PipelineSpec:
         PipelineInvalid: One line per problem with file and line, all problems at once.
     """
     problems = Problems()
-    tree, places = read_tree(_text_of(path), str(path), problems)
+    tree, places = read_tree(read_text(path, PipelineInvalid, "Correct the path"), str(path), problems)
     try:
         spec = PipelineSpec.model_validate(tree)
     except ValidationError as cause:
@@ -50,13 +50,3 @@ def load_pipeline(path: Path) -> PipelineSpec:
     if problems.found:
         raise PipelineInvalid("\n".join(problems.found))
     return spec
-
-
-def _text_of(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return file.read(MAX_BYTES + 1).decode()
-    except OSError as cause:
-        raise PipelineInvalid(f"{path}: cannot be read: {cause.strerror}. Correct the path") from cause
-    except UnicodeDecodeError as cause:
-        raise PipelineInvalid(f"{path}: is not UTF-8 text: save it as UTF-8") from cause

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import ConfigError, DriverLost, HeadraceError, PipelineInvalid
+from headrace.kafka import Admin
 from headrace.lifecycle import Clock, Deadline, Readiness, Service
 from headrace.pipelines.driver import plan as wire
 from headrace.pipelines.environment import Toolchain, find_toolchain, require_spark
 from headrace.pipelines.graph import sources_of
-from headrace.pipelines.offsets import OffsetPublisher, PublishOffsets
+from headrace.pipelines.offsets import OffsetPublisher
 from headrace.pipelines.process import DriverProcess
 from headrace.pipelines.spec import PipelineSpec
 from headrace.pipelines.status import RunStatus
 
 log = logging.getLogger(__name__)
-
-RequireTopic = Callable[[str], Awaitable[object]]
-"""Raises `TopicNotFound` if the cluster does not have this topic, `KafkaUnavailable` if nothing answers."""
-EnsureTopic = Callable[[str, str], Awaitable[object]]
-"""Creates a topic (first argument) like another one (second) unless it exists."""
 
 _PREPARE_RETRY_SECONDS = 1.0
 _FIRST_DELAY_SECONDS = 1.0
@@ -38,17 +33,7 @@ class PipelineRun(Service):
     Only an error in the pipeline itself (SQL, schema) ends it for good; the process lives on and readiness says it.
     """
 
-    def __init__(
-        self,
-        spec: PipelineSpec,
-        kafka: KafkaConfig,
-        state_dir: Path,
-        clock: Clock,
-        *,
-        require_topic: RequireTopic,
-        ensure_topic: EnsureTopic,
-        publish_offsets: PublishOffsets,
-    ) -> None:
+    def __init__(self, spec: PipelineSpec, kafka: KafkaConfig, state_dir: Path, clock: Clock, admin: Admin) -> None:
         """Prepare a run, with a folder of its own in `state_dir` for checkpoints and logs.
 
         Raises:
@@ -60,9 +45,8 @@ class PipelineRun(Service):
         self._kafka = kafka
         self._folder = (state_dir / spec.name).absolute()
         self._clock = clock
-        self._require_topic = require_topic
-        self._ensure_topic = ensure_topic
-        self._publisher = OffsetPublisher(publish_offsets, clock)
+        self._admin = admin
+        self._publisher = OffsetPublisher(admin.alter_group_offsets, clock)
         self._status = RunStatus(spec.name, self.groups)
         self._driver: DriverProcess | None = None
         self._life_over = asyncio.Event()
@@ -138,13 +122,13 @@ class PipelineRun(Service):
         while True:
             try:
                 for source in self._spec.sources.values():
-                    await self._require_topic(source.topic)
+                    await self._admin.describe_topic(source.topic)
                 for name, flow in self._spec.flows.items():
                     if self._kafka.create_topics:
                         like = self._spec.sources[sources_of(self._spec, name)[0]].topic
-                        await self._ensure_topic(flow.sink.topic, like)
+                        await self._admin.ensure_topic_like(flow.sink.topic, like)
                     else:
-                        await self._require_topic(flow.sink.topic)
+                        await self._admin.describe_topic(flow.sink.topic)
                 toolchain = await find_toolchain()
             except HeadraceError as cause:
                 if cause.description != self._status.reason:

@@ -36,7 +36,7 @@ class Running:
         self.asked: list[int] = []
         self.produce: Any = self._produce
         self.destination = FunctionDestination(
-            self.service,
+            self.service.serve,
             trigger,
             self.clock,
             produce=lambda records: self.produce(records),

@@ -132,7 +132,6 @@ def test_init_context_is_looked_up_where_the_handler_is_defined(folder: Path) ->
     [
         ("absent_fn:handler", "module absent_fn of handler absent_fn:handler is not in"),
         ("good_fn:absent", "module good_fn has no function absent"),
-        ("good_fn", "not of the form"),
         ("needy_fn:handler", "importing needy_fn failed: .*No module named 'absent_library'"),
         ("broken_fn:handler", "importing broken_fn failed: .*ZeroDivisionError"),
         ("exiting_fn:handler", "importing exiting_fn failed: .*SystemExit"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.functions.durations import parse_duration
+from headrace.functions.spec import parse_duration
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ class Kafka:
 
 def destination(workers: FakeWorkers, kafka: Kafka, clock: ManualClock | None = None) -> FunctionDestination:
     return FunctionDestination(
-        workers,
+        workers.serve,
         KafkaTrigger(name="k", kind="kafka", topics=["t"], group="g", output_topic="out"),
         clock or ManualClock(),
         produce=kafka.produce,

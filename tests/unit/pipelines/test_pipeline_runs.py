@@ -93,24 +93,16 @@ class Bench:
         self.created: list[tuple[str, str]] = []
         self.published: list[tuple[str, dict[TopicPartition, int]]] = []
         self.publish_problem: Exception | None = None
-        self.run = PipelineRun(
-            SPEC,
-            kafka,
-            folder,
-            self.clock,
-            require_topic=self.require,
-            ensure_topic=self.ensure,
-            publish_offsets=self.publish,
-        )
+        self.run = PipelineRun(SPEC, kafka, folder, self.clock, self)  # type: ignore[arg-type]
 
-    async def require(self, topic: str) -> None:
+    async def describe_topic(self, topic: str) -> None:
         if topic in self.missing:
             raise self.missing[topic]
 
-    async def ensure(self, topic: str, like: str) -> None:
+    async def ensure_topic_like(self, topic: str, like: str) -> None:
         self.created.append((topic, like))
 
-    async def publish(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+    async def alter_group_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         if self.publish_problem:
             raise self.publish_problem
         self.published.append((group, dict(offsets)))
@@ -302,7 +294,7 @@ def test_positions_that_come_while_publishing_are_not_lost(drive: Callable[[Test
     """A slow answer of Kafka does not swallow what was read in the meantime."""
 
     async def steps(bench: Bench) -> None:
-        plain: Callable[..., Awaitable[None]] = bench.publish
+        plain: Callable[..., Awaitable[None]] = bench.alter_group_offsets
         answered = asyncio.Event()
 
         async def slow(group: str, offsets: Mapping[TopicPartition, int]) -> None:
@@ -325,7 +317,7 @@ def test_a_drain_while_offsets_are_published_publishes_them_too(drive: Callable[
     """The two go to Kafka side by side, and neither takes the other's positions away."""
 
     async def steps(bench: Bench) -> None:
-        plain: Callable[..., Awaitable[None]] = bench.publish
+        plain: Callable[..., Awaitable[None]] = bench.alter_group_offsets
         answered = asyncio.Event()
 
         async def slow(group: str, offsets: Mapping[TopicPartition, int]) -> None:

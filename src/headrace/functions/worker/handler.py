@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +13,6 @@ import msgspec
 from headrace.functions.sdk import Response
 from headrace.functions.wire import Headers, Output, Result
 
-_HANDLER = re.compile(r"[\w|-]+(\.[\w|-]+)*:\w+")
 _CO_COROUTINE = 0x80
 _REASON_CHARACTERS = 4000
 
@@ -28,11 +26,13 @@ class Unusable(Exception):
 def load_handler(text: str, folder: str) -> tuple[Handler, Callable[[Any], Any] | None]:
     """Return the handler function and the `init_context` of the module that defines it, None if it has none.
 
+    Args:
+        text: `module.sub:function`, as the file's check has found.
+        folder: Where the module is found.
+
     Raises:
         Unusable: There is no such function, or importing its module failed.
     """
-    if not _HANDLER.fullmatch(text):
-        raise Unusable(f"handler {text!r} is not of the form module.sub:function")
     module_name, function_name = text.split(":")
     sys.path.insert(0, folder)
     try:

@@ -12,7 +12,7 @@ import sys
 from collections import deque
 from collections.abc import Awaitable, Coroutine
 from types import CoroutineType
-from typing import Any, Protocol
+from typing import Any
 
 from headrace.functions import wire
 from headrace.functions.sdk import Context
@@ -22,18 +22,8 @@ from headrace.functions.worker.serving import Serving
 _READ_BYTES = 262_144
 
 
-class _Drive(Protocol):
-    """How the worker's one coroutine runs."""
-
-    def run(self, main: Coroutine[Any, Any, None]) -> None: ...
-
-    async def read(self, end: socket.socket) -> bytes: ...
-
-    async def resolve(self, coroutine: Awaitable[Any]) -> Any: ...
-
-
 class _Plain:
-    """Without an event loop: reading blocks, so the main coroutine never waits."""
+    """The worker's one coroutine without an event loop: reading blocks, so it never waits."""
 
     def run(self, main: Coroutine[Any, Any, None]) -> None:
         try:
@@ -54,8 +44,8 @@ class _Plain:
         return self._loop.run_until_complete(coroutine)
 
 
-class _InAsyncio:
-    """Inside asyncio."""
+class _InAsyncio(_Plain):
+    """The same inside asyncio."""
 
     def run(self, main: Coroutine[Any, Any, None]) -> None:
         import asyncio
@@ -83,7 +73,7 @@ class Worker:
         self._progress = progress
         self._reader = wire.FrameReader(wire.decode_to_worker)
         self._arrived: deque[wire.ToWorker] = deque()
-        self._drive: _Drive = _Plain()
+        self._drive = _Plain()
         self._idle = False
         self._end_asked = False
 

@@ -12,7 +12,6 @@ import fcntl
 import os
 import shutil
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -23,7 +22,6 @@ from pyspark.sql import SparkSession
 
 from headrace.pipelines.driver.plan import DriverPlan
 
-_LOCK_POLL_SECONDS = 0.1
 _JVM_GONE_SECONDS = 0.5
 _JVM_END_SECONDS = 10.0
 _HEAP_FULL = 3  # exit code of a JVM that ends because of -XX:+ExitOnOutOfMemoryError
@@ -121,15 +119,9 @@ def _java_options(plan: DriverPlan) -> str:
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[IO[str]]:
     with path.open("w") as file:
-        told = False
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if not told:
-                    print(f"waiting for the process that uses {path.parent}", file=sys.stderr, flush=True)  # noqa: T201
-                told = True
-                time.sleep(_LOCK_POLL_SECONDS)
-            else:
-                break
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"waiting for the process that uses {path.parent}", file=sys.stderr, flush=True)  # noqa: T201
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield file

@@ -1,7 +1,5 @@
 """`headrace config`: check, schema, show."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

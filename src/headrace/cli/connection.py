@@ -3,8 +3,6 @@
 Order: option, file, environment (`KAFKA`, `SCHEMA_REGISTRY_URL`), the dev cluster if it is up, localhost.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

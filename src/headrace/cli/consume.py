@@ -1,7 +1,5 @@
 """`headrace consume`: reads a topic without a group, so it disturbs nobody and commits nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import sys

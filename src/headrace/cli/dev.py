@@ -1,7 +1,5 @@
 """`headrace dev`: real Kafka and a schema registry on this machine."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 import time

@@ -1,7 +1,5 @@
 """`headrace dlq`: list, show, redrive."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from typing import Any

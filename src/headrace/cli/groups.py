@@ -1,7 +1,5 @@
 """`headrace groups`: list, lag."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

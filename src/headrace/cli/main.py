@@ -1,7 +1,5 @@
 """The command `headrace`: finds the subcommand, and turns errors into a paragraph and an exit code, only here."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """What commands print: aligned columns or JSON on standard output, progress on a terminal's standard error."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

@@ -1,7 +1,5 @@
 """`headrace produce`: lines of a file or of standard input become records."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import IO, Any, NamedTuple

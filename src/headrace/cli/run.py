@@ -1,7 +1,5 @@
 """`headrace run`."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

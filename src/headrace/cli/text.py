@@ -1,7 +1,5 @@
 """Keys and values between what people see (lines of text) and JSON text, which codecs take and give."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import AsyncIterator
 from typing import get_args

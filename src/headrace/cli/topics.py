@@ -1,7 +1,5 @@
 """`headrace topics`: list, describe, create."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import Any

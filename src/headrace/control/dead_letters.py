@@ -1,7 +1,5 @@
 """Dead letters as operators meet them: how many are left and why, and one by one."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Mapping

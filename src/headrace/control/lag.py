@@ -1,7 +1,5 @@
 """How far consumer groups are behind: asked once, or often enough for a dashboard."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

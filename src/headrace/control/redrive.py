@@ -5,8 +5,6 @@ visible, and a redrive that was interrupted goes on where it stood. Kafka forget
 `offsets.retention.minutes` (7 days); a redrive after that starts at the first letter again.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Topics as operators look at them, and reading a stretch of one within a time limit."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Mapping

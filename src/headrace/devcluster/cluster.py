@@ -1,7 +1,5 @@
 """One or three brokers of real Apache Kafka as local processes, each of which can be killed, paused, restarted."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import time

@@ -1,7 +1,5 @@
 """The dev cluster of `headrace dev`: lives in a folder, outlives the command that started it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil

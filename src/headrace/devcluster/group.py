@@ -1,7 +1,5 @@
 """Servers that belong together, in a folder: started, found again by later commands, ended."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """A Headrace process of its own, from a configuration given as a dictionary."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

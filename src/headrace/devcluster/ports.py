@@ -1,7 +1,5 @@
 """Loopback ports for servers that must know them before they start."""
 
-from __future__ import annotations
-
 import random
 import socket
 from collections.abc import Collection

@@ -1,7 +1,5 @@
 """The files a broker starts from: server.properties, meta.properties and the bootstrap checkpoint."""
 
-from __future__ import annotations
-
 import base64
 import shutil
 import uuid

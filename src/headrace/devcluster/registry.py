@@ -1,7 +1,5 @@
 """A schema registry as a local process: Apicurio Registry through its Confluent-compatible API."""
 
-from __future__ import annotations
-
 import json
 import urllib.request
 from pathlib import Path

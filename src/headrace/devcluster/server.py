@@ -1,7 +1,5 @@
 """One JVM of the dev cluster: started by us or found again by its process id, signalled, ended."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

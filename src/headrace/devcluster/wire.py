@@ -6,8 +6,6 @@ is what the dev cluster is for.
 Source: Kafka protocol guide, Metadata v1 and CreateTopics v2 (oldest versions that Kafka 4 speaks without tags).
 """
 
-from __future__ import annotations
-
 import socket
 import struct
 from collections.abc import Mapping

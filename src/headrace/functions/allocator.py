@@ -4,8 +4,6 @@ Pure bookkeeping on the loop: workers are numbers here. A worker is free, busy, 
 every worker that could serve is down is a caller refused, otherwise it waits its turn.
 """
 
-from __future__ import annotations
-
 import asyncio
 import zlib
 

@@ -1,7 +1,5 @@
 """A function as a destination: deliveries become frames of work, a worker's answer becomes outcomes and outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from headrace.delivery.protocols import ACK, Delivery, Outcome, Verdict

@@ -1,7 +1,5 @@
 """What a worker writes: lines of print and of the logger, logged under the worker's name; the last are kept."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

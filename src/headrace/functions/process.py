@@ -1,7 +1,5 @@
 """One worker process as the parent sees it: its wire, its output, the frame it is at, and how it ended."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import mmap

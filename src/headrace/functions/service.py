@@ -1,7 +1,5 @@
 """The workers of one trigger: started, watched, replaced when they end, stopped."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Mapping

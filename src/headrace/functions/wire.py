@@ -5,8 +5,6 @@ the worker answers `Ready` or `Unfit` once, then one `Done` or `Results` per `Wo
 records of one partition as columns, because per-record cost decides the throughput. Standard library and msgspec only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Generic, TypeVar
 

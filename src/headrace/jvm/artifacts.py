@@ -4,8 +4,6 @@ The client is jgo, as a library and without dependency resolution. It writes str
 warns on a wrong checksum; so it works in a staging folder of ours, and what is there is checked before it counts.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

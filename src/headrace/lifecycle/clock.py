@@ -1,7 +1,5 @@
 """One clock for everything that waits, so that tests can own time."""
 
-from __future__ import annotations
-
 import asyncio
 import heapq
 import time

@@ -1,7 +1,5 @@
 """Bounded queues whose depth can be read, and the gauges that telemetry publishes."""
 
-from __future__ import annotations
-
 import asyncio
 import weakref
 from collections import deque

@@ -1,7 +1,5 @@
 """The shape of everything that runs: start, drain, stop, and say how it is."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """What SIGTERM and SIGINT mean: the first drains, the second stops now."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 

@@ -1,7 +1,5 @@
 """Starts services in order, watches them, and takes them down in reverse."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -4,8 +4,6 @@ One direction only: a thread may wait for the loop with a deadline; the loop nev
 given a time limit. So the two cannot lock each other.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import threading

@@ -1,7 +1,5 @@
 """What a driver process needs of this machine: pyspark, Java, the connector's jars, and an environment of its own."""
 
-from __future__ import annotations
-
 import os
 from importlib import metadata
 from pathlib import Path

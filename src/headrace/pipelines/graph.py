@@ -1,7 +1,5 @@
 """How the parts of a pipeline hang together: who reads whom, in which order views are made, and what cannot work."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter

@@ -1,7 +1,5 @@
 """From a pipeline file to its spec, with every problem named by its line."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

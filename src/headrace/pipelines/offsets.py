@@ -3,8 +3,6 @@
 They are never read back: a flow goes on from its checkpoint.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 

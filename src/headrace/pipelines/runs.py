@@ -1,7 +1,5 @@
 """Runs a pipeline: keeps a driver process alive, knows how it is, and says why when it is not."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from pathlib import Path

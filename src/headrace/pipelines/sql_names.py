@@ -3,8 +3,6 @@
 This is no SQL parser. It looks at the words after FROM and JOIN; what it does not understand it leaves to Spark.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """How a pipeline's run is: what the driver told, added up over all its lives in this process."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import asdict, dataclass
 from typing import Any, Literal

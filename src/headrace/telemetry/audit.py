@@ -4,8 +4,6 @@ Callers hand over whole batches and go on; a task of its own makes notes of them
 budget is used up is dropped and counted. Source: sidecar.md 9; reliability.md 4.7.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Where the audit goes: a file that is put aside when it is full, or a Kafka topic."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -5,8 +5,6 @@ base64 alphabet, because a request may need thousands. Source: RFC 9562 section 
 section 5; sidecar.md 2.7.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from contextvars import ContextVar

@@ -1,7 +1,5 @@
 """Logging: one line per record on standard error, for people on a terminal, JSON everywhere else."""
 
-from __future__ import annotations
-
 import logging
 import re
 import sys

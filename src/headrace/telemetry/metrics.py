@@ -4,8 +4,6 @@ Counting is plain dictionaries on the loop, so it costs a batch or a request wel
 met when someone reads. Source: Prometheus text format 0.0.4.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping

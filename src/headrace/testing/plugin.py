@@ -3,8 +3,6 @@
 Installed with Headrace; name a fixture and it is there. Everything starts on first use.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import uuid

@@ -1,7 +1,5 @@
 """The demo's backend: takes long delays, and fails on purpose for one carrier until it is repaired."""
 
-from __future__ import annotations
-
 from aiohttp import web
 
 from headrace.cli.demo.flights import REFUSED_CARRIER

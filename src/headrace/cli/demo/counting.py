@@ -1,7 +1,5 @@
 """What has come out so far, counted in the topics themselves and at the backend, never from Headrace's own word."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 

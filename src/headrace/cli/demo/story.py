@@ -1,7 +1,5 @@
 """The demo, step by step: start everything, post the flights, wait for exact counts, redrive, print the table."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import tempfile

@@ -4,8 +4,6 @@ WIRE is a socket to the parent, PROGRESS a file whose first 8 bytes the parent w
 end; the terminal's interrupt is the parent's business.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import signal

@@ -1,7 +1,5 @@
 """Bytes of keys and values to what the handler sees, by the format the trigger names."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

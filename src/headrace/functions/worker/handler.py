@@ -1,7 +1,5 @@
 """The user's handler inside the worker: found, called, and its answers turned into results (Nuclio's return rules)."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import sys

@@ -4,8 +4,6 @@ A plain handler runs without an event loop, which is quickest to start and to ru
 so that its background tasks go on while the worker waits for records.
 """
 
-from __future__ import annotations
-
 import mmap
 import socket
 import sys

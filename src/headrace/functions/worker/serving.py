@@ -1,7 +1,5 @@
 """One frame of work in the worker: the handler is called for each record, and the answers become one reply."""
 
-from __future__ import annotations
-
 import mmap
 from collections.abc import Awaitable, Callable
 from types import CoroutineType

@@ -3,8 +3,6 @@
 It has one thread. SIGTERM before the flows run ends it at once; after that, each flow finishes its micro-batch first.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -4,8 +4,6 @@ The plan comes as one JSON document on standard input, so nothing of it is in th
 JSON line each on what was standard output when the process began.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

@@ -1,7 +1,5 @@
 """What Spark says about a query, as our events."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any

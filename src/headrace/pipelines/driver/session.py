@@ -5,8 +5,6 @@ input closes, which the kernel does when this process dies. It also inherits the
 while an old JVM still winds down waits for it: two JVMs never write to one checkpoint.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

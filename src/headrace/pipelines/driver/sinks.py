@@ -1,7 +1,5 @@
 """Rows into Kafka topics: key from an expression, value as JSON of all columns. At least once."""
 
-from __future__ import annotations
-
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery

@@ -1,7 +1,5 @@
 """Kafka topics as tables: the connector's options, and JSON values as rows."""
 
-from __future__ import annotations
-
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StringType, StructType

@@ -2,5 +2,16 @@
 
 from headrace.devcluster import Cluster, HeadraceProcess, Registry
 from headrace.testing.backend import Answer, Received, RecordingBackend
+from headrace.testing.ledger import Fault, Sent, check_produced
 
-__all__ = ["Answer", "Cluster", "HeadraceProcess", "Received", "RecordingBackend", "Registry"]
+__all__ = [
+    "Answer",
+    "Cluster",
+    "Fault",
+    "HeadraceProcess",
+    "Received",
+    "RecordingBackend",
+    "Registry",
+    "Sent",
+    "check_produced",
+]

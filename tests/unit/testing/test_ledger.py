@@ -1,0 +1,170 @@
+"""The checker finds each anomaly, and nothing else."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+
+from headrace.records import Record
+from headrace.testing.ledger import Fault, Sent, check_produced
+
+RUNS = 1000
+FAULT = Fault(begin=40.0, end=60.0, most_unknown=8)
+
+
+class History(NamedTuple):
+    """What happened in one run, as it may be."""
+
+    sent: list[Sent]
+    log: list[Record]
+
+
+def history(seed: int) -> History:
+    """Clients send in turn, one record at a time; within the fault some fail, some are unknown and half of those there.
+
+    Offsets have gaps, as transactions and compaction leave them.
+    """
+    rng = random.Random(seed)
+    ends = [0, 0, 0]
+    sent, log, unknown = [], [], 0
+    for number in range(100):
+        value, key = f"{seed}-{number}".encode(), rng.choice([None, b"k"])
+        partition = rng.randrange(3)
+        ends[partition] += rng.choice([1, 1, 1, 2])
+        told = Sent(number % 4, key, value, float(number), number + 0.9, "ok", partition, ends[partition])
+        odd = FAULT.begin <= number < FAULT.end and rng.random() < 0.3
+        if odd and rng.random() < 0.5:
+            told = told._replace(outcome="fail", partition=-1, offset=-1)
+        elif odd and unknown < FAULT.most_unknown:
+            unknown += 1
+            told = told._replace(outcome="unknown", partition=-1, offset=-1)
+        sent.append(told)
+        if told.outcome == "ok" or (told.outcome == "unknown" and rng.random() < 0.5):
+            log.append(Record("t", partition, ends[partition], 0, key, value))
+    return History(sent, log)
+
+
+def an_ok(run: History) -> tuple[int, int]:
+    """Return where a record that is ok is in the history and in the log."""
+    index = next(i for i, told in enumerate(run.sent) if i > 20 and told.outcome == "ok")
+    return index, next(i for i, record in enumerate(run.log) if record.value == run.sent[index].value)
+
+
+def lose(run: History) -> None:
+    del run.log[an_ok(run)[1]]
+
+
+def move(run: History) -> None:
+    index, _ = an_ok(run)
+    run.sent[index] = run.sent[index]._replace(partition=7)
+
+
+def swap_two_places(run: History) -> None:
+    last: dict[tuple[int, int], int] = {}
+    for index, told in enumerate(run.sent):
+        if told.outcome != "ok":
+            continue
+        if (told.client, told.partition) in last:
+            first = last[told.client, told.partition]
+            break
+        last[told.client, told.partition] = index
+    one, two = run.sent[first], run.sent[index]
+    run.sent[first], run.sent[index] = one._replace(offset=two.offset), two._replace(offset=one.offset)
+    at = {record.value: i for i, record in enumerate(run.log)}
+    run.log[at[one.value]] = Record("t", one.partition, two.offset, 0, one.key, one.value)
+    run.log[at[two.value]] = Record("t", two.partition, one.offset, 0, two.key, two.value)
+
+
+def deny(run: History) -> None:
+    index, _ = an_ok(run)
+    run.sent[index] = run.sent[index]._replace(outcome="fail")
+
+
+def invent(run: History) -> None:
+    run.log.append(Record("t", 0, 9999, 0, None, b"from nowhere"))
+
+
+def empty(run: History) -> None:
+    run.log.append(Record("t", 0, 9999, 0, None, None))
+
+
+def repeat(run: History) -> None:
+    record = run.log[an_ok(run)[1]]
+    run.log.append(Record("t", record.partition, 9999, 0, record.key, record.value))
+
+
+def change_the_key(run: History) -> None:
+    _, index = an_ok(run)
+    record = run.log[index]
+    run.log[index] = Record("t", record.partition, record.offset, 0, b"other", record.value)
+
+
+def forget_before_the_fault(run: History) -> None:
+    index, _ = an_ok(run)
+    run.sent[index] = run.sent[index]._replace(outcome="unknown")
+
+
+def forget_after_the_fault(run: History) -> None:
+    run.sent.append(Sent(0, None, b"late", FAULT.end + 0.1, FAULT.end + 5, "unknown"))
+
+
+def forget_too_many(run: History) -> None:
+    for number in range(FAULT.most_unknown + 1):
+        run.sent.append(Sent(0, None, b"u%d" % number, FAULT.begin, FAULT.end, "unknown"))
+
+
+@pytest.mark.parametrize(
+    ("plant", "kinds"),
+    [
+        (lose, {"lost"}),
+        (move, {"moved"}),
+        (swap_two_places, {"order"}),
+        (deny, {"ghost"}),
+        (invent, {"phantom"}),
+        (empty, {"phantom"}),
+        (repeat, {"double"}),
+        (change_the_key, {"key"}),
+        (forget_before_the_fault, {"unknown"}),
+        (forget_after_the_fault, {"unknown"}),
+        (forget_too_many, {"unknown"}),
+    ],
+    ids=lambda case: getattr(case, "__name__", ""),
+)
+def test_each_anomaly_is_found_and_called_by_its_name(plant: Callable[[History], None], kinds: set[str]) -> None:
+    """Planted alone in many histories, it is the one thing that is said."""
+    for seed in range(20):
+        run = history(seed)
+        plant(run)
+        said = check_produced(run.sent, run.log, [FAULT])
+        assert {text.partition(":")[0] for text in said} == kinds
+
+
+def test_histories_without_an_anomaly_pass() -> None:
+    """Gaps, fails that are not there, and unknown ones that are or are not."""
+    outcomes: set[str] = set()
+    for seed in range(RUNS):
+        run = history(seed)
+        outcomes |= {told.outcome for told in run.sent}
+        assert check_produced(run.sent, run.log, [FAULT]) == []
+    assert outcomes == {"ok", "fail", "unknown"}
+
+
+def test_an_unknown_outcome_may_begin_before_the_fault_and_end_after_it() -> None:
+    """What was on its way when it began, and what a later fault explains."""
+    early = Sent(0, None, b"a", FAULT.begin - 5, FAULT.begin + 1, "unknown")
+    late = Sent(0, None, b"b", FAULT.end - 1, FAULT.end + 30, "unknown")
+    assert check_produced([early, late], [], [Fault(0, 1, 0), FAULT]) == []
+    assert len(check_produced([early, late], [])) == 2
+
+
+def test_of_many_examples_twenty_are_told_and_the_number() -> None:
+    """A broken run does not bury its reader."""
+    sent = [Sent(0, None, b"%d" % n, n, n, "ok", 0, n) for n in range(100)]
+    said = check_produced(sent, [])
+    assert len(said) == 21
+    assert said[-1] == "lost: 100 in all"
+    assert all(text.startswith("lost: ") for text in itertools.chain(said))

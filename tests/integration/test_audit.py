@@ -1,0 +1,65 @@
+"""What the running process notes of who did what."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+TOKENS = {"loader": "kafka:w", "reader": "kafka:r"}
+PRINCIPALS = {name: {"token": f"${{env:{name}}}", "scopes": [scope]} for name, scope in TOKENS.items()}
+BODY = {"records": [{"key": "k", "value": {"card": "4111"}, "correlationId": f"c-{n}"} for n in range(3)]}
+
+
+def produce(url: str, name: str) -> int:
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {name:->16}"}
+    request = urllib.request.Request(url, json.dumps(BODY).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_records_and_refusals_are_noted_in_a_topic(site: Any, topic: Any, headrace: Any) -> None:
+    """One note per record with its place, the correlation id as key; one per refusal; no value, no token."""
+    name, audit = topic(), f"{topic()}-audit"
+    config = {**site.config, "security": {"mode": "token", "principals": PRINCIPALS}}
+    env = {name: f"{name:->16}" for name in TOKENS}
+    process = headrace({**config, "audit": {"to": "topic", "topic": audit}}, env=env)
+    assert produce(f"{process.url}/producers/{name}", "loader") == 200
+    assert produce(f"{process.url}/producers/{name}", "reader") == 403
+    assert produce(f"{process.url}/producers/{name}", "stranger") == 401
+    process.terminate()
+    notes = site.records(audit)
+    found = {note.key: json.loads(note.value) for note in notes if b"PRODUCER" in note.value}
+    assert sorted(found) == [b"c-0", b"c-1", b"c-2"]
+    assert {(n["auditStatus"], n["caller"], n["topic"], n["correlationId"]) for n in found.values()} == {
+        ("SUCCESS", "loader", name, f"c-{number}") for number in range(3)
+    }
+    assert [found[f"c-{number}".encode()]["offset"] for number in range(3)] == [0, 1, 2]
+    refused = [json.loads(note.value) for note in notes if b"ACCESS" in note.value]
+    assert [(n.get("caller", ""), n["action"], n["auditStatus"], n["stacktrace"][:8]) for n in refused] == [
+        ("reader", f"POST /producers/{name}", "DENIED", "ERR10005"),
+        ("", f"POST /producers/{name}", "DENIED", "ERR10000"),
+    ]
+    text = b"".join(note.value for note in notes)
+    assert b"4111" not in text
+    assert b"----" not in text
+
+
+def test_without_settings_what_goes_wrong_is_noted_in_a_file(
+    site: Any, topic: Any, headrace: Any, tmp_path: Path
+) -> None:
+    """Beside the configuration; what went well is not in it."""
+    name = topic(**{"max.message.bytes": 2000})
+    process = headrace({**site.config, "producer": {"caller_id": "x" * 3000}})
+    assert produce(f"{process.url}/producers/{name}", "loader") == 413
+    other = topic()
+    assert produce(f"{process.url}/producers/{other}", "loader") == 200
+    process.terminate()
+    [file] = tmp_path.rglob("sidecar-audit.log")
+    notes = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(n["auditStatus"], n["topic"], n["stacktrace"][:8]) for n in notes] == [("FAILURE", name, "ERR40017")] * 3

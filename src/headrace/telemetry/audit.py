@@ -7,7 +7,7 @@ budget is used up is dropped and counted. Source: sidecar.md 9; reliability.md 4
 import asyncio
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -16,7 +16,7 @@ from headrace.errors import FatalKafkaError, HeadraceError, KafkaTimeout
 from headrace.lifecycle import Clock, Deadline, Service, run_blocking
 from headrace.lifecycle.queues import register_gauge
 from headrace.records import OutgoingRecord, Produced
-from headrace.telemetry.correlation import caller, correlation_id, new_correlation_id
+from headrace.telemetry.correlation import caller, correlation_id, new_correlation_id, new_correlation_ids
 from headrace.telemetry.metrics import Metrics
 
 _REFUSALS_PER_SECOND: Final = 100
@@ -100,9 +100,9 @@ class Audit(Service):
         who, now = caller.get(), self._now()
 
         def make() -> Iterable[AuditNote]:
-            for record, result in zip(records, results, strict=True):
+            for identity, record, result in zip(new_correlation_ids(len(records)), records, results, strict=True):
                 if wanted == "all" or isinstance(result, HeadraceError):
-                    yield self._production(record, result, who, now)
+                    yield self._production(identity.decode(), record, result, who, now)
 
         count = len(results) if wanted == "all" else len(results) - written
         self.put(make, count, sum([record.size_bytes for record in records]))
@@ -115,21 +115,35 @@ class Audit(Service):
         if count > _REFUSALS_PER_SECOND:
             self._metrics.audit_notes("dropped", 1)
             return
-        who = {"caller": caller.get(), "correlation_id": correlation_id.get(), "address": address}
-        note = self._note("ACCESS", "DENIED", self._now(), action=action[:300], stacktrace=_reason(error), **who)
+        note = AuditNote(
+            id=new_correlation_id().decode(),
+            service_id=self._settings.service_id,
+            audit_type="ACCESS",
+            audit_status="DENIED",
+            timestamp=self._now(),
+            caller=caller.get(),
+            correlation_id=correlation_id.get(),
+            action=action[:300],
+            address=address,
+            stacktrace=_reason(error),
+        )
         self.put(lambda: (note,), 1, _REFUSAL_BYTES)
 
-    def _production(self, record: OutgoingRecord, result: Produced | HeadraceError, who: str, now: int) -> AuditNote:
+    def _production(
+        self, identity: str, record: OutgoingRecord, result: Produced | HeadraceError, who: str, now: int
+    ) -> AuditNote:
         headers = dict(record.headers or ())
         status, reason, partition, offset = "SUCCESS", "", record.partition or 0, 0
         if isinstance(result, HeadraceError):
             status, reason = "UNKNOWN" if isinstance(result, _UNKNOWN) else "FAILURE", _reason(result)
         else:
             partition, offset = result.partition, result.offset
-        return self._note(
-            "PRODUCER",
-            status,
-            now,
+        return AuditNote(
+            id=identity,
+            service_id=self._settings.service_id,
+            audit_type="PRODUCER",
+            audit_status=status,
+            timestamp=now,
             caller=who,
             topic=record.topic,
             partition=partition,
@@ -139,10 +153,6 @@ class Audit(Service):
             traceability_id=_text(headers.get("X-Traceability-Id")),
             stacktrace=reason,
         )
-
-    def _note(self, kind: str, status: str, now: int, **fields: Any) -> AuditNote:
-        name, identity = self._settings.service_id, new_correlation_id().decode()
-        return AuditNote(id=identity, service_id=name, audit_type=kind, audit_status=status, timestamp=now, **fields)
 
     def _key(self, key: bytes | None) -> str | None:
         if key is None or self._settings.keys == "none":

@@ -79,7 +79,7 @@ class ProducerConfig(Section):
     @property
     def lasting(self) -> ProducerConfig:
         """The same, with `acks: all` and idempotence: for dead letters and results, whose promises rest on them."""
-        if self.acks == "all":
+        if self.acks == "all" and self.idempotence:
             return self
         strong = {"acks": "all", "idempotence": True, "max_in_flight": _IDEMPOTENT_IN_FLIGHT, "retries": _MOST}
         return self.model_copy(update=strong)

@@ -15,6 +15,7 @@ from headrace.formats.codec_binary import BinaryCodec
 from headrace.formats.codec_json import JsonCodec
 from headrace.formats.codec_string import StringCodec
 from headrace.formats.framing import header_of, schema_id_of, unframe
+from headrace.formats.kept import Kept
 from headrace.formats.registry import Reference, RegisteredSchema, SchemaRegistry
 from headrace.formats.schema_codec import SchemaCodec, compile_schema
 
@@ -22,6 +23,8 @@ _PLAIN: Final[dict[str, Codec]] = {"BINARY": BinaryCodec(), "STRING": StringCode
 _TYPES: Final = {"AVRO": "AVRO", "JSONSCHEMA": "JSON", "PROTOBUF": "PROTOBUF"}
 """Formats with a schema, and what the registry calls them."""
 _COMPILED: Final = 1000
+_COMPILED_BYTES: Final = 4_194_304
+"""Of the texts; what is made of a text takes some times more."""
 
 
 class SchemaChoice(NamedTuple):
@@ -68,7 +71,7 @@ class Codecs:
         """Ask this registry; `plain_unions` is whether JSON has Avro's unions without the branch's name."""
         self._registry = registry
         self._plain_unions = plain_unions
-        self._compiled: dict[tuple[int, str | None], SchemaCodec] = {}
+        self._compiled: Kept[SchemaCodec] = Kept(_COMPILED, _COMPILED_BYTES)
 
     async def for_writing(
         self, choice: SchemaChoice, default_format: str, subject: str, rules: SchemaRules = _RULES
@@ -120,7 +123,7 @@ class Codecs:
 
     def loaded(self, schema_id: int) -> Codec | None:
         """Return the codec of a schema that was loaded lately."""
-        return self._compiled.get((schema_id, None))
+        return self._compiled.peek((schema_id, None))
 
     async def _writing(self, schema: RegisteredSchema, choice: SchemaChoice) -> Writing:
         return Writing(_Framed(schema.id, await self._codec_of(schema, choice.message)), schema.id)
@@ -162,12 +165,10 @@ class Codecs:
 
     async def _codec_of(self, schema: RegisteredSchema, message: str | None = None) -> SchemaCodec:
         key = schema.id, message
-        codec = self._compiled.pop(key, None)
+        codec = self._compiled.use(key)
         if codec is None:
             codec = await self._compile(schema.type, schema.text, schema.references, message)
-            if len(self._compiled) >= _COMPILED:
-                del self._compiled[next(iter(self._compiled))]
-        self._compiled[key] = codec  # the one used last is the last to go
+            self._compiled.put(key, codec, len(schema.text))
         return codec
 
     async def _compile(

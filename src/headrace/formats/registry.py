@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 from urllib.parse import quote
@@ -18,10 +19,12 @@ import msgspec
 
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.errors import FormatError, HeadraceError, RegistryUnavailable, SchemaInvalid, SchemaNotFound
+from headrace.formats.kept import Kept
 from headrace.lifecycle import Clock
 
 T = TypeVar("T")
 _ENTRIES = 2000
+_TEXT_BYTES = 16_777_216
 _NOT_FOUND = (40401, 40402, 40403)
 _NEVER = float("inf")
 
@@ -173,7 +176,8 @@ class SchemaRegistry:
                 self._known.forget(("subject", subject, "latest"))
             return RegisteredSchema(answer.id, schema_type, text, references)
 
-        key = ("text", subject, schema_type, text, references, create)
+        digest = hashlib.sha256(text.encode()).digest()  # a text that is refused is remembered, and not kept
+        key = ("text", subject, schema_type, digest, references, create)
         found: RegisteredSchema = await self._known.get(key, _NEVER, ask)
         return found
 
@@ -235,12 +239,12 @@ class _Known(Generic[T]):
     def __init__(self, not_found_seconds: float, clock: Clock) -> None:
         self._clock = clock
         self._not_found_seconds = not_found_seconds
-        self._entries: dict[Hashable, tuple[float, T | HeadraceError]] = {}
+        self._entries: Kept[tuple[float, T | HeadraceError]] = Kept(_ENTRIES, _TEXT_BYTES)
         self._flights: dict[Hashable, asyncio.Future[T]] = {}
 
     async def get(self, key: Hashable, fresh_seconds: float, ask: Callable[[], Awaitable[T]]) -> T:
         """Return the answer of a key, asking when there is none that is fresh."""
-        known = self._entries.get(key)
+        known = self._entries.use(key)
         if known:
             asked_at, answer = known
             limit = self._not_found_seconds if isinstance(answer, HeadraceError) else fresh_seconds
@@ -256,7 +260,7 @@ class _Known(Generic[T]):
 
     def forget(self, key: Hashable) -> None:
         """Ask again next time."""
-        self._entries.pop(key, None)
+        self._entries.drop(key)
 
     async def _share(self, key: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
         flight = self._flights.get(key)
@@ -281,10 +285,8 @@ class _Known(Generic[T]):
         return _value(answer)
 
     def _keep(self, key: Hashable, answer: T | HeadraceError) -> None:
-        self._entries.pop(key, None)
-        if len(self._entries) >= _ENTRIES:
-            del self._entries[next(iter(self._entries))]
-        self._entries[key] = self._clock.monotonic(), answer
+        size = len(answer.text) if isinstance(answer, RegisteredSchema) else 0
+        self._entries.put(key, (self._clock.monotonic(), answer), size)
 
 
 def _value(answer: T | HeadraceError) -> T:

@@ -18,7 +18,7 @@ from headrace.errors import HeadraceError
 from headrace.security.principals import ADMIN, METRICS, READ, WRITE
 from headrace.web.access import OPEN, RULES, Rule
 from headrace.web.middleware import ALWAYS_OPEN
-from headrace.web.operations import JSON, OPERATIONS, PARAMETERS, PARTS, Operation, Status
+from headrace.web.operations import JSON, OPERATIONS, PARAMETERS, PARTS, YAML, Operation, Status
 
 Json = dict[str, Any]
 
@@ -129,9 +129,10 @@ def _ref(kind: type) -> Json:
 def _responses(operation: Operation, failures: Iterable[type[HeadraceError]]) -> Json:
     responses: Json = {}
     for status, kind in operation.answers.items():
-        content = {kind: {"schema": {"type": "string"}}} if isinstance(kind, str) else {JSON: _media(kind)}
-        if kind == JSON:
-            content = {JSON: {"schema": {"type": "object"}}}
+        if isinstance(kind, str):
+            content = {kind: {"schema": {"type": "object" if kind in (JSON, YAML) else "string"}}}
+        else:
+            content = {JSON: _media(kind)}
         responses[str(status)] = {"description": "As asked.", "headers": _ANSWERED, "content": content}
     by_status: dict[int, list[type[HeadraceError]]] = {}
     for error in sorted(failures, key=lambda error: (error.status, error.code)):

@@ -1,0 +1,140 @@
+"""Requests made of the API document: whatever is sent, what comes back is what the document says, and never a 500."""
+
+from __future__ import annotations
+
+import collections
+import json
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.specs.openapi import checks
+
+from headrace.testing import HeadraceProcess
+from headrace.web.operations import OPERATIONS
+
+LONG = 5000
+POST = ("/producers/{topic}", "POST")
+PLAIN = ["string", "json", "binary"]
+SCHEMA = {"type": "record", "name": "Thing", "fields": [{"name": "n", "type": "long"}]}
+CHECKS = [
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_headers_conformance,
+    checks.response_schema_conformance,
+]
+
+
+@pytest.fixture(scope="module")
+def topics(kafka: Any) -> list[str]:
+    """Topics that are there, and one that is not."""
+    unique = uuid.uuid4().hex[:8]
+    names = [f"cases-{unique}-{n}" for n in range(2)]
+    for name in names:
+        kafka.create_topic(name, 3, {})
+    return [*names, f"cases-{unique}-none"]
+
+
+@pytest.fixture(scope="module")
+def api(kafka: Any, schema_registry: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A running Headrace, and its document as it serves it."""
+    config = {"kafka": {"bootstrap_servers": kafka.bootstrap_servers}, "schema_registry": {"url": schema_registry.url}}
+    process = HeadraceProcess(config, tmp_path_factory.mktemp("cases"))
+    process.start()
+    process.wait_ready()
+    yield schemathesis.openapi.from_url(f"{process.url}/openapi.json")
+    process.kill()
+
+
+@st.composite
+def produce_cases(draw: st.DrawFn, operation: Any, topics: list[str]) -> Any:
+    """Draw a request by the document alone, or one that is also meant: a topic that is there, values that fit."""
+    if draw(st.integers(0, 5)) == 0:
+        return draw(operation.as_strategy(generation_mode=GenerationMode.NEGATIVE))
+    case = draw(operation.as_strategy(generation_mode=GenerationMode.POSITIVE))
+    case.path_parameters["topic"] = draw(st.sampled_from(topics))
+    if draw(st.booleans()):
+        case.body = draw(st.sampled_from([plain, with_schema]))(case.body)
+    return case
+
+
+def plain(body: dict[str, Any]) -> dict[str, Any]:
+    """Keep records, and formats without a schema."""
+    kept = {name: value for name, value in body.items() if "Schema" not in name}
+    for part in ("key", "value"):
+        wanted = str(kept.get(f"{part}Format")).lower()
+        name = wanted if wanted in PLAIN else "string"
+        kept[f"{part}Format"] = name
+        for record in kept["records"]:
+            if record.get(part) is not None and name != "json":
+                record[part] = "AAH/" if name == "binary" else str(record[part]).encode(errors="replace").decode()
+    return within(kept)
+
+
+def with_schema(body: dict[str, Any]) -> dict[str, Any]:
+    """Keep records, as Avro."""
+    for record in body["records"]:
+        record.pop("key", None)
+        record["value"] = {"n": record.get("partition") or 0} if record.get("value") else None
+    return within({"valueFormat": "avro", "valueSchema": json.dumps(SCHEMA), "records": body["records"]})
+
+
+def within(body: dict[str, Any]) -> dict[str, Any]:
+    """Keep partitions and numbers to what there is."""
+    for record in body["records"]:
+        if record.get("partition") is not None:
+            record["partition"] %= 3
+    return body
+
+
+def send_all(cases: st.SearchStrategy[Any], count: int) -> collections.Counter[int]:
+    """Send cases, check every answer, and return how many had which status."""
+    statuses: collections.Counter[int] = collections.Counter()
+    again = count < LONG  # the short run sends the same cases every time
+
+    @settings(max_examples=count, deadline=None, database=None, derandomize=again, suppress_health_check=[*HealthCheck])
+    @given(cases)
+    def send(case: Any) -> None:
+        answer = case.call()
+        statuses[answer.status_code] += 1
+        assert answer.status_code != 500
+        case.validate_response(answer, checks=CHECKS)
+
+    send()
+    return statuses
+
+
+def check_produce(api: Any, topics: list[str], count: int) -> None:
+    statuses = send_all(produce_cases(api[POST[0]][POST[1]], topics), count)
+    assert sum(statuses.values()) >= count
+    assert sum(n for status, n in statuses.items() if status < 300) >= 0.3 * count, statuses
+    assert sum(n for status, n in statuses.items() if status >= 400) >= 0.1 * count, statuses
+
+
+def test_produce_is_as_documented(api: Any, topics: list[str]) -> None:
+    """300 requests, of which three in ten at least are served."""
+    check_produce(api, topics, 300)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_produce_is_as_documented_for_thousands(api: Any, topics: list[str]) -> None:
+    """The same with other requests every time."""
+    check_produce(api, topics, LONG)
+
+
+@pytest.mark.parametrize(("method", "path"), [place for place in OPERATIONS if place != POST[::-1]])
+def test_the_other_endpoints_are_as_documented(api: Any, method: str, path: str) -> None:
+    """With and without what they ask for."""
+    operation = api[path][method]
+    modes = [GenerationMode.POSITIVE]
+    if OPERATIONS[method, path].query:
+        modes.append(GenerationMode.NEGATIVE)
+    for mode in modes:
+        statuses = send_all(operation.as_strategy(generation_mode=mode), 5)
+        assert (200 in statuses) is (mode is GenerationMode.POSITIVE), statuses

@@ -6,7 +6,7 @@ sidecar.md 5.1 (request), 5.5 (answer), 5.6 (record headers); decisions.md 2-4, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Literal, NamedTuple, NoReturn, Protocol
 
 import msgspec
@@ -14,7 +14,7 @@ import msgspec
 from headrace import errors
 from headrace.config.producer import ProducerConfig
 from headrace.formats.codec import Codec
-from headrace.formats.codecs import Codecs, SchemaRules, format_name
+from headrace.formats.codecs import Codecs, SchemaChoice, SchemaRules, format_name
 from headrace.records import Header, OutgoingRecord, Produced
 from headrace.sidecar.produce_answer import ProduceAnswer, answer_of
 from headrace.sidecar.produce_request import ProduceRecord, ProduceRequest, check_partitions, choice_of, parse_request
@@ -26,6 +26,10 @@ _TRACEABILITY: Final = "X-Traceability-Id"
 _OWN_HEADERS: Final = (_CORRELATION.lower(), _TRACEABILITY.lower())
 _NULL: Final = msgspec.Raw(b"null")
 _NAMED_INDEXES: Final = 20
+
+Part = Literal["key", "value"]
+Result = Produced | errors.HeadraceError
+"""Where a record was written, or why it was not."""
 
 
 class RequestIds(NamedTuple):
@@ -48,8 +52,11 @@ class Prepared(NamedTuple):
 class Producing(Protocol):
     """The part of the Kafka producer that is used here."""
 
-    async def produce(self, records: Sequence[OutgoingRecord]) -> list[Produced | errors.HeadraceError]:
+    async def produce(self, records: Sequence[OutgoingRecord]) -> list[Result]:
         """Write records; one result per record."""
+
+    def send(self, records: Sequence[OutgoingRecord], done: Callable[[list[Result]], None]) -> None:
+        """Write records without waiting; `done` gets one result per record."""
 
 
 class Topics(Protocol):
@@ -72,7 +79,7 @@ class ProduceService:
     ) -> None:
         self._settings = settings
         self._codecs = codecs
-        self.producer = producer
+        self._producer = producer
         self._topics = topics
         self._audit = audit
         self._rules = SchemaRules(settings.subject_strategy, settings.auto_register, settings.format_from_subject)
@@ -98,12 +105,37 @@ class ProduceService:
 
     async def send(self, prepared: Prepared) -> ProduceAnswer:
         """Write prepared records and return what to answer."""
-        results = await self.producer.produce(prepared.records)
+        results = await self._producer.produce(prepared.records)
         keys, values, settings = prepared.key_schema_id, prepared.value_schema_id, self._settings
         answer = answer_of(results, keys, values, settings.always_200, settings.acks)
         if self._audit:
             self._audit.produced(prepared.records, results, answer.written_records)
         return answer
+
+    def write(self, records: Sequence[OutgoingRecord], done: Callable[[list[Result]], None]) -> None:
+        """Write prepared records without waiting; `done` gets their results. For those who call `note` themselves.
+
+        Raises:
+            ProducerQueueFull: The byte budget is used up; nothing was sent.
+        """
+        self._producer.send(records, done)
+
+    def note(self, records: Sequence[OutgoingRecord], results: Sequence[Result]) -> int:
+        """Have the results of `write` audited, and return how many records are certainly written."""
+        written = sum(isinstance(result, Produced) for result in results)
+        if self._audit and records:
+            self._audit.produced(records, results, written)
+        return written
+
+    async def check(self, topic: str, request: ProduceRequest, ids: RequestIds) -> None:
+        """Raise what `prepare` would, as far as it can be said before there are records."""
+        await self.prepare(topic, request, ids)
+        settings = self._settings
+        parts: tuple[tuple[Part, str], ...] = (("key", settings.key_format), ("value", settings.value_format))
+        for part, default in parts:
+            choice = choice_of(request, part, settings.format_codes)
+            if choice != SchemaChoice():
+                await self._codecs.for_writing(choice, default, f"{topic}-{part}", self._rules)
 
     async def prepare(self, topic: str, request: ProduceRequest, ids: RequestIds) -> Prepared:
         """Return a request's records as they go to Kafka; raises what `produce` raises before it sends."""
@@ -115,7 +147,7 @@ class ProduceService:
         return Prepared(self._outgoing(topic, request.records, keys, values, ids), key_schema_id, value_schema_id)
 
     async def _encode(
-        self, part: Literal["key", "value"], request: ProduceRequest, default_format: str, topic: str
+        self, part: Part, request: ProduceRequest, default_format: str, topic: str
     ) -> tuple[list[bytes | None], int | None]:
         choice = choice_of(request, part, self._settings.format_codes)
         raws = [record.key if part == "key" else record.value for record in request.records]

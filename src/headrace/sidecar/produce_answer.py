@@ -13,10 +13,11 @@ import msgspec
 from headrace import errors
 from headrace.records import Produced
 
-_UNKNOWN: Final = (errors.KafkaTimeout, errors.FatalKafkaError)
+_UNKNOWN: Final = (errors.KafkaTimeout, errors.FatalKafkaError, errors.InternalError)
 _CODES: Final[dict[type[errors.HeadraceError], int]] = {
     errors.KafkaTimeout: 50004,
     errors.FatalKafkaError: 50004,
+    errors.InternalError: 50004,
     errors.KafkaUnauthenticated: 40101,
     errors.KafkaUnauthorized: 40301,
     errors.TopicNotFound: 40401,
@@ -25,6 +26,7 @@ _CODES: Final[dict[type[errors.HeadraceError], int]] = {
     errors.ProducerQueueFull: 50003,
 }
 _OTHER: Final = 50002
+_INVALID: Final = 40002
 _NO_OFFSET: Final = -1  # as in Kafka's Java client
 _RequestStatus = Literal["OK", "UNAUTHORIZED", "FORBIDDEN"]
 _REQUEST_STATUS: Final[dict[int, _RequestStatus]] = {40101: "UNAUTHORIZED", 40301: "FORBIDDEN"}
@@ -94,13 +96,20 @@ def answer_of(
 
 
 def _entry(result: Produced | errors.HeadraceError) -> Produced | ProduceError:
-    if isinstance(result, Produced):
-        return result
-    return ProduceError(_code_of(result), result.description, "unknown" if isinstance(result, _UNKNOWN) else "fail")
+    return result if isinstance(result, Produced) else failure_of(result)
+
+
+def failure_of(error: errors.HeadraceError) -> ProduceError:
+    """Return the entry of a record that was not, or perhaps not, written."""
+    return ProduceError(_code_of(error), error.description, "unknown" if isinstance(error, _UNKNOWN) else "fail")
 
 
 def _code_of(error: errors.HeadraceError) -> int:
-    return _CODES.get(type(error), _OTHER)
+    if code := _CODES.get(type(error)):
+        return code
+    if isinstance(error, errors.KafkaError):
+        return _OTHER
+    return _INVALID if error.status < 500 else _CODES[errors.KafkaUnavailable]
 
 
 def _request_status(failures: Sequence[Any]) -> _RequestStatus:

@@ -54,6 +54,8 @@ class Application:
         self._router = Router(routes, redirect_slashes=False)
         self.gate = Gate(inner, settings.max_connections)
         """Closes when draining."""
+        self.streams = self._produce.stream
+        self.gate.on_drain = self.streams.drain
         self._edge = Edge(self.gate, metrics, self._label_of, Origins(settings).check, audit)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

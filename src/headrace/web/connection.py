@@ -68,6 +68,8 @@ class Connection(HttpToolsProtocol):
         if cycle and not cycle.response_complete:
             if not cycle.more_body or cycle.response_started:
                 cycle.keep_alive = False  # what came before is answered, and with it the connection ends
+                if cycle.more_body:  # a stream, of which no more can be understood
+                    self.transport.close()
                 return
             cycle.disconnected = True
             cycle.message_event.set()

@@ -160,7 +160,7 @@ async def answer_error(receive: Receive, send: Send, error: HeadraceError) -> No
     # Closing on bytes that were not read resets the connection, and the client may lose the answer. So what comes
     # within a second is thrown away first.
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(_throw_away(receive), _LINGER_SECONDS)
+        await asyncio.wait_for(throw_away(receive), _LINGER_SECONDS)
     await send({"type": "http.response.body", "body": b""})
 
 
@@ -173,7 +173,8 @@ def _start(body: bytes, headers: Headers) -> Headers:
     return [_JSON, (b"content-length", str(len(body)).encode()), *headers]
 
 
-async def _throw_away(receive: Receive) -> None:
+async def throw_away(receive: Receive) -> None:
+    """Read until the end of the request, or of the connection."""
     while True:
         message = await receive()
         if message["type"] != "http.request" or not message["more_body"]:

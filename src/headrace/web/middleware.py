@@ -112,6 +112,8 @@ class Gate:
         self._working = 0
         self._idle = asyncio.Event()
         self.draining = False
+        self.on_drain: Callable[[], None] = lambda: None
+        """Told when draining begins, for work that has no end of its own."""
         self.open_connections: Callable[[], int] = lambda: 0
         """Set by the server."""
 
@@ -137,6 +139,7 @@ class Gate:
     async def drain(self, deadline: Deadline) -> None:
         """Take no new work and wait, at most until the deadline, until what was taken has been answered."""
         self.draining = True
+        self.on_drain()
         if self._working:
             self._idle.clear()
             await asyncio.wait_for(self._idle.wait(), deadline.remaining_seconds)

@@ -72,6 +72,7 @@ class WebService(Service):
         listener = self._bind()
         host, port = listener.getsockname()[:2]
         self.url = f"{self._scheme}://[{host}]:{port}" if ":" in host else f"{self._scheme}://{host}:{port}"
+        self._application.streams.spawn = self.spawn
         self._application.gate.open_connections = lambda: len(self._server.server_state.connections)
         self._task = self.spawn(self._server.serve(sockets=[listener]), "serve")
         self.spawn(self._end_the_slow(), "deadlines")

@@ -58,6 +58,12 @@ class Kafka:
             raise self.failure
         return [Produced(0, index) for index in range(len(records))]
 
+    def send(self, records: Sequence[OutgoingRecord], done: Callable[[list[Any]], None], partitions: int = 0) -> None:
+        if isinstance(self.failure, errors.ProducerQueueFull):
+            raise self.failure
+        task = asyncio.ensure_future(self.produce(records))
+        task.add_done_callback(lambda task: done(task.result()))
+
     async def partitions_of(self, topic: str) -> int:
         if check_topic(topic).startswith("missing"):
             raise errors.TopicNotFound(topic=topic)

@@ -198,8 +198,8 @@ BELOW = {
         SOURCE / "kafka/error_map.py",
     ]
 }
-NOT_HERE = {"HeadraceError", "DecodeError", "EnvironmentProblem"}
-"""The base of all; what is raised when records are read; and a format whose extra is not installed."""
+NOT_HERE = {"HeadraceError", "DecodeError", "EnvironmentProblem", "InternalError"}
+"""The base of all; what is raised when records are read; a format whose extra is not installed; and defects."""
 
 
 @pytest.mark.parametrize("path", BELOW)

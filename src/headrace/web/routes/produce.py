@@ -12,6 +12,7 @@ from headrace.sidecar.produce import ProduceService
 from headrace.telemetry.metrics import Metrics
 from headrace.web.exchange import JSON, answer_json, headers_of, media_type, read_json, retry_after
 from headrace.web.routes.produce_raw import RawProduceRoute, request_ids
+from headrace.web.routes.produce_stream import NDJSON, StreamProduceRoute
 
 PREFIX: Final = "/producers/"
 PATH: Final = "/producers/{topic}"
@@ -24,6 +25,7 @@ class ProduceRoute:
         self._service = service
         self._metrics = metrics
         self._settings = settings
+        self.stream = StreamProduceRoute(service, metrics, settings)
         self._raw = RawProduceRoute(service, metrics, settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -32,7 +34,8 @@ class ProduceRoute:
             raise PathNotFound(f"{scope['path'][:200]}: the path is {PATH}, and a topic's name has no slash")
         headers = headers_of(scope)
         if headers.get(b"content-type") != JSON and media_type(headers) not in (JSON, b""):
-            await self._raw(topic, scope, receive, send)
+            other = self.stream if media_type(headers) in NDJSON else self._raw
+            await other(topic, scope, receive, send)
             return
         body = await read_json(receive, headers, self._settings)
         answer = await self._service.produce(topic, body, request_ids(headers))

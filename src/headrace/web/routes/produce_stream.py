@@ -1,0 +1,123 @@
+"""`POST /producers/{topic}` as NDJSON: a line per record in, a receipt per line out, on one connection, without an end.
+
+The answer begins before the body has ended; so a client reads while it sends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+from urllib.parse import parse_qsl
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from headrace.config.http import HttpConfig
+from headrace.errors import AuthTokenExpired, Draining, InvalidRequest
+from headrace.lifecycle import Clock, SystemClock
+from headrace.sidecar.produce import ProduceService
+from headrace.sidecar.produce_request import SchemaChoices
+from headrace.sidecar.produce_stream import ProduceStream
+from headrace.telemetry.metrics import Metrics
+from headrace.web.access import expires_at
+from headrace.web.connection import STREAMING
+from headrace.web.exchange import encoding_refused, headers_of, throw_away, unknown_name
+from headrace.web.routes.produce_raw import request_ids
+
+NDJSON: Final = (b"application/x-ndjson", b"application/ndjson", b"application/jsonl")
+KEY: Final = b"idempotency-key"
+_START: Final = [(b"content-type", b"application/x-ndjson"), (b"connection", b"close")]
+_NAMES: Final = SchemaChoices.__struct_encode_fields__
+_FORMATS: Final = ("keyFormat", "valueFormat")
+_REFERENCES: Final = ("keySchemaReferences", "valueSchemaReferences")
+_LINGER_SECONDS: Final = 1.0
+
+Spawn = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
+
+
+class StreamProduceRoute:
+    """Serves streams, and knows those that are open."""
+
+    def __init__(self, service: ProduceService, metrics: Metrics, settings: HttpConfig) -> None:
+        self._service = service
+        self._metrics = metrics
+        self._settings = settings
+        self._clock: Clock = SystemClock()
+        self._open: set[ProduceStream] = set()
+        self.spawn: Spawn
+        """Starts a task; set by the server."""
+
+    def drain(self) -> None:
+        """Have every stream take no more lines and say so at its end."""
+        for stream in self._open:
+            stream.end(Draining())
+
+    async def __call__(self, topic: str, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = headers_of(scope)
+        if encoding := headers.get(b"content-encoding"):
+            raise encoding_refused(encoding, "a stream is taken as it is")
+        if KEY in headers:
+            raise InvalidRequest("Idempotency-Key stands for a whole request, and a stream has no end: send it without")
+        choices = choices_of(scope["query_string"])
+        stream = ProduceStream(self._service, topic, choices, request_ids(headers), self._settings, self._clock)
+        await stream.check()
+        scope["state"][STREAMING] = True
+        loop, remaining = asyncio.get_running_loop(), expires_at(scope) - time.time()
+        expiry = loop.call_later(min(max(remaining, 0.0), 1e8), stream.end, AuthTokenExpired())
+        reader = self.spawn(_read(stream, receive), "stream")
+        self._open.add(stream)
+        try:
+            await self._answer(stream, reader, receive, send)
+        finally:
+            self._open.discard(stream)
+            expiry.cancel()
+            reader.cancel()
+
+    async def _answer(self, stream: ProduceStream, reader: asyncio.Task[None], receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": _START})
+        while (receipts := await stream.receipts()) is not None:
+            self._metrics.records_in("produce", receipts.asked_records)
+            self._metrics.records_out("produce", receipts.written_records)
+            await send({"type": "http.response.body", "body": receipts.text, "more_body": True})
+        if last := stream.last_line():
+            reader.cancel()
+            await send({"type": "http.response.body", "body": last, "more_body": True})
+            # Closing on bytes that were not read resets the connection, and the client may lose its receipts.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(throw_away(receive), _LINGER_SECONDS)
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _read(stream: ProduceStream, receive: Receive) -> None:
+    going_on = True
+    while going_on:
+        message = await receive()
+        if message["type"] == "http.request":
+            going_on = await stream.feed(message["body"], last=not message["more_body"])
+        else:  # the client is gone, and what it has sent of the next line with it
+            stream.end()
+            return
+
+
+def choices_of(query: bytes) -> SchemaChoices:
+    """Return how keys and values are written, as a query string says it with the names of the JSON request.
+
+    Raises:
+        InvalidRequest: It says something else, or something twice.
+    """
+    given: dict[str, Any] = {}
+    try:
+        for name, value in parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict"):
+            if name not in _NAMES:
+                raise unknown_name("the query parameter", name, _NAMES)
+            if name in given:
+                raise InvalidRequest(f"the query parameter {name} stands twice: send it once")
+            given[name] = value
+            if name in _REFERENCES or (name in _FORMATS and value.isdecimal()):
+                given[name] = msgspec.json.decode(value)
+        return msgspec.convert(given, SchemaChoices, strict=False)
+    except (ValueError, msgspec.DecodeError) as cause:
+        raise InvalidRequest(f"the query string is not usable: {cause}") from cause

@@ -1,0 +1,336 @@
+"""NDJSON in, receipts out, on one connection."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+
+from headrace import errors
+from headrace.records import Produced
+
+LIMIT_SECONDS = 5.0
+
+
+class Client:
+    """Sends chunks of lines and reads receipts."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self._text = b""
+
+    def begin(self, path: str = "/producers/t", *headers: str, kind: str = "application/x-ndjson") -> None:
+        lines = [f"POST {path} HTTP/1.1", "Host: h", f"Content-Type: {kind}", "Transfer-Encoding: chunked", *headers]
+        self.writer.write("\r\n".join([*lines, "", ""]).encode())
+
+    def send(self, *lines: Any, end: bytes = b"\n") -> None:
+        """Write lines as one chunk: bytes as they are, anything else as JSON."""
+        texts = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
+        self.chunk(b"".join(text + end for text in texts))
+
+    def chunk(self, data: bytes) -> None:
+        self.writer.write(b"%x\r\n%s\r\n" % (len(data), data))
+
+    def finish(self) -> None:
+        self.writer.write(b"0\r\n\r\n")
+
+    async def head(self) -> str:
+        return (await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), LIMIT_SECONDS)).decode()
+
+    async def receipt(self) -> Any:
+        """Return the next receipt; None at the end of the answer."""
+        while b"\n" not in self._text:
+            size = int(await asyncio.wait_for(self.reader.readline(), LIMIT_SECONDS), 16)
+            data = await asyncio.wait_for(self.reader.readexactly(size + 2), LIMIT_SECONDS)
+            if not size:
+                return None
+            self._text += data[:-2]
+        line, _, self._text = self._text.partition(b"\n")
+        return json.loads(line)
+
+    async def receipts(self) -> list[Any]:
+        """Return every receipt to the end, and check that the connection ends with them."""
+        found = []
+        while (receipt := await self.receipt()) is not None:
+            found.append(receipt)
+        assert await asyncio.wait_for(self.reader.read(), LIMIT_SECONDS) == b""
+        return found
+
+
+@contextlib.asynccontextmanager
+async def streaming(house: Any, *arguments: str) -> AsyncIterator[Client]:
+    client = Client(*await house.connect())
+    client.begin(*arguments)
+    assert (await client.head()).startswith("HTTP/1.1 200 ")
+    yield client
+
+
+def test_each_line_has_its_receipt_while_the_stream_goes_on(opened: Any) -> None:
+    """The answer comes before the end; formats come in the query; blank lines are none; the last needs no newline."""
+
+    async def main() -> None:
+        async with opened() as house, streaming(house, "/producers/t?valueFormat=binary&keyFormat=5") as client:
+            client.send({"key": "a", "value": "AAE=", "partition": 1, "headers": [["h", None]], "correlationId": "c"})
+            assert await client.receipt() == {"partition": 0, "offset": 0}
+            client.chunk(b'\n \r\n{"value":')
+            client.chunk(b'null}\r\n{"key":"b"}')
+            client.finish()
+            assert await client.receipts() == [{"partition": 0, "offset": 0}] * 2
+            first, second, third = house.kafka.records
+            assert (first.key, first.value, first.partition) == (b"a", b"\x00\x01", 1)
+            assert first.headers == [("X-Correlation-Id", b"c"), ("h", None)]
+            assert (second.value, third.key, third.value) == (None, b"b", None)
+            assert len({second.headers[0][1], third.headers[0][1]}) == 2
+            counted = house.metrics.render().decode()
+            assert 'headrace_records_out_total{path="produce"} 3.0' in counted
+
+    asyncio.run(main())
+
+
+def test_a_bad_line_fails_alone_and_says_which_it_is(opened: Any) -> None:
+    """Whatever is wrong with it; the lines around it are written, in one go with it."""
+    bad = [b"{", b'{"value":NaN}', b'{"partition":"0"}', b'{"value":"\xff"}', b"{}{}", b"[" * 5000, b'{"partition":3}']
+    bad += [b'{"value":1}']
+
+    async def main() -> None:
+        async with opened() as house, streaming(house, "/producers/t?valueFormat=string") as client:
+            client.send({"value": "first"}, b"", *bad, {"value": "last"})
+            client.finish()
+            first, *receipts, last = await client.receipts()
+            assert (first["offset"], last["partition"]) == (0, 0)
+            assert [(r["line"], r["outcome"]) for r in receipts] == [(3 + n, "fail") for n in range(len(bad))]
+            assert {r["code"] for r in receipts} == {"ERR11004", "ERR40007", "ERR12206"}
+            assert "STRING takes a JSON string" in receipts[-1]["error"]
+            assert all(r["errorCode"] for r in receipts)
+            assert [record.value for record in house.kafka.records] == [b"first", b"last"]
+
+    asyncio.run(main())
+
+
+REFUSED = [
+    ("/producers/missing", 404, "ERR40006", ""),
+    ("/producers/t?valueFromat=json", 400, "ERR11004", "did you mean valueFormat?"),
+    ("/producers/t?valueFormat=yaml", 400, "ERR11004", ""),
+    ("/producers/t?valueFormat=9", 400, "ERR11004", ""),
+    ("/producers/t?valueFormat=json&valueFormat=json", 400, "ERR11004", "twice"),
+    ("/producers/t?valueSchemaId=x", 400, "ERR11004", ""),
+    ("/producers/t?valueSchemaReferences=x", 400, "ERR11004", ""),
+    ("/producers/t?keySchema=%ff", 400, "ERR11004", ""),
+    ("/producers/t?keyFormat=avro&keySchemaId=1&keySchema=x", 400, "ERR12211", ""),
+    ("/producers/t?valueFormat=avro", 503, "ERR40010", ""),
+]
+
+
+@pytest.mark.parametrize(("path", "status", "code", "says"), REFUSED)
+def test_what_is_known_before_the_first_line_is_an_ordinary_error(
+    opened: Any, path: str, status: int, code: str, says: str
+) -> None:
+    """With the one error body, while the client has sent nothing yet."""
+
+    async def main() -> None:
+        async with opened() as house:
+            head = f"POST {path} HTTP/1.1\r\nHost: h\r\nContent-Type: application/x-ndjson\r\n"
+            answer = await house.ask(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
+            assert (answer.status, answer.json["code"]) == (status, code)
+            assert says in answer.json["description"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("header", "status"), [("Content-Encoding: gzip", 415), ("Idempotency-Key: k", 400), ("X: y\r\nHost: h", 400)]
+)
+def test_heads_that_do_not_go_with_a_stream_are_refused(opened: Any, header: str, status: int) -> None:
+    """Nothing is taken that could not be held."""
+
+    async def main() -> None:
+        async with opened() as house:
+            client = Client(*await house.connect())
+            client.begin("/producers/t", header)
+            assert (await client.head()).startswith(f"HTTP/1.1 {status} ")
+
+    asyncio.run(main())
+
+
+def test_receipts_are_in_the_order_of_the_lines_whatever_kafka_does(opened: Any) -> None:
+    """Batches that are acknowledged the other way round; nothing is shown before those before it."""
+
+    async def main() -> None:
+        async with opened() as house, streaming(house) as client:
+            sent = hold(house)
+            for value in range(3):
+                client.send({"value": value})
+                await until(lambda count=value + 1: len(sent) == count)
+            for partition, (records, done) in reversed([*enumerate(sent)]):
+                done([Produced(partition, 7)] * len(records))
+            client.finish()
+            assert [receipt["partition"] for receipt in await client.receipts()] == [0, 1, 2]
+
+    asyncio.run(main())
+
+
+def hold(house: Any) -> list[tuple[Sequence[Any], Any]]:
+    """Have Kafka keep what it gets; the test calls `done`."""
+    sent: list[tuple[Sequence[Any], Any]] = []
+    house.kafka.send = lambda records, done, partitions=0: sent.append((records, done)) if records else done([])
+    return sent
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.005)
+
+
+def test_what_is_in_flight_is_bounded_and_the_client_waits(opened: Any) -> None:
+    """By records here; the body is not read on until receipts were sent, and then every line is written."""
+    total = 10_000
+
+    async def main() -> None:
+        async with opened(max_records=100) as house, streaming(house) as client:
+            sent = hold(house)
+            line = b'{"value":"%s"}\n' % (b"x" * 2000)
+            for _ in range(total // 100):
+                client.chunk(line * 100)
+            client.finish()
+            await until(lambda: sent)
+            taken = await still(lambda: sum(len(records) for records, _ in sent))
+            assert taken <= 100 + 500
+            assert client.writer.transport.get_write_buffer_size() > 0
+            house.kafka.send = lambda records, done, partitions=0: done([Produced(0, 1)] * len(records))
+            for records, done in sent:
+                done([Produced(0, 0)] * len(records))
+            receipts = await client.receipts()
+            assert [receipt["offset"] for receipt in receipts] == [0] * taken + [1] * (total - taken)
+
+    asyncio.run(main())
+
+
+async def still(read: Any) -> Any:
+    """Return a number once it has not moved for a while."""
+    seen, since = read(), 0
+    while since < 20:
+        await asyncio.sleep(0.01)
+        seen, since = (seen, since + 1) if read() == seen else (read(), 0)
+    return seen
+
+
+def test_a_full_budget_is_waited_for(opened: Any) -> None:
+    """Not refused, and the order of the lines is kept."""
+
+    async def main() -> None:
+        async with opened() as house, streaming(house) as client:
+            house.kafka.failure = errors.ProducerQueueFull()
+            client.send({"value": 1})
+            client.send({"value": 2})
+            await still(lambda: len(house.kafka.records))
+            assert house.kafka.records == []
+            house.kafka.failure = None
+            client.finish()
+            assert len(await client.receipts()) == 2
+            assert [record.value for record in house.kafka.records] == [b"1", b"2"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_line_over_the_limit_ends_the_stream(opened: Any, whole: bool) -> None:
+    """Those before it are written; whether its end ever comes does not matter."""
+
+    async def main() -> None:
+        async with opened(max_body_bytes=1000) as house, streaming(house) as client:
+            client.send(*[{"value": 1}] * 2, b'{"value":"%s"}' % (b"x" * 1000), end=b"\n" if whole else b"  \n"[-1:])
+            if not whole:
+                client.chunk(b" " * 2000)
+            client.send({"value": 2})
+            *receipts, last = await client.receipts()
+            assert len(receipts) == 2
+            assert (last["line"], last["end"], last["code"], last["outcome"]) == (3, True, "ERR10068", "fail")
+            assert len(house.kafka.records) == 2
+
+    asyncio.run(main())
+
+
+def test_draining_lets_what_was_taken_finish_and_says_so(opened: Any) -> None:
+    """Receipts, then a last line with the number of the first line that was not taken; then nothing is open."""
+
+    async def main() -> None:
+        async with opened() as house, streaming(house) as client:
+            house.kafka.gate.clear()
+            client.send({"value": 1}, {"value": 2})
+            await house.kafka.taken.wait()
+            drained = asyncio.ensure_future(house.web.drain(deadline()))
+            await asyncio.sleep(0)
+            client.send({"value": 3})
+            house.kafka.gate.set()
+            *receipts, last = await client.receipts()
+            assert [receipt["offset"] for receipt in receipts] == [0, 1]
+            assert (last["line"], last["end"], last["code"], last["errorCode"]) == (3, True, "ERR40029", 50003)
+            await asyncio.wait_for(drained, LIMIT_SECONDS)
+            assert len(house.kafka.records) == 2
+
+    asyncio.run(main())
+
+
+def deadline() -> Any:
+    from headrace.lifecycle import Deadline, SystemClock
+
+    return Deadline(SystemClock(), LIMIT_SECONDS)
+
+
+def test_a_client_that_leaves_leaves_nothing_behind(opened: Any) -> None:
+    """What it has sent is written; the half line is not; no stream stays open."""
+
+    async def main() -> None:
+        async with opened() as house, streaming(house) as client:
+            house.kafka.gate.clear()
+            client.send({"value": 1})
+            client.chunk(b'{"value":2}')
+            await house.kafka.taken.wait()
+            streams = house.web._application.streams._open
+            assert len(streams) == 1
+            client.writer.transport.abort()
+            house.kafka.gate.set()
+            await until(lambda: not streams)
+            assert [record.value for record in house.kafka.records] == [b"1"]
+            assert not house.web._application.gate._working
+
+    asyncio.run(main())
+
+
+def test_a_chunk_that_is_none_ends_the_stream(opened: Any) -> None:
+    """A client that breaks the grammar in the middle is not waited for."""
+
+    async def main() -> None:
+        async with opened() as house, streaming(house) as client:
+            client.send({"value": 1})
+            assert await client.receipt() == {"partition": 0, "offset": 0}
+            client.writer.write(b"zz\r\n")
+            await asyncio.wait_for(client.reader.read(), LIMIT_SECONDS)
+            await until(lambda: not house.web._application.streams._open)
+
+    asyncio.run(main())
+
+
+def test_a_defect_ends_the_stream_with_a_line_and_not_the_server(opened: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """The log has the trace."""
+
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError("inner secret")
+
+    async def main() -> None:
+        async with opened() as house, streaming(house) as client:
+            house.kafka.send = broken
+            client.send({"value": 1})
+            last = await client.receipt()
+            assert last["code"] == "ERR10010" and "secret" not in str(last)
+            assert (await house.get("/live")).status == 200
+
+    asyncio.run(main())
+    assert "ZeroDivisionError" in caplog.text

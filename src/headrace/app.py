@@ -89,7 +89,9 @@ class App:
         if self._groups:
             self.services.append(LagMonitor(self.admin, self._groups, clock, self._publish_lag))
         self.supervisor = Supervisor(self.services, clock, config.drain_seconds)
-        produce = ProduceService(config.producer, self.codecs, self.producer, self.topics, self.audit)
+        produce = ProduceService(
+            config.producer, self.codecs, self.producer, self.topics, self.audit, config.http.max_records
+        )
         authenticator = Authenticator(config.security, clock) if config.security.mode != "none" else None
         tls = TlsFiles(config.http.tls, clock) if config.http.tls.certificate else None
         for service in [*(authenticator.services if authenticator else ()), *([tls] if tls else ())]:

@@ -17,6 +17,7 @@ from headrace.formats.codec import Codec
 from headrace.formats.codecs import Codecs, SchemaChoice, SchemaRules, format_name
 from headrace.records import Header, OutgoingRecord, Produced
 from headrace.sidecar.produce_answer import ProduceAnswer, answer_of
+from headrace.sidecar.produce_limits import check_count, check_depth
 from headrace.sidecar.produce_request import ProduceRecord, ProduceRequest, check_partitions, choice_of, parse_request
 from headrace.telemetry.audit import Audit
 from headrace.telemetry.correlation import new_correlation_ids
@@ -76,7 +77,9 @@ class ProduceService:
         producer: Producing,
         topics: Topics,
         audit: Audit | None = None,
+        max_records: int = 10_000,
     ) -> None:
+        self._max_records = max_records
         self._settings = settings
         self._codecs = codecs
         self._producer = producer
@@ -141,6 +144,7 @@ class ProduceService:
         """Return a request's records as they go to Kafka; raises what `produce` raises before it sends."""
         if not self._settings.enabled:
             raise errors.ProducerNotEnabled()
+        check_count(request.records, self._max_records)
         check_partitions(request.records, topic, await self._topics.partitions_of(topic))
         keys, key_schema_id = await self._encode("key", request, self._settings.key_format, topic)
         values, value_schema_id = await self._encode("value", request, self._settings.value_format, topic)
@@ -152,6 +156,7 @@ class ProduceService:
         choice = choice_of(request, part, self._settings.format_codes)
         raws = [record.key if part == "key" else record.value for record in request.records]
         texts = [None if not raw or raw == _NULL else bytes(raw) for raw in raws]
+        check_depth(texts)
         if not any(texts):  # nothing to encode needs no schema
             format_name(choice.format or default_format)
             return texts, None

@@ -165,8 +165,9 @@ class ProduceStream:
         self.end(errors.PayloadTooLarge(f"a line is longer than {limit} bytes (http.max_body_bytes): the stream ends"))
 
     async def _take(self, lines: list[bytes]) -> None:
-        for start in range(0, len(lines), _BATCH_RECORDS):
-            batch = lines[start : start + _BATCH_RECORDS]
+        step = min(_BATCH_RECORDS, self._limits.max_records)
+        for start in range(0, len(lines), step):
+            batch = lines[start : start + step]
             size = sum(map(len, batch))
             if size > self._limits.max_body_bytes and len(max(batch, key=len)) > self._limits.max_body_bytes:
                 bad = next(n for n, line in enumerate(batch) if len(line) > self._limits.max_body_bytes)

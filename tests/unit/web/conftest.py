@@ -121,7 +121,7 @@ async def _opened(**settings: Any) -> AsyncIterator[House]:
     config = HttpConfig.model_validate({"port": 0, "allowed_hosts": ["h"], **settings})
     kafka, metrics, services = Kafka(), Metrics(), {"kafka": Readiness(True)}
     registry = SchemaRegistry(SchemaRegistryConfig(url="http://127.0.0.1:1"), ManualClock())
-    produce = ProduceService(ProducerConfig(), Codecs(registry), kafka, kafka)
+    produce = ProduceService(ProducerConfig(), Codecs(registry), kafka, kafka, max_records=config.max_records)
     authenticator = Authenticator(security, SystemClock()) if security.mode != "none" else None
     tls = TlsFiles(config.tls, SystemClock()) if config.tls.certificate else None
     web = WebService(

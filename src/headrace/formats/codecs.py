@@ -43,6 +43,9 @@ class SchemaChoice(NamedTuple):
     """Full name of the message type to write, of a Protobuf schema with several; None for the first."""
 
 
+_NO_SCHEMA: Final = SchemaChoice()[1:]
+
+
 class SchemaRules(NamedTuple):
     """How schemas are found where a request leaves it open."""
 
@@ -72,6 +75,11 @@ class Codecs:
         self._registry = registry
         self._plain_unions = plain_unions
         self._compiled: Kept[SchemaCodec] = Kept(_COMPILED, _COMPILED_BYTES)
+
+    def needs_no_schema(self, choice: SchemaChoice, default_format: str, rules: SchemaRules = _RULES) -> bool:
+        """Return whether `for_writing` would name a codec without asking anybody."""
+        from_subject = choice.format is None and rules.format_from_subject
+        return (choice.format or default_format).upper() in _PLAIN and not from_subject and choice[1:] == _NO_SCHEMA
 
     async def for_writing(
         self, choice: SchemaChoice, default_format: str, subject: str, rules: SchemaRules = _RULES

@@ -37,6 +37,10 @@ class TopicDirectory(Service):
     def readiness(self) -> Readiness:
         return Readiness(False, self._problem.description) if self._problem else Readiness(True)
 
+    def known(self, topic: str) -> int | None:
+        """Return the number of partitions of a topic, if `partitions_of` need not ask for it."""
+        return self._partitions.get(topic)
+
     async def partitions_of(self, topic: str) -> int:
         """Return the number of partitions of a topic.
 

@@ -91,6 +91,27 @@ class Authenticator:
             self._requests.take(principal.name)
         return principal
 
+    def known(self, headers: Mapping[bytes, bytes]) -> Principal | None:
+        """Return whom `identify` would find by one look at a token that is known already; nothing is counted."""
+        kind, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+        if self._mode == "mtls" or _SCOPE_TOKEN in headers or kind.lower() != "bearer":
+            return None
+        return self._tokens.known(token) if self._tokens else self._by_digest.get(_digest(token))
+
+    def enter(self, principal: Principal) -> None:
+        """Count a request of somebody `known`, until `in_flight.leave`.
+
+        Raises:
+            TooManyRequests: This principal comes too often; nothing was counted.
+        """
+        self.in_flight.enter(principal.name)
+        try:
+            if self._requests:
+                self._requests.take(principal.name)
+        except BaseException:
+            self.in_flight.leave(principal.name)
+            raise
+
     async def _principal(self, headers: Mapping[bytes, bytes], certificate: Mapping[str, Any] | None) -> Principal:
         if self._mode == "mtls":
             name = self._certified_name(certificate or {})

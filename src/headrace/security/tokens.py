@@ -52,14 +52,9 @@ class Tokens:
             TokenRefused: It is not taken; `TokenExpired` if only its time is over.
             KeysUnavailable: No keys are there to check it with.
         """
-        if self._keys.generation != self._generation:
-            self._known.clear()
-            self._generation = self._keys.generation
-        known = self._known.get(token)
-        if known is not None:
-            if self._clock.time() <= known.expires_at:
-                return known
-            del self._known[token]
+        if known := self.known(token):
+            return known
+        if self._known.pop(token, None):
             raise TokenExpired("expired")
         claims = await self._claims(token)
         ends_at = self._check(claims)
@@ -67,6 +62,14 @@ class Tokens:
         if len(self._known) > _MAX_CACHED:
             self._known.popitem(last=False)
         return principal
+
+    def known(self, token: str) -> Principal | None:
+        """Return whom a token speaks for that was good before and has not ended."""
+        if self._keys.generation != self._generation:
+            self._known.clear()
+            self._generation = self._keys.generation
+        known = self._known.get(token)
+        return known if known and self._clock.time() <= known.expires_at else None
 
     async def _claims(self, token: str) -> dict[str, Any]:
         if len(token) > _MAX_CHARACTERS or token.count(".") != 2:

@@ -56,7 +56,9 @@ class Producing(Protocol):
     async def produce(self, records: Sequence[OutgoingRecord]) -> list[Result]:
         """Write records; one result per record."""
 
-    def send(self, records: Sequence[OutgoingRecord], done: Callable[[list[Result]], None]) -> None:
+    def send(
+        self, records: Sequence[OutgoingRecord], done: Callable[[list[Result]], None], partitions: int = 0
+    ) -> None:
         """Write records without waiting; `done` gets one result per record."""
 
 
@@ -65,6 +67,9 @@ class Topics(Protocol):
 
     async def partitions_of(self, topic: str) -> int:
         """Return how many partitions a topic has."""
+
+    def known(self, topic: str) -> int | None:
+        """Return the same, if that needs no question."""
 
 
 class ProduceService:
@@ -85,6 +90,8 @@ class ProduceService:
         self._producer = producer
         self._topics = topics
         self._audit = audit
+        self._default_formats: tuple[tuple[Part, str], ...]
+        self._default_formats = (("key", settings.key_format), ("value", settings.value_format))
         self._rules = SchemaRules(settings.subject_strategy, settings.auto_register, settings.format_from_subject)
 
     async def produce(self, topic: str, body: bytes, ids: RequestIds) -> ProduceAnswer:
@@ -106,9 +113,39 @@ class ProduceService:
         """
         return await self.send(await self.prepare(topic, parse_request(body), ids))
 
+    def produce_at_once(
+        self, topic: str, body: bytes, ids: RequestIds, done: Callable[[Prepared, list[Result]], None]
+    ) -> bool:
+        """Begin to write the records of a request for which nobody must be asked.
+
+        Args:
+            topic, body, ids: As for `produce`.
+            done: Called once on the loop, with what `answer` needs; must not raise.
+
+        Returns:
+            Whether it was begun; if not, or if this raises, nothing was sent, and the request is one for `produce`.
+        """
+        partitions = self._topics.known(topic)
+        if partitions is None:
+            return False
+        request = parse_request(body)
+        for part, default in self._default_formats:
+            choice = choice_of(request, part, self._settings.format_codes)
+            if not self._codecs.needs_no_schema(choice, default, self._rules):
+                return False
+        try:
+            self.prepare(topic, request, ids).send(None)
+        except StopIteration as ended:  # as every coroutine ends that has not had to wait
+            prepared: Prepared = ended.value
+        self._producer.send(prepared.records, lambda results: done(prepared, results), partitions)
+        return True
+
     async def send(self, prepared: Prepared) -> ProduceAnswer:
         """Write prepared records and return what to answer."""
-        results = await self._producer.produce(prepared.records)
+        return self.answer(prepared, await self._producer.produce(prepared.records))
+
+    def answer(self, prepared: Prepared, results: list[Result]) -> ProduceAnswer:
+        """Return what to answer, and have it audited."""
         keys, values, settings = prepared.key_schema_id, prepared.value_schema_id, self._settings
         answer = answer_of(results, keys, values, settings.always_200, settings.acks)
         if self._audit:
@@ -133,10 +170,8 @@ class ProduceService:
     async def check(self, topic: str, request: ProduceRequest, ids: RequestIds) -> None:
         """Raise what `prepare` would, as far as it can be said before there are records."""
         await self.prepare(topic, request, ids)
-        settings = self._settings
-        parts: tuple[tuple[Part, str], ...] = (("key", settings.key_format), ("value", settings.value_format))
-        for part, default in parts:
-            choice = choice_of(request, part, settings.format_codes)
+        for part, default in self._default_formats:
+            choice = choice_of(request, part, self._settings.format_codes)
             if choice != SchemaChoice():
                 await self._codecs.for_writing(choice, default, f"{topic}-{part}", self._rules)
 

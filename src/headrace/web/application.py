@@ -14,6 +14,7 @@ from headrace.sidecar.produce import ProduceService
 from headrace.telemetry.audit import Audit
 from headrace.telemetry.metrics import Metrics
 from headrace.web.access import Guard
+from headrace.web.hot_path import HotPath
 from headrace.web.middleware import Edge, Gate
 from headrace.web.origin import Origins
 from headrace.web.routes.documents import document_routes
@@ -56,7 +57,10 @@ class Application:
         """Closes when draining."""
         self.streams = self._produce.stream
         self.gate.on_drain = self.streams.drain
-        self._edge = Edge(self.gate, metrics, self._label_of, Origins(settings).check, audit)
+        origins = Origins(settings)
+        self._edge = Edge(self.gate, metrics, self._label_of, origins.check, audit)
+        self.hot_path = HotPath(settings, produce, metrics, self.gate, origins, authenticator)
+        """Takes what it can before it gets here."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._edge(scope, receive, send)

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headrace.errors import AmbiguousRequest, HeadersTooLarge, HeadraceError
 from headrace.telemetry.correlation import new_correlation_id
+from headrace.web.hot_exchange import Exchange
+
+if TYPE_CHECKING:
+    from headrace.web.hot_path import HotPath
 
 MAX_HEAD_BYTES: Final = 32_768
 LONG_HEAD: Final = "headrace.long_head"
@@ -29,7 +33,9 @@ _LEAST_BYTES_PER_SECOND: Final = 1024
 class Connection(HttpToolsProtocol):
     """The server's protocol, with a limit for heads and a count of what came."""
 
+    hot_path: HotPath | None = None
     received_bytes = 0
+    _chunk_bytes = 0
     _head_bytes = 0
     _refused = False
 
@@ -41,7 +47,7 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return  # closing on bytes that were not read would cut the answer off
-        size = len(data)
+        size = self._chunk_bytes = len(data)
         self.received_bytes += size
         HttpToolsProtocol.data_received(self, data)
         cycle = self.cycle
@@ -51,8 +57,38 @@ class Connection(HttpToolsProtocol):
                 self._refuse(HeadersTooLarge(f"the head is larger than {MAX_HEAD_BYTES} bytes: send less"))
         elif size > MAX_HEAD_BYTES or self._head_bytes:
             self._head_bytes = 0
-            if sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD_BYTES:
+            if self._head_is_long():
                 cycle.scope["state"][LONG_HEAD] = True  # its task has not run yet
+
+    def on_headers_complete(self) -> None:
+        idle = self.cycle is None or self.cycle.response_complete
+        checked = (self._chunk_bytes <= MAX_HEAD_BYTES and not self._head_bytes) or not self._head_is_long()
+        exchange = self.hot_path.begin(self) if self.hot_path and idle and checked else None
+        if exchange:
+            self.cycle: Any = exchange
+        else:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if type(self.cycle) is Exchange:
+            self.cycle.chunks.append(body)
+        else:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        exchange = self.cycle
+        if type(exchange) is not Exchange:
+            super().on_message_complete()
+            return
+        exchange.more_body = False
+        if self.hot_path and not self.hot_path.serve(exchange):
+            self.cycle = None
+            super().on_headers_complete()
+            super().on_body(b"".join(exchange.chunks))
+            super().on_message_complete()
+
+    def _head_is_long(self) -> bool:
+        return sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD_BYTES
 
     @property
     def in_head(self) -> bool:

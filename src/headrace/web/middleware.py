@@ -75,7 +75,7 @@ class Edge:
         except ClientGone:
             log.debug("the client went away before its request was complete")
         except Exception as cause:  # boundary: what the user sees is one error body, never a stack trace
-            error = _error_of(scope, cause)
+            error = error_of(scope, cause)
             if self._audit and error.status in _DENIED:
                 client = scope.get("client")
                 self._audit.refused(f"{scope['method']} {scope['path']}", client[0] if client else "", error)
@@ -87,7 +87,8 @@ class Edge:
                 self._metrics.request(self._label_of(scope), status, time.perf_counter() - started_at)
 
 
-def _error_of(scope: Scope, cause: Exception) -> HeadraceError:
+def error_of(scope: Scope, cause: Exception) -> HeadraceError:
+    """Return what the caller is told of an exception; what is a defect of ours is logged."""
     if isinstance(cause, HeadraceError):
         return cause
     if isinstance(cause, HTTPException):  # the router's own
@@ -132,9 +133,20 @@ class Gate:
         try:
             await self._app(scope, receive, send)
         finally:
-            self._working -= 1
-            if not self._working:
-                self._idle.set()
+            self.leave()
+
+    def enter(self) -> bool:
+        """Count work that begins now and ends with `leave`; False if none is taken."""
+        if self.draining or self.open_connections() > self._max_connections:
+            return False
+        self._working += 1
+        return True
+
+    def leave(self) -> None:
+        """Count work that has ended."""
+        self._working -= 1
+        if not self._working:
+            self._idle.set()
 
     async def drain(self, deadline: Deadline) -> None:
         """Take no new work and wait, at most until the deadline, until what was taken has been answered."""

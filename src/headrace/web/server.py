@@ -16,6 +16,7 @@ from headrace.errors import EnvironmentProblem, PortTaken
 from headrace.lifecycle import Clock, Deadline, Service, SystemClock
 from headrace.web.application import Application
 from headrace.web.connection import Connection, Deadlines
+from headrace.web.hot_path import HotPath
 
 _BACKLOG = 2048
 _KEEP_ALIVE_SECONDS = 75
@@ -59,6 +60,7 @@ class WebService(Service):
                 backlog=_BACKLOG,
             )
         )
+        self._server.hot_path = application.hot_path
         self.url = ""
         """Where it listens, once started; with the real port where 0 was asked for."""
 
@@ -110,6 +112,8 @@ class WebService(Service):
 class _Server(uvicorn.Server):
     """The server without its own signal handlers, because the supervisor stops it, and with a limit for handshakes."""
 
+    hot_path: HotPath | None = None
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup([])
         limit = _HANDSHAKE_SECONDS if self.config.ssl else None
@@ -121,7 +125,9 @@ class _Server(uvicorn.Server):
             )
 
     def _connection(self) -> Connection:
-        return Connection(self.config, self.server_state, self.lifespan.state)
+        connection = Connection(self.config, self.server_state, self.lifespan.state)
+        connection.hot_path = self.hot_path
+        return connection
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -1,0 +1,141 @@
+"""Producing below the framework: the usual request is served by the connection itself, without a task.
+
+What is usual: `POST /producers/{topic}` with JSON of a known length, from somebody known, to a topic that is known, in
+formats without a schema. Everything else, and whatever is not good, is served by the application from its beginning;
+so this path knows no errors of its own. It answers what Kafka said, in the same bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from typing import Any, Final
+
+import msgspec
+
+from headrace.config.http import HttpConfig
+from headrace.errors import HeadraceError
+from headrace.records import Produced
+from headrace.security import Authenticator, Principal
+from headrace.sidecar.produce import Prepared, ProduceService
+from headrace.sidecar.produce_answer import ProduceAnswer
+from headrace.telemetry.correlation import caller, correlation_id, new_correlation_id
+from headrace.telemetry.metrics import Metrics
+from headrace.web.access import RULES
+from headrace.web.connection import Connection
+from headrace.web.hot_exchange import Exchange
+from headrace.web.middleware import CORRELATION, TRACEABILITY, Gate, error_of, given_id
+from headrace.web.origin import Origins
+from headrace.web.routes.produce import PATH
+from headrace.web.routes.produce_raw import request_ids
+
+log = logging.getLogger(__name__)
+
+_TOPIC: Final = re.compile(rb"/producers/([A-Za-z0-9._-]{1,249})")
+_KINDS: Final = (b"application/json", b"application/json; charset=utf-8")
+_UNUSUAL: Final = frozenset(
+    (b"content-encoding", b"expect", b"idempotency-key", b"origin", b"transfer-encoding", b"upgrade", b"x-scope-token")
+)
+_RULE: Final = RULES["POST", PATH]
+
+
+class HotPath:
+    """Serves the usual requests of every connection."""
+
+    def __init__(
+        self,
+        settings: HttpConfig,
+        service: ProduceService,
+        metrics: Metrics,
+        gate: Gate,
+        origins: Origins,
+        authenticator: Authenticator | None,
+    ) -> None:
+        self._max_body_bytes = settings.max_body_bytes
+        self._service = service
+        self._metrics = metrics
+        self._gate = gate
+        self._origins = origins
+        self._authenticator = authenticator
+
+    def begin(self, connection: Connection) -> Exchange | None:
+        """Return the exchange for a request whose head is complete, if it is a usual one."""
+        scope: Any = connection.scope
+        found, parser = _TOPIC.fullmatch(connection.url), connection.parser
+        if not found or parser.get_method() != b"POST" or connection.flow.write_paused:
+            return None
+        if parser.get_http_version() != "1.1" or not parser.should_keep_alive():
+            return None
+        headers = dict(connection.headers)
+        length = headers.get(b"content-length", b"")
+        if headers.get(b"content-type") not in _KINDS or not length.isdigit() or not _UNUSUAL.isdisjoint(headers):
+            return None
+        if len(headers) != len(connection.headers) or not 0 < int(length) <= self._max_body_bytes:
+            return None
+        scope["raw_path"], scope["query_string"] = connection.url, b""
+        topic, principal = found[1].decode(), None
+        try:
+            self._origins.check(scope, headers)
+            if self._authenticator:
+                principal = self._authenticator.known(headers)
+                if principal is None:
+                    return None
+                principal.require(_RULE.any_of, _RULE.action, topic)
+        except HeadraceError:
+            return None
+        ids = [(CORRELATION, given_id(headers, CORRELATION) or new_correlation_id())]
+        if trace := given_id(headers, TRACEABILITY):
+            ids.append((TRACEABILITY, trace))
+        return Exchange(connection, topic, headers, ids, principal)
+
+    def serve(self, exchange: Exchange) -> bool:
+        """Begin to produce, the body being complete; False: nothing was sent, the application serves the request."""
+        if not self._gate.enter():
+            return False
+        principal = None
+        try:
+            if self._authenticator and exchange.principal:
+                self._authenticator.enter(exchange.principal)
+                principal = exchange.principal
+            if self._service.produce_at_once(
+                exchange.topic,
+                b"".join(exchange.chunks),
+                request_ids(exchange.headers),
+                lambda prepared, results: self._done(exchange, prepared, results),
+            ):
+                return True
+        except HeadraceError:
+            log.debug("the application says what is wrong with this request")
+        except Exception as defect:  # noqa: BLE001 boundary: what the user sees is one error body
+            self._answer(exchange, self._defect(exchange, defect))
+            return True
+        self._leave(principal)
+        return False
+
+    def _done(self, exchange: Exchange, prepared: Prepared, results: list[Produced | HeadraceError]) -> None:
+        # For the audit, which asks whom this is for; every callback has a context of its own.
+        correlation_id.set(exchange.ids[0][1].decode())
+        caller.set(exchange.principal.name if exchange.principal else "")
+        try:
+            answer = self._service.answer(prepared, results)
+        except Exception as defect:  # noqa: BLE001 boundary: what the user sees is one error body
+            answer = self._defect(exchange, defect)
+        self._answer(exchange, answer)
+
+    def _answer(self, exchange: Exchange, answer: ProduceAnswer) -> None:
+        self._metrics.records_in("produce", answer.asked_records)
+        self._metrics.records_out("produce", answer.written_records)
+        self._metrics.request(PATH, answer.status, time.perf_counter() - exchange.started_at)
+        self._leave(exchange.principal)
+        exchange.answer(answer)
+
+    def _leave(self, principal: Principal | None) -> None:
+        self._gate.leave()
+        if self._authenticator and principal:
+            self._authenticator.in_flight.leave(principal.name)
+
+    def _defect(self, exchange: Exchange, defect: Exception) -> ProduceAnswer:
+        correlation_id.set(exchange.ids[0][1].decode())
+        error = error_of({"method": "POST", "path": f"/producers/{exchange.topic}"}, defect)
+        return ProduceAnswer(error.status, msgspec.json.encode(error.body()))

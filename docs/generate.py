@@ -32,8 +32,11 @@ _WIDTH = 100
 _WITHOUT_DOCSTRING = {
     "cli/demo/files/delays.yaml": "The demo's pipeline.",
     "cli/demo/files/enrich/function.yaml": "The demo's function: its trigger and formats.",
+    "cli/demo/files/headrace.yaml": "The demo's configuration.",
     "cli/demo/files/flight.avsc": "Avro schema of a flight.",
+    "devcluster/broker.properties": "What every broker of the dev cluster is set to.",
     "devcluster/log4j2.properties": "Logging of the dev cluster's JVMs.",
+    "functions/nuclio_keys.yaml": "The keys of a function.yaml, per mapping.",
     "jvm/kafka.lock": "The jars of Apache Kafka, pinned.",
     "jvm/registry.lock": "The schema registry, pinned.",
     "jvm/spark.lock": "Spark's Kafka connector, pinned.",

@@ -3,12 +3,13 @@
 Order: option, file, environment (`KAFKA`, `SCHEMA_REGISTRY_URL`), the dev cluster if it is up, localhost.
 """
 
+import asyncio
 import contextlib
 import functools
 import json
 import logging
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,12 +37,15 @@ class Place(NamedTuple):
     file: HeadraceConfig | None
 
 
-def kafka_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `-b`, `-c` and `--output` to a command, which gets `place` and `output`; `registry_option` goes below it."""
+def kafka_options(command: Callable[..., Coroutine[Any, Any, int | None]]) -> Callable[..., Any]:
+    """Make a command of a coroutine function, with `-b`, `-c` and `--output`; it gets `place` and `output`.
+
+    `registry_option` goes below it.
+    """
 
     @functools.wraps(command)
     def run(bootstrap_servers: str | None, config: Path | None, registry: str | None = None, **others: Any) -> Any:
-        return command(place=find(bootstrap_servers, config, registry), **others)
+        return asyncio.run(command(place=find(bootstrap_servers, config, registry), **others))
 
     servers = click.option("-b", "--bootstrap-servers", help="Kafka: host:port, comma separated.")
     file = click.option(

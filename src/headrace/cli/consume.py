@@ -1,6 +1,5 @@
 """`headrace consume`: reads a topic without a group, so it disturbs nobody and commits nothing."""
 
-import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncGenerator
@@ -43,18 +42,14 @@ class _Wanted(NamedTuple):
 @click.option("--keys", is_flag=True, help="Print key, tab, value.")
 @kafka_options
 @registry_option
-def consume(place: Place, **wanted: Any) -> None:
+async def consume(place: Place, **options: Any) -> None:
     """Print the records of a topic, one per line; with --output json as objects with partition, offset and headers.
 
     Order holds within a partition. Binary values are printed as base64, those with a schema as JSON.
 
     Example: headrace consume orders --format json --max 10
     """
-    asyncio.run(_consume(place, _Wanted(**wanted)))
-
-
-async def _consume(place: Place, wanted: _Wanted) -> None:
-    seen = 0
+    wanted, seen = _Wanted(**options), 0
     async with open_codecs(place.registry) as codecs, contextlib.aclosing(await _batches(place, wanted)) as batches:
         keys, values = codecs.for_reading(wanted.key_format), codecs.for_reading(wanted.value_format)
         async for batch in batches:

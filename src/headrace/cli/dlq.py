@@ -1,6 +1,5 @@
 """`headrace dlq`: list, show, redrive."""
 
-import asyncio
 import contextlib
 from typing import Any
 
@@ -8,7 +7,7 @@ import click
 
 from headrace.cli.connection import Place, kafka_options, open_producer
 from headrace.cli.output import counted, print_json, print_rows, progress
-from headrace.control.dead_letters import Summary, dead_letter_topics, letters, summary
+from headrace.control.dead_letters import dead_letter_topics, letters, summary
 from headrace.control.redrive import Redrive, Redriven, RedriveOptions
 from headrace.delivery.dead_letter import Origin, own_headers
 from headrace.errors import InvalidRequest
@@ -28,14 +27,23 @@ def dlq() -> None:
 @dlq.command("list")
 @click.argument("topic", required=False)
 @kafka_options
-def list_(topic: str | None, place: Place, output: str) -> None:
+async def list_(topic: str | None, place: Place, output: str) -> None:
     """Say per dead letter topic how many letters there are, how many are not redriven yet, and their error classes.
 
     Looks at topics named *.dlq, and with -c at those the file names.
 
     Example: headrace dlq list
     """
-    found = asyncio.run(_summaries(place, topic))
+    admin = Admin(place.kafka)
+    consumers = place.file.reactive_consumers.values() if place.file else ()
+    configured = {c.dead_letter.topic.replace("{topic}", origin) for c in consumers for origin in c.topics}
+    found = []
+    for name in [topic] if topic else await dead_letter_topics(admin, configured):
+        try:
+            found.append(await summary(place.kafka, admin, name))
+        except InvalidRequest:
+            if topic:
+                raise  # else it is named like one, but holds other records
     print_rows([numbers._asdict() for numbers in found], output, "no dead letter topics")
 
 
@@ -45,21 +53,19 @@ def list_(topic: str | None, place: Place, output: str) -> None:
 @click.option("--offset", type=click.IntRange(0), help="From this offset on; needs --partition.")
 @click.option("--max", "limit", type=click.IntRange(1), default=10, show_default=True, help="Letters at most.")
 @kafka_options
-def show(
-    topic: str,
-    partition: int | None,
-    offset: int | None,
-    limit: int,
-    place: Place,
-    output: str,
-) -> None:
+async def show(topic: str, partition: int | None, offset: int | None, limit: int, place: Place, output: str) -> None:
     """Show letters: where each came from, what went wrong, its key and value.
 
     Example: headrace dlq show orders.dlq --partition 0 --offset 17 --max 1
     """
     if offset is not None and partition is None:
         raise click.UsageError("--offset needs --partition: offsets count within a partition")
-    found = asyncio.run(_letters(place, topic, (partition, offset), limit))
+    found: list[dict[str, Any]] = []
+    async with contextlib.aclosing(letters(place.kafka, Admin(place.kafka), topic, partition, offset)) as reader:
+        async for record, origin in reader:
+            found.append(_shown(record, origin))
+            if len(found) == limit:
+                break
     if output == "json":
         print_json(found)
     elif not found:
@@ -75,15 +81,7 @@ def show(
 @click.option("--from-beginning", is_flag=True, help="Also letters that were redriven before.")
 @click.option("--skip-foreign", is_flag=True, help="Pass over records that are no dead letters.")
 @kafka_options
-def redrive(
-    topic: str,
-    dry_run: bool,
-    rate: float | None,
-    from_beginning: bool,
-    skip_foreign: bool,
-    place: Place,
-    output: str,
-) -> None:
+async def redrive(topic: str, place: Place, output: str, rate: float | None, **chosen: bool) -> None:
     """Send letters back to the partitions they came from, with the key, value and headers they had.
 
     Interrupt it at any time: the next redrive goes on behind the last letter that is acknowledged. Letters that arrive
@@ -91,42 +89,15 @@ def redrive(
 
     Example: headrace dlq redrive orders.dlq --rate 100
     """
-    options = RedriveOptions(dry_run, rate, from_beginning, skip_foreign)
-    done = asyncio.run(_redrive(place, topic, options))
-    if output == "json":
-        print_json({"topic": topic, "dry_run": dry_run, **done._asdict()})
-    else:
-        click.echo(_sentence(topic, done, dry_run))
-
-
-async def _summaries(place: Place, topic: str | None) -> list[Summary]:
-    admin = Admin(place.kafka)
-    if topic:
-        return [await summary(place.kafka, admin, topic)]
-    consumers = place.file.reactive_consumers.values() if place.file else ()
-    configured = {c.dead_letter.topic.replace("{topic}", origin) for c in consumers for origin in c.topics}
-    found = []
-    for name in await dead_letter_topics(admin, configured):
-        with contextlib.suppress(InvalidRequest):  # named like one, but holds other records
-            found.append(await summary(place.kafka, admin, name))
-    return found
-
-
-async def _letters(place: Place, topic: str, start: tuple[int | None, int | None], limit: int) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    async with contextlib.aclosing(letters(place.kafka, Admin(place.kafka), topic, *start)) as reader:
-        async for record, origin in reader:
-            found.append(_shown(record, origin))
-            if len(found) == limit:
-                break
-    return found
-
-
-async def _redrive(place: Place, topic: str, options: RedriveOptions) -> Redriven:
+    options = RedriveOptions(rate_records=rate, **chosen)
     with progress(f"redrive {topic}") as show_progress:
         async with open_producer(place.kafka) as back:
             work = Redrive(place.kafka, Admin(place.kafka), topic, back.produce, SystemClock())
-            return await work.run(options, show_progress)
+            done = await work.run(options, show_progress)
+    if output == "json":
+        print_json({"topic": topic, "dry_run": options.dry_run, **done._asdict()})
+    else:
+        click.echo(_sentence(topic, done, options.dry_run))
 
 
 def _shown(record: Record, origin: Origin) -> dict[str, Any]:

@@ -1,13 +1,12 @@
 """`headrace groups`: list, lag."""
 
-import asyncio
 from collections.abc import Sequence
 
 import click
 
 from headrace.cli.connection import Place, kafka_options
 from headrace.cli.output import print_rows
-from headrace.control.lag import PartitionLag, lag_of
+from headrace.control.lag import lag_of
 from headrace.kafka import Admin
 
 
@@ -21,12 +20,12 @@ def groups() -> None:
 
 @groups.command("list")
 @kafka_options
-def list_(place: Place, output: str) -> None:
+async def list_(place: Place, output: str) -> None:
     """List consumer groups with state and number of members.
 
     Example: headrace groups list
     """
-    found = asyncio.run(Admin(place.kafka).list_groups())
+    found = await Admin(place.kafka).list_groups()
     rows = [{"group": group.name, "state": group.state, "members": group.members} for group in found]
     print_rows(rows, output, "no consumer groups yet")
 
@@ -34,12 +33,13 @@ def list_(place: Place, output: str) -> None:
 @groups.command()
 @click.argument("group", nargs=-1)
 @kafka_options
-def lag(group: Sequence[str], place: Place, output: str) -> None:
+async def lag(group: Sequence[str], place: Place, output: str) -> None:
     """Show how far groups are behind on each partition; all groups if none is named.
 
     Example: headrace groups lag billing
     """
-    found = asyncio.run(_lags(Admin(place.kafka), group))
+    admin = Admin(place.kafka)
+    names = group or [known.name for known in await admin.list_groups()]
     rows = [
         {
             "group": name,
@@ -49,11 +49,7 @@ def lag(group: Sequence[str], place: Place, output: str) -> None:
             "end": entry.end,
             "lag": entry.lag,
         }
-        for name, entry in found
+        for name in names
+        for entry in await lag_of(admin, name)
     ]
     print_rows(rows, output, "no group has committed an offset yet")
-
-
-async def _lags(admin: Admin, wanted: Sequence[str]) -> list[tuple[str, PartitionLag]]:
-    names = list(wanted) or [group.name for group in await admin.list_groups()]
-    return [(name, entry) for name in names for entry in await lag_of(admin, name)]

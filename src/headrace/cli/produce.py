@@ -47,7 +47,7 @@ class _Tally:
 @click.option("--key-format", type=click.Choice(FORMATS), default="string", show_default=True)
 @kafka_options
 @registry_option
-def produce(place: Place, **wanted: Any) -> None:
+async def produce(place: Place, **options: Any) -> None:
     """Write each line as a record, and say how many are acknowledged by all in-sync replicas.
 
     Empty lines are passed over. Lines are string text, JSON, base64 (binary), or JSON for the newest schema of the
@@ -55,18 +55,18 @@ def produce(place: Place, **wanted: Any) -> None:
 
     Example: printf 'a\\t{"n": 1}\\n' | headrace produce orders --keys --value-format json
     """
-    tally = _Tally()
+    wanted, tally = _Wanted(**options), _Tally()
     try:
-        asyncio.run(_produce(place, _Wanted(**wanted), tally))
+        await _produce(place, wanted, tally)
     except BaseException:
         click.echo(
-            f"{counted(tally.acknowledged, 'record')} acknowledged in {wanted['topic']}, then it stopped:", err=True
+            f"{counted(tally.acknowledged, 'record')} acknowledged in {wanted.topic}, then it stopped:", err=True
         )
         raise
-    if wanted["output"] == "json":
-        print_json({"topic": wanted["topic"], "acknowledged": tally.acknowledged})
+    if wanted.output == "json":
+        print_json({"topic": wanted.topic, "acknowledged": tally.acknowledged})
     else:
-        click.echo(f"{counted(tally.acknowledged, 'record')} acknowledged in {wanted['topic']}")
+        click.echo(f"{counted(tally.acknowledged, 'record')} acknowledged in {wanted.topic}")
 
 
 async def _produce(place: Place, wanted: _Wanted, tally: _Tally) -> None:

@@ -1,8 +1,6 @@
 """`headrace topics`: list, describe, create."""
 
-import asyncio
 from collections.abc import Sequence
-from typing import Any
 
 import click
 
@@ -25,12 +23,12 @@ def topics() -> None:
 
 @topics.command("list")
 @kafka_options
-def list_(place: Place, output: str) -> None:
+async def list_(place: Place, output: str) -> None:
     """List topics with partitions, replication factor and partitions that are not healthy.
 
     Example: headrace topics list
     """
-    found = asyncio.run(Admin(place.kafka).list_topics())
+    found = await Admin(place.kafka).list_topics()
     rows = [
         {
             "topic": topic.name,
@@ -46,12 +44,26 @@ def list_(place: Place, output: str) -> None:
 @topics.command("describe")
 @click.argument("topic")
 @kafka_options
-def describe_(topic: str, place: Place, output: str) -> None:
+async def describe_(topic: str, place: Place, output: str) -> None:
     """Show leaders, replicas, in-sync replicas and offsets of each partition, and the configuration.
 
     Example: headrace topics describe orders
     """
-    rows, configs = asyncio.run(_describe(Admin(place.kafka), topic))
+    admin = Admin(place.kafka)
+    info, offsets = await admin.describe_topic(topic), await admin.topic_offsets(topic)
+    rows = [
+        {
+            "partition": partition.partition,
+            "leader": partition.leader,
+            "replicas": list(partition.replicas),
+            "in_sync": list(partition.in_sync),
+            "first_offset": offsets[TopicPartition(topic, partition.partition)][0],
+            "end_offset": offsets[TopicPartition(topic, partition.partition)][1],
+            "problem": unhealthy(partition) or None,
+        }
+        for partition in info.partitions
+    ]
+    configs = await admin.topic_configs(topic)
     if output == "json":
         print_json({"topic": topic, "partitions": rows, "configs": configs})
         return
@@ -66,7 +78,7 @@ def describe_(topic: str, place: Place, output: str) -> None:
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Topic configuration by Kafka's name.")
 @click.option("--if-not-exists", is_flag=True, help="Be content if the topic is there already.")
 @kafka_options
-def create(
+async def create(
     topic: str,
     partitions: int,
     replication_factor: int | None,
@@ -80,8 +92,7 @@ def create(
     Example: headrace topics create orders --partitions 3 --set retention.ms=86400000
     """
     configs = dict(_setting(text) for text in settings)
-    admin = Admin(place.kafka)
-    created = asyncio.run(admin.create_topic(topic, partitions, replication_factor or -1, configs))
+    created = await Admin(place.kafka).create_topic(topic, partitions, replication_factor or -1, configs)
     if output == "json":
         print_json({"topic": topic, "created": created})
     elif created:
@@ -96,21 +107,3 @@ def _setting(text: str) -> tuple[str, str]:
     if not equals or not name:
         raise click.BadParameter(f"{text!r} is not NAME=VALUE, such as retention.ms=86400000", param_hint="--set")
     return name, value
-
-
-async def _describe(admin: Admin, topic: str) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    info = await admin.describe_topic(topic)
-    offsets = await admin.topic_offsets(topic)
-    rows = [
-        {
-            "partition": partition.partition,
-            "leader": partition.leader,
-            "replicas": list(partition.replicas),
-            "in_sync": list(partition.in_sync),
-            "first_offset": offsets[TopicPartition(topic, partition.partition)][0],
-            "end_offset": offsets[TopicPartition(topic, partition.partition)][1],
-            "problem": unhealthy(partition) or None,
-        }
-        for partition in info.partitions
-    ]
-    return rows, await admin.topic_configs(topic)

@@ -17,45 +17,7 @@ class NodePorts(NamedTuple):
     controller: int
 
 
-# Small threads and buffers, because it shares a laptop; short sessions and heartbeats, because tests wait for them.
-_COMMON = """\
-process.roles=broker,controller
-controller.listener.names=CONTROLLER
-listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
-inter.broker.listener.name=PLAINTEXT
-num.network.threads=1
-num.io.threads=2
-background.threads=2
-num.replica.fetchers=1
-num.recovery.threads.per.data.dir=1
-log.cleaner.dedupe.buffer.size=2097152
-log.cleaner.threads=1
-log.segment.bytes=67108864
-num.partitions=1
-auto.create.topics.enable=false
-offsets.topic.num.partitions=4
-transaction.state.log.num.partitions=4
-share.coordinator.state.topic.num.partitions=4
-transaction.max.timeout.ms=900000
-group.initial.rebalance.delay.ms=0
-group.min.session.timeout.ms=1000
-group.consumer.min.heartbeat.interval.ms=100
-group.consumer.heartbeat.interval.ms=500
-group.consumer.min.session.timeout.ms=1000
-group.share.min.heartbeat.interval.ms=100
-group.share.heartbeat.interval.ms=500
-controlled.shutdown.enable=true
-broker.heartbeat.interval.ms=500
-broker.session.timeout.ms=3000
-"""
-
-_QUORUM = """\
-controller.quorum.election.timeout.ms=300
-controller.quorum.election.backoff.max.ms=200
-controller.quorum.fetch.timeout.ms=1000
-controller.quorum.request.timeout.ms=1000
-controller.quorum.retry.backoff.ms=20
-"""
+_SHARED = Path(__file__).with_name("broker.properties")
 
 
 def new_id() -> str:
@@ -85,7 +47,7 @@ def server_properties(node: int, ports: dict[int, NodePorts], data: Path) -> str
         "share.coordinator.state.topic.min.isr": in_sync,
     }
     lines = "".join(f"{key}={value}\n" for key, value in specific.items())
-    return _COMMON + (_QUORUM if replicas > 1 else "") + lines
+    return _SHARED.read_text() + lines
 
 
 def format_data_folder(data: Path, cluster_id: str, node: int, checkpoint: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
 from pydantic import BaseModel, ValidationError
 
 from headrace.config import yaml_tree
@@ -27,33 +28,9 @@ _ANNOTATED = ("sessionTimeout", "heartbeatInterval", "maxWaitTime", "fetchMin", 
 """Attributes that an annotation may stand in for: `nuclio.io/kafka-session-timeout` for `sessionTimeout`."""
 
 
-# Per mapping of the file, the keys we know. What its platform alone would follow is accepted without a word.
-_TOP = ("apiVersion", "kind", "metadata", "spec", "status")
-_METADATA = ("name", "namespace", "labels", "annotations", "resourceVersion")
-_SPEC = (
-    *("handler", "description", "env", "triggers", "eventTimeout", "readinessTimeoutSeconds"),
-    *"""
-    runtime volumes minReplicas maxReplicas replicas targetCPU loggerSinks scaleToZero resources build alias image
-    disableDefaultHTTPTrigger disableSensitiveFieldsMasking dataBindings version imageHash imagePullSecrets
-    imagePullPolicy publish securityContext serviceAccount platform nodeSelector affinity tolerations envFrom avatar
-    priorityClassName preemptionPolicy runRegistry runtimeAttributes serviceType autoScaleMetrics sidecars disable
-    customScalingMetricSpecs waitReadinessTimeoutBeforeFailure initContainers podAnnotations
-    """.split(),  # noqa: SIM905 a list of words
-)
 _TRIGGER_READ = ("kind", "disabled", "numWorkers", "maxWorkers", "workerTerminationTimeout", "explicitAckMode")
-_TRIGGER = (
-    *(*_TRIGGER_READ, "name", "url", "attributes", "workerAvailabilityTimeoutMilliseconds", "class", "username"),
-    *("password", "secret", "annotations"),
-)
 _ATTRIBUTES_READ = [field.alias or name for name, field in Attributes.model_fields.items()]
-# Keys of Nuclio's that Headrace does not follow; they are named in the log.
-_TRIGGER_IGNORED = ("workerAllocatorName", "batch", "waitExplicitAckDuringRebalanceTimeout", "partitions", "paths")
-_ATTRIBUTES_IGNORED = """
-    balanceStrategy maxProcessingTime rebalanceTimeout rebalanceRetryMax rebalanceRetryBackoff retryBackoff
-    maxWaitHandlerDuringRebalance fetchMax channelBufferSize ackWindowSize logLevel version secretPath caCert accessKey
-    accessCertificate tls sasl partitions adminTimeout adminRetryBackoff adminRetryMax metadataTimeout
-    metadataRetryBackoff metadataRetryMax netDialTimeout netKeepAliveInterval
-""".split()  # noqa: SIM905 a list of words
+_KEYS = yaml.safe_load(Path(__file__).with_name("nuclio_keys.yaml").read_text())
 
 
 def load_function(file: Path) -> FunctionSpec:
@@ -98,9 +75,9 @@ class _File:
         self._places = places
 
     def function(self, folder: Path) -> FunctionSpec:
-        top = self._section((), self._tree, _TOP)
-        metadata = self._below(top, "metadata", _METADATA)
-        spec = self._below(top, "spec", _SPEC)
+        top = self._section((), self._tree, _KEYS["top"])
+        metadata = self._below(top, "metadata", _KEYS["metadata"])
+        spec = self._below(top, "spec", _KEYS["spec"])
         annotations = self._below(metadata, "annotations")
         spec.paths |= metadata.paths
         spec.values = {"name": folder.name, **spec.values, **metadata.values, "folder": folder}
@@ -120,14 +97,14 @@ class _File:
         return function
 
     def _trigger(self, triggers: _Section, name: str, annotations: _Section) -> KafkaTrigger | None:
-        trigger = self._below(triggers, name, _TRIGGER, _TRIGGER_IGNORED)
+        trigger = self._below(triggers, name, _KEYS["trigger"], _KEYS["ignored"]["trigger"])
         kind = trigger.values.get("kind", "")
         if trigger.values.get("disabled") is True:
             return None
         if kind not in _KAFKA_KINDS:
             log.warning("trigger %s is of kind %r: Headrace runs %s", name, kind, " and ".join(_KAFKA_KINDS))
             return None
-        attributes = self._below(trigger, "attributes", _ATTRIBUTES_READ, _ATTRIBUTES_IGNORED)
+        attributes = self._below(trigger, "attributes", _ATTRIBUTES_READ, _KEYS["ignored"]["attributes"])
         for key in _ANNOTATED:
             annotation = "nuclio.io/kafka-" + re.sub("([A-Z])", r"-\1", key).lower()
             if annotation in annotations.values and key not in attributes.values:

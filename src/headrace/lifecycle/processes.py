@@ -81,12 +81,7 @@ class ChildProcess:
 
     @classmethod
     async def start(
-        cls,
-        owner: Service,
-        name: str,
-        command: Sequence[str],
-        on_exit: Callable[[int], None],
-        **options: Any,
+        cls, owner: Service, name: str, command: Sequence[str], on_exit: Callable[[int], None], **options: Any
     ) -> ChildProcess:
         """Start `command` in its own process group, dying with this process.
 

@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 from headrace.errors import ServiceDied
 from headrace.lifecycle.clock import Clock, Deadline
@@ -51,28 +52,18 @@ class Supervisor:
         Raises:
             ServiceDied: A service ended by itself; the others were drained.
         """
-        await _first_of(signals.drain_asked, self._death)
+        await _first_of(signals.drain_asked.wait(), self._death.wait())
         self.draining = True
-        drained = asyncio.ensure_future(self.drain())
-        stopping = asyncio.ensure_future(signals.stop_asked.wait())
-        await asyncio.wait({drained, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (drained, stopping):
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await _first_of(self.drain(), signals.stop_asked.wait())
         await self.stop()
-        self.raise_if_died()
-
-    def readiness(self) -> dict[str, Readiness]:
-        """Return each service's name and how it is; a dead one says what ended it."""
-        return {service.name: self._readiness_of(service) for service in self._services}
-
-    def raise_if_died(self) -> None:
-        """Raise `ServiceDied` with the name of the first service that ended by itself, if one did."""
         for service in self._services:
             if service.death is not None:
                 text = f"service {service.name} ended by itself: {service.death}"
                 raise ServiceDied(text, service=service.name) from service.death
+
+    def readiness(self) -> dict[str, Readiness]:
+        """Return each service's name and how it is; a dead one says what ended it."""
+        return {service.name: self._readiness_of(service) for service in self._services}
 
     async def drain(self) -> None:
         """Drain every started service in reverse order until one shared deadline."""
@@ -107,10 +98,13 @@ class Supervisor:
         return service.readiness()
 
 
-async def _first_of(*events: asyncio.Event) -> None:
-    waits = [asyncio.ensure_future(event.wait()) for event in events]
+async def _first_of(*works: Coroutine[Any, Any, object]) -> None:
+    """Run all until the first of them has ended, and cancel the others."""
+    tasks = [asyncio.ensure_future(work) for work in works]
     try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for wait in waits:
-            wait.cancel()
+        for task in tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task

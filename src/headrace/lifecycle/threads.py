@@ -5,6 +5,7 @@ given a time limit. So the two cannot lock each other.
 """
 
 import asyncio
+import contextlib
 import functools
 import threading
 from collections import deque
@@ -58,10 +59,7 @@ class OwnedThread:
     """A thread that belongs to a service: it is asked to stop, and its death is reported."""
 
     def __init__(
-        self,
-        name: str,
-        run: Callable[[threading.Event], None],
-        on_death: Callable[[BaseException], None],
+        self, name: str, run: Callable[[threading.Event], None], on_death: Callable[[BaseException], None]
     ) -> None:
         """Prepare a thread.
 
@@ -93,13 +91,10 @@ class OwnedThread:
             Whether it has ended.
         """
         self.stop_asked.set()
-        if not self.alive:
-            return True
-        try:
-            await asyncio.wait_for(self._ended.wait(), limit_seconds)
-        except TimeoutError:
-            return False
-        return True
+        if self.alive:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), limit_seconds)
+        return self._ended.is_set() or not self.alive
 
     def _main(self) -> None:
         try:

@@ -9,7 +9,7 @@ THREE = {1: NodePorts(101, 201), 2: NodePorts(102, 202), 3: NodePorts(103, 203)}
 
 
 def _parse(text: str) -> dict[str, str]:
-    lines = text.splitlines()
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
     found = dict(line.split("=", 1) for line in lines)
     assert len(found) == len(lines), "a key is set twice"
     return found

@@ -6,10 +6,10 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import click
+import yaml
 
 from headrace.cli.connection import open_producer, quiet_client
 from headrace.cli.demo.backend import Backend
@@ -71,7 +71,7 @@ class Story:
             kafka = KafkaConfig(bootstrap_servers=self._cluster.bootstrap_servers)
             await self._prepare(Admin(kafka))
             self._say("Starting Headrace: sidecar, function, Spark pipeline, reactive consumer")
-            self._headrace = HeadraceProcess(self._config(), self._folder)
+            self._headrace = self._process()
             self._headrace.start()
             self._headrace.wait_ready(_START_SECONDS)
             return await self._flow(kafka, self._headrace, keep)
@@ -182,22 +182,14 @@ class Story:
             loop.add_signal_handler(number, interrupted.set)
         await interrupted.wait()
 
-    def _config(self) -> dict[str, Any]:
-        return {
-            "kafka": {"bootstrap_servers": self._cluster.bootstrap_servers},
-            "schema_registry": {"url": self._registry.url},
-            "functions": [str(FILES / "enrich" / "function.yaml")],
-            "pipelines": [str(FILES / "delays.yaml")],
-            "reactive_consumers": {
-                "long-delays": {
-                    "topics": ["flights.long_delays"],
-                    "group": "long-delays",
-                    "value_format": "json",
-                    "backend": {"url": self._backend.url},
-                    "retry": {"attempts": 3, "first_delay_seconds": 0.05},
-                }
-            },
+    def _process(self) -> HeadraceProcess:
+        env = {
+            "KAFKA": self._cluster.bootstrap_servers,
+            "SCHEMA_REGISTRY_URL": self._registry.url,
+            "BACKEND_URL": self._backend.url,
+            "DEMO_FILES": str(FILES),
         }
+        return HeadraceProcess(yaml.safe_load((FILES / "headrace.yaml").read_text()), self._folder, env)
 
     def _say(self, text: str) -> None:
         click.echo(f"{time.monotonic() - self._began:6.1f} s  {text}")

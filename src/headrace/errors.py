@@ -59,6 +59,11 @@ class HeadraceError(Exception):
     retry_after_seconds: ClassVar[int | None] = None
     """Value of the `Retry-After` header, where one helps."""
 
+    def __init_subclass__(cls, **facts: Any) -> None:
+        """Take what is true of a case (`code`, `message`, `status`, ...) from the head of its class."""
+        for name, value in facts.items():
+            setattr(cls, name, value)
+
     def __init__(self, description: str = "", **parameters: Any) -> None:
         """Say what happened.
 
@@ -88,394 +93,285 @@ class HeadraceError(Exception):
         }
 
 
-class ConfigError(HeadraceError):
+class ConfigError(HeadraceError, code="ERR40001", message="CONFIG_INVALID"):
     """The configuration is not usable."""
 
-    code, message = "ERR40001", "CONFIG_INVALID"
 
-
-class EnvironmentProblem(HeadraceError):
+class EnvironmentProblem(HeadraceError, code="ERR40002", message="ENVIRONMENT_PROBLEM"):
     """This machine lacks something Headrace needs."""
 
-    code, message = "ERR40002", "ENVIRONMENT_PROBLEM"
 
-
-class PortTaken(EnvironmentProblem):
+class PortTaken(EnvironmentProblem, code="ERR40033", message="PORT_TAKEN"):
     """Another program listens on the port; where the port is not asked for, another one is tried."""
 
-    code, message = "ERR40033", "PORT_TAKEN"
 
-
-class RequestError(HeadraceError):
+class RequestError(HeadraceError, code="ERR40003", message="REQUEST_ERROR", status=400):
     """The request cannot be served as it is."""
 
-    code, message, status = "ERR40003", "REQUEST_ERROR", 400
 
-
-class InvalidRequest(RequestError):
+class InvalidRequest(RequestError, code="ERR11004", message="VALIDATOR_SCHEMA"):
     """The request body or a parameter does not fit."""
 
-    code, message = "ERR11004", "VALIDATOR_SCHEMA"
 
-
-class ContentTypeMismatch(RequestError):
+class ContentTypeMismatch(RequestError, code="ERR10015", message="CONTENT_TYPE_MISMATCH"):
     """The body is not what its Content-Type says; send JSON with Content-Type application/json."""
 
-    code, message = "ERR10015", "CONTENT_TYPE_MISMATCH"
 
-
-class RequestBodyMissing(RequestError):
+class RequestBodyMissing(RequestError, code="ERR11014", message="VALIDATOR_REQUEST_BODY_MISSING"):
     """This endpoint needs a request body."""
 
-    code, message = "ERR11014", "VALIDATOR_REQUEST_BODY_MISSING"
 
-
-class PayloadTooLarge(RequestError):
+class PayloadTooLarge(RequestError, code="ERR10068", message="PAYLOAD_TOO_LARGE", status=413):
     """The request is larger than this server accepts."""
 
-    code, message, status = "ERR10068", "PAYLOAD_TOO_LARGE", 413
 
-
-class EncodingRefused(RequestError):
+class EncodingRefused(RequestError, code="ERR40040", message="CONTENT_ENCODING_REFUSED", status=415):
     """The body is compressed in a way that is not taken here; send it as it is, without Content-Encoding."""
 
-    code, message, status = "ERR40040", "CONTENT_ENCODING_REFUSED", 415
 
-
-class TooManyRecords(RequestError):
+class TooManyRecords(RequestError, code="ERR40041", message="TOO_MANY_RECORDS", status=413):
     """The request has more records than this server accepts at once; send them in several requests."""
 
-    code, message, status = "ERR40041", "TOO_MANY_RECORDS", 413
 
-
-class TooManyRequests(RequestError):
+class TooManyRequests(
+    RequestError, code="ERR40004", message="TOO_MANY_REQUESTS", status=429, retriable=True, retry_after_seconds=1
+):
     """A limit is reached; wait and send again."""
 
-    code, message, status, retriable, retry_after_seconds = "ERR40004", "TOO_MANY_REQUESTS", 429, True, 1
 
-
-class MethodNotAllowed(RequestError):
+class MethodNotAllowed(RequestError, code="ERR10008", message="METHOD_NOT_ALLOWED", status=405):
     """The path exists, the method does not."""
 
-    code, message, status = "ERR10008", "METHOD_NOT_ALLOWED", 405
 
-
-class ProducerNotEnabled(RequestError):
+class ProducerNotEnabled(RequestError, code="ERR12216", message="PRODUCER_NOT_ENABLED"):
     """Producing is switched off on this server (producer.enabled: false)."""
 
-    code, message = "ERR12216", "PRODUCER_NOT_ENABLED"
 
-
-class NotFound(RequestError):
+class NotFound(RequestError, code="ERR40005", message="NOT_FOUND", status=404):
     """There is no such thing here."""
 
-    code, message, status = "ERR40005", "NOT_FOUND", 404
 
-
-class PathNotFound(NotFound):
+class PathNotFound(NotFound, code="ERR10007", message="INVALID_REQUEST_PATH"):
     """No endpoint has this path."""
 
-    code, message = "ERR10007", "INVALID_REQUEST_PATH"
 
-
-class TopicNotFound(NotFound):
+class TopicNotFound(NotFound, code="ERR40006", message="KAFKA_TOPIC_NOT_FOUND"):
     """The topic does not exist on the cluster; create it or check its spelling."""
 
-    code, message = "ERR40006", "KAFKA_TOPIC_NOT_FOUND"
 
-
-class PartitionNotFound(NotFound):
+class PartitionNotFound(NotFound, code="ERR40007", message="KAFKA_PARTITION_NOT_FOUND"):
     """The topic has no partition of this number."""
 
-    code, message = "ERR40007", "KAFKA_PARTITION_NOT_FOUND"
 
-
-class OriginRefused(RequestError):
+class OriginRefused(RequestError, code="ERR40034", message="ORIGIN_REFUSED", status=403):
     """The Host or Origin header names another site; call by a name this server listens on, or add it to its list."""
 
-    code, message, status = "ERR40034", "ORIGIN_REFUSED", 403
 
-
-class HeadersTooLarge(RequestError):
+class HeadersTooLarge(RequestError, code="ERR40035", message="HEADERS_TOO_LARGE", status=431):
     """The request has more or longer headers, or a longer path, than this server accepts."""
 
-    code, message, status = "ERR40035", "HEADERS_TOO_LARGE", 431
 
-
-class AmbiguousRequest(RequestError):
+class AmbiguousRequest(RequestError, code="ERR40039", message="AMBIGUOUS_REQUEST"):
     """Two readers could understand the head of this request differently; the connection ends."""
 
-    code, message = "ERR40039", "AMBIGUOUS_REQUEST"
 
-
-class IdempotencyKeyReused(RequestError):
+class IdempotencyKeyReused(RequestError, code="ERR40043", message="IDEMPOTENCY_KEY_REUSED", status=409):
     """This Idempotency-Key came with another request before; take a new key for a new request."""
 
-    code, message, status = "ERR40043", "IDEMPOTENCY_KEY_REUSED", 409
 
-
-class IdempotencyKeyBusy(RequestError):
+class IdempotencyKeyBusy(
+    RequestError, code="ERR40044", message="IDEMPOTENCY_KEY_BUSY", status=409, retriable=True, retry_after_seconds=1
+):
     """The first request with this Idempotency-Key is not answered yet; send it again after a pause."""
 
-    code, message, status, retriable, retry_after_seconds = "ERR40044", "IDEMPOTENCY_KEY_BUSY", 409, True, 1
 
-
-class Unauthenticated(HeadraceError):
+class Unauthenticated(HeadraceError, code="ERR40036", message="UNAUTHENTICATED", status=401):
     """This server wants to know who calls."""
 
-    code, message, status = "ERR40036", "UNAUTHENTICATED", 401
 
-
-class AuthTokenMissing(Unauthenticated):
+class AuthTokenMissing(Unauthenticated, code="ERR10002", message="MISSING_AUTH_TOKEN"):
     """This server takes requests with credentials only: send Authorization: Bearer and a token."""
 
-    code, message = "ERR10002", "MISSING_AUTH_TOKEN"
 
-
-class AuthTokenInvalid(Unauthenticated):
+class AuthTokenInvalid(Unauthenticated, code="ERR10000", message="INVALID_AUTH_TOKEN"):
     """The token in the Authorization header is not taken here; get another one."""
 
-    code, message = "ERR10000", "INVALID_AUTH_TOKEN"
 
-
-class AuthTokenExpired(Unauthenticated):
+class AuthTokenExpired(Unauthenticated, code="ERR10001", message="AUTH_TOKEN_EXPIRED"):
     """The token in the Authorization header has expired; get another one."""
 
-    code, message = "ERR10001", "AUTH_TOKEN_EXPIRED"
 
-
-class ScopeTokenInvalid(Unauthenticated):
+class ScopeTokenInvalid(Unauthenticated, code="ERR10003", message="INVALID_SCOPE_TOKEN"):
     """The token in the X-Scope-Token header is not taken here; get another one."""
 
-    code, message = "ERR10003", "INVALID_SCOPE_TOKEN"
 
-
-class ScopeTokenExpired(Unauthenticated):
+class ScopeTokenExpired(Unauthenticated, code="ERR10004", message="SCOPE_TOKEN_EXPIRED"):
     """The token in the X-Scope-Token header has expired; get another one."""
 
-    code, message = "ERR10004", "SCOPE_TOKEN_EXPIRED"
 
-
-class Forbidden(HeadraceError):
+class Forbidden(HeadraceError, code="ERR40037", message="FORBIDDEN", status=403):
     """The caller may not do this; parameters hold the missing `scope` and nothing else."""
 
-    code, message, status = "ERR40037", "FORBIDDEN", 403
 
-
-class AuthTokenScopeMismatch(Forbidden):
+class AuthTokenScopeMismatch(Forbidden, code="ERR10005", message="AUTH_TOKEN_SCOPE_MISMATCH"):
     """The token in the Authorization header, or the client's certificate, does not carry the scope this needs."""
 
-    code, message = "ERR10005", "AUTH_TOKEN_SCOPE_MISMATCH"
 
-
-class ScopeTokenScopeMismatch(Forbidden):
+class ScopeTokenScopeMismatch(Forbidden, code="ERR10006", message="SCOPE_TOKEN_SCOPE_MISMATCH"):
     """The token in the X-Scope-Token header does not carry the scope this needs."""
 
-    code, message = "ERR10006", "SCOPE_TOKEN_SCOPE_MISMATCH"
 
-
-class KeysUnavailable(HeadraceError):
+class KeysUnavailable(
+    HeadraceError, code="ERR40038", message="TOKEN_KEYS_UNAVAILABLE", status=503, retriable=True, retry_after_seconds=5
+):
     """The public keys that tokens are checked with could not be read yet; send the request again later."""
 
-    code, message, status, retriable, retry_after_seconds = "ERR40038", "TOKEN_KEYS_UNAVAILABLE", 503, True, 5
 
-
-class FormatError(HeadraceError):
+class FormatError(HeadraceError, code="ERR40008", message="FORMAT_ERROR", status=400):
     """Data and format do not fit together."""
 
-    code, message, status = "ERR40008", "FORMAT_ERROR", 400
 
-
-class EncodeError(FormatError):
+class EncodeError(FormatError, code="ERR12206", message="SERIALIZE_SCHEMA_EXCEPTION"):
     """A record does not fit its format or schema; nothing of the request was sent."""
 
-    code, message = "ERR12206", "SERIALIZE_SCHEMA_EXCEPTION"
 
-
-class DecodeError(FormatError):
+class DecodeError(FormatError, code="ERR40009", message="DESERIALIZE_EXCEPTION"):
     """The bytes of a record are not what the format names."""
 
-    code, message = "ERR40009", "DESERIALIZE_EXCEPTION"
 
-
-class SchemaNotFound(FormatError):
+class SchemaNotFound(FormatError, code="ERR12208", message="FAILED_TO_GET_SCHEMA"):
     """The schema registry has no such schema; register it or name another."""
 
-    code, message = "ERR12208", "FAILED_TO_GET_SCHEMA"
 
-
-class SchemaInvalid(FormatError):
+class SchemaInvalid(FormatError, code="ERR40032", message="SCHEMA_INVALID"):
     """The text of a schema is not usable, or the registry refuses it; correct the schema."""
 
-    code, message = "ERR40032", "SCHEMA_INVALID"
 
-
-class SchemaConflict(FormatError):
+class SchemaConflict(FormatError, code="ERR12210", message="VERSION_WITH_SCHEMA_ID"):
     """The request names its schema in two ways that exclude each other."""
 
-    code, message = "ERR12210", "VERSION_WITH_SCHEMA_ID"
 
-
-class SchemaWithSchemaId(SchemaConflict):
+class SchemaWithSchemaId(SchemaConflict, code="ERR12211", message="SCHEMA_WITH_SCHEMA_ID"):
     """Give either the schema text or its id, not both."""
 
-    code, message = "ERR12211", "SCHEMA_WITH_SCHEMA_ID"
 
-
-class SchemaWithSchemaVersion(SchemaConflict):
+class SchemaWithSchemaVersion(SchemaConflict, code="ERR12213", message="SCHEMA_WITH_SCHEMA_VERSION"):
     """Give either the schema text or its version, not both."""
 
-    code, message = "ERR12213", "SCHEMA_WITH_SCHEMA_VERSION"
 
-
-class SchemaWithoutFormat(SchemaConflict):
+class SchemaWithoutFormat(SchemaConflict, code="ERR12214", message="RAW_SCHEMA_WITHOUT_FORMAT"):
     """Schema text needs the format it is written in (keyFormat or valueFormat)."""
 
-    code, message = "ERR12214", "RAW_SCHEMA_WITHOUT_FORMAT"
 
-
-class RegistryUnavailable(HeadraceError):
+class RegistryUnavailable(
+    HeadraceError,
+    code="ERR40010",
+    message="SCHEMA_REGISTRY_UNAVAILABLE",
+    status=503,
+    retriable=True,
+    retry_after_seconds=2,
+):
     """The schema registry does not answer; nothing was sent, send the request again later."""
 
-    code, message, status, retriable, retry_after_seconds = "ERR40010", "SCHEMA_REGISTRY_UNAVAILABLE", 503, True, 2
 
-
-class KafkaError(HeadraceError):
+class KafkaError(HeadraceError, code="ERR40011", message="KAFKA_ERROR", status=502):
     """Kafka refused or failed; parameters hold its own `kafka_code` and `kafka_name`."""
 
-    code, message, status = "ERR40011", "KAFKA_ERROR", 502
 
-
-class KafkaUnavailable(KafkaError):
+class KafkaUnavailable(
+    KafkaError, code="ERR40012", message="KAFKA_UNAVAILABLE", status=503, retriable=True, retry_after_seconds=2
+):
     """No broker answers; nothing was lost, send again later."""
 
-    code, message, status, retriable, retry_after_seconds = "ERR40012", "KAFKA_UNAVAILABLE", 503, True, 2
 
-
-class KafkaTimeout(KafkaError):
+class KafkaTimeout(KafkaError, code="ERR40013", message="KAFKA_TIMEOUT", status=504, retriable=True):
     """Kafka did not answer in time; the outcome is unknown."""
 
-    code, message, status, retriable = "ERR40013", "KAFKA_TIMEOUT", 504, True
 
-
-class KafkaUnauthenticated(KafkaError):
+class KafkaUnauthenticated(KafkaError, code="ERR40014", message="KAFKA_UNAUTHENTICATED", status=502):
     """Kafka does not accept these credentials."""
 
-    code, message, status = "ERR40014", "KAFKA_UNAUTHENTICATED", 502
 
-
-class KafkaUnauthorized(KafkaError):
+class KafkaUnauthorized(KafkaError, code="ERR40015", message="KAFKA_UNAUTHORIZED", status=403):
     """Kafka's access rules forbid this to Headrace's principal."""
 
-    code, message, status = "ERR40015", "KAFKA_UNAUTHORIZED", 403
 
-
-class ProducerQueueFull(KafkaError):
+class ProducerQueueFull(
+    KafkaError, code="ERR40016", message="PRODUCER_QUEUE_FULL", status=503, retriable=True, retry_after_seconds=1
+):
     """The produce byte budget is used up; nothing of the request was sent, send it again after a pause."""
 
-    code, message, status, retriable, retry_after_seconds = "ERR40016", "PRODUCER_QUEUE_FULL", 503, True, 1
 
-
-class RecordTooLarge(KafkaError):
+class RecordTooLarge(KafkaError, code="ERR40017", message="RECORD_TOO_LARGE", status=413):
     """A record is larger than the topic or the client allows."""
 
-    code, message, status = "ERR40017", "RECORD_TOO_LARGE", 413
 
-
-class FatalKafkaError(KafkaError):
+class FatalKafkaError(KafkaError, code="ERR40018", message="KAFKA_CLIENT_FATAL", status=503, retriable=True):
     """The client cannot go on and is replaced; the outcome of what was in flight is unknown."""
 
-    code, message, status, retriable = "ERR40018", "KAFKA_CLIENT_FATAL", 503, True
 
-
-class TransactionAborted(KafkaError):
+class TransactionAborted(
+    KafkaError, code="ERR40042", message="TRANSACTION_ABORTED", status=503, retriable=True, retry_after_seconds=1
+):
     """The transaction was aborted: no record of it will ever be visible; send the request again."""
 
-    code, message, status, retriable, retry_after_seconds = "ERR40042", "TRANSACTION_ABORTED", 503, True, 1
 
-
-class DeliveryError(HeadraceError):
+class DeliveryError(HeadraceError, code="ERR40019", message="DELIVERY_ERROR", status=502):
     """A destination did not take a delivery."""
 
-    code, message, status = "ERR40019", "DELIVERY_ERROR", 502
 
-
-class DestinationUnavailable(DeliveryError):
+class DestinationUnavailable(DeliveryError, code="ERR40020", message="DESTINATION_UNAVAILABLE", retriable=True):
     """The destination cannot be reached or is overloaded; deliveries wait and go on by themselves."""
 
-    code, message, retriable = "ERR40020", "DESTINATION_UNAVAILABLE", True
 
-
-class DestinationRefused(DeliveryError):
+class DestinationRefused(DeliveryError, code="ERR40021", message="DESTINATION_REFUSED"):
     """The destination answered, and not as agreed."""
 
-    code, message = "ERR40021", "DESTINATION_REFUSED"
 
-
-class DeadLetterFailed(DeliveryError):
+class DeadLetterFailed(DeliveryError, code="ERR40022", message="DEAD_LETTER_FAILED", retriable=True):
     """A dead letter could not be written; its partition is paused and nothing is passed over."""
 
-    code, message, retriable = "ERR40022", "DEAD_LETTER_FAILED", True
 
-
-class FunctionError(HeadraceError):
+class FunctionError(HeadraceError, code="ERR40023", message="FUNCTION_ERROR"):
     """A function could not run."""
 
-    code, message = "ERR40023", "FUNCTION_ERROR"
 
-
-class FunctionInvalid(FunctionError):
+class FunctionInvalid(FunctionError, code="ERR40024", message="FUNCTION_INVALID"):
     """The function file or its handler is not usable."""
 
-    code, message = "ERR40024", "FUNCTION_INVALID"
 
-
-class WorkerLost(FunctionError):
+class WorkerLost(FunctionError, code="ERR40025", message="FUNCTION_WORKER_LOST", retriable=True):
     """A worker process died; its records are delivered again."""
 
-    code, message, retriable = "ERR40025", "FUNCTION_WORKER_LOST", True
 
-
-class PipelineError(HeadraceError):
+class PipelineError(HeadraceError, code="ERR40026", message="PIPELINE_ERROR"):
     """A pipeline could not run."""
 
-    code, message = "ERR40026", "PIPELINE_ERROR"
 
-
-class PipelineInvalid(PipelineError):
+class PipelineInvalid(PipelineError, code="ERR40027", message="PIPELINE_INVALID"):
     """The pipeline file is not usable."""
 
-    code, message = "ERR40027", "PIPELINE_INVALID"
 
-
-class DriverLost(PipelineError):
+class DriverLost(PipelineError, code="ERR40028", message="PIPELINE_DRIVER_LOST", retriable=True):
     """The Spark driver process died; the run starts again from its checkpoint."""
 
-    code, message, retriable = "ERR40028", "PIPELINE_DRIVER_LOST", True
 
-
-class ServerBusy(HeadraceError):
+class ServerBusy(
+    HeadraceError, code="ERR40031", message="SERVER_BUSY", status=503, retriable=True, retry_after_seconds=1
+):
     """Too many connections are open; close some, or send again after a pause."""
 
-    code, message, status, retriable, retry_after_seconds = "ERR40031", "SERVER_BUSY", 503, True, 1
 
-
-class Draining(HeadraceError):
+class Draining(HeadraceError, code="ERR40029", message="DRAINING", status=503, retriable=True, retry_after_seconds=1):
     """This process is going down and takes no new work; send the request to another one."""
 
-    code, message, status, retriable, retry_after_seconds = "ERR40029", "DRAINING", 503, True, 1
 
-
-class ServiceDied(HeadraceError):
+class ServiceDied(HeadraceError, code="ERR40030", message="SERVICE_DIED", status=503):
     """A service of this process ended by itself."""
 
-    code, message, status = "ERR40030", "SERVICE_DIED", 503
 
-
-class InternalError(HeadraceError):
+class InternalError(HeadraceError, code="ERR10010", message="RUNTIME_EXCEPTION", status=500):
     """A defect of Headrace; please report it with the correlation id of this answer."""
-
-    code, message, status = "ERR10010", "RUNTIME_EXCEPTION", 500
 
 
 def catalogue() -> list[type[HeadraceError]]:

@@ -1,0 +1,115 @@
+"""Row H10: methods and spellings of paths; no spelling of one path reaches another one."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+from headrace.web.access import RULES
+
+RECORD = b'{"records":[{"value":1}]}'
+SECURITY = {
+    "mode": "token",
+    "principals": {"loader": {"token": "a-token-of-16-or-more", "scopes": ["produce:mine"]}},
+}
+SPELLINGS = {
+    "/producers/mine": "mine",
+    "/producers/%6dine": "mine",
+    "/%70roducers/mine": "mine",
+    "/producers/mine?topic=other": "mine",
+    "/producers/mine?/../other": "mine",
+    "http://h/producers/mine": "mine",
+    "/PRODUCERS/mine": None,
+    "/Producers/mine": None,
+    "/producers/MINE": None,
+    "//producers/mine": None,
+    "/producers//mine": None,
+    "/producers/mine/": None,
+    "/producers/mine//": None,
+    "/./producers/mine": None,
+    "/producers/./mine": None,
+    "/health/../producers/mine": None,
+    "/producers/other/../mine": None,
+    "/producers/mine/../other": None,
+    "/producers/mine%2f..%2fother": None,
+    "/producers/mine%2Fother": None,
+    "/producers/mine%5c..%5cother": None,
+    "/producers/mine\\..\\other": None,
+    "/producers%2fmine": "mine",
+    "/producers/..": None,
+    "/producers/%2e%2e": None,
+    "/producers/%252e%252e": None,
+    "/producers/%2565ther": None,
+    "/producers/%c0%ae%c0%ae": None,
+    "/producers/%e0%80%ae": None,
+    "/producers/%ff": None,
+    "/producers/mine;other": None,
+    "/producers/mine;jsessionid=1": None,
+    "/producers/mine%3bother": None,
+    "/producers/mine%00": None,
+    "/producers/mine%00.other": None,
+    "/producers/mine%0d%0aX-Other:1": None,
+    "/producers/mine%20": None,
+    "/producers/mine%23": None,
+    "/producers/%u006dine": None,
+    "/producers/m%69ne%": None,
+    "/producers/mine*": None,
+    "/producers/*": None,
+    "*": None,
+}
+"""What is asked for, and the topic that may be written then."""
+METHODS = ["PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "HEAD", "PROPFIND", "post", "Get", "get"]
+
+
+def post(path: str, method: str = "POST", more: str = "") -> bytes:
+    head = f"{method} {path} HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n{more}"
+    return f"{head}Content-Length: {len(RECORD)}\r\n\r\n".encode("latin-1") + RECORD
+
+
+def test_no_spelling_reaches_another_topic(opened: Any) -> None:
+    """What may be written is written under the one name that the token allows; the rest is refused."""
+    bearer = "Authorization: Bearer a-token-of-16-or-more\r\n"
+
+    async def main() -> None:
+        async with opened(security=SECURITY) as house:
+            for path, topic in SPELLINGS.items():
+                house.kafka.records.clear()
+                answer = await house.ask(post(path, more=bearer))
+                assert [record.topic for record in house.kafka.records] == ([topic] if topic else []), path
+                assert answer.status == 200 if topic else answer.status in (400, 403, 404), path
+
+    asyncio.run(main())
+
+
+def test_a_path_has_one_spelling(opened: Any) -> None:
+    """Capitals, more slashes, dots and what is escaped behind it make it another one, which does not exist."""
+
+    async def main() -> None:
+        async with opened() as house:
+            for method, rule in sorted({(method, path) for method in ("GET", "POST") for _, path in RULES}):
+                path = re.sub("{.*?}", "t", rule)
+                others = [path.upper(), path.title(), f"/{path}", f"{path}/", f"{path}/..", f"{path}%2f"]
+                if not path.startswith(("/health/", "/producers/")):
+                    others.append(f"{path}%00")  # there it is a name, which nobody has
+                for spelled in others:
+                    answer = await house.ask(post(spelled, method))
+                    assert answer.status in (404, 405), spelled
+            assert house.kafka.records == []
+
+    asyncio.run(main())
+
+
+def test_other_methods_are_refused(opened: Any) -> None:
+    """405 with those that are right, or 400 for what is no method; a wish to override the method is not heard."""
+
+    async def main() -> None:
+        async with opened() as house:
+            for method in METHODS:
+                reader, writer = await house.connect()
+                writer.write(post("/producers/t", method, "X-HTTP-Method-Override: POST\r\n"))
+                head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)).decode()
+                assert ("HTTP/1.1 405" in head and "allow: POST" in head) or "HTTP/1.1 400" in head, method
+            assert house.kafka.records == []
+
+    asyncio.run(main())

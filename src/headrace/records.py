@@ -79,8 +79,10 @@ class OutgoingRecord(msgspec.Struct, frozen=True, gc=False):
     @property
     def size_bytes(self) -> int:
         """Bytes of key, value and headers."""
-        extra = sum(len(name) + len(value or b"") for name, value in self.headers) if self.headers else 0
-        return len(self.key or b"") + len(self.value or b"") + extra
+        size = len(self.key or b"") + len(self.value or b"")
+        for name, value in self.headers or ():
+            size += len(name) + len(value or b"")
+        return size
 
 
 class Produced(msgspec.Struct, frozen=True, gc=False):

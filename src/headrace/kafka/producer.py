@@ -27,9 +27,11 @@ from headrace.lifecycle.queues import register_gauge, unregister_gauge
 from headrace.records import OutgoingRecord, Produced
 
 _POLL_SECONDS = 0.1
+_FLUSH_SECONDS = 0.02
 _RECORD_OVERHEAD_BYTES = 64
 _THREAD_STOP_SECONDS = 5.0
 _REPLACE_SECONDS = 5.0
+_FEW_RECORDS = 8
 
 ProduceResult = Produced | errors.HeadraceError
 """Where a record was written, or why not. `KafkaTimeout` and `FatalKafkaError` mean: unknown."""
@@ -83,6 +85,7 @@ class Producer(Service):
         self._settings = settings
         self._budget = ByteBudget(settings.max_pending_bytes, settings.partition_share)
         self._idle = asyncio.Event()
+        self._work = threading.Event()
         self._fatal = False
         self._client = self._new_client()
         self._bridge: LoopBridge[_Request] | None = None
@@ -114,13 +117,20 @@ class Producer(Service):
         self.send(records, lambda results: None if answer.done() else answer.set_result(results))
         return await answer
 
-    def send(self, records: Sequence[OutgoingRecord], done: Callable[[Results], None], partitions: int = 0) -> None:
+    def send(
+        self,
+        records: Sequence[OutgoingRecord],
+        done: Callable[[Results], None],
+        partitions: int = 0,
+        size_bytes: int | None = None,
+    ) -> None:
         """Write records without waiting.
 
         Args:
             records: What to write.
             done: Called once on the loop, with one result per record; must not raise.
             partitions: How many the records' topic has, if that is known.
+            size_bytes: What the records count for; by default counted here.
 
         Raises:
             ProducerQueueFull: A byte budget is used up; nothing was sent.
@@ -129,12 +139,16 @@ class Producer(Service):
             done([])
             return
         assert self._bridge is not None
-        size = sum([record.size_bytes for record in records]) + _RECORD_OVERHEAD_BYTES * len(records)
+        if size_bytes is None:
+            size_bytes = sum([record.size_bytes for record in records])
+        size = size_bytes + _RECORD_OVERHEAD_BYTES * len(records)
         lane = lane_of(records, partitions)
         self._budget.take(lane, size)
         request = _Request(len(records), size, lane, self._bridge.post, done)
         self._idle.clear()
         self._hand_over(request, records)
+        if not self._work.is_set():
+            self._work.set()
 
     async def drain(self, deadline: Deadline) -> None:
         if self._budget.pending_bytes:
@@ -184,7 +198,20 @@ class Producer(Service):
 
     def _serve_reports(self, stop_asked: threading.Event) -> None:
         while not stop_asked.is_set():
-            self._client.poll(_POLL_SECONDS)
+            client = self._client
+            waiting = len(client)
+            if not waiting:
+                self._work.clear()
+                # Race: a record that came before the flag was cleared is seen here, one that comes later sets it.
+                if not len(client):
+                    self._work.wait(_POLL_SECONDS)
+                client.poll(0)
+            elif waiting <= _FEW_RECORDS:
+                # The client sends at once while it is flushed. So a lone record does not wait for company, which
+                # would not come, and many still share their batches.
+                client.flush(_FLUSH_SECONDS)
+            else:
+                client.poll(_POLL_SECONDS)
             if self._fatal:
                 self._replace_client()
         self._client.flush(_THREAD_STOP_SECONDS / 2)

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, NamedTuple, NoReturn, Protocol
 
-import msgspec
-
 from headrace import errors
 from headrace.config.producer import ProducerConfig
 from headrace.formats.codec import Codec
+from headrace.formats.codec_json import JsonCodec
 from headrace.formats.codecs import Codecs, SchemaChoice, SchemaRules, format_name
 from headrace.records import Header, OutgoingRecord, Produced
 from headrace.sidecar.produce_answer import ProduceAnswer, answer_of
@@ -25,7 +24,6 @@ from headrace.telemetry.correlation import new_correlation_ids
 _CORRELATION: Final = "X-Correlation-Id"
 _TRACEABILITY: Final = "X-Traceability-Id"
 _OWN_HEADERS: Final = (_CORRELATION.lower(), _TRACEABILITY.lower())
-_NULL: Final = msgspec.Raw(b"null")
 _NAMED_INDEXES: Final = 20
 
 Part = Literal["key", "value"]
@@ -57,7 +55,11 @@ class Producing(Protocol):
         """Write records; one result per record."""
 
     def send(
-        self, records: Sequence[OutgoingRecord], done: Callable[[list[Result]], None], partitions: int = 0
+        self,
+        records: Sequence[OutgoingRecord],
+        done: Callable[[list[Result]], None],
+        partitions: int = 0,
+        size_bytes: int | None = None,
     ) -> None:
         """Write records without waiting; `done` gets one result per record."""
 
@@ -137,7 +139,9 @@ class ProduceService:
             self.prepare(topic, request, ids).send(None)
         except StopIteration as ended:  # as every coroutine ends that has not had to wait
             prepared: Prepared = ended.value
-        self._producer.send(prepared.records, lambda results: done(prepared, results), partitions)
+        # What came stands for what goes: its bytes are counted already, and a record's own headers are among them.
+        size = len(body) + len(prepared.records) * sum(map(len, filter(None, ids)))
+        self._producer.send(prepared.records, lambda results: done(prepared, results), partitions, size)
         return True
 
     async def send(self, prepared: Prepared) -> ProduceAnswer:
@@ -190,12 +194,14 @@ class ProduceService:
     ) -> tuple[list[bytes | None], int | None]:
         choice = choice_of(request, part, self._settings.format_codes)
         raws = [record.key if part == "key" else record.value for record in request.records]
-        texts = [None if not raw or raw == _NULL else bytes(raw) for raw in raws]
+        texts = [None if not raw or (text := bytes(raw)) == b"null" else text for raw in raws]
         check_depth(texts)
         if not any(texts):  # nothing to encode needs no schema
             format_name(choice.format or default_format)
             return texts, None
         codec, schema_id = await self._codecs.for_writing(choice, default_format, f"{topic}-{part}", self._rules)
+        if isinstance(codec, JsonCodec):
+            return texts, None  # it keeps the text as it came
         try:
             return [None if text is None else codec.encode(text) for text in texts], schema_id
         except errors.EncodeError:
@@ -214,16 +220,20 @@ class ProduceService:
             first.append(("authorization", ids.authorization))
         if self._settings.caller_id:
             first.append(("caller_id", self._settings.caller_id.encode()))
-        given = ids.correlation_id
+        given, trace = ids.correlation_id, ids.traceability_id
+        usual = first if trace is None else [*first, (_TRACEABILITY, trace)]
+        shared = [*usual, (_CORRELATION, given)] if given else None  # one list for all records, if they are alike
         correlations = [given] * len(records) if given else new_correlation_ids(len(records))
         return [
             OutgoingRecord(
                 topic,
                 key,
                 value,
-                _headers_of(record, first, correlation, ids.traceability_id),
+                _headers_of(record, first, correlation, trace)
+                if record.headers or record.correlation_id is not None or record.traceability_id is not None
+                else shared or [*usual, (_CORRELATION, correlation)],
                 record.partition,
-                record.timestamp if record.timestamp and record.timestamp > 0 else 0,
+                stamp if (stamp := record.timestamp) and stamp > 0 else 0,
             )
             for record, key, value, correlation in zip(records, keys, values, correlations, strict=True)
         ]

@@ -58,7 +58,7 @@ class Kafka:
             raise self.failure
         return [Produced(0, index) for index in range(len(records))]
 
-    def send(self, records: Sequence[OutgoingRecord], done: Callable[[list[Any]], None], partitions: int = 0) -> None:
+    def send(self, records: Sequence[OutgoingRecord], done: Callable[[list[Any]], None], *_: Any) -> None:
         if self.failure:
             raise self.failure
         task = asyncio.ensure_future(self.produce(records))

@@ -83,7 +83,8 @@ def errors_of(path: str, operation: Operation, rule: Rule) -> tuple[type[Headrac
 
 def _schemas() -> Json:
     types = itertools.chain.from_iterable(
-        (*operation.answers.values(), *operation.request.values()) for operation in OPERATIONS.values()
+        (*itertools.chain(*map(_several, operation.answers.values())), *operation.request.values())
+        for operation in OPERATIONS.values()
     )
     structs = [kind for kind in (*types, *PARTS, Status) if isinstance(kind, type)]
     return msgspec.json.schema_components(structs, ref_template=_REF)[1]
@@ -118,8 +119,12 @@ def _parameters(path: str, operation: Operation) -> Iterator[Json]:
         yield {"name": name, "in": "header", "description": meaning, "schema": text}
 
 
-def _media(kind: type | None) -> Json:
-    return {"schema": _ref(kind)} if kind else {}
+def _media(kind: type | str) -> Json:
+    return {"schema": {"type": "string", "description": kind} if isinstance(kind, str) else _ref(kind)}
+
+
+def _several(kinds: type | str | tuple[type | str, ...]) -> tuple[type | str, ...]:
+    return kinds if isinstance(kinds, tuple) else (kinds,)
 
 
 def _ref(kind: type) -> Json:
@@ -128,11 +133,13 @@ def _ref(kind: type) -> Json:
 
 def _responses(operation: Operation, failures: Iterable[type[HeadraceError]]) -> Json:
     responses: Json = {}
-    for status, kind in operation.answers.items():
-        if isinstance(kind, str):
-            content = {kind: {"schema": {"type": "object" if kind in (JSON, YAML) else "string"}}}
-        else:
-            content = {JSON: _media(kind)}
+    for status, kinds in operation.answers.items():
+        content = {}
+        for kind in _several(kinds):
+            if isinstance(kind, str):
+                content[kind] = {"schema": {"type": "object" if kind in (JSON, YAML) else "string"}}
+            else:
+                content[JSON] = _media(kind)
         responses[str(status)] = {"description": "As asked.", "headers": _ANSWERED, "content": content}
     by_status: dict[int, list[type[HeadraceError]]] = {}
     for error in sorted(failures, key=lambda error: (error.status, error.code)):

@@ -19,6 +19,7 @@ from headrace.sidecar.produce_request import ProduceRequest
 
 _NONE: Final[Mapping[Any, Any]] = MappingProxyType({})
 JSON, TEXT, HTML, YAML = "application/json", "text/plain", "text/html", "text/yaml"
+NDJSON = "application/x-ndjson"
 
 
 class Status(msgspec.Struct, rename="camel"):
@@ -63,10 +64,10 @@ class Operation(NamedTuple):
 
     id: str
     summary: str
-    answers: Mapping[int, type | str]
-    """What it answers by itself, by status: a type as JSON, or a media type."""
-    request: Mapping[str, type | None] = _NONE
-    """What it takes, by media type: a type, or bytes."""
+    answers: Mapping[int, type | str | tuple[type | str, ...]]
+    """What it answers by itself, by status: a type as JSON, a media type, or several of them."""
+    request: Mapping[str, type | str] = _NONE
+    """What it takes, by media type: a type, or in words what the bytes are."""
     example: object = None
     """A request that works on a topic without schemas."""
     query: type | None = None
@@ -87,6 +88,16 @@ _IDS: Final = {
     "X-Correlation-Id": f"{_CORRELATION}, and is written into records that have none of their own.",
     "X-Traceability-Id": f"{_CORRELATION}, and is written into records that have none of their own.",
 }
+_RAW: Final = {
+    "X-Headrace-Key": "Key of the record that a body other than JSON is.",
+    "X-Headrace-Partition": "Its partition.",
+    "X-Headrace-Timestamp": "Its timestamp, in milliseconds.",
+    "X-Headrace-Tombstone": "`true`: it has no value, and the request no body.",
+}
+_LINES: Final = (
+    "A `ProduceRecord` per line, without an end; answered on the way with a line for each. What `ProduceRequest` has "
+    "beside `records` stands in the query."
+)
 _FORMATS: Final = (
     errors.EncodeError,
     errors.SchemaNotFound,
@@ -126,14 +137,14 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     ("POST", "/producers/{topic}"): Operation(
         "postData",
         "Write records to a topic",
-        {200: ProduceResponse},
-        request={JSON: ProduceRequest},
+        {200: (ProduceResponse, NDJSON)},
+        request={JSON: ProduceRequest, NDJSON: _LINES, "*/*": "The value of one record."},
         example={
             "keyFormat": "string",
             "valueFormat": "json",
             "records": [{"key": "alice", "value": {"count": 2}, "headers": {"source": "crm"}}, {"value": 1}],
         },
-        headers=_IDS,
+        headers={**_IDS, **_RAW},
         errors=(*_BODY, errors.PathNotFound, errors.ProducerNotEnabled, *_FORMATS, *_KAFKA),
         beside=ProduceResponse,
     ),

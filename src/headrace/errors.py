@@ -25,6 +25,7 @@
     |-- KafkaError                     mapped from the client; keeps Kafka's own name and number
     |   |-- KafkaUnavailable           |-- KafkaTimeout         |-- KafkaUnauthenticated
     |   |-- KafkaUnauthorized          |-- ProducerQueueFull    |-- RecordTooLarge
+    |   |-- RecordRefused
     |   |-- FatalKafkaError            |-- TransactionAborted
     |-- DeliveryError                  the destination failed; becomes an Outcome
     |   |-- DestinationUnavailable     |-- DestinationRefused   |-- DeadLetterFailed
@@ -304,6 +305,10 @@ class ProducerQueueFull(
 
 class RecordTooLarge(KafkaError, code="ERR40017", message="RECORD_TOO_LARGE", status=413):
     """A record is larger than the topic or the client allows."""
+
+
+class RecordRefused(KafkaError, code="ERR40045", message="RECORD_REFUSED", status=400):
+    """The topic does not take such a record: its timestamp is out of bounds, or a compacted topic wants a key."""
 
 
 class FatalKafkaError(KafkaError, code="ERR40018", message="KAFKA_CLIENT_FATAL", status=503, retriable=True):

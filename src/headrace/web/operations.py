@@ -118,6 +118,7 @@ _KAFKA: Final = (
     errors.KafkaUnauthorized,
     errors.ProducerQueueFull,
     errors.RecordTooLarge,
+    errors.RecordRefused,
     errors.FatalKafkaError,
 )
 _BODY: Final = (

@@ -116,12 +116,18 @@ class ProduceService:
         return await self.send(await self.prepare(topic, parse_request(body), ids))
 
     def produce_at_once(
-        self, topic: str, body: bytes, ids: RequestIds, done: Callable[[Prepared, list[Result]], None]
+        self,
+        topic: str,
+        body: bytes,
+        ids: RequestIds,
+        admit: Callable[[], None],
+        done: Callable[[Prepared, list[Result]], None],
     ) -> bool:
         """Begin to write the records of a request for which nobody must be asked.
 
         Args:
             topic, body, ids: As for `produce`.
+            admit: Called before anything is sent; may raise, and then nothing is.
             done: Called once on the loop, with what `answer` needs; must not raise.
 
         Returns:
@@ -139,6 +145,7 @@ class ProduceService:
             self.prepare(topic, request, ids).send(None)
         except StopIteration as ended:  # as every coroutine ends that has not had to wait
             prepared: Prepared = ended.value
+        admit()
         # What came stands for what goes: its bytes are counted already, and a record's own headers are among them.
         size = len(body) + len(prepared.records) * sum(map(len, filter(None, ids)))
         self._producer.send(prepared.records, lambda results: done(prepared, results), partitions, size)

@@ -94,14 +94,19 @@ class HotPath:
         if not self._gate.enter():
             return False
         principal = None
-        try:
+
+        def admit() -> None:
+            nonlocal principal
             if self._authenticator and exchange.principal:
                 self._authenticator.enter(exchange.principal)
                 principal = exchange.principal
+
+        try:
             if self._service.produce_at_once(
                 exchange.topic,
                 b"".join(exchange.chunks),
                 request_ids(exchange.headers),
+                admit,
                 lambda prepared, results: self._done(exchange, prepared, results),
             ):
                 return True

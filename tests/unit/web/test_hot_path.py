@@ -1,0 +1,249 @@
+"""The two ways a produce request can be served: which takes what, and that nobody can tell them apart."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from headrace import errors
+from headrace.lifecycle import Deadline, SystemClock
+from headrace.records import OutgoingRecord, Produced
+from headrace.sidecar.produce_answer import ProduceAnswer
+from headrace.web.hot_exchange import Exchange
+
+RECORD = b'{"records":[{"key":"k","value":{"n":1}}]}'
+SECURITY = {"mode": "token", "principals": {"me": {"token": "0123456789abcdef", "scopes": ["kafka:w"]}}}
+BEARER = "Authorization: Bearer 0123456789abcdef\r\n"
+
+
+def post(body: bytes = RECORD, more: str = "", topic: str = "t", version: str = "1.1") -> bytes:
+    head = f"POST /producers/{topic} HTTP/{version}\r\nHost: h\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n{more}\r\n".encode() + body
+
+
+def chunked(request: bytes) -> bytes:
+    """Return the same request in a form that the hot path does not take."""
+    head, _, body = request.partition(b"\r\n\r\n")
+    head = re.sub(rb"Content-Length: \d+", b"Transfer-Encoding: chunked", head)
+    return head + b"\r\n\r\n" + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+
+
+@pytest.fixture
+def hot(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The statuses that the hot path has answered."""
+    statuses: list[int] = []
+    answer = Exchange.answer
+
+    def noted(self: Exchange, given: ProduceAnswer) -> None:
+        statuses.append(given.status)
+        answer(self, given)
+
+    monkeypatch.setattr(Exchange, "answer", noted)
+    return statuses
+
+
+async def text_of(house: Any, request: bytes) -> bytes:
+    """Return an answer's bytes but for its date."""
+    reader, writer = await house.connect()
+    writer.write(request)
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+    body = await asyncio.wait_for(reader.readexactly(int(re.findall(rb"content-length: (\d+)", head)[0])), 5)
+    writer.close()
+    return re.sub(rb"date: [^\r]*", b"date", head) + body
+
+
+IDS = "X-Correlation-Id: c-1\r\nX-Traceability-Id: t-1\r\n"
+FORMATS = b'{"keyFormat":"STRING","valueFormat":0,"records":[{"key":"","value":"YQ=="},{}]}'
+SAME = [
+    (post(more=IDS), 200),
+    (post(FORMATS, IDS), 200),
+    (post(b'{"records":[]}', IDS), 200),
+    (post(b'{"records":[{"headers":{"a":null},"correlationId":"r","partition":2,"timestamp":5}]}', IDS), 200),
+    (post(b"{", IDS), 0),
+    (post(b'{"records":[{"partition":3}]}', IDS), 0),
+    (post(b'{"records":[{"value":"\xff"}]}', IDS), 0),
+    (post(b'{"valueFormat":"BINARY","records":[{"value":"?"}]}', IDS), 0),
+    (post(b'{"valueFormat":"yaml","records":[{"value":1}]}', IDS), 0),
+    (post(b'{"valueFormat":"avro","records":[{"value":1}]}', IDS), 0),
+    (post(RECORD, IDS, "missing"), 0),
+    (post(RECORD, IDS, "new"), 0),
+    (post(RECORD, IDS + "Origin: http://evil.example\r\n"), 0),
+]
+
+
+def test_both_ways_answer_and_write_the_same_bytes(opened: Any, hot: list[int]) -> None:
+    """Good and bad; the hot way is taken for what is good and usual."""
+
+    async def main() -> None:
+        async with opened() as house:
+            for request, expected in SAME:
+                hot.clear()
+                answer = await text_of(house, request)
+                assert hot == ([expected] if expected else []), request
+                written, house.kafka.records = house.kafka.records, []
+                assert await text_of(house, chunked(request)) == answer
+                assert hot == ([expected] if expected else []), request
+                assert house.kafka.records == written
+                house.kafka.records = []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        [errors.KafkaTimeout("late")],
+        [errors.KafkaUnavailable("down")],
+        [errors.RecordTooLarge("large")],
+        [Produced(0, 1), errors.KafkaUnauthorized("no")],
+    ],
+)
+def test_what_kafka_says_is_told_in_the_same_bytes(opened: Any, hot: list[int], results: list[Any]) -> None:
+    """Statuses, Retry-After and entries of records that failed."""
+
+    async def produce(records: Sequence[OutgoingRecord]) -> list[Any]:
+        return results
+
+    async def main() -> None:
+        async with opened() as house:
+            house.kafka.produce = produce
+            request = post(b'{"records":[' + b",".join([b"{}"] * len(results)) + b"]}", IDS)
+            answer = await text_of(house, request)
+            assert len(hot) == 1
+            assert await text_of(house, chunked(request)) == answer
+            assert len(hot) == 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (post(version="1.0"), 200),
+        (post(more="Connection: close\r\n"), 200),
+        (post(more="Origin: http://h\r\n"), 200),
+        (post(more="Expect: 100-continue\r\n"), 200),
+        (post(more="X-Headrace-Nothing: a\r\nX-Headrace-Nothing: b\r\n"), 200),
+        (post(topic="%74"), 200),
+        (post(topic="t?q=1"), 200),
+        (post(gzip.compress(RECORD), "Content-Encoding: gzip\r\n"), 415),
+        (post(b""), 400),
+    ],
+)
+def test_what_is_unusual_is_served_by_the_application(
+    opened: Any, hot: list[int], request_bytes: bytes, status: int
+) -> None:
+    """It alone knows what each of these means."""
+
+    async def main() -> None:
+        async with opened() as house:
+            reader, writer = await house.connect()
+            writer.write(request_bytes)
+            head = b"100"
+            while head.split()[:2][-1] == b"100" or head == b"100":
+                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+            assert int(head.split()[1]) == status
+            assert hot == []
+
+    asyncio.run(main())
+
+
+def test_draining_waits_for_what_is_under_way_and_takes_nothing_new(opened: Any, hot: list[int]) -> None:
+    """Also for a request that no task serves."""
+
+    async def main() -> None:
+        async with opened() as house:
+            house.kafka.gate.clear()
+            first = asyncio.ensure_future(house.ask(post()))
+            await house.kafka.taken.wait()
+            draining = asyncio.ensure_future(house.web.drain(Deadline(SystemClock(), 5)))
+            await asyncio.sleep(0)
+            assert (await house.ask(post())).status == 503
+            assert not draining.done()
+            house.kafka.gate.set()
+            assert (await first).status == 200
+            await draining
+            assert hot == [200]
+
+    asyncio.run(main())
+
+
+def test_a_client_that_leaves_before_its_answer_leaves_nothing_behind(opened: Any, hot: list[int]) -> None:
+    """The record is written and counted, and draining has nothing to wait for."""
+
+    async def main() -> None:
+        async with opened() as house:
+            house.kafka.gate.clear()
+            _, writer = await house.connect()
+            writer.write(post())
+            await house.kafka.taken.wait()
+            writer.transport.abort()
+            assert (await house.get("/live")).status == 200  # by now the server knows
+            house.kafka.gate.set()
+            await house.web.drain(Deadline(SystemClock(), 5))
+            assert hot == [200]
+            assert b'headrace_records_out_total{path="produce"} 1.0' in house.metrics.render()
+
+    asyncio.run(main())
+
+
+def test_requests_that_come_before_an_answer_are_answered_in_their_order(opened: Any, hot: list[int]) -> None:
+    """The first is hot, those behind it wait in the server's queue, and the next is hot again."""
+
+    async def main() -> None:
+        async with opened() as house:
+            reader, writer = await house.connect()
+            requests = [post(more=f"X-Correlation-Id: c-{number}\r\n") for number in range(3)]
+            writer.write(b"".join(requests))
+            found: list[bytes] = []
+            while len(found) < 3:
+                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+                found += re.findall(rb"x-correlation-id: (c-\d)", head)
+                await reader.readexactly(int(re.findall(rb"content-length: (\d+)", head)[0]))
+            assert found == [b"c-0", b"c-1", b"c-2"]
+            writer.write(post())
+            await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+            assert hot == [200, 200]
+
+    asyncio.run(main())
+
+
+def test_a_known_token_is_enough_and_limits_hold(opened: Any, hot: list[int]) -> None:
+    """One request at once and then 429; who is not known, or may not, is told so by the application."""
+
+    async def main() -> None:
+        async with opened(security={**SECURITY, "max_in_flight": 1}) as house:
+            house.kafka.gate.clear()
+            first = asyncio.ensure_future(house.ask(post(more=BEARER)))
+            await house.kafka.taken.wait()
+            assert (await house.ask(post(more=BEARER))).status == 429
+            house.kafka.gate.set()
+            assert (await first).status == 200
+            assert (await house.ask(post(more=BEARER))).status == 200
+            assert hot == [200, 200]
+            assert (await house.ask(post(more=BEARER, topic="_internal"))).status == 403
+            assert (await house.ask(post())).status == 401
+            assert (await house.ask(post(more=BEARER.replace("0", "1")))).status == 401
+            assert hot == [200, 200]
+
+    asyncio.run(main())
+
+
+def test_a_rate_is_counted_once_for_each_request(opened: Any, hot: list[int]) -> None:
+    """Whichever way serves it in the end."""
+
+    async def main() -> None:
+        async with opened(security={**SECURITY, "requests_per_second": 0.001}) as house:
+            assert (await house.ask(post(b"{", BEARER))).status == 400
+            assert (await house.ask(post(more=BEARER))).status == 429
+        async with opened(security={**SECURITY, "requests_per_second": 0.001}) as house:
+            assert (await house.ask(post(more=BEARER))).status == 200
+            assert (await house.ask(post(more=BEARER))).status == 429
+            assert hot == [200]
+
+    asyncio.run(main())

@@ -235,7 +235,7 @@ RUN = [page for page in PAGES if any(block.language == "sh" for block in blocks(
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("page", RUN, ids=name_of)
 def test_commands_shown_do_what_the_page_says(
-    page: Path, tmp_path: Path, kafka: Any, headrace: Any, backend: Any
+    page: Path, tmp_path: Path, kafka: Any, headrace: Any, backend: Any, request: pytest.FixtureRequest
 ) -> None:
     """Every shell block is run in a folder with the page's files; a text block behind it is what it prints."""
     if not any(runs(command) for block in blocks(page) if block.language == "sh" for command in commands(block)):
@@ -244,9 +244,12 @@ def test_commands_shown_do_what_the_page_says(
     folder.mkdir()
     ports = {"8444": int(re.search(r":(\d+)/", backend.url)[1])}
     write_files(page, folder, ports)
+    services = {"KAFKA": kafka.bootstrap_servers}
+    if "SCHEMA_REGISTRY_URL" in page.read_text():
+        services["SCHEMA_REGISTRY_URL"] = request.getfixturevalue("schema_registry").url
     env = {
         **{name: value for name, value in os.environ.items() if not name.startswith("HEADRACE")},
-        "KAFKA": kafka.bootstrap_servers,
+        **services,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
     printed = ""
@@ -257,7 +260,7 @@ def test_commands_shown_do_what_the_page_says(
         for command in commands(block) if block.language == "sh" else ():
             if command.startswith("headrace run "):
                 config = yaml.safe_load((folder / "headrace.yaml").read_text())
-                process = headrace(config, env={"KAFKA": kafka.bootstrap_servers})
+                process = headrace(config, env=services)
                 ports["8082"] = int(process.url.rpartition(":")[2])
             elif runs(command):
                 for shown, port in ports.items():

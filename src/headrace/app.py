@@ -10,7 +10,13 @@ from typing import Literal
 
 import uvloop
 
-from headrace.config.consumers import BatchConfig, DeadLetterConfig, FlowControl, ReactiveConsumerConfig, RetryConfig
+from headrace.config.consumers import (
+    BatchConfig,
+    DeadLetterConfig,
+    DeliveryConfig,
+    FlowControl,
+    ReactiveConsumerConfig,
+)
 from headrace.config.kafka import KafkaConfig
 from headrace.config.model import HeadraceConfig
 from headrace.control.lag import LagMonitor
@@ -45,6 +51,7 @@ from headrace.web.server import WebService
 log = logging.getLogger(__name__)
 
 _FUNCTION_BATCH = BatchConfig(max_records=256, max_bytes=1_048_576)
+_FUNCTION_IN_FLIGHT = 1000
 _FUNCTION_FLOW = FlowControl()
 _READY_CHECK_SECONDS = 0.1
 _EXIT_OK, _EXIT_DIED = 0, 1
@@ -145,8 +152,7 @@ class App:
         self._formats |= {reactive.key_format, reactive.value_format}
         keys, values = self.codecs.for_reading(reactive.key_format), self.codecs.for_reading(reactive.value_format)
         destination = HttpDestination(f"{name} backend", reactive.backend, keys, values)
-        pump = self._pump(name, reactive.group, destination, reactive.topics, reactive.dead_letter, reactive.retry)
-        pump.batch = reactive.batch
+        pump = self._pump(name, reactive.group, destination, reactive.topics, reactive.dead_letter, reactive)
         kafka, reset = self.config.kafka, reactive.auto_offset_reset
         consumer = self._consumer(name, pump, kafka, reactive.topics, reset, reactive.flow)
         return [destination, pump, consumer]
@@ -172,7 +178,8 @@ class App:
         )
         if trigger.output_topic and self.config.kafka.create_topics:
             self._wanted[trigger.output_topic] = trigger.topics[0]
-        pump = self._pump(workers.name, trigger.group, destination, trigger.topics, trigger.dead_letter, trigger.retry)
+        delivery = DeliveryConfig(batch=_FUNCTION_BATCH, retry=trigger.retry, max_in_flight=_FUNCTION_IN_FLIGHT)
+        pump = self._pump(workers.name, trigger.group, destination, trigger.topics, trigger.dead_letter, delivery)
         kafka = self.config.kafka
         if trigger.brokers:
             kafka = kafka.model_copy(update={"bootstrap_servers": ",".join(trigger.brokers)})
@@ -199,7 +206,7 @@ class App:
         destination: Destination,
         topics: Sequence[str],
         dead_letter: DeadLetterConfig,
-        retry: RetryConfig,
+        delivery: DeliveryConfig,
     ) -> Pump:
         letters = None
         if dead_letter.enabled:
@@ -210,9 +217,7 @@ class App:
             if creates:
                 self._wanted.update({letters.topic_for(topic): topic for topic in topics})
         self._groups.append(group)
-        pump = Pump(
-            f"{name} delivery", group, destination, letters, batch=_FUNCTION_BATCH, retry=retry, clock=self.clock
-        )
+        pump = Pump(f"{name} delivery", group, destination, letters, delivery=delivery, clock=self.clock)
         self.metrics.watch_deliveries(name, pump.counts.read)
         return pump
 

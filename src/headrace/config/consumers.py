@@ -78,7 +78,27 @@ class FlowControl(Section):
     """Bytes of the same."""
 
 
-class ReactiveConsumerConfig(Section):
+Ordering = Literal["partition", "key", "none"]
+"""Which records wait for each other."""
+
+
+class DeliveryConfig(Section):
+    """In which order, how many at a time, in which portions, and how often records are delivered."""
+
+    ordering: Ordering = "partition"
+    """Unit of order: `partition` delivers one batch of a partition after another; `key` lets a record wait only for
+    the earlier records of its key; `none` lets nothing wait."""
+    null_keys: Literal["unordered", "ordered"] = "unordered"
+    """With order `key`, records without key: wait for nothing, or for each other as those of one key."""
+    max_in_flight: Count = 64
+    """Deliveries under way at a time, over all partitions; with order `partition` one per partition."""
+    batch: BatchConfig = BatchConfig()
+    """Size of a delivery."""
+    retry: RetryConfig = RetryConfig()
+    """Retries of a failed record."""
+
+
+class ReactiveConsumerConfig(DeliveryConfig):
     """One consumer that pushes records to a backend."""
 
     topics: Annotated[list[TopicName], Field(min_length=1)]
@@ -91,12 +111,6 @@ class ReactiveConsumerConfig(Section):
     """How keys are written into the delivery."""
     value_format: FormatName = "json"
     """How values are written into the delivery."""
-    ordering: Literal["partition"] = "partition"
-    """Unit of order: records of a partition are delivered one batch after another."""
-    batch: BatchConfig = BatchConfig()
-    """Size of a delivery."""
-    retry: RetryConfig = RetryConfig()
-    """Retries of a failed record."""
     dead_letter: DeadLetterConfig = DeadLetterConfig()
     """Where undeliverable records go."""
     flow: FlowControl = FlowControl()

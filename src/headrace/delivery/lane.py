@@ -1,4 +1,9 @@
-"""One lane: the records of a partition in their order, delivered one batch after another until each has ended."""
+"""One lane: the records of a partition that have not ended, and which of them may be delivered now.
+
+One mechanism for the three orders. A record is ready, or under way, or waits behind another one: in order `key` behind
+an earlier record of its key, in order `partition` behind the batch before, in order `none` behind nothing. Every step
+costs the same however much is open. Source: delivery.md 4.2.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +12,13 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from headrace.config.consumers import BatchConfig, RetryConfig
+from headrace.config.consumers import BatchConfig, Ordering, RetryConfig
 from headrace.delivery.offset_map import SPAN_OFFSETS
-from headrace.delivery.protocols import ACK, DeadLetter, DeadLetterWriter, Delivery, Destination, Outcome, Verdict
+from headrace.delivery.protocols import DeadLetter
 from headrace.delivery.retry import pause_seconds
 from headrace.delivery.tracker import AckTracker
-from headrace.errors import DeadLetterFailed, DeliveryError
 from headrace.lifecycle import Clock
 from headrace.records import Committed, Record, TopicPartition
 
@@ -23,77 +27,63 @@ log = logging.getLogger(__name__)
 _STANDING_SECONDS = 5.0
 
 
-class _Drained(Exception):
-    """The lane was drained while its records wait for another attempt: they come again elsewhere."""
+class Batch(NamedTuple):
+    """Records that are delivered together, and their history."""
 
-
-class Counts:
-    """What a pump has done since it began."""
-
-    __slots__ = ("abandoned", "dead_letters", "delivered", "late", "redeliveries", "refusals", "spared", "taken")
-
-    def __init__(self) -> None:
-        self.taken = 0
-        """Records the source handed over."""
-        self.delivered = 0
-        """Records that ended by success."""
-        self.dead_letters = 0
-        """Records that ended in a dead letter topic."""
-        self.redeliveries = 0
-        """Attempts after the first, in records."""
-        self.refusals = 0
-        """Deliveries the destination as a whole did not take."""
-        self.spared = 0
-        """Records that had ended before a restart or a rebalance, and are not delivered again."""
-        self.abandoned = 0
-        """Records in flight when their partition had to be given up: so many duplicates to expect."""
-        self.late = 0
-        """Records that ended after their partition was given up; they come again elsewhere."""
-
-    def read(self) -> dict[str, int]:
-        """Return every count by its name."""
-        return {name: getattr(self, name) for name in self.__slots__}
+    records: Sequence[Record]
+    attempt: int = 1
+    first_failed_at: float = 0.0
+    """Seconds since the epoch; 0 before the first failure."""
+    letters: Sequence[DeadLetter] = ()
+    """Dead letters of these records: then they are to be written, and nothing is to be delivered."""
 
 
 class LaneRules(Protocol):
-    """What lanes of one pump share."""
+    """What the lanes of one pump share."""
 
     group: str
-    destination: Destination
-    dead_letters: DeadLetterWriter | None
+    ordering: Ordering
+    ordered_null_keys: bool
     batch: BatchConfig
     retry: RetryConfig
     clock: Clock
     chance: Random
-    counts: Counts
+
+    def later(self, seconds: float, call: Callable[[], None]) -> asyncio.Task[None]:
+        """Call something after a pause, unless the task is cancelled."""
+
+    def offer(self, lane: Lane) -> None:
+        """Say that a lane may have something to begin."""
 
 
 class Lane:
-    """Delivers one partition for one assignment epoch."""
+    """The records of one partition for one assignment epoch."""
 
-    def __init__(
-        self,
-        partition: TopicPartition,
-        epoch: int,
-        rules: LaneRules,
-        committed: Committed | None,
-        on_ended: Callable[[Lane, Sequence[Record]], None],
-    ) -> None:
+    def __init__(self, partition: TopicPartition, epoch: int, committed: Committed | None, rules: LaneRules) -> None:
         self.partition = partition
         self.tracker = AckTracker(epoch, committed)
-        self.in_flight = 0
-        """Records of the delivery under way."""
+        self.under_way: dict[asyncio.Task[None], int] = {}
+        """Who is delivering, and how many records each."""
+        self.idle = asyncio.Event()
+        """Set while nothing is under way."""
+        self.idle.set()
+        self.fenced = False
+        """Whether results that still come mean nothing: the partition belongs to somebody else."""
         self.waits_for = ""
         """Why the lane does not move, in one sentence; empty while it does."""
-        self.resting = True
-        """Whether cancelling the lane now abandons nothing: it waits for records or for a pause to end."""
-        self._rules = rules
-        self._on_ended = on_ended
         self._waits_since = 0.0
         self._standing_said = False
-        self._pending: deque[Record] = deque()
+        self._rules = rules
+        self._ready: deque[Record] = deque()
+        self._again: deque[Batch] = deque()  # due once more
+        self._behind: dict[bytes | None, deque[Record] | None] = {}  # keys under way, and what waits behind each
+        self._beyond: deque[Record] = deque()  # too far ahead of the first unfinished record
+        self._begun = 0
+        self._refusals = 0
+        self._blocked = False
         self._draining = False
-        self._arrived = asyncio.Event()
+        self._lingers = self._lingered = False
+        self._pauses: set[asyncio.Task[None]] = set()
 
     @property
     def standing(self) -> str:
@@ -101,167 +91,190 @@ class Lane:
         still = self._rules.clock.monotonic() - self._waits_since >= _STANDING_SECONDS
         return self.waits_for if still else ""
 
+    @property
+    def startable(self) -> bool:
+        """Whether `take` has something."""
+        # After a refusal one delivery at a time tries whether the destination is back.
+        if self._blocked or self._draining or (self._refusals and self.under_way):
+            return False
+        if self._again:
+            return True
+        if not self._ready or (self._begun and self._rules.ordering == "partition"):
+            return False
+        batch = self._rules.batch
+        return not batch.linger_seconds or self._lingered or len(self._ready) >= batch.max_records
+
     def add(self, records: Sequence[Record]) -> Sequence[Record]:
         """Take records from the source, in offset order; return those that had ended before this assignment."""
         ended = self.tracker.delivered([record.offset for record in records])
-        self._pending.extend([record for record in records if record.offset not in ended] if ended else records)
-        self._arrived.set()
+        fresh = [record for record in records if record.offset not in ended] if ended else records
+        if self._beyond or (fresh and fresh[-1].offset >= self.tracker.frontier + SPAN_OFFSETS):
+            self._beyond.extend(fresh)
+            self._admit()
+        else:
+            self._enter(fresh)
         return [record for record in records if record.offset in ended] if ended else ()
 
-    def drain(self) -> bool:
-        """Forget what was not started (it is not committed, so it comes again) and end after the delivery under way.
-
-        Returns:
-            Whether there is one; if not, the lane only waits, and cancelling it abandons nothing.
-        """
-        self._pending.clear()
-        self._draining = True
-        return not self.resting
-
-    async def run(self) -> None:
-        """Deliver until drained or cancelled."""
-        try:
-            while not self._draining:
-                await self._deliver(await self._next_batch())
-        except _Drained:
-            return
-
-    async def _next_batch(self) -> list[Record]:
-        batch = self._rules.batch
-        while not self._pending:
-            self._arrived.clear()
-            await self._arrived.wait()
-        if batch.linger_seconds and len(self._pending) < batch.max_records:
-            await self._rules.clock.sleep(batch.linger_seconds)
-        records = [self._pending.popleft()]
+    def take(self) -> Batch:
+        """Return what is to be delivered next; only when `startable`."""
+        if self._again:
+            return self._again.popleft()
+        batch, ready = self._rules.batch, self._ready
+        records = [ready.popleft()]
         size = records[0].size_bytes
-        limit = records[0].offset + SPAN_OFFSETS
-        while self._pending and len(records) < batch.max_records and self._pending[0].offset < limit:
-            size += self._pending[0].size_bytes
+        while ready and len(records) < batch.max_records:
+            size += ready[0].size_bytes
             if size > batch.max_bytes:
                 break
-            records.append(self._pending.popleft())
-        return records
+            records.append(ready.popleft())
+        self._begun += len(records)
+        self._lingered = False
+        self._linger()
+        if self._rules.ordering == "key":
+            # A key whose turn came late may be before others; within a delivery offsets ascend.
+            records.sort(key=_offset)
+        return Batch(records)
 
-    async def _deliver(self, records: Sequence[Record]) -> None:
-        attempt, first_failed_at = 1, 0.0
-        while records:
-            outcomes = await self._attempt(records, attempt)
-            if outcomes.count(ACK) == len(records):
-                self._rules.counts.delivered += len(records)
-                self._end(records)
-                return
-            now = self._rules.clock.time()
-            first_failed_at = first_failed_at or now
-            ended, failed, letters = self._sort(records, outcomes, attempt, (first_failed_at, now))
-            self._rules.counts.delivered += len(ended)
-            self._end(ended)
-            if letters:
-                await self._bury(letters)
-                self._end([letter.record for letter in letters])
-            records = failed
-            if failed:
-                self._rules.counts.redeliveries += len(failed)
-                await self._rest(
-                    pause_seconds(attempt, self._rules.retry, self._rules.chance),
-                    f"offset {failed[0].offset} failed {attempt} of {self._rules.retry.attempts} times, a retry is due",
-                )
-                attempt += 1
+    def begin(self, task: asyncio.Task[None], batch: Batch) -> None:
+        """Note that a task delivers a batch."""
+        self.under_way[task] = len(batch.records)
+        self.idle.clear()
 
-    async def _attempt(self, records: Sequence[Record], attempt: int) -> Sequence[Outcome]:
-        """Deliver once, waiting as long as it takes for the destination to be there.
+    def leave(self, task: asyncio.Task[None]) -> None:
+        """Note that a task delivers nothing of this lane any more."""
+        self.under_way.pop(task, None)
+        if not self.under_way:
+            self.idle.set()
 
-        A destination that is down fails nobody: no record's attempts are used up.
-        """
-        delivery = Delivery(self._rules.group, self.partition, self.tracker.epoch, records, attempt)
-        refusals = 0
-        while True:
-            self.in_flight, self.resting = len(records), False
-            try:
-                outcomes = await self._rules.destination.deliver(delivery)
-            except DeliveryError as error:
-                refusals += 1
-                self._rules.counts.refusals += 1
-                self.in_flight = 0
-                await self._rest(pause_seconds(refusals, self._rules.retry, self._rules.chance), error.description)
-                continue
-            self.in_flight = 0
-            self._moves()
-            return outcomes
+    def ended(self, records: Sequence[Record]) -> None:
+        """Let go what waited behind these records, which have ended."""
+        self._begun -= len(records)
+        if self._rules.ordering == "key":
+            for record in records:
+                self._release_key(record.key)
+        if self._beyond:
+            self._admit()
 
-    def _sort(
-        self, records: Sequence[Record], outcomes: Sequence[Outcome], attempt: int, times: tuple[float, float]
-    ) -> tuple[list[Record], list[Record], list[DeadLetter]]:
-        ended, failed, letters = [], [], []
-        for record, outcome in zip(records, outcomes, strict=True):
-            if outcome.verdict is Verdict.ACK:
-                ended.append(record)
-            elif outcome.verdict is Verdict.RETRY and attempt < self._rules.retry.attempts:
-                failed.append(record)
-            else:
-                letters.append(DeadLetter(record, self._rules.group, attempt, outcome, *times))
-        return ended, failed, letters
-
-    async def _bury(self, letters: Sequence[DeadLetter]) -> None:
-        """Write dead letters and return only when they are safe: a record whose letter is not written has not ended."""
-        failures = 0
-        writer = self._rules.dead_letters
-        if writer is None:
-            letter = letters[0]
-            await self._stand(
-                f"offset {letter.record.offset} failed {letter.attempts} times ({letter.outcome.error}) and dead "
-                "letters are off: repair the destination, or turn dead_letter.enabled on, and start again"
-            )
-            return
-        while True:
-            self.resting = False
-            try:
-                await writer.write(letters)
-            except DeadLetterFailed as error:
-                failures += 1
-                await self._rest(pause_seconds(failures, self._rules.retry, self._rules.chance), error.description)
-                continue
-            self._moves()
-            self._rules.counts.dead_letters += len(letters)
-            first = letters[0]
-            log.warning(
-                "%s: dead letters=%d, the first is offset %d: %s",
-                self._label(),
-                len(letters),
-                first.record.offset,
-                first.outcome.error,
-            )
-            return
-
-    async def _rest(self, seconds: float, why: str) -> None:
-        self._waits(why)
-        await self._rules.clock.sleep(seconds)
-
-    async def _stand(self, why: str) -> None:
-        self._waits(why)
-        log.error("%s stands still: %s", self._label(), why)
-        await asyncio.Event().wait()
-
-    def _waits(self, why: str) -> None:
-        if not self.waits_for:
-            self._waits_since = self._rules.clock.monotonic()
-        self.waits_for, self.resting = why, True
-        if self._draining:
-            raise _Drained
-        if self.standing and not self._standing_said:
-            self._standing_said = True
-            log.warning("%s stands still: %s", self._label(), why)
-
-    def _moves(self) -> None:
+    def moves(self) -> None:
+        """Note that a destination or a dead letter topic did its work."""
+        self._refusals = 0
         self.waits_for = ""
         if self._standing_said:
             self._standing_said = False
-            log.info("%s moves again", self._label())
+            log.info("%s moves again", self.label)
 
-    def _label(self) -> str:
+    def try_later(self, batch: Batch, why: str) -> None:
+        """Deliver records once more after a pause; what does not wait behind them goes on."""
+        retry = self._rules.retry
+        self._rest(pause_seconds(batch.attempt - 1, retry, self._rules.chance), why, lambda: self._again.append(batch))
+
+    def refused(self, batch: Batch, why: str) -> None:
+        """Take back a batch that the destination as a whole did not take; until it is back, the whole lane waits."""
+        self._again.appendleft(batch)
+        if not self._blocked:
+            self._refusals += 1
+            self._blocked = True
+            self._rest(pause_seconds(self._refusals, self._rules.retry, self._rules.chance), why, self._unblock)
+
+    def stand(self, why: str) -> None:
+        """Stand still for good: somebody has to do something."""
+        self._blocked = True
+        self._wait(why)
+        log.error("%s stands still: %s", self.label, why)
+
+    def drain(self) -> None:
+        """Begin nothing more and forget what was not begun: it is not committed, so it comes again."""
+        self._draining = True
+        for pause in self._pauses:
+            pause.cancel()
+        for waiting in (self._ready, self._again, self._beyond, self._behind):
+            waiting.clear()
+
+    def fence(self) -> int:
+        """End what is under way now; its results mean nothing. Returns how many records that is."""
+        self.drain()
+        self.fenced = True
+        for task in self.under_way:
+            task.cancel()
+        return sum(self.under_way.values())
+
+    @property
+    def label(self) -> str:
+        """The lane's name in the log."""
         return f"group {self._rules.group}, {self.partition}"
 
-    def _end(self, records: Sequence[Record]) -> None:
-        self.resting = True
-        if records:
-            self._on_ended(self, records)
+    def _enter(self, records: Sequence[Record]) -> None:
+        if self._rules.ordering != "key":
+            self._ready.extend(records)
+        else:
+            ordered_nulls, behind = self._rules.ordered_null_keys, self._behind
+            for record in records:
+                key = record.key
+                if key is None and not ordered_nulls:
+                    self._ready.append(record)
+                elif key not in behind:
+                    behind[key] = None
+                    self._ready.append(record)
+                elif (waiting := behind[key]) is None:
+                    behind[key] = deque((record,))
+                else:
+                    waiting.append(record)
+        self._linger()
+
+    def _release_key(self, key: bytes | None) -> None:
+        if key is None and not self._rules.ordered_null_keys:
+            return
+        if waiting := self._behind.get(key):
+            self._ready.append(waiting.popleft())
+        else:
+            self._behind.pop(key, None)  # a drained lane has forgotten its keys
+
+    def _admit(self) -> None:
+        limit = self.tracker.frontier + SPAN_OFFSETS
+        near = []
+        while self._beyond and self._beyond[0].offset < limit:
+            near.append(self._beyond.popleft())
+        self._enter(near)
+        if self._beyond and not self.waits_for:
+            head = self.tracker.frontier
+            self._wait(
+                f"offset {head} has not ended, and everything up to {SPAN_OFFSETS} offsets ahead of it was begun"
+            )
+
+    def _linger(self) -> None:
+        seconds = self._rules.batch.linger_seconds
+        if seconds and self._ready and not self._lingers:
+            self._lingers = True
+            self._pause(seconds, self._linger_over)
+
+    def _linger_over(self) -> None:
+        self._lingers, self._lingered = False, True
+
+    def _unblock(self) -> None:
+        self._blocked = False
+
+    def _rest(self, seconds: float, why: str, then: Callable[[], None]) -> None:
+        self._wait(why)
+        self._pause(seconds, then)
+
+    def _pause(self, seconds: float, then: Callable[[], None]) -> None:
+        def go_on() -> None:
+            then()
+            self._rules.offer(self)
+
+        if not self._draining:
+            pause = self._rules.later(seconds, go_on)
+            self._pauses.add(pause)
+            pause.add_done_callback(self._pauses.discard)
+
+    def _wait(self, why: str) -> None:
+        if not self.waits_for:
+            self._waits_since = self._rules.clock.monotonic()
+        self.waits_for = why
+        if self.standing and not self._standing_said:
+            self._standing_said = True
+            log.warning("%s stands still: %s", self.label, why)
+
+
+def _offset(record: Record) -> int:
+    return record.offset

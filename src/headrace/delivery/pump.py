@@ -1,14 +1,17 @@
-"""The pump: takes records from a source, runs a lane per partition, and commits what has ended and nothing else."""
+"""The pump: takes records from a source, keeps a lane per partition, and commits what has ended and nothing else."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
-from headrace.config.consumers import BatchConfig, RetryConfig
-from headrace.delivery.lane import Counts, Lane
+from headrace.config.consumers import DeliveryConfig
+from headrace.delivery.attempt import Attempts, Counts
+from headrace.delivery.dispatcher import Dispatcher
+from headrace.delivery.lane import Lane
 from headrace.delivery.protocols import DeadLetterWriter, Destination, Source
 from headrace.lifecycle import Clock, Deadline, Readiness, Service
 from headrace.lifecycle.queues import register_gauge, unregister_gauge
@@ -20,7 +23,7 @@ _COMMIT_SECONDS = 0.2
 
 
 class Pump(Service):
-    """Delivers the records of one group to one destination, at least once, in order inside each partition.
+    """Delivers the records of one group to one destination, at least once, in the order that was chosen.
 
     It is the listener of a source: the source tells it of assignments and records, it tells the source what has
     ended. Set `source` before the source starts.
@@ -33,8 +36,7 @@ class Pump(Service):
         destination: Destination,
         dead_letters: DeadLetterWriter | None,
         *,
-        batch: BatchConfig,
-        retry: RetryConfig,
+        delivery: DeliveryConfig,
         clock: Clock,
         chance: Random | None = None,
     ) -> None:
@@ -42,14 +44,17 @@ class Pump(Service):
         self.group = group
         self.destination = destination
         self.dead_letters = dead_letters
-        self.batch = batch
-        self.retry = retry
+        self.ordering = delivery.ordering
+        self.ordered_null_keys = delivery.null_keys == "ordered"
+        self.batch = delivery.batch
+        self.retry = delivery.retry
         self.clock = clock
         self.chance = chance or Random()
         self.counts = Counts()
         self.source: Source | None = None
         self._lanes: dict[TopicPartition, Lane] = {}
-        self._tasks_of: dict[TopicPartition, asyncio.Task[None]] = {}
+        attempts = Attempts(self, self._ended)
+        self._dispatcher = Dispatcher(delivery.max_in_flight, self._lanes, attempts.make, self.spawn)
         self._dirty: set[TopicPartition] = set()
         self._changed = asyncio.Event()
 
@@ -64,7 +69,7 @@ class Pump(Service):
 
     async def stop(self) -> None:
         unregister_gauge(f"{self.name} open records")
-        self._abandon(list(self._lanes.values()), list(self._tasks_of.values()))
+        self._fence(list(self._lanes.values()))
         await super().stop()
 
     def readiness(self) -> Readiness:
@@ -80,9 +85,7 @@ class Pump(Service):
         self, partitions: Mapping[TopicPartition, int], committed: Mapping[TopicPartition, Committed]
     ) -> None:
         for partition, epoch in partitions.items():
-            lane = Lane(partition, epoch, self, committed.get(partition), self._ended)
-            self._lanes[partition] = lane
-            self._tasks_of[partition] = self.spawn(lane.run(), f"lane {partition}")
+            self._lanes[partition] = Lane(partition, epoch, committed.get(partition), self)
 
     def on_records(self, partition: TopicPartition, epoch: int, records: Sequence[Record]) -> None:
         lane = self._lanes.get(partition)
@@ -92,6 +95,7 @@ class Pump(Service):
                 self.counts.spared += len(ended)
                 self._release(partition, ended)
                 self._mark(partition)
+            self.offer(lane)
 
     def on_end(self, partition: TopicPartition, epoch: int, position: int) -> None:
         lane = self._lanes.get(partition)
@@ -103,41 +107,47 @@ class Pump(Service):
     ) -> dict[TopicPartition, Committed]:
         """Drain first, fence second: what is in flight may end until the deadline, then late results mean nothing."""
         lanes = [self._lanes[partition] for partition in partitions if partition in self._lanes]
-        tasks = [self._tasks_of[lane.partition] for lane in lanes]
-        for lane, task in zip(lanes, tasks, strict=True):
-            if not lane.drain():
-                task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=deadline.remaining_seconds)
-        self._abandon(lanes, tasks)
+        for lane in lanes:
+            lane.drain()
+        for lane in lanes:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(lane.idle.wait(), deadline.remaining_seconds)
+        self._fence(lanes)
         commits = {lane.partition: commit for lane in lanes if (commit := lane.tracker.commit)}
         self._forget(lanes)
         return commits
 
     def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
         lanes = [self._lanes[partition] for partition in partitions if partition in self._lanes]
-        self._abandon(lanes, [self._tasks_of[lane.partition] for lane in lanes])
+        self._fence(lanes)
         self._forget(lanes)
 
+    # The rules of the lanes ------------------------------------------------------------------------------------------
+
+    def later(self, seconds: float, call: Callable[[], None]) -> asyncio.Task[None]:
+        return self.spawn(self._call_later(seconds, call), "pause")
+
+    def offer(self, lane: Lane) -> None:
+        self._dispatcher.offer(lane)
+
     # -----------------------------------------------------------------------------------------------------------------
+
+    async def _call_later(self, seconds: float, call: Callable[[], None]) -> None:
+        await self.clock.sleep(seconds)
+        call()
 
     def _open_records(self) -> int:
         return sum(lane.tracker.open_records for lane in self._lanes.values())
 
-    def _abandon(self, lanes: Sequence[Lane], tasks: Sequence[asyncio.Task[None]]) -> None:
+    def _fence(self, lanes: Sequence[Lane]) -> None:
         """End what has not ended by now; its late results mean nothing, and its records come again elsewhere."""
-        for task in tasks:
-            task.cancel()
-        abandoned = sum(lane.in_flight for lane in lanes)
-        if abandoned:
+        if abandoned := sum([lane.fence() for lane in lanes]):
             self.counts.abandoned += abandoned
             log.warning("%s: abandoned=%d records in flight; they will be delivered again", self.name, abandoned)
 
     def _ended(self, lane: Lane, records: Sequence[Record]) -> None:
-        if self._lanes.get(lane.partition) is not lane:
-            self.counts.late += len(records)
-            return
         lane.tracker.done([record.offset for record in records], lane.tracker.epoch)
+        lane.ended(records)
         self._release(lane.partition, records)
         self._mark(lane.partition)
 
@@ -153,7 +163,7 @@ class Pump(Service):
         for lane in lanes:
             # A source that gave up waiting may have assigned the partition anew: then the lane there is another one.
             if self._lanes.get(lane.partition) is lane:
-                del self._lanes[lane.partition], self._tasks_of[lane.partition]
+                del self._lanes[lane.partition]
                 self._dirty.discard(lane.partition)
 
     async def _commit_often(self) -> None:

@@ -35,6 +35,11 @@ class AckTracker:
         self._earlier: OffsetMap | None = decode(committed.metadata, committed.offset) if committed else None
 
     @property
+    def frontier(self) -> int:
+        """Below this offset every delivered record has ended."""
+        return self._commit or 0
+
+    @property
     def open_records(self) -> int:
         """Delivered records that have not ended."""
         return self._status.count(_OPEN, self._first_open)
@@ -100,9 +105,11 @@ class AckTracker:
             self.stale += len(offsets)
             return False
         index, count = self._first_open, len(offsets)
+        if offsets and index < len(self._offsets) and self._offsets[index] != offsets[0]:
+            index = bisect_left(self._offsets, offsets[0])
         window = slice(index, index + count)
         if self._offsets[window] == offsets and not any(self._status[window]):
-            # In order and without gaps, as lanes by partition complete: two slices instead of a loop.
+            # Neighbours, as batches of the orders `partition` and `none` are: two slices instead of a loop.
             self._status[window] = bytes([_DONE]) * count
             return self._advance()
         for offset in offsets:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.config.consumers import BatchConfig, RetryConfig
+from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
 from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict
 from headrace.delivery.pump import Pump
 from headrace.errors import DeadLetterFailed, DestinationUnavailable
@@ -81,7 +81,9 @@ class FakeLetters:
 class Bed:
     """A pump with fakes around it."""
 
-    def __init__(self, destination: FakeDestination, *, attempts: int = 3, max_records: int = 2) -> None:
+    def __init__(
+        self, destination: FakeDestination, *, attempts: int = 3, max_records: int = 2, **delivery: Any
+    ) -> None:
         self.clock = ManualClock()
         self.destination, self.letters, self.source = destination, FakeLetters(), FakeSource()
         self.pump = Pump(
@@ -89,8 +91,11 @@ class Bed:
             "g",
             destination,
             self.letters,
-            batch=BatchConfig(max_records=max_records),
-            retry=RetryConfig(attempts=attempts, first_delay_seconds=1, max_delay_seconds=8),
+            delivery=DeliveryConfig(
+                batch=BatchConfig(max_records=max_records),
+                retry=RetryConfig(attempts=attempts, first_delay_seconds=1, max_delay_seconds=8),
+                **delivery,
+            ),
             clock=self.clock,
             chance=Random(1),
         )

@@ -15,7 +15,6 @@ from headrace.records import Record
 from headrace.sidecar.reactive.envelope import Envelope, outcomes_of
 
 _ANSWER_BYTES = 16_777_216
-_CONNECTIONS = 64
 
 
 class HttpDestination(Service):
@@ -91,7 +90,7 @@ class HttpDestination(Service):
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 timeout=aiohttp.ClientTimeout(total=self._backend.timeout_seconds),
-                connector=aiohttp.TCPConnector(limit=_CONNECTIONS),
+                connector=aiohttp.TCPConnector(limit=0),  # the pump bounds what is in flight
                 headers={**self._backend.headers, "Content-Type": "application/json", "Accept-Encoding": "identity"},
                 auto_decompress=False,
                 cookie_jar=aiohttp.DummyCookieJar(),

@@ -1,0 +1,247 @@
+"""Pump, lanes, dispatcher, tracker and offset map together, against the plainest model of what was promised.
+
+Records arrive, fail, hang, time passes, the destination and the dead letter topic go down, partitions are revoked,
+lost, and taken up again from what was committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from random import Random
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
+from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict
+from headrace.delivery.pump import Pump
+from headrace.errors import DeadLetterFailed, DestinationUnavailable
+from headrace.lifecycle import Deadline, ManualClock
+from headrace.records import Committed, Record, TopicPartition
+
+PARTITIONS = [TopicPartition("t", 0), TopicPartition("t", 1)]
+PLANS = [0, 0, 0, 0, 0, 1, 2, 99]
+"""How often a record fails before it is taken; 99 is for ever."""
+SEEDS = st.integers(0, 2**32)
+
+
+class World:
+    """Kafka, a destination and a dead letter topic, in memory."""
+
+    def __init__(self, ordering: str, max_records: int, max_in_flight: int) -> None:
+        self.clock = ManualClock()
+        self.logs: dict[TopicPartition, list[Record]] = {partition: [] for partition in PARTITIONS}
+        self.plans: dict[tuple[TopicPartition, int], int] = {}
+        self.committed: dict[TopicPartition, Committed] = {}
+        self.ended: dict[TopicPartition, set[int]] = {partition: set() for partition in PARTITIONS}
+        self.known: dict[TopicPartition, set[int]] = {partition: set() for partition in PARTITIONS}
+        """What the present owner was told has ended, or read on assignment."""
+        self.noted = {partition: set[int]() for partition in PARTITIONS}
+        """The same, when it last committed."""
+        self.at_start = {partition: set[int]() for partition in PARTITIONS}
+        """What the offset map says has ended, when the present assignment began."""
+        self.position = dict.fromkeys(PARTITIONS, 0)
+        self.epoch_of: dict[TopicPartition, int] = {}
+        self.down = self.letters_down = False
+        self.hanging = asyncio.Event()
+        self.hanging.set()
+        self.most = max_in_flight
+        self.under_way = 0
+        self.ordering = ordering
+        self.wrong: list[str] = []
+        self.epochs = 0
+        config = DeliveryConfig(
+            ordering=ordering,  # type: ignore[arg-type]
+            max_in_flight=max_in_flight,
+            batch=BatchConfig(max_records=max_records),
+            retry=RetryConfig(attempts=3, first_delay_seconds=1, max_delay_seconds=4),
+        )
+        self.pump = Pump("pump", "g", self, self, delivery=config, clock=self.clock, chance=Random(1))
+        self.pump.source = self
+
+    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+        partition, ended = delivery.partition, self.ended[delivery.partition]
+        self.under_way += 1
+        if self.under_way > self.most:
+            self.wrong.append(f"{self.under_way} deliveries at a time")
+        try:
+            self._check_order(delivery)
+            await self.hanging.wait()
+        finally:
+            self.under_way -= 1
+        if self.down:
+            raise DestinationUnavailable("down")
+        outcomes = []
+        for record in delivery.records:
+            fails = delivery.attempt <= self.plans[partition, record.offset]
+            outcomes.append(Outcome(Verdict.RETRY, "E", "again") if fails else ACK)
+            if not fails:
+                ended.add(record.offset)
+                self.known[partition].add(record.offset)
+        return outcomes
+
+    async def write(self, letters: Sequence[DeadLetter]) -> None:
+        await asyncio.sleep(0)
+        if self.letters_down:
+            raise DeadLetterFailed("down")
+        for letter in letters:
+            self.ended[letter.record.topic_partition].add(letter.record.offset)
+            self.known[letter.record.topic_partition].add(letter.record.offset)
+
+    def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None:
+        pass
+
+    def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
+        for partition, committed in offsets.items():
+            passed = [r.offset for r in self.logs[partition] if r.offset < committed.offset]
+            if open_ones := set(passed) - self.ended[partition]:
+                self.wrong.append(f"{committed.offset} is committed, {open_ones} have not ended")
+            if partition in self.committed and committed.offset < self.committed[partition].offset:
+                self.wrong.append("a commit goes back")
+            self.committed[partition] = committed
+            self.noted[partition] = set(self.known[partition])
+
+    def _check_order(self, delivery: Delivery) -> None:
+        partition = delivery.partition
+        if delivery.epoch != self.epoch_of.get(partition):
+            self.wrong.append("a delivery of an older assignment began")
+        if again := [r.offset for r in delivery.records if r.offset in self.at_start[partition]]:
+            self.wrong.append(f"{again} had ended before this assignment")
+        if self.ordering == "none":
+            return
+        first, last = delivery.records[0].offset, delivery.records[-1].offset
+        keys = [record.key for record in delivery.records]
+        if self.ordering == "key" and len(set(keys)) < len(keys):
+            self.wrong.append("two records of a key in one delivery")
+        for earlier in self.logs[partition]:
+            if earlier.offset in self.ended[partition] or earlier.offset >= last:
+                continue
+            if self.ordering == "partition" and earlier.offset < first:
+                self.wrong.append(f"{first} began before {earlier.offset} had ended")
+            place = {record.key: record.offset for record in delivery.records}.get(earlier.key, 0)
+            if self.ordering == "key" and earlier.offset < place:
+                self.wrong.append(f"key {earlier.key!r}: {place} began before {earlier.offset} had ended")
+
+    def assign(self, partition: TopicPartition) -> None:
+        self.epochs += 1
+        self.epoch_of[partition] = self.epochs
+        committed = self.committed.get(partition)
+        self.position[partition] = committed.offset if committed else 0
+        self.known[partition] = set(self.noted[partition])
+        self.at_start[partition] = set(self.noted[partition])
+        self.pump.on_assigned({partition: self.epochs}, {partition: committed} if committed else {})
+
+    def fetch(self, partition: TopicPartition) -> None:
+        """Hand over what the owner has not had yet."""
+        news = [record for record in self.logs[partition] if record.offset >= self.position[partition]]
+        if news:
+            self.position[partition] = news[-1].offset + 1
+            self.pump.on_records(partition, self.epoch_of[partition], news)
+        else:
+            self.pump.on_end(partition, self.epoch_of[partition], self.position[partition])
+
+
+class DeliveryMachine(RuleBasedStateMachine):
+    """Drives a world."""
+
+    @initialize(
+        ordering=st.sampled_from(["partition", "key", "key", "none"]),
+        max_records=st.sampled_from([1, 3]),
+        max_in_flight=st.sampled_from([1, 2, 5]),
+    )
+    def open(self, ordering: str, max_records: int, max_in_flight: int) -> None:
+        self.runner = asyncio.Runner()
+        self.runner.run(self._open(ordering, max_records, max_in_flight))
+
+    async def _open(self, ordering: str, max_records: int, max_in_flight: int) -> None:
+        self.world = World(ordering, max_records, max_in_flight)
+        await self.world.pump.start()
+        for partition in PARTITIONS:
+            self.world.assign(partition)
+
+    @rule(partition=st.sampled_from(PARTITIONS), count=st.integers(1, 8), seed=SEEDS)
+    def arrive(self, partition: TopicPartition, count: int, seed: int) -> None:
+        chance, log = Random(seed), self.world.logs[partition]
+        for _ in range(count):
+            offset = (log[-1].offset + 1 if log else 0) + chance.choice([0, 0, 0, 2])
+            key = chance.choice([b"a", b"b", b"c", None])
+            log.append(Record(*partition, offset, 0, key or b"%d" % offset, None))
+            self.world.plans[partition, offset] = chance.choice(PLANS)
+        self._do(lambda: self.world.fetch(partition))
+
+    @rule(seconds=st.sampled_from([0.1, 0.5, 3]))
+    def pass_time(self, seconds: float) -> None:
+        self.runner.run(self.world.clock.advance(seconds))
+
+    @rule(down=st.booleans(), letters_down=st.booleans())
+    def change(self, down: bool, letters_down: bool) -> None:
+        self.world.down, self.world.letters_down = down, letters_down
+
+    @rule(hang=st.booleans())
+    def hang(self, hang: bool) -> None:
+        self._do(self.world.hanging.clear if hang else self.world.hanging.set)
+
+    @rule(partition=st.sampled_from(PARTITIONS), end_in_time=st.booleans())
+    def revoke(self, partition: TopicPartition, end_in_time: bool) -> None:
+        self.runner.run(self._revoke(partition, end_in_time))
+
+    async def _revoke(self, partition: TopicPartition, end_in_time: bool) -> None:
+        world = self.world
+        if end_in_time:
+            world.hanging.set()
+        deadline = Deadline(world.clock, 60 if end_in_time else 0)
+        before = world.pump.counts.abandoned
+        world.commit(await world.pump.on_revoked([partition], deadline))
+        if end_in_time and world.pump.counts.abandoned > before:
+            world.wrong.append("what could end in time was abandoned")
+        world.assign(partition)
+        world.fetch(partition)
+        await world.clock.settle()
+
+    @rule(partition=st.sampled_from(PARTITIONS))
+    def lose(self, partition: TopicPartition) -> None:
+        def lose() -> None:
+            self.world.pump.on_lost([partition])
+            self.world.assign(partition)
+            self.world.fetch(partition)
+
+        self._do(lose)
+
+    @invariant()
+    def nothing_went_wrong(self) -> None:
+        if world := getattr(self, "world", None):
+            assert world.wrong == []
+            assert world.pump.death is None
+
+    def teardown(self) -> None:
+        """Once everything works again, every record ends, and the commit is behind the last."""
+        if not hasattr(self, "world"):
+            return
+        try:
+            self.runner.run(self._heal())
+            self.nothing_went_wrong()
+            for partition, log in self.world.logs.items():
+                assert self.world.ended[partition] == {record.offset for record in log}
+                if log:
+                    assert self.world.committed[partition] == Committed(log[-1].offset + 1)
+        finally:
+            self.runner.close()
+
+    async def _heal(self) -> None:
+        self.world.down = self.world.letters_down = False
+        self.world.hanging.set()
+        await self.world.clock.advance(400)
+        await self.world.pump.stop()
+
+    def _do(self, call: object) -> None:
+        async def act() -> None:
+            call()  # type: ignore[operator]
+            await self.world.clock.settle()
+
+        self.runner.run(act())
+
+
+TestDeliveryMachine = DeliveryMachine.TestCase
+TestDeliveryMachine.settings = settings(max_examples=2000, stateful_step_count=12, deadline=None)

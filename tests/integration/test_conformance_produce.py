@@ -48,6 +48,7 @@ FORMATS = {
     ),
 }
 """The bytes are written by hand from the specifications of the encodings."""
+PARTS = ("key", "value")
 WITH_SCHEMA = [name for name, form in FORMATS.items() if form.schema]
 
 
@@ -232,7 +233,7 @@ def asked(part: str, name: str, given: dict[str, Any], value: Any = ...) -> dict
 
 @pytest.mark.parametrize("given", INPUTS)
 @pytest.mark.parametrize("name", WITH_SCHEMA)
-@pytest.mark.parametrize("part", ["key", "value"])
+@pytest.mark.parametrize("part", PARTS)
 def test_every_schema_input(produce: Produce, subjects: dict[str, Subject], part: str, name: str, given: str) -> None:
     """Each way to name a schema finds the same one, and the answer says its id."""
     subject = subjects[name]
@@ -245,7 +246,7 @@ def test_every_schema_input(produce: Produce, subjects: dict[str, Subject], part
 
 @pytest.mark.parametrize("given", CONFLICTS)
 @pytest.mark.parametrize("name", WITH_SCHEMA)
-@pytest.mark.parametrize("part", ["key", "value"])
+@pytest.mark.parametrize("part", PARTS)
 def test_every_conflict_of_schema_inputs(
     produce: Produce, subjects: dict[str, Subject], part: str, name: str, given: str
 ) -> None:
@@ -257,7 +258,7 @@ def test_every_conflict_of_schema_inputs(
 
 
 @pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if form.misfit])
-@pytest.mark.parametrize("part", ["key", "value"])
+@pytest.mark.parametrize("part", PARTS)
 def test_what_does_not_fit_its_format_names_its_records(
     produce: Produce, place: str, subjects: dict[str, Subject], part: str, name: str
 ) -> None:
@@ -341,6 +342,44 @@ def test_an_explicit_partition_wins_over_the_key(produce: Produce, place: str) -
     records = [{"key": "k", "value": n, "partition": n % 2} for n in range(6)]
     _, answer = produce.post(place, {"records": records})
     assert [entry["partition"] for entry in answer["offsets"]] == [0, 1, 0, 1, 0, 1]
+
+
+def test_a_compacted_topic_wants_keys(produce: Produce, kafka: Any) -> None:
+    """Kafka refuses what has none, and the request is at fault."""
+    name = f"conformance-compact-{uuid.uuid4().hex[:8]}"
+    kafka.create_topic(name, 1, {"cleanup.policy": "compact"})
+    status, answer = produce.post(name, {"records": [{"value": 1}]})
+    assert (status, answer["code"], answer["offsets"][0]["outcome"]) == (400, "ERR40045", "fail")
+    status, answer = produce.post(name, {"records": [{"key": "k", "value": 1}]})
+    assert (status, answer["offsets"]) == (200, [{"partition": 0, "offset": 0}])
+
+
+NUMBERS = ["-1", "0", "-0", "1e0", "1.5", "2147483648", "9223372036854775807", "9223372036854775808", "9" * 30]
+NUMBERS += ["1e308", "-1e308", "1e400", '"1"', '"text"', "true", "[]", "{}", "0x1", "01", "NaN", "Infinity", "-"]
+SERVED = {"partition": ["0", "-0"], "timestamp": ["-1", "0", "-0", "2147483648"]}
+NOT_THERE = {"partition": ["2147483648", "9223372036854775807", "9223372036854775808", "9" * 30]}
+REFUSED_BY_KAFKA = {"timestamp": ["9223372036854775807"]}
+NUMBER_FIELDS = ["partition", "timestamp", *(f"{part}Schema{end}" for part in PARTS for end in ("Id", "Version"))]
+
+
+@pytest.mark.parametrize("field", NUMBER_FIELDS)
+def test_numbers_out_of_range(produce: Produce, subjects: dict[str, Subject], field: str) -> None:
+    """Row H9: taken as they are, or refused with the code of the case; never changed, and never our fault."""
+    part = "key" if field.startswith("key") else "value"
+    of_record = field in ("partition", "timestamp")
+    for number in NUMBERS:
+        record = f'"{part}":{THING_JSON.decode()}' + (f',"{field}":{number}' if of_record else "")
+        given = "" if of_record else f',"{field}":{number}'
+        body = f'{{"{part}Format":"avro"{given},"records":[{{{record}}}]}}'
+        status, answer = produce.post(subjects["avro"].topic, body.encode())
+        if number in SERVED.get(field, ()):
+            assert status == 200, number
+        elif number in NOT_THERE.get(field, ()):
+            assert (status, answer["code"]) == (404, "ERR40007"), number
+        elif number in REFUSED_BY_KAFKA.get(field, ()):
+            assert (status, answer["code"], answer["offsets"][0]["outcome"]) == (400, "ERR40045", "fail")
+        else:
+            assert (status, answer["code"]) in ((400, "ERR11004"), (400, "ERR10015")), number
 
 
 VALID = {"records": [{"value": 1}]}

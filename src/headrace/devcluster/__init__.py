@@ -1,9 +1,21 @@
-"""Real Kafka, a schema registry and Headrace as local processes. A companion: the product never imports it."""
+"""Real Kafka, a schema registry, Headrace and a backend, on this machine. A companion: the product never imports it."""
 
+from headrace.devcluster.backend import Answer, Received, RecordingBackend
 from headrace.devcluster.cluster import Cluster
 from headrace.devcluster.detached import HOME, DevCluster, environment
 from headrace.devcluster.group import start_together
 from headrace.devcluster.headrace import HeadraceProcess
 from headrace.devcluster.registry import Registry
 
-__all__ = ["HOME", "Cluster", "DevCluster", "HeadraceProcess", "Registry", "environment", "start_together"]
+__all__ = [
+    "HOME",
+    "Answer",
+    "Cluster",
+    "DevCluster",
+    "HeadraceProcess",
+    "Received",
+    "RecordingBackend",
+    "Registry",
+    "environment",
+    "start_together",
+]

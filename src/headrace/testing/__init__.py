@@ -1,7 +1,6 @@
 """Public test tools: a real Kafka, a clean Headrace process, a backend that records. The product never imports it."""
 
-from headrace.devcluster import Cluster, HeadraceProcess, Registry
-from headrace.testing.backend import Answer, Received, RecordingBackend
+from headrace.devcluster import Answer, Cluster, HeadraceProcess, Received, RecordingBackend, Registry
 from headrace.testing.ledger import Fault, Sent, check_produced
 
 __all__ = [

@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from headrace.devcluster import Cluster, HeadraceProcess, Registry
+from headrace.devcluster import Cluster, HeadraceProcess, RecordingBackend, Registry
 from headrace.errors import EnvironmentProblem
-from headrace.testing.backend import RecordingBackend
 
 AnyServers = TypeVar("AnyServers", Cluster, Registry)
 

@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from headrace.cli.demo.backend import Backend
 from headrace.config.kafka import KafkaConfig
 from headrace.control.dead_letters import group_of
 from headrace.control.lag import lag_of
 from headrace.control.topics import read_window, window
+from headrace.devcluster import RecordingBackend
 from headrace.errors import NotFound
 from headrace.kafka import Admin
 from headrace.records import Record
@@ -54,7 +54,7 @@ class Counts(NamedTuple):
 class Ledger:
     """Counts."""
 
-    def __init__(self, kafka: KafkaConfig, backend: Backend, groups: Sequence[str], letters: str) -> None:
+    def __init__(self, kafka: KafkaConfig, backend: RecordingBackend, groups: Sequence[str], letters: str) -> None:
         self._kafka = kafka
         self._admin = Admin(kafka)
         self._backend = backend
@@ -67,7 +67,7 @@ class Ledger:
             enriched=await self._end("flights.enriched"),
             aggregated=0,
             long_delays=await self._end("flights.long_delays"),
-            delivered=len(self._backend.delivered),
+            delivered=len({record["value"]["flight_id"] for record in self._backend.accepted}),
             letters_left=await self._letters_left(),
             lag=await self._lag(),
         )

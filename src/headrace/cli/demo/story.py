@@ -12,16 +12,15 @@ import click
 import yaml
 
 from headrace.cli.connection import open_producer, quiet_client
-from headrace.cli.demo.backend import Backend
 from headrace.cli.demo.counting import Counts, Ledger
-from headrace.cli.demo.flights import Expected, expected, requests
+from headrace.cli.demo.flights import REFUSED_CARRIER, Expected, expected, requests
 from headrace.cli.output import install_progress, progress
 from headrace.config.kafka import KafkaConfig
 from headrace.control.redrive import Redrive, RedriveOptions
-from headrace.devcluster import Cluster, HeadraceProcess, Registry, start_together
+from headrace.devcluster import Answer, Cluster, HeadraceProcess, RecordingBackend, Registry, start_together
 from headrace.errors import EnvironmentProblem, HeadraceError
 from headrace.kafka import Admin
-from headrace.lifecycle import SystemClock, run_blocking
+from headrace.lifecycle import SystemClock
 
 FILES = Path(__file__).with_name("files")
 LETTERS = "flights.long_delays.dlq"
@@ -56,7 +55,11 @@ class Story:
         self._folder = folder
         self._cluster = Cluster(folder / "kafka")
         self._registry = Registry(folder / "registry")
-        self._backend = Backend()
+        self._backend = RecordingBackend()
+        self._backend.answer = Answer(
+            fails=lambda record: bool(record["value"]["carrier"] == REFUSED_CARRIER),
+            stacktrace="CarrierUnknown: this backend does not know the carrier",
+        )
         self._headrace: HeadraceProcess | None = None
         self._began = time.monotonic()
         self._times: dict[str, float] = {}
@@ -67,7 +70,7 @@ class Story:
             self._say("Starting Kafka, the schema registry, a backend")
             with install_progress() as told:
                 start_together(self._registry, self._cluster, progress=told)
-            await self._backend.start()
+            self._backend.start()
             kafka = KafkaConfig(bootstrap_servers=self._cluster.bootstrap_servers)
             await self._prepare(Admin(kafka))
             self._say("Starting Headrace: sidecar, function, Spark pipeline, reactive consumer")
@@ -76,9 +79,9 @@ class Story:
             self._headrace.wait_ready(_START_SECONDS)
             return await self._flow(kafka, self._headrace, keep)
         finally:
-            if self._headrace:  # what it delivers while it drains is answered on this loop
-                await run_blocking(self._headrace.terminate)
-            await self._backend.stop()
+            if self._headrace:
+                self._headrace.terminate()
+            self._backend.stop()
             self._registry.remove()
             self._cluster.remove()
 
@@ -102,7 +105,7 @@ class Story:
         at_rest = await self._until(headrace, ledger, lambda c: c.settled(want.flights, want.long_delays, want.refused))
         self._mark("settled")
         self._say(f"Repairing the backend and redriving {at_rest.letters_left} dead letters")
-        self._backend.repaired = True
+        self._backend.answer = Answer()
         async with open_producer(kafka) as back:
             await Redrive(kafka, Admin(kafka), LETTERS, back.produce, SystemClock()).run(RedriveOptions())
         final = await self._until(headrace, ledger, lambda c: c.finished(want.long_delays))

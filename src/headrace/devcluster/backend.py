@@ -38,6 +38,8 @@ class Answer:
     delay_seconds: float = 0.0
     fails: Callable[[dict[str, Any]], bool] = lambda record: False
     """Whether a record of the batch is answered as not processed."""
+    stacktrace: str = ""
+    """What is said of those, if anything."""
     body: Any = None
     """JSON to answer in place of the results, if not None."""
 
@@ -133,5 +135,6 @@ class RecordingBackend:
             processed = answer.status < 300 and not answer.fails(record)
             if processed:
                 self.accepted.append(record)
-            results.append({"record": record, "processed": processed})
+            trace = {} if processed or not answer.stacktrace else {"stacktrace": answer.stacktrace}
+            results.append({"record": record, "processed": processed, **trace})
         return results

@@ -9,7 +9,7 @@ Source: Kafka protocol guide, Metadata v1 and CreateTopics v2 (oldest versions t
 import socket
 import struct
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _METADATA, _CREATE_TOPICS = 3, 19
 _TOPIC_EXISTS = 36
@@ -40,20 +40,15 @@ def metadata(port: int, limit_seconds: float = 2.0) -> Metadata:
         OSError: It does not answer.
     """
     answer = _Reader(_ask(port, _METADATA, 1, struct.pack(">i", -1), limit_seconds))
-    brokers = set()
-    for _ in range(answer.number(">i")):
-        brokers.add(answer.number(">i"))
-        answer.text(), answer.number(">i"), answer.text()  # host, port, rack
-    answer.number(">i")  # controller
+    brokers = {answer.values("isis")[0] for _ in range(answer.value("i"))}  # id, host, port, rack
+    answer.value("i")  # controller
     partitions = []
-    for _ in range(answer.number(">i")):
-        answer.number(">h")  # error: a topic being created; it then has no partitions yet
-        topic = answer.text()
-        answer.number(">b")  # internal
-        for _ in range(answer.number(">i")):
-            answer.number(">h")
-            number, leader = answer.number(">i"), answer.number(">i")
-            partitions.append(PartitionState(topic, number, leader, answer.numbers(), answer.numbers()))
+    for _ in range(answer.value("i")):
+        # An error is a topic that is being created; it then has no partitions yet.
+        _error, topic, _internal = answer.values("hsb")
+        for _ in range(answer.value("i")):
+            _error, number, leader, replicas, in_sync = answer.values("hiiaa")
+            partitions.append(PartitionState(topic, number, leader, replicas, in_sync))
     return Metadata(brokers, partitions)
 
 
@@ -74,8 +69,7 @@ def create_topic(
     body += struct.pack(">i", len(configs)) + b"".join(_text(key) + _text(value) for key, value in configs.items())
     body += struct.pack(">i?", int(limit_seconds * 1000), False)
     answer = _Reader(_ask(port, _CREATE_TOPICS, 2, body, limit_seconds))
-    answer.number(">i"), answer.number(">i"), answer.text()  # throttle time, count, topic
-    code, reason = answer.number(">h"), answer.text()
+    _throttle_time, _count, _topic, code, reason = answer.values("iishs")
     if code not in (0, _TOPIC_EXISTS):
         raise OSError(f"the broker refused to create topic {topic}: error {code}, {reason}")
 
@@ -104,19 +98,19 @@ def _receive(connection: socket.socket, size: int) -> bytes:
 
 
 class _Reader:
+    """Takes an answer apart: `b`, `h` and `i` are numbers as in `struct`, `s` is text, `a` an array of `i`."""
+
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 0
 
-    def number(self, layout: str) -> int:
-        (value,) = struct.unpack_from(layout, self._data, self._at)
-        self._at += struct.calcsize(layout)
-        return int(value)
+    def values(self, layout: str) -> list[Any]:
+        return [self.value(kind) for kind in layout]
 
-    def numbers(self) -> list[int]:
-        return [self.number(">i") for _ in range(self.number(">i"))]
-
-    def text(self) -> str:
-        size = max(0, self.number(">h"))
+    def value(self, kind: str) -> Any:
+        if kind == "a":
+            return self.values("i" * self.value("i"))
+        size = max(0, self.value("h")) if kind == "s" else struct.calcsize(f">{kind}")
         self._at += size
-        return self._data[self._at - size : self._at].decode()
+        part = self._data[self._at - size : self._at]
+        return part.decode() if kind == "s" else struct.unpack(f">{kind}", part)[0]

@@ -41,6 +41,7 @@ _WITHOUT_DOCSTRING = {
     "jvm/registry.lock": "The schema registry, pinned.",
     "jvm/spark.lock": "Spark's Kafka connector, pinned.",
     "pipelines/driver/log4j2.properties": "Logging of Spark's JVM.",
+    "pipelines/driver/spark.properties": "What every Spark session is set to.",
     "py.typed": "Says to type checkers that Headrace is typed.",
 }
 

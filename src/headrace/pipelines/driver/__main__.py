@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import IO
 
 import msgspec
@@ -28,8 +28,6 @@ from headrace.pipelines.graph import ordered_views
 _POLL_SECONDS = 0.1
 _STOP_POLL_SECONDS = 0.02
 _LINES = 4
-
-Tell = Callable[[wire.Event], None]
 
 
 class _PartFailed(Exception):
@@ -67,7 +65,7 @@ def _take_standard_output() -> IO[bytes]:
     return events
 
 
-def _events(stream: IO[bytes]) -> Tell:
+def _events(stream: IO[bytes]) -> wire.Tell:
     encoder = msgspec.json.Encoder()
 
     def tell(event: wire.Event) -> None:
@@ -76,7 +74,7 @@ def _events(stream: IO[bytes]) -> Tell:
     return tell
 
 
-def _run(spark: SparkSession, plan: wire.DriverPlan, tell: Tell) -> None:
+def _run(spark: SparkSession, plan: wire.DriverPlan, tell: wire.Tell) -> None:
     spec = plan.spec
     for name in spec.sources:
         with _part(f"sources.{name}"):
@@ -94,23 +92,18 @@ def _run(spark: SparkSession, plan: wire.DriverPlan, tell: Tell) -> None:
     active = {}
     for name in spec.flows:
         with _part(f"flows.{name}"):
-            active[name] = ProgressReader(start_flow(spark, plan, name))
-    waiting = set(active)
+            active[name] = ProgressReader(start_flow(spark, plan, name), tell)
     while active and not stopping:
         for name, reader in list(active.items()):
             ended = not reader.query.isActive
-            for event in reader.read():
-                tell(event)
-            if name in waiting and reader.running:
-                waiting.discard(name)
-                tell(wire.FlowRunning(name))
+            reader.report()
             if ended:
                 if (cause := reader.query.exception()) is not None:
                     raise _PartFailed(cause, f"flows.{name}")
                 tell(wire.FlowFinished(name))
                 del active[name]
         time.sleep(_POLL_SECONDS)
-    _stop(active, tell)
+    _stop(active)
 
 
 @contextlib.contextmanager
@@ -121,18 +114,14 @@ def _part(path: str) -> Iterator[None]:
         raise _PartFailed(cause, path) from cause
 
 
-def _stop(active: dict[str, ProgressReader], tell: Tell) -> None:
+def _stop(active: dict[str, ProgressReader]) -> None:
     """Stop every flow after the micro-batch it is in; one that is cut would write its rows again."""
     while active:
         for name, reader in list(active.items()):
-            done = [*reader.read()]
-            for event in done:
-                tell(event)
-            if done or reader.between_batches or not reader.query.isActive:
+            if reader.report() or reader.between_batches or not reader.query.isActive:
                 with contextlib.suppress(Exception):  # boundary: past its time limit, the end of the JVM ends it
                     reader.query.stop()
-                for event in reader.read():
-                    tell(event)
+                reader.report()
                 del active[name]
         time.sleep(_STOP_POLL_SECONDS)
 

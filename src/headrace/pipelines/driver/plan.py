@@ -4,6 +4,7 @@ The plan comes as one JSON document on standard input, so nothing of it is in th
 JSON line each on what was standard output when the process began.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -89,4 +90,6 @@ class Failed(Event, frozen=True, tag="failed"):
     """What failed, by its path in the pipeline file (`flows.delays_by_hour`); empty for the process as a whole."""
 
 
+Tell = Callable[[Event], None]
+"""Takes what the driver tells, in order."""
 AnyEvent = SessionReady | FlowRunning | FlowProgress | FlowFinished | Failed

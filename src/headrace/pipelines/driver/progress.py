@@ -1,44 +1,51 @@
 """What Spark says about a query, as our events."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from headrace.pipelines.driver.plan import FlowProgress
+from headrace.pipelines.driver.plan import FlowProgress, FlowRunning, Tell
 
 _ASKING = "Getting offsets"
 
 
 class ProgressReader:
-    """Reads a query's progress without missing a micro-batch, however seldom it is asked."""
+    """Tells a query's progress without missing a micro-batch, however seldom it is asked."""
 
-    def __init__(self, query: StreamingQuery) -> None:
+    def __init__(self, query: StreamingQuery, tell: Tell) -> None:
         self.query = query
+        self._tell = tell
         self._newest = ""
-
-    @property
-    def running(self) -> bool:
-        """Whether the query has come to read its sources."""
-        return bool(self._newest) or not str(self.query.status["message"]).startswith(("Initializing", _ASKING))
+        self._running = False
 
     @property
     def between_batches(self) -> bool:
         """Whether no micro-batch is under way; one that only asks Kafka what there is has not begun."""
-        status = self.query.status
-        return not status["isTriggerActive"] or str(status["message"]).startswith(_ASKING)
+        return not self.query.status["isTriggerActive"] or self._message.startswith(_ASKING)
 
-    def read(self) -> Iterator[FlowProgress]:
-        """Return the micro-batches that have ended since the last call, oldest first."""
-        last = self.query.lastProgress
-        if last is None or last["timestamp"] == self._newest:
-            return
-        # Spark keeps the last hundred; a poll is far more frequent than that many batches.
-        for progress in self.query.recentProgress:
-            if progress["timestamp"] > self._newest:
-                self._newest = progress["timestamp"]
-                yield to_event(self.query.name, progress)
+    @property
+    def _message(self) -> str:
+        return str(self.query.status["message"])
+
+    def report(self) -> bool:
+        """Tell the micro-batches that have ended since the last call, oldest first, and once that it reads its sources.
+
+        Returns:
+            Whether a micro-batch has ended.
+        """
+        before, last = self._newest, self.query.lastProgress
+        if last is not None and last["timestamp"] != before:
+            # Spark keeps the last hundred; a poll is far more frequent than that many batches.
+            for progress in self.query.recentProgress:
+                if progress["timestamp"] > self._newest:
+                    self._newest = progress["timestamp"]
+                    self._tell(to_event(self.query.name, progress))
+        if not self._running and (self._newest or not self._message.startswith(("Initializing", _ASKING))):
+            self._running = True
+            self._tell(FlowRunning(self.query.name))
+        return self._newest != before
 
 
 def to_event(flow: str, progress: Mapping[str, Any]) -> FlowProgress:

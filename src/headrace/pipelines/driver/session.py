@@ -23,7 +23,7 @@ from headrace.pipelines.driver.plan import DriverPlan
 _JVM_GONE_SECONDS = 0.5
 _JVM_END_SECONDS = 10.0
 _HEAP_FULL = 3  # exit code of a JVM that ends because of -XX:+ExitOnOutOfMemoryError
-_STREAMING = "org.apache.spark.sql.execution.streaming"
+_SETTINGS = Path(__file__).with_name("spark.properties")
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 
 
@@ -78,27 +78,16 @@ def _end(context: SparkContext, gateway: Any) -> None:
 def settings(plan: DriverPlan) -> dict[str, str]:
     """Return Spark's settings for a plan: Spark's name to text. Source: shared measurements of spark-kafka.md 9."""
     driver = plan.spec.driver
+    lines = [line for line in _SETTINGS.read_text().splitlines() if line and not line.startswith("#")]
     return {
+        **dict(line.split("=", 1) for line in lines),
         "spark.app.name": f"headrace.{plan.spec.name}",
         "spark.master": f"local[{driver.cores or '*'}]",
         "spark.driver.memory": f"{driver.heap_bytes // 1024}k",
         "spark.driver.extraClassPath": os.pathsep.join(map(str, plan.jars)),
         "spark.driver.extraJavaOptions": _java_options(plan),
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.warehouse.dir": str(plan.scratch / "warehouse"),
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.sql.streaming.stopTimeout": "5s",  # a query that waits for a dead Kafka does not hear an interrupt
-        "spark.scheduler.mode": "FAIR",  # a long batch of one flow must not hold up the others
-        "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(driver.shuffle_partitions),
-        "spark.sql.adaptive.enabled": "false",
-        "spark.sql.streaming.stateStore.providerClass": f"{_STREAMING}.state.RocksDBStateStoreProvider",
-        # The default manager forks about twenty processes per micro-batch on a local disk.
-        "spark.sql.streaming.checkpointFileManagerClass": (
-            f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager"
-        ),
     }
 
 

@@ -31,14 +31,6 @@ class _Wanted(NamedTuple):
     output: str
 
 
-class _Tally:
-    """How far the command has come."""
-
-    def __init__(self) -> None:
-        self.lines = 0
-        self.acknowledged = 0
-
-
 @click.command()
 @click.argument("topic")
 @click.option("--file", type=click.File("rb"), default="-", help="Read this file instead of standard input.")
@@ -55,35 +47,31 @@ async def produce(place: Place, **options: Any) -> None:
 
     Example: printf 'a\\t{"n": 1}\\n' | headrace produce orders --keys --value-format json
     """
-    wanted, tally = _Wanted(**options), _Tally()
+    wanted, acknowledged, lines_before = _Wanted(**options), 0, 0
     try:
-        await _produce(place, wanted, tally)
+        await Admin(place.kafka).describe_topic(wanted.topic)
+        async with open_codecs(place.registry) as codecs:
+            key_codec = await _codec(codecs, wanted.key_format, f"{wanted.topic}-key") if wanted.keys else None
+            value_codec = await _codec(codecs, wanted.value_format, f"{wanted.topic}-value")
+        with progress(f"produce to {wanted.topic}") as show:
+            async with open_producer(place.kafka) as target:
+                async for lines in _chunks(wanted.file):
+                    records, problem = _encode(lines, lines_before, wanted, (key_codec, value_codec))
+                    lines_before += len(lines)
+                    results = await target.produce(records)
+                    failed = [result for result in results if isinstance(result, HeadraceError)]
+                    acknowledged += len(results) - len(failed)
+                    show(acknowledged, None)
+                    if stop := failed[0] if failed else problem:
+                        raise stop
     except BaseException:
-        click.echo(
-            f"{counted(tally.acknowledged, 'record')} acknowledged in {wanted.topic}, then it stopped:", err=True
-        )
+        done = counted(acknowledged, "record")
+        click.echo(f"{done} acknowledged in {wanted.topic}, then it stopped:", err=True)
         raise
     if wanted.output == "json":
-        print_json({"topic": wanted.topic, "acknowledged": tally.acknowledged})
+        print_json({"topic": wanted.topic, "acknowledged": acknowledged})
     else:
-        click.echo(f"{counted(tally.acknowledged, 'record')} acknowledged in {wanted.topic}")
-
-
-async def _produce(place: Place, wanted: _Wanted, tally: _Tally) -> None:
-    await Admin(place.kafka).describe_topic(wanted.topic)
-    async with open_codecs(place.registry) as codecs:
-        key_codec = await _codec(codecs, wanted.key_format, f"{wanted.topic}-key") if wanted.keys else None
-        value_codec = await _codec(codecs, wanted.value_format, f"{wanted.topic}-value")
-    with progress(f"produce to {wanted.topic}") as show:
-        async with open_producer(place.kafka) as target:
-            async for lines in _chunks(wanted.file):
-                records, problem = _encode(lines, wanted, (key_codec, value_codec), tally)
-                results = await target.produce(records)
-                failed = [result for result in results if isinstance(result, HeadraceError)]
-                tally.acknowledged += len(results) - len(failed)
-                show(tally.acknowledged, None)
-                if stop := failed[0] if failed else problem:
-                    raise stop
+        click.echo(f"{counted(acknowledged, 'record')} acknowledged in {wanted.topic}")
 
 
 async def _codec(codecs: Codecs, name: str, subject: str) -> Codec:
@@ -91,13 +79,12 @@ async def _codec(codecs: Codecs, name: str, subject: str) -> Codec:
 
 
 def _encode(
-    lines: Sequence[bytes], wanted: _Wanted, codecs: tuple[Codec | None, Codec], tally: _Tally
+    lines: Sequence[bytes], lines_before: int, wanted: _Wanted, codecs: tuple[Codec | None, Codec]
 ) -> tuple[list[OutgoingRecord], HeadraceError | None]:
     """Return the records up to the first line that cannot be one, and what is wrong with that line."""
     key_codec, value_codec = codecs
     records: list[OutgoingRecord] = []
-    for line in lines:
-        tally.lines += 1
+    for number, line in enumerate(lines, lines_before + 1):
         if not line:
             continue
         key, tab, value = line.partition(b"\t") if key_codec else (b"", b"\t", line)
@@ -107,8 +94,8 @@ def _encode(
             key_bytes = key_codec.encode(line_to_json(key, wanted.key_format)) if key_codec else None
             value_bytes = value_codec.encode(line_to_json(value, wanted.value_format))
         except HeadraceError as cause:
-            text = f"line {tally.lines}: {cause}. Nothing of this line and after it was sent"
-            return records, InvalidRequest(text, line=tally.lines)
+            text = f"line {number}: {cause}. Nothing of this line and after it was sent"
+            return records, InvalidRequest(text, line=number)
         records.append(OutgoingRecord(wanted.topic, key_bytes, value_bytes))
     return records, None
 

@@ -4,8 +4,7 @@ from headrace.lifecycle.clock import Clock, Deadline, ManualClock, SystemClock
 from headrace.lifecycle.processes import Child, ChildProcess, run_program, start_child
 from headrace.lifecycle.queues import BoundedQueue, gauges
 from headrace.lifecycle.service import Readiness, Service
-from headrace.lifecycle.shutdown import Signals
-from headrace.lifecycle.supervisor import Supervisor
+from headrace.lifecycle.supervisor import Signals, Supervisor
 from headrace.lifecycle.threads import LoopBridge, LoopThread, OwnedThread, run_blocking
 
 __all__ = [

@@ -1,17 +1,39 @@
-"""Starts services in order, watches them, and takes them down in reverse."""
+"""Starts services in order, watches them, and takes them down in reverse when a signal says so."""
 
 import asyncio
 import contextlib
 import logging
+import signal
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from headrace.errors import ServiceDied
 from headrace.lifecycle.clock import Clock, Deadline
 from headrace.lifecycle.service import Readiness, Service
-from headrace.lifecycle.shutdown import Signals
 
 log = logging.getLogger(__name__)
+
+
+class Signals:
+    """What SIGTERM and SIGINT mean: the first drains, the second stops now."""
+
+    def __init__(self) -> None:
+        self.drain_asked = asyncio.Event()
+        """Set by the first SIGTERM or SIGINT."""
+        self.stop_asked = asyncio.Event()
+        """Set by the second."""
+
+    def install(self) -> None:
+        """Take over SIGTERM and SIGINT of this process."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.notice)
+
+    def notice(self) -> None:
+        """Count one signal."""
+        if self.drain_asked.is_set():
+            self.stop_asked.set()
+        self.drain_asked.set()
 
 
 class Supervisor:

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.cli import produce as produce_module
 from headrace.cli.output import print_rows, progress
-from headrace.cli.produce import _chunks, _codec, _encode, _Tally, _Wanted
+from headrace.cli.produce import _chunks, _codec, _encode, _Wanted
 from headrace.cli.text import json_to_line, open_codecs
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.errors import DecodeError, InvalidRequest
@@ -24,7 +24,7 @@ def encode(lines: list[bytes], value_format: str = "string", keys: bool = False)
             )
 
     wanted = _Wanted("t", io.BytesIO(), keys, value_format, "string", "text")
-    return _encode(lines, wanted, asyncio.run(make()), _Tally())
+    return _encode(lines, 0, wanted, asyncio.run(make()))
 
 
 def decode(data: bytes | None, name: str) -> str:

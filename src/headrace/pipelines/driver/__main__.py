@@ -21,8 +21,7 @@ from headrace.errors import PipelineInvalid
 from headrace.pipelines.driver import plan as wire
 from headrace.pipelines.driver.progress import ProgressReader
 from headrace.pipelines.driver.session import spark_session
-from headrace.pipelines.driver.sinks import start_flow
-from headrace.pipelines.driver.sources import register_source
+from headrace.pipelines.driver.topics import register_source, start_flow
 from headrace.pipelines.graph import ordered_views
 
 _POLL_SECONDS = 0.1

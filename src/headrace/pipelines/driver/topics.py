@@ -1,15 +1,23 @@
-"""Kafka topics as tables: the connector's options, and JSON values as rows."""
+"""Kafka topics as tables and flows into topics: the connector's options, JSON values as rows, rows as records."""
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StringType, StructType
 
 from headrace.errors import PipelineInvalid
 from headrace.pipelines.driver.plan import DriverPlan
-from headrace.pipelines.spec import SourceSpec
+from headrace.pipelines.spec import SinkSpec, SourceSpec
 
 _CORRUPT = "_corrupt_record"
 _LATENCY_BOUND_SECONDS = 1.0
+_PRODUCER = {
+    "kafka.acks": "all",
+    "kafka.enable.idempotence": "true",
+    "kafka.linger.ms": "20",
+    "kafka.batch.size": "262144",
+    "kafka.compression.type": "lz4",
+}
 
 
 def register_source(spark: SparkSession, plan: DriverPlan, name: str) -> None:
@@ -68,3 +76,29 @@ def rows(records: DataFrame, source: SourceSpec, name: str) -> DataFrame:
     if source.timestamp_column:
         chosen.append(f.col("timestamp").alias(source.timestamp_column))
     return counted.where(good).select(*chosen)
+
+
+def start_flow(spark: SparkSession, plan: DriverPlan, name: str) -> StreamingQuery:
+    """Start a flow's query from its checkpoint, or from its sources' beginning if it has none; at least once."""
+    flow, trigger = plan.spec.flows[name], plan.spec.trigger
+    spark.sparkContext.setLocalProperty("spark.scheduler.pool", name)
+    writer = (
+        as_records(spark.sql(flow.sql), flow.sink)
+        .writeStream.queryName(name)
+        .format("kafka")
+        .outputMode(flow.sink.mode)
+        .option("kafka.bootstrap.servers", plan.bootstrap_servers)
+        .option("topic", flow.sink.topic)
+        .option("checkpointLocation", str(plan.checkpoint(name)))
+        .options(**_PRODUCER)
+    )
+    if trigger.once:
+        return writer.trigger(availableNow=True).start()
+    return writer.trigger(processingTime=f"{round(trigger.interval_seconds * 1000)} milliseconds").start()
+
+
+def as_records(rows: DataFrame, sink: SinkSpec) -> DataFrame:
+    """Return rows as Kafka records: columns `key` and `value`, both text. Null columns are written as null."""
+    key = f.expr(sink.key) if sink.key else f.lit(None)
+    value = f.to_json(f.struct("*"), {"ignoreNullFields": "false"})
+    return rows.select(key.cast("string").alias("key"), value.alias("value"))

@@ -3,6 +3,7 @@
 import shlex
 import sys
 import time
+from typing import Any
 
 import click
 
@@ -21,12 +22,12 @@ def dev() -> None:
 
 
 @dev.command()
-@click.option("--brokers", type=click.Choice(["1", "3"]), help="Number of brokers; as last time, else 1.")
+@click.option("--brokers", type=click.Choice([1, 3]), help="Number of brokers; as last time, else 1.")
 @click.option("--registry/--no-registry", default=True, help="Whether to start the schema registry too.")
 @click.option("--port", type=_port, help="Port of broker 1, the others take the next ones; else free ones.")
 @click.option("--registry-port", type=_port, help="Port of the schema registry; else a free one.")
 @output_option
-def up(brokers: str | None, registry: bool, port: int | None, registry_port: int | None, output: str) -> None:
+def up(output: str, **wanted: Any) -> None:
     """Start the cluster, or what is missing of it, and print where it is as lines for `eval`.
 
     Example: eval "$(headrace dev up --brokers 3)"
@@ -34,13 +35,7 @@ def up(brokers: str | None, registry: bool, port: int | None, registry_port: int
     started = time.monotonic()
     with install_progress() as progress:
         cluster = DevCluster()
-        endpoints = cluster.up(
-            brokers=int(brokers) if brokers else None,
-            registry=registry,
-            port=port,
-            registry_port=registry_port,
-            progress=progress,
-        )
+        endpoints = cluster.up(progress=progress, **wanted)
     click.echo(f"up after {time.monotonic() - started:.1f} s; see {cluster.endpoints_file}", err=True)
     if output == "json":
         print_json(endpoints)

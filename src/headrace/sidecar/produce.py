@@ -15,7 +15,7 @@ from headrace.formats.codec import Codec
 from headrace.formats.codec_json import JsonCodec
 from headrace.formats.codecs import Codecs, SchemaChoice, SchemaRules, format_name
 from headrace.records import Header, OutgoingRecord, Produced
-from headrace.sidecar.produce_answer import ProduceAnswer, answer_of
+from headrace.sidecar.produce_answer import ProduceAnswer, answer_of, told
 from headrace.sidecar.produce_limits import check_count, check_depth
 from headrace.sidecar.produce_request import ProduceRecord, ProduceRequest, check_partitions, choice_of, parse_request
 from headrace.telemetry.audit import Audit
@@ -169,7 +169,12 @@ class ProduceService:
         Raises:
             ProducerQueueFull: The byte budget is used up; nothing was sent.
         """
-        self._producer.send(records, done)
+        self._producer.send(records, lambda results: done([*told(results, self.acks)]))
+
+    @property
+    def acks(self) -> Literal["all", 1, 0]:
+        """How many replicas `ok` stands for."""
+        return self._settings.acks
 
     def note(self, records: Sequence[OutgoingRecord], results: Sequence[Result]) -> int:
         """Have the results of `write` audited, and return how many records are certainly written."""

@@ -52,7 +52,7 @@ class ProduceResponse(msgspec.Struct, kw_only=True, rename={"request_status": "r
     value_schema_id: int | msgspec.UnsetType = msgspec.UNSET
     request_status: _RequestStatus
     acks: Literal[1, 0] | msgspec.UnsetType = msgspec.UNSET
-    """Present where an entry without error is weaker than ok: the leader alone has the record (1), or none said so (0)."""
+    """Present where an entry without error is weaker than ok: the leader alone has it (1), or none said so (0)."""
 
 
 class ProduceAnswer(NamedTuple):
@@ -76,8 +76,7 @@ def answer_of(
 ) -> ProduceAnswer:
     """Return the answer for the outcomes of all records, in their order."""
     failures = [result for result in results if type(result) is not Produced]
-    if acks == 0:  # no broker has told an offset
-        results = [Produced(result.partition, _NO_OFFSET) if type(result) is Produced else result for result in results]
+    results = told(results, acks)
     response = ProduceResponse(
         offsets=[_entry(result) for result in results] if failures else results,
         key_schema_id=msgspec.UNSET if key_schema_id is None else key_schema_id,
@@ -93,6 +92,13 @@ def answer_of(
         status, retry_after = reason.status, reason.retry_after_seconds
         body = body[:-1] + b"," + _encode_json(reason.body())[1:]
     return ProduceAnswer(status, body, retry_after, len(results), written)
+
+
+def told(results: Sequence[Any], acks: Literal["all", 1, 0]) -> Sequence[Any]:
+    """Return results as they may be shown: with `acks: 0` no broker has told an offset."""
+    if acks != 0:
+        return results
+    return [Produced(result.partition, _NO_OFFSET) if type(result) is Produced else result for result in results]
 
 
 def _entry(result: Produced | errors.HeadraceError) -> Produced | ProduceError:

@@ -21,6 +21,11 @@ from headrace.web.hot_path import HotPath
 _BACKLOG = 2048
 _KEEP_ALIVE_SECONDS = 75
 _GRACE_SECONDS = 1
+_KEEP_ALIVE = (
+    ((socket.SOL_SOCKET, socket.SO_KEEPALIVE), 1),
+    ((socket.IPPROTO_TCP, socket.TCP_KEEPIDLE), 60),
+    ((socket.IPPROTO_TCP, socket.TCP_KEEPINTVL), 10),
+)
 _LOOK_SECONDS = 1.0
 _HANDSHAKE_SECONDS = 10.0
 
@@ -99,7 +104,10 @@ class WebService(Service):
         host, port = self._settings.host, self._settings.port
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+            listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+            for option, value in _KEEP_ALIVE:  # connections inherit them: a client may vanish without a word
+                listener.setsockopt(*option, value)
+            return listener
         except OSError as cause:
             place = {"host": host, "port": port}
             if cause.errno == errno.EADDRINUSE:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -282,6 +283,21 @@ def deadline() -> Any:
     from headrace.lifecycle import Deadline, SystemClock
 
     return Deadline(SystemClock(), LIMIT_SECONDS)
+
+
+def test_a_stream_ends_when_the_token_it_was_opened_with_does(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row J2; the line says that another token is needed."""
+    monkeypatch.setattr("headrace.web.routes.produce_stream.expires_at", lambda scope: time.time() + 0.2)
+
+    async def main() -> None:
+        async with opened() as house, streaming(house) as client:
+            client.send({"value": 1})
+            *receipts, last = await client.receipts()
+            assert (last["code"], last["line"], last["end"]) == ("ERR10001", len(receipts) + 1, True)
+
+    asyncio.run(main())
 
 
 def test_a_client_that_leaves_leaves_nothing_behind(opened: Any) -> None:

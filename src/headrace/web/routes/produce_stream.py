@@ -77,7 +77,8 @@ class StreamProduceRoute:
             reader.cancel()
 
     async def _answer(self, stream: ProduceStream, reader: asyncio.Task[None], receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": _START})
+        weaker = [] if self._service.acks == "all" else [(b"x-headrace-acks", str(self._service.acks).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": [*_START, *weaker]})
         while (receipts := await stream.receipts()) is not None:
             self._metrics.records_in("produce", receipts.asked_records)
             self._metrics.records_out("produce", receipts.written_records)

@@ -1,0 +1,171 @@
+"""Streams of records into a real broker: order, bounds, drain, and clients that go away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+LIMIT_SECONDS = 60.0
+
+
+class Stream:
+    """One connection: lines go out in chunks while receipts come in."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self.writer = reader, writer
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(cls, url: str, topic: str) -> AsyncIterator[Stream]:
+        place = urlsplit(url)
+        stream = cls(*await asyncio.open_connection(place.hostname, place.port))
+        head = f"POST /producers/{topic} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
+        stream.writer.write(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
+        answer = await asyncio.wait_for(stream._reader.readuntil(b"\r\n\r\n"), LIMIT_SECONDS)
+        assert answer.startswith(b"HTTP/1.1 200 "), answer
+        try:
+            yield stream
+        finally:
+            stream.writer.close()
+            with contextlib.suppress(OSError):
+                await stream.writer.wait_closed()
+
+    async def send(self, records: Iterable[Any], per_chunk: int = 100) -> None:
+        """Write records as lines, as fast as they are taken, and end the request."""
+        lines = [json.dumps(record).encode() + b"\n" for record in records]
+        for start in range(0, len(lines), per_chunk):
+            self.chunk(b"".join(lines[start : start + per_chunk]))
+            await self.writer.drain()
+        self.writer.write(b"0\r\n\r\n")
+
+    def chunk(self, data: bytes) -> None:
+        self.writer.write(b"%x\r\n%s\r\n" % (len(data), data))
+
+    async def receipts(self) -> AsyncGenerator[Any]:
+        """Yield receipts to the end of the answer."""
+        text = b""
+        async with asyncio.timeout(LIMIT_SECONDS):
+            while size := int(await self._reader.readline(), 16):
+                *lines, text = (text + (await self._reader.readexactly(size + 2))[:-2]).split(b"\n")
+                for line in lines:
+                    yield json.loads(line)
+        assert not text
+
+
+async def exchange(url: str, topic: str, records: list[Any]) -> list[Any]:
+    async with Stream.open(url, topic) as stream:
+        _, receipts = await asyncio.gather(stream.send(records), all_of(stream))
+    return receipts
+
+
+async def all_of(stream: Stream) -> list[Any]:
+    return [receipt async for receipt in stream.receipts()]
+
+
+def test_every_receipt_is_where_its_line_is(site: Any, topic: Callable[..., str], headrace: Any) -> None:
+    """Many partitions, and a produce budget much smaller than the stream: it waits, and nothing is refused."""
+    name = topic(6)
+    url = headrace({**site.config, "producer": {"max_pending_bytes": 100_000}}).url
+    records = [{"key": f"k{n}", "value": {"n": n, "pad": "x" * (n % 700)}} for n in range(20_000)]
+    receipts = asyncio.run(exchange(url, name, records))
+    written = {(record.partition, record.offset): json.loads(record.value)["n"] for record in site.records(name)}
+    assert [written[receipt["partition"], receipt["offset"]] for receipt in receipts] == [*range(20_000)]
+    assert len(written) == 20_000
+    for partition in range(6):
+        offsets = [receipt["offset"] for receipt in receipts if receipt["partition"] == partition]
+        assert offsets == [*range(len(offsets))]
+
+
+def test_a_client_that_does_not_read_is_not_read_from(site: Any, topic: Callable[..., str], headrace: Any) -> None:
+    """What it sends waits on its own side, memory stays bounded; it goes, and nothing of it is left."""
+    name = topic()
+    process = headrace(site.config)
+    asyncio.run(exchange(process.url, name, [{"value": 0}] * 1000))  # what the process needs once is there
+    before, connections = resident_bytes(process.server.id.pid), open_files(process.server.id.pid)
+
+    async def main() -> None:
+        async with Stream.open(process.url, name) as stream:
+            with contextlib.suppress(TimeoutError):
+                while True:
+                    stream.chunk(b"{}\n" * 20_000)
+                    await asyncio.wait_for(stream.writer.drain(), 2)
+            stream.writer.transport.abort()
+
+    asyncio.run(main())
+    assert resident_bytes(process.server.id.pid) < before + 100_000_000
+    site.wait_until(lambda: open_files(process.server.id.pid) <= connections, "the connection to be closed")
+    assert "offset" in asyncio.run(exchange(process.url, name, [{"value": "after"}]))[0]
+    assert "Traceback" not in process.output
+
+
+def resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
+
+
+def open_files(pid: int) -> int:
+    return len([*Path(f"/proc/{pid}/fd").iterdir()])
+
+
+def test_a_drain_answers_what_was_taken_and_says_where_it_stopped(
+    site: Any, topic: Callable[..., str], headrace: Any
+) -> None:
+    """Receipts without a gap, then one line with the number of the first line that was not taken; exit code 0."""
+    name = topic()
+    process = headrace(site.config)
+
+    async def main() -> list[Any]:
+        receipts = []
+        async with Stream.open(process.url, name) as stream:
+
+            async def write() -> None:
+                for start in itertools.count(0, 50):
+                    stream.chunk(b"".join(b'{"value":%d}\n' % n for n in range(start, start + 50)))
+                    await stream.writer.drain()
+                    await asyncio.sleep(0.001)
+
+            writing = asyncio.ensure_future(write())
+            async for receipt in stream.receipts():
+                receipts.append(receipt)
+                if len(receipts) == 500:
+                    ended = asyncio.get_running_loop().run_in_executor(None, process.terminate)
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
+        assert await ended == 0
+        return receipts
+
+    *receipts, last = asyncio.run(main())
+    assert [receipt["offset"] for receipt in receipts] == [*range(len(receipts))]
+    assert (last["line"], last["end"], last["code"]) == (len(receipts) + 1, True, "ERR40029")
+    assert [json.loads(record.value) for record in site.records(name)] == [*range(len(receipts))]
+    assert "Traceback" not in process.output
+
+
+def test_a_client_that_is_gone_leaves_a_prefix_of_its_lines(
+    site: Any, topic: Callable[..., str], headrace: Any
+) -> None:
+    """At least what it has receipts for, nothing after a gap, and the process goes on."""
+    name = topic()
+    process = headrace(site.config)
+
+    async def main() -> int:
+        async with Stream.open(process.url, name) as stream:
+            stream.chunk(b"".join(b'{"value":%d}\n' % n for n in range(30_000)))
+            async with contextlib.aclosing(stream.receipts()) as receipts:
+                async for receipt in receipts:
+                    if receipt["offset"] == 2000:
+                        stream.writer.transport.abort()
+                        return 2000
+        raise AssertionError
+
+    seen = asyncio.run(main())
+    assert asyncio.run(exchange(process.url, name, [{"value": "after"}]))[0]["offset"] >= seen
+    values = [json.loads(record.value) for record in site.records(name)]
+    values.remove("after")
+    assert values == [*range(len(values))]
+    assert "Traceback" not in process.output

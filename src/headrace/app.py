@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import socket
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -32,20 +33,31 @@ from headrace.functions.destination import FunctionDestination
 from headrace.functions.load import load_function
 from headrace.functions.service import FunctionService
 from headrace.functions.spec import FunctionSpec, KafkaTrigger
-from headrace.kafka import Admin, Consumer, OwnTopics, Producer, TopicDirectory
+from headrace.kafka import (
+    Admin,
+    Consumer,
+    OwnTopics,
+    Producer,
+    StateTopic,
+    TopicDirectory,
+    TransactionalProducers,
+)
 from headrace.lifecycle import Clock, Service, Signals, Supervisor, SystemClock
 from headrace.pipelines.load import load_pipelines
 from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.spec import PipelineSpec
 from headrace.records import TopicPartition
 from headrace.security import Authenticator, TlsFiles
+from headrace.sidecar.idempotency import Idempotency
 from headrace.sidecar.produce import ProduceService
 from headrace.sidecar.reactive.http_destination import HttpDestination
+from headrace.sidecar.transactions import Transactions
 from headrace.telemetry.audit import Audit, AuditTarget
 from headrace.telemetry.audit_targets import AuditFile, AuditTopic
 from headrace.telemetry.logs import configure_logging
 from headrace.telemetry.metrics import Metrics
 from headrace.web.application import Application
+from headrace.web.routes.writing import Writing
 from headrace.web.server import WebService
 
 log = logging.getLogger(__name__)
@@ -103,12 +115,24 @@ class App:
         tls = TlsFiles(config.http.tls, clock) if config.http.tls.certificate else None
         for service in [*(authenticator.services if authenticator else ()), *([tls] if tls else ())]:
             self.supervisor.add(service)
+        writing = self._writing(produce)
         application = Application(
-            config.http, produce, self.supervisor.readiness, self.metrics, authenticator, self.audit
+            config.http, produce, writing, self.supervisor.readiness, self.metrics, authenticator, self.audit
         )
         self.web = WebService(config.http, application, tls=tls.context if tls else None, clock=clock)
         # Last to start and first to drain; and it answers health questions while the others drain.
         self.supervisor.add(self.web)
+
+    def _writing(self, produce: ProduceService) -> Writing:
+        config = self.config
+        name = config.producer.transactions.id or f"headrace-{socket.gethostname()}-{config.http.port}"
+        producers = TransactionalProducers(config.kafka, config.producer, name)
+        transactions = Transactions(config.producer, produce, producers, self.audit)
+        state = StateTopic(config.kafka, self.admin, config.producer.idempotency.topic)
+        idempotency = Idempotency(config.producer.idempotency, transactions, state, producers.open, self.clock)
+        self.supervisor.add(producers)
+        self.supervisor.add(idempotency)
+        return Writing(transactions, idempotency, self.metrics)
 
     async def run(self, announce: Callable[[str], None]) -> int:
         """Run until a signal or a death. Returns the exit code."""

@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from headrace.config.client_properties import ProducerProperties
 from headrace.config.section import FormatName, Number, Section
+from headrace.config.transactions import IdempotencyConfig, TransactionsConfig
 
 _MOST = 2**31 - 1
 _IDEMPOTENT_IN_FLIGHT = 5
@@ -69,6 +70,10 @@ class ProducerConfig(Section):
     """Copy the HTTP `Authorization` header into the record headers, as the original sidecar."""
     caller_id: str = ""
     """Written into every record as the header `caller_id`; empty for none."""
+    transactions: TransactionsConfig = TransactionsConfig()
+    """`POST /transactions`, and requests with an `Idempotency-Key`."""
+    idempotency: IdempotencyConfig = IdempotencyConfig()
+    """Requests with an `Idempotency-Key`."""
 
     @property
     def attempt_seconds(self) -> float:

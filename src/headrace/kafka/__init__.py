@@ -6,7 +6,9 @@ from headrace.kafka.names import check_group, check_topic
 from headrace.kafka.own_topics import OwnTopics
 from headrace.kafka.producer import Producer
 from headrace.kafka.reader import read_records
+from headrace.kafka.state_topic import StateTopic
 from headrace.kafka.topics import TopicDirectory
+from headrace.kafka.transactions import TransactionalProducers
 
 __all__ = [
     "Admin",
@@ -14,8 +16,10 @@ __all__ = [
     "OwnTopics",
     "PartitionInfo",
     "Producer",
+    "StateTopic",
     "TopicDirectory",
     "TopicInfo",
+    "TransactionalProducers",
     "check_group",
     "check_topic",
     "read_records",

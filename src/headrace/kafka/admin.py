@@ -27,6 +27,8 @@ from headrace.records import TopicPartition
 T = TypeVar("T")
 _COORDINATOR_PAUSE_SECONDS = 0.1
 _ALREADY_THERE = confluent_kafka.KafkaError.TOPIC_ALREADY_EXISTS
+_COMMITTED = confluent_kafka.IsolationLevel.READ_COMMITTED
+_UNCOMMITTED = confluent_kafka.IsolationLevel.READ_UNCOMMITTED
 
 
 class PartitionInfo(NamedTuple):
@@ -138,8 +140,10 @@ class Admin:
             raise
         return True
 
-    async def ensure_topic_like(self, name: str, source: str) -> None:
-        """Create a topic of ours with the partitions, replication factor and min ISR of `source`, if it has one.
+    async def ensure_topic_like(
+        self, name: str, source: str, partitions: int = 0, configs: Mapping[str, str] | None = None
+    ) -> None:
+        """Create a topic of ours with the replication factor and min ISR of `source`, and by default its partitions.
 
         Source: decisions.md 10. An empty `source` is none; then the broker's defaults count.
         """
@@ -148,9 +152,8 @@ class Admin:
             return
         origin = await self.describe_topic(source)
         min_isr = (await self.topic_configs(source)).get("min.insync.replicas", "1")
-        await self.create_topic(
-            name, len(origin.partitions), origin.replication_factor, {"min.insync.replicas": min_isr}
-        )
+        all_configs = {"min.insync.replicas": min_isr, **(configs or {})}
+        await self.create_topic(name, partitions or len(origin.partitions), origin.replication_factor, all_configs)
 
     async def list_groups(self) -> list[GroupInfo]:
         """Return every consumer group, sorted by name."""
@@ -211,6 +214,15 @@ class Admin:
         """Return the end of each partition as a read_committed consumer sees it (the last stable offset)."""
         return await self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
 
+    async def written_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return the end of each partition, transactions that are open included."""
+        return await self._offsets(partitions, OffsetSpec.latest(), _UNCOMMITTED)  # type: ignore[no-untyped-call]
+
+    async def offsets_since(self, partitions: Iterable[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
+        """Return the first offset with a timestamp or a later one; partitions without any are left out."""
+        found = await self._offsets(partitions, OffsetSpec.for_timestamp(timestamp_ms), _UNCOMMITTED)
+        return {partition: offset for partition, offset in found.items() if offset >= 0}
+
     async def start_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the first offset that is still in each partition."""
         return await self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
@@ -222,15 +234,18 @@ class Admin:
         starts, ends = await self.start_offsets(partitions), await self.end_offsets(partitions)
         return {partition: (starts[partition], ends[partition]) for partition in partitions}
 
-    async def _offsets(self, partitions: Iterable[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, int]:
+    async def _offsets(
+        self,
+        partitions: Iterable[TopicPartition],
+        spec: OffsetSpec,
+        isolation: confluent_kafka.IsolationLevel = _COMMITTED,
+    ) -> dict[TopicPartition, int]:
         wanted = {confluent_kafka.TopicPartition(p.topic, p.partition): spec for p in partitions}
         if not wanted:
             return {}
 
         def ask() -> dict[TopicPartition, int]:
-            answers = self._client.list_offsets(
-                wanted, isolation_level=confluent_kafka.IsolationLevel.READ_COMMITTED, request_timeout=self._limit
-            )
+            answers = self._client.list_offsets(wanted, isolation_level=isolation, request_timeout=self._limit)
             return {
                 TopicPartition(p.topic, p.partition): future.result(self._limit).offset for p, future in answers.items()
             }

@@ -24,6 +24,7 @@ _CODES: Final[dict[type[errors.HeadraceError], int]] = {
     errors.PartitionNotFound: 40402,
     errors.KafkaUnavailable: 50003,
     errors.ProducerQueueFull: 50003,
+    errors.TransactionAborted: 50003,
 }
 _OTHER: Final = 50002
 _INVALID: Final = 40002
@@ -88,7 +89,7 @@ def answer_of(
     written = len(results) - len(failures)
     status, retry_after = 200, None
     if failures and not written and not always_200:
-        reason = _reason(failures)
+        reason = reason_of(failures)
         status, retry_after = reason.status, reason.retry_after_seconds
         body = body[:-1] + b"," + _encode_json(reason.body())[1:]
     return ProduceAnswer(status, body, retry_after, len(results), written)
@@ -123,7 +124,7 @@ def _request_status(failures: Sequence[Any]) -> _RequestStatus:
     return next((status for status in named if status), "OK")
 
 
-def _reason(failures: Sequence[Any]) -> errors.HeadraceError:
+def reason_of(failures: Sequence[Any]) -> errors.HeadraceError:
     """Return the error that speaks for a request of which no record was written.
 
     An unknown outcome weighs most, then what only a change of the request helps against, then what passes by itself.

@@ -5,15 +5,17 @@ Source: sidecar.md 5.1; the codes of formats are those of the seed document.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 
 from headrace import errors
 from headrace.formats.codecs import SchemaChoice
 from headrace.formats.registry import Reference
+
+T = TypeVar("T")
 
 _FORMAT_CODES: Final = ("binary", "avro", "json", "jsonschema", "protobuf", "string")
 _ORIGINAL_CODES: Final = ("binary", "json", "avro", "jsonschema", "protobuf", "string")
@@ -108,13 +110,25 @@ def parse_request(body: bytes) -> ProduceRequest:
     Raises:
         RequestBodyMissing, ContentTypeMismatch, InvalidRequest: It is none; the error names the record at fault.
     """
+    try:
+        return parse_json(body, _decode_request)
+    except msgspec.ValidationError as cause:
+        raise _invalid(body, cause) from cause
+
+
+def parse_json(body: bytes, decode: Callable[[bytes], T]) -> T:
+    """Return what a body holds; `decode` may raise that it does not fit.
+
+    Raises:
+        RequestBodyMissing, ContentTypeMismatch, InvalidRequest: It is no JSON text, or too deep.
+    """
     if not body:
         raise errors.RequestBodyMissing()
     try:
         str(body, "utf-8")  # the decoder does not look into raw values
-        return _decode_request(body)
-    except msgspec.ValidationError as cause:
-        raise _invalid(body, cause) from cause
+        return decode(body)
+    except msgspec.ValidationError:
+        raise
     except (msgspec.DecodeError, UnicodeDecodeError) as cause:
         raise errors.ContentTypeMismatch(f"the body is not JSON text: {cause}") from cause
     except RecursionError as cause:

@@ -29,6 +29,7 @@ class Rule(NamedTuple):
 OPEN: Final = Rule(())
 RULES: Final[Mapping[tuple[str, str], Rule]] = {
     ("POST", "/producers/{topic}"): Rule((WRITE,), "produce", "topic"),
+    ("POST", "/transactions"): Rule((WRITE,), "produce"),
     ("GET", "/health/liveness"): OPEN,
     ("GET", "/health/readiness"): OPEN,
     ("GET", "/health/{serviceId}"): OPEN,

@@ -21,6 +21,8 @@ from headrace.web.routes.documents import document_routes
 from headrace.web.routes.health import health_routes
 from headrace.web.routes.metrics import metrics_route
 from headrace.web.routes.produce import PATH, PREFIX, ProduceRoute
+from headrace.web.routes.transactions import TRANSACTIONS, TransactionRoute
+from headrace.web.routes.writing import Writing
 
 
 class Application:
@@ -30,15 +32,17 @@ class Application:
         self,
         settings: HttpConfig,
         produce: ProduceService,
+        writing: Writing,
         readiness: Callable[[], Mapping[str, Readiness]],
         metrics: Metrics,
         authenticator: Authenticator | None = None,
         audit: Audit | None = None,
     ) -> None:
         """Make the endpoints; without an authenticator everybody may use all of them."""
-        self._produce = ProduceRoute(produce, metrics, settings)
+        self._produce = ProduceRoute(produce, writing, metrics, settings)
         routes = self.routes = [
             Route(PATH, self._produce, methods=["POST"]),
+            Route(TRANSACTIONS, TransactionRoute(writing, settings), methods=["POST"]),
             *health_routes(readiness),
             metrics_route(metrics),
             *document_routes(),

@@ -16,6 +16,7 @@ from headrace.errors import HeadraceError
 from headrace.records import Produced
 from headrace.sidecar.produce_answer import ProduceError, ProduceResponse
 from headrace.sidecar.produce_request import ProduceRequest
+from headrace.sidecar.transactions import TransactionRequest, TransactionResponse
 
 _NONE: Final[Mapping[Any, Any]] = MappingProxyType({})
 JSON, TEXT, HTML, YAML = "application/json", "text/plain", "text/html", "text/yaml"
@@ -88,6 +89,12 @@ _IDS: Final = {
     "X-Correlation-Id": f"{_CORRELATION}, and is written into records that have none of their own.",
     "X-Traceability-Id": f"{_CORRELATION}, and is written into records that have none of their own.",
 }
+_KEYED: Final = {
+    **_IDS,
+    "Idempotency-Key": "Names the request for its caller and topic: when it comes again, it writes nothing and is "
+    "answered as before, with `Idempotency-Replayed: true`.",
+}
+_KEYS: Final = (errors.IdempotencyKeyReused, errors.IdempotencyKeyBusy, errors.TransactionAborted)
 _RAW: Final = {
     "X-Headrace-Key": "Key of the record that a body other than JSON is.",
     "X-Headrace-Partition": "Its partition.",
@@ -145,9 +152,19 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
             "valueFormat": "json",
             "records": [{"key": "alice", "value": {"count": 2}, "headers": {"source": "crm"}}, {"value": 1}],
         },
-        headers={**_IDS, **_RAW},
-        errors=(*_BODY, errors.PathNotFound, errors.ProducerNotEnabled, *_FORMATS, *_KAFKA),
+        headers={**_KEYED, **_RAW},
+        errors=(*_BODY, errors.PathNotFound, errors.ProducerNotEnabled, *_FORMATS, *_KAFKA, *_KEYS),
         beside=ProduceResponse,
+    ),
+    ("POST", "/transactions"): Operation(
+        "postTransaction",
+        "Write records to several topics, all of them or none",
+        {200: TransactionResponse},
+        request={JSON: TransactionRequest},
+        example={"topics": [{"topic": "orders", "records": [{"key": "a", "value": {"count": 2}}]}]},
+        headers=_KEYED,
+        errors=(*_BODY, errors.ProducerNotEnabled, *_FORMATS, *_KAFKA, *_KEYS),
+        beside=TransactionResponse,
     ),
     ("GET", "/health/liveness"): Operation("getLiveness", _LIVENESS, {200: Liveness}),
     ("GET", "/health/readiness"): Operation("getReadiness", _READINESS, _READY),

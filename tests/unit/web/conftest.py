@@ -14,15 +14,19 @@ from headrace import errors
 from headrace.config.http import HttpConfig, SecurityConfig
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.config.producer import ProducerConfig
+from headrace.config.transactions import IdempotencyConfig
 from headrace.formats.codecs import Codecs
 from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import check_topic
 from headrace.lifecycle import ManualClock, Readiness, SystemClock
 from headrace.records import OutgoingRecord, Produced
 from headrace.security import Authenticator, TlsFiles
+from headrace.sidecar.idempotency import Idempotency
 from headrace.sidecar.produce import ProduceService
+from headrace.sidecar.transactions import Transactions
 from headrace.telemetry.metrics import Metrics
 from headrace.web.application import Application
+from headrace.web.routes.writing import Writing
 from headrace.web.server import WebService
 
 LIMIT_SECONDS = 5.0
@@ -57,6 +61,15 @@ class Kafka:
         if self.failure:
             raise self.failure
         return [Produced(0, index) for index in range(len(records))]
+
+    def submit(self, records: Sequence[OutgoingRecord], closing: Any = None) -> asyncio.Future[list[Any]]:
+        return asyncio.ensure_future(self.produce(records))
+
+    async def exists(self) -> bool:
+        return True
+
+    async def read_since(self, timestamp_ms: int) -> AsyncIterator[list[Any]]:
+        yield []
 
     def send(self, records: Sequence[OutgoingRecord], done: Callable[[list[Any]], None], *_: Any) -> None:
         if self.failure:
@@ -125,11 +138,14 @@ async def _opened(**settings: Any) -> AsyncIterator[House]:
     kafka, metrics, services = Kafka(), Metrics(), {"kafka": Readiness(True)}
     registry = SchemaRegistry(SchemaRegistryConfig(url="http://127.0.0.1:1"), ManualClock())
     produce = ProduceService(ProducerConfig(), Codecs(registry), kafka, kafka, max_records=config.max_records)
+    transactions = Transactions(ProducerConfig(), produce, kafka)
+    idempotency = Idempotency(IdempotencyConfig(), transactions, kafka, lambda: None, SystemClock())
+    writing = Writing(transactions, idempotency, metrics)
     authenticator = Authenticator(security, SystemClock()) if security.mode != "none" else None
     tls = TlsFiles(config.tls, SystemClock()) if config.tls.certificate else None
-    web = WebService(
-        config, Application(config, produce, lambda: services, metrics, authenticator), tls=tls.context if tls else None
-    )
+    application = Application(config, produce, writing, lambda: services, metrics, authenticator)
+    web = WebService(config, application, tls=tls.context if tls else None)
+    await idempotency.start()
     await web.start()
     house = House(web, kafka, metrics, services)
     house.tls = tls
@@ -139,6 +155,7 @@ async def _opened(**settings: Any) -> AsyncIterator[House]:
         kafka.gate.set()
         await house.close()
         await web.stop()
+        await idempotency.stop()
         await registry.close()
 
 

@@ -130,10 +130,10 @@ async def answers_of(opened: Any, method: str, path: str) -> AsyncIterator[tuple
         request(method, f"{path}?what=this") if OPERATIONS[method, path].query else request(method, path),
     ]
     async with opened(max_body_bytes=1000) as house:
-        asked = [*edge, *(produce_requests(house) if path == POST else ())]
+        asked = [*edge, *(produce_requests(house) if path == POST else ()), *keyed_requests(method, path)]
         for ask in asked:
             house.kafka.failure = ask if isinstance(ask, Exception) else None
-            answer = await house.ask(request(method, path) if isinstance(ask, Exception) else ask)
+            answer = await house.ask(usual(method, path) if isinstance(ask, Exception) else ask)
             yield answer.status, code_of(answer)
         house.services["kafka"] = Readiness(False, "for this test")
         house.web._application.gate.draining = True
@@ -152,6 +152,28 @@ def code_of(answer: Any) -> str:
     return answer.json.get("code", "") if answer.headers["content-type"] == "application/json" else ""
 
 
+def usual(method: str, path: str, more: str = "", value: int = 1) -> bytes:
+    """Return a request that works; `value` is what it writes."""
+    body = json.dumps({"records": [{"value": value}]})
+    if path == TRANSACTIONS:
+        body = json.dumps({"topics": [{"topic": "t", "records": [{"value": value}]}]})
+    return request(method, path, more, body=body.encode()) if path in (POST, TRANSACTIONS) else request(method, path)
+
+
+def keyed_requests(method: str, path: str) -> list[Any]:
+    """Return what makes the answers of keys, and of transactions."""
+    if path not in (POST, TRANSACTIONS):
+        return []
+    key = "Idempotency-Key: k\r\n"
+    found = [usual(method, path, key, value) for value in (1, 1, 2)]
+    if path == TRANSACTIONS:
+        bodies = [b"", b"[]", b" " * 2000, b'{"topics":[{"topic":"missing","records":[{"value":1}]}]}']
+        found += [request(method, path, body=body) for body in bodies]
+        found += [request(method, path, "Content-Encoding: gzip\r\n")]
+        found += [error() for error in OPERATIONS[method, path].errors if issubclass(error, errors.KafkaError)]
+    return found
+
+
 def produce_requests(house: Any) -> list[Any]:
     yes = request("POST", POST)
     schema = b'"valueFormat":"avro","valueSchemaId":1'
@@ -167,6 +189,7 @@ def produce_requests(house: Any) -> list[Any]:
     return [*(request("POST", POST, body=body) for body in bodies), *missing, *(error() for error in failures)]
 
 
+TRANSACTIONS = "/transactions"
 CONFLICTS = [(b"Version", b"1"), (b"", b'"x"')]
 
 

@@ -9,10 +9,12 @@ from starlette.types import Receive, Scope, Send
 from headrace.config.http import HttpConfig
 from headrace.errors import PathNotFound
 from headrace.sidecar.produce import ProduceService
+from headrace.sidecar.produce_request import parse_request
 from headrace.telemetry.metrics import Metrics
 from headrace.web.exchange import JSON, answer_json, headers_of, media_type, read_json, retry_after
 from headrace.web.routes.produce_raw import RawProduceRoute, request_ids
 from headrace.web.routes.produce_stream import NDJSON, StreamProduceRoute
+from headrace.web.routes.writing import KEY, Writing
 
 PREFIX: Final = "/producers/"
 PATH: Final = "/producers/{topic}"
@@ -21,12 +23,13 @@ PATH: Final = "/producers/{topic}"
 class ProduceRoute:
     """The endpoint as a bare ASGI app, because it is the hot one."""
 
-    def __init__(self, service: ProduceService, metrics: Metrics, settings: HttpConfig) -> None:
+    def __init__(self, service: ProduceService, writing: Writing, metrics: Metrics, settings: HttpConfig) -> None:
         self._service = service
+        self._writing = writing
         self._metrics = metrics
         self._settings = settings
         self.stream = StreamProduceRoute(service, metrics, settings)
-        self._raw = RawProduceRoute(service, metrics, settings)
+        self._raw = RawProduceRoute(service, writing, metrics, settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         topic = scope["path"][len(PREFIX) :]
@@ -38,7 +41,13 @@ class ProduceRoute:
             await other(topic, scope, receive, send)
             return
         body = await read_json(receive, headers, self._settings)
-        answer = await self._service.produce(topic, body, request_ids(headers))
+        ids = request_ids(headers)
+        if (key := headers.get(KEY)) is not None:
+            await self._writing.produce_once(
+                send, key, topic, body, lambda: self._service.prepare(topic, parse_request(body), ids)
+            )
+            return
+        answer = await self._service.produce(topic, body, ids)
         self._metrics.records_in("produce", answer.asked_records)
         self._metrics.records_out("produce", answer.written_records)
         await answer_json(send, answer.status, answer.body, retry_after(answer.retry_after_seconds))

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from headrace.config.http import HttpConfig
 from headrace.errors import ContentTypeMismatch, InvalidRequest
 from headrace.records import Header
-from headrace.sidecar.produce import ProduceService, RequestIds
+from headrace.sidecar.produce import Prepared, ProduceService, RequestIds
 from headrace.sidecar.produce_request import ProduceRecord, ProduceRequest
 from headrace.telemetry.metrics import Metrics
 from headrace.web.exchange import (
@@ -27,6 +27,7 @@ from headrace.web.exchange import (
     unknown_name,
 )
 from headrace.web.middleware import CORRELATION, TRACEABILITY, given_id
+from headrace.web.routes.writing import KEY, Writing
 
 _PREFIX: Final = b"x-headrace-"
 _HEADER: Final = b"x-headrace-header-"
@@ -48,8 +49,9 @@ def request_ids(headers: dict[bytes, bytes]) -> RequestIds:
 class RawProduceRoute:
     """One record per request."""
 
-    def __init__(self, service: ProduceService, metrics: Metrics, settings: HttpConfig) -> None:
+    def __init__(self, service: ProduceService, writing: Writing, metrics: Metrics, settings: HttpConfig) -> None:
         self._service = service
+        self._writing = writing
         self._metrics = metrics
         self._settings = settings
 
@@ -73,7 +75,17 @@ class RawProduceRoute:
             value=None if tombstone == b"true" else body,
             headers=[*(prepared.records[0].headers or ()), ("content-type", headers[b"content-type"]), *own],
         )
-        answer = await self._service.send(prepared._replace(records=[record]))
+        prepared = prepared._replace(records=[record])
+        if (key := headers.get(KEY)) is not None:
+
+            async def as_prepared() -> Prepared:
+                return prepared
+
+            parts = sorted(part for part in scope["headers"] if part[0].startswith(_PREFIX))
+            request = b"\n".join([headers[b"content-type"], *(name + b":" + value for name, value in parts), b"", body])
+            await self._writing.produce_once(send, key, topic, request, as_prepared)
+            return
+        answer = await self._service.send(prepared)
         self._metrics.records_in("produce", answer.asked_records)
         self._metrics.records_out("produce", answer.written_records)
         await answer_json(send, answer.status, answer.body, retry_after(answer.retry_after_seconds))

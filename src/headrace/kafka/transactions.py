@@ -1,0 +1,394 @@
+"""Transactional producers: all records of a request are visible at read_committed, or none ever is.
+
+Each client lives on a thread of its own, because its calls block. Requests that wait are written in one transaction; if
+one of them fails, each is written again alone. What is said of a request's end:
+
+- committed: the client said so.
+- certainly not: a commit was never asked for, or was refused. Whatever is in the log is aborted, now or later.
+- in doubt: a commit was asked for and neither confirmed nor refused. Nothing is aborted then. The client is replaced,
+  and when its successor is open the broker has ended the transaction; so the topic itself tells how.
+
+Source: reliability.md 5.1; KIP-98.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import confluent_kafka
+
+from headrace import errors
+from headrace.config.kafka import KafkaConfig
+from headrace.config.producer import ProducerConfig
+from headrace.kafka.error_map import to_error
+from headrace.kafka.producer import ProduceResult
+from headrace.kafka.producer_settings import producer_properties
+from headrace.kafka.reader import read_records
+from headrace.kafka.transaction_guard import TransactionGuard
+from headrace.lifecycle import Deadline, LoopBridge, OwnedThread, Service
+from headrace.lifecycle.queues import register_gauge, unregister_gauge
+from headrace.records import OutgoingRecord, Produced, TopicPartition
+
+log = logging.getLogger(__name__)
+
+Closing = Callable[[list[Produced]], OutgoingRecord]
+"""Makes one more record of a transaction from where the others are. Called on a producer's thread."""
+
+_STATISTICS_SECONDS: Final = 0.02
+_STATISTICS_LIMIT_SECONDS: Final = 2.0
+_OPEN_SECONDS: Final = 5.0
+_REOPEN_SECONDS: Final = 0.5
+_TOGETHER_RECORDS: Final = 10_000
+_LOOK_UP_SECONDS: Final = 60.0
+_THREAD_STOP_SECONDS: Final = 5.0
+_STATE: Final = confluent_kafka.KafkaError._STATE
+_BROKEN: Final = (confluent_kafka.KafkaException, SystemError)
+"""What the client's calls raise. A fatal error that meets a delivery report in one call is a SystemError."""
+
+
+class _Job:
+    """A request: with the loop until a thread claims it, with that thread until it is posted back."""
+
+    def __init__(self, records: Sequence[OutgoingRecord], closing: Closing | None) -> None:
+        self.records = list(records)
+        self.closing = closing
+        self.wanted = len(self.records)
+        self.results: list[Any] = []
+        self.in_doubt = False
+        self.answer: asyncio.Future[list[ProduceResult]] = asyncio.get_running_loop().create_future()
+        self._claimed = threading.Lock()
+
+    def claim(self) -> bool:
+        """Return whether the caller is the first to ask, and so owns the request."""
+        return self._claimed.acquire(blocking=False)
+
+    def send(self, client: confluent_kafka.Producer, first: int) -> None:
+        """Hand the records from a number on to the client; what it refuses is a result."""
+        self.results[first:] = [None] * (len(self.records) - first)
+        for index, record in enumerate(self.records[first:], first):
+            try:
+                client.produce(
+                    record.topic,
+                    record.value,
+                    record.key,
+                    -1 if record.partition is None else record.partition,
+                    functools.partial(self._reported, index),
+                    None,
+                    record.timestamp_ms,
+                    record.headers,  # type: ignore[arg-type]  # the client's stubs forget that a list is invariant
+                )
+            except BufferError:
+                self.results[index] = errors.ProducerQueueFull(
+                    "the transactional client's queue is full: send it again"
+                )
+                return
+            except confluent_kafka.KafkaException as cause:
+                if cause.args[0].code() != _STATE:  # which only says that another record has failed
+                    self.results[index] = to_error(cause, f"produce to {record.topic}")
+                return
+
+    def _reported(self, index: int, error: confluent_kafka.KafkaError | None, record: Any) -> None:
+        if error is None:
+            self.results[index] = Produced(record.partition(), record.offset())
+        else:
+            self.results[index] = to_error(error, f"produce to {record.topic()}")
+
+    @property
+    def written(self) -> bool:
+        """Whether every record is in the log; whether it becomes visible is another question."""
+        return len(self.results) == len(self.records) and all(type(result) is Produced for result in self.results)
+
+    def fail(self, reason: errors.HeadraceError) -> None:
+        """Say of every record that it is certainly not visible: of a record at fault why, of the others `reason`."""
+        found = self.results[: self.wanted] or [None] * self.wanted
+        self.results = [
+            result if isinstance(result, errors.HeadraceError) and not result.retriable else reason for result in found
+        ]
+
+
+class _Writer:
+    """One transactional client; everything runs on its thread."""
+
+    def __init__(self, properties: dict[str, Any], jobs: queue.SimpleQueue[_Job], post: Callable[[_Job], None]) -> None:
+        self._properties = properties
+        self._jobs = jobs
+        self._post = post
+        self._client: confluent_kafka.Producer | None = None
+        self._guard = TransactionGuard()
+        self._in_doubt: list[_Job] = []
+
+    def run(self, stop_asked: threading.Event) -> None:
+        """Write what comes until asked to stop."""
+        while not stop_asked.is_set():
+            if self._client is None and not self._open():
+                stop_asked.wait(_REOPEN_SECONDS)
+            elif jobs := self._take():
+                self._write(jobs)
+            else:
+                self._poll(0)
+                self._close_if(self._guard.doubt())
+        self._close()
+
+    def _open(self) -> bool:
+        """Make a client that has fenced its predecessor; whatever that left open has ended then."""
+        self._guard = TransactionGuard()
+        client = confluent_kafka.Producer({**self._properties, "stats_cb": self._guard.observe})
+        try:
+            client.init_transactions(_OPEN_SECONDS)
+        except confluent_kafka.KafkaException as cause:
+            error = to_error(cause, f"open the transactional producer {self._properties['transactional.id']}")
+            log.warning("%s", error.description)
+            while not error.retriable and (jobs := self._take()):
+                self._fail(jobs, error)
+            return False
+        self._guard.opened(time.monotonic())
+        self._client = client
+        for job in self._in_doubt:
+            self._post(job)
+        self._in_doubt.clear()
+        return True
+
+    def _close(self) -> None:
+        if self._client:
+            # Not its own close, which would abort: after a commit in doubt that may be wrong.
+            self._client.purge()
+            self._client = None
+
+    def _close_if(self, doubt: str) -> bool:
+        if doubt:
+            log.info("transactional producer %s is replaced: %s", self._properties["transactional.id"], doubt)
+            self._close()
+        return bool(doubt)
+
+    def _poll(self, seconds: float) -> None:
+        try:
+            if self._client:
+                self._client.poll(seconds)
+        except _BROKEN as cause:
+            self._close_if(f"it failed: {cause}")
+
+    def _take(self) -> list[_Job]:
+        """Return what waits, as far as one transaction takes it; wait a moment for the first."""
+        jobs: list[_Job] = []
+        with contextlib.suppress(queue.Empty):
+            while sum(job.wanted for job in jobs) < _TOGETHER_RECORDS:
+                job = self._jobs.get_nowait() if jobs else self._jobs.get(timeout=_STATISTICS_SECONDS)
+                if job.claim():
+                    jobs.append(job)
+        return jobs
+
+    def _write(self, jobs: list[_Job]) -> None:
+        client = self._client_without_doubt()
+        if client is None:
+            self._fail(jobs, errors.KafkaUnavailable("no transactional producer could be opened: send it again"))
+            return
+        try:
+            client.begin_transaction()
+            self._send(client, jobs)
+        except _BROKEN as cause:  # no commit was asked for
+            why = cause.__cause__ or cause
+            self._fail(jobs, errors.TransactionAborted(f"{errors.TransactionAborted.__doc__} {why}"))
+            self._close_if(f"{why}. If it was fenced, another process has its name: producer.transactions.id")
+            return
+        if all(job.written for job in jobs):
+            self._commit(client, jobs)
+        else:
+            self._abort(client, jobs)
+
+    def _client_without_doubt(self) -> confluent_kafka.Producer | None:
+        while self._client or self._open():
+            end = time.monotonic() + _STATISTICS_LIMIT_SECONDS
+            while self._client and not self._guard.fresh and time.monotonic() < end:
+                self._poll(_STATISTICS_SECONDS)
+            if not self._guard.fresh:
+                self._close_if("it says nothing of itself")
+                break
+            if self._client and not self._close_if(self._guard.doubt()):
+                self._guard.begin()
+                return self._client
+        return None
+
+    def _send(self, client: confluent_kafka.Producer, jobs: list[_Job]) -> None:
+        """Write the records, then those that tell where the records are. Ends in time: the client's own limit."""
+        for job in jobs:
+            job.records = job.records[: job.wanted]
+            job.results = []
+            job.send(client, 0)
+        client.flush()
+        if all(job.written for job in jobs):
+            for job in jobs:
+                if job.closing:
+                    job.records.append(job.closing(job.results))
+                    job.send(client, job.wanted)
+            client.flush()
+
+    def _commit(self, client: confluent_kafka.Producer, jobs: list[_Job]) -> None:
+        try:
+            client.commit_transaction()
+        except _BROKEN as cause:
+            log.warning("a commit of %s failed: %s", self._properties["transactional.id"], cause)
+            if isinstance(cause, confluent_kafka.KafkaException) and cause.args[0].txn_requires_abort():
+                self._abort(client, jobs)
+                return
+            for job in jobs:
+                job.in_doubt = True
+            self._in_doubt += jobs
+            self._close()
+            return
+        self._guard.ended(time.monotonic())
+        for job in jobs:
+            self._post(job)
+
+    def _abort(self, client: confluent_kafka.Producer, jobs: list[_Job]) -> None:
+        """End a transaction of which nothing may be seen; of several requests in it each gets another one alone."""
+        failed = [result for job in jobs for result in job.results if isinstance(result, errors.HeadraceError)]
+        if len(jobs) == 1:
+            why = f" {failed[0].description}" if failed else ""
+            self._fail(jobs, errors.TransactionAborted(f"{errors.TransactionAborted.__doc__}{why}"))
+        if not any(isinstance(error, errors.KafkaTimeout) for error in failed):  # nothing is under way, which it minds
+            with contextlib.suppress(*_BROKEN):
+                client.abort_transaction()
+        # After a failure its numbers may have a gap, which the broker would refuse in the next transaction.
+        self._close()
+        if len(jobs) > 1:
+            for job in jobs:
+                self._write([job])
+
+    def _fail(self, jobs: list[_Job], reason: errors.HeadraceError) -> None:
+        for job in jobs:
+            job.fail(reason)
+            self._post(job)
+
+
+class TransactionalProducers(Service):
+    """Writes requests as transactions. Nothing is opened before `open` or the first request."""
+
+    def __init__(
+        self, kafka: KafkaConfig, settings: ProducerConfig, id_prefix: str, name: str = "transactions"
+    ) -> None:
+        super().__init__(name)
+        self._kafka = kafka
+        self._settings = settings
+        self._id_prefix = id_prefix
+        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._open_jobs: set[_Job] = set()
+        self._idle = asyncio.Event()
+        self._threads: list[OwnedThread] = []
+
+    async def start(self) -> None:
+        register_gauge(f"{self.name}_waiting", lambda: len(self._open_jobs))
+
+    def open(self) -> None:
+        """Open the producers, which ends what a former process with their names has left open."""
+        if self._threads:
+            return
+        bridge = LoopBridge(asyncio.get_running_loop(), self._finish)
+        for number in range(self._settings.transactions.producers):
+            writer = _Writer(self._properties(f"{self._id_prefix}-{number}"), self._jobs, bridge.post)
+            thread = OwnedThread(f"{self.name}-{number}", writer.run, self.die)
+            self._threads.append(thread)
+            thread.start()
+
+    def submit(
+        self, records: Sequence[OutgoingRecord], closing: Closing | None = None
+    ) -> asyncio.Future[list[ProduceResult]]:
+        """Write records as one transaction.
+
+        Args:
+            records: One or more.
+            closing: Makes a last record, in the same transaction, from where the others are.
+
+        Returns:
+            A future that gets one result per record when the outcome is known: each of them written and visible, or
+            none, and then all results are errors. It has no time limit where a commit is in doubt. Errors of that kind
+            (`KafkaTimeout`) come only when the process stops or the topic cannot be read.
+
+        Raises:
+            ProducerQueueFull: Too many wait; nothing was sent.
+        """
+        if len(self._open_jobs) >= self._settings.transactions.max_waiting:
+            raise errors.ProducerQueueFull(
+                f"{len(self._open_jobs)} transactions wait, as many as may (producer.transactions.max_waiting): "
+                "nothing of this request was sent, send it again after a pause"
+            )
+        self.open()
+        job = _Job(records, closing)
+        self._open_jobs.add(job)
+        self._idle.clear()
+        self._jobs.put(job)
+        limit = self._settings.delivery_timeout_seconds
+        asyncio.get_running_loop().call_later(limit, self._withdraw, job)
+        return job.answer
+
+    async def drain(self, deadline: Deadline) -> None:
+        if self._open_jobs:
+            await asyncio.wait_for(self._idle.wait(), deadline.remaining_seconds)
+
+    async def stop(self) -> None:
+        unregister_gauge(f"{self.name}_waiting")
+        for thread in self._threads:
+            thread.stop_asked.set()
+        for thread in self._threads:
+            await thread.stop(_THREAD_STOP_SECONDS)
+        await super().stop()
+        unknown = errors.KafkaTimeout("this process stops before the outcome of the transaction is known")
+        for job in list(self._open_jobs):
+            self._settle(job, [unknown] * job.wanted)
+
+    def _withdraw(self, job: _Job) -> None:
+        if not job.answer.done() and job.claim():
+            job.fail(errors.KafkaUnavailable("no transactional producer was free or open in time: send it again"))
+            self._settle(job, job.results)
+
+    def _finish(self, jobs: list[_Job]) -> None:
+        for job in jobs:
+            if job.in_doubt:
+                self.spawn(self._look_up(job), "look up")
+            else:
+                self._settle(job, job.results)
+
+    async def _look_up(self, job: _Job) -> None:
+        """Find out how a transaction has ended: its last record is visible, or passed over."""
+        last, place = job.records[-1], job.results[-1]
+        partition = TopicPartition(last.topic, place.partition)
+        reading = read_records(self._kafka, {partition: place.offset}, {partition: place.offset + 1})
+        try:
+            async with asyncio.timeout(_LOOK_UP_SECONDS), contextlib.aclosing(reading):
+                visible = [record async for records in reading for record in records]
+        except (errors.HeadraceError, TimeoutError) as cause:
+            log.warning(
+                "whether a transaction with %s offset %d was committed is unknown: %s", partition, place.offset, cause
+            )
+            job.results = [errors.KafkaTimeout()] * job.wanted
+        else:
+            log.info("a transaction in doubt was %s", "committed" if visible else "aborted")
+            if not visible:
+                job.fail(errors.TransactionAborted())
+        self._settle(job, job.results)
+
+    def _settle(self, job: _Job, results: list[ProduceResult]) -> None:
+        self._open_jobs.discard(job)
+        if not job.answer.done():
+            job.answer.set_result(results[: job.wanted])
+        if not self._open_jobs:
+            self._idle.set()
+
+    def _properties(self, transactional_id: str) -> dict[str, Any]:
+        limit = self._settings.transactions.timeout_seconds
+        own = {"linger_seconds": 0.0, "delivery_timeout_seconds": limit, "request_timeout_seconds": None}
+        settings = self._settings.model_copy(update={**own, "acks": "all", "idempotence": True, "max_in_flight": 5})
+        return {
+            **producer_properties(self._kafka, settings, f"headrace-{transactional_id}"),
+            "retries": 2**31 - 1,
+            "transactional.id": transactional_id,
+            "transaction.timeout.ms": int(limit * 1000),
+            "statistics.interval.ms": int(_STATISTICS_SECONDS * 1000),
+        }

@@ -1,0 +1,211 @@
+"""`Idempotency-Key`: a request that is sent again is answered as before, and writes nothing.
+
+The records of a request and the entry of its key are one transaction, so after a crash either both are there or
+neither. Entries are in a compacted topic; at start they are read back, and until then requests with keys wait. A
+request that failed for certain is not remembered: it may be sent again. One that is in doubt keeps its key until it is
+known how its transaction has ended. The entries of one process are not seen by another that runs beside it.
+
+Source: reliability.md 3 (P-idem).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import re
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+from headrace import errors
+from headrace.config.transactions import IdempotencyConfig
+from headrace.kafka import StateTopic
+from headrace.lifecycle import Clock, Service
+from headrace.lifecycle.queues import register_gauge, unregister_gauge
+from headrace.records import OutgoingRecord, Produced, Record
+from headrace.sidecar.produce_answer import ProduceAnswer
+from headrace.sidecar.transactions import Transactions, Work
+from headrace.telemetry.correlation import caller
+
+_KEY: Final = re.compile(rb"[\x20-\x7e]{1,255}")
+_VERSION: Final = b"\x01"
+_DIGEST_BYTES: Final = 16
+_ENTRY_BYTES: Final = 400
+"""Memory of an entry beside its answer, about."""
+_WAIT_SECONDS: Final = 5.0
+_RETRY_SECONDS: Final = 1.0
+
+
+class Remembered(NamedTuple):
+    """A request that was written."""
+
+    request: bytes
+    """Hash of it."""
+    answer: bytes
+    """JSON text."""
+    until: float
+    """Seconds since the epoch."""
+
+
+class Window:
+    """What is remembered, by key; the oldest goes first."""
+
+    def __init__(self, settings: IdempotencyConfig, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._entries: OrderedDict[bytes, Remembered] = OrderedDict()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def find(self, scope: bytes) -> Remembered | None:
+        """Return what is remembered of a key, if its time is not over."""
+        self._forget()
+        return self._entries.get(scope)
+
+    def remember(self, scope: bytes, request: bytes, answer: bytes, at: float) -> None:
+        """Keep an answer that was given at a time (seconds since the epoch)."""
+        self._drop(scope)
+        self._entries[scope] = Remembered(request, answer, at + self._settings.window_seconds)
+        self._bytes += _ENTRY_BYTES + len(answer)
+        self._forget()
+
+    def _forget(self) -> None:
+        settings, now = self._settings, self._clock.time()
+        while self._entries:
+            scope, oldest = next(iter(self._entries.items()))
+            full = len(self._entries) > settings.max_keys or self._bytes > settings.max_bytes
+            if oldest.until > now and not full:
+                break
+            self._drop(scope)
+
+    def _drop(self, scope: bytes) -> None:
+        if old := self._entries.pop(scope, None):
+            self._bytes -= _ENTRY_BYTES + len(old.answer)
+
+
+class Idempotency(Service):
+    """Serves requests that carry a key."""
+
+    def __init__(
+        self,
+        settings: IdempotencyConfig,
+        transactions: Transactions,
+        state: StateTopic,
+        open_producers: Callable[[], None],
+        clock: Clock,
+        name: str = "idempotency",
+    ) -> None:
+        super().__init__(name)
+        self.window = Window(settings, clock)
+        self._window_seconds = settings.window_seconds
+        self._transactions = transactions
+        self._state = state
+        self._open_producers = open_producers
+        self._clock = clock
+        self._running: dict[bytes, bytes] = {}
+        self._source = ""
+        self._wanted = asyncio.Event()
+        self._ready = asyncio.Event()
+        self._problem = "they are being read back"
+
+    async def start(self) -> None:
+        register_gauge("idempotency_keys", lambda: len(self.window))
+        self.spawn(self._read_back(), "read back")
+
+    async def stop(self) -> None:
+        unregister_gauge("idempotency_keys")
+        await super().stop()
+
+    async def once(
+        self, key: bytes, place: str, request: bytes, prepare: Callable[[], Awaitable[Work]]
+    ) -> tuple[ProduceAnswer, bool]:
+        """Serve a request, or answer it as it was answered before.
+
+        Args:
+            key: What the client sent as `Idempotency-Key`; it counts per caller and place.
+            place: The topic, or the path.
+            request: What must be the same when the key comes again.
+            prepare: Makes the transaction; may be called twice.
+
+        Returns:
+            The answer, and whether it is one that was given before.
+
+        Raises:
+            InvalidRequest: The key is none.
+            IdempotencyKeyReused: It came with another request before.
+            IdempotencyKeyBusy: The first request with it is not answered yet.
+            KafkaUnavailable: The keys could not be read back yet.
+            ProducerQueueFull: Too many transactions wait.
+        """
+        if not _KEY.fullmatch(key):
+            raise errors.InvalidRequest("Idempotency-Key is 1 to 255 characters of visible ASCII")
+        if not self._ready.is_set():
+            await self._wait_ready((await prepare()).records)
+        scope, digest = _digest(caller.get().encode(), place.encode(), key), _digest(request)
+        known = self.window.find(scope)
+        if digest != (known.request if known else self._running.get(scope, digest)):
+            raise errors.IdempotencyKeyReused()
+        if known:
+            return ProduceAnswer(200, known.answer), True
+        if scope in self._running:
+            raise errors.IdempotencyKeyBusy()
+        self._running[scope] = digest
+        try:
+            work = await prepare()
+            outcome = self._transactions.submit(work.records, functools.partial(self._entry, scope, digest, work))
+        except BaseException:
+            del self._running[scope]
+            raise
+        outcome.add_done_callback(functools.partial(self._settled, scope, work))
+        return await self._transactions.finish(work, outcome), False
+
+    def _entry(self, scope: bytes, digest: bytes, work: Work, results: Sequence[Produced]) -> OutgoingRecord:
+        return OutgoingRecord(self._state.name, scope, _VERSION + digest + work.answer(results).body)
+
+    def _settled(self, scope: bytes, work: Work, outcome: asyncio.Future[list[Any]]) -> None:
+        digest, results = self._running.pop(scope), outcome.result()
+        if all(type(result) is Produced for result in results):
+            self.window.remember(scope, digest, work.answer(results).body, self._clock.time())
+
+    async def _wait_ready(self, records: Sequence[OutgoingRecord]) -> None:
+        if records:
+            self._source = records[0].topic
+            self._wanted.set()
+        try:
+            await asyncio.wait_for(self._ready.wait(), _WAIT_SECONDS)
+        except TimeoutError:
+            raise errors.KafkaUnavailable(
+                f"the idempotency keys are not known yet, so nothing was sent; send it again: {self._problem}"
+            ) from None
+
+    async def _read_back(self) -> None:
+        while not self._ready.is_set():
+            try:
+                if not await self._state.exists():  # nobody has used a key yet
+                    await self._wanted.wait()
+                    await self._state.create_like(self._source)
+                self._open_producers()  # what a lost process left open ends, so its entries are there or not
+                async for records in self._state.read_since(int((self._clock.time() - self._window_seconds) * 1000)):
+                    for record in records:
+                        self._take(record)
+                self._ready.set()
+            except errors.HeadraceError as problem:
+                self._problem = problem.description
+                await self._clock.sleep(_RETRY_SECONDS)
+
+    def _take(self, record: Record) -> None:
+        value = record.value or b""
+        if record.key and value[:1] == _VERSION:
+            digest, answer = value[1 : 1 + _DIGEST_BYTES], value[1 + _DIGEST_BYTES :]
+            self.window.remember(record.key, digest, answer, record.timestamp_ms / 1000)
+
+
+def _digest(*parts: bytes) -> bytes:
+    """Return a hash of byte strings, each with its length, so that no two lists of them run together."""
+    whole = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for part in parts:
+        whole.update(len(part).to_bytes(8) + part)
+    return whole.digest()

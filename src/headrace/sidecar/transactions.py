@@ -1,0 +1,159 @@
+"""`POST /transactions`: records of several topics, all visible at read_committed or none.
+
+Source: reliability.md 3 (P-tx); decisions.md 3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import functools
+import re
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
+
+from headrace import errors
+from headrace.config.producer import ProducerConfig
+from headrace.kafka import TransactionalProducers
+from headrace.records import OutgoingRecord, Produced
+from headrace.sidecar.produce import Prepared, ProduceService, RequestIds
+from headrace.sidecar.produce_answer import ProduceAnswer, ProduceResponse, answer_of, reason_of
+from headrace.sidecar.produce_request import ProduceRequest, parse_json
+from headrace.telemetry.audit import Audit
+
+_GRACE_SECONDS: Final = 1.0
+"""What a request gets beyond its limit, so that one that was not begun is told apart from one in doubt."""
+_MOST_TOPICS: Final = 100
+_UNKNOWN_FIELD: Final = re.compile(r"unknown field `(.+?)`")
+
+Results = Sequence[Produced | errors.HeadraceError]
+
+
+class TopicRequest(ProduceRequest, kw_only=True, forbid_unknown_fields=True, rename="camel", gc=False):
+    """What a transaction writes to one topic."""
+
+    topic: str
+
+
+class TransactionRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """What `POST /transactions` takes."""
+
+    topics: Annotated[list[TopicRequest], msgspec.Meta(min_length=1, max_length=_MOST_TOPICS)]
+
+
+class TopicResponse(ProduceResponse, kw_only=True, rename={"request_status": "requestStatus"}):
+    """What became of one part of a transaction."""
+
+    topic: str
+
+
+class TransactionResponse(msgspec.Struct):
+    """What became of a transaction: a part for each part of the request, in their order."""
+
+    topics: list[TopicResponse]
+
+
+class Work(NamedTuple):
+    """One transaction: what it writes, and how its outcome is told."""
+
+    records: list[OutgoingRecord]
+    answer: Callable[[Results], ProduceAnswer]
+    """Takes the results of the records, in their order. May be called on any thread, and more than once."""
+
+
+_decode = msgspec.json.Decoder(TransactionRequest).decode
+_encode_json = msgspec.json.Encoder().encode
+_FIELDS: Final = [
+    field.encode_name for kind in (TransactionRequest, TopicRequest) for field in msgspec.structs.fields(kind)
+]
+
+
+def parse_transaction(body: bytes) -> TransactionRequest:
+    """Return a request read from its JSON text.
+
+    Raises:
+        RequestBodyMissing, ContentTypeMismatch, InvalidRequest: It is none.
+    """
+    try:
+        return parse_json(body, _decode)
+    except msgspec.ValidationError as cause:
+        unknown = _UNKNOWN_FIELD.search(str(cause))
+        near = difflib.get_close_matches(unknown[1], _FIELDS, 1, 0.5) if unknown else []
+        hint = f". Did you mean {near[0]}?" if near else ""
+        raise errors.InvalidRequest(f"the body is no transaction: {cause}{hint}") from cause
+
+
+class Transactions:
+    """Prepares requests and writes each as one transaction."""
+
+    def __init__(
+        self,
+        settings: ProducerConfig,
+        produce: ProduceService,
+        producers: TransactionalProducers,
+        audit: Audit | None = None,
+    ) -> None:
+        self._settings = settings
+        self._produce = produce
+        self.submit = producers.submit
+        self._audit = audit
+
+    def of_produce(self, prepared: Prepared) -> Work:
+        """Return the transaction that does what a produce request asks, and answers as it is answered."""
+        keys, values, always_200 = prepared.key_schema_id, prepared.value_schema_id, self._settings.always_200
+        return Work(prepared.records, lambda results: answer_of(results, keys, values, always_200))
+
+    async def prepare(self, request: TransactionRequest, ids: RequestIds) -> Work:
+        """Return what a request writes.
+
+        Raises:
+            RequestError, FormatError, RegistryUnavailable, KafkaUnavailable: As for a produce request; the error names
+                the topic. Nothing was sent.
+        """
+        parts: list[tuple[str, Prepared]] = []
+        for part in request.topics:
+            try:
+                parts.append((part.topic, await self._produce.prepare(part.topic, part, ids)))
+            except (errors.RequestError, errors.FormatError) as error:
+                error.parameters.setdefault("topic", part.topic)
+                raise
+        records = [record for _, prepared in parts for record in prepared.records]
+        if not records:
+            raise errors.InvalidRequest("the transaction has no records")
+        return Work(records, functools.partial(_answer, parts))
+
+    async def write(self, work: Work) -> ProduceAnswer:
+        """Write a transaction and return what to answer. If cancelled, it may still be written.
+
+        Raises:
+            ProducerQueueFull: Too many wait; nothing was sent.
+        """
+        return await self.finish(work, self.submit(work.records))
+
+    async def finish(self, work: Work, outcome: asyncio.Future[list[Any]]) -> ProduceAnswer:
+        """Wait for the outcome, as long as a request may take, and return what to answer."""
+        await asyncio.wait({outcome}, timeout=self._settings.delivery_timeout_seconds + _GRACE_SECONDS)
+        late = errors.KafkaTimeout("whether the transaction was committed is not known yet")
+        results = outcome.result() if outcome.done() else [late] * len(work.records)
+        answer = work.answer(results)
+        if self._audit:
+            self._audit.produced(work.records, results, answer.written_records)
+        return answer
+
+
+def _answer(parts: Sequence[tuple[str, Prepared]], results: Results) -> ProduceAnswer:
+    bodies, first = [], 0
+    for topic, prepared in parts:
+        last = first + len(prepared.records)
+        part = answer_of(results[first:last], prepared.key_schema_id, prepared.value_schema_id, always_200=True)
+        bodies.append(b'{"topic":' + _encode_json(topic) + b"," + part.body[1:])
+        first = last
+    body = b'{"topics":[' + b",".join(bodies) + b"]}"
+    failures = [result for result in results if type(result) is not Produced]
+    if not failures:
+        return ProduceAnswer(200, body, None, len(results), len(results))
+    reason = reason_of(failures)
+    body = body[:-1] + b"," + _encode_json(reason.body())[1:]
+    return ProduceAnswer(reason.status, body, reason.retry_after_seconds, len(results), 0)

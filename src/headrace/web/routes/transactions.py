@@ -1,0 +1,41 @@
+"""`POST /transactions`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.types import Receive, Scope, Send
+
+from headrace.config.http import HttpConfig
+from headrace.errors import TooManyRecords
+from headrace.security.principals import WRITE
+from headrace.sidecar.transactions import parse_transaction
+from headrace.web.access import require
+from headrace.web.exchange import headers_of, read_json
+from headrace.web.routes.produce_raw import request_ids
+from headrace.web.routes.writing import KEY, Writing
+
+TRANSACTIONS: Final = "/transactions"
+
+
+class TransactionRoute:
+    """The endpoint."""
+
+    def __init__(self, writing: Writing, settings: HttpConfig) -> None:
+        self._writing = writing
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = headers_of(scope)
+        body = await read_json(receive, headers, self._settings)
+        request = parse_transaction(body)
+        for part in request.topics:
+            require(scope, (WRITE,), "produce", part.topic)
+        count, limit = sum(len(part.records) for part in request.topics), self._settings.max_records
+        if count > limit:
+            raise TooManyRecords(f"the transaction has {count} records, {limit} are the most (http.max_records)")
+        ids = request_ids(headers)
+        transactions = self._writing.transactions
+        await self._writing.answer(
+            send, headers.get(KEY), TRANSACTIONS, body, lambda: transactions.prepare(request, ids)
+        )

@@ -1,0 +1,164 @@
+"""Transactions and idempotency keys over HTTP, on a real broker."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+
+def post(url: str, body: Any, **headers: str) -> tuple[int, Any, Any]:
+    """Return status, body and headers of an answer."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json", **{name.replace("_", "-"): text for name, text in headers.items()}}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=60) as answer:
+            return answer.status, json.load(answer), answer.headers
+    except urllib.error.HTTPError as answer:
+        with answer:
+            return answer.code, json.load(answer), answer.headers
+
+
+def values(site: Any, topic: str, count: int) -> list[Any]:
+    """Return what a reader at read_committed finds in a topic, once nothing in it is undecided any more.
+
+    Kafka confirms a commit a moment before readers see it.
+    """
+    site.wait_until(lambda: len(site.records(topic)) >= count, f"{count} records in {topic}")
+    return [json.loads(record.value) for record in site.records(topic)]
+
+
+@pytest.fixture
+def url(site: Any, headrace: Callable[..., Any]) -> str:
+    return headrace(site.config).url
+
+
+def test_a_transaction_is_visible_in_all_its_topics(site: Any, topic: Callable[..., str], url: str) -> None:
+    """Partitions and offsets in the order of the request, records where they say."""
+    first, second = topic(2), topic()
+    parts = [
+        {"topic": first, "records": [{"key": "a", "value": 1, "partition": 1}, {"value": 2, "partition": 0}]},
+        {"topic": second, "keyFormat": "binary", "valueFormat": "string", "records": [{"key": "AAE=", "value": "7"}]},
+    ]
+    status, body, _ = post(f"{url}/transactions", {"topics": parts}, X_Correlation_Id="mine")
+    assert (status, [part["topic"] for part in body["topics"]]) == (200, [first, second])
+    assert body["topics"][0]["offsets"] == [{"partition": 1, "offset": 0}, {"partition": 0, "offset": 0}]
+    assert sorted(values(site, first, 2)) == [1, 2]
+    assert {record.partition: record.value for record in site.records(first)} == {0: b"2", 1: b"1"}
+    assert values(site, second, 1) == [7]
+    (written,) = site.records(second)
+    assert (written.key, written.value, written.headers) == (b"\0\1", b"7", [("X-Correlation-Id", b"mine")])
+
+
+def test_a_transaction_that_fails_leaves_nothing(site: Any, topic: Callable[..., str], url: str) -> None:
+    """The record at fault is named, the others say why they are not there; the next transaction is not harmed."""
+    first, second = topic(), topic(1, max_message_bytes=2000)
+    parts = [
+        {"topic": first, "records": [{"value": 1}, {"value": 2}]},
+        {"topic": second, "records": [{"value": "small"}, {"value": "x" * 5000}]},
+    ]
+    status, body, _ = post(f"{url}/transactions", {"topics": parts})
+    outcomes = [entry["outcome"] for part in body["topics"] for entry in part["offsets"]]
+    assert (status, body["code"], outcomes) == (413, "ERR40017", ["fail"] * 4)
+    parts[1]["records"].pop()
+    status, body, _ = post(f"{url}/transactions", {"topics": parts})
+    assert status == 200, body
+    assert (values(site, first, 2), values(site, second, 1)) == ([1, 2], ["small"])
+
+
+def test_what_is_wrong_with_a_request_is_said_before_anything_is_sent(
+    site: Any, topic: Callable[..., str], url: str
+) -> None:
+    """A missing topic, a record that does not fit, a field that is not known: nothing of the others is written."""
+    name = topic()
+    good = {"topic": name, "records": [{"value": 1}]}
+    for part, status, code in (
+        ({"topic": f"{name}-none", "records": [{"value": 1}]}, 404, "ERR40006"),
+        ({"topic": name, "records": [{"value": 1, "partition": 1}]}, 404, "ERR40007"),
+        ({"topic": name, "valueFormat": "binary", "records": [{"value": 7}]}, 400, "ERR12206"),
+        ({"topic": name, "valueFormt": "binary", "records": []}, 400, "ERR11004"),
+    ):
+        found = post(f"{url}/transactions", {"topics": [good, part]})
+        assert (*found[:1], found[1]["code"]) == (status, code)
+    assert "Did you mean valueFormat?" in found[1]["description"]
+    assert values(site, name, 0) == []
+
+
+def test_a_key_writes_once(site: Any, topic: Callable[..., str], url: str) -> None:
+    """The same answer again; another request under the key is a conflict; another topic is another key."""
+    name, other = topic(), topic()
+    body = {"records": [{"value": 1}, {"value": 2}]}
+    first = post(f"{url}/producers/{name}", body, Idempotency_Key="k")
+    again = post(f"{url}/producers/{name}", body, Idempotency_Key="k")
+    assert (
+        first[:2]
+        == again[:2]
+        == (200, {"offsets": [{"partition": 0, "offset": n} for n in (0, 1)], "requestStatus": "OK"})
+    )
+    assert (first[2]["Idempotency-Replayed"], again[2]["Idempotency-Replayed"]) == (None, "true")
+    status, conflict, _ = post(f"{url}/producers/{name}", {"records": [{"value": 3}]}, Idempotency_Key="k")
+    assert (status, conflict["code"]) == (409, "ERR40043")
+    assert post(f"{url}/producers/{other}", {"records": [{"value": 3}]}, Idempotency_Key="k")[0] == 200
+    assert (values(site, name, 2), values(site, other, 1)) == ([1, 2], [3])
+
+
+def test_a_key_covers_a_transaction_and_a_raw_body(site: Any, topic: Callable[..., str], url: str) -> None:
+    """Both are written once; of a raw body its headers count too."""
+    name = topic()
+    body = {"topics": [{"topic": name, "records": [{"value": 1}]}]}
+    assert (
+        post(f"{url}/transactions", body, Idempotency_Key="t")[:2]
+        == post(f"{url}/transactions", body, Idempotency_Key="t")[:2]
+    )
+    raw = {"Content_Type": "text/plain", "Idempotency_Key": "r"}
+    sent = [post(f"{url}/producers/{name}", b"2", **raw, X_Headrace_Key=key) for key in ("a", "a", "b")]
+    assert [status for status, _, _ in sent] == [200, 200, 409]
+    assert values(site, name, 2) == [1, 2]
+
+
+def test_a_key_whose_request_failed_may_be_sent_again(site: Any, topic: Callable[..., str], url: str) -> None:
+    """What is certainly not written is not remembered."""
+    name = topic(1, max_message_bytes=2000)
+    large = {"records": [{"value": "x" * 5000}]}
+    assert post(f"{url}/producers/{name}", large, Idempotency_Key="k")[0] == 413
+    assert post(f"{url}/producers/{name}", large, Idempotency_Key="k")[0] == 413
+    assert post(f"{url}/producers/{name}", {"records": [{"value": 1}]}, Idempotency_Key="k")[0] == 200
+    assert values(site, name, 1) == [1]
+
+
+def test_keys_outlive_a_crash(site: Any, topic: Callable[..., str], headrace: Callable[..., Any]) -> None:
+    """After SIGKILL the same key has the same answer, and the topic of keys is as safe as the first topic was."""
+    name, keys = topic(1, min_insync_replicas=1), topic() + "-keys"
+    process = headrace({**site.config, "producer": {"idempotency": {"topic": keys}}})
+    body = {"records": [{"value": 1}]}
+    first = post(f"{process.url}/producers/{name}", body, Idempotency_Key="k")
+    process.kill()
+    process.start()
+    process.wait_ready()
+    again = post(f"{process.url}/producers/{name}", body, Idempotency_Key="k")
+    assert (again[:2], again[2]["Idempotency-Replayed"]) == (first[:2], "true")
+    assert values(site, name, 1) == [1]
+    assert json.dumps(body) not in str([record.value for record in site.records(keys)])
+
+
+def test_a_process_that_is_shut_out_says_so_and_goes_on(
+    site: Any, topic: Callable[..., str], headrace: Callable[..., Any]
+) -> None:
+    """Another producer takes its name: one request fails for certain, and what it wrote is never visible."""
+    name = topic()
+    settings = {"transactions": {"id": name, "producers": 1}}
+    url = headrace({**site.config, "producer": settings}).url
+    body = {"topics": [{"topic": name, "records": [{"value": 1}]}]}
+    assert post(f"{url}/transactions", body)[0] == 200
+    thief = Producer({"bootstrap.servers": site.kafka.bootstrap_servers, "transactional.id": f"{name}-0"})
+    thief.init_transactions(20)
+    status, answer, headers = post(f"{url}/transactions", body)
+    assert (status, answer["code"], headers["Retry-After"]) == (503, "ERR40042", "1")
+    assert answer["topics"][0]["offsets"][0]["outcome"] == "fail"
+    assert post(f"{url}/transactions", body)[0] == 200
+    assert values(site, name, 2) == [1, 1]

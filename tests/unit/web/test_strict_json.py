@@ -20,7 +20,7 @@ def deep(levels: int) -> bytes:
 
 
 DIGITS = b"123456789012345678901234567890"
-AS_SENT = [deep(64), b'["%s"]' % (b"[" * 99), b'["\\"%s"]' % (b"{" * 99), DIGITS, b"9" * 10_000, b"-0", b"1e999"]
+AS_SENT = [deep(64), b'["%s"]' % (b"[" * 199), b'["\\"%s"]' % (b"{" * 199), DIGITS, b"9" * 10_000, b"-0", b"1e999"]
 AS_SENT += [b"0.10", b'{"a":1,"a":2}', b'"\\ud83d\\ude00"', b'"\\u0000\\r\\n"', b"[%s]" % (b"{}," * 50_000 + b"{}")]
 REFUSED = [deep(65), deep(901), deep(100_000), b"[" * 100_000, b"NaN", b"-Infinity", b"01", b"1.", b"+1", b'"\n"']
 REFUSED += [

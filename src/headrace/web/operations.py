@@ -20,7 +20,7 @@ from headrace.sidecar.transactions import TransactionRequest, TransactionRespons
 
 _NONE: Final[Mapping[Any, Any]] = MappingProxyType({})
 JSON, TEXT, HTML, YAML = "application/json", "text/plain", "text/html", "text/yaml"
-NDJSON = "application/x-ndjson"
+NDJSON, SCRIPT, STYLE = "application/x-ndjson", "text/javascript", "text/css"
 
 
 class Status(msgspec.Struct, rename="camel"):
@@ -94,7 +94,6 @@ _KEYED: Final = {
     "Idempotency-Key": "Names the request for its caller and topic: when it comes again, it writes nothing and is "
     "answered as before, with `Idempotency-Replayed: true`.",
 }
-_KEYS: Final = (errors.IdempotencyKeyReused, errors.IdempotencyKeyBusy, errors.TransactionAborted)
 _RAW: Final = {
     "X-Headrace-Key": "Key of the record that a body other than JSON is.",
     "X-Headrace-Partition": "Its partition.",
@@ -105,29 +104,15 @@ _LINES: Final = (
     "A `ProduceRecord` per line, without an end; answered on the way with a line for each. What `ProduceRequest` has "
     "beside `records` stands in the query."
 )
-_FORMATS: Final = (
-    errors.EncodeError,
-    errors.SchemaNotFound,
-    errors.SchemaInvalid,
-    errors.SchemaConflict,
-    errors.SchemaWithSchemaId,
-    errors.SchemaWithSchemaVersion,
-    errors.SchemaWithoutFormat,
-    errors.RegistryUnavailable,
-)
-_KAFKA: Final = (
-    errors.TopicNotFound,
-    errors.PartitionNotFound,
-    errors.KafkaError,
-    errors.KafkaUnavailable,
-    errors.KafkaTimeout,
-    errors.KafkaUnauthenticated,
-    errors.KafkaUnauthorized,
-    errors.ProducerQueueFull,
-    errors.RecordTooLarge,
-    errors.RecordRefused,
-    errors.FatalKafkaError,
-)
+
+
+def _below(top: type[HeadraceError]) -> tuple[type[HeadraceError], ...]:
+    return top, *(error for below in top.__subclasses__() for error in _below(below))
+
+
+_FORMATS: Final = (errors.EncodeError, errors.SchemaNotFound, errors.SchemaInvalid, *_below(errors.SchemaConflict))
+_KAFKA: Final = (errors.TopicNotFound, errors.PartitionNotFound, *_below(errors.KafkaError))
+_KEYS: Final = (errors.IdempotencyKeyReused, errors.IdempotencyKeyBusy)
 _BODY: Final = (
     errors.InvalidRequest,
     errors.ContentTypeMismatch,
@@ -136,6 +121,7 @@ _BODY: Final = (
     errors.TooManyRecords,
     errors.EncodingRefused,
 )
+_WRITING: Final = (*_BODY, errors.ProducerNotEnabled, *_FORMATS, errors.RegistryUnavailable, *_KAFKA, *_KEYS)
 _LIVENESS: Final = "Whether the process lives"
 _READINESS: Final = "Whether it does its work"
 _READY: Final = {200: ReadinessReport, 503: ReadinessReport}
@@ -153,7 +139,7 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
             "records": [{"key": "alice", "value": {"count": 2}, "headers": {"source": "crm"}}, {"value": 1}],
         },
         headers={**_KEYED, **_RAW},
-        errors=(*_BODY, errors.PathNotFound, errors.ProducerNotEnabled, *_FORMATS, *_KAFKA, *_KEYS),
+        errors=(*_WRITING, errors.PathNotFound),
         beside=ProduceResponse,
     ),
     ("POST", "/transactions"): Operation(
@@ -163,7 +149,7 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
         request={JSON: TransactionRequest},
         example={"topics": [{"topic": "orders", "records": [{"key": "a", "value": {"count": 2}}]}]},
         headers=_KEYED,
-        errors=(*_BODY, errors.ProducerNotEnabled, *_FORMATS, *_KAFKA, *_KEYS),
+        errors=_WRITING,
         beside=TransactionResponse,
     ),
     ("GET", "/health/liveness"): Operation("getLiveness", _LIVENESS, {200: Liveness}),
@@ -179,13 +165,8 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
         "getOpenApi", "This document as JSON", {200: JSON}, query=DocumentQuery, errors=_DOCUMENT_ERRORS
     ),
     ("GET", "/specui.html"): Operation("getSpecificationPage", "This document to read and to try out", {200: HTML}),
-    **{
-        ("GET", f"/specui/{name}"): Operation(f"get{title}", f"{title} of that page", {200: kind})
-        for name, title, kind in (
-            ("start.js", "Start", "text/javascript"),
-            ("swagger-ui-bundle.js", "Code", "text/javascript"),
-            ("swagger-ui.css", "Style", "text/css"),
-        )
-    },
+    ("GET", "/specui/start.js"): Operation("getStart", "Start of that page", {200: SCRIPT}),
+    ("GET", "/specui/swagger-ui-bundle.js"): Operation("getCode", "Code of that page", {200: SCRIPT}),
+    ("GET", "/specui/swagger-ui.css"): Operation("getStyle", "Style of that page", {200: STYLE}),
 }
 """Every endpoint by method and path."""

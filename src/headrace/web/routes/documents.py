@@ -17,7 +17,7 @@ from starlette.routing import Route
 from headrace.errors import InvalidRequest
 from headrace.lifecycle import run_blocking
 from headrace.web.openapi import document, older
-from headrace.web.operations import HTML, JSON, OPERATIONS, YAML, DocumentQuery
+from headrace.web.operations import HTML, JSON, OPERATIONS, SCRIPT, STYLE, YAML, DocumentQuery
 
 _PAGE: Final = b"""<!doctype html>
 <html lang="en">
@@ -76,4 +76,4 @@ async def _page(request: Request) -> Response:
 
 async def _asset(name: str, request: Request) -> Response:
     data = _START if name == "start.js" else await run_blocking((Path(swagger_ui.static_path) / name).read_bytes)
-    return Response(data, media_type="text/css" if name.endswith(".css") else "text/javascript")
+    return Response(data, media_type=STYLE if name.endswith(".css") else SCRIPT)

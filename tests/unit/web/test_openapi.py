@@ -24,8 +24,6 @@ from headrace.web.operations import OPERATIONS
 
 SOURCE = Path(headrace.__file__).parent
 RECORD = b'{"records":[{"value":1}]}'
-TOKENS = {"all": ["kafka:w", "kafka:r", "admin", "metrics"], "none": []}
-SECURITY = {"mode": "token", "principals": {n: {"token": f"{n:->16}", "scopes": s} for n, s in TOKENS.items()}}
 NO_KEYS = {"mode": "jwt", "jwt": {"issuer": "i", "audience": "a", "jwks_url": "http://127.0.0.1:1/"}}
 HEAD, CLAIMS = b'{"alg":"ES256"}', b"{}"
 SIGNED = ".".join(base64.urlsafe_b64encode(part).decode().rstrip("=") for part in (HEAD, CLAIMS, b"0" * 64))
@@ -36,10 +34,6 @@ def request(method: str, path: str, more: str = "", body: bytes = RECORD, host: 
     path = re.sub(r"\{.*?\}", "t", path)
     head = f"{method} {path} HTTP/1.1\r\n{host}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
     return f"{head}{more}\r\n".encode() + body
-
-
-def bearer(name: str) -> str:
-    return f"Authorization: Bearer {name:->16}\r\n"
 
 
 @pytest.mark.parametrize("path", ["/spec.yaml", "/openapi.json"])
@@ -120,32 +114,43 @@ def test_the_page_asks_no_other_site(opened: Any) -> None:
     asyncio.run(main())
 
 
-async def answers_of(opened: Any, method: str, path: str) -> AsyncIterator[tuple[int, str]]:
-    """Provoke everything that an endpoint may answer: status, and code if it is an error body."""
-    edge = [
-        request(method, path),
-        request(method, path, host="Host: h\r\nHost: h\r\n"),
-        request(method, path, host="Host: elsewhere\r\n"),
-        request(method, path, "".join(f"X-{n}: 1\r\n" for n in range(101))),
-        request(method, f"{path}?what=this") if OPERATIONS[method, path].query else request(method, path),
-    ]
+Answers = AsyncIterator[tuple[tuple[str, str], Any]]
+
+
+async def open_answers(opened: Any) -> Answers:
+    """Provoke what endpoints answer to whoever may do everything."""
     async with opened(max_body_bytes=1000) as house:
-        asked = [*edge, *(produce_requests(house) if path == POST else ()), *keyed_requests(method, path)]
-        for ask in asked:
-            house.kafka.failure = ask if isinstance(ask, Exception) else None
-            answer = await house.ask(usual(method, path) if isinstance(ask, Exception) else ask)
-            yield answer.status, code_of(answer)
+        for method, path in OPERATIONS:
+            edge = [
+                request(method, path),
+                request(method, path, host="Host: h\r\nHost: h\r\n"),
+                request(method, path, host="Host: elsewhere\r\n"),
+                request(method, path, "".join(f"X-{n}: 1\r\n" for n in range(101))),
+                *([request(method, f"{path}?what=this")] if OPERATIONS[method, path].query else ()),
+            ]
+            for ask in [*edge, *(produce_requests(house) if path == POST else ()), *keyed_requests(method, path)]:
+                house.kafka.failure = ask if isinstance(ask, Exception) else None
+                asked = usual(method, path) if isinstance(ask, Exception) else ask
+                yield (method, path), await house.ask(asked)
         house.services["kafka"] = Readiness(False, "for this test")
         house.web._application.gate.draining = True
-        answer = await house.ask(request(method, path))
-        yield answer.status, code_of(answer)
-    async with opened(security={**SECURITY, "requests_per_second": 2}) as house:
-        for more in ("", bearer("none"), bearer("none"), bearer("none")):
-            answer = await house.ask(request(method, path, more))
-            yield answer.status, code_of(answer)
+        for method, path in OPERATIONS:
+            yield (method, path), await house.ask(request(method, path))
+
+
+async def guarded_answers(opened: Any) -> Answers:
+    """Provoke what endpoints answer to those who may not, or may not so often."""
+    tokens = {f"{'-'.join(place):->16}": place for place in OPERATIONS}
+    principals = {f"n{number}": {"token": token} for number, token in enumerate(tokens)}
+    security = {"mode": "token", "requests_per_second": 2, "principals": principals}
+    async with opened(security=security) as house:
+        for token, (method, path) in tokens.items():
+            for more in ("", *[f"Authorization: Bearer {token}\r\n"] * 3):
+                yield (method, path), await house.ask(request(method, path, more))
     async with opened(security=NO_KEYS) as house:
-        answer = await house.ask(request(method, path, f"Authorization: Bearer {SIGNED}\r\n"))
-        yield answer.status, code_of(answer)
+        for method, path in OPERATIONS:
+            answer = await house.ask(request(method, path, f"Authorization: Bearer {SIGNED}\r\n"))
+            yield (method, path), answer
 
 
 def code_of(answer: Any) -> str:
@@ -193,34 +198,32 @@ TRANSACTIONS = "/transactions"
 CONFLICTS = [(b"Version", b"1"), (b"", b'"x"')]
 
 
-@pytest.mark.parametrize(("method", "path"), OPERATIONS)
-def test_the_documented_statuses_are_those_that_happen(opened: Any, method: str, path: str) -> None:
+def test_the_documented_statuses_are_those_that_happen(opened: Any) -> None:
     """Each of them can be provoked, and nothing else is answered; every code stands under its status."""
-    described = document()["paths"][path][method.lower()]["responses"]
+    paths = document()["paths"]
+    described = {(method, path): paths[path][method.lower()]["responses"] for method, path in OPERATIONS}
+    seen: dict[tuple[str, str], set[str]] = {place: set() for place in OPERATIONS}
 
     async def main() -> None:
-        seen = set()
-        async for status, code in answers_of(opened, method, path):
-            seen.add(str(status))
-            if code:
-                schema = described[str(status)]["content"]["application/json"]["schema"]
-                assert code in schema["allOf"][1]["properties"]["code"]["enum"], (status, code)
-        assert seen == set(described)
+        for answers in (open_answers(opened), guarded_answers(opened)):
+            async for place, answer in answers:
+                status = str(answer.status)
+                seen[place].add(status)
+                if code := code_of(answer):
+                    schema = described[place][status]["content"]["application/json"]["schema"]
+                    assert code in schema["allOf"][1]["properties"]["code"]["enum"], (place, status, code)
+        for place, statuses in seen.items():
+            assert statuses == set(described[place]), place
 
     asyncio.run(main())
 
 
 BELOW = {
-    POST: [
-        *(SOURCE / "web/routes").glob("produce*.py"),
-        SOURCE / "web/exchange.py",
-        *(SOURCE / "sidecar").glob("produce*.py"),
-        *(SOURCE / "formats").glob("*.py"),
-        SOURCE / "kafka/producer.py",
-        SOURCE / "kafka/topics.py",
-        SOURCE / "kafka/error_map.py",
-    ]
+    POST: ["web/routes/produce*.py", "sidecar/produce*.py"],
+    TRANSACTIONS: ["web/routes/transactions.py", "sidecar/transactions.py", "kafka/transaction*.py"],
 }
+BELOW_ALL = ["web/routes/writing.py", "web/exchange.py", "sidecar/idempotency.py", "formats/*.py"]
+BELOW_ALL += [f"kafka/{name}.py" for name in ("producer", "topics", "error_map")]
 NOT_HERE = {"HeadraceError", "DecodeError", "EnvironmentProblem", "InternalError"}
 """The base of all; what is raised when records are read; a format whose extra is not installed; and defects."""
 
@@ -231,7 +234,8 @@ def test_every_error_that_is_raised_below_a_route_is_documented(path: str) -> No
     known = {error.__name__ for error in errors.catalogue()} - NOT_HERE
     named = {
         name
-        for file in BELOW[path]
+        for pattern in (*BELOW[path], *BELOW_ALL)
+        for file in SOURCE.glob(pattern)
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.Call) and (name := getattr(node.func, "attr", getattr(node.func, "id", ""))) in known
     }

@@ -1,0 +1,98 @@
+"""A partition that takes nothing: its own requests are refused, and the others go on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+from headrace.config.kafka import KafkaConfig
+from headrace.kafka import Admin, read_records
+
+PENDING_BYTES = 1_000_000
+BODY_BYTES = 50_000
+AT_ONCE = 12  # twelve times 50 kB is three times a fifth of the budget
+
+
+class Answer(NamedTuple):
+    """What one request was told."""
+
+    status: int
+    retry_after: str | None
+    body: Any
+
+
+def post(url: str, topic: str, partition: int, number: int, size: int = BODY_BYTES) -> Answer:
+    record = {"value": [number, "x" * size], "partition": partition}
+    request = urllib.request.Request(
+        f"{url}/producers/{topic}", json.dumps({"records": [record]}).encode(), {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return Answer(answer.status, None, json.load(answer))
+    except urllib.error.HTTPError as answer:
+        with answer:
+            return Answer(answer.code, answer.headers["Retry-After"], json.load(answer))
+
+
+def wait_for_refusal(asked: list[Future[Answer]]) -> None:
+    """Wait until one of several requests was answered, and see that none of those was taken."""
+    end = time.monotonic() + 30
+    while not any(one.done() for one in asked):
+        assert time.monotonic() < end, "no request was refused"
+        time.sleep(0.01)
+    for one in asked:
+        if one.done():
+            answer = one.result()
+            assert (answer.status, answer.body["code"]) == (503, "ERR40016"), answer
+            assert answer.retry_after
+            assert "partition 0 of topic" in answer.body["description"]
+
+
+async def numbers_in(kafka: Any, topic: str) -> list[int]:
+    """Return what is written in a topic, in the order of its partitions."""
+    config = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers)
+    offsets = await Admin(config).topic_offsets(topic)
+    starts, ends = {p: o[0] for p, o in offsets.items()}, {p: o[1] for p, o in offsets.items()}
+    return [json.loads(r.value or b"")[0] async for batch in read_records(config, starts, ends) for r in batch]
+
+
+def served_while_stuck(pool: ThreadPoolExecutor, url: str, stuck: str, live: str) -> list[Future[Answer]]:
+    """Ask for more than partition 0 may hold, see that the others go on meanwhile, and return what was asked."""
+    asked = [pool.submit(post, url, stuck, 0, number) for number in range(AT_ONCE)]
+    wait_for_refusal(asked)
+    asked.append(pool.submit(post, url, stuck, 1, AT_ONCE))  # its lane has room
+    for number in range(20):
+        assert post(url, live, number % 2, number).status == 200
+    return asked
+
+
+def test_a_partition_without_enough_replicas_refuses_alone(kafka_three: Any, headrace: Callable[..., Any]) -> None:
+    """503 at once for it alone, the rest is served meanwhile, and what was taken is written when the broker is back."""
+    stuck, live = f"stuck-{time.time_ns()}", f"live-{time.time_ns()}"
+    kafka_three.create_topic(stuck, 2, {"min.insync.replicas": "3"})
+    kafka_three.create_topic(live, 2, {"min.insync.replicas": "2"})
+    producer = {"max_pending_bytes": PENDING_BYTES, "delivery_timeout_seconds": 60}
+    url = headrace({"kafka": {"bootstrap_servers": kafka_three.bootstrap_servers}, "producer": producer}).url
+    with ThreadPoolExecutor(AT_ONCE + 1) as pool:
+        # It hands its partitions over first: killed, it would hold up every topic until it is missed.
+        os.kill(next(broker["pid"] for broker in kafka_three.endpoints if broker["id"] == 3), signal.SIGTERM)
+        try:
+            asked = served_while_stuck(pool, url, stuck, live)
+            waiting = [number for number, one in enumerate(asked) if not one.done()]
+        finally:
+            kafka_three.restart(3)
+            kafka_three.wait_in_sync()
+        taken = [number for number, one in enumerate(asked) if one.result().status == 200]
+    assert taken == waiting
+    assert len(waiting) >= 3
+    assert AT_ONCE in waiting
+    assert sorted(asyncio.run(numbers_in(kafka_three, stuck))) == taken
+    assert sorted(asyncio.run(numbers_in(kafka_three, live))) == list(range(20))

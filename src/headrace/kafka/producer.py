@@ -10,6 +10,7 @@ import asyncio
 import functools
 import itertools
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,7 +32,8 @@ _FLUSH_SECONDS = 0.02
 _RECORD_OVERHEAD_BYTES = 64
 _THREAD_STOP_SECONDS = 5.0
 _REPLACE_SECONDS = 5.0
-_FEW_RECORDS = 8
+_CROWD_REQUESTS = 4
+_CROWD_SECONDS = 0.05
 
 ProduceResult = Produced | errors.HeadraceError
 """Where a record was written, or why not. `KafkaTimeout` and `FatalKafkaError` mean: unknown."""
@@ -86,6 +88,8 @@ class Producer(Service):
         self._budget = ByteBudget(settings.max_pending_bytes, settings.partition_share)
         self._idle = asyncio.Event()
         self._work = threading.Event()
+        self._open_requests = 0
+        self._crowded_at = -1.0
         self._fatal = False
         self._client = self._new_client()
         self._bridge: LoopBridge[_Request] | None = None
@@ -146,7 +150,10 @@ class Producer(Service):
         self._budget.take(lane, size)
         request = _Request(len(records), size, lane, self._bridge.post, done)
         self._idle.clear()
+        self._open_requests += 1
         self._hand_over(request, records)
+        if self._open_requests > _CROWD_REQUESTS:
+            self._crowded_at = time.monotonic()
         if not self._work.is_set():
             self._work.set()
 
@@ -191,6 +198,7 @@ class Producer(Service):
         for request in requests:
             done, request.done = request.done, None
             if done:
+                self._open_requests -= 1
                 self._budget.give_back(request.lane, request.size_bytes)
                 done(request.results)
         if not self._budget.pending_bytes:
@@ -199,19 +207,18 @@ class Producer(Service):
     def _serve_reports(self, stop_asked: threading.Event) -> None:
         while not stop_asked.is_set():
             client = self._client
-            waiting = len(client)
-            if not waiting:
+            if time.monotonic() - self._crowded_at < _CROWD_SECONDS:
+                client.poll(_POLL_SECONDS)
+            elif len(client):
+                # The client sends at once while it is flushed: a lone request does not wait for company that would
+                # not come, and requests in numbers still share their batches.
+                client.flush(_FLUSH_SECONDS)
+            else:
                 self._work.clear()
                 # Race: a record that came before the flag was cleared is seen here, one that comes later sets it.
                 if not len(client):
                     self._work.wait(_POLL_SECONDS)
                 client.poll(0)
-            elif waiting <= _FEW_RECORDS:
-                # The client sends at once while it is flushed. So a lone record does not wait for company, which
-                # would not come, and many still share their batches.
-                client.flush(_FLUSH_SECONDS)
-            else:
-                client.poll(_POLL_SECONDS)
             if self._fatal:
                 self._replace_client()
         self._client.flush(_THREAD_STOP_SECONDS / 2)

@@ -92,6 +92,9 @@ _choice_of: Final = {
 }
 
 
+_NOTHING: Final = SchemaChoice()
+
+
 def choice_of(
     request: SchemaChoices, part: Literal["key", "value"], codes: Literal["seed", "original"] = "seed"
 ) -> SchemaChoice:
@@ -100,7 +103,10 @@ def choice_of(
     Raises:
         InvalidRequest: The format is a number that stands for none.
     """
-    given, *rest = _choice_of[part](request)
+    said = _choice_of[part](request)
+    if said == _NOTHING:  # the usual case, and this runs for every request
+        return _NOTHING
+    given, *rest = said
     return SchemaChoice(_format(given, _FORMAT_CODES if codes == "seed" else _ORIGINAL_CODES), *rest)
 
 

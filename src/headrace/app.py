@@ -42,6 +42,7 @@ from headrace.kafka import (
     TopicDirectory,
     TransactionalProducers,
 )
+from headrace.kafka.producer_settings import check_properties
 from headrace.lifecycle import Clock, Service, Signals, Supervisor, SystemClock
 from headrace.pipelines.load import load_pipelines
 from headrace.pipelines.runs import PipelineRun
@@ -85,6 +86,9 @@ class App:
         self.config = config
         self.clock = clock
         self.metrics = Metrics()
+        check_properties(config.kafka, config.producer)
+        for warning in config.producer.warnings:
+            log.warning("%s", warning)
         self.admin = Admin(config.kafka)
         self.topics = TopicDirectory(self.admin, clock)
         self.producer = Producer(config.kafka, config.producer)

@@ -10,6 +10,7 @@ from headrace.config.load import load_config
 from headrace.config.model import HeadraceConfig
 from headrace.config.show import json_schema, masked
 from headrace.errors import ConfigError, HeadraceError
+from headrace.kafka.producer_settings import check_properties
 
 DEFAULT_FILE = Path("headrace.yaml")
 
@@ -42,6 +43,7 @@ def check(file: Path, output: str) -> None:
     """
     try:
         settings = load_config(file, os.environ)
+        check_properties(settings.kafka, settings.producer)
         _check_files(settings)
     except ConfigError as problem:
         if output == "json":

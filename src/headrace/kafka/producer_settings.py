@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
+
+import confluent_kafka
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
+from headrace.errors import ConfigError
 from headrace.kafka.properties import client_properties, opened
 
-log = logging.getLogger(__name__)
+
+def check_properties(kafka: KafkaConfig, settings: ProducerConfig) -> None:
+    """Let the client look at every property before anything is started; nothing waits for Kafka.
+
+    Raises:
+        ConfigError: It refuses one: a value of the wrong kind, a file that is not there.
+    """
+    quiet, name = {"log_level": 0}, "headrace-check"
+    try:
+        confluent_kafka.Producer({**producer_properties(kafka, settings, name), **quiet})
+        confluent_kafka.Consumer({**client_properties(kafka, name, consumer=True), "group.id": name, **quiet}).close()
+    except confluent_kafka.KafkaException as cause:
+        text = cause.args[0].str().strip()
+        raise ConfigError(
+            f"kafka.properties or producer.properties: Kafka's client says: {text}: correct it"
+        ) from cause
 
 
 def producer_properties(kafka: KafkaConfig, settings: ProducerConfig, client_id: str) -> dict[str, Any]:
-    """Return the client properties of a producer, and log what its settings give up."""
-    for warning in settings.warnings:
-        log.warning("%s", warning)
+    """Return the client properties of a producer."""
     attempt_ms = int(settings.attempt_seconds * 1000)
     return {
         **client_properties(kafka, client_id),

@@ -51,6 +51,7 @@ def test_check_warns_of_what_is_given_up(folder: Path, capsys: pytest.CaptureFix
             "headrace.yaml:1: kafka.properties.group.id: is not taken here: set group of",
         ),
         ("http: {port: 1", "headrace.yaml:1: is not YAML"),
+        ("kafka: {properties: {isolation.level: x}}", "kafka.properties or producer.properties: Kafka's client says"),
     ],
 )
 def test_check_of_a_bad_file(folder: Path, capsys: pytest.CaptureFixture[str], text: str, problem: str) -> None:

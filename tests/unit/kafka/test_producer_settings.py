@@ -10,7 +10,8 @@ from pydantic import SecretStr
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
-from headrace.kafka.producer_settings import producer_properties
+from headrace.errors import ConfigError
+from headrace.kafka.producer_settings import check_properties, producer_properties
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,22 @@ def test_settings_reach_the_client_in_its_names_and_units() -> None:
     assert (found["socket.timeout.ms"], found["request.timeout.ms"], found["acks"]) == (2000, 1800, "all")
 
 
-def test_weak_settings_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever reads the log knows that retries may reorder."""
-    producer_properties(KafkaConfig(), ProducerConfig(idempotence=False), "me")
-    assert "may reorder and double records" in caplog.text
+@pytest.mark.parametrize(
+    ("properties", "said"),
+    [
+        ({"security.protocol": "ssl", "ssl.ca.location": "/nope.pem"}, "ssl.ca.location failed"),
+        ({"socket.receive.buffer.bytes": "many"}, "socket.receive.buffer.bytes"),
+        ({"isolation.level": "some"}, "isolation.level"),
+        ({"group.protocol": "consumer", "session.timeout.ms": 1000}, "session.timeout.ms"),
+    ],
+)
+def test_what_the_client_refuses_is_a_fault_of_the_file(properties: dict[str, Any], said: str) -> None:
+    """Before anything is started, for producers and consumers alike."""
+    kafka = KafkaConfig(bootstrap_servers="127.0.0.1:1", properties=properties)
+    with pytest.raises(ConfigError, match=said):
+        check_properties(kafka, ProducerConfig())
+
+
+def test_what_the_client_takes_passes_without_kafka() -> None:
+    """Nothing is waited for."""
+    check_properties(KafkaConfig(bootstrap_servers="127.0.0.1:1"), ProducerConfig())

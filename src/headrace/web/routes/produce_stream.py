@@ -26,9 +26,9 @@ from headrace.web.access import expires_at
 from headrace.web.connection import STREAMING
 from headrace.web.exchange import encoding_refused, headers_of, throw_away, unknown_name
 from headrace.web.routes.produce_raw import request_ids
+from headrace.web.routes.writing import KEY
 
 NDJSON: Final = (b"application/x-ndjson", b"application/ndjson", b"application/jsonl")
-KEY: Final = b"idempotency-key"
 _START: Final = [(b"content-type", b"application/x-ndjson"), (b"connection", b"close")]
 _NAMES: Final = SchemaChoices.__struct_encode_fields__
 _FORMATS: Final = ("keyFormat", "valueFormat")

@@ -64,25 +64,35 @@ def test_lines_come_back_as_they_went(headrace: Any, topic: Any) -> None:
     assert {"topic", "partition", "offset", "timestamp_ms", "key", "value", "headers"} == set(rows[0])
 
 
-def test_avro_lines_go_through_the_registry(headrace: Any, topic: Any, schema_registry: Any) -> None:
-    """Avro is written by the newest schema of the topic's subject, and read by the id in the bytes."""
+SCHEMAS = {
+    "avro": ("AVRO", '{"type":"record","name":"Order","fields":[{"name":"n","type":"int"}]}'),
+    "jsonschema": ("JSON", '{"properties":{"n":{"type":"integer"}}}'),
+    "protobuf": ("PROTOBUF", 'syntax = "proto3"; message Order { int32 n = 1; }'),
+}
+
+
+@pytest.mark.parametrize("name_of_format", SCHEMAS)
+def test_lines_with_a_schema_go_through_the_registry(
+    headrace: Any, topic: Any, schema_registry: Any, name_of_format: str
+) -> None:
+    """They are written by the newest schema of the topic's subject, and read by the id in the bytes."""
     name = topic()
-    schema = {"type": "record", "name": "Order", "fields": [{"name": "n", "type": "int"}]}
+    kind, schema = SCHEMAS[name_of_format]
 
     async def register() -> None:
         registry = SchemaRegistry(SchemaRegistryConfig(url=schema_registry.url), SystemClock())
-        await registry.register(f"{name}-value", json.dumps(schema))
+        await registry.register(f"{name}-value", schema, kind)
         await registry.close()
 
     asyncio.run(register())
     options = ("--schema-registry", schema_registry.url)
-    headrace("produce", name, "--value-format", "avro", *options, given='{"n":1}\n{"n":2}\n')
-    assert headrace("consume", name, "--format", "avro", *options).stdout == '{"n":1}\n{"n":2}\n'
-    failed = headrace("produce", name, "--value-format", "avro", *options, given='{"n":3}\n{"n":"x"}\n', code=1)
+    headrace("produce", name, "--value-format", name_of_format, *options, given='{"n":1}\n{"n":2}\n')
+    assert headrace("consume", name, "--format", name_of_format, *options).stdout == '{"n":1}\n{"n":2}\n'
+    failed = headrace("produce", name, "--value-format", name_of_format, *options, given='{"n":3}\n{"n":"x"}\n', code=1)
     assert "1 record acknowledged" in failed.stderr
-    assert "line 2: the value does not fit its Avro schema at $.n: expected" in failed.stderr
+    assert "line 2: the value does not fit" in failed.stderr
     headrace("produce", name, given="plain\n")
-    failed = headrace("consume", name, "--format", "avro", *options, code=1)
+    failed = headrace("consume", name, "--format", name_of_format, *options, code=1)
     assert f"record 3 of {name}-0: the bytes do not begin with" in failed.stderr
 
 

@@ -26,7 +26,7 @@ from headrace.lifecycle import Deadline, SystemClock
 
 ENDPOINTS = HOME / "endpoints.json"
 
-registry_option = click.option("--schema-registry", "registry", metavar="URL", help="Schema registry, for Avro.")
+registry_option = click.option("--schema-registry", "registry", metavar="URL", help="Schema registry, for formats with a schema.")
 
 
 class Place(NamedTuple):

@@ -5,6 +5,7 @@ base64 alphabet, because a request may need thousands. Source: RFC 9562 section 
 section 5; sidecar.md 2.7.
 """
 
+import functools
 import random
 import time
 from contextvars import ContextVar
@@ -22,7 +23,7 @@ _ANY: Final = bytes(_ALPHABET[i % 64] for i in range(256))
 _VERSION: Final = bytes(_ALPHABET[28 + i % 4] for i in range(256))  # 0111, then two random bits
 _VARIANT: Final = bytes(_ALPHABET[2 + 4 * (i % 16)] for i in range(256))  # four random bits, then 10
 _LAST: Final = bytes(_ALPHABET[16 * (i % 4)] for i in range(256))  # two random bits, then the padding
-_noise: Final = random.Random().randbytes  # ids are no secrets, and the kernel's numbers cost a call each
+_noise: Final = random.Random().getrandbits  # ids are no secrets, and the kernel's numbers cost a call each
 
 
 def new_correlation_id() -> bytes:
@@ -30,14 +31,17 @@ def new_correlation_id() -> bytes:
     return new_correlation_ids(1)[0]
 
 
+@functools.lru_cache(2)
+def _time_part(milliseconds: int) -> bytes:
+    return b"".join([_PAIRS[milliseconds >> shift & 4095] for shift in (36, 24, 12, 0)])
+
+
 def new_correlation_ids(count: int) -> list[bytes]:
     """Return new ids, ASCII, each once."""
     ids: list[bytes] = []
     while len(ids) < count:
-        milliseconds = time.time_ns() // 1_000_000
-        time_part = b"".join([_PAIRS[milliseconds >> shift & 4095] for shift in (36, 24, 12, 0)])
-        noise = _noise(12)
-        head = time_part + bytes((_VERSION[noise[0]], _ANY[noise[1]], _VARIANT[noise[2]]))
+        noise = _noise(96).to_bytes(12)
+        head = _time_part(time.time_ns() // 1_000_000) + bytes((_VERSION[noise[0]], _ANY[noise[1]], _VARIANT[noise[2]]))
         tail = noise[3:11].translate(_ANY) + bytes((_LAST[noise[11]],))
         # Ids of one burst share their noise and differ in twelve bits; 62 random bits remain.
         ids += [head + pair + tail for pair in _PAIRS[: count - len(ids)]]

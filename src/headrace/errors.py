@@ -98,7 +98,7 @@ class ConfigError(HeadraceError, code="ERR40001", message="CONFIG_INVALID"):
     """The configuration is not usable."""
 
 
-class EnvironmentProblem(HeadraceError, code="ERR40002", message="ENVIRONMENT_PROBLEM"):
+class EnvironmentProblem(HeadraceError, code="ERR40002", message="ENVIRONMENT_PROBLEM", status=503):
     """This machine lacks something Headrace needs."""
 
 

@@ -7,6 +7,7 @@ import asyncio
 import base64
 import json
 import re
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from openapi_spec_validator import OpenAPIV30SpecValidator, OpenAPIV31SpecValida
 
 import headrace
 from headrace import errors
+from headrace.formats.schema_codec import compile_schema
 from headrace.lifecycle import Readiness
 from headrace.web.access import RULES
 from headrace.web.openapi import document, errors_of
@@ -224,8 +226,8 @@ BELOW = {
 }
 BELOW_ALL = ["web/routes/writing.py", "web/exchange.py", "sidecar/idempotency.py", "formats/*.py"]
 BELOW_ALL += [f"kafka/{name}.py" for name in ("producer", "topics", "error_map")]
-NOT_HERE = {"HeadraceError", "DecodeError", "EnvironmentProblem", "InternalError"}
-"""The base of all; what is raised when records are read; a format whose extra is not installed; and defects."""
+NOT_HERE = {"HeadraceError", "DecodeError", "InternalError"}
+"""The base of all; what is raised when records are read; and defects."""
 
 
 @pytest.mark.parametrize("path", BELOW)
@@ -241,6 +243,14 @@ def test_every_error_that_is_raised_below_a_route_is_documented(path: str) -> No
     }
     documented = {error.__name__ for error in errors_of(path, OPERATIONS["POST", path], RULES["POST", path])}
     assert named - documented == set()
+
+
+def test_a_format_whose_library_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """503 with the command that installs it: the caller has done nothing wrong, and it is no defect either."""
+    monkeypatch.setitem(sys.modules, "headrace.formats.codec_avro", None)
+    with pytest.raises(errors.EnvironmentProblem, match=r"pip install 'headrace\[avro\]'") as raised:
+        compile_schema("AVRO", '"int"', {})
+    assert raised.value.status == 503
 
 
 def test_the_example_is_a_request_that_works(opened: Any) -> None:

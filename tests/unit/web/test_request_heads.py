@@ -489,3 +489,18 @@ def test_a_path_with_a_name_that_is_none_ends_before_kafka(opened: Any, name: st
             assert house.kafka.records == []
 
     asyncio.run(main())
+
+
+def test_a_body_with_a_name_that_is_none_ends_before_kafka(opened: Any) -> None:
+    """Row S1: the topics of a transaction."""
+    names = ["^.*", "^", "a b", "../x", "a\r\nb", "a\x00b", "x" * 250, ".", "..", "", "ord\u0435rs", "a,b", "a/b"]
+
+    async def main() -> None:
+        async with opened() as house:
+            for name in names:
+                topics = [{"topic": topic, "records": [{"value": 1}]} for topic in ("fine", name)]
+                data = post(body=json.dumps({"topics": topics}).encode()).replace(b"/producers/t ", b"/transactions ")
+                assert (await status_of(house, data))[0] == 400, name
+            assert house.kafka.records == []
+
+    asyncio.run(main())

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from headrace.config.load import load_config
-from headrace.delivery.lane import Counts
+from headrace.delivery.attempt import Counts
 from headrace.delivery.protocols import ACK
 from headrace.devcluster.ports import free_ports, is_free
 from headrace.devcluster.server import Server

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from headrace.config.kafka import KafkaConfig
+from headrace.config.producer import ProducerConfig
+from headrace.errors import KafkaUnavailable, ProducerQueueFull, TransactionAborted
+from headrace.kafka import TransactionalProducers
+from headrace.records import OutgoingRecord, Produced
+from headrace.testing import HeadraceProcess
 
 
 def post(url: str, body: Any, **headers: str) -> tuple[int, Any, Any]:
@@ -33,9 +41,17 @@ def values(site: Any, topic: str, count: int) -> list[Any]:
     return [json.loads(record.value) for record in site.records(topic)]
 
 
-@pytest.fixture
-def url(site: Any, headrace: Callable[..., Any]) -> str:
-    return headrace(site.config).url
+@pytest.fixture(scope="module")
+def url(kafka: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One process for all tests that do not end it."""
+    config = {"kafka": {"bootstrap_servers": kafka.bootstrap_servers}}
+    process = HeadraceProcess(config, tmp_path_factory.mktemp("headrace"))
+    process.start()
+    try:
+        process.wait_ready()
+        yield process.url
+    finally:
+        process.kill()
 
 
 def test_a_transaction_is_visible_in_all_its_topics(site: Any, topic: Callable[..., str], url: str) -> None:
@@ -162,3 +178,50 @@ def test_a_process_that_is_shut_out_says_so_and_goes_on(
     assert answer["topics"][0]["offsets"][0]["outcome"] == "fail"
     assert post(f"{url}/transactions", body)[0] == 200
     assert values(site, name, 2) == [1, 1]
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_commit_in_doubt_is_looked_up(
+    site: Any, topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch, committed: bool
+) -> None:
+    """The client fails while it commits: the answer is what its successor finds in the topic, and never a guess."""
+
+    class Doubtful(Producer):
+        def commit_transaction(self, timeout: float = -1) -> None:
+            if committed:
+                super().commit_transaction(timeout)
+            raise KafkaException(KafkaError(KafkaError._FATAL, "for this test", fatal=True))
+
+    monkeypatch.setattr("headrace.kafka.transactions.confluent_kafka.Producer", Doubtful)
+    name = topic()
+
+    async def main() -> list[Any]:
+        producers = TransactionalProducers(site.kafka, ProducerConfig(), name)
+        await producers.start()
+        try:
+            return await asyncio.wait_for(producers.submit([OutgoingRecord(name, None, b"1")] * 2), 30)
+        finally:
+            await producers.stop()
+
+    results = asyncio.run(main())
+    assert {type(result) for result in results} == {Produced if committed else TransactionAborted}
+    assert values(site, name, 2 * committed) == [1, 1] * committed
+
+
+def test_what_waits_is_bounded_and_told_apart_from_what_is_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody answers: 503 at once above the bound, and after the limit a certain no for those that waited."""
+    monkeypatch.setattr("headrace.kafka.transactions._OPEN_SECONDS", 0.2)
+
+    async def main() -> list[Any]:
+        settings = ProducerConfig.model_validate({"delivery_timeout_seconds": 0.3, "transactions": {"max_waiting": 1}})
+        producers = TransactionalProducers(KafkaConfig(bootstrap_servers="127.0.0.1:1"), settings, "nobody")
+        await producers.start()
+        try:
+            waiting = producers.submit([OutgoingRecord("t", None, b"1")])
+            with pytest.raises(ProducerQueueFull):
+                producers.submit([OutgoingRecord("t", None, b"1")])
+            return await asyncio.wait_for(waiting, 30)
+        finally:
+            await producers.stop()
+
+    assert [type(result) for result in asyncio.run(main())] == [KafkaUnavailable]

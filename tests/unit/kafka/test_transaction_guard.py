@@ -1,0 +1,88 @@
+"""The guard on statistics that were made up."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from headrace.kafka.transaction_guard import MOST_TRANSACTIONS, TransactionGuard
+
+
+def statistics(at: float, ends: int = 0, **counters: int) -> str:
+    """Return what a client would say at a time, as far as it is read."""
+    quiet = {"req_timeouts": 0, "txretries": 0, "disconnects": 0, "req": {"Produce": 9}, "state": "UP"}
+    coordinator: dict[str, Any] = {**quiet, **counters, "req": {"EndTxn": ends}}
+    return json.dumps({"ts": int(at * 1e6), "brokers": {"b/1": quiet, "TxnCoordinator": coordinator}, "age": 1})
+
+
+def begun(at: float = 10.0, **counters: int) -> TransactionGuard:
+    guard = TransactionGuard()
+    guard.opened(at)
+    guard.observe(statistics(at, **counters))
+    guard.begin()
+    return guard
+
+
+def test_statistics_older_than_the_last_transaction_do_not_count() -> None:
+    """Neither before the client was ready nor between the end of a transaction and the next report."""
+    guard = TransactionGuard()
+    guard.observe(statistics(9.0))
+    assert not guard.fresh
+    guard.opened(10.0)
+    assert not guard.fresh
+    guard.observe(statistics(10.0))
+    assert guard.fresh
+    guard.begin()
+    guard.ended(11.0)
+    guard.observe(statistics(10.99))
+    assert not guard.fresh
+    guard.observe(statistics(11.01, ends=1))
+    assert guard.fresh
+
+
+def test_one_request_that_ended_the_transaction_is_in_order() -> None:
+    """For a commit, for an abort, and for the next transaction compared with this one."""
+    guard = begun()
+    for number in (1, 2, 3):
+        guard.ended(10.0 + number)
+        guard.observe(statistics(10.5 + number, ends=number))
+        assert guard.doubt() == ""
+        guard.begin()
+
+
+@pytest.mark.parametrize("sign", ["req_timeouts", "txretries", "disconnects"])
+def test_any_sign_of_a_lost_or_repeated_request_is_a_doubt(sign: str) -> None:
+    """But only since the last transaction began."""
+    guard = begun(**{sign: 3})
+    guard.ended(11.0)
+    guard.observe(statistics(12.0, ends=1, **{sign: 3}))
+    assert guard.doubt() == ""
+    guard.observe(statistics(13.0, ends=1, **{sign: 4}))
+    assert guard.doubt() != ""
+
+
+def test_a_second_request_to_end_a_transaction_is_a_doubt() -> None:
+    """Though nothing else shows: a coordinator that was busy makes the client ask again."""
+    guard = begun()
+    guard.ended(11.0)
+    guard.observe(statistics(12.0, ends=2))
+    assert "twice" in guard.doubt()
+
+
+def test_a_connection_that_is_gone_is_a_doubt() -> None:
+    """Its counters go with it."""
+    guard = begun(req_timeouts=1)
+    guard.observe(json.dumps({"ts": 12_000_000, "brokers": {}}))
+    assert guard.doubt() != ""
+
+
+def test_a_client_is_replaced_before_its_epochs_end() -> None:
+    """Sixteen bits, and nobody looks."""
+    guard = begun()
+    for number in range(MOST_TRANSACTIONS):
+        assert guard.doubt() == ""
+        guard.begin()
+        guard.ended(11.0 + number)
+    assert str(MOST_TRANSACTIONS) in guard.doubt()

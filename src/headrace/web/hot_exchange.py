@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from headrace.security import Principal
+from headrace.sidecar.produce import RequestIds
 from headrace.sidecar.produce_answer import ProduceAnswer
+from headrace.telemetry.correlation import new_correlation_id
 from headrace.web.exchange import retry_after
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ class Exchange:
         "chunks",
         "connection",
         "disconnected",
-        "headers",
+        "identity",
         "ids",
         "keep_alive",
         "more_body",
@@ -46,15 +48,14 @@ class Exchange:
         self,
         connection: Connection,
         topic: str,
-        headers: dict[bytes, bytes],
-        ids: list[tuple[bytes, bytes]],
+        ids: RequestIds,
         principal: Principal | None,
     ) -> None:
         self.connection = connection
         self.scope: Any = connection.scope
         self.topic = topic
-        self.headers = headers
         self.ids = ids
+        self.identity = ids.correlation_id or new_correlation_id()
         self.principal = principal
         self.chunks: list[bytes] = []
         self.more_body = self.keep_alive = True
@@ -67,15 +68,23 @@ class Exchange:
         self.response_started = self.response_complete = True
         if self.disconnected:
             return
-        lines = [STATUS_LINE[answer.status]]
-        for name, value in connection.server_state.default_headers:
-            lines += [name, b": ", value, b"\r\n"]
-        lines.append(b"content-type: application/json\r\ncontent-length: %d\r\n" % len(answer.body))
-        for name, value in [*retry_after(answer.retry_after_seconds), *self.ids]:
-            lines += [name, b": ", value, b"\r\n"]
-        lines.append(b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
-        lines.append(answer.body)
-        connection.transport.write(b"".join(lines))
+        # In the order of the ordinary answer: the server's own headers, the answer's, and the ids.
+        own = b"".join([b"%b: %b\r\n" % header for header in connection.server_state.default_headers])
+        again = b"".join([b"%b: %b\r\n" % header for header in retry_after(answer.retry_after_seconds)])
+        trace = b"x-traceability-id: %b\r\n" % self.ids.traceability_id if self.ids.traceability_id else b""
+        connection.transport.write(
+            b"%b%bcontent-type: application/json\r\ncontent-length: %d\r\n%bx-correlation-id: %b\r\n%b%b\r\n%b"
+            % (
+                STATUS_LINE[answer.status],
+                own,
+                len(answer.body),
+                again,
+                self.identity,
+                trace,
+                b"" if self.keep_alive else b"connection: close\r\n",
+                answer.body,
+            )
+        )
         if not self.keep_alive:
             connection.transport.close()
         connection.on_response_complete()

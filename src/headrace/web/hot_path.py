@@ -20,12 +20,12 @@ from headrace.records import Produced
 from headrace.security import Authenticator, Principal
 from headrace.sidecar.produce import Prepared, ProduceService
 from headrace.sidecar.produce_answer import ProduceAnswer
-from headrace.telemetry.correlation import caller, correlation_id, new_correlation_id
+from headrace.telemetry.correlation import caller, correlation_id
 from headrace.telemetry.metrics import Metrics
 from headrace.web.access import RULES
 from headrace.web.connection import Connection
 from headrace.web.hot_exchange import Exchange
-from headrace.web.middleware import CORRELATION, TRACEABILITY, Gate, error_of, given_id
+from headrace.web.middleware import Gate, error_of
 from headrace.web.origin import Origins
 from headrace.web.routes.produce import PATH
 from headrace.web.routes.produce_raw import request_ids
@@ -84,10 +84,7 @@ class HotPath:
                 principal.require(_RULE.any_of, _RULE.action, topic)
         except HeadraceError:
             return None
-        ids = [(CORRELATION, given_id(headers, CORRELATION) or new_correlation_id())]
-        if trace := given_id(headers, TRACEABILITY):
-            ids.append((TRACEABILITY, trace))
-        return Exchange(connection, topic, headers, ids, principal)
+        return Exchange(connection, topic, request_ids(headers), principal)
 
     def serve(self, exchange: Exchange) -> bool:
         """Begin to produce, the body being complete; False: nothing was sent, the application serves the request."""
@@ -105,7 +102,7 @@ class HotPath:
             if self._service.produce_at_once(
                 exchange.topic,
                 b"".join(exchange.chunks),
-                request_ids(exchange.headers),
+                exchange.ids,
                 admit,
                 lambda prepared, results: self._done(exchange, prepared, results),
             ):
@@ -120,7 +117,7 @@ class HotPath:
 
     def _done(self, exchange: Exchange, prepared: Prepared, results: list[Produced | HeadraceError]) -> None:
         # For the audit, which asks whom this is for; every callback has a context of its own.
-        correlation_id.set(exchange.ids[0][1].decode())
+        correlation_id.set(exchange.identity.decode())
         caller.set(exchange.principal.name if exchange.principal else "")
         try:
             answer = self._service.answer(prepared, results)
@@ -141,6 +138,6 @@ class HotPath:
             self._authenticator.in_flight.leave(principal.name)
 
     def _defect(self, exchange: Exchange, defect: Exception) -> ProduceAnswer:
-        correlation_id.set(exchange.ids[0][1].decode())
+        correlation_id.set(exchange.identity.decode())
         error = error_of({"method": "POST", "path": f"/producers/{exchange.topic}"}, defect)
         return ProduceAnswer(error.status, msgspec.json.encode(error.body()))

@@ -20,11 +20,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench.produce import ROUNDS, ProduceTable
 from headrace.devcluster import Cluster
 from headrace.testing import HeadraceProcess
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
-VALUE = "x" * 98  # 100 bytes as JSON
 PARTITIONS = 8
 
 
@@ -46,8 +46,6 @@ class Bench:
 
     def run(self) -> list[Row]:
         records = int(1_000_000 * self.scale)
-        bare_produce = self.bare("produce", self.topic("bare"), records)
-        produced = self.produce(bare_produce)
         full = self.fill(records)
         bare_consume = self.bare("consume", full, records)
         function = self.function(full, records)
@@ -55,28 +53,9 @@ class Bench:
             bare_post = self.bare("post", full, records, sink.port)
         push = self.push(full, records, "status")
         return [
-            *produced,
             Row("push, 100 records per POST, status only", push, bare_post, 0.25, "bare: consume + POST, aiohttp"),
             Row("function, no-op handler, 1 worker", function, bare_consume, 0.1, "bare: consume(500), value read"),
         ]
-
-    def produce(self, bare: float) -> list[Row]:
-        process = self.headrace({})
-        rows = []
-        for per_request, connections, target in ((1, 64, None), (100, 16, 0.2)):
-            name = self.topic("http")
-            body = self.folder / "body.json"
-            body.write_text(json.dumps({"records": [{"value": VALUE}] * per_request}))
-            load = [f"/producers/{name}", process.url.rsplit(":", 1)[1], str(connections)]
-            self.module("bench.load", *load, "1", str(body))  # warm up
-            got = self.module("bench.load", *load, str(max(2.0, 8 * self.scale)), str(body))
-            assert not got["errors"], got
-            rate = got["requests"] * per_request / got["seconds"]
-            note = f"p50 {got['p50_ms']:.1f} ms, p99 {got['p99_ms']:.1f} ms; bare: produce loop, idempotent, acks=all"
-            title = f"produce over HTTP, {per_request} x 100 B, {connections} connections"
-            rows.append(Row(title, rate, bare, target, note))
-        process.terminate()
-        return rows
 
     def function(self, topic: str, records: int) -> float:
         folder = self.folder / "noop"
@@ -185,7 +164,7 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def page(rows: list[Row], scale: float) -> str:
+def page(produce: str, rows: str, scale: float) -> str:
     names = ("confluent-kafka", "uvicorn", "aiohttp", "msgspec")
     versions = ", ".join(f"{name} {version(name)}" for name in names)
     return f"""\
@@ -193,10 +172,22 @@ def page(rows: list[Row], scale: float) -> str:
 
 `make bench` on {datetime.now(UTC):%Y-%m-%d}: CPython {platform.python_version()}, {versions}; Apache Kafka 4.3.1, one
 KRaft broker with the dev cluster's ordinary flags, {PARTITIONS} partitions, broker, load generator and backend on the
-same 2 cores; {int(1_000_000 * scale):,} records of 100 bytes per run. One run each: ratios within one run bind,
-absolute figures drift.
+same 2 cores; {int(1_000_000 * scale):,} records of 100 bytes per run. Ratios within one run bind, absolute figures
+drift.
 
-{table(rows)}
+## Producing over HTTP
+
+Medians of {ROUNDS} rounds in turns. "Bare server": `bench/bare_server.py`, a parser, a producer and a delivery thread
+without checks, ids, record headers, limits or errors. "FastAPI": `bench/fastapi_server.py`, a model and a future per
+record. Every row of Headrace has the whole edge before it (Host, Origin, sizes, counts, deadlines, connections).
+
+{produce}
+
+## Delivering
+
+One run each.
+
+{rows}
 """
 
 
@@ -206,10 +197,13 @@ def main() -> None:
     parser.add_argument("--dry", action="store_true", help="print, do not write RESULTS.md")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder) / "kafka") as cluster:
-        rows = Bench(cluster, Path(folder), options.scale).run()
-    print(table(rows))
+        bench = Bench(cluster, Path(folder), options.scale)
+        produce = ProduceTable(bench)
+        produce.measure()
+        text = page("\n".join(produce.lines()), table(bench.run()), options.scale)
+    print(text)
     if not options.dry:
-        RESULTS.write_text(page(rows, options.scale))
+        RESULTS.write_text(text)
 
 
 if __name__ == "__main__":

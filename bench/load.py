@@ -1,7 +1,8 @@
 """The one load generator: raw HTTP/1.1 over asyncio, in a process of its own.
 
-usage: python -m bench.load URL_PATH PORT CONNECTIONS SECONDS BODY_FILE
-Prints JSON: requests, errors, seconds, p50_ms, p99_ms.
+usage: python -m bench.load URL_PATH PORT CONNECTIONS SECONDS BODY_FILE [HEADER]
+Prints JSON: requests (answered 200), refused (answered 503, sent again after a pause), errors (everything else),
+seconds, p50_ms, p99_ms, longest_ms.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import uvloop
 
+PAUSE_SECONDS = 0.05
+
 
 class Connection(asyncio.Protocol):
     """Sends a request, waits for the whole answer, sends the next."""
@@ -22,7 +25,7 @@ class Connection(asyncio.Protocol):
         self.request, self.times, self.end = request, times, end
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.buffer = b""
-        self.errors = 0
+        self.errors = self.refused = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
@@ -42,11 +45,16 @@ class Connection(asyncio.Protocol):
         size = int(lower[at + 15 :].split(b"\r\n", 1)[0])
         if len(self.buffer) < head + 4 + size:
             return
-        self.errors += not self.buffer.startswith(b"HTTP/1.1 200")
-        self.buffer = b""
+        status, self.buffer = self.buffer[9:12], b""
         now = time.perf_counter()
-        self.times.append(now - self.sent)
-        if now < self.end:
+        if status == b"503":
+            self.refused += 1
+        else:
+            self.errors += status != b"200"
+            self.times.append(now - self.sent)
+        if now < self.end and status == b"503":
+            asyncio.get_running_loop().call_later(PAUSE_SECONDS, self.send)
+        elif now < self.end:
             self.send()
         elif not self.done.done():
             self.done.set_result(None)
@@ -58,8 +66,8 @@ class Connection(asyncio.Protocol):
             self.done.set_result(None)
 
 
-async def measure(path: str, port: int, connections: int, seconds: float, body: bytes) -> dict[str, float]:
-    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+async def measure(path: str, port: int, connections: int, seconds: float, body: bytes, header: str) -> dict[str, float]:
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n{header}"
     request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
     loop = asyncio.get_running_loop()
     times: list[float] = []
@@ -74,13 +82,17 @@ async def measure(path: str, port: int, connections: int, seconds: float, body: 
     return {
         "requests": len(times),
         "errors": sum(one.errors for one in made),
+        "refused": sum(one.refused for one in made),
         "seconds": elapsed,
         "p50_ms": times[len(times) // 2] * 1000 if times else 0,
         "p99_ms": times[int(len(times) * 0.99)] * 1000 if times else 0,
+        "longest_ms": times[-1] * 1000 if times else 0,
     }
 
 
 if __name__ == "__main__":
-    url_path, port, connections, seconds, body_file = sys.argv[1:]
-    result = uvloop.run(measure(url_path, int(port), int(connections), float(seconds), Path(body_file).read_bytes()))
+    url_path, port, connections, seconds, body_file = sys.argv[1:6]
+    header = f"{sys.argv[6]}\r\n" if len(sys.argv) > 6 else ""
+    body = Path(body_file).read_bytes()
+    result = uvloop.run(measure(url_path, int(port), int(connections), float(seconds), body, header))
     print(json.dumps(result))

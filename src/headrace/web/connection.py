@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from headrace.errors import AmbiguousRequest, HeadersTooLarge, HeadraceError
+from headrace.errors import AmbiguousRequest, HeadersTooLarge, HeadraceError, KafkaTimeout
 from headrace.telemetry.correlation import new_correlation_id
 from headrace.web.hot_exchange import Exchange
 
@@ -107,8 +107,25 @@ class Connection(HttpToolsProtocol):
                 if cycle.more_body:  # a stream, of which no more can be understood
                     self.transport.close()
                 return
-            cycle.disconnected = True
-            cycle.message_event.set()
+            self._forget(cycle)
+        self._end(error)
+
+    def give_up(self) -> None:
+        """End a request that takes too long; one that came whole is told that nobody knows what became of it."""
+        cycle = self.cycle
+        if cycle.more_body or cycle.response_started:
+            self.transport.abort()
+            return
+        self._refused = True
+        self._forget(cycle)
+        text = f"no answer within {_REQUEST_SECONDS:g} s: whether what was asked has been done, or will be, is unknown"
+        self._end(KafkaTimeout(text))
+
+    def _forget(self, cycle: Any) -> None:
+        cycle.disconnected = True  # so nothing that is answered later reaches the client
+        cycle.message_event.set()
+
+    def _end(self, error: HeadraceError) -> None:
         body = msgspec.json.encode(error.body())
         head = f"HTTP/1.1 {error.status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
         head += f"connection: close\r\nx-correlation-id: {new_correlation_id().decode()}\r\n\r\n"
@@ -144,7 +161,8 @@ class Deadlines:
                 since = seen[1] if seen and seen[0] is cycle else now
                 self._requests[connection] = cycle, since
                 if now - since > _REQUEST_SECONDS:
-                    connection.transport.abort()
+                    connection.give_up()
+                    continue
             what = _waits_for(connection)
             if not what:
                 continue

@@ -7,7 +7,6 @@ import functools
 import logging
 import socket
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import uvloop
 
@@ -38,6 +37,7 @@ from headrace.kafka import (
     Consumer,
     OwnTopics,
     Producer,
+    StartPolicy,
     StateTopic,
     TopicDirectory,
     TransactionalProducers,
@@ -68,8 +68,6 @@ _FUNCTION_IN_FLIGHT = 1000
 _FUNCTION_FLOW = FlowControl()
 _READY_CHECK_SECONDS = 0.1
 _EXIT_OK, _EXIT_DIED = 0, 1
-
-Reset = Literal["earliest", "latest"]
 
 
 class App:
@@ -181,8 +179,8 @@ class App:
         keys, values = self.codecs.for_reading(reactive.key_format), self.codecs.for_reading(reactive.value_format)
         destination = HttpDestination(f"{name} backend", reactive.backend, keys, values)
         pump = self._pump(name, reactive.group, destination, reactive.topics, reactive.dead_letter, reactive)
-        kafka, reset = self.config.kafka, reactive.auto_offset_reset
-        consumer = self._consumer(name, pump, kafka, reactive.topics, reset, reactive.flow)
+        policy = StartPolicy(reactive.auto_offset_reset, reactive.on_gap)
+        consumer = self._consumer(name, pump, self.config.kafka, reactive.topics, policy, reactive.flow)
         return [destination, pump, consumer]
 
     def _functions(self) -> list[Service]:
@@ -213,7 +211,7 @@ class App:
             kafka = kafka.model_copy(update={"bootstrap_servers": ",".join(trigger.brokers)})
         if trigger.client_properties:
             kafka = kafka.model_copy(update={"properties": {**kafka.properties, **trigger.client_properties}})
-        consumer = self._consumer(workers.name, pump, kafka, trigger.topics, trigger.auto_offset_reset)
+        consumer = self._consumer(workers.name, pump, kafka, trigger.topics, StartPolicy(trigger.auto_offset_reset))
         return [workers, pump, consumer]
 
     def _pipelines(self) -> list[Service]:
@@ -255,7 +253,7 @@ class App:
         pump: Pump,
         kafka: KafkaConfig,
         topics: Sequence[str],
-        reset: Reset,
+        policy: StartPolicy,
         flow: FlowControl = _FUNCTION_FLOW,
     ) -> Consumer:
         consumer = Consumer(
@@ -266,7 +264,7 @@ class App:
             listener=pump,
             flow=flow,
             clock=self.clock,
-            reset=reset,
+            policy=policy,
         )
         pump.source = consumer
         return consumer

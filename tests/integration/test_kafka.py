@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
+import confluent_kafka
 import pytest
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 from headrace import errors
 from headrace.config.consumers import FlowControl
@@ -15,7 +18,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
 from headrace.control.lag import lag_of
 from headrace.delivery.offset_map import SPAN_OFFSETS, encode
-from headrace.kafka import Admin, Consumer, Producer, TopicDirectory, read_records
+from headrace.kafka import Admin, Consumer, Producer, StartPolicy, TopicDirectory, read_records
 from headrace.lifecycle import Deadline, SystemClock
 from headrace.records import Committed, OutgoingRecord, Produced, Record, TopicPartition
 
@@ -49,7 +52,11 @@ class Collector:
         self.revoked: list[TopicPartition] = []
         self.ends: dict[TopicPartition, int] = {}
         self.committed: dict[TopicPartition, Committed] = {}
+        self.gaps: dict[TopicPartition, int] = {}
         self.hold = False
+
+    def on_gap(self, partition: TopicPartition, offsets: int) -> None:
+        self.gaps[partition] = offsets
 
     def on_assigned(
         self, partitions: Mapping[TopicPartition, int], committed: Mapping[TopicPartition, Committed]
@@ -79,7 +86,8 @@ class Collector:
         return offsets
 
     def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
-        raise AssertionError("lost")
+        assert self.consumer, "lost"
+        assert self.consumer.readiness().ready, "lost"
 
 
 def consumer_of(kafka: KafkaConfig, topic: str, group: str, **options: Any) -> tuple[Consumer, Collector]:
@@ -312,22 +320,98 @@ def test_two_members_share_and_hand_over(kafka: Any, topic: Callable[..., str]) 
     run(test)
 
 
-def test_an_offset_out_of_range_stands_still_and_says_so(kafka: Any, topic: Callable[..., str]) -> None:
-    """Nothing is reset silently."""
+async def removed_below(kafka: KafkaConfig, place: TopicPartition, offset: int) -> None:
+    """Let the log start at an offset, as retention does."""
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    wanted = confluent_kafka.TopicPartition(*place, offset)
+    for future in admin.delete_records([wanted]).values():
+        await asyncio.to_thread(future.result)
+
+
+@pytest.mark.parametrize(
+    ("committed", "missing"),
+    [
+        (2, r"offsets 2 to 5 \(4\) are no longer in the log: removed"),
+        (1000, r"offsets 10 to 999 \(990\) .* the log ends"),
+    ],
+)
+def test_a_gap_stands_still_and_says_exactly_what_is_missing(
+    kafka: Any, topic: Callable[..., str], committed: int, missing: str
+) -> None:
+    """Nothing is reset silently; another partition goes on."""
+
+    async def test() -> None:
+        where, name = config(kafka), topic(2)
+        await fill(where, name, 10, partition=0)
+        await fill(where, name, 10, partition=1)
+        admin, place = Admin(where), TopicPartition(name, 0)
+        await removed_below(where, place, 6)
+        await admin.alter_group_offsets(f"{name}-g", {place: committed})
+        consumer, collector = consumer_of(where, name, f"{name}-g")
+        await consumer.start()
+        await until(lambda: re.search(missing, consumer.readiness().reason) is not None)
+        await until(lambda: len(collector.records) == 10)
+        assert {r.partition for r in collector.records} == {1}
+        await consumer.stop()
+        assert (await admin.committed(f"{name}-g"))[place] == committed
+        assert collector.gaps == {}
+
+    run(test)
+
+
+@pytest.mark.parametrize(("committed", "count"), [(2, 4), (1000, 990)])
+def test_a_gap_is_passed_when_the_policy_says_so(
+    kafka: Any, topic: Callable[..., str], caplog: pytest.LogCaptureFixture, committed: int, count: int
+) -> None:
+    """It goes on at the start of the log, counts what is missing and writes it in the log."""
 
     async def test() -> None:
         where, name = config(kafka), topic()
-        await fill(where, name, 5)
+        await fill(where, name, 10)
         admin, place = Admin(where), TopicPartition(name, 0)
-        await admin.alter_group_offsets(f"{name}-g", {place: 1000})
-        consumer, collector = consumer_of(where, name, f"{name}-g")
+        await removed_below(where, place, 6)
+        await admin.alter_group_offsets(f"{name}-g", {place: committed})
+        consumer, collector = consumer_of(where, name, f"{name}-g", policy=StartPolicy(on_gap="continue"))
         await consumer.start()
-        await until(lambda: "no longer in the partition" in consumer.readiness().reason)
-        assert not collector.records
-        await consumer.stop()
-        assert await admin.committed(f"{name}-g") == {place: 1000}
+        await until(lambda: len(collector.records) == 4)
+        assert collector.gaps == {place: count}
+        assert [r.offset for r in collector.records] == [6, 7, 8, 9]
+        await consumer.drain(Deadline(CLOCK, 20))
+        assert await admin.committed(f"{name}-g") == {place: 10}
 
     run(test)
+    assert f"({count}) are no longer in the log" in caplog.text
+
+
+def test_a_group_that_begins_at_the_end_skips_nothing_after_its_first_moment(
+    kafka: Any, topic: Callable[..., str]
+) -> None:
+    """The end is written down when it is chosen, and partitions that are added begin at their start (row B9)."""
+
+    async def test() -> None:
+        where, name = config(kafka, properties={"topic.metadata.refresh.interval.ms": 500}), topic()
+        await fill(where, name, 5)
+        admin, latest = Admin(where), StartPolicy(reset="latest")
+        consumer, _ = consumer_of(where, name, f"{name}-g", policy=latest)
+        await consumer.start()
+        await until_true(lambda: admin.committed(f"{name}-g"))
+        await consumer.stop()
+        assert await admin.committed(f"{name}-g") == {TopicPartition(name, 0): 5}
+        await asyncio.to_thread(add_partitions, where, name, 2)
+        await fill(where, name, 3, partition=0)
+        await fill(where, name, 4, partition=1)
+        again, collector = consumer_of(where, name, f"{name}-g", policy=latest)
+        await again.start()
+        await until(lambda: len(collector.records) == 7)
+        await again.stop()
+
+    run(test)
+
+
+def add_partitions(kafka: KafkaConfig, topic: str, count: int) -> None:
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    for future in admin.create_partitions([NewPartitions(topic, count)]).values():
+        future.result()
 
 
 def test_a_listener_that_fails_ends_its_consumer_and_nothing_more_is_believed(

@@ -117,6 +117,9 @@ class ReactiveConsumerConfig(DeliveryConfig):
     """Bounds of what is held in memory."""
     auto_offset_reset: Literal["earliest", "latest"] = "earliest"
     """Where a group without committed offsets begins."""
+    on_gap: Literal["stop", "continue"] = "stop"
+    """When the records a group should read next were removed from the log: `stop` lets the partition stand still and
+    readiness say so; `continue` goes on at the start of the log. Both name the missing offsets."""
 
     @model_validator(mode="after")
     def _consistent(self) -> ReactiveConsumerConfig:

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 class Counts:
     """What a pump has done since it began."""
 
-    __slots__ = ("abandoned", "dead_letters", "delivered", "late", "redeliveries", "refusals", "spared", "taken")
+    __slots__ = ("abandoned", "dead_letters", "delivered", "gap", "late", "redeliveries", "refusals", "spared", "taken")
 
     def __init__(self) -> None:
         self.taken = 0
@@ -32,6 +32,8 @@ class Counts:
         """Attempts after the first, in records."""
         self.refusals = 0
         """Deliveries the destination as a whole did not take."""
+        self.gap = 0
+        """Offsets that were removed from the log before they were read, and passed because `on_gap` says so."""
         self.spared = 0
         """Records that had ended before a restart or a rebalance, and are not delivered again."""
         self.abandoned = 0

@@ -102,6 +102,9 @@ class Pump(Service):
         if lane and lane.tracker.epoch == epoch and lane.tracker.end_reached(position):
             self._mark(partition)
 
+    def on_gap(self, partition: TopicPartition, offsets: int) -> None:
+        self.counts.gap += offsets
+
     async def on_revoked(
         self, partitions: Sequence[TopicPartition], deadline: Deadline
     ) -> dict[TopicPartition, Committed]:

@@ -4,6 +4,7 @@ from headrace.kafka.admin import Admin, PartitionInfo, TopicInfo
 from headrace.kafka.consumer import Consumer
 from headrace.kafka.names import check_group, check_topic
 from headrace.kafka.own_topics import OwnTopics
+from headrace.kafka.positions import StartPolicy
 from headrace.kafka.producer import Producer
 from headrace.kafka.reader import read_records
 from headrace.kafka.state_topic import StateTopic
@@ -16,6 +17,7 @@ __all__ = [
     "OwnTopics",
     "PartitionInfo",
     "Producer",
+    "StartPolicy",
     "StateTopic",
     "TopicDirectory",
     "TopicInfo",

@@ -14,7 +14,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import confluent_kafka
 
@@ -24,7 +24,8 @@ from headrace.kafka.error_map import to_error
 from headrace.kafka.flow import Flow
 from headrace.kafka.listener import Listener
 from headrace.kafka.names import check_group, check_topic
-from headrace.kafka.properties import client_properties
+from headrace.kafka.positions import Gap, Start, StartPolicy, find_gap, find_starts, from_client, to_client
+from headrace.kafka.properties import member_properties
 from headrace.kafka.reader import to_record
 from headrace.lifecycle import Clock, Deadline, LoopBridge, OwnedThread, Readiness, Service
 from headrace.records import Committed, Record, TopicPartition
@@ -36,21 +37,21 @@ _IDLE_SECONDS = 0.1
 _BUSY_SECONDS = 0.01
 _PATIENCE_SECONDS = 0.1
 _COMMIT_AGAIN_SECONDS = 1.0
-_LOOK_UP_SECONDS = 10.0
+_PLACE_AGAIN_SECONDS = 1.0
 _DRAIN_SECONDS = 20.0
 _THREAD_STOP_SECONDS = 30.0
-_SESSION_MS = 10_000
 _END = confluent_kafka.KafkaError._PARTITION_EOF
 _OUT_OF_RANGE = confluent_kafka.KafkaError._AUTO_OFFSET_RESET
 _epochs = itertools.count(1)
+_DEFAULT_POLICY = StartPolicy()
 
 
 class Consumer(Service):
     """A member of a consumer group, and the source of a delivery pump.
 
     Commits only what it is told to. Takes up at the committed offset; where there is none, at the start or the end
-    of the partition as `reset` says. An offset that is out of range never resets by itself (decisions.md 11): the
-    partition stands still and readiness says so.
+    of the partition as the policy says. An offset that is out of range never resets by itself (decisions.md 11): what
+    is missing is said, and the partition stands still or goes on at the start of the log, as the policy says.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Consumer(Service):
         listener: Listener,
         flow: FlowControl,
         clock: Clock,
-        reset: Literal["earliest", "latest"] = "earliest",
+        policy: StartPolicy = _DEFAULT_POLICY,
     ) -> None:
         super().__init__(name)
         self._kafka = kafka
@@ -71,13 +72,16 @@ class Consumer(Service):
         self._topics = [check_topic(topic) for topic in topics]
         self._listener = listener
         self._flow = Flow(flow)
-        self._reset = reset
+        self._policy = policy
         self._epoch_of: dict[TopicPartition, int] = {}
         self._room = threading.Event()
         self._commands: deque[Callable[[], None]] = deque()
         self._newest_commit: dict[TopicPartition, Committed] = {}  # the thread's own, as is what follows
         self._commit_under_way = False
         self._commit_again_at = 0.0
+        self._unplaced: dict[TopicPartition, int | None] = {}
+        """Assigned, but it is not known where to go on; the position that is out of range, if that is why."""
+        self._place_again_at = 0.0
         self._problems: dict[str, str] = {"": f"group {group}: not joined yet"}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._bridge: LoopBridge[Callable[[], None]] | None = None
@@ -91,7 +95,13 @@ class Consumer(Service):
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._bridge = LoopBridge(self._loop, self._run_all)
-        self._client = confluent_kafka.Consumer(self._properties())
+        self._client = confluent_kafka.Consumer(
+            {
+                **member_properties(self._kafka, f"headrace-{self.name}", self._group),
+                "on_commit": self._on_commit,
+                "error_cb": self._on_error,
+            }
+        )
         self._thread = OwnedThread(self.name, self._main, self.die)
         self._thread.start()
 
@@ -136,6 +146,8 @@ class Consumer(Service):
         try:
             while not stop_asked.is_set():
                 self._obey()
+                if self._unplaced and self._clock.monotonic() >= self._place_again_at:
+                    self._place()
                 self._steer()
                 if self._flow.must_wait:
                     self._wait_for_room()
@@ -203,41 +215,92 @@ class Consumer(Service):
             if epoch := self._epoch_of.get(partition):
                 self._post(self._listener.on_end, partition, epoch, item.offset())
         elif code == _OUT_OF_RANGE:
-            self._say(
-                str(partition),
-                f"{partition}: the committed offset is no longer in the partition ({error.str()}); "
-                "nothing is skipped silently: choose a position and commit it for the group",
-            )
+            self._unplaced[partition] = item.offset()
         elif code in _FENCED:
             raise to_error(error, f"group {self._group}")
         else:
             self._say("", f"group {self._group}: {error.str()}")
 
     def _on_assign(self, client: Any, assigned: list[Any]) -> None:
-        committed = self._find_positions(client, assigned) if assigned else {}
-        epochs = {TopicPartition(p.topic, p.partition): next(_epochs) for p in assigned}
-        self._epoch_of.update(epochs)
-        self._flow.assigned(epochs)
+        partitions = [TopicPartition(p.topic, p.partition) for p in assigned]
+        starts = self._look_up(partitions)
+        for item, partition in zip(assigned, partitions, strict=True):
+            item.offset = starts[partition].offset if partition in starts else confluent_kafka.OFFSET_END
         client.incremental_assign(assigned)
         # The client may remember a pause from an earlier assignment, and flow control starts from nothing paused.
         client.resume(assigned)
+        if unknown := [partition for partition in partitions if partition not in starts]:
+            client.pause(_plain(unknown))
+            self._unplaced.update(dict.fromkeys(unknown))
         self._say("", "")
-        self._post(self._listener.on_assigned, epochs, committed)
-        log.info("%s: assigned %s", self.name, _names(epochs))
+        self._take_up(starts)
+        log.info("%s: assigned %s", self.name, _names(partitions))
 
-    def _find_positions(self, client: Any, assigned: list[Any]) -> dict[TopicPartition, Committed]:
-        """Set where to begin, and return what the group has committed."""
+    def _look_up(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Start]:
+        """Return where to begin, or nothing as long as Kafka does not say: then it is asked again."""
         try:
-            committed = client.committed(assigned, timeout=_LOOK_UP_SECONDS)
+            starts = find_starts(self._client, partitions, self._policy.reset) if partitions else {}
         except confluent_kafka.KafkaException as cause:
-            # Without an answer the client looks up by itself, and says "out of range" where nothing is committed:
-            # the partition then stands still instead of beginning somewhere.
-            log.warning("%s: cannot read committed offsets: %s", self.name, cause.args[0].str())
+            for partition in partitions:
+                self._say(str(partition), f"{partition}: committed offsets cannot be read: {cause.args[0].str()}")
             return {}
-        begin = confluent_kafka.OFFSET_BEGINNING if self._reset == "earliest" else confluent_kafka.OFFSET_END
-        for wanted, known in zip(assigned, committed, strict=True):
-            wanted.offset = known.offset if known.offset >= 0 else begin
-        return _committed([known for known in committed if known.offset >= 0])
+        for partition in partitions:
+            self._say(str(partition), "")
+        return starts
+
+    def _take_up(self, starts: Mapping[TopicPartition, Start]) -> None:
+        """Tell the loop that partitions are ours and records will come."""
+        epochs = {partition: next(_epochs) for partition in starts}
+        self._epoch_of.update(epochs)
+        self._flow.assigned(epochs)
+        committed = {partition: start.committed for partition, start in starts.items() if start.committed}
+        self._newest_commit.update({p: committed[p] for p, start in starts.items() if start.is_new})
+        self._post(self._listener.on_assigned, epochs, committed)
+
+    def _place(self) -> None:
+        """Find where to go on in partitions where that was not known."""
+        self._place_again_at = self._clock.monotonic() + _PLACE_AGAIN_SECONDS
+        starts = self._look_up([partition for partition, position in self._unplaced.items() if position is None])
+        for partition, start in starts.items():
+            del self._unplaced[partition]
+            self._go_on_at(partition, start.offset)
+        self._take_up(starts)
+        for partition, position in list(self._unplaced.items()):
+            if position is not None:
+                try:
+                    gap = find_gap(self._client, partition, position)
+                except confluent_kafka.KafkaException as cause:
+                    self._say(str(partition), f"{partition}: offset {position} is out of range: {cause.args[0].str()}")
+                    continue
+                del self._unplaced[partition]
+                self._pass(partition, position, gap)
+
+    def _pass(self, partition: TopicPartition, position: int, gap: Gap | None) -> None:
+        """Do what the policy says about offsets that are missing."""
+        self._say(str(partition), "")
+        if gap is None:
+            self._go_on_at(partition, position)
+        elif self._policy.on_gap == "stop":
+            self._say(
+                str(partition),
+                f"{partition}: {gap}; it stands still: commit another offset for group {self._group} while it is "
+                "stopped, or set on_gap: continue, and start again",
+            )
+        else:
+            log.warning("%s, %s: %s; going on at %d, as on_gap says", self._group, partition, gap, gap.start)
+            self._post(self._listener.on_gap, partition, gap.end - gap.first)
+            self._go_on_at(partition, gap.start)
+            if gap.is_cut_off:  # positions that come now were there before, so it is another assignment
+                self._forget([partition])
+                self._post(self._listener.on_lost, [partition])
+                self._take_up({partition: Start(gap.start, Committed(gap.start), is_new=True)})
+
+    def _go_on_at(self, partition: TopicPartition, offset: int) -> None:
+        # A seek is refused where the client has stopped fetching; to assign anew is not.
+        place = [confluent_kafka.TopicPartition(*partition, offset)]
+        self._client.incremental_unassign(place)
+        self._client.incremental_assign(place)
+        (self._client.pause if self._flow.is_paused(partition) else self._client.resume)(place)
 
     def _on_revoke(self, client: Any, revoked: list[Any]) -> None:
         partitions = [TopicPartition(p.topic, p.partition) for p in revoked]
@@ -245,7 +308,7 @@ class Consumer(Service):
         self._forget(partitions)
         if offsets:
             try:
-                client.commit(offsets=_with_offsets(offsets), asynchronous=False)
+                client.commit(offsets=to_client(offsets), asynchronous=False)
             except confluent_kafka.KafkaException as cause:
                 log.warning("%s: commit on revoke failed, records will come again: %s", self.name, cause.args[0].str())
         client.incremental_unassign(revoked)
@@ -264,6 +327,7 @@ class Consumer(Service):
         for partition in partitions:
             self._epoch_of.pop(partition, None)
             self._newest_commit.pop(partition, None)
+            self._unplaced.pop(partition, None)
             self._say(str(partition), "")
 
     def _ask_loop(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Committed]:
@@ -294,7 +358,7 @@ class Consumer(Service):
         if not offsets:
             return
         try:
-            self._client.commit(offsets=_with_offsets(offsets), asynchronous=True)
+            self._client.commit(offsets=to_client(offsets), asynchronous=True)
             # One at a time: the repetition of one that failed must not set back a newer one.
             self._commit_under_way = True
         except confluent_kafka.KafkaException as cause:
@@ -305,7 +369,7 @@ class Consumer(Service):
         failed = [p for p in offsets if error is not None or p.error is not None]
         if failed:
             log.warning("%s: commit failed, it is repeated: %s", self.name, error or failed[0].error)
-            self._newest_commit = _committed(failed) | self._newest_commit
+            self._newest_commit = from_client(failed) | self._newest_commit
             self._commit_again_at = self._clock.monotonic() + _COMMIT_AGAIN_SECONDS
 
     def _on_error(self, error: Any) -> None:
@@ -324,40 +388,12 @@ class Consumer(Service):
         else:
             self._problems.pop(about, None)
 
-    def _properties(self) -> dict[str, Any]:
-        chosen = client_properties(self._kafka, f"headrace-{self.name}", consumer=True)
-        classic = {"session.timeout.ms": _SESSION_MS, "partition.assignment.strategy": "cooperative-sticky"}
-        return {
-            # KIP-848: the broker owns session and assignor, and the client refuses both.
-            **(classic if chosen.get("group.protocol", "classic") == "classic" else {}),
-            "fetch.queue.backoff.ms": 10,  # the client's 1000 starves a fast consumer
-            "queued.max.messages.kbytes": 16_384,
-            "topic.metadata.refresh.interval.ms": 5000,  # a topic that is created later is found soon
-            **chosen,
-            "group.id": self._group,
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-            "auto.offset.reset": "error",
-            "enable.partition.eof": True,
-            "check.crcs": True,
-            "on_commit": self._on_commit,
-            "error_cb": self._on_error,
-        }
-
 
 _FENCED = (confluent_kafka.KafkaError._FATAL, confluent_kafka.KafkaError._FENCED)
 
 
 def _plain(partitions: Sequence[TopicPartition]) -> list[Any]:
     return [confluent_kafka.TopicPartition(p.topic, p.partition) for p in partitions]
-
-
-def _with_offsets(offsets: Mapping[TopicPartition, Committed]) -> list[Any]:
-    return [confluent_kafka.TopicPartition(p.topic, p.partition, at.offset, at.metadata) for p, at in offsets.items()]
-
-
-def _committed(offsets: Sequence[Any]) -> dict[TopicPartition, Committed]:
-    return {TopicPartition(p.topic, p.partition): Committed(p.offset, p.metadata or "") for p in offsets}
 
 
 def _names(partitions: Sequence[TopicPartition] | Mapping[TopicPartition, int]) -> str:

@@ -59,6 +59,10 @@ class Flow:
         """Part of the budget that is used; 1 is full."""
         return max(self._records / self._limits.max_records, self._bytes / self._limits.max_bytes)
 
+    def is_paused(self, partition: TopicPartition) -> bool:
+        """Whether a partition is paused now."""
+        return partition in self._held and self._held[partition].paused
+
     def assigned(self, partitions: Iterable[TopicPartition]) -> None:
         """Begin to count for partitions; they start resumed."""
         for partition in partitions:

@@ -23,6 +23,9 @@ class Listener(Protocol):
     def on_end(self, partition: TopicPartition, epoch: int, position: int) -> None:
         """The end of the partition is reached at `position`: everything below it was handed over or does not exist."""
 
+    def on_gap(self, partition: TopicPartition, offsets: int) -> None:
+        """So many offsets are no longer in the log and were passed, as a written policy says."""
+
     async def on_revoked(
         self, partitions: Sequence[TopicPartition], deadline: Deadline
     ) -> Mapping[TopicPartition, Committed]:

@@ -35,6 +35,7 @@ class _Seldom(logging.Filter):
 _VARYING = re.compile(r"\d+|\(.*?\)")
 _REPEAT_SECONDS = 30.0
 _KNOWN_LINES = 1000
+_SESSION_MS = 10_000
 client_log.addFilter(_Seldom())
 
 
@@ -54,4 +55,28 @@ def opened(properties: Mapping[str, object]) -> dict[str, Any]:
     """Return properties with their secrets as the client needs them."""
     return {
         name: value.get_secret_value() if isinstance(value, SecretStr) else value for name, value in properties.items()
+    }
+
+
+def member_properties(kafka: KafkaConfig, name: str, group: str) -> dict[str, Any]:
+    """Return the properties of a group member that commits, and begins anywhere, only when it is told to.
+
+    Raises:
+        ConfigError: As `client_properties`.
+    """
+    chosen = client_properties(kafka, name, consumer=True)
+    classic = {"session.timeout.ms": _SESSION_MS, "partition.assignment.strategy": "cooperative-sticky"}
+    return {
+        # KIP-848: the broker owns session and assignor, and the client refuses both.
+        **(classic if chosen.get("group.protocol", "classic") == "classic" else {}),
+        "fetch.queue.backoff.ms": 10,  # the client's 1000 starves a fast consumer
+        "queued.max.messages.kbytes": 16_384,
+        "topic.metadata.refresh.interval.ms": 5000,  # a topic that is created later is found soon
+        **chosen,
+        "group.id": group,
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "auto.offset.reset": "error",
+        "enable.partition.eof": True,
+        "check.crcs": True,
     }

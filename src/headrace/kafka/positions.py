@@ -1,0 +1,123 @@
+"""Where a group begins in its partitions, and what is missing where the place it left off at is gone.
+
+Nothing is ever reset by the client. For the thread that owns the consumer; every call asks Kafka and has a limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import confluent_kafka
+
+from headrace.records import Committed, TopicPartition
+
+_LIMIT_SECONDS = 10.0
+
+
+class StartPolicy(NamedTuple):
+    """What is done where the group's place is not known, or is no longer there."""
+
+    reset: Literal["earliest", "latest"] = "earliest"
+    """Where a group without committed offset begins."""
+    on_gap: Literal["stop", "continue"] = "stop"
+    """Whether a partition whose next records were removed stands still, or goes on at the start of the log."""
+
+
+class Start(NamedTuple):
+    """Where to begin in a partition."""
+
+    offset: int
+    """An offset, or the client's number for the beginning."""
+    committed: Committed | None = None
+    """What the group has committed, or is to commit now."""
+    is_new: bool = False
+    """Whether it is to be committed now: "latest" is a moment, so it is written down when it is chosen."""
+
+
+class Gap(NamedTuple):
+    """Offsets that a group should read next, and that are not in the log."""
+
+    first: int
+    end: int
+    """One more than the last."""
+    start: int
+    """Where the log starts."""
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the log ends before the group's position, instead of starting behind it."""
+        return self.end != self.start
+
+    def __str__(self) -> str:
+        why = "the log ends there, before the group's position" if self.is_cut_off else "removed before they were read"
+        return f"offsets {self.first} to {self.end - 1} ({self.end - self.first}) are no longer in the log: {why}"
+
+
+def find_starts(
+    client: Any, partitions: Sequence[TopicPartition], reset: Literal["earliest", "latest"]
+) -> dict[TopicPartition, Start]:
+    """Return where to begin: at what is committed, else at the start or the end as `reset` says.
+
+    A partition that was added to a topic the group reads already begins at its start, whatever `reset` says: its
+    first records would be skipped otherwise (reliability.md, row B9).
+
+    Raises:
+        KafkaException: Kafka did not answer.
+    """
+    starts = {}
+    read_before: dict[str, bool] = {}
+    for partition, committed in committed_offsets(client, partitions).items():
+        topic = partition.topic
+        if committed:
+            starts[partition] = Start(committed.offset, committed)
+        elif reset == "earliest" or read_before.setdefault(topic, _reads(client, topic)):
+            starts[partition] = Start(confluent_kafka.OFFSET_BEGINNING)
+        else:
+            _, end = client.get_watermark_offsets(_plain(partition), timeout=_LIMIT_SECONDS)
+            starts[partition] = Start(end, Committed(end), is_new=True)
+    return starts
+
+
+def committed_offsets(client: Any, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Committed | None]:
+    """Return what the group has committed; None where it has not.
+
+    Raises:
+        KafkaException: Kafka did not answer.
+    """
+    items = client.committed([_plain(partition) for partition in partitions], timeout=_LIMIT_SECONDS)
+    for item in items:
+        if item.error:
+            raise confluent_kafka.KafkaException(item.error)
+    return {partition: known if known.offset >= 0 else None for partition, known in from_client(items).items()}
+
+
+def find_gap(client: Any, partition: TopicPartition, position: int) -> Gap | None:
+    """Return what is missing at a position that is out of range, or None if it is in range by now.
+
+    Raises:
+        KafkaException: Kafka did not answer.
+    """
+    start, end = client.get_watermark_offsets(_plain(partition), timeout=_LIMIT_SECONDS)
+    if position < start:
+        return Gap(position, start, start)
+    return Gap(end, position, start) if position > end else None
+
+
+def to_client(offsets: Mapping[TopicPartition, Committed]) -> list[Any]:
+    """Return what is to be committed, as the client takes it."""
+    return [confluent_kafka.TopicPartition(p.topic, p.partition, at.offset, at.metadata) for p, at in offsets.items()]
+
+
+def from_client(offsets: Sequence[Any]) -> dict[TopicPartition, Committed]:
+    """Return committed offsets, as the client says them."""
+    return {TopicPartition(p.topic, p.partition): Committed(p.offset, p.metadata or "") for p in offsets}
+
+
+def _reads(client: Any, topic: str) -> bool:
+    found = client.list_topics(topic, timeout=_LIMIT_SECONDS).topics[topic].partitions
+    return any(committed_offsets(client, [TopicPartition(topic, number) for number in found]).values())
+
+
+def _plain(partition: TopicPartition) -> Any:
+    return confluent_kafka.TopicPartition(partition.topic, partition.partition)

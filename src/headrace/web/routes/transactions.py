@@ -7,8 +7,8 @@ from typing import Final
 from starlette.types import Receive, Scope, Send
 
 from headrace.config.http import HttpConfig
-from headrace.errors import TooManyRecords
 from headrace.security.principals import WRITE
+from headrace.sidecar.produce_limits import check_count
 from headrace.sidecar.transactions import parse_transaction
 from headrace.web.access import require
 from headrace.web.exchange import headers_of, read_json
@@ -31,9 +31,7 @@ class TransactionRoute:
         request = parse_transaction(body)
         for part in request.topics:
             require(scope, (WRITE,), "produce", part.topic)
-        count, limit = sum(len(part.records) for part in request.topics), self._settings.max_records
-        if count > limit:
-            raise TooManyRecords(f"the transaction has {count} records, {limit} are the most (http.max_records)")
+        check_count([record for part in request.topics for record in part.records], self._settings.max_records)
         ids = request_ids(headers)
         transactions = self._writing.transactions
         await self._writing.answer(

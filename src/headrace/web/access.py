@@ -86,15 +86,9 @@ class Guard:
         else:
             scope[_PRINCIPAL] = await self._identify(scope)
         principal: Principal | None = scope[_PRINCIPAL]
-        if principal is None:
-            await self._app(scope, receive, send)
-            return
-        caller.set(principal.name)
-        self._authenticator.in_flight.enter(principal.name)
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            self._authenticator.in_flight.leave(principal.name)
+        if principal:
+            caller.set(principal.name)
+        await self._app(scope, receive, send)
 
     async def _identify(self, scope: Scope) -> Principal:
         client = scope.get("client")
@@ -110,11 +104,17 @@ class Guard:
             principal: Principal | None = scope[_PRINCIPAL]
             if rule is None:
                 raise PathNotFound()
-            if rule != OPEN:
-                if principal is None:
-                    raise AuthTokenMissing()
-                name = scope["path_params"][rule.parameter] if rule.parameter else None
-                principal.require(rule.any_of, rule.action, name)
-            await app(scope, receive, send)
+            if rule == OPEN:
+                await app(scope, receive, send)
+                return
+            if principal is None:
+                raise AuthTokenMissing()
+            name = scope["path_params"][rule.parameter] if rule.parameter else None
+            principal.require(rule.any_of, rule.action, name)
+            self._authenticator.in_flight.enter(principal.name)
+            try:
+                await app(scope, receive, send)
+            finally:
+                self._authenticator.in_flight.leave(principal.name)
 
         return behind_rule

@@ -187,6 +187,7 @@ def test_one_principal_has_a_limit_of_requests_in_flight(opened: Any) -> None:
             answer = await house.ask(request("POST", "/producers/t", bearer("writer")))
             assert (answer.status, answer.json["code"], answer.headers["retry-after"]) == (429, "ERR40004", "1")
             assert (await house.ask(request("GET", "/metrics", bearer("scraper")))).status == 200
+            assert (await house.ask(request("GET", "/ready", bearer("writer")))).status == 200
             house.kafka.gate.set()
             assert [answer.status for answer in await asyncio.gather(*waiting)] == [200, 200]
             assert (await house.ask(request("POST", "/producers/t", bearer("writer")))).status == 200

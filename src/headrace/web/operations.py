@@ -121,8 +121,8 @@ _BODY: Final = (
     errors.TooManyRecords,
     errors.EncodingRefused,
 )
-_MISSING: Final = (errors.ProducerNotEnabled, errors.RegistryUnavailable, errors.EnvironmentProblem)
-_WRITING: Final = (*_BODY, *_FORMATS, *_MISSING, *_KAFKA, *_KEYS)
+_MISSING: Final[tuple[type[HeadraceError], ...]] = (errors.ProducerNotEnabled, errors.RegistryUnavailable, errors.EnvironmentProblem)
+_WRITING: Final[tuple[type[HeadraceError], ...]] = (*_BODY, *_FORMATS, *_MISSING, *_KAFKA, *_KEYS)
 _LIVENESS: Final = "Whether the process lives"
 _READINESS: Final = "Whether it does its work"
 _READY: Final = {200: ReadinessReport, 503: ReadinessReport}

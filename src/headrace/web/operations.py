@@ -18,6 +18,8 @@ from headrace.sidecar.produce_answer import ProduceError, ProduceResponse
 from headrace.sidecar.produce_request import ProduceRequest
 from headrace.sidecar.transactions import TransactionRequest, TransactionResponse
 
+Errors = tuple[type[HeadraceError], ...]
+
 _NONE: Final[Mapping[Any, Any]] = MappingProxyType({})
 JSON, TEXT, HTML, YAML = "application/json", "text/plain", "text/html", "text/yaml"
 NDJSON, SCRIPT, STYLE = "application/x-ndjson", "text/javascript", "text/css"
@@ -74,7 +76,7 @@ class Operation(NamedTuple):
     query: type | None = None
     headers: Mapping[str, str] = _NONE
     """Request headers it looks at, with their meaning."""
-    errors: tuple[type[HeadraceError], ...] = ()
+    errors: Errors = ()
     """What it raises, beside what the edge and the guard raise for every endpoint."""
     beside: type | None = None
     """What may stand in an error body beside its own fields."""
@@ -106,14 +108,19 @@ _LINES: Final = (
 )
 
 
-def _below(top: type[HeadraceError]) -> tuple[type[HeadraceError], ...]:
+def _below(top: type[HeadraceError]) -> Errors:
     return top, *(error for below in top.__subclasses__() for error in _below(below))
 
 
-_FORMATS: Final = (errors.EncodeError, errors.SchemaNotFound, errors.SchemaInvalid, *_below(errors.SchemaConflict))
-_KAFKA: Final = (errors.TopicNotFound, errors.PartitionNotFound, *_below(errors.KafkaError))
-_KEYS: Final = (errors.IdempotencyKeyReused, errors.IdempotencyKeyBusy)
-_BODY: Final = (
+_FORMATS: Final[Errors] = (
+    errors.EncodeError,
+    errors.SchemaNotFound,
+    errors.SchemaInvalid,
+    *_below(errors.SchemaConflict),
+)
+_KAFKA: Final[Errors] = (errors.TopicNotFound, errors.PartitionNotFound, *_below(errors.KafkaError))
+_KEYS: Final[Errors] = (errors.IdempotencyKeyReused, errors.IdempotencyKeyBusy)
+_BODY: Final[Errors] = (
     errors.InvalidRequest,
     errors.ContentTypeMismatch,
     errors.RequestBodyMissing,
@@ -121,8 +128,12 @@ _BODY: Final = (
     errors.TooManyRecords,
     errors.EncodingRefused,
 )
-_MISSING: Final[tuple[type[HeadraceError], ...]] = (errors.ProducerNotEnabled, errors.RegistryUnavailable, errors.EnvironmentProblem)
-_WRITING: Final[tuple[type[HeadraceError], ...]] = (*_BODY, *_FORMATS, *_MISSING, *_KAFKA, *_KEYS)
+_MISSING: Final[Errors] = (
+    errors.ProducerNotEnabled,
+    errors.RegistryUnavailable,
+    errors.EnvironmentProblem,
+)
+_WRITING: Final[Errors] = (*_BODY, *_FORMATS, *_MISSING, *_KAFKA, *_KEYS)
 _LIVENESS: Final = "Whether the process lives"
 _READINESS: Final = "Whether it does its work"
 _READY: Final = {200: ReadinessReport, 503: ReadinessReport}

@@ -25,7 +25,6 @@ class ProducerKey(NamedTuple):
     """The setting to use, or `nothing:` and why none is needed."""
 
 
-_TRANSACTIONS: Final = "nothing: `POST /transactions` names and times its own"
 _TRUST: Final = "nothing: the system's authorities, or the file that the variable `SSL_CERT_FILE` names"
 _PEM: Final = "`kafka.properties.{}`, as PEM"
 
@@ -81,8 +80,10 @@ PRODUCER_KEYS: Final = {
     "ssl.truststore.location": ProducerKey("/config/client.truststore", "", _PEM.format("ssl.ca.location")),
     "ssl.truststore.password": ProducerKey("password", "", "nothing: a PEM file of authorities has none"),
     "topic": ProducerKey("test1", "", "nothing: the path of a request names the topic"),
-    "transaction.timeout.ms": ProducerKey("60000, commented out", "transaction.timeout.ms", _TRANSACTIONS),
-    "transactional.id": ProducerKey("T1000, commented out", "transactional.id", _TRANSACTIONS),
+    "transaction.timeout.ms": ProducerKey(
+        "60000, commented out", "transaction.timeout.ms", "`producer.transactions`: `timeout_seconds`"
+    ),
+    "transactional.id": ProducerKey("T1000, commented out", "transactional.id", "`producer.transactions`: `id`"),
     "transactional.id.expiration.ms": ProducerKey("604800000, commented out", "", "nothing: it is the broker's"),
     "value.serializer": ProducerKey("ByteArraySerializer", "", "`producer.value_format`"),
     "valueFormat": ProducerKey("jsonschema", "", "`producer.value_format`"),

@@ -163,13 +163,18 @@ class ProduceService:
             self._audit.produced(prepared.records, results, answer.written_records)
         return answer
 
-    def write(self, records: Sequence[OutgoingRecord], done: Callable[[list[Result]], None]) -> None:
+    def write(self, records: Sequence[OutgoingRecord], size_bytes: int, done: Callable[[list[Result]], None]) -> None:
         """Write prepared records without waiting; `done` gets their results. For those who call `note` themselves.
+
+        Args:
+            records: One or more, or none.
+            size_bytes: What they count for in the byte budget; what came stands for what goes.
+            done: As in `Producing.send`.
 
         Raises:
             ProducerQueueFull: The byte budget is used up; nothing was sent.
         """
-        self._producer.send(records, lambda results: done([*told(results, self.acks)]))
+        self._producer.send(records, lambda results: done([*told(results, self.acks)]), 0, size_bytes)
 
     @property
     def acks(self) -> Literal["all", 1, 0]:

@@ -204,7 +204,7 @@ class ProduceStream:
         deadline = Deadline(self._clock, _ROOM_SECONDS)
         while True:
             try:
-                self._service.write(batch.records, functools.partial(self._settle, batch))
+                self._service.write(batch.records, batch.size_bytes, functools.partial(self._settle, batch))
                 break
             except errors.ProducerQueueFull as full:
                 if deadline.remaining_seconds <= 0:

@@ -181,7 +181,7 @@ def test_receipts_are_in_the_order_of_the_lines_whatever_kafka_does(opened: Any)
 def hold(house: Any) -> list[tuple[Sequence[Any], Any]]:
     """Have Kafka keep what it gets; the test calls `done`."""
     sent: list[tuple[Sequence[Any], Any]] = []
-    house.kafka.send = lambda records, done, partitions=0: sent.append((records, done)) if records else done([])
+    house.kafka.send = lambda records, done, *_: sent.append((records, done)) if records else done([])
     return sent
 
 
@@ -208,7 +208,7 @@ def test_what_is_in_flight_is_bounded_and_the_client_waits(opened: Any) -> None:
             taken = await still(lambda: sum(len(records) for records, _ in sent))
             assert taken <= 100 + 500
             assert client.writer.transport.get_write_buffer_size() > 0
-            house.kafka.send = lambda records, done, partitions=0: done([Produced(0, 1)] * len(records))
+            house.kafka.send = lambda records, done, *_: done([Produced(0, 1)] * len(records))
             for records, done in sent:
                 done([Produced(0, 0)] * len(records))
             receipts = await client.receipts()

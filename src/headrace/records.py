@@ -85,6 +85,10 @@ class OutgoingRecord(msgspec.Struct, frozen=True, gc=False):
         return size
 
 
+NO_OFFSET = -1
+"""In place of an offset where no broker tells one (`acks: 0`), as in Kafka's Java client."""
+
+
 class Produced(msgspec.Struct, frozen=True, gc=False):
     """Where a record was written: on all in-sync replicas, at this own offset."""
 

@@ -82,6 +82,18 @@ def report_error(error: confluent_kafka.KafkaError, doing: str) -> errors.Headra
     return errors.KafkaTimeout(f"{found.description} An earlier attempt may have been written.", **found.parameters)
 
 
+def repeat_error(record: confluent_kafka.Message) -> errors.HeadraceError:
+    """Return what is said of a record that is written, and Kafka does not tell where.
+
+    So ends a repeat that the leader recognises, when the first attempt is not among the producer's last batches there.
+    Source: KIP-98, DUPLICATE_SEQUENCE_NUMBER, which the client reports as a success without an offset.
+    """
+    return errors.KafkaTimeout(
+        f"produce to {record.topic()}: written to partition {record.partition()}, and Kafka did not tell the offset, "
+        "because the first acknowledgement was lost: do not send it again"
+    )
+
+
 def to_error(cause: confluent_kafka.KafkaError | confluent_kafka.KafkaException, doing: str) -> errors.HeadraceError:
     """Return our error for a client's error.
 

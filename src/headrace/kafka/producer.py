@@ -20,12 +20,12 @@ from headrace import errors
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
 from headrace.kafka.budget import ByteBudget, Lane, lane_of
-from headrace.kafka.error_map import report_error, to_error
+from headrace.kafka.error_map import repeat_error, report_error, to_error
 from headrace.kafka.producer_settings import producer_properties
 from headrace.kafka.properties import client_log
 from headrace.lifecycle import Deadline, LoopBridge, OwnedThread, Service
 from headrace.lifecycle.queues import register_gauge, unregister_gauge
-from headrace.records import OutgoingRecord, Produced
+from headrace.records import NO_OFFSET, OutgoingRecord, Produced
 
 _POLL_SECONDS = 0.1
 _FLUSH_SECONDS = 0.02
@@ -44,10 +44,16 @@ Results = list[ProduceResult]
 class _Request:
     """The records of one `send`: their results and how many are still out."""
 
-    __slots__ = ("_post", "delivered", "done", "lane", "refused", "results", "size_bytes", "total")
+    __slots__ = ("_acked", "_post", "delivered", "done", "lane", "refused", "results", "size_bytes", "total")
 
     def __init__(
-        self, total: int, size_bytes: int, lane: Lane, post: Callable[[_Request], None], done: Callable[[Results], None]
+        self,
+        total: int,
+        size_bytes: int,
+        lane: Lane,
+        post: Callable[[_Request], None],
+        done: Callable[[Results], None],
+        acked: bool = True,
     ) -> None:
         self.total = total
         self.size_bytes = size_bytes
@@ -56,12 +62,17 @@ class _Request:
         self.delivered = 0  # written by the delivery thread only
         self.refused = 0  # written by the loop only
         self.done: Callable[[Results], None] | None = done
+        self._acked = acked
         self._post = post
 
     def reported(self, index: int, error: confluent_kafka.KafkaError | None, record: Any) -> None:
         """Take one delivery report, on the delivery thread."""
         if error is None:
-            self.results[index] = Produced(record.partition(), record.offset())
+            offset = record.offset()
+            if offset is None:
+                self.results[index] = repeat_error(record) if self._acked else Produced(record.partition(), NO_OFFSET)
+            else:
+                self.results[index] = Produced(record.partition(), offset)
         else:
             self.results[index] = report_error(error, f"produce to {record.topic()}")
         self.delivered += 1
@@ -148,7 +159,7 @@ class Producer(Service):
         size = size_bytes + _RECORD_OVERHEAD_BYTES * len(records)
         lane = lane_of(records, partitions)
         self._budget.take(lane, size)
-        request = _Request(len(records), size, lane, self._bridge.post, done)
+        request = _Request(len(records), size, lane, self._bridge.post, done, self._settings.acks != 0)
         self._idle.clear()
         self._open_requests += 1
         self._hand_over(request, records)

@@ -28,7 +28,7 @@ import confluent_kafka
 from headrace import errors
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
-from headrace.kafka.error_map import to_error
+from headrace.kafka.error_map import repeat_error, to_error
 from headrace.kafka.producer import ProduceResult
 from headrace.kafka.producer_settings import producer_properties
 from headrace.kafka.reader import read_records
@@ -97,7 +97,8 @@ class _Job:
 
     def _reported(self, index: int, error: confluent_kafka.KafkaError | None, record: Any) -> None:
         if error is None:
-            self.results[index] = Produced(record.partition(), record.offset())
+            offset = record.offset()
+            self.results[index] = repeat_error(record) if offset is None else Produced(record.partition(), offset)
         else:
             self.results[index] = to_error(error, f"produce to {record.topic()}")
 

@@ -15,7 +15,7 @@ from headrace.formats.codec import Codec
 from headrace.formats.codec_json import JsonCodec
 from headrace.formats.codecs import Codecs, SchemaChoice, SchemaRules, format_name
 from headrace.records import Header, OutgoingRecord, Produced
-from headrace.sidecar.produce_answer import ProduceAnswer, answer_of, told
+from headrace.sidecar.produce_answer import ProduceAnswer, answer_of
 from headrace.sidecar.produce_limits import check_count, check_depth
 from headrace.sidecar.produce_request import ProduceRecord, ProduceRequest, check_partitions, choice_of, parse_request
 from headrace.telemetry.audit import Audit
@@ -174,7 +174,7 @@ class ProduceService:
         Raises:
             ProducerQueueFull: The byte budget is used up; nothing was sent.
         """
-        self._producer.send(records, lambda results: done([*told(results, self.acks)]), 0, size_bytes)
+        self._producer.send(records, done, 0, size_bytes)
 
     @property
     def acks(self) -> Literal["all", 1, 0]:

@@ -28,7 +28,6 @@ _CODES: Final[dict[type[errors.HeadraceError], int]] = {
 }
 _OTHER: Final = 50002
 _INVALID: Final = 40002
-_NO_OFFSET: Final = -1  # as in Kafka's Java client
 _RequestStatus = Literal["OK", "UNAUTHORIZED", "FORBIDDEN"]
 _REQUEST_STATUS: Final[dict[int, _RequestStatus]] = {40101: "UNAUTHORIZED", 40301: "FORBIDDEN"}
 _encode_json = msgspec.json.Encoder().encode
@@ -77,7 +76,6 @@ def answer_of(
 ) -> ProduceAnswer:
     """Return the answer for the outcomes of all records, in their order."""
     failures = [result for result in results if type(result) is not Produced]
-    results = told(results, acks)
     response = ProduceResponse(
         offsets=[_entry(result) for result in results] if failures else results,
         key_schema_id=msgspec.UNSET if key_schema_id is None else key_schema_id,
@@ -93,13 +91,6 @@ def answer_of(
         status, retry_after = reason.status, reason.retry_after_seconds
         body = body[:-1] + b"," + _encode_json(reason.body())[1:]
     return ProduceAnswer(status, body, retry_after, len(results), written)
-
-
-def told(results: Sequence[Any], acks: Literal["all", 1, 0]) -> Sequence[Any]:
-    """Return results as they may be shown: with `acks: 0` no broker has told an offset."""
-    if acks != 0:
-        return results
-    return [Produced(result.partition, _NO_OFFSET) if type(result) is Produced else result for result in results]
 
 
 def _entry(result: Produced | errors.HeadraceError) -> Produced | ProduceError:

@@ -1,0 +1,39 @@
+"""What a delivery report becomes."""
+
+from __future__ import annotations
+
+import confluent_kafka
+import pytest
+
+from headrace.errors import KafkaTimeout
+from headrace.kafka.budget import lane_of
+from headrace.kafka.producer import _Request
+from headrace.records import NO_OFFSET, OutgoingRecord, Produced
+
+
+def result_of(offset: int, *, acked: bool) -> object:
+    """Return what a request holds after the report of its one record."""
+    posted: list[_Request] = []
+    lane = lane_of([OutgoingRecord("t", None, b"", [], 0, 0)], 1)
+    request = _Request(1, 0, lane, posted.append, lambda results: None, acked)
+    request.reported(0, None, confluent_kafka.Message(topic="t", partition=2, offset=offset))
+    assert posted == [request]
+    return request.results[0]
+
+
+@pytest.mark.parametrize("acked", [True, False])
+def test_an_acknowledged_record_is_where_kafka_says(acked: bool) -> None:
+    """Partition and offset are those of the report."""
+    assert result_of(7, acked=acked) == Produced(2, 7)
+
+
+def test_a_record_without_an_offset_is_no_ok() -> None:
+    """The leader recognised a repeat whose first attempt it no longer has at hand: written, nobody says where."""
+    result = result_of(-1001, acked=True)
+    assert isinstance(result, KafkaTimeout)
+    assert "written to partition 2" in result.description
+
+
+def test_without_acknowledgement_no_offset_is_expected() -> None:
+    """With acks 0 the client has none to tell."""
+    assert result_of(-1001, acked=False) == Produced(2, NO_OFFSET)

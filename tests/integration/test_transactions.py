@@ -87,6 +87,15 @@ def test_a_transaction_that_fails_leaves_nothing(site: Any, topic: Callable[...,
     assert (values(site, first, 2), values(site, second, 1)) == ([1, 2], ["small"])
 
 
+def test_a_record_that_kafka_refuses_is_the_fault_of_the_request(topic: Callable[..., str], url: str) -> None:
+    """A compacted topic takes no record without a key; sending the transaction again would not help."""
+    name, other = topic(1, cleanup_policy="compact"), topic()
+    parts = [{"topic": other, "records": [{"value": 1}]}, {"topic": name, "records": [{"value": 2}]}]
+    status, body, headers = post(f"{url}/transactions", {"topics": parts})
+    assert (status, body["code"], headers["Retry-After"]) == (400, "ERR40045", None)
+    assert [part["offsets"][0]["errorCode"] for part in body["topics"]] == [50003, 50002]
+
+
 def test_what_is_wrong_with_a_request_is_said_before_anything_is_sent(
     site: Any, topic: Callable[..., str], url: str
 ) -> None:

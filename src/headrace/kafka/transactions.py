@@ -49,7 +49,8 @@ _REOPEN_SECONDS: Final = 0.5
 _TOGETHER_RECORDS: Final = 10_000
 _LOOK_UP_SECONDS: Final = 60.0
 _THREAD_STOP_SECONDS: Final = 5.0
-_STATE: Final = confluent_kafka.KafkaError._STATE
+_INNOCENT: Final = (confluent_kafka.KafkaError._STATE, confluent_kafka.KafkaError._INVALID_DIFFERENT_RECORD)
+"""Errors that only say that another record has failed."""
 _BROKEN: Final = (confluent_kafka.KafkaException, SystemError)
 """What the client's calls raise. A fatal error that meets a delivery report in one call is a SystemError."""
 
@@ -91,7 +92,7 @@ class _Job:
                 )
                 return
             except confluent_kafka.KafkaException as cause:
-                if cause.args[0].code() != _STATE:  # which only says that another record has failed
+                if cause.args[0].code() not in _INNOCENT:
                     self.results[index] = to_error(cause, f"produce to {record.topic}")
                 return
 
@@ -99,7 +100,7 @@ class _Job:
         if error is None:
             offset = record.offset()
             self.results[index] = repeat_error(record) if offset is None else Produced(record.partition(), offset)
-        else:
+        elif error.code() not in _INNOCENT:
             self.results[index] = to_error(error, f"produce to {record.topic()}")
 
     @property

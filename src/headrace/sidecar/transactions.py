@@ -34,7 +34,7 @@ Results = Sequence[Produced | errors.HeadraceError]
 class TopicRequest(ProduceRequest, kw_only=True, forbid_unknown_fields=True, rename="camel", gc=False):
     """What a transaction writes to one topic."""
 
-    topic: str
+    topic: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9._-]{1,249}$")]
 
 
 class TransactionRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):

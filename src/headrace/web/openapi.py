@@ -116,7 +116,7 @@ def _parameters(path: str, operation: Operation) -> Iterator[Json]:
         for name, schema in query["properties"].items():
             yield {"name": name, "in": "query", "required": name in query["required"], "schema": schema}
     for name, meaning in operation.headers.items():
-        yield {"name": name, "in": "header", "description": meaning, "schema": text}
+        yield {"name": name, "in": "header", "description": meaning, "schema": {**text, "minLength": 1}}
 
 
 def _media(kind: type | str) -> Json:

@@ -4,9 +4,9 @@ Each client lives on a thread of its own, because its calls block. Requests that
 one of them fails, each is written again alone. What is said of a request's end:
 
 - committed: the client said so.
-- certainly not: a commit was never asked for, or was refused. Whatever is in the log is aborted, now or later.
-- in doubt: a commit was asked for and neither confirmed nor refused. Nothing is aborted then. The client is replaced,
-  and when its successor is open the broker has ended the transaction; so the topic itself tells how.
+- certainly not: a commit was never asked for. Whatever is in the log is aborted, now or later.
+- in doubt: a commit was asked for and not confirmed. Nothing is aborted then. The client is replaced, and when its
+  successor is open the broker has ended the transaction; so the topic itself tells how.
 
 Source: reliability.md 5.1; KIP-98.
 """
@@ -235,11 +235,8 @@ class _Writer:
     def _commit(self, client: confluent_kafka.Producer, jobs: list[_Job]) -> None:
         try:
             client.commit_transaction()
-        except _BROKEN as cause:
+        except _BROKEN as cause:  # whatever it is: what was asked for first may have been done
             log.warning("a commit of %s failed: %s", self._properties["transactional.id"], cause)
-            if isinstance(cause, confluent_kafka.KafkaException) and cause.args[0].txn_requires_abort():
-                self._abort(client, jobs)
-                return
             for job in jobs:
                 job.in_doubt = True
             self._in_doubt += jobs

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import uvloop
 
-PAUSE_SECONDS = 0.05
+PAUSE_SECONDS = 1.0
 
 
 class Connection(asyncio.Protocol):

@@ -16,7 +16,7 @@ from headrace.records import OutgoingRecord
 
 Lane = tuple[str, int]
 """A topic, and the partition of all records of a request; -1: several, or whichever the client picks."""
-_SEVERAL: Final = -1
+SEVERAL: Final = -1
 
 
 class ByteBudget:
@@ -32,11 +32,11 @@ class ByteBudget:
         self._share = share
         self._lanes: defaultdict[Lane, int] = defaultdict(int)
 
-    def take(self, lane: Lane, size: int) -> None:
-        """Count a request.
+    def check(self, lane: Lane, size: int) -> None:
+        """Return if there is room for a request.
 
         Raises:
-            ProducerQueueFull: Too much waits already; nothing was counted.
+            ProducerQueueFull: There is none.
         """
         pending, held = self.pending_bytes, self._lanes.get(lane, 0)
         free = self._max_bytes - pending
@@ -44,9 +44,13 @@ class ByteBudget:
         if pending and size > free:
             raise _full(f"{pending} bytes wait", f"{self._max_bytes} may (producer.max_pending_bytes)", pending)
         if held and held + size > free * self._share:
-            place = f"partition {lane[1]} of topic {lane[0]}" if lane[1] != _SEVERAL else f"topic {lane[0]}"
+            place = f"partition {lane[1]} of topic {lane[0]}" if lane[1] != SEVERAL else f"topic {lane[0]}"
             may = f"it may have {self._share:g} of what is free (producer.partition_share)"
             raise _full(f"{held} bytes wait for {place}", may, held)
+
+    def take(self, lane: Lane, size: int) -> None:
+        """Count a request, if `check` lets it."""
+        self.check(lane, size)
         self.pending_bytes += size
         self._lanes[lane] += size
 
@@ -72,7 +76,7 @@ def lane_of(records: Sequence[OutgoingRecord], partitions: int) -> Lane:
     if len(records) == 1 and first.partition is None and first.key is not None and partitions:
         return first.topic, confluent_kafka.murmur2(first.key, partitions)  # as the client's own partitioner
     if first.partition is None or any(record.partition != first.partition for record in records):
-        return first.topic, _SEVERAL
+        return first.topic, SEVERAL
     return first.topic, first.partition
 
 

@@ -19,7 +19,7 @@ import confluent_kafka
 from headrace import errors
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
-from headrace.kafka.budget import ByteBudget, Lane, lane_of
+from headrace.kafka.budget import SEVERAL, ByteBudget, Lane, lane_of
 from headrace.kafka.error_map import repeat_error, report_error, to_error
 from headrace.kafka.producer_settings import producer_properties
 from headrace.kafka.properties import client_log
@@ -167,6 +167,14 @@ class Producer(Service):
             self._crowded_at = time.monotonic()
         if not self._work.is_set():
             self._work.set()
+
+    def check_room(self, topic: str, size_bytes: int) -> None:
+        """Return if there is room for a request to several partitions of a topic, before anybody works for it.
+
+        Raises:
+            ProducerQueueFull: There is none.
+        """
+        self._budget.check((topic, SEVERAL), size_bytes)
 
     async def drain(self, deadline: Deadline) -> None:
         if self._budget.pending_bytes:

@@ -63,6 +63,9 @@ class Producing(Protocol):
     ) -> None:
         """Write records without waiting; `done` gets one result per record."""
 
+    def check_room(self, topic: str, size_bytes: int) -> None:
+        """Raise early what `send` would for want of room."""
+
 
 class Topics(Protocol):
     """The part of the topic directory that is used here."""
@@ -137,6 +140,8 @@ class ProduceService:
         if partitions is None:
             return False
         request = parse_request(body)
+        if len(request.records) > 1 and request.records[0].partition is None:
+            self._producer.check_room(topic, len(body))
         for part, default in self._default_formats:
             choice = choice_of(request, part, self._settings.format_codes)
             if not self._codecs.needs_no_schema(choice, default, self._rules):

@@ -27,6 +27,8 @@ STREAMING: Final = "headrace.streaming"
 _LIMIT_SECONDS: Final = 10.0
 _REQUEST_SECONDS: Final = 60.0
 _LINGER_SECONDS: Final = 1.0
+_ORDINARY_REQUESTS: Final = 15
+"""So many are not tried on the hot path after one that was not for it: the next are likely to be like it."""
 _LEAST_BYTES_PER_SECOND: Final = 1024
 
 
@@ -38,6 +40,7 @@ class Connection(HttpToolsProtocol):
     _chunk_bytes = 0
     _head_bytes = 0
     _refused = False
+    _ordinary = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -61,7 +64,8 @@ class Connection(HttpToolsProtocol):
                 cycle.scope["state"][LONG_HEAD] = True  # its task has not run yet
 
     def on_headers_complete(self) -> None:
-        idle = self.cycle is None or self.cycle.response_complete
+        idle = (self.cycle is None or self.cycle.response_complete) and not self._ordinary
+        self._ordinary = max(0, self._ordinary - 1)
         checked = (self._chunk_bytes <= MAX_HEAD_BYTES and not self._head_bytes) or not self._head_is_long()
         exchange = self.hot_path.begin(self) if self.hot_path and idle and checked else None
         if exchange:
@@ -83,6 +87,7 @@ class Connection(HttpToolsProtocol):
         exchange.more_body = False
         if self.hot_path and not self.hot_path.serve(exchange):
             self.cycle = None
+            self._ordinary = _ORDINARY_REQUESTS
             super().on_headers_complete()
             super().on_body(b"".join(exchange.chunks))
             super().on_message_complete()

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from headrace.config.http import HttpConfig
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, ProducerQueueFull
 from headrace.records import Produced
 from headrace.security import Authenticator, Principal
 from headrace.sidecar.produce import Prepared, ProduceService
@@ -107,6 +107,13 @@ class HotPath:
                 lambda prepared, results: self._done(exchange, prepared, results),
             ):
                 return True
+        except ProducerQueueFull as full:
+            # Under overload a refusal must be cheap, so the application does not do all of this again.
+            exchange.principal = principal
+            self._answer(
+                exchange, ProduceAnswer(full.status, msgspec.json.encode(full.body()), full.retry_after_seconds)
+            )
+            return True
         except HeadraceError:
             log.debug("the application says what is wrong with this request")
         except Exception as defect:  # noqa: BLE001 boundary: what the user sees is one error body

@@ -77,6 +77,10 @@ class Kafka:
         task = asyncio.ensure_future(self.produce(records))
         task.add_done_callback(lambda task: done(task.result()))
 
+    def check_room(self, topic: str, size_bytes: int) -> None:
+        if isinstance(self.failure, errors.ProducerQueueFull):
+            raise self.failure
+
     def known(self, topic: str) -> int | None:
         return None if topic.startswith(("missing", "new")) else 3
 

@@ -121,6 +121,22 @@ def test_what_kafka_says_is_told_in_the_same_bytes(opened: Any, hot: list[int], 
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("body", [RECORD, b'{"records":[{},{}]}'])
+def test_a_full_budget_is_told_in_the_same_bytes(opened: Any, hot: list[int], body: bytes) -> None:
+    """At once, without the work being done twice."""
+
+    async def main() -> None:
+        async with opened() as house:
+            house.kafka.failure = errors.ProducerQueueFull("full")
+            answer = await text_of(house, post(body, IDS))
+            assert hot == [503]
+            assert await text_of(house, chunked(post(body, IDS))) == answer
+            assert hot == [503]
+            await house.web.drain(Deadline(SystemClock(), 5))
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     ("request_bytes", "status"),
     [

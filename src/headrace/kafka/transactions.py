@@ -65,6 +65,7 @@ class _Job:
         self.results: list[Any] = []
         self.in_doubt = False
         self.answer: asyncio.Future[list[ProduceResult]] = asyncio.get_running_loop().create_future()
+        self.limit: asyncio.TimerHandle | None = None
         self._claimed = threading.Lock()
 
     def claim(self) -> bool:
@@ -324,7 +325,7 @@ class TransactionalProducers(Service):
         self._idle.clear()
         self._jobs.put(job)
         limit = self._settings.delivery_timeout_seconds
-        asyncio.get_running_loop().call_later(limit, self._withdraw, job)
+        job.limit = asyncio.get_running_loop().call_later(limit, self._withdraw, job)
         return job.answer
 
     async def drain(self, deadline: Deadline) -> None:
@@ -375,6 +376,8 @@ class TransactionalProducers(Service):
 
     def _settle(self, job: _Job, results: list[ProduceResult]) -> None:
         self._open_jobs.discard(job)
+        if job.limit:
+            job.limit.cancel()  # it holds the records
         if not job.answer.done():
             job.answer.set_result(results[: job.wanted])
         if not self._open_jobs:

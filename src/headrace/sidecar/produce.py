@@ -23,6 +23,7 @@ from headrace.telemetry.correlation import new_correlation_ids
 
 _CORRELATION: Final = "X-Correlation-Id"
 _TRACEABILITY: Final = "X-Traceability-Id"
+_TRACE_PARENT: Final = "traceparent"
 _OWN_HEADERS: Final = (_CORRELATION.lower(), _TRACEABILITY.lower())
 _NAMED_INDEXES: Final = 20
 
@@ -37,6 +38,8 @@ class RequestIds(NamedTuple):
     correlation_id: bytes | None = None
     traceability_id: bytes | None = None
     authorization: bytes | None = None
+    traceparent: bytes | None = None
+    """Of W3C Trace Context; passed on as it is."""
 
 
 class Prepared(NamedTuple):
@@ -244,16 +247,17 @@ class ProduceService:
             first.append(("caller_id", self._settings.caller_id.encode()))
         given, trace = ids.correlation_id, ids.traceability_id
         usual = first if trace is None else [*first, (_TRACEABILITY, trace)]
-        shared = [*usual, (_CORRELATION, given)] if given else None  # one list for all records, if they are alike
+        last: list[Header] = [] if ids.traceparent is None else [(_TRACE_PARENT, ids.traceparent)]
+        shared = [*usual, (_CORRELATION, given), *last] if given else None  # one list for all records, if alike
         correlations = [given] * len(records) if given else new_correlation_ids(len(records))
         return [
             OutgoingRecord(
                 topic,
                 key,
                 value,
-                _headers_of(record, first, correlation, trace)
+                _headers_of(record, first, correlation, trace, last)
                 if record.headers or record.correlation_id is not None or record.traceability_id is not None
-                else shared or [*usual, (_CORRELATION, correlation)],
+                else shared or [*usual, (_CORRELATION, correlation), *last],
                 record.partition,
                 stamp if (stamp := record.timestamp) and stamp > 0 else 0,
             )
@@ -283,7 +287,7 @@ def _name_misfits(part: str, texts: Sequence[bytes | None], codec: Codec) -> NoR
 
 
 def _headers_of(
-    record: ProduceRecord, first: list[Header], correlation: bytes, traceability: bytes | None
+    record: ProduceRecord, first: list[Header], correlation: bytes, traceability: bytes | None, last: list[Header]
 ) -> list[Header]:
     headers = first.copy()
     if record.traceability_id is not None:
@@ -293,9 +297,10 @@ def _headers_of(
     if record.correlation_id is not None:
         correlation = record.correlation_id.encode()
     headers.append((_CORRELATION, correlation))
-    if record.headers:
-        own = record.headers.items() if isinstance(record.headers, dict) else record.headers
-        headers += [
-            (name, None if text is None else text.encode()) for name, text in own if name.lower() not in _OWN_HEADERS
-        ]
+    own = [*(record.headers.items() if isinstance(record.headers, dict) else record.headers or ())]
+    if last and not any(name.lower() == _TRACE_PARENT for name, _ in own):
+        headers += last
+    headers += [
+        (name, None if text is None else text.encode()) for name, text in own if name.lower() not in _OWN_HEADERS
+    ]
     return headers

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 CORRELATION: Final = b"x-correlation-id"
 TRACEABILITY: Final = b"x-traceability-id"
+TRACE_PARENT: Final = b"traceparent"
 _DENIED: Final = (401, 403)
 _ID: Final = re.compile(rb"[\x21-\x7e]{1,200}")
 ALWAYS_OPEN: Final = ("/health/", "/live", "/ready", "/metrics")

@@ -90,6 +90,7 @@ _CORRELATION: Final = "Names the request; it comes back in the answer"
 _IDS: Final = {
     "X-Correlation-Id": f"{_CORRELATION}, and is written into records that have none of their own.",
     "X-Traceability-Id": f"{_CORRELATION}, and is written into records that have none of their own.",
+    "traceparent": "W3C Trace Context; it is written into records that have none of their own.",
 }
 _KEYED: Final = {
     **_IDS,

@@ -175,6 +175,16 @@ def test_the_http_ids_stand_in_for_the_records_own() -> None:
     assert found == [("X-Traceability-Id", b"http-t"), ("X-Correlation-Id", b"http-c")]
 
 
+def test_the_trace_context_of_the_request_is_passed_on() -> None:
+    """To every record, whatever else it has; a record that names its own keeps it."""
+    ids = RequestIds(b"c", traceparent=b"00-http")
+    own = {"headers": {"TraceParent": "00-own"}}
+    plain, headed, named = sent({"records": [{}, {"headers": {"a": "1"}}, own]}, ids)
+    assert plain.headers == [("X-Correlation-Id", b"c"), ("traceparent", b"00-http")]
+    assert headed.headers == [("X-Correlation-Id", b"c"), ("traceparent", b"00-http"), ("a", b"1")]
+    assert named.headers == [("X-Correlation-Id", b"c"), ("TraceParent", b"00-own")]
+
+
 def test_without_any_id_every_record_gets_its_own() -> None:
     """Generated, 22 characters, each once."""
     headers = [record.headers or [] for record in sent({"records": [{}, {}, {}]})]

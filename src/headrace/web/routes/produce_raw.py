@@ -26,7 +26,7 @@ from headrace.web.exchange import (
     retry_after,
     unknown_name,
 )
-from headrace.web.middleware import CORRELATION, TRACEABILITY, given_id
+from headrace.web.middleware import CORRELATION, TRACE_PARENT, TRACEABILITY, given_id
 from headrace.web.routes.writing import KEY, Writing
 
 _PREFIX: Final = b"x-headrace-"
@@ -43,7 +43,8 @@ _FORM: Final = b"application/x-www-form-urlencoded"
 
 def request_ids(headers: dict[bytes, bytes]) -> RequestIds:
     """Return what a request's headers say for all of its records."""
-    return RequestIds(given_id(headers, CORRELATION), given_id(headers, TRACEABILITY), headers.get(b"authorization"))
+    correlation, trace = given_id(headers, CORRELATION), given_id(headers, TRACEABILITY)
+    return RequestIds(correlation, trace, headers.get(b"authorization"), given_id(headers, TRACE_PARENT))
 
 
 class RawProduceRoute:
@@ -68,7 +69,10 @@ class RawProduceRoute:
         place = ProduceRecord(
             partition=_number(headers, _PARTITION, 2**31), timestamp=_number(headers, _TIMESTAMP, 2**63)
         )
-        prepared = await self._service.prepare(topic, ProduceRequest(records=[place]), request_ids(headers))
+        ids = request_ids(headers)
+        if any(name.encode("latin-1") == TRACE_PARENT for name, _ in own):
+            ids = ids._replace(traceparent=None)
+        prepared = await self._service.prepare(topic, ProduceRequest(records=[place]), ids)
         record = msgspec.structs.replace(
             prepared.records[0],
             key=headers.get(_KEY),

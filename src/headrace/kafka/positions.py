@@ -69,9 +69,11 @@ def find_starts(
     read_before: dict[str, bool] = {}
     for partition, committed in committed_offsets(client, partitions).items():
         topic = partition.topic
+        if not committed and reset == "latest" and topic not in read_before:
+            read_before[topic] = _reads(client, topic)
         if committed:
             starts[partition] = Start(committed.offset, committed)
-        elif reset == "earliest" or read_before.setdefault(topic, _reads(client, topic)):
+        elif reset == "earliest" or read_before[topic]:
             starts[partition] = Start(confluent_kafka.OFFSET_BEGINNING)
         else:
             _, end = client.get_watermark_offsets(_plain(partition), timeout=_LIMIT_SECONDS)

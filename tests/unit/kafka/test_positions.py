@@ -1,0 +1,87 @@
+"""Where a group begins, and what is missing: with a client that answers from a table."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import confluent_kafka
+import pytest
+
+from headrace.kafka.positions import Gap, Start, find_gap, find_starts
+from headrace.records import Committed, TopicPartition
+
+P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
+UNKNOWN = confluent_kafka.OFFSET_INVALID
+
+
+class FakeClient:
+    """Three partitions of one topic, whose logs go from 40 to 100."""
+
+    def __init__(self, committed: dict[int, int], error: Any = None) -> None:
+        self._committed = committed
+        self._error = error
+
+    def committed(self, wanted: list[Any], timeout: float) -> list[Any]:
+        return [
+            SimpleNamespace(
+                topic=at.topic,
+                partition=at.partition,
+                offset=self._committed.get(at.partition, UNKNOWN),
+                metadata="note",
+                error=self._error,
+            )
+            for at in wanted
+        ]
+
+    def get_watermark_offsets(self, partition: Any, timeout: float) -> tuple[int, int]:
+        return 40, 100
+
+    def list_topics(self, topic: str, timeout: float) -> Any:
+        return SimpleNamespace(topics={topic: SimpleNamespace(partitions={0: None, 1: None, 2: None})})
+
+
+def test_a_group_takes_up_at_what_it_committed_with_what_lies_beside_it() -> None:
+    """Whatever the policy is for groups without committed offsets."""
+    for reset in ("earliest", "latest"):
+        starts = find_starts(FakeClient({0: 50}), [P0], reset)  # type: ignore[arg-type]
+        assert starts == {P0: Start(50, Committed(50, "note"))}
+
+
+def test_latest_is_a_number_that_is_to_be_committed_now() -> None:
+    """So that a restart before the first record does not choose a later one."""
+    starts = find_starts(FakeClient({}), [P0, P1], "latest")
+    assert starts[P1] == Start(100, Committed(100), is_new=True)
+
+
+def test_a_partition_that_was_added_begins_at_its_start() -> None:
+    """The group reads the topic already, so its first records would be skipped otherwise."""
+    starts = find_starts(FakeClient({2: 7}), [P0, P1], "latest")
+    assert starts == dict.fromkeys((P0, P1), Start(confluent_kafka.OFFSET_BEGINNING))
+
+
+def test_what_cannot_be_read_is_not_guessed() -> None:
+    """An error about one partition is an error, not "nothing committed"."""
+    with pytest.raises(confluent_kafka.KafkaException):
+        find_starts(FakeClient({}, error=confluent_kafka.KafkaError(14)), [P0], "earliest")
+
+
+@pytest.mark.parametrize(
+    ("position", "gap", "is_cut_off", "text"),
+    [
+        (10, Gap(10, 40, 40), False, "offsets 10 to 39 (30) are no longer in the log: removed"),
+        (120, Gap(100, 120, 40), True, "offsets 100 to 119 (20) are no longer in the log: the log ends"),
+    ],
+)
+def test_a_gap_has_exact_offsets(position: int, gap: Gap, is_cut_off: bool, text: str) -> None:
+    """Below the start of the log, or beyond its end."""
+    found = find_gap(FakeClient({}), P0, position)
+    assert found == gap
+    assert found.is_cut_off == is_cut_off
+    assert str(found).startswith(text)
+
+
+@pytest.mark.parametrize("position", [40, 100])
+def test_what_is_in_range_is_no_gap(position: int) -> None:
+    """The first record and the end are in the log."""
+    assert find_gap(FakeClient({}), P0, position) is None

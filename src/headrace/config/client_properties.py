@@ -146,14 +146,19 @@ def _owner(name: str) -> str:
     return found.ours if found else _CONSUMERS_KEYS.get(name, "")
 
 
+def way_out(name: str) -> str:
+    """Return what to do instead of setting a client's property, empty if it is none that we know."""
+    _, nothing, why = (owner := _owner(name).replace("`", "")).partition("nothing: ")
+    return owner and f"is not taken here: {why if nothing else f'set {owner}'}"
+
+
 def _require(name: str, allowed: frozenset[str], elsewhere: frozenset[str], place: str) -> str:
     if name in allowed:
         return name
     if name in elsewhere:
         raise ValueError(f"is not taken here: set {place}.{name}")
-    if owner := _owner(name).replace("`", ""):
-        _, nothing, why = owner.partition("nothing: ")
-        raise ValueError(f"is not taken here: {why if nothing else f'set {owner}'}")
+    if text := way_out(name):
+        raise ValueError(text)
     near = difflib.get_close_matches(name, sorted(allowed), 1)
     raise ValueError(
         f"is not accepted: did you mean {near[0]}?" if near else "is not on the list of allowed client properties"

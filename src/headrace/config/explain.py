@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from pydantic_core import ErrorDetails
 
+from headrace.config.client_properties import way_out
 from headrace.config.model import HeadraceConfig
 from headrace.config.section import Section
 from headrace.config.yaml_tree import Path, Problems
@@ -37,6 +38,8 @@ def explain(
 
 def _sentence(error: ErrorDetails, path: Path, model: type[Section]) -> str:
     if error["type"] == "extra_forbidden":
+        if path[0] == "producer" and (text := way_out(str(path[-1]))):
+            return text
         known = known_keys(path[:-1], model)
         near = difflib.get_close_matches(str(path[-1]), known, 1, 0.5)
         return f"unknown key: did you mean {near[0]}?" if near else f"unknown key: known here are {', '.join(known)}"

@@ -80,7 +80,8 @@ def parse_transaction(body: bytes) -> TransactionRequest:
         return parse_json(body, _decode)
     except msgspec.ValidationError as cause:
         unknown = _UNKNOWN_FIELD.search(str(cause))
-        near = difflib.get_close_matches(unknown[1], _FIELDS, 1, 0.5) if unknown else []
+        others = [name for name in _FIELDS if unknown and name != unknown[1]]  # it may only stand at the wrong place
+        near = difflib.get_close_matches(unknown[1], others, 1, 0.5) if unknown else []
         hint = f". Did you mean {near[0]}?" if near else ""
         raise errors.InvalidRequest(f"the body is no transaction: {cause}{hint}") from cause
 

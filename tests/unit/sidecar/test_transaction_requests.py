@@ -91,6 +91,7 @@ def test_an_error_names_the_topic_it_is_about() -> None:
         (b'{"topics":[{"topic":"a/b","records":[]}]}', "regex"),
         (b'{"topics":[{"topic":"a","records":[]}],"atomic":true}', "atomic"),
         (b'{"topics":[{"topic":"a","record":[],"records":[]}]}', "Did you mean records?"),
+        (b'{"topic":"a","records":[]}', "Did you mean topics?"),
     ],
 )
 def test_a_body_that_is_none_is_refused(body: bytes, said: str) -> None:

@@ -151,7 +151,7 @@ class Producer(Service):
             ProducerQueueFull: A byte budget is used up; nothing was sent.
         """
         if not records:
-            done([])
+            asyncio.get_running_loop().call_soon(done, [])  # in a context of its own, as always
             return
         assert self._bridge is not None
         if size_bytes is None:

@@ -113,12 +113,15 @@ class Connection(HttpToolsProtocol):
                     self.transport.close()
                 return
             self._forget(cycle)
+            if self.pipeline:  # an earlier request is not answered yet, and this would be taken for its answer
+                self.transport.close()
+                return
         self._end(error)
 
     def give_up(self) -> None:
         """End a request that takes too long; one that came whole is told that nobody knows what became of it."""
         cycle = self.cycle
-        if cycle.more_body or cycle.response_started:
+        if cycle.more_body or cycle.response_started or self.pipeline:
             self.transport.abort()
             return
         self._refused = True

@@ -66,7 +66,7 @@ class Exchange:
         """Write the whole answer at once."""
         connection = self.connection
         self.response_started = self.response_complete = True
-        if self.disconnected:
+        if self.disconnected or connection.transport.is_closing():
             return
         # In the order of the ordinary answer: the server's own headers, the answer's, and the ids.
         own = b"".join([b"%b: %b\r\n" % header for header in connection.server_state.default_headers])

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextvars import ContextVar
+
 import confluent_kafka
 import pytest
 
+from headrace.config.kafka import KafkaConfig
+from headrace.config.producer import ProducerConfig
 from headrace.errors import KafkaTimeout
 from headrace.kafka.budget import lane_of
-from headrace.kafka.producer import _Request
+from headrace.kafka.producer import Producer, _Request
 from headrace.records import NO_OFFSET, OutgoingRecord, Produced
 
 
@@ -37,3 +42,20 @@ def test_a_record_without_an_offset_is_no_ok() -> None:
 def test_without_acknowledgement_no_offset_is_expected() -> None:
     """With acks 0 the client has none to tell."""
     assert result_of(-1001, acked=False) == Produced(2, NO_OFFSET)
+
+
+def test_a_request_without_records_is_answered_in_a_context_of_its_own() -> None:
+    """As any other: so nothing of its caller stays where the next request comes from."""
+    name: ContextVar[str] = ContextVar("name", default="")
+    done: list[object] = []
+
+    async def main() -> None:
+        producer = Producer(KafkaConfig(), ProducerConfig())
+        producer.send([], lambda results: done.append((results, name.set("me"))))
+        assert not done
+        await asyncio.sleep(0)
+        assert len(done) == 1
+        assert name.get() == ""
+        await producer.stop()
+
+    asyncio.run(main())

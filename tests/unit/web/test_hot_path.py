@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import uvloop
 
 from headrace import errors
 from headrace.lifecycle import Deadline, SystemClock
@@ -263,3 +264,23 @@ def test_a_rate_is_counted_once_for_each_request(opened: Any, hot: list[int]) ->
             assert hot == [200]
 
     asyncio.run(main())
+
+
+def test_what_cannot_be_read_does_not_answer_for_what_came_before(opened: Any) -> None:
+    """On one connection: the first request is being written when the second turns out to be none."""
+    loose = b"POST /producers/t HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n"
+
+    async def main() -> None:
+        async with opened() as house:
+            failures: list[Any] = []
+            asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+            house.kafka.gate.clear()
+            reader, writer = await house.connect()
+            writer.write(post() + loose)
+            assert await asyncio.wait_for(reader.read(), 5) == b""
+            house.kafka.gate.set()
+            await house.web.drain(Deadline(SystemClock(), 5))
+            assert not failures
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # which takes no writes on what is closed
+        runner.run(main())

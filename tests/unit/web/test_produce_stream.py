@@ -122,6 +122,7 @@ REFUSED = [
     ("/producers/t?valueFormat=json&valueFormat=json", 400, "ERR11004", "twice"),
     ("/producers/t?valueSchemaId=x", 400, "ERR11004", ""),
     ("/producers/t?valueSchemaReferences=x", 400, "ERR11004", ""),
+    ("/producers/t?valueSchemaReferences=" + 8000 * "[", 400, "ERR11004", ""),
     ("/producers/t?keySchema=%ff", 400, "ERR11004", ""),
     ("/producers/t?keyFormat=avro&keySchemaId=1&keySchema=x", 400, "ERR12211", ""),
     ("/producers/t?valueFormat=avro", 503, "ERR40010", ""),

@@ -120,5 +120,5 @@ def choices_of(query: bytes) -> SchemaChoices:
             if name in _REFERENCES or (name in _FORMATS and value.isdecimal()):
                 given[name] = msgspec.json.decode(value)
         return msgspec.convert(given, SchemaChoices, strict=False)
-    except (ValueError, msgspec.DecodeError) as cause:
+    except (ValueError, RecursionError) as cause:
         raise InvalidRequest(f"the query string is not usable: {cause}") from cause

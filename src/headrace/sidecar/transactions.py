@@ -20,21 +20,27 @@ from headrace.kafka import TransactionalProducers
 from headrace.records import OutgoingRecord, Produced
 from headrace.sidecar.produce import Prepared, ProduceService, RequestIds
 from headrace.sidecar.produce_answer import ProduceAnswer, ProduceResponse, answer_of, reason_of
-from headrace.sidecar.produce_request import ProduceRequest, parse_json
+from headrace.sidecar.produce_request import ProduceRecord, ProduceRequest, parse_json
 from headrace.telemetry.audit import Audit
 
 _GRACE_SECONDS: Final = 1.0
 """What a request gets beyond its limit, so that one that was not begun is told apart from one in doubt."""
 _MOST_TOPICS: Final = 100
+_SAID_CHARACTERS: Final = 300
 _UNKNOWN_FIELD: Final = re.compile(r"unknown field `(.+?)`")
 
 Results = Sequence[Produced | errors.HeadraceError]
+
+
+class TransactionRecord(ProduceRecord, forbid_unknown_fields=True, rename="camel", gc=False):
+    """One record of a transaction; a name that is not known is refused, or a misspelt value would be a tombstone."""
 
 
 class TopicRequest(ProduceRequest, kw_only=True, forbid_unknown_fields=True, rename="camel", gc=False):
     """What a transaction writes to one topic."""
 
     topic: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9._-]{1,249}$")]
+    records: list[TransactionRecord]  # type: ignore[assignment]  # they are only read
 
 
 class TransactionRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -66,7 +72,9 @@ class Work(NamedTuple):
 _decode = msgspec.json.Decoder(TransactionRequest).decode
 _encode_json = msgspec.json.Encoder().encode
 _FIELDS: Final = [
-    field.encode_name for kind in (TransactionRequest, TopicRequest) for field in msgspec.structs.fields(kind)
+    field.encode_name
+    for kind in (TransactionRequest, TopicRequest, TransactionRecord)
+    for field in msgspec.structs.fields(kind)
 ]
 
 
@@ -79,11 +87,12 @@ def parse_transaction(body: bytes) -> TransactionRequest:
     try:
         return parse_json(body, _decode)
     except msgspec.ValidationError as cause:
-        unknown = _UNKNOWN_FIELD.search(str(cause))
+        said = str(cause)[:_SAID_CHARACTERS]  # it may quote the body
+        unknown = _UNKNOWN_FIELD.search(said)
         others = [name for name in _FIELDS if unknown and name != unknown[1]]  # it may only stand at the wrong place
         near = difflib.get_close_matches(unknown[1], others, 1, 0.5) if unknown else []
         hint = f". Did you mean {near[0]}?" if near else ""
-        raise errors.InvalidRequest(f"the body is no transaction: {cause}{hint}") from cause
+        raise errors.InvalidRequest(f"the body is no transaction: {said}{hint}") from cause
 
 
 class Transactions:

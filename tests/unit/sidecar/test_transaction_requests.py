@@ -92,13 +92,16 @@ def test_an_error_names_the_topic_it_is_about() -> None:
         (b'{"topics":[{"topic":"a","records":[]}],"atomic":true}', "atomic"),
         (b'{"topics":[{"topic":"a","record":[],"records":[]}]}', "Did you mean records?"),
         (b'{"topic":"a","records":[]}', "Did you mean topics?"),
+        (b'{"topics":[{"topic":"a","records":[{"key":1,"vlaue":1}]}]}', "Did you mean value?"),
+        (b'{"%s":1}' % (b"x" * 900_000), "unknown field `xxx"),
     ],
 )
 def test_a_body_that_is_none_is_refused(body: bytes, said: str) -> None:
-    """With what does not fit, and the nearest name for one that is not known."""
+    """With what does not fit, and the nearest name for one that is not known; a misspelt value is no tombstone."""
     with pytest.raises(errors.InvalidRequest) as raised:
         parse_transaction(body)
     assert said in str(raised.value)
+    assert len(str(raised.value)) < 1000
 
 
 def test_a_transaction_without_records_is_refused() -> None:

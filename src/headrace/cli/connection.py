@@ -26,7 +26,9 @@ from headrace.lifecycle import Deadline, SystemClock
 
 ENDPOINTS = HOME / "endpoints.json"
 
-registry_option = click.option("--schema-registry", "registry", metavar="URL", help="Schema registry, for formats with a schema.")
+registry_option = click.option(
+    "--schema-registry", "registry", metavar="URL", help="Schema registry, for formats that need one."
+)
 
 
 class Place(NamedTuple):

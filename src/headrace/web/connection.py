@@ -36,6 +36,8 @@ class Connection(HttpToolsProtocol):
     """The server's protocol, with a limit for heads and a count of what came."""
 
     hot_path: HotPath | None = None
+    most_connections = 0
+    """Whoever comes when so many are open is not let in; 0 for no limit."""
     received_bytes = 0
     _chunk_bytes = 0
     _head_bytes = 0
@@ -44,7 +46,9 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if certificate := transport.get_extra_info("peercert"):
+        if 0 < self.most_connections < len(self.connections):
+            transport.abort()
+        elif certificate := transport.get_extra_info("peercert"):
             self.app_state = {**self.app_state, "certificate": certificate}
 
     def data_received(self, data: bytes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import resource
 import socket
 import ssl
 from collections.abc import Iterator
@@ -20,14 +21,16 @@ from headrace.web.hot_path import HotPath
 
 _BACKLOG = 2048
 _KEEP_ALIVE_SECONDS = 75
-_GRACE_SECONDS = 1
 _KEEP_ALIVE = (
     ((socket.SOL_SOCKET, socket.SO_KEEPALIVE), 1),
     ((socket.IPPROTO_TCP, socket.TCP_KEEPIDLE), 60),
     ((socket.IPPROTO_TCP, socket.TCP_KEEPINTVL), 10),
 )
+_GRACE_SECONDS = 1
 _LOOK_SECONDS = 1.0
 _HANDSHAKE_SECONDS = 10.0
+_SPARE_CONNECTIONS = 100
+"""Beyond `http.max_connections`: requests on them are told so, and probes are answered."""
 
 
 class WebService(Service):
@@ -66,6 +69,7 @@ class WebService(Service):
             )
         )
         self._server.hot_path = application.hot_path
+        self._server.most_connections = settings.max_connections + _SPARE_CONNECTIONS
         self.url = ""
         """Where it listens, once started; with the real port where 0 was asked for."""
 
@@ -76,6 +80,9 @@ class WebService(Service):
             PortTaken: Another program listens there.
             EnvironmentProblem: The address cannot be listened on.
         """
+        # Many systems allow 1024 open files until somebody asks for more: that would be too few for the connections.
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         listener = self._bind()
         host, port = listener.getsockname()[:2]
         self.url = f"{self._scheme}://[{host}]:{port}" if ":" in host else f"{self._scheme}://{host}:{port}"
@@ -121,6 +128,7 @@ class _Server(uvicorn.Server):
     """The server without its own signal handlers, because the supervisor stops it, and with a limit for handshakes."""
 
     hot_path: HotPath | None = None
+    most_connections = 0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup([])
@@ -135,6 +143,7 @@ class _Server(uvicorn.Server):
     def _connection(self) -> Connection:
         connection = Connection(self.config, self.server_state, self.lifespan.state)
         connection.hot_path = self.hot_path
+        connection.most_connections = self.most_connections
         return connection
 
     @contextlib.contextmanager

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
+import resource
 from typing import Any
 
 import pytest
+import uvloop
 
 from headrace import errors
 
@@ -258,3 +261,24 @@ def test_connections_over_the_limit_are_told_so(opened: Any) -> None:
             assert (await house.get("/live")).status == 200
 
     asyncio.run(main())
+
+
+def test_far_over_the_limit_nobody_is_let_in(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or whoever opens connections and says nothing would use up the descriptors of the process."""
+    monkeypatch.setattr("headrace.web.server._SPARE_CONNECTIONS", 1)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1000, hard))
+
+    async def main() -> None:
+        async with opened(max_connections=1) as house:
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+            pairs = [await house.connect() for _ in range(3)]
+            with contextlib.suppress(ConnectionResetError):
+                assert await asyncio.wait_for(pairs[2][0].read(), 5) == b""
+            assert len(house.web._server.server_state.connections) == 2
+            pairs[0][1].close()
+            pairs[1][1].write(b"GET /live HTTP/1.1\r\nHost: h\r\n\r\n")
+            assert (await house.read(pairs[1][0])).status == 200
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())

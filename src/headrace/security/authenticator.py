@@ -81,7 +81,10 @@ class Authenticator:
             raise _error_of(refused, in_scope_token=False) from None
         if scope_token := headers.get(_SCOPE_TOKEN):
             try:
-                second = await self._by_token(scope_token.decode("latin-1"))
+                kind, _, token = scope_token.decode("latin-1").rpartition(" ")
+                if kind.lower() not in ("bearer", ""):  # clients of the original write it, others do not
+                    raise TokenRefused("no bearer token")
+                second = await self._by_token(token)
             except TokenRefused as refused:
                 self._failures.take(address)
                 raise _error_of(refused, in_scope_token=True) from None

@@ -97,6 +97,8 @@ CREDENTIALS = [
     (bearer("writer"), 200, ""),
     (bearer("writer").replace("Bearer", "bearer"), 200, ""),
     (bearer("reader") + f"X-Scope-Token: {'writer':->16}\r\n", 200, ""),
+    (bearer("reader") + f"X-Scope-Token: Bearer {'writer':->16}\r\n", 200, ""),
+    (bearer("reader") + f"X-Scope-Token: Basic {'writer':->16}\r\n", 401, "ERR10003"),
     (bearer("writer") + f"X-Scope-Token: {'reader':->16}\r\n", 403, "ERR10006"),
     (bearer("writer") + "X-Scope-Token: wrong\r\n", 401, "ERR10003"),
     (f"X-Scope-Token: {'writer':->16}\r\n", 401, "ERR10002"),

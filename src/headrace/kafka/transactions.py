@@ -48,6 +48,7 @@ _OPEN_SECONDS: Final = 5.0
 _REOPEN_SECONDS: Final = 0.5
 _TOGETHER_RECORDS: Final = 10_000
 _LOOK_UP_SECONDS: Final = 60.0
+_LOOK_AGAIN_SECONDS: Final = 5.0
 _THREAD_STOP_SECONDS: Final = 5.0
 _INNOCENT: Final = (confluent_kafka.KafkaError._STATE, confluent_kafka.KafkaError._INVALID_DIFFERENT_RECORD)
 """Errors that only say that another record has failed."""
@@ -309,7 +310,7 @@ class TransactionalProducers(Service):
         Returns:
             A future that gets one result per record when the outcome is known: each of them written and visible, or
             none, and then all results are errors. It has no time limit where a commit is in doubt. Errors of that kind
-            (`KafkaTimeout`) come only when the process stops or the topic cannot be read.
+            (`KafkaTimeout`) come only when the process stops or, without a last record, the topic cannot be read.
 
         Raises:
             ProducerQueueFull: Too many wait; nothing was sent.
@@ -359,19 +360,22 @@ class TransactionalProducers(Service):
         """Find out how a transaction has ended: its last record is visible, or passed over."""
         last, place = job.records[-1], job.results[-1]
         partition = TopicPartition(last.topic, place.partition)
-        reading = read_records(self._kafka, {partition: place.offset}, {partition: place.offset + 1})
-        try:
-            async with asyncio.timeout(_LOOK_UP_SECONDS), contextlib.aclosing(reading):
-                visible = [record async for records in reading for record in records]
-        except (errors.HeadraceError, TimeoutError) as cause:
-            log.warning(
-                "whether a transaction with %s offset %d was committed is unknown: %s", partition, place.offset, cause
-            )
-            job.results = [errors.KafkaTimeout()] * job.wanted
-        else:
-            log.info("a transaction in doubt was %s", "committed" if visible else "aborted")
-            if not visible:
-                job.fail(errors.TransactionAborted())
+        while True:
+            reading = read_records(self._kafka, {partition: place.offset}, {partition: place.offset + 1})
+            try:
+                async with asyncio.timeout(_LOOK_UP_SECONDS), contextlib.aclosing(reading):
+                    visible = [record async for records in reading for record in records]
+                break
+            except (errors.HeadraceError, TimeoutError) as cause:
+                what = f"whether a transaction with {partition} offset {place.offset} was committed"
+                log.warning("%s is unknown: %s", what, cause or type(cause).__name__)
+                if job.closing is None:
+                    self._settle(job, [errors.KafkaTimeout()] * job.wanted)
+                    return
+            await asyncio.sleep(_LOOK_AGAIN_SECONDS)  # who wants a last record asks again until it is known
+        log.info("a transaction in doubt was %s", "committed" if visible else "aborted")
+        if not visible:
+            job.fail(errors.TransactionAborted())
         self._settle(job, job.results)
 
     def _settle(self, job: _Job, results: list[ProduceResult]) -> None:

@@ -1,0 +1,61 @@
+"""A transaction whose commit was asked for and not confirmed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from headrace.config.kafka import KafkaConfig
+from headrace.config.producer import ProducerConfig
+from headrace.errors import KafkaTimeout, KafkaUnavailable, TransactionAborted
+from headrace.kafka import transactions
+from headrace.records import OutgoingRecord, Produced
+
+RECORD = OutgoingRecord("t", None, b"1")
+
+
+def outcome_of(monkeypatch: pytest.MonkeyPatch, answers: list[Any], *, closing: bool) -> Any:
+    """Return what is said of a transaction in doubt; `answers` is what Kafka says when it is asked for its end."""
+
+    async def read(*_: Any) -> AsyncGenerator[list[Any], None]:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        yield answer
+
+    async def main() -> Any:
+        producers = transactions.TransactionalProducers(KafkaConfig(), ProducerConfig(), "x")
+        job = transactions._Job([RECORD], (lambda results: RECORD) if closing else None)
+        job.records += [RECORD] * closing
+        job.results = [Produced(0, n) for n in range(len(job.records))]
+        job.in_doubt = True
+        producers._open_jobs.add(job)
+        producers._finish([job])
+        (result,) = await asyncio.wait_for(job.answer, 5)
+        assert not producers._open_jobs
+        return result
+
+    monkeypatch.setattr(transactions, "read_records", read)
+    monkeypatch.setattr(transactions, "_LOOK_AGAIN_SECONDS", 0)
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("closing", [True, False])
+def test_the_topic_tells_how_it_ended(monkeypatch: pytest.MonkeyPatch, closing: bool) -> None:
+    """Its last record can be read, or is passed over."""
+    assert outcome_of(monkeypatch, [[object()]], closing=closing) == Produced(0, 0)
+    assert isinstance(outcome_of(monkeypatch, [[]], closing=closing), TransactionAborted)
+
+
+def test_with_a_last_record_it_is_asked_for_until_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key that was let go in doubt would let its request be written a second time."""
+    failures = [KafkaUnavailable(), TimeoutError()]
+    assert outcome_of(monkeypatch, [*failures, [object()]], closing=True) == Produced(0, 0)
+
+
+def test_without_one_it_stays_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody holds anything until the outcome comes."""
+    assert isinstance(outcome_of(monkeypatch, [KafkaUnavailable(), []], closing=False), KafkaTimeout)

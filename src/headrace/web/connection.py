@@ -43,6 +43,8 @@ class Connection(HttpToolsProtocol):
     _head_bytes = 0
     _refused = False
     _ordinary = 0
+    _running: Any = None
+    """The request that is being answered; `cycle` is the last that came, and may wait behind it."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -50,6 +52,15 @@ class Connection(HttpToolsProtocol):
             transport.abort()
         elif certificate := transport.get_extra_info("peercert"):
             self.app_state = {**self.app_state, "certificate": certificate}
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._running:
+            self._running.disconnected = True
+        super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -74,6 +85,7 @@ class Connection(HttpToolsProtocol):
         exchange = self.hot_path.begin(self) if self.hot_path and idle and checked else None
         if exchange:
             self.cycle: Any = exchange
+            self._running = exchange
         else:
             super().on_headers_complete()
 
@@ -117,8 +129,10 @@ class Connection(HttpToolsProtocol):
                     self.transport.close()
                 return
             self._forget(cycle)
-            if self.pipeline:  # an earlier request is not answered yet, and this would be taken for its answer
-                self.transport.close()
+            if self.pipeline:  # what is written now would be taken for the answer to an earlier request
+                self.pipeline.popleft()
+                last = self.pipeline[0][0] if self.pipeline else self._running
+                last.keep_alive = False
                 return
         self._end(error)
 

@@ -266,21 +266,44 @@ def test_a_rate_is_counted_once_for_each_request(opened: Any, hot: list[int]) ->
     asyncio.run(main())
 
 
-def test_what_cannot_be_read_does_not_answer_for_what_came_before(opened: Any) -> None:
-    """On one connection: the first request is being written when the second turns out to be none."""
+@pytest.mark.parametrize("before", [1, 3])
+def test_what_cannot_be_read_does_not_answer_for_what_came_before(opened: Any, before: int) -> None:
+    """On one connection: requests that came whole are answered when they are written, and with them it ends."""
     loose = b"POST /producers/t HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n"
+
+    async def main() -> None:
+        async with opened() as house:
+            house.kafka.gate.clear()
+            reader, writer = await house.connect()
+            writer.write(post() * before + loose)
+            await asyncio.wait_for(house.kafka.taken.wait(), 5)
+            house.kafka.gate.set()
+            text = await asyncio.wait_for(reader.read(), 5)
+            assert re.findall(rb"HTTP/1.1 (\d+)", text) == before * [b"200"]
+            assert text.count(b"connection: close") == 1
+            assert len(house.kafka.records) == before
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("first", [post(), chunked(post())])
+def test_who_leaves_while_requests_wait_harms_nobody(opened: Any, first: bytes) -> None:
+    """The request that is being written ends without a word; in the loop that is used, which takes no late bytes."""
 
     async def main() -> None:
         async with opened() as house:
             failures: list[Any] = []
             asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
             house.kafka.gate.clear()
-            reader, writer = await house.connect()
-            writer.write(post() + loose)
-            assert await asyncio.wait_for(reader.read(), 5) == b""
+            _, writer = await house.connect()
+            writer.write(first + post())
+            await asyncio.wait_for(house.kafka.taken.wait(), 5)
+            (connection,) = house.web._server.server_state.connections
+            connection.transport.abort()
+            await asyncio.sleep(0)
             house.kafka.gate.set()
             await house.web.drain(Deadline(SystemClock(), 5))
             assert not failures
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # which takes no writes on what is closed
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())

@@ -117,6 +117,7 @@ class HotPath:
         except HeadraceError:
             log.debug("the application says what is wrong with this request")
         except Exception as defect:  # noqa: BLE001 boundary: what the user sees is one error body
+            exchange.principal = principal  # who was not counted is not counted off
             self._answer(exchange, self._defect(exchange, defect))
             return True
         self._leave(principal)

@@ -312,3 +312,23 @@ def test_who_leaves_while_requests_wait_harms_nobody(
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
     assert "Exception" not in caplog.text
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_a_defect_is_answered_and_counted_off_once(opened: Any, monkeypatch: pytest.MonkeyPatch, counted: bool) -> None:
+    """A caller's requests in flight are as many as before, whether the defect is met before they count or after."""
+
+    def fail(*args: Any) -> bool:
+        if counted:
+            args[4]()  # admit
+        raise RuntimeError
+
+    async def main() -> None:
+        async with opened(security=SECURITY) as house:
+            assert (await house.ask(post(more=BEARER))).status == 500
+            hot_path = house.web._application.hot_path
+            assert hot_path._authenticator.in_flight._counts == {}
+            await house.web.drain(Deadline(SystemClock(), 5))
+
+    monkeypatch.setattr("headrace.sidecar.produce.ProduceService.produce_at_once", fail)
+    asyncio.run(main())

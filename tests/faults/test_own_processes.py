@@ -43,7 +43,7 @@ def test_headrace_is_killed_while_it_pushes(
                 "topics": [name],
                 "group": f"{name}-push",
                 "backend": {"url": backend.url},
-                "batch": {"max_records": 50},
+                "batch": {"max_records": 100},
             }
         },
     }

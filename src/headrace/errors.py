@@ -25,7 +25,7 @@
     |-- KafkaError                     mapped from the client; keeps Kafka's own name and number
     |   |-- KafkaUnavailable           |-- KafkaTimeout         |-- KafkaUnauthenticated
     |   |-- KafkaUnauthorized          |-- ProducerQueueFull    |-- RecordTooLarge
-    |   |-- RecordRefused
+    |   |-- RecordRefused              |-- BatchRefused
     |   |-- FatalKafkaError            |-- TransactionAborted
     |-- DeliveryError                  the destination failed; becomes an Outcome
     |   |-- DestinationUnavailable     |-- DestinationRefused   |-- DeadLetterFailed
@@ -304,11 +304,17 @@ class ProducerQueueFull(
 
 
 class RecordTooLarge(KafkaError, code="ERR40017", message="RECORD_TOO_LARGE", status=413):
-    """A record is larger than the topic or the client allows."""
+    """A record is larger than the topic or the client allows; or its batch is, and then lower producer.batch_bytes."""
 
 
 class RecordRefused(KafkaError, code="ERR40045", message="RECORD_REFUSED", status=400):
     """The topic does not take such a record: its timestamp is out of bounds, or a compacted topic wants a key."""
+
+
+class BatchRefused(
+    KafkaError, code="ERR40046", message="BATCH_REFUSED", status=503, retriable=True, retry_after_seconds=1
+):
+    """Another record that went to Kafka with this one was refused, and so this one is not written: send it again."""
 
 
 class FatalKafkaError(KafkaError, code="ERR40018", message="KAFKA_CLIENT_FATAL", status=503, retriable=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import time
 import urllib.error
@@ -185,3 +187,24 @@ def test_without_kafka_and_registry_headrace_lives_and_says_what_it_waits_for(he
     status, body = post(process.url, "t", {"records": [{"value": 1}]})
     assert (status, body["code"]) == (503, "ERR40012")
     assert process.terminate() == 0
+
+
+def test_a_record_that_is_refused_leaves_no_doubt_of_others(topic: Callable[..., str], url: str) -> None:
+    """What went to Kafka with it is either there, or certainly not and may be sent again; nobody is told 504."""
+    name = topic(**{"cleanup.policy": "compact"})
+    good, bad = b'{"records":[{"key":"k","value":1}]}', b'{"records":[{"value":1}]}'
+    host, port = url.removeprefix("http://").split(":")
+    answers: dict[bytes, set[int]] = {good: set(), bad: set()}
+    with contextlib.ExitStack() as stack:
+        sent = []
+        for body in [*[good] * 9, bad] * 10:
+            connection = stack.enter_context(contextlib.closing(http.client.HTTPConnection(host, int(port), 30)))
+            connection.request("POST", f"/producers/{name}", body, {"Content-Type": "application/json"})
+            sent.append((body, connection))
+        for body, connection in sent:
+            answer = connection.getresponse()
+            answers[body].add(answer.status)
+            entry = json.load(answer)["offsets"][0]
+            assert entry.get("outcome", "ok") in ("ok", "fail")
+    assert answers[bad] == {400}
+    assert answers[good] <= {200, 503}

@@ -19,6 +19,7 @@ _KIND = {
     errors.KafkaUnauthenticated: ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "_SSL", "ILLEGAL_SASL_STATE"),
     errors.RecordTooLarge: ("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"),
     errors.RecordRefused: ("INVALID_RECORD", "INVALID_TIMESTAMP"),
+    errors.BatchRefused: ("_INVALID_DIFFERENT_RECORD",),
     errors.ProducerQueueFull: ("_QUEUE_FULL",),
     errors.KafkaTimeout: ("_MSG_TIMED_OUT", "_TIMED_OUT", "_TIMED_OUT_QUEUE", "REQUEST_TIMED_OUT", "_PURGE_INFLIGHT"),
     errors.KafkaUnavailable: (
@@ -58,6 +59,7 @@ _CERTAINLY_NOT_WRITTEN = {
         *_KIND[errors.PartitionNotFound],
         *_KIND[errors.RecordTooLarge],
         *_KIND[errors.RecordRefused],
+        *_KIND[errors.BatchRefused],
         "TOPIC_AUTHORIZATION_FAILED",
         "CLUSTER_AUTHORIZATION_FAILED",
         "POLICY_VIOLATION",

@@ -61,6 +61,7 @@ def test_a_fatal_error_is_fatal_whatever_its_number() -> None:
         (ClientError.UNKNOWN_TOPIC_OR_PART, errors.TopicNotFound),
         (ClientError.TOPIC_AUTHORIZATION_FAILED, errors.KafkaUnauthorized),
         (ClientError.INVALID_RECORD, errors.RecordRefused),
+        (ClientError._INVALID_DIFFERENT_RECORD, errors.BatchRefused),
     ],
 )
 def test_a_report_is_unknown_unless_every_attempt_was_refused(code: int, kind: type[errors.HeadraceError]) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from headrace.errors import AmbiguousRequest, HeadersTooLarge, HeadraceError, KafkaTimeout
+from headrace.errors import AmbiguousRequest, HeadersTooLarge, HeadraceError, KafkaTimeout, ServerBusy
 from headrace.telemetry.correlation import new_correlation_id
 from headrace.web.hot_exchange import Exchange
 
@@ -30,15 +30,24 @@ _LINGER_SECONDS: Final = 1.0
 _ORDINARY_REQUESTS: Final = 15
 """So many are not tried on the hot path after one that was not for it: the next are likely to be like it."""
 _LEAST_BYTES_PER_SECOND: Final = 1024
+_MOST_RECEIVING_BYTES: Final = 67_108_864
+
+
+class Receiving:
+    """What all connections of a server hold of requests that have not come whole."""
+
+    size_bytes = 0
 
 
 class Connection(HttpToolsProtocol):
     """The server's protocol, with a limit for heads and a count of what came."""
 
     hot_path: HotPath | None = None
+    receiving: Receiving
     most_connections = 0
     """Whoever comes when so many are open is not let in; 0 for no limit."""
     received_bytes = 0
+    _held_bytes = 0
     _chunk_bytes = 0
     _head_bytes = 0
     _refused = False
@@ -56,6 +65,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._running:
             self._running.disconnected = True
+        self.receiving.size_bytes -= self._held_bytes
         super().connection_lost(exc)
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
@@ -77,6 +87,18 @@ class Connection(HttpToolsProtocol):
             self._head_bytes = 0
             if self._head_is_long():
                 cycle.scope["state"][LONG_HEAD] = True  # its task has not run yet
+        if self._held_bytes or (cycle and cycle.more_body):
+            self.hold(size)
+
+    def hold(self, size: int) -> None:
+        """Count what came of a body that is not complete, or that nothing is kept of it any more."""
+        cycle = self.cycle
+        waits = cycle.more_body and not cycle.response_complete and not cycle.scope["state"].get(STREAMING)
+        held = self._held_bytes + size if waits else 0
+        self.receiving.size_bytes += held - self._held_bytes
+        self._held_bytes = held
+        if held and self.receiving.size_bytes > _MOST_RECEIVING_BYTES and not self._refused:
+            self._refuse(ServerBusy(f"more than {_MOST_RECEIVING_BYTES} bytes of requests wait for their rest"))
 
     def on_headers_complete(self) -> None:
         idle = (self.cycle is None or self.cycle.response_complete) and not self._ordinary
@@ -182,6 +204,8 @@ class Deadlines:
         begun, self._requests = self._requests, {}
         for connection in list(connections):
             cycle = connection.cycle
+            if cycle:
+                connection.hold(0)
             if cycle and not cycle.response_complete and not cycle.scope["state"].get(STREAMING):
                 seen = begun.get(connection)
                 since = seen[1] if seen and seen[0] is cycle else now

@@ -16,7 +16,7 @@ from headrace.config.http import HttpConfig
 from headrace.errors import EnvironmentProblem, PortTaken
 from headrace.lifecycle import Clock, Deadline, Service, SystemClock
 from headrace.web.application import Application
-from headrace.web.connection import Connection, Deadlines
+from headrace.web.connection import Connection, Deadlines, Receiving
 from headrace.web.hot_path import HotPath
 
 _BACKLOG = 2048
@@ -69,6 +69,7 @@ class WebService(Service):
             )
         )
         self._server.hot_path = application.hot_path
+        self._server.receiving = Receiving()
         self._server.most_connections = settings.max_connections + _SPARE_CONNECTIONS
         self.url = ""
         """Where it listens, once started; with the real port where 0 was asked for."""
@@ -129,6 +130,7 @@ class _Server(uvicorn.Server):
 
     hot_path: HotPath | None = None
     most_connections = 0
+    receiving: Receiving
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup([])
@@ -143,6 +145,7 @@ class _Server(uvicorn.Server):
     def _connection(self) -> Connection:
         connection = Connection(self.config, self.server_state, self.lifespan.state)
         connection.hot_path = self.hot_path
+        connection.receiving = self.receiving
         connection.most_connections = self.most_connections
         return connection
 

@@ -515,3 +515,49 @@ def test_a_body_with_a_name_that_is_none_ends_before_kafka(opened: Any) -> None:
             assert house.kafka.records == []
 
     asyncio.run(main())
+
+
+def test_what_has_not_come_whole_has_a_limit_in_all(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or many who send a part each would use up the memory; who goes over it is refused, and the others go on."""
+    monkeypatch.setattr("headrace.web.connection._MOST_RECEIVING_BYTES", 150_000)
+    body = b'{"records":[{"value":"%b"}]}' % (b"x" * 100_000)
+    head = b"POST /producers/t HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+    requests = [
+        head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body),
+        head + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body),
+    ]
+
+    async def main() -> None:
+        async with opened() as house:
+            receiving = house.web._server.receiving
+            for first, second in (requests, reversed(requests)):
+                pairs = [await house.connect() for _ in range(2)]
+                pairs[0][1].write(first[:-1])
+                await until(lambda: receiving.size_bytes >= 100_000)
+                pairs[1][1].write(second[:-1])
+                answer = await house.read(pairs[1][0])
+                assert (answer.status, answer.json["code"]) == (503, "ERR40031")
+                pairs[0][1].write(first[-1:])
+                assert (await house.read(pairs[0][0])).status == 200
+                pairs[1][1].close()
+                await until(lambda: receiving.size_bytes == 0)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("path", "status"), [("/producers/t", b"200"), ("/nowhere", b"404")])
+def test_what_is_not_kept_is_not_counted(opened: Any, path: str, status: bytes) -> None:
+    """The bytes of a stream, and of a request that is answered before it came whole."""
+
+    async def main() -> None:
+        async with opened() as house:
+            reader, writer = await house.connect()
+            head = f"POST {path} HTTP/1.1\r\nHost: h\r\nContent-Type: application/x-ndjson\r\nContent-Length: 9000000"
+            writer.write(head.encode() + b"\r\n\r\n" + b"{}\n" * 1000)
+            assert (await asyncio.wait_for(reader.readline(), 5)).split()[1] == status
+            (connection,) = house.web._server.server_state.connections
+            assert connection._held_bytes
+            Deadlines().look([connection], 0.0)
+            assert connection._held_bytes == house.web._server.receiving.size_bytes == 0
+
+    asyncio.run(main())

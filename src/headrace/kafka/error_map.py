@@ -70,7 +70,7 @@ _CERTAINLY_NOT_WRITTEN = {
 }
 
 
-def report_error(error: confluent_kafka.KafkaError, doing: str) -> errors.HeadraceError:
+def report_error(error: confluent_kafka.KafkaError, doing: str, keyed: bool = False) -> errors.HeadraceError:
     """Return our error for a delivery report.
 
     The client names the last attempt's error only: an earlier attempt of the same record may have been written and its
@@ -78,6 +78,9 @@ def report_error(error: confluent_kafka.KafkaError, doing: str) -> errors.Headra
 
     Source: reliability.md 3; whether a record is "possibly persisted" librdkafka knows, and the binding does not show.
     """
+    if keyed and error.code() == confluent_kafka.KafkaError.INVALID_RECORD:
+        # Where one record of a batch is bad, the client says so of all; a broker refuses those without a key.
+        error = confluent_kafka.KafkaError(confluent_kafka.KafkaError._INVALID_DIFFERENT_RECORD)
     found = to_error(error, doing)
     if error.code() in _CERTAINLY_NOT_WRITTEN or isinstance(found, errors.KafkaTimeout | errors.FatalKafkaError):
         return found

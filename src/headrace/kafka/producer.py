@@ -74,7 +74,7 @@ class _Request:
             else:
                 self.results[index] = Produced(record.partition(), offset)
         else:
-            self.results[index] = report_error(error, f"produce to {record.topic()}")
+            self.results[index] = report_error(error, f"produce to {record.topic()}", keyed=record.key() is not None)
         self.delivered += 1
         # Each side counts its own and then reads the other's; whoever comes last sees the sum. If both see it, the
         # request is posted twice, and the second time it is done already.

@@ -99,6 +99,10 @@ class Connection(HttpToolsProtocol):
         self._held_bytes = held
         if held and self.receiving.size_bytes > _MOST_RECEIVING_BYTES and not self._refused:
             self._refuse(ServerBusy(f"more than {_MOST_RECEIVING_BYTES} bytes of requests wait for their rest"))
+            if type(cycle) is Exchange:
+                cycle.chunks.clear()
+            self.receiving.size_bytes -= held  # at once, so that others need not be refused too
+            self._held_bytes = 0
 
     def on_headers_complete(self) -> None:
         idle = (self.cycle is None or self.cycle.response_complete) and not self._ordinary

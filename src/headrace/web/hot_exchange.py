@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,13 +16,6 @@ from headrace.web.exchange import retry_after
 
 if TYPE_CHECKING:
     from headrace.web.connection import Connection
-
-
-class _Nobody:
-    """Stands where the server wakes a task that waits for its request."""
-
-    def set(self) -> None:
-        """Wake nobody."""
 
 
 class Exchange:
@@ -42,7 +36,7 @@ class Exchange:
         "started_at",
         "topic",
     )
-    message_event: Final = _Nobody()
+    message_event: Final = asyncio.Event()  # by which the server wakes a task that waits for its request: nobody here
 
     def __init__(
         self,

@@ -110,15 +110,13 @@ class HotPath:
         except ProducerQueueFull as full:
             # Under overload a refusal must be cheap, so the application does not do all of this again.
             exchange.principal = principal
-            self._answer(
-                exchange, ProduceAnswer(full.status, msgspec.json.encode(full.body()), full.retry_after_seconds)
-            )
+            self._answer(exchange, self._error(exchange, full))
             return True
         except HeadraceError:
             log.debug("the application says what is wrong with this request")
         except Exception as defect:  # noqa: BLE001 boundary: what the user sees is one error body
             exchange.principal = principal  # who was not counted is not counted off
-            self._answer(exchange, self._defect(exchange, defect))
+            self._answer(exchange, self._error(exchange, defect))
             return True
         self._leave(principal)
         return False
@@ -130,7 +128,7 @@ class HotPath:
         try:
             answer = self._service.answer(prepared, results)
         except Exception as defect:  # noqa: BLE001 boundary: what the user sees is one error body
-            answer = self._defect(exchange, defect)
+            answer = self._error(exchange, defect)
         self._answer(exchange, answer)
 
     def _answer(self, exchange: Exchange, answer: ProduceAnswer) -> None:
@@ -145,7 +143,7 @@ class HotPath:
         if self._authenticator and principal:
             self._authenticator.in_flight.leave(principal.name)
 
-    def _defect(self, exchange: Exchange, defect: Exception) -> ProduceAnswer:
+    def _error(self, exchange: Exchange, cause: Exception) -> ProduceAnswer:
         correlation_id.set(exchange.identity.decode())
-        error = error_of({"method": "POST", "path": f"/producers/{exchange.topic}"}, defect)
-        return ProduceAnswer(error.status, msgspec.json.encode(error.body()))
+        error = error_of({"method": "POST", "path": f"/producers/{exchange.topic}"}, cause)
+        return ProduceAnswer(error.status, msgspec.json.encode(error.body()), error.retry_after_seconds)

@@ -537,6 +537,7 @@ def test_what_has_not_come_whole_has_a_limit_in_all(opened: Any, monkeypatch: py
                 pairs[1][1].write(second[:-1])
                 answer = await house.read(pairs[1][0])
                 assert (answer.status, answer.json["code"]) == (503, "ERR40031")
+                assert 100_000 <= receiving.size_bytes < 150_000
                 pairs[0][1].write(first[-1:])
                 assert (await house.read(pairs[0][0])).status == 200
                 pairs[1][1].close()

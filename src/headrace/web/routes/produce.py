@@ -11,7 +11,7 @@ from headrace.errors import PathNotFound
 from headrace.sidecar.produce import ProduceService
 from headrace.sidecar.produce_request import parse_request
 from headrace.telemetry.metrics import Metrics
-from headrace.web.exchange import JSON, answer_json, headers_of, media_type, read_json, retry_after
+from headrace.web.exchange import JSON, headers_of, media_type, read_json
 from headrace.web.routes.produce_raw import RawProduceRoute, request_ids
 from headrace.web.routes.produce_stream import NDJSON, StreamProduceRoute
 from headrace.web.routes.writing import KEY, Writing
@@ -26,10 +26,9 @@ class ProduceRoute:
     def __init__(self, service: ProduceService, writing: Writing, metrics: Metrics, settings: HttpConfig) -> None:
         self._service = service
         self._writing = writing
-        self._metrics = metrics
         self._settings = settings
         self.stream = StreamProduceRoute(service, metrics, settings)
-        self._raw = RawProduceRoute(service, writing, metrics, settings)
+        self._raw = RawProduceRoute(service, writing, settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         topic = scope["path"][len(PREFIX) :]
@@ -47,7 +46,4 @@ class ProduceRoute:
                 send, key, topic, body, lambda: self._service.prepare(topic, parse_request(body), ids)
             )
             return
-        answer = await self._service.produce(topic, body, ids)
-        self._metrics.records_in("produce", answer.asked_records)
-        self._metrics.records_out("produce", answer.written_records)
-        await answer_json(send, answer.status, answer.body, retry_after(answer.retry_after_seconds))
+        await self._writing.tell(send, await self._service.produce(topic, body, ids))

@@ -16,16 +16,7 @@ from headrace.errors import ContentTypeMismatch, InvalidRequest
 from headrace.records import Header
 from headrace.sidecar.produce import Prepared, ProduceService, RequestIds
 from headrace.sidecar.produce_request import ProduceRecord, ProduceRequest
-from headrace.telemetry.metrics import Metrics
-from headrace.web.exchange import (
-    Headers,
-    answer_json,
-    headers_of,
-    media_type,
-    read_body,
-    retry_after,
-    unknown_name,
-)
+from headrace.web.exchange import Headers, headers_of, media_type, read_body, unknown_name
 from headrace.web.middleware import CORRELATION, TRACE_PARENT, TRACEABILITY, given_id
 from headrace.web.routes.writing import KEY, Writing
 
@@ -50,10 +41,9 @@ def request_ids(headers: dict[bytes, bytes]) -> RequestIds:
 class RawProduceRoute:
     """One record per request."""
 
-    def __init__(self, service: ProduceService, writing: Writing, metrics: Metrics, settings: HttpConfig) -> None:
+    def __init__(self, service: ProduceService, writing: Writing, settings: HttpConfig) -> None:
         self._service = service
         self._writing = writing
-        self._metrics = metrics
         self._settings = settings
 
     async def __call__(self, topic: str, scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,10 +79,7 @@ class RawProduceRoute:
             request = b"\n".join([headers[b"content-type"], *(name + b":" + value for name, value in parts), b"", body])
             await self._writing.produce_once(send, key, topic, request, as_prepared)
             return
-        answer = await self._service.send(prepared)
-        self._metrics.records_in("produce", answer.asked_records)
-        self._metrics.records_out("produce", answer.written_records)
-        await answer_json(send, answer.status, answer.body, retry_after(answer.retry_after_seconds))
+        await self._writing.tell(send, await self._service.send(prepared))
 
 
 def _check(headers: Headers) -> list[Header]:

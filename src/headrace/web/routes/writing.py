@@ -9,9 +9,10 @@ from starlette.types import Send
 
 from headrace.sidecar.idempotency import Idempotency
 from headrace.sidecar.produce import Prepared
+from headrace.sidecar.produce_answer import ProduceAnswer
 from headrace.sidecar.transactions import Transactions, Work
 from headrace.telemetry.metrics import Metrics
-from headrace.web.exchange import answer_json, retry_after
+from headrace.web.exchange import Headers, answer_json, retry_after
 
 KEY: Final = b"idempotency-key"
 _REPLAYED: Final = (b"idempotency-replayed", b"true")
@@ -34,9 +35,13 @@ class Writing:
             answer = await self.transactions.write(await prepare())
         else:
             answer, replayed = await self._idempotency.once(key, place, request, prepare)
+        await self.tell(send, answer, [_REPLAYED] if replayed else ())
+
+    async def tell(self, send: Send, answer: ProduceAnswer, headers: Headers = ()) -> None:
+        """Count an answer and send it."""
         self._metrics.records_in("produce", answer.asked_records)
         self._metrics.records_out("produce", answer.written_records)
-        headers = [*retry_after(answer.retry_after_seconds), *([_REPLAYED] if replayed else ())]
+        headers = [*retry_after(answer.retry_after_seconds), *headers]
         await answer_json(send, answer.status, answer.body, headers)
 
     async def produce_once(

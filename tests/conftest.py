@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 from hypothesis import settings
 
 # How long an example takes says nothing of whether it is right.
 settings.register_profile("house", deadline=None)
 settings.load_profile("house")
+
+# Whoever starts the tests in the background may have it ignored, and the programs under test would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -30,6 +30,7 @@ MAP_MARKS = ("<!-- file map: begin, written by make docs -->", "<!-- file map: e
 _MADE = "This page is written by `make docs`; change the code it is made from.\n"
 _WIDTH = 100
 _WITHOUT_DOCSTRING = {
+    "config/producer_keys.csv": "Where every producer key of Java and of light-4j went.",
     "cli/demo/files/delays.yaml": "The demo's pipeline.",
     "cli/demo/files/enrich/function.yaml": "The demo's function: its trigger and formats.",
     "cli/demo/files/headrace.yaml": "The demo's configuration.",

@@ -6,7 +6,9 @@ Kafka's Java producer and light-4j's `kafka-producer.yml` know are in one table,
 
 from __future__ import annotations
 
+import csv
 import difflib
+from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, SecretStr
@@ -25,69 +27,8 @@ class ProducerKey(NamedTuple):
     """The setting to use, or `nothing:` and why none is needed."""
 
 
-_TRUST: Final = "nothing: the system's authorities, or the file that the variable `SSL_CERT_FILE` names"
-_PEM: Final = "`kafka.properties.{}`, as PEM"
-
-PRODUCER_KEYS: Final = {
-    "acks": ProducerKey("all", "acks", "`producer.acks`"),
-    "auditEnabled": ProducerKey("true", "", "`audit`"),
-    "auditTarget": ProducerKey("logfile", "", "`audit`"),
-    "auditTopic": ProducerKey("sidecar-audit", "", "`audit`"),
-    "basic.auth.credentials.source": ProducerKey("USER_INFO", "", "nothing: a user name that is set is used"),
-    "basic.auth.user.info": ProducerKey("user:password", "", "`schema_registry.username`, `schema_registry.password`"),
-    "batch.size": ProducerKey("16384", "batch.size", "`producer.batch_bytes`"),
-    "bootstrap.servers": ProducerKey("localhost:9092", "bootstrap.servers", "`kafka.bootstrap_servers`"),
-    "buffer.memory": ProducerKey("33554432", "queue.buffering.max.kbytes", "`producer.max_pending_bytes`"),
-    "client.id": ProducerKey("", "client.id", "nothing: Headrace names its clients"),
-    "client.rack": ProducerKey("rack-name", "client.rack", "`kafka.properties.client.rack`: consumers only"),
-    "compression.level": ProducerKey("", "compression.level", "`producer.compression_level`"),
-    "compression.type": ProducerKey("", "compression.type", "`producer.compression`"),
-    "delivery.timeout.ms": ProducerKey("", "delivery.timeout.ms", "`producer.delivery_timeout_seconds`"),
-    "enable.idempotence": ProducerKey("true", "enable.idempotence", "`producer.idempotence`"),
-    "injectCallerId": ProducerKey("false", "", "`producer.caller_id`"),
-    "injectOpenTracing": ProducerKey("false", "", "nothing: `traceparent` passes through"),
-    "key.serializer": ProducerKey("ByteArraySerializer", "", "`producer.key_format`"),
-    "keyFormat": ProducerKey("jsonschema", "", "`producer.key_format`"),
-    "linger.ms": ProducerKey("1", "linger.ms", "`producer.linger_seconds`"),
-    "max.block.ms": ProducerKey("", "", "nothing: without room a request is answered 503 at once"),
-    "max.in.flight.requests.per.connection": ProducerKey(
-        "5", "max.in.flight.requests.per.connection", "`producer.max_in_flight`"
-    ),
-    "max.message.size": ProducerKey("in samples, no effect", "", "`producer.max_record_bytes`"),
-    "max.request.size": ProducerKey("1048576", "message.max.bytes", "`producer.max_record_bytes`"),
-    "metadata.max.age.ms": ProducerKey("", "metadata.max.age.ms", "`kafka.properties.metadata.max.age.ms`"),
-    "partitioner.class": ProducerKey("", "partitioner", "nothing: it is murmur2, as Java's client"),
-    "request.timeout.ms": ProducerKey("", "request.timeout.ms", "`producer.request_timeout_seconds`"),
-    "retries": ProducerKey("3", "retries", "`producer.retries`"),
-    "retry.backoff.ms": ProducerKey("", "retry.backoff.ms", "`producer.properties.retry.backoff.ms`"),
-    "sasl.jaas.config": ProducerKey(
-        "PlainLoginModule", "", "`kafka.properties.sasl.username`, `kafka.properties.sasl.password`"
-    ),
-    "sasl.mechanism": ProducerKey("PLAIN", "sasl.mechanism", "`kafka.properties.sasl.mechanism`"),
-    "schema.registry.auto.register.schemas": ProducerKey("true, no effect", "", "`producer.auto_register`"),
-    "schema.registry.cache": ProducerKey("100", "", "nothing: caches are bounded"),
-    "schema.registry.ssl.truststore.location": ProducerKey("/config/client.truststore", "", _TRUST),
-    "schema.registry.ssl.truststore.password": ProducerKey("password", "", _TRUST),
-    "schema.registry.url": ProducerKey("http://localhost:8081", "", "`schema_registry.url`"),
-    "security.protocol": ProducerKey("SASL_SSL", "security.protocol", "`kafka.properties.security.protocol`"),
-    "ssl.endpoint.identification.algorithm": ProducerKey(
-        "algo-name",
-        "ssl.endpoint.identification.algorithm",
-        "`kafka.properties.ssl.endpoint.identification.algorithm`: `https` or `none`",
-    ),
-    "ssl.keystore.location": ProducerKey("", "ssl.keystore.location", _PEM.format("ssl.certificate.location")),
-    "ssl.keystore.password": ProducerKey("", "ssl.keystore.password", "`kafka.properties.ssl.key.password`"),
-    "ssl.truststore.location": ProducerKey("/config/client.truststore", "", _PEM.format("ssl.ca.location")),
-    "ssl.truststore.password": ProducerKey("password", "", "nothing: a PEM file of authorities has none"),
-    "topic": ProducerKey("test1", "", "nothing: the path of a request names the topic"),
-    "transaction.timeout.ms": ProducerKey(
-        "60000, commented out", "transaction.timeout.ms", "`producer.transactions`: `timeout_seconds`"
-    ),
-    "transactional.id": ProducerKey("T1000, commented out", "transactional.id", "`producer.transactions`: `id`"),
-    "transactional.id.expiration.ms": ProducerKey("604800000, commented out", "", "nothing: it is the broker's"),
-    "value.serializer": ProducerKey("ByteArraySerializer", "", "`producer.value_format`"),
-    "valueFormat": ProducerKey("jsonschema", "", "`producer.value_format`"),
-}
+with Path(__file__).with_name("producer_keys.csv").open(newline="") as _table:
+    PRODUCER_KEYS: Final = {row.pop("seed"): ProducerKey(**row) for row in csv.DictReader(_table)}
 """Every producer key by its name there."""
 
 _CONSUMERS_KEYS: Final = {

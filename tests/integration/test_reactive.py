@@ -266,6 +266,27 @@ def test_a_drain_past_its_limit_ends_the_process_all_the_same(site: Any, topic: 
     assert site.committed(f"{name}-push").get(TopicPartition(name, 0), 0) == 0
 
 
+def test_a_partition_that_stands_still_leaves_the_others_room(site: Any, topic: Any, push: Any, backend: Any) -> None:
+    """One whose delivery hangs holds its part of what may be held, and records of another partition go on."""
+    name = topic(2)
+    site.write(name, *(OutgoingRecord(name, None, b"1", partition=0) for _ in range(3000)))
+    backend.answer = lambda request: Answer(delay_seconds=600 if request.body[0]["partition"] == 0 else 0)
+    process = push(name, flow={"max_records": 1000})
+
+    def taken() -> int:
+        text = site.ask(f"{process.url}/metrics").body
+        found = re.search(
+            r'outcome="taken",path="reactive push"} (\d+)|path="reactive push",outcome="taken"} (\d+)', text
+        )
+        return int(found[1] or found[2]) if found else 0
+
+    site.wait_until(lambda: taken() > 700, "a full house")
+    site.write(name, *(OutgoingRecord(name, None, b"2", partition=1) for _ in range(3000)))
+    backend.wait_for(lambda b: len(b.accepted) == 3000)
+    assert {record["partition"] for record in backend.accepted} == {1}
+    process.kill()
+
+
 def test_a_slow_backend_bounds_what_is_held(site: Any, topic: Any, push: Any, backend: Any) -> None:
     """The consumer's own flow limit counts: beyond it and one poll nothing is taken from Kafka."""
     name = topic()

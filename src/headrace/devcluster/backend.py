@@ -63,6 +63,7 @@ class RecordingBackend:
         self._port = port
         self._thread: LoopThread | None = None
         self._runner: web.AppRunner | None = None
+        self._stopping: asyncio.Future[None]
 
     @property
     def url(self) -> str:
@@ -82,7 +83,7 @@ class RecordingBackend:
     def stop(self) -> None:
         """Close every connection and listen no more."""
         if self._thread and self._runner:
-            self._thread.call(self._runner.cleanup(), limit_seconds=10)
+            self._thread.call(self._close(self._runner), limit_seconds=10)
             self._thread.stop()
         self._thread = self._runner = None
 
@@ -110,6 +111,11 @@ class RecordingBackend:
         site = web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True)
         await site.start()
         self._port = self._runner.addresses[0][1]
+        self._stopping = asyncio.get_running_loop().create_future()
+
+    async def _close(self, runner: web.AppRunner) -> None:
+        self._stopping.set_result(None)  # nobody waits out a long delay
+        await runner.cleanup()
 
     async def _handle(self, request: web.Request) -> web.Response:
         from aiohttp import web
@@ -120,7 +126,7 @@ class RecordingBackend:
         self.requests.append(received)
         answer = self._answer_to(received)
         if answer.delay_seconds:
-            await asyncio.sleep(answer.delay_seconds)
+            await asyncio.wait({self._stopping}, timeout=answer.delay_seconds)
         body = answer.body if answer.body is not None else self._results(received, answer)
         return web.Response(status=answer.status, body=msgspec.json.encode(body), content_type="application/json")
 

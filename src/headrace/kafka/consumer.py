@@ -155,7 +155,7 @@ class Consumer(Service):
                 # consume() alone waits until the batch is full; poll() returns with the first record.
                 first = client.poll(_BUSY_SECONDS if self._flow.records else _IDLE_SECONDS)
                 if first is not None:
-                    self._take([first, *client.consume(_BATCH_RECORDS - 1, 0)])
+                    self._take([first, *client.consume(min(_BATCH_RECORDS, self._flow.half_room_records), 0)])
         finally:
             client.close()  # runs _on_revoke for what is assigned
 

@@ -3,7 +3,8 @@
 Pure bookkeeping, owned by the consumer's thread. Pausing makes the client throw away what it has fetched ahead, so it
 is for partitions that stand still, not for short peaks: when the whole is full the consumer first waits a moment for
 room, and pauses only if none comes. A partition that holds more than its share and has ended nothing for a while is
-paused alone, so one slow partition cannot take the room of the others.
+paused alone. Half of the room is kept for all partitions in equal parts and half is for whoever comes first; so one
+that stands still takes at most that half beside its own part, and the others go on.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from headrace.records import TopicPartition
 _MIN_SHARE_RECORDS = 1000
 _MIN_SHARE_BYTES = 1_048_576
 _STILL_SECONDS = 1.0
+_COMMON = 0.5
+"""Part of the room that belongs to no partition."""
 
 
 class _Held:
@@ -52,12 +55,19 @@ class Flow:
     @property
     def must_wait(self) -> bool:
         """Whether a poll now could bring records for which there is no room."""
-        return self.fill >= 1 and self._paused < len(self._held)
+        if self.fill >= 1:
+            return self._paused < len(self._held)
+        return self._is_full() and any(not held.paused and self._is_beyond(held) for held in self._held.values())
 
     @property
     def fill(self) -> float:
         """Part of the budget that is used; 1 is full."""
         return max(self._records / self._limits.max_records, self._bytes / self._limits.max_bytes)
+
+    @property
+    def half_room_records(self) -> int:
+        """Half of the records for which there is room, at least 1: so no single poll takes the room of all."""
+        return max(1, (self._limits.max_records - self._records) // 2)
 
     def is_paused(self, partition: TopicPartition) -> bool:
         """Whether a partition is paused now."""
@@ -97,26 +107,44 @@ class Flow:
 
     def changes(self, now: float) -> tuple[Sequence[TopicPartition], Sequence[TopicPartition]]:
         """Return the partitions to pause and those to resume now; each is reported once."""
-        fill = self.fill
-        if fill < 1:
+        fill, full = self.fill, self._is_full()
+        if not full:
             self._full_since = None
         elif self._full_since is None:
             self._full_since = now
-        if fill < 0.5 and not self._paused:
+        if fill < _COMMON and not self._paused:
             return (), ()
         no_room = self._full_since is not None and now - self._full_since >= _STILL_SECONDS
-        pause, resume = [], []
+        before, pause, resume = now - _STILL_SECONDS, [], []
         for partition, held in self._held.items():
             share = self._share_used(held)
             if held.paused:
-                if fill < 1 and share < 0.5:
+                if fill < 1 and (self._part(held) < self._own_part / 2 or (share < 0.5 and not full)):
                     held.paused = False
                     resume.append(partition)
-            elif no_room or (share >= 1 and now - held.moved_at >= _STILL_SECONDS):
+            elif (no_room and (fill >= 1 or self._is_beyond(held))) or (share >= 1 and held.moved_at <= before):
                 held.paused = True
                 pause.append(partition)
         self._paused += len(pause) - len(resume)
         return pause, resume
+
+    @property
+    def _own_part(self) -> float:
+        return (1 - _COMMON) / max(1, len(self._held))
+
+    def _part(self, held: _Held) -> float:
+        return max(held.records / self._limits.max_records, held.bytes / self._limits.max_bytes)
+
+    def _is_beyond(self, held: _Held) -> bool:
+        """Return whether a partition has used up the part of the room that is its own."""
+        return self._part(held) >= self._own_part
+
+    def _is_full(self) -> bool:
+        """Return whether what belongs to no partition is used up, or the whole is."""
+        if self.fill < _COMMON:
+            return False
+        own = self._own_part
+        return self.fill >= 1 or sum(max(0.0, self._part(held) - own) for held in self._held.values()) >= _COMMON
 
     def _share_used(self, held: _Held) -> float:
         count = max(1, len(self._held))

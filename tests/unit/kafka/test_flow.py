@@ -29,7 +29,7 @@ def test_nothing_is_paused_while_there_is_room() -> None:
 def test_a_short_peak_pauses_nothing() -> None:
     """When full, the consumer waits for room before it pauses: pausing throws away what was fetched ahead."""
     made = flow()
-    made.taken(A, 10_000, 10, 0)
+    made.taken(A, 7600, 10, 0)
     assert made.changes(0.0) == ([], [])
     assert made.must_wait
     made.released(A, 1000, 1, 0.9)
@@ -60,6 +60,26 @@ def test_a_partition_that_stands_still_beyond_its_share_is_paused_alone() -> Non
     assert made.changes(1.1) == ([], [])
     made.released(A, 4000, 5, 2)
     assert made.changes(2) == ([], [A])
+
+
+def test_a_partition_that_stands_still_leaves_room_for_the_others() -> None:
+    """However fast it filled up: the other one goes on, is paused when its own part is full, and goes on again."""
+    made = flow()
+    made.taken(A, 7600, 10, 0)
+    assert made.changes(0) == ([], [])
+    assert made.must_wait
+    assert made.changes(1) == ([A], [])
+    for now in range(2, 100):
+        assert not made.must_wait
+        made.taken(B, 2399, 10, now)
+        assert made.changes(now) == ([], [])
+        made.released(B, 2399, 10, now)
+        assert made.changes(now) == ([], [])
+    made.taken(B, 2390, 10, 100)
+    made.taken(B, 500, 10, 100)
+    assert made.changes(100) == ([B], [])
+    made.released(B, 2000, 10, 101)
+    assert made.changes(101) == ([], [B])
 
 
 def test_bytes_count_too() -> None:

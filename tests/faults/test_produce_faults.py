@@ -270,7 +270,7 @@ TIMEOUT_IS_A_FAIL = """
 from headrace import errors
 from headrace.kafka import producer
 
-producer.report_error = lambda error, doing: errors.KafkaUnavailable("not written, says a mutant")
+producer.report_error = lambda *_, **__: errors.KafkaUnavailable("not written, says a mutant")
 """
 
 

@@ -14,7 +14,17 @@ from headrace.config.http import HttpConfig
 from headrace.errors import AmbiguousRequest, HeadersTooLarge, OriginRefused
 from headrace.web.connection import LONG_HEAD, MAX_HEAD_BYTES
 
-_ONCE: Final = (b"host", b"content-length", b"transfer-encoding", b"authorization", b"x-scope-token", b"origin")
+_ONCE: Final = (
+    b"host",
+    b"content-length",
+    b"transfer-encoding",
+    b"content-type",
+    b"content-encoding",
+    b"idempotency-key",
+    b"authorization",
+    b"x-scope-token",
+    b"origin",
+)
 _VERSIONS: Final = ("1.1", "1.0")
 _MAX_HEADERS: Final = 100
 _MAX_PATH_BYTES: Final = 8192

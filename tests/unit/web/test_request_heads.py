@@ -144,6 +144,8 @@ AMBIGUOUS = {
     "chunk longer than its size": post("Transfer-Encoding: chunked", body=b"2\r\nabcde\r\n0\r\n\r\n"),
     "chunks with bare line feeds": post("Transfer-Encoding: chunked", body=b"5\nabcde\n0\n\n"),
     "authorization twice": post("Authorization: Bearer a", "Authorization: Bearer b"),
+    "content type twice": post("Content-Type: application/json", "Content-Type: text/plain"),
+    "idempotency key twice": post("Idempotency-Key: a", "Idempotency-Key: b"),
     "header name with a line feed": post("X\nA: 1"),
     "header name that is no token": post("X(A): 1"),
 }

@@ -145,6 +145,7 @@ class App:
         announcer = _Announcer(self.supervisor, self.clock, lambda: announce(f"ready http={self.web.url}"))
         self.supervisor.add(announcer)
         try:
+            self.web.claim()  # the web starts last, and consumers would have begun by then
             await self.supervisor.start()
             # What was made until now stays. Looking through it again and again took a fifth of producing.
             gc.freeze()

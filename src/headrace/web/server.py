@@ -51,6 +51,7 @@ class WebService(Service):
         self._settings = settings
         self._application = application
         self._task: asyncio.Task[None] | None = None
+        self._listener: socket.socket | None = None
         self._server = _Server(
             uvicorn.Config(
                 application,
@@ -74,17 +75,21 @@ class WebService(Service):
         self.url = ""
         """Where it listens, once started; with the real port where 0 was asked for."""
 
-    async def start(self) -> None:
-        """Begin to serve.
+    def claim(self) -> None:
+        """Take the address before anything else begins; who connects is served once this service has started.
 
         Raises:
             PortTaken: Another program listens there.
             EnvironmentProblem: The address cannot be listened on.
         """
+        self._listener = self._bind()
+
+    async def start(self) -> None:
+        """Begin to serve; raises what `claim` does if that was not called."""
         # Many systems allow 1024 open files until somebody asks for more: that would be too few for the connections.
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        listener = self._bind()
+        listener = self._listener or self._bind()
         host, port = listener.getsockname()[:2]
         self.url = f"{self._scheme}://[{host}]:{port}" if ":" in host else f"{self._scheme}://{host}:{port}"
         self._application.streams.spawn = self.spawn

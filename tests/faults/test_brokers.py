@@ -68,10 +68,11 @@ async def main():
         for number in range(6):
             try:
                 await admin.alter_group_offsets(f"{place.topic}-{number}", {place: number})
-                assert (await admin.committed(f"{place.topic}-{number}")) == {place: number}
+                found = await admin.committed(f"{place.topic}-{number}")
             except KafkaUnavailable:
-                pass
-            else:
+                continue
+            if found:  # a broker that has just started may not know of the topic yet
+                assert found == {place: number}
                 print(number, flush=True)
 
 asyncio.run(main())

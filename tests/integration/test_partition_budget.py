@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from headrace.config.kafka import KafkaConfig
@@ -56,6 +58,15 @@ def wait_for_refusal(asked: list[Future[Answer]]) -> None:
             assert "partition 0 of topic" in answer.body["description"]
 
 
+def wait_for_end(pid: int) -> None:
+    """Wait until a process has ended, whether or not anybody has asked for its exit code."""
+    end = time.monotonic() + 60
+    with contextlib.suppress(FileNotFoundError):
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            assert time.monotonic() < end, "the broker does not end"
+            time.sleep(0.05)
+
+
 async def numbers_in(kafka: Any, topic: str) -> list[int]:
     """Return what is written in a topic, in the order of its partitions."""
     config = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers)
@@ -83,8 +94,10 @@ def test_a_partition_without_enough_replicas_refuses_alone(kafka_three: Any, hea
     url = headrace({"kafka": {"bootstrap_servers": kafka_three.bootstrap_servers}, "producer": producer}).url
     with ThreadPoolExecutor(AT_ONCE + 1) as pool:
         # It hands its partitions over first: killed, it would hold up every topic until it is missed.
-        os.kill(next(broker["pid"] for broker in kafka_three.endpoints if broker["id"] == 3), signal.SIGTERM)
+        pid = next(broker["pid"] for broker in kafka_three.endpoints if broker["id"] == 3)
+        os.kill(pid, signal.SIGTERM)
         try:
+            wait_for_end(pid)
             asked = served_while_stuck(pool, url, stuck, live)
             waiting = [number for number, one in enumerate(asked) if not one.done()]
         finally:

@@ -79,7 +79,7 @@ def test_a_key_writes_once_though_the_process_is_killed(kafka: Any, topic: Any, 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("fault", ["paused", "killed"])
 def test_transactions_are_whole_though_brokers_fail(kafka_three: Any, headrace: Any, bed: Any, fault: str) -> None:
-    """What was answered is true at read_committed in both topics, and producers that are in doubt are replaced."""
+    """What was answered is true at read_committed in both topics; one that was in doubt for long is replaced."""
     first, second = (f"tx-{uuid.uuid4().hex[:8]}" for _ in range(2))
     for name in (first, second):
         kafka_three.create_topic(name, 3, {"min.insync.replicas": "2"})
@@ -124,7 +124,8 @@ def test_transactions_are_whole_though_brokers_fail(kafka_three: Any, headrace: 
             stop.set()
             for client in running:
                 client.result(70)
-    assert " is replaced: " in process.output
+    # a broker that is killed may hit no transaction at all, one that stands still for 5 s hits them all
+    assert fault == "killed" or " is replaced: " in process.output
     ledger = bed.Ledger(kafka_three.bootstrap_servers)
     ok, failed = ({n for n, outcome in answers.items() if outcome == wanted} for wanted in ("ok", "fail"))
     bed.wait_until(lambda: ok <= set(ids_in(ledger, first)) & set(ids_in(ledger, second)), 30, "the last commits")

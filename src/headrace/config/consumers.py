@@ -1,4 +1,4 @@
-"""Reactive consumers: batches, retries, dead letters, and where records are delivered."""
+"""Reactive consumers: what is consumed, in which order and portions."""
 
 from __future__ import annotations
 
@@ -6,30 +6,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from headrace.config.backend import BackendConfig
+from headrace.config.retry import DeadLetterConfig, RetryConfig
 from headrace.config.section import (
     Count,
     FormatName,
     GroupName,
-    NotDots,
-    PositiveSeconds,
     Seconds,
     Section,
     TopicName,
-    Url,
 )
-
-
-class BackendConfig(Section):
-    """The HTTP endpoint a reactive consumer delivers to."""
-
-    url: Url
-    """Where records are posted."""
-    timeout_seconds: PositiveSeconds = 30.0
-    """Longest wait for one answer."""
-    headers: dict[str, str] = Field(default_factory=dict)
-    """Headers of every request."""
-    mode: Literal["results", "status"] = "results"
-    """`results`: the answer's body has one result per record; `status`: 2xx means all records are done."""
 
 
 class BatchConfig(Section):
@@ -41,32 +27,6 @@ class BatchConfig(Section):
     """Bytes of keys and values per delivery at most; one record always fits."""
     linger_seconds: Seconds = 0.0
     """How long a delivery waits to fill up."""
-
-
-class RetryConfig(Section):
-    """What happens to a record that failed."""
-
-    attempts: Count = 5
-    """Deliveries of one record in all; after the last it becomes a dead letter."""
-    first_delay_seconds: Seconds = 0.2
-    """Pause before the second attempt; doubles from there, with full jitter."""
-    max_delay_seconds: Seconds = 30.0
-    """Longest pause."""
-
-    @model_validator(mode="after")
-    def _growing(self) -> RetryConfig:
-        if self.first_delay_seconds > self.max_delay_seconds:
-            raise ValueError("first_delay_seconds is greater than max_delay_seconds: lower it or raise the other")
-        return self
-
-
-class DeadLetterConfig(Section):
-    """Where records go that cannot be delivered."""
-
-    enabled: bool = True
-    """When false, a record that has used up its attempts stops its partition and says so."""
-    topic: Annotated[str, Field(pattern=r"^([A-Za-z0-9._-]|\{topic\})+$", max_length=249), NotDots] = "{topic}.dlq"
-    """Name of the dead letter topic; `{topic}` is the origin's name."""
 
 
 class FlowControl(Section):

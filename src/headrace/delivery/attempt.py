@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from headrace.config.consumers import RetryConfig
+from headrace.config.retry import RetryConfig
 from headrace.delivery.lane import Batch, Lane
 from headrace.delivery.protocols import ACK, DeadLetter, DeadLetterWriter, Delivery, Destination, Outcome, Verdict
 from headrace.errors import DeadLetterFailed, DeliveryError

@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import NamedTuple, Protocol
 
-from headrace.config.consumers import BatchConfig, Ordering, RetryConfig
+from headrace.config.consumers import BatchConfig, Ordering
+from headrace.config.retry import RetryConfig
 from headrace.delivery.offset_map import SPAN_OFFSETS
 from headrace.delivery.protocols import DeadLetter
 from headrace.delivery.retry import pause_seconds

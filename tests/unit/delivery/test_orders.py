@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
+from headrace.config.consumers import BatchConfig, DeliveryConfig
+from headrace.config.retry import RetryConfig
 from headrace.delivery.offset_map import SPAN_OFFSETS
 from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict
 from headrace.delivery.pump import Pump

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import aiohttp
 
-from headrace.config.consumers import BackendConfig
+from headrace.config.backend import BackendConfig
 from headrace.delivery.protocols import ACK, Delivery, Outcome, Verdict
 from headrace.errors import DecodeError, DestinationRefused, DestinationUnavailable, RegistryUnavailable
 from headrace.formats.codecs import Reader

@@ -1,58 +1,37 @@
-"""Assembly: a configuration in, running services out. The only file that knows everyone."""
+"""One process: its services in the order they start, and what binds them."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import gc
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import uvloop
 
-from headrace.config.consumers import (
-    BatchConfig,
-    DeadLetterConfig,
-    DeliveryConfig,
-    FlowControl,
-    ReactiveConsumerConfig,
-)
-from headrace.config.kafka import KafkaConfig
+from headrace.app.ways_in import WaysIn
+from headrace.config.consumers import BatchConfig, FlowControl
 from headrace.config.model import HeadraceConfig
 from headrace.control.lag import LagMonitor
-from headrace.delivery.dead_letter import DeadLetterTopic
-from headrace.delivery.protocols import Destination
-from headrace.delivery.pump import Pump
 from headrace.errors import ServiceDied
 from headrace.formats.codecs import Codecs
 from headrace.formats.registry import SchemaRegistry
 from headrace.formats.registry_watch import RegistryWatch
-from headrace.functions import wire
-from headrace.functions.destination import FunctionDestination
-from headrace.functions.load import load_function
-from headrace.functions.service import FunctionService
-from headrace.functions.spec import FunctionSpec, KafkaTrigger
 from headrace.kafka import (
     Admin,
-    Consumer,
     OwnTopics,
     Producer,
-    StartPolicy,
     StateTopic,
     TopicDirectory,
     TransactionalProducers,
 )
 from headrace.kafka.producer_settings import check_properties
 from headrace.lifecycle import Clock, Service, Signals, Supervisor, SystemClock
-from headrace.pipelines.load import load_pipelines
-from headrace.pipelines.runs import PipelineRun
-from headrace.pipelines.spec import PipelineSpec
 from headrace.records import TopicPartition
 from headrace.security import Authenticator, TlsFiles
 from headrace.sidecar.idempotency import Idempotency
 from headrace.sidecar.produce import ProduceService
-from headrace.sidecar.reactive.http_destination import HttpDestination
 from headrace.sidecar.transactions import Transactions
 from headrace.telemetry.audit import Audit, AuditTarget
 from headrace.telemetry.audit_targets import AuditFile, AuditTopic
@@ -99,18 +78,16 @@ class App:
         self.registry = SchemaRegistry(config.schema_registry, clock)
         self.codecs = Codecs(self.registry, plain_unions=config.schema_registry.avro_unions == "plain")
         self._wanted: dict[str, str] = {}
-        self._groups: list[str] = []
-        self._formats: set[str] = {config.producer.key_format, config.producer.value_format}
-        ways_in = [*self._reactive_consumers(), *self._functions(), *self._pipelines()]
+        ways_in = WaysIn(self)
         self.services: list[Service] = [self.topics, *dict.fromkeys([self.producer, self.inner_producer])]
         self.audit = self._audit()
-        if self._formats & {"avro", "jsonschema", "protobuf"} or "schema_registry" in config.model_fields_set:
+        if ways_in.need_registry or "schema_registry" in config.model_fields_set:
             self.services.append(RegistryWatch(self.registry, clock))
-        if self._wanted:
-            self.services.append(OwnTopics(self.admin, self._wanted, clock))
-        self.services += ways_in
-        if self._groups:
-            self.services.append(LagMonitor(self.admin, self._groups, clock, self._publish_lag))
+        if wanted := {**self._wanted, **ways_in.wanted_topics}:
+            self.services.append(OwnTopics(self.admin, wanted, clock))
+        self.services += ways_in.services
+        if ways_in.groups:
+            self.services.append(LagMonitor(self.admin, ways_in.groups, clock, self._publish_lag))
         self.supervisor = Supervisor(self.services, clock, config.drain_seconds)
         produce = ProduceService(
             config.producer, self.codecs, self.producer, self.topics, self.audit, config.http.max_records
@@ -174,113 +151,8 @@ class App:
         self.services.append(audit)
         return audit
 
-    def _reactive_consumers(self) -> list[Service]:
-        services: list[Service] = []
-        for name, reactive in self.config.reactive_consumers.items():
-            services += self._reactive_consumer(f"reactive {name}", reactive)
-        return services
-
-    def _reactive_consumer(self, name: str, reactive: ReactiveConsumerConfig) -> list[Service]:
-        self._formats |= {reactive.key_format, reactive.value_format}
-        keys, values = self.codecs.for_reading(reactive.key_format), self.codecs.for_reading(reactive.value_format)
-        destination = HttpDestination(f"{name} backend", reactive.backend, keys, values)
-        pump = self._pump(name, reactive.group, destination, reactive.topics, reactive.dead_letter, reactive)
-        policy = StartPolicy(reactive.auto_offset_reset, reactive.on_gap)
-        consumer = self._consumer(name, pump, self.config.kafka, reactive.topics, policy, reactive.flow)
-        return [destination, pump, consumer]
-
-    def _functions(self) -> list[Service]:
-        services: list[Service] = []
-        for file in self.config.functions:
-            spec = load_function(file)
-            for trigger in spec.triggers:
-                services += self._function(spec, trigger)
-        return services
-
-    def _function(self, spec: FunctionSpec, trigger: KafkaTrigger) -> list[Service]:
-        self._formats |= {trigger.key_format, trigger.value_format}
-        workers = FunctionService(spec, trigger, self.clock)
-        destination = FunctionDestination(
-            workers.serve,
-            trigger,
-            self.clock,
-            produce=self.inner_producer.produce,
-            schema_of=self._schema_of,
-            partitions_of=self.topics.partitions_of,
-        )
-        if trigger.output_topic and self.config.kafka.create_topics:
-            self._wanted[trigger.output_topic] = trigger.topics[0]
-        delivery = DeliveryConfig(batch=_FUNCTION_BATCH, retry=trigger.retry, max_in_flight=_FUNCTION_IN_FLIGHT)
-        pump = self._pump(workers.name, trigger.group, destination, trigger.topics, trigger.dead_letter, delivery)
-        kafka = self.config.kafka
-        if trigger.brokers:
-            kafka = kafka.model_copy(update={"bootstrap_servers": ",".join(trigger.brokers)})
-        if trigger.client_properties:
-            kafka = kafka.model_copy(update={"properties": {**kafka.properties, **trigger.client_properties}})
-        consumer = self._consumer(workers.name, pump, kafka, trigger.topics, StartPolicy(trigger.auto_offset_reset))
-        return [workers, pump, consumer]
-
-    def _pipelines(self) -> list[Service]:
-        return [self._pipeline(spec) for spec in load_pipelines(self.config.pipelines)]
-
-    def _pipeline(self, spec: PipelineSpec) -> Service:
-        folder = self.config.state_dir / "pipelines"
-        run = PipelineRun(spec, self.config.kafka, folder, self.clock, self.admin)
-        for flow, group in run.groups.items():
-            self._groups.append(group)
-            self.metrics.watch_deliveries(f"{run.name} {flow}", functools.partial(run.counts, flow))
-        return run
-
-    def _pump(
-        self,
-        name: str,
-        group: str,
-        destination: Destination,
-        topics: Sequence[str],
-        dead_letter: DeadLetterConfig,
-        delivery: DeliveryConfig,
-    ) -> Pump:
-        letters = None
-        if dead_letter.enabled:
-            creates = self.config.kafka.create_topics
-            letters = DeadLetterTopic(
-                dead_letter.topic, self.inner_producer.produce, self.admin.ensure_topic_like if creates else None
-            )
-            if creates:
-                self._wanted.update({letters.topic_for(topic): topic for topic in topics})
-        self._groups.append(group)
-        pump = Pump(f"{name} delivery", group, destination, letters, delivery=delivery, clock=self.clock)
-        self.metrics.watch_deliveries(name, pump.counts.read)
-        return pump
-
-    def _consumer(
-        self,
-        name: str,
-        pump: Pump,
-        kafka: KafkaConfig,
-        topics: Sequence[str],
-        policy: StartPolicy,
-        flow: FlowControl = _FUNCTION_FLOW,
-    ) -> Consumer:
-        consumer = Consumer(
-            kafka,
-            name=f"{name} consumer",
-            group=pump.group,
-            topics=topics,
-            listener=pump,
-            flow=flow,
-            clock=self.clock,
-            policy=policy,
-        )
-        pump.source = consumer
-        return consumer
-
     def _publish_lag(self, group: str, partition: TopicPartition, records: int) -> None:
         self.metrics.lag(group, partition.topic, partition.partition, records)
-
-    async def _schema_of(self, schema_id: int) -> wire.Schema:
-        schema = await self.registry.by_id(schema_id)
-        return wire.Schema(schema_id, schema.type, schema.text, await self.registry.texts_of(schema.references))
 
 
 class _Announcer(Service):

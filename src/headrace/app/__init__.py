@@ -1,0 +1,5 @@
+"""Assembly: a configuration in, running services out. The only room that knows everyone."""
+
+from headrace.app.process import App, run
+
+__all__ = ["App", "run"]

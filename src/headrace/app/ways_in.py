@@ -1,0 +1,185 @@
+"""What carries records to people's code: every reactive consumer, function and pipeline of the configuration."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Protocol
+
+from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl, ReactiveConsumerConfig
+from headrace.config.kafka import KafkaConfig
+from headrace.config.model import HeadraceConfig
+from headrace.config.retry import DeadLetterConfig
+from headrace.delivery.dead_letter import DeadLetterTopic
+from headrace.delivery.protocols import Destination
+from headrace.delivery.pump import Pump
+from headrace.formats.codecs import Codecs
+from headrace.formats.registry import SchemaRegistry
+from headrace.functions import wire
+from headrace.functions.destination import FunctionDestination
+from headrace.functions.load import load_function
+from headrace.functions.service import FunctionService
+from headrace.functions.spec import FunctionSpec, KafkaTrigger
+from headrace.kafka import Admin, Consumer, Producer, StartPolicy, TopicDirectory
+from headrace.lifecycle import Clock, Service
+from headrace.pipelines.load import load_pipelines
+from headrace.pipelines.runs import PipelineRun
+from headrace.pipelines.spec import PipelineSpec
+from headrace.sidecar.reactive.http_destination import HttpDestination
+from headrace.telemetry.metrics import Metrics
+
+_FUNCTION_BATCH = BatchConfig(max_records=256, max_bytes=1_048_576)
+_FUNCTION_IN_FLIGHT = 1000
+_FUNCTION_FLOW = FlowControl()
+
+
+class Surroundings(Protocol):
+    """What the process has made before, and all ways in use."""
+
+    config: HeadraceConfig
+    clock: Clock
+    metrics: Metrics
+    admin: Admin
+    topics: TopicDirectory
+    inner_producer: Producer
+    registry: SchemaRegistry
+    codecs: Codecs
+
+
+class WaysIn:
+    """The services that consume, and what they need from the rest of the process."""
+
+    def __init__(self, process: Surroundings) -> None:
+        """Make every service; nothing is started, no one is contacted.
+
+        Raises:
+            ConfigError: A client property is not allowed.
+            FunctionInvalid: A function file is not usable.
+            PipelineInvalid: A pipeline file is not usable.
+        """
+        self.config = process.config
+        self.clock = process.clock
+        self.metrics = process.metrics
+        self.admin = process.admin
+        self.topics = process.topics
+        self.inner_producer = process.inner_producer
+        self.registry = process.registry
+        self.codecs = process.codecs
+        self.wanted_topics: dict[str, str] = {}
+        """Topics of ours that must exist, and the topic each takes its replication from."""
+        self.groups: list[str] = []
+        """Groups whose lag is watched."""
+        self._formats = {self.config.producer.key_format, self.config.producer.value_format}
+        self.services: list[Service] = [*self._reactive_consumers(), *self._functions(), *self._pipelines()]
+        """Downstream first."""
+
+    @property
+    def need_registry(self) -> bool:
+        """Whether a schema registry is used, so that readiness should tell of it."""
+        by_schema = self._formats & {"avro", "jsonschema", "protobuf"}
+        return bool(by_schema) or "schema_registry" in self.config.model_fields_set
+
+    def _reactive_consumers(self) -> list[Service]:
+        services: list[Service] = []
+        for name, reactive in self.config.reactive_consumers.items():
+            services += self._reactive_consumer(f"reactive {name}", reactive)
+        return services
+
+    def _reactive_consumer(self, name: str, reactive: ReactiveConsumerConfig) -> list[Service]:
+        self._formats |= {reactive.key_format, reactive.value_format}
+        keys, values = self.codecs.for_reading(reactive.key_format), self.codecs.for_reading(reactive.value_format)
+        destination = HttpDestination(f"{name} backend", reactive.backend, keys, values)
+        pump = self._pump(name, reactive.group, destination, reactive.topics, reactive.dead_letter, reactive)
+        policy = StartPolicy(reactive.auto_offset_reset, reactive.on_gap)
+        consumer = self._consumer(name, pump, self.config.kafka, reactive.topics, policy, reactive.flow)
+        return [destination, pump, consumer]
+
+    def _functions(self) -> list[Service]:
+        services: list[Service] = []
+        for file in self.config.functions:
+            spec = load_function(file)
+            for trigger in spec.triggers:
+                services += self._function(spec, trigger)
+        return services
+
+    def _function(self, spec: FunctionSpec, trigger: KafkaTrigger) -> list[Service]:
+        self._formats |= {trigger.key_format, trigger.value_format}
+        workers = FunctionService(spec, trigger, self.clock)
+        destination = FunctionDestination(
+            workers.serve,
+            trigger,
+            self.clock,
+            produce=self.inner_producer.produce,
+            schema_of=self._schema_of,
+            partitions_of=self.topics.partitions_of,
+        )
+        if trigger.output_topic and self.config.kafka.create_topics:
+            self.wanted_topics[trigger.output_topic] = trigger.topics[0]
+        delivery = DeliveryConfig(batch=_FUNCTION_BATCH, retry=trigger.retry, max_in_flight=_FUNCTION_IN_FLIGHT)
+        pump = self._pump(workers.name, trigger.group, destination, trigger.topics, trigger.dead_letter, delivery)
+        kafka = self.config.kafka
+        if trigger.brokers:
+            kafka = kafka.model_copy(update={"bootstrap_servers": ",".join(trigger.brokers)})
+        if trigger.client_properties:
+            kafka = kafka.model_copy(update={"properties": {**kafka.properties, **trigger.client_properties}})
+        consumer = self._consumer(workers.name, pump, kafka, trigger.topics, StartPolicy(trigger.auto_offset_reset))
+        return [workers, pump, consumer]
+
+    def _pipelines(self) -> list[Service]:
+        return [self._pipeline(spec) for spec in load_pipelines(self.config.pipelines)]
+
+    def _pipeline(self, spec: PipelineSpec) -> Service:
+        folder = self.config.state_dir / "pipelines"
+        run = PipelineRun(spec, self.config.kafka, folder, self.clock, self.admin)
+        for flow, group in run.groups.items():
+            self.groups.append(group)
+            self.metrics.watch_deliveries(f"{run.name} {flow}", functools.partial(run.counts, flow))
+        return run
+
+    def _pump(
+        self,
+        name: str,
+        group: str,
+        destination: Destination,
+        topics: Sequence[str],
+        dead_letter: DeadLetterConfig,
+        delivery: DeliveryConfig,
+    ) -> Pump:
+        letters = None
+        if dead_letter.enabled:
+            creates = self.config.kafka.create_topics
+            letters = DeadLetterTopic(
+                dead_letter.topic, self.inner_producer.produce, self.admin.ensure_topic_like if creates else None
+            )
+            if creates:
+                self.wanted_topics.update({letters.topic_for(topic): topic for topic in topics})
+        self.groups.append(group)
+        pump = Pump(f"{name} delivery", group, destination, letters, delivery=delivery, clock=self.clock)
+        self.metrics.watch_deliveries(name, pump.counts.read)
+        return pump
+
+    def _consumer(
+        self,
+        name: str,
+        pump: Pump,
+        kafka: KafkaConfig,
+        topics: Sequence[str],
+        policy: StartPolicy,
+        flow: FlowControl = _FUNCTION_FLOW,
+    ) -> Consumer:
+        consumer = Consumer(
+            kafka,
+            name=f"{name} consumer",
+            group=pump.group,
+            topics=topics,
+            listener=pump,
+            flow=flow,
+            clock=self.clock,
+            policy=policy,
+        )
+        pump.source = consumer
+        return consumer
+
+    async def _schema_of(self, schema_id: int) -> wire.Schema:
+        schema = await self.registry.by_id(schema_id)
+        return wire.Schema(schema_id, schema.type, schema.text, await self.registry.texts_of(schema.references))

@@ -32,6 +32,8 @@ class Outcome(NamedTuple):
     """Class of the failure, such as `ValueError` or `HTTP 400`."""
     reason: str = ""
     """What the destination said, cut to a paragraph (a stack trace may be here)."""
+    status: int | None = None
+    """HTTP status of the answer, when it speaks of the records and is not a success."""
 
 
 ACK = Outcome(Verdict.ACK)

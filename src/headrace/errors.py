@@ -330,6 +330,11 @@ class TransactionAborted(
 class DeliveryError(HeadraceError, code="ERR40019", message="DELIVERY_ERROR", status=502):
     """A destination did not take a delivery."""
 
+    def __init__(self, description: str = "", *, wait_seconds: float | None = None, **parameters: Any) -> None:
+        """Say what happened; `wait_seconds` is how long the destination asks to be left alone (`Retry-After`)."""
+        super().__init__(description, **parameters)
+        self.wait_seconds = wait_seconds
+
 
 class DestinationUnavailable(DeliveryError, code="ERR40020", message="DESTINATION_UNAVAILABLE", retriable=True):
     """The destination cannot be reached or is overloaded; deliveries wait and go on by themselves."""

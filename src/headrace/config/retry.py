@@ -1,12 +1,40 @@
-"""What happens to records that could not be delivered: retries and dead letters."""
+"""What happens to records that could not be delivered: retries, roll-backs and dead letters."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from headrace.config.section import Count, NotDots, Seconds, Section
+from headrace.config.section import Count, NotDots, Number, PositiveSeconds, Seconds, Section
+
+Action = Literal["retry", "dead_letter", "skip", "unavailable"]
+"""What a failure means: `retry` uses up an attempt; `dead_letter` ends the record at once; `skip` ends it as handled
+elsewhere, counted; `unavailable` blames the destination, so the delivery waits and no attempt is used up."""
+
+_UNAVAILABLE = frozenset((401, 403, 404, 408, 425, 429, 502, 503, 504))
+_CLASSES: Mapping[int, Action] = {3: "unavailable", 4: "dead_letter", 5: "retry"}
+
+
+def _texts(statuses: Any) -> Any:
+    if not isinstance(statuses, dict):
+        return statuses
+    for status in statuses:
+        if not re.fullmatch(r"[345](\d\d|xx)", str(status)):
+            raise ValueError(f"names {status}, which is no failure: write statuses such as 409 or 5xx (300 to 599)")
+    return {str(status): action for status, action in statuses.items()}
+
+
+def _percent(value: int | None) -> int | None:
+    if value is not None and not 0 <= value <= 100:
+        raise ValueError(f"is {value}: write a percentage from 0 (any failure rolls back) to 100 (none does)")
+    return value
+
+
+Statuses = Annotated[dict[str, Action], BeforeValidator(_texts)]
+ErrorActions = dict[Annotated[str, Field(min_length=1)], Action]
 
 
 class RetryConfig(Section):
@@ -18,12 +46,38 @@ class RetryConfig(Section):
     """Pause before the second attempt; doubles from there, with full jitter."""
     max_delay_seconds: Seconds = 30.0
     """Longest pause."""
+    deadline_seconds: PositiveSeconds | None = None
+    """A record that fails this long after its first failure becomes a dead letter, whatever attempts are left."""
+    statuses: Statuses = Field(default_factory=dict)
+    """What an HTTP status means, such as `409: skip` or `5xx: dead_letter`: `retry`, `dead_letter`, `skip` (handled
+    already) or `unavailable` (the backend is to blame: wait, no attempt is used up). Without a line of their own 401,
+    403, 404, 408, 425, 429, 502, 503, 504 and 3xx are `unavailable`; then a line such as `5xx` counts; without that,
+    4xx is `dead_letter` and 5xx is `retry`."""
+    errors: ErrorActions = Field(default_factory=dict)
+    """The same by class of the error, such as `ValueError: dead_letter`; without a line here errors are retried."""
+    rollback_threshold_percent: Annotated[int | None, AfterValidator(_percent), Number] = None
+    """When more than this percentage of a delivery fails, all of it is delivered again, what succeeded included, until
+    `attempts` are used up; 0 is any failure, 100 is never. Unset, only what failed is delivered again."""
+    rollback_min_records: Count = 4
+    """Deliveries of fewer records are never rolled back."""
+    last_retry: bool = False
+    """A record that has used up its attempts ends as failed, counted and in the log, and is no dead letter again."""
 
     @model_validator(mode="after")
     def _growing(self) -> RetryConfig:
         if self.first_delay_seconds > self.max_delay_seconds:
             raise ValueError("first_delay_seconds is greater than max_delay_seconds: lower it or raise the other")
         return self
+
+    def action_of_status(self, status: int) -> Action:
+        """Return what a status from 300 to 599 means."""
+        family = status // 100
+        default = "unavailable" if status in _UNAVAILABLE else self.statuses.get(f"{family}xx", _CLASSES[family])
+        return self.statuses.get(str(status), default)
+
+    def action_of_error(self, error: str) -> Action:
+        """Return what a class of error means; a line without a dot fits any class of that name."""
+        return self.errors.get(error) or self.errors.get(error.rsplit(".", 1)[-1]) or "retry"
 
 
 class DeadLetterConfig(Section):

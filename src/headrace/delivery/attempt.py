@@ -11,6 +11,7 @@ from headrace.delivery.lane import Batch, Lane
 from headrace.delivery.protocols import ACK, DeadLetter, DeadLetterWriter, Delivery, Destination, Outcome, Verdict
 from headrace.errors import DeadLetterFailed, DeliveryError
 from headrace.lifecycle import Clock
+from headrace.lifecycle.failpoints import reach
 from headrace.records import Record
 
 log = logging.getLogger(__name__)
@@ -70,11 +71,14 @@ class Attempts:
             return await self._bury(lane, batch)
         rules = self._rules
         delivery = Delivery(rules.group, lane.partition, lane.tracker.epoch, batch.records, batch.attempt)
+        reach("delivery.before")
         try:
             outcomes = await rules.destination.deliver(delivery)
         except DeliveryError as error:
+            reach("delivery.refused")
             rules.counts.refusals += 1
             return lane.refused(batch, error.description)
+        reach("delivery.after")
         if lane.fenced:
             rules.counts.late += len(batch.records)
             return None
@@ -101,6 +105,7 @@ class Attempts:
         if ended:
             self._end(lane, ended)
         if failed:
+            reach("retry.before")
             self._rules.counts.redeliveries += len(failed)
             why = f"offset {failed[0].offset} failed {attempt} of {attempts} times, a retry is due"
             lane.try_later(Batch(failed, attempt + 1, first), why)
@@ -115,10 +120,12 @@ class Attempts:
                 f"offset {first.record.offset} failed {first.attempts} times ({first.outcome.error}) and dead "
                 "letters are off: repair the destination, or turn dead_letter.enabled on, and start again"
             )
+        reach("letter.before")
         try:
             await writer.write(batch.letters)
         except DeadLetterFailed as error:
             return lane.refused(batch, error.description)
+        reach("letter.after")
         if lane.fenced:
             self._rules.counts.late += len(batch.records)
             return None

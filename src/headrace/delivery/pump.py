@@ -14,6 +14,7 @@ from headrace.delivery.dispatcher import Dispatcher
 from headrace.delivery.lane import Lane
 from headrace.delivery.protocols import DeadLetterWriter, Destination, Source
 from headrace.lifecycle import Clock, Deadline, Readiness, Service
+from headrace.lifecycle.failpoints import reach
 from headrace.lifecycle.queues import register_gauge, unregister_gauge
 from headrace.records import Committed, Record, TopicPartition
 
@@ -90,12 +91,14 @@ class Pump(Service):
     def on_records(self, partition: TopicPartition, epoch: int, records: Sequence[Record]) -> None:
         lane = self._lanes.get(partition)
         if lane and lane.tracker.epoch == epoch:
+            reach("enqueue.before")
             self.counts.taken += len(records)
             if ended := lane.add(records):
                 self.counts.spared += len(ended)
                 self._release(partition, ended)
                 self._mark(partition)
             self.offer(lane)
+            reach("enqueue.after")
 
     def on_end(self, partition: TopicPartition, epoch: int, position: int) -> None:
         lane = self._lanes.get(partition)
@@ -112,10 +115,12 @@ class Pump(Service):
         lanes = [self._lanes[partition] for partition in partitions if partition in self._lanes]
         for lane in lanes:
             lane.drain()
+        reach("drain.before")
         for lane in lanes:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(lane.idle.wait(), deadline.remaining_seconds)
         self._fence(lanes)
+        reach("drain.fenced")
         commits = {lane.partition: commit for lane in lanes if (commit := lane.tracker.commit)}
         self._forget(lanes)
         return commits
@@ -150,6 +155,7 @@ class Pump(Service):
 
     def _ended(self, lane: Lane, records: Sequence[Record]) -> None:
         lane.tracker.done([record.offset for record in records], lane.tracker.epoch)
+        reach("ended.after")
         lane.ended(records)
         self._release(lane.partition, records)
         self._mark(lane.partition)

@@ -28,6 +28,7 @@ from headrace.kafka.positions import Gap, Start, StartPolicy, find_gap, find_sta
 from headrace.kafka.properties import member_properties
 from headrace.kafka.reader import to_record
 from headrace.lifecycle import Clock, Deadline, LoopBridge, OwnedThread, Readiness, Service
+from headrace.lifecycle.failpoints import reach
 from headrace.records import Committed, Record, TopicPartition
 
 log = logging.getLogger(__name__)
@@ -155,6 +156,7 @@ class Consumer(Service):
                 # consume() alone waits until the batch is full; poll() returns with the first record.
                 first = client.poll(_BUSY_SECONDS if self._flow.records else _IDLE_SECONDS)
                 if first is not None:
+                    reach("poll.after")
                     self._take([first, *client.consume(min(_BATCH_RECORDS, self._flow.half_room_records), 0)])
         finally:
             client.close()  # runs _on_revoke for what is assigned
@@ -205,7 +207,9 @@ class Consumer(Service):
                 continue  # revoked inside this very poll
             size = sum([record.size_bytes for record in records])
             self._flow.taken(partition, len(records), size, self._clock.monotonic())
+            reach("hand-over.before")
             self._post(self._listener.on_records, partition, epoch, records)
+            reach("hand-over.after")
         batches.clear()
 
     def _on_event(self, item: Any) -> None:
@@ -222,6 +226,7 @@ class Consumer(Service):
             self._say("", f"group {self._group}: {error.str()}")
 
     def _on_assign(self, client: Any, assigned: list[Any]) -> None:
+        reach("assign.before")
         partitions = [TopicPartition(p.topic, p.partition) for p in assigned]
         starts = self._look_up(partitions)
         for item, partition in zip(assigned, partitions, strict=True):
@@ -235,6 +240,7 @@ class Consumer(Service):
         self._say("", "")
         self._take_up(starts)
         log.info("%s: assigned %s", self.name, _names(partitions))
+        reach("assign.after")
 
     def _look_up(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Start]:
         """Return where to begin, or nothing as long as Kafka does not say: then it is asked again."""
@@ -304,23 +310,28 @@ class Consumer(Service):
 
     def _on_revoke(self, client: Any, revoked: list[Any]) -> None:
         partitions = [TopicPartition(p.topic, p.partition) for p in revoked]
+        reach("revoke.before")
         offsets = self._ask_loop(partitions) if partitions else {}
+        reach("revoke.drained")
         self._forget(partitions)
         if offsets:
             try:
                 client.commit(offsets=to_client(offsets), asynchronous=False)
             except confluent_kafka.KafkaException as cause:
                 log.warning("%s: commit on revoke failed, records will come again: %s", self.name, cause.args[0].str())
+        reach("revoke.committed")
         client.incremental_unassign(revoked)
         log.info("%s: revoked %s", self.name, _names(partitions))
 
     def _on_lost(self, client: Any, lost: list[Any]) -> None:
+        reach("lost.before")
         partitions = [TopicPartition(p.topic, p.partition) for p in lost]
         self._forget(partitions)
         self._post(self._listener.on_lost, partitions)
         client.incremental_unassign(lost)
         self._say("", f"group {self._group}: partitions were lost, joining again")
         log.warning("%s: lost %s", self.name, _names(partitions))
+        reach("lost.after")
 
     def _forget(self, partitions: Sequence[TopicPartition]) -> None:
         self._flow.revoked(partitions)
@@ -357,15 +368,18 @@ class Consumer(Service):
         self._newest_commit.clear()
         if not offsets:
             return
+        reach("commit.before")
         try:
             self._client.commit(offsets=to_client(offsets), asynchronous=True)
             # One at a time: the repetition of one that failed must not set back a newer one.
             self._commit_under_way = True
+            reach("commit.sent")
         except confluent_kafka.KafkaException as cause:
             log.warning("%s: commit failed: %s", self.name, cause.args[0].str())
 
     def _on_commit(self, error: Any, offsets: list[Any]) -> None:
         self._commit_under_way = False
+        reach("commit.acknowledged")
         failed = [p for p in offsets if error is not None or p.error is not None]
         if failed:
             log.warning("%s: commit failed, it is repeated: %s", self.name, error or failed[0].error)

@@ -1,0 +1,59 @@
+"""Named places on the way of a record where a test can let the process crash, stop, fail or wait.
+
+Off unless the environment variable `HEADRACE_FAILPOINTS` names them; then every `reach` is a call that does nothing.
+Its value is a list such as `commit.before=crash@3,letter.before=delay:0.5`: the third time the process is killed, the
+first time it waits for half a second. Each point acts once. Source: reliability.md 2.2.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+VARIABLE = "HEADRACE_FAILPOINTS"
+_POINT = re.compile(r"([a-z.-]+)=(crash|stop|raise|delay:([0-9.]+))(?:@([0-9]+))?")
+
+
+def arm(text: str) -> Callable[[str], None]:
+    """Return what is to be called at every point, as the variable's value says.
+
+    Raises:
+        ValueError: The value is not a list of points.
+    """
+    points: dict[str, tuple[str, float]] = {}
+    left: dict[str, int] = {}
+    for item in text.split(","):
+        found = _POINT.fullmatch(item.strip())
+        if not found:
+            raise ValueError(
+                f"{VARIABLE}: {item!r} is not POINT=crash|stop|raise|delay:SECONDS, with @COUNT or without"
+            )
+        points[found[1]] = found[2].partition(":")[0], float(found[3] or 0)
+        left[found[1]] = int(found[4] or 1)
+
+    def reach(point: str) -> None:
+        left[point] = left.get(point, 0) - 1
+        if left[point] != 0:
+            return
+        action, seconds = points[point]
+        os.write(sys.stderr.fileno(), f"failpoint {point}: {action}\n".encode())
+        if action == "raise":
+            raise RuntimeError(f"failpoint {point}")
+        if action == "delay":
+            time.sleep(seconds)
+        else:
+            os.kill(os.getpid(), signal.SIGKILL if action == "crash" else signal.SIGSTOP)
+
+    return reach
+
+
+def _off(point: str) -> None:
+    """Do nothing."""
+
+
+reach = arm(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else _off
+"""Say that a point is reached."""

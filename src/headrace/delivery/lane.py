@@ -77,6 +77,7 @@ class Lane:
         self._rules = rules
         self._ready: deque[Record] = deque()
         self._again: deque[Batch] = deque()  # due once more
+        self._halves: list[Batch] = []  # wait for the end of the half before, the last one first
         self._behind: dict[bytes | None, deque[Record] | None] = {}  # keys under way, and what waits behind each
         self._beyond: deque[Record] = deque()  # too far ahead of the first unfinished record
         self._begun = 0
@@ -153,6 +154,8 @@ class Lane:
         if self._rules.ordering == "key":
             for record in records:
                 self._release_key(record.key)
+        if self._halves and self._begun == sum(len(half.records) for half in self._halves):
+            self._again.append(self._halves.pop())
         if self._beyond:
             self._admit()
 
@@ -167,7 +170,18 @@ class Lane:
     def try_later(self, batch: Batch, why: str) -> None:
         """Deliver records once more after a pause; what does not wait behind them goes on."""
         retry = self._rules.retry
-        self._rest(pause_seconds(batch.attempt - 1, retry, self._rules.chance), why, lambda: self._again.append(batch))
+        failures = max(1, batch.attempt - 1)
+        self._rest(pause_seconds(failures, retry, self._rules.chance), why, lambda: self._again.append(batch))
+
+    def halve(self, batch: Batch, why: str) -> None:
+        """Deliver a batch that failed as a whole in two; in order `partition` one after the other."""
+        middle = len(batch.records) // 2
+        second = batch._replace(records=batch.records[middle:])
+        if self._rules.ordering == "partition":
+            self._halves.append(second)
+        else:
+            self.try_later(second, why)
+        self.try_later(batch._replace(records=batch.records[:middle]), why)
 
     def refused(self, batch: Batch, why: str) -> None:
         """Take back a batch that the destination as a whole did not take; until it is back, the whole lane waits."""
@@ -180,15 +194,24 @@ class Lane:
     def stand(self, why: str) -> None:
         """Stand still for good: somebody has to do something."""
         self._blocked = True
-        self._wait(why)
+        self.waits(why)
         log.error("%s stands still: %s", self.label, why)
+
+    def waits(self, why: str) -> None:
+        """Say why the lane does not move; the log is told when it has not for a while."""
+        if not self.waits_for:
+            self._waits_since = self._rules.clock.monotonic()
+        self.waits_for = why
+        if self.standing and not self._standing_said:
+            self._standing_said = True
+            log.warning("%s stands still: %s", self.label, why)
 
     def drain(self) -> None:
         """Begin nothing more and forget what was not begun: it is not committed, so it comes again."""
         self._draining = True
         for pause in self._pauses:
             pause.cancel()
-        for waiting in (self._ready, self._again, self._beyond, self._behind):
+        for waiting in (self._ready, self._again, self._halves, self._beyond, self._behind):
             waiting.clear()
 
     def fence(self) -> int:
@@ -238,7 +261,7 @@ class Lane:
         self._enter(near)
         if self._beyond and not self.waits_for:
             head = self.tracker.frontier
-            self._wait(
+            self.waits(
                 f"offset {head} has not ended, and everything up to {SPAN_OFFSETS} offsets ahead of it was begun"
             )
 
@@ -255,7 +278,7 @@ class Lane:
         self._blocked = False
 
     def _rest(self, seconds: float, why: str, then: Callable[[], None]) -> None:
-        self._wait(why)
+        self.waits(why)
         self._pause(seconds, then)
 
     def _pause(self, seconds: float, then: Callable[[], None]) -> None:
@@ -267,14 +290,6 @@ class Lane:
             pause = self._rules.later(seconds, go_on)
             self._pauses.add(pause)
             pause.add_done_callback(self._pauses.discard)
-
-    def _wait(self, why: str) -> None:
-        if not self.waits_for:
-            self._waits_since = self._rules.clock.monotonic()
-        self.waits_for = why
-        if self.standing and not self._standing_said:
-            self._standing_said = True
-            log.warning("%s stands still: %s", self.label, why)
 
 
 def _offset(record: Record) -> int:

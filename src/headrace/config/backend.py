@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from headrace.config.section import PositiveSeconds, Section, Url
+from headrace.config.addresses import forbidden_host
+from headrace.config.section import Count, PositiveSeconds, Section, Url
+
+BackendMode = Literal[
+    "results", "status", "single", "cloudevents_batch", "cloudevents_structured", "cloudevents_binary"
+]
+ONE_RECORD_MODES = ("single", "cloudevents_structured", "cloudevents_binary")
+"""Modes with one record per request."""
+
+
+class BackendHealth(Section):
+    """What must answer before the first record is consumed."""
+
+    path: Annotated[str, Field(pattern=r"^/[!-\[\]-~]*$")]
+    """Path (and query) that is asked with GET on the backend's host; any 2xx means that it is ready."""
+    interval_seconds: PositiveSeconds = 1.0
+    """Pause between two questions."""
 
 
 class BackendConfig(Section):
@@ -14,9 +31,26 @@ class BackendConfig(Section):
 
     url: Url
     """Where records are posted."""
+    allow_link_local: bool = False
+    """Whether the backend may have a link-local address or one of a cloud's metadata service."""
     timeout_seconds: PositiveSeconds = 30.0
     """Longest wait for one answer."""
     headers: dict[str, str] = Field(default_factory=dict)
     """Headers of every request."""
-    mode: Literal["results", "status"] = "results"
-    """`results`: the answer's body has one result per record; `status`: 2xx means all records are done."""
+    mode: BackendMode = "results"
+    """What a request holds, and what its answer says. `results`: an array of records, answered by one result per
+    record; `status`: the same array, and 2xx means all are done; `single`: one record per request, its value as body;
+    `cloudevents_batch`, `cloudevents_structured`, `cloudevents_binary`: CloudEvents 1.0, the last two with one record
+    per request. In all but `results` the answer's body is not read."""
+    max_answer_bytes: Count | None = None
+    """Largest answer that is read. Unset it is 1 MiB, and in mode `results`, where answers may echo the records, four
+    times `batch.max_bytes` and 16 KiB per record more."""
+    health: BackendHealth | None = None
+    """When set, consumption begins with the first 2xx of this path, and readiness says so until then."""
+
+    @model_validator(mode="after")
+    def _elsewhere(self) -> BackendConfig:
+        why = "" if self.allow_link_local else forbidden_host(urlsplit(self.url).hostname or "")
+        if why:
+            raise ValueError(f"url is refused: {why}; if that is meant, set allow_link_local: true")
+        return self

@@ -5,6 +5,7 @@ Durations are seconds, sizes are bytes or records, as the names say. Every model
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -20,7 +21,9 @@ def _no_switch(value: object) -> object:
 def _plain_url(value: str) -> str:
     try:
         parts = urlsplit(value)
-        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        # Blanks, backslashes and letters beyond ASCII are read in different ways by different readers.
+        plain = re.fullmatch(r"[!-\[\]-~]+", value)
+        usable = plain and parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:
         usable = False
     if not usable:

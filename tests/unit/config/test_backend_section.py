@@ -1,0 +1,124 @@
+"""Backends in the configuration: which URLs are refused, and what the modes ask of the rest."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from headrace.config.addresses import forbidden_address
+from headrace.config.backend import BackendConfig
+
+LINK_LOCAL = [
+    "169.254.169.254",
+    "169.254.0.1",
+    "2852039166",
+    "0xA9FEA9FE",
+    "0XA9FEA9FE",
+    "025177524776",
+    "0xa9.0xfe.0xa9.0xfe",
+    "0251.0376.0251.0376",
+    "0251.254.0xa9.254",
+    "169.254.43518",
+    "169.0xfea9fe",
+    "169.16689662",
+    "169.254.169.254.",
+    "2852039166.",
+    "[::ffff:169.254.169.254]",
+    "[::ffff:a9fe:a9fe]",
+    "[0:0:0:0:0:ffff:a9fe:a9fe]",
+    "[::169.254.169.254]",
+    "[::a9fe:a9fe]",
+    "[64:ff9b::a9fe:a9fe]",
+    "[64:ff9b::169.254.169.254]",
+    "[2002:a9fe:a9fe::]",
+    "[2002:a9fe:a9fe::1]",
+    "[fe80::1]",
+    "[FE80::1]",
+    "[febf::1]",
+    "[fe80::1%25eth0]",
+    "[fe80::1%eth0]",
+]
+METADATA = [
+    "metadata",
+    "metadata.google.internal",
+    "Metadata.Google.Internal",
+    "metadata.google.internal.",
+    "instance-data",
+    "instance-data.ec2.internal",
+    "[fd00:ec2::254]",
+    "[fd00:0ec2:0:0:0:0:0:254]",
+    "[fd20:ce::254]",
+    "100.100.100.200",
+    "168.63.129.16",
+    "192.0.0.192",
+    "1684301000",
+]
+NO_URL = (
+    "file:///etc/passwd",
+    "ftp://localhost/",
+    "gopher://localhost:70/",
+    "unix:///var/run/docker.sock",
+    "localhost:8444",
+    "//localhost/",
+    "http://",
+    "http:///path",
+    "http://localhost:0/",
+    "http://localhost:99999/",
+    "http://localhost\\@169.254.169.254/",
+    "http://localhost /",
+    "http://local\thost/",
+    "http://localhost/\n",
+    "http://\u2460\u2465\u2468.254.169.254/",
+    "http://169\u3002254\u3002169\u3002254/",
+    "http://\uff11\uff16\uff19.254.169.254/",
+    "http://[::1/",
+)
+ALLOWED = (
+    "http://localhost:8444/kafka/records",
+    "http://127.0.0.1:1/",
+    "https://[::1]:8444/",
+    "http://10.1.2.3/",
+    "http://192.168.0.1/",
+    "http://[fd12::1]/",
+    "https://backend.example:65535/a?b=c",
+    "http://0x7f.1/",
+    "http://169.253.255.255/",
+    "http://metadata.example/",
+)
+
+
+@pytest.mark.parametrize("host", [*LINK_LOCAL, *METADATA])
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_link_local_and_metadata_addresses_are_refused_in_every_notation(scheme: str, host: str) -> None:
+    """The reason and the way out are said; on purpose it is possible."""
+    url = f"{scheme}://{host}:80/latest/meta-data"
+    with pytest.raises(ValidationError, match=r"refused: .* (link-local|metadata service).*allow_link_local: true"):
+        BackendConfig(url=url)
+    assert BackendConfig(url=url, allow_link_local=True).url == url
+
+
+@pytest.mark.parametrize("url", NO_URL)
+def test_what_readers_could_understand_differently_is_no_url(url: str) -> None:
+    """Other schemes, missing hosts, blanks, backslashes and letters that turn into digits."""
+    with pytest.raises(ValidationError, match="should be a URL such as"):
+        BackendConfig(url=url, allow_link_local=True)
+
+
+@pytest.mark.parametrize("url", ["http://user@localhost/", "http://localhost@169.254.169.254/", "http://a:b@localhost"])
+def test_users_and_passwords_in_a_url_are_refused(url: str) -> None:
+    """They hide the host from people, and spread into logs."""
+    with pytest.raises(ValidationError, match="holds a user or password"):
+        BackendConfig(url=url)
+
+
+@pytest.mark.parametrize("url", ALLOWED)
+def test_loopback_private_and_other_addresses_are_taken(url: str) -> None:
+    """Sidecars talk to their own machine."""
+    assert BackendConfig(url=url).url == url
+
+
+@pytest.mark.parametrize(("address", "says"), [("169.254.1.1", "link-local"), ("fe80::1%2", "link-local"), ("", "")])
+def test_an_address_that_a_name_turned_out_to_have_is_looked_at(address: str, says: str) -> None:
+    """A name says nothing of where it leads, so who connects asks again."""
+    assert says in forbidden_address(address)
+    assert bool(forbidden_address(address)) == bool(says)

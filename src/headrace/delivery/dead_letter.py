@@ -54,6 +54,7 @@ def headers_of(letter: DeadLetter) -> list[Header]:
         "last_failure": _iso(letter.last_failed_at),
         "error": letter.outcome.error,
         "reason": letter.outcome.reason.split("\n", 1)[0],
+        **dict(letter.outcome.details),
     }
     ours: list[Header] = [(PREFIX + name, text.encode()[:_REASON_BYTES]) for name, text in history.items()]
     return [*own_headers(record.headers), *ours, (STACK_TRACE, letter.outcome.reason.encode()[:_STACK_BYTES])]

@@ -34,6 +34,8 @@ class Outcome(NamedTuple):
     """What the destination said, cut to a paragraph (a stack trace may be here)."""
     status: int | None = None
     """HTTP status of the answer, when it speaks of the records and is not a success."""
+    details: tuple[tuple[str, str], ...] = ()
+    """What else the destination said of the record, by name: headers `headrace.dlq.<name>` of its dead letter."""
 
 
 ACK = Outcome(Verdict.ACK)

@@ -6,6 +6,7 @@ The checks read the topics and the group's offsets themselves and believe nothin
 from __future__ import annotations
 
 import asyncio
+import http.client
 import itertools
 import json
 import threading
@@ -20,12 +21,14 @@ import pytest
 
 from headrace.config.kafka import KafkaConfig
 from headrace.control.lag import lag_of
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, NotFound
 from headrace.kafka import Admin, read_records
 from headrace.records import Record, TopicPartition
 from headrace.testing import RecordingBackend
 
 _LONG_REPETITIONS = 3
+_PATIENCE_SECONDS = 150.0
+_PACE_SECONDS = 0.01
 
 
 class Acknowledged(NamedTuple):
@@ -55,9 +58,10 @@ class Poster:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join(60)
+        self._thread.join(_PATIENCE_SECONDS)
+        assert not self._thread.is_alive(), "a request was never answered"
 
-    def wait_for(self, acknowledged: int, limit_seconds: float = 60.0) -> None:
+    def wait_for(self, acknowledged: int, limit_seconds: float = _PATIENCE_SECONDS) -> None:
         """Wait until so many records are acknowledged."""
         wait_until(lambda: len(self.acknowledged) >= acknowledged, limit_seconds, "acknowledgements")
 
@@ -66,7 +70,7 @@ class Poster:
         self.wait_for(len(self.acknowledged) + records)
 
     def _run(self) -> None:
-        while not self._stop.is_set():
+        while not self._stop.wait(_PACE_SECONDS):  # else a slow machine gets more and more to do
             ids = list(itertools.islice(self._ids, self._batch))
             records = [{"key": str(number % 50), "value": {"id": number}} for number in ids]
             body = json.dumps({"records": records}).encode()
@@ -75,8 +79,9 @@ class Poster:
                 with urllib.request.urlopen(request, timeout=60) as answer:
                     self._note(ids, json.load(answer)["offsets"])
             except urllib.error.HTTPError as error:
-                self._note(ids, json.load(error).get("offsets"))
-            except OSError:
+                with error:
+                    self._note(ids, json.load(error).get("offsets"))
+            except (OSError, ValueError, http.client.HTTPException):
                 self.unknown += ids
                 self._stop.wait(0.05)
 
@@ -98,7 +103,7 @@ class Ledger:
     """Reads topics and committed offsets."""
 
     def __init__(self, bootstrap_servers: str) -> None:
-        self._kafka = KafkaConfig(bootstrap_servers=bootstrap_servers)
+        self._kafka = KafkaConfig(bootstrap_servers=bootstrap_servers, request_timeout_seconds=60)
         # One for all looks: made and destroyed ten times a second, the client library crashed the process now and then.
         self._admin = Admin(self._kafka)
 
@@ -118,8 +123,12 @@ class Ledger:
         return asyncio.run(self._admin.committed(group))
 
     def lag(self, group: str) -> int:
-        """Return how far a group is behind, over all partitions it has committed."""
-        return sum(entry.lag for entry in asyncio.run(lag_of(self._admin, group)))
+        """Return how far a group is behind, over all partitions of its topics; -1 before its first commit."""
+        try:
+            found = asyncio.run(lag_of(self._admin, group))
+        except NotFound:
+            found = []
+        return sum(entry.lag for entry in found) if found else -1
 
     def check_acknowledged(self, topic: str, poster: Poster) -> None:
         """Every acknowledged id is at its place, no id twice, none that was refused for certain, none from nowhere."""
@@ -133,9 +142,13 @@ class Ledger:
         known = {ack.id for ack in poster.acknowledged} | set(poster.unknown)
         assert set(place_of) <= known
 
+    def missing(self, topic: str, delivered: set[tuple[int, int]]) -> set[tuple[int, int]]:
+        """Return what is in the topic now and was not delivered; a record whose outcome is unknown may come late."""
+        return {(record.partition, record.offset) for record in self.records(topic)} - delivered
+
     def check_delivered(self, topic: str, delivered: set[tuple[int, int]]) -> None:
         """Every record of the topic was delivered at least once."""
-        missing = {(record.partition, record.offset) for record in self.records(topic)} - delivered
+        missing = self.missing(topic, delivered)
         assert not missing, f"{len(missing)} records were never delivered: {sorted(missing)[:5]}"
 
 
@@ -155,7 +168,12 @@ class CommitWatch:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join(60)
+        self._thread.join(_PATIENCE_SECONDS)
+
+    def wait_for_more(self, looks: int = 3) -> None:
+        """Wait until it has looked so many times more."""
+        wanted = self.looks + looks
+        wait_until(lambda: self.looks >= wanted, _PATIENCE_SECONDS, "looks at the commits")
 
     def _run(self) -> None:
         while not self._stop.wait(0.1):
@@ -182,8 +200,9 @@ def id_of(record: Record) -> int:
     return int(json.loads(record.value or b"")["id"])
 
 
-def wait_until(condition: Callable[[], bool], limit_seconds: float, what: str) -> None:
-    """Wait for a condition, with a limit."""
+def wait_until(condition: Callable[[], object], limit_seconds: float, what: str) -> None:
+    """Wait for a condition, with a limit, which is never less than what a machine needs that is busy elsewhere."""
+    limit_seconds = max(limit_seconds, _PATIENCE_SECONDS)
     end = time.monotonic() + limit_seconds
     while not condition():
         assert time.monotonic() < end, f"waited {limit_seconds:.0f} s for {what} in vain"

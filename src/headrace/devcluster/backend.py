@@ -63,7 +63,7 @@ class RecordingBackend:
         self._port = port
         self._thread: LoopThread | None = None
         self._runner: web.AppRunner | None = None
-        self._stopping: asyncio.Future[None]
+        self._hurry: asyncio.Future[None]
 
     @property
     def url(self) -> str:
@@ -78,16 +78,16 @@ class RecordingBackend:
     def start(self) -> None:
         """Listen."""
         self._thread = LoopThread("recording-backend")
-        self._thread.call(self._listen(), limit_seconds=10)
+        self._thread.call(self._listen(), limit_seconds=60)
 
     def stop(self) -> None:
         """Close every connection and listen no more."""
         if self._thread and self._runner:
-            self._thread.call(self._close(self._runner), limit_seconds=10)
+            self._thread.call(self._close(self._runner), limit_seconds=60)
             self._thread.stop()
         self._thread = self._runner = None
 
-    def wait_for(self, met: Callable[[RecordingBackend], bool], limit_seconds: float = 30.0) -> None:
+    def wait_for(self, met: Callable[[RecordingBackend], bool], limit_seconds: float = 120.0) -> None:
         """Wait until a condition holds.
 
         Raises:
@@ -111,10 +111,19 @@ class RecordingBackend:
         site = web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True)
         await site.start()
         self._port = self._runner.addresses[0][1]
-        self._stopping = asyncio.get_running_loop().create_future()
+        self._hurry = asyncio.get_running_loop().create_future()
+
+    def release(self) -> None:
+        """Answer at once what is being delayed."""
+        assert self._thread, "not started"
+        self._thread.call(self._release(), limit_seconds=60)
+
+    async def _release(self) -> None:
+        self._hurry.set_result(None)
+        self._hurry = asyncio.get_running_loop().create_future()
 
     async def _close(self, runner: web.AppRunner) -> None:
-        self._stopping.set_result(None)  # nobody waits out a long delay
+        self._hurry.set_result(None)  # nobody waits out a long delay
         await runner.cleanup()
 
     async def _handle(self, request: web.Request) -> web.Response:
@@ -126,7 +135,7 @@ class RecordingBackend:
         self.requests.append(received)
         answer = self._answer_to(received)
         if answer.delay_seconds:
-            await asyncio.wait({self._stopping}, timeout=answer.delay_seconds)
+            await asyncio.wait({self._hurry}, timeout=answer.delay_seconds)
         body = answer.body if answer.body is not None else self._results(received, answer)
         return web.Response(status=answer.status, body=msgspec.json.encode(body), content_type="application/json")
 

@@ -15,6 +15,7 @@ from headrace.errors import EnvironmentProblem
 from headrace.jvm import Progress, ensure_artifacts, find_java
 
 _LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
+_SETTLE_SECONDS = 60.0
 
 
 class Cluster(ServerGroup):
@@ -83,7 +84,7 @@ class Cluster(ServerGroup):
         for server, port in zip(self.servers, self.ports, strict=True):
             server.wait_until(functools.partial(_sees, port, everybody), limit_seconds)
 
-    def wait_in_sync(self, limit_seconds: float = 30.0) -> None:
+    def wait_in_sync(self, limit_seconds: float = 120.0) -> None:
         """Wait until every partition has a leader and all its replicas in sync.
 
         Raises:
@@ -102,16 +103,22 @@ class Cluster(ServerGroup):
         Raises:
             EnvironmentProblem: Kafka refuses, or the leaders are not known in time.
         """
-        try:
-            wire.create_topic(self.endpoints[0]["port"], topic, partitions, len(self._servers), configs or {})
-        except OSError as cause:
-            raise EnvironmentProblem(f"Could not create topic {topic}: {cause}") from cause
+        end = time.monotonic() + _SETTLE_SECONDS
+        while True:
+            try:
+                wire.create_topic(self.endpoints[0]["port"], topic, partitions, len(self._servers), configs or {})
+                break
+            except OSError as cause:
+                # A broker that has just come back is not counted at once.
+                if not isinstance(cause, TimeoutError | ConnectionError) or time.monotonic() > end:
+                    raise EnvironmentProblem(f"Could not create topic {topic}: {cause}") from cause
+                time.sleep(0.1)
 
         def missing(metadata: wire.Metadata) -> str:
             led = [p for p in metadata.partitions if p.topic == topic and p.leader >= 0]
             return "" if len(led) == partitions else f"{topic} has {len(led)} leaders of {partitions}"
 
-        self._wait_for(missing, 30.0)
+        self._wait_for(missing, _SETTLE_SECONDS)
 
     def _wait_for(self, problem: Callable[[wire.Metadata], str], limit_seconds: float) -> None:
         end = time.monotonic() + limit_seconds

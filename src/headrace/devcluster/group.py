@@ -126,7 +126,7 @@ class ServerGroup(ABC):
                 if not server.running:
                     self._run(n)
 
-    def wait_ready(self, limit_seconds: float = 60.0) -> None:
+    def wait_ready(self, limit_seconds: float = 120.0) -> None:
         """Wait until every server is ready for work.
 
         Raises:

@@ -48,7 +48,7 @@ class HeadraceProcess:
         command = [sys.executable, "-m", "headrace.cli.main", "run", "-c", str(file)]
         self.server.start(command, detached=False, cwd=self._folder, env=self._env)
 
-    def wait_ready(self, limit_seconds: float = 30.0) -> None:
+    def wait_ready(self, limit_seconds: float = 120.0) -> None:
         """Wait for the line that says everything in the file answers.
 
         Raises:
@@ -57,7 +57,7 @@ class HeadraceProcess:
         ready = re.compile(r"^ready http=", re.MULTILINE)
         self.server.wait_until(lambda: bool(ready.search(self.output)), limit_seconds)
 
-    def terminate(self, limit_seconds: float = 30.0) -> int | None:
+    def terminate(self, limit_seconds: float = 90.0) -> int | None:
         """SIGTERM, wait for the drain up to the limit, then SIGKILL. Returns the exit code (-9: it was killed)."""
         self.server.stop(limit_seconds)
         return self.exit_code

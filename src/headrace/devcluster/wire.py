@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 _METADATA, _CREATE_TOPICS = 3, 19
 _TOPIC_EXISTS = 36
+_PASSING = (7, 38, 41)  # timed out, fewer brokers than replicas, another controller
 
 
 class PartitionState(NamedTuple):
@@ -63,7 +64,8 @@ def create_topic(
     """Create a topic; one that is there already is fine. Its leaders may be elected a little later.
 
     Raises:
-        OSError: The broker does not answer or refuses; the text is the broker's.
+        TimeoutError: The broker does not answer in time, or the cluster has not settled: it may do later.
+        OSError: The broker cannot be reached or refuses; the text is the broker's.
     """
     body = struct.pack(">i", 1) + _text(topic) + struct.pack(">ihi", partitions, replication_factor, 0)
     body += struct.pack(">i", len(configs)) + b"".join(_text(key) + _text(value) for key, value in configs.items())
@@ -71,7 +73,8 @@ def create_topic(
     answer = _Reader(_ask(port, _CREATE_TOPICS, 2, body, limit_seconds))
     _throttle_time, _count, _topic, code, reason = answer.values("iishs")
     if code not in (0, _TOPIC_EXISTS):
-        raise OSError(f"the broker refused to create topic {topic}: error {code}, {reason}")
+        kind = TimeoutError if code in _PASSING else OSError
+        raise kind(f"the broker refused to create topic {topic}: error {code}, {reason}")
 
 
 def _text(value: str) -> bytes:

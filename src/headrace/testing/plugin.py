@@ -28,8 +28,12 @@ def _said_in_one_paragraph() -> Iterator[None]:
 
 def _run(servers: AnyServers) -> Iterator[AnyServers]:
     try:
-        with _said_in_one_paragraph():
+        try:
             servers.start()
+        except EnvironmentProblem:  # the whole session hangs on this start, so it has a second try
+            servers.remove()
+            with _said_in_one_paragraph():
+                servers.start()
         yield servers
     finally:
         servers.remove()

@@ -36,6 +36,7 @@ DOORS = {
     "confluent_kafka": {"kafka"},
     "starlette": {"web"},
     "uvicorn": {"web"},
+    "httptools": {"sidecar"},  # answers of backends; requests are parsed by uvicorn, on the same parser
     "pyspark": {"pipelines"},
     "prometheus_client": {"telemetry"},
     "click": {"cli"},

@@ -1,0 +1,186 @@
+"""One connection to a backend: a request goes out, its whole answer comes back, nothing else is believed.
+
+Source: RFC 9112; reliability.md E5 to E7 (limits).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple, cast
+
+import httptools
+
+MAX_HEAD_BYTES: Final = 65_536
+MAX_INTERIMS: Final = 10
+_BODILESS: Final = (204, 304)
+
+
+class Answer(NamedTuple):
+    """A complete answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    """Values by lower-case name; of a repeated name, all of them with commas between."""
+    body: bytes
+
+
+class Broken(Exception):
+    """No complete answer came; the text says why.
+
+    `silent` is set when the connection had ended before the first byte of an answer.
+    """
+
+    def __init__(self, why: str, *, silent: bool = False) -> None:
+        super().__init__(why)
+        self.silent = silent
+
+
+class Connection(asyncio.Protocol):
+    """A connection that may be kept for the next request, one at a time."""
+
+    def __init__(self, max_body_bytes: int) -> None:
+        """Refuse answers with a larger body than `max_body_bytes`."""
+        self.reusable = False
+        """Whether the last answer was complete and left the connection fit for another request."""
+        self.idle_since = 0.0
+        """When the last answer had come, on the loop's clock."""
+        self._max_body_bytes = max_body_bytes
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpResponseParser(self)
+        self._waiter: asyncio.Future[Answer] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._until_close = False
+        self._transport: asyncio.Transport
+
+    def ask(self, request: Sequence[bytes], end: float) -> asyncio.Future[Answer]:
+        """Send a request; the future ends with its answer, or with `Broken` at `end` of the loop's clock at last."""
+        self.reusable = self._keep = self._until_close = False
+        self._status = self._interims = self._head_bytes = self._bare_bytes = 0
+        self._headers: dict[str, str] = {}
+        self._body = bytearray()
+        self._answer: Answer | None = None
+        self._end = end
+        self._waiter = waiter = self._loop.create_future()
+        # A timer of an earlier request looks again when it is due: one per request costs more than all the rest.
+        if self._timer is None or self._timer.when() > end:
+            self._set_timer()
+        self._transport.writelines(request)
+        return waiter
+
+    def abort(self) -> None:
+        """Close at once."""
+        self.reusable = False
+        self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._waiter is None or self._waiter.done():
+            self.abort()  # nobody asked
+            return
+        self._bare_bytes += len(data)
+        problem = ""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError as cause:
+            problem = str(cause.__context__)
+        except httptools.HttpParserUpgrade:
+            problem = "it switched to another protocol"
+        except httptools.HttpParserError as cause:
+            problem = f"it answered something that is not HTTP/1.1 ({cause})"
+        if self._answer:
+            # A problem behind a complete answer is what nobody asked for.
+            self._finish(self._answer, self._keep and not problem)
+        elif problem:
+            self._fail(problem)
+        elif self._bare_bytes > MAX_HEAD_BYTES:
+            self._fail(f"the head of its answer is larger than {MAX_HEAD_BYTES} bytes")
+
+    def eof_received(self) -> None:
+        if self._until_close:
+            self._finish(Answer(self._status, self._headers, bytes(self._body)), keep=False)
+
+    def connection_lost(self, cause: Exception | None) -> None:
+        self.reusable = False
+        if self._timer:
+            self._timer.cancel()
+        if self._waiter:
+            silent = not (self._status or self._bare_bytes)
+            when = "without an answer" if silent else "before its answer was complete"
+            self._fail(f"it closed the connection {when}{f' ({cause})' if cause else ''}", silent=silent)
+
+    def on_message_begin(self) -> None:
+        if self._answer:
+            raise Broken("a second answer to one request")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise Broken(f"the head of its answer is larger than {MAX_HEAD_BYTES} bytes")
+        if not self._status:  # what comes after the body is left out
+            key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+            self._headers[key] = f"{self._headers[key]}, {text}" if key in self._headers else text
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status < 200:
+            self._interims += 1
+            if status < 100 or self._interims > MAX_INTERIMS:
+                raise Broken(f"it sent more than {MAX_INTERIMS} interim answers, or one of a status below 100")
+            return
+        self._status, headers = status, self._headers
+        self._keep = self._parser.should_keep_alive()
+        framed = headers.get("transfer-encoding", "").lower()
+        packed = headers.get("content-encoding", "").lower()
+        if framed not in ("", "chunked") or packed not in ("", "identity"):
+            raise Broken(f"its answer is compressed ({packed or framed}), though it was asked for a plain one")
+        if int(headers.get("content-length", "0")) > self._max_body_bytes:
+            raise self._too_large()
+        self._until_close = not framed and "content-length" not in headers and status not in _BODILESS
+
+    def on_body(self, data: bytes) -> None:
+        self._bare_bytes = 0
+        self._body += data
+        if len(self._body) > self._max_body_bytes:
+            raise self._too_large()
+
+    def on_message_complete(self) -> None:
+        if self._status:
+            self._answer = Answer(self._status, self._headers, bytes(self._body))
+        else:
+            self._headers.clear()
+
+    def _too_large(self) -> Broken:
+        return Broken(
+            f"its answer is larger than max_answer_bytes, {self._max_body_bytes}: shorten it or raise the limit"
+        )
+
+    def _finish(self, answer: Answer, keep: bool) -> None:
+        if not self._waiter or self._waiter.done():
+            return
+        self._waiter.set_result(answer)
+        # Who answers before the request has gone out whole will not read the rest as a request's body.
+        self.reusable = keep and not self._transport.get_write_buffer_size()
+        self.idle_since = self._loop.time()
+
+    def _fail(self, why: str, *, silent: bool = False) -> None:
+        if self._waiter and not self._waiter.done():
+            self._waiter.set_exception(Broken(why, silent=silent))
+            self.abort()
+
+    def _set_timer(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(self._end, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if not self._waiter or self._waiter.done():
+            return
+        if self._loop.time() < self._end:
+            self._set_timer()
+        else:
+            got = "an answer came and did not end" if self._status or self._bare_bytes else "no answer came"
+            self._fail(f"{got} in time")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -37,6 +38,15 @@ Statuses = Annotated[dict[str, Action], BeforeValidator(_texts)]
 ErrorActions = dict[Annotated[str, Field(min_length=1)], Action]
 
 
+def _growing_delays(delays: list[int]) -> list[int]:
+    if any(later <= earlier for earlier, later in pairwise(delays)):
+        raise ValueError("should grow: write each delay once, the shortest first, such as [10, 60, 600]")
+    return delays
+
+
+Delay = Annotated[int, Field(ge=1, le=86_400), Number]
+
+
 class RetryConfig(Section):
     """What happens to a record that failed."""
 
@@ -62,6 +72,20 @@ class RetryConfig(Section):
     """Deliveries of fewer records are never rolled back."""
     last_retry: bool = False
     """A record that has used up its attempts ends as failed, counted and in the log, and is no dead letter again."""
+    tiers: Annotated[list[Delay], AfterValidator(_growing_delays)] = []
+    """Delays, in seconds, of further deliveries after `attempts` are used up, such as `[10, 60, 600]`: the record
+    waits in the topic `<group>.retry.<delay>s` while others go on. After the last one it becomes a dead letter."""
+    keep_key_order: bool = False
+    """With one tier and order `key`: records wait behind an earlier record of their key that waits in the tier. There
+    it has `attempts` again, a delay apart, and holds its key until it has ended."""
+
+    @model_validator(mode="after")
+    def _tiers_fit(self) -> RetryConfig:
+        if self.keep_key_order and len(self.tiers) != 1:
+            raise ValueError("keep_key_order takes exactly one delay: write one, such as tiers: [10]")
+        if self.tiers and self.last_retry:
+            raise ValueError("tiers and last_retry exclude each other: a last retry has no further ones; drop one")
+        return self
 
     @model_validator(mode="after")
     def _growing(self) -> RetryConfig:
@@ -70,14 +94,15 @@ class RetryConfig(Section):
         return self
 
     def action_of_status(self, status: int) -> Action:
-        """Return what a status from 300 to 599 means."""
+        """Return what a status that is no success means; one that HTTP does not know is retried."""
         family = status // 100
-        default = "unavailable" if status in _UNAVAILABLE else self.statuses.get(f"{family}xx", _CLASSES[family])
+        default = _CLASSES.get(family, "retry")
+        default = "unavailable" if status in _UNAVAILABLE else self.statuses.get(f"{family}xx", default)
         return self.statuses.get(str(status), default)
 
-    def action_of_error(self, error: str) -> Action:
+    def action_of_error(self, error: str, default: Action = "retry") -> Action:
         """Return what a class of error means; a line without a dot fits any class of that name."""
-        return self.errors.get(error) or self.errors.get(error.rsplit(".", 1)[-1]) or "retry"
+        return self.errors.get(error) or self.errors.get(error.rsplit(".", 1)[-1], default)
 
 
 class DeadLetterConfig(Section):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from headrace.config.retry import RetryConfig
 from headrace.delivery.lane import Batch, Lane
-from headrace.delivery.protocols import ACK, DeadLetter, DeadLetterWriter, Delivery, Destination, Outcome, Verdict
+from headrace.delivery.policy import judge
+from headrace.delivery.protocols import ACK, DeadLetter, DeadLetterWriter, Delivery, Destination, Outcome
 from headrace.errors import DeadLetterFailed, DeliveryError
 from headrace.lifecycle import Clock
 from headrace.lifecycle.failpoints import reach
@@ -16,11 +18,25 @@ from headrace.records import Record
 
 log = logging.getLogger(__name__)
 
+_SLOW_SECONDS = 5.0
+
 
 class Counts:
     """What a pump has done since it began."""
 
-    __slots__ = ("abandoned", "dead_letters", "delivered", "gap", "late", "redeliveries", "refusals", "spared", "taken")
+    __slots__ = (
+        "abandoned",
+        "dead_letters",
+        "delivered",
+        "gap",
+        "given_up",
+        "late",
+        "redeliveries",
+        "refusals",
+        "skipped",
+        "spared",
+        "taken",
+    )
 
     def __init__(self) -> None:
         self.taken = 0
@@ -29,6 +45,10 @@ class Counts:
         """Records that ended by success."""
         self.dead_letters = 0
         """Records that ended in a dead letter topic."""
+        self.skipped = 0
+        """Records that failed and ended, because the policy takes that failure for handled already."""
+        self.given_up = 0
+        """Records that failed for good and ended without a dead letter, because it was their last retry."""
         self.redeliveries = 0
         """Attempts after the first, in records."""
         self.refusals = 0
@@ -56,6 +76,9 @@ class AttemptRules(Protocol):
     retry: RetryConfig
     clock: Clock
     counts: Counts
+
+    def later(self, seconds: float, call: Callable[[], None]) -> asyncio.Task[None]:
+        """Call something after a pause, unless the task is cancelled."""
 
 
 class Attempts:
@@ -88,54 +111,91 @@ class Attempts:
         return await self._settle(lane, batch, outcomes)
 
     async def _settle(self, lane: Lane, batch: Batch, outcomes: Sequence[Outcome]) -> None:
-        """End what was taken, have the failed tried again, and bury what has used up its attempts."""
-        ended: list[Record] = []
-        failed: list[Record] = []
-        letters: list[DeadLetter] = []
-        now = self._rules.clock.time()
-        first = batch.first_failed_at or now
-        attempt, attempts = batch.attempt, self._rules.retry.attempts
-        for record, outcome in zip(batch.records, outcomes, strict=True):
-            if outcome.verdict is Verdict.ACK:
-                ended.append(record)
-            elif outcome.verdict is Verdict.RETRY and attempt < attempts:
-                failed.append(record)
-            else:
-                letters.append(DeadLetter(record, self._rules.group, attempt, outcome, first, now))
-        if ended:
-            self._end(lane, ended)
-        if failed:
+        """Do with each record what the policy says."""
+        rules, attempt = self._rules, batch.attempt
+        now = rules.clock.time()
+        judged = judge(batch, outcomes, rules.retry, rules.group, now)
+        if judged.ended:
+            self._end(lane, judged.ended)
+        if judged.skipped:
+            rules.counts.skipped += len(judged.skipped)
+            log.info("%s: skipped=%d by policy: %s", lane.label, len(judged.skipped), judged.why)
+            self._on_ended(lane, judged.skipped)
+        if again := judged.again:
             reach("retry.before")
-            self._rules.counts.redeliveries += len(failed)
-            why = f"offset {failed[0].offset} failed {attempt} of {attempts} times, a retry is due"
-            lane.try_later(Batch(failed, attempt + 1, first), why)
-        if letters:
-            await self._bury(lane, Batch([letter.record for letter in letters], attempt, first, letters))
+            rules.counts.redeliveries += len(again)
+            why = f"offset {again[0].offset} failed {attempt} of {rules.retry.attempts} times, a retry is due"
+            lane.try_later(Batch(again, attempt + 1, batch.first_failed_at or now), why)
+        if together := judged.together:
+            why = f"{len(together)} records from offset {together[0].offset} on failed together: {judged.why}"
+            lane.halve(batch._replace(records=together), why)
+        if waiting := judged.waiting:
+            rules.counts.refusals += 1
+            lane.refused(batch._replace(records=waiting), f"offset {waiting[0].offset} waits: {judged.why}")
+        if letters := judged.letters:
+            await self._bury(lane, Batch(_records(letters), attempt, letters[0].first_failed_at, letters))
 
     async def _bury(self, lane: Lane, batch: Batch) -> None:
         """Write dead letters; a record whose letter is not acknowledged has not ended, and its partition waits."""
         first, writer = batch.letters[0], self._rules.dead_letters
+        if self._rules.retry.last_retry:
+            return self._give_up(lane, batch)
         if writer is None:
             return lane.stand(
                 f"offset {first.record.offset} failed {first.attempts} times ({first.outcome.error}) and dead "
                 "letters are off: repair the destination, or turn dead_letter.enabled on, and start again"
             )
         reach("letter.before")
-        try:
-            await writer.write(batch.letters)
-        except DeadLetterFailed as error:
-            return lane.refused(batch, error.description)
+        failure = await self._write(lane, writer, batch.letters)
         reach("letter.after")
         if lane.fenced:
             self._rules.counts.late += len(batch.records)
             return None
+        missing = set(failure.parameters.get("missing", range(len(batch.letters)))) if failure else set()
+        if written := [letter for index, letter in enumerate(batch.letters) if index not in missing]:
+            self._buried(lane, written)
+        if failure:
+            if lane.waits_for != failure.description:
+                log.warning("%s waits, so that nothing is passed over: %s", lane.label, failure.description)
+            left = [letter for index, letter in enumerate(batch.letters) if index in missing]
+            lane.refused(batch._replace(records=_records(left), letters=left), failure.description)
+        return None
+
+    async def _write(
+        self, lane: Lane, writer: DeadLetterWriter, letters: Sequence[DeadLetter]
+    ) -> DeadLetterFailed | None:
+        """Write letters, and say so if that takes long: Kafka may hold a write for minutes before it fails."""
+        why = f"dead letters={len(letters)} from offset {letters[0].record.offset} on are not acknowledged"
+        if not lane.waits_for:
+            lane.waits(why)
+        alarm = self._rules.later(_SLOW_SECONDS, lambda: log.warning("%s waits, %s yet", lane.label, why))
+        try:
+            await writer.write(letters)
+        except DeadLetterFailed as failure:
+            return failure
+        finally:
+            alarm.cancel()
+        return None
+
+    def _buried(self, lane: Lane, letters: Sequence[DeadLetter]) -> None:
         lane.moves()
-        count, error_class = len(batch.letters), first.outcome.error
-        self._rules.counts.dead_letters += count
-        place = f"the first is offset {first.record.offset}"
-        log.warning("%s: dead letters=%d, %s: %s", lane.label, count, place, error_class)
-        return self._on_ended(lane, batch.records)
+        self._rules.counts.dead_letters += len(letters)
+        offset, error_class = letters[0].record.offset, letters[0].outcome.error
+        log.warning("%s: dead letters=%d, the first is offset %d: %s", lane.label, len(letters), offset, error_class)
+        self._on_ended(lane, _records(letters))
+
+    def _give_up(self, lane: Lane, batch: Batch) -> None:
+        """End records that must not become dead letters again; each is named, because nothing else holds it."""
+        for letter in batch.letters:
+            failed = f"offset {letter.record.offset} failed {letter.attempts} times ({letter.outcome.error})"
+            log.warning("%s: %s and is given up, because retry.last_retry is on", lane.label, failed)
+        self._rules.counts.given_up += len(batch.letters)
+        self._on_ended(lane, batch.records)
 
     def _end(self, lane: Lane, records: Sequence[Record]) -> None:
         self._rules.counts.delivered += len(records)
         self._on_ended(lane, records)
+
+
+def _records(letters: Sequence[DeadLetter]) -> list[Record]:
+    return [letter.record for letter in letters]

@@ -1,0 +1,100 @@
+"""The written policy: what the end of one delivery means for each of its records.
+
+Source: sidecar.md 7.5 and defect 23 (roll-back threshold), delivery.md 4.5 (fatal failures, deadline per record).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headrace.config.retry import Action, RetryConfig
+from headrace.delivery.lane import Batch
+from headrace.delivery.protocols import DeadLetter, Outcome, Verdict
+from headrace.records import Record
+
+
+class Judgement:
+    """What becomes of the records of one delivery; each is in exactly one of the lists."""
+
+    __slots__ = ("again", "ended", "letters", "skipped", "together", "waiting", "why")
+
+    def __init__(self) -> None:
+        self.ended: list[Record] = []
+        """Handled."""
+        self.skipped: list[Record] = []
+        """Ended because the policy says so."""
+        self.again: list[Record] = []
+        """To be delivered once more, which is their next attempt."""
+        self.letters: list[DeadLetter] = []
+        """Failed for good."""
+        self.waiting: list[Record] = []
+        """To be delivered again when the destination, which is to blame, is repaired; no attempt is used up."""
+        self.together: list[Record] = []
+        """Failed by one answer that blames none of them: to be delivered in two halves; no attempt is used up."""
+        self.why = ""
+        """Class of the last failure."""
+
+
+def judge(batch: Batch, outcomes: Sequence[Outcome], retry: RetryConfig, group: str, now: float) -> Judgement:
+    """Apply a policy to what a destination said.
+
+    Args:
+        batch: What was delivered.
+        outcomes: How each record ended, in their order.
+        retry: The policy.
+        group: Whose dead letters they become.
+        now: Seconds since the epoch.
+    """
+    judged = Judgement()
+    first = batch.first_failed_at or now
+    late = bool(retry.deadline_seconds) and now - first >= (retry.deadline_seconds or 0)
+    as_one = sum(1 for outcome in outcomes if outcome.status is not None) > 1
+    for record, outcome in zip(batch.records, outcomes, strict=True):
+        if outcome.verdict is Verdict.ACK:
+            judged.ended.append(record)
+            continue
+        action = _action(outcome, retry)
+        if action == "unavailable":
+            judged.waiting.append(record)
+        elif outcome.status is not None and as_one:
+            judged.together.append(record)
+        elif action == "skip":
+            judged.skipped.append(record)
+            continue
+        elif action == "retry" and batch.attempt < retry.attempts and not late:
+            judged.again.append(record)
+        else:
+            if action == "retry" and batch.attempt < retry.attempts:
+                outcome = _past_deadline(outcome, now - first, retry)
+            judged.letters.append(DeadLetter(record, group, batch.attempt, outcome, first, now))
+        judged.why = outcome.error
+    return _rolled_back(batch, judged) if _rolls_back(batch, judged, retry) else judged
+
+
+def _action(outcome: Outcome, retry: RetryConfig) -> Action:
+    if outcome.status is not None:
+        return retry.action_of_status(outcome.status)
+    return retry.action_of_error(outcome.error, "retry" if outcome.verdict is Verdict.RETRY else "dead_letter")
+
+
+def _rolls_back(batch: Batch, judged: Judgement, retry: RetryConfig) -> bool:
+    """Whether so much failed that the delivery is to be repeated as a whole.
+
+    What has no attempt left, or fails for good, would not get better; so roll-backs end with the attempts.
+    """
+    percent, size = retry.rollback_threshold_percent, len(batch.records)
+    if percent is None or judged.waiting or size < retry.rollback_min_records:
+        return False
+    return len(judged.again) * 100 > percent * size
+
+
+def _rolled_back(batch: Batch, judged: Judgement) -> Judgement:
+    whole = Judgement()
+    whole.again = list(batch.records)
+    whole.why = judged.why
+    return whole
+
+
+def _past_deadline(outcome: Outcome, age_seconds: float, retry: RetryConfig) -> Outcome:
+    passed = f"{age_seconds:.1f} s after its first failure, past retry.deadline_seconds ({retry.deadline_seconds:g})"
+    return outcome._replace(reason=f"{passed}: {outcome.reason}")

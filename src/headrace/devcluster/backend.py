@@ -1,13 +1,15 @@
-"""A backend for reactive consumers that records what it gets and answers as it is told."""
+"""A backend for reactive consumers that records what it gets and answers as it is told, well or badly."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -41,7 +43,18 @@ class Answer:
     stacktrace: str = ""
     """What is said of those, if anything."""
     body: Any = None
-    """JSON to answer in place of the results, if not None."""
+    """JSON to answer in place of the results, or bytes as they are, if not None."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Further headers, such as `Retry-After` or `Location`."""
+    cut_after_bytes: int | None = None
+    """Close the connection after so many bytes of the body; 0 before the status line, None not at all."""
+    drip_seconds: float = 0.0
+    """Pause before each byte of the body."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the answer tells results; without, whoever asked knows of nothing that it was processed."""
+        return self.body is None and self.cut_after_bytes is None and self.status < 300
 
 
 class RecordingBackend:
@@ -52,14 +65,25 @@ class RecordingBackend:
     Source: sidecar.md 7.3, 7.4.
     """
 
-    def __init__(self, port: int = 0) -> None:
-        """Prepare it; `port` 0 takes a free one, and `stop` and `start` keep it."""
+    def __init__(self, port: int = 0, journal: Path | None = None) -> None:
+        """Prepare it.
+
+        Args:
+            port: 0 takes a free one, and `stop` and `start` keep it.
+            journal: A file that every attempt is written to before it is answered (`headrace.testing.evidence`);
+                `requests` and `accepted` then stay empty, so that memory does not grow.
+        """
         self.requests: list[Received] = []
         """Every request, in order of arrival."""
         self.accepted: list[dict[str, Any]] = []
         """Every record answered as processed, in order; one delivered twice is in it twice."""
         self.answer: Answer | Callable[[Received], Answer] = Answer()
         self.script: deque[Answer] = deque()
+        self.accepted_records = 0
+        """How many records were answered as processed."""
+        self._numbers = itertools.count()
+        self._journal_file = journal
+        self._journal: IO[bytes] | None = None
         self._port = port
         self._thread: LoopThread | None = None
         self._runner: web.AppRunner | None = None
@@ -77,6 +101,7 @@ class RecordingBackend:
 
     def start(self) -> None:
         """Listen."""
+        self._journal = self._journal_file.open("ab", buffering=0) if self._journal_file else None
         self._thread = LoopThread("recording-backend")
         self._thread.call(self._listen(), limit_seconds=60)
 
@@ -85,7 +110,9 @@ class RecordingBackend:
         if self._thread and self._runner:
             self._thread.call(self._close(self._runner), limit_seconds=60)
             self._thread.stop()
-        self._thread = self._runner = None
+        if self._journal:
+            self._journal.close()
+        self._thread = self._runner = self._journal = None
 
     def wait_for(self, met: Callable[[RecordingBackend], bool], limit_seconds: float = 120.0) -> None:
         """Wait until a condition holds.
@@ -96,7 +123,7 @@ class RecordingBackend:
         end = time.monotonic() + limit_seconds
         while not met(self):
             if time.monotonic() > end:
-                had = f"{len(self.requests)} requests, {len(self.accepted)} records accepted"
+                had = f"{len(self.requests)} requests, {self.accepted_records} records accepted"
                 raise EnvironmentProblem(f"The backend waited {limit_seconds:.0f} s in vain; it had {had}.")
             time.sleep(0.01)
 
@@ -126,18 +153,44 @@ class RecordingBackend:
         self._hurry.set_result(None)  # nobody waits out a long delay
         await runner.cleanup()
 
-    async def _handle(self, request: web.Request) -> web.Response:
-        from aiohttp import web
-
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
         raw = await request.read()
         headers = {name.lower(): value for name, value in request.headers.items()}
-        received = Received(request.path, headers, msgspec.json.decode(raw) if raw else None, time.monotonic())
-        self.requests.append(received)
+        body = msgspec.json.decode(raw) if raw else None
+        received = Received(request.path, headers, body, time.monotonic())
+        number = next(self._numbers)
+        if self._journal:
+            self._note(number, records=[[r["deliveryId"], r.get("key"), r.get("value")] for r in body])
+        else:
+            self.requests.append(received)
         answer = self._answer_to(received)
         if answer.delay_seconds:
             await asyncio.wait({self._hurry}, timeout=answer.delay_seconds)
-        body = answer.body if answer.body is not None else self._results(received, answer)
-        return web.Response(status=answer.status, body=msgspec.json.encode(body), content_type="application/json")
+        results = self._results(received, answer)
+        self._note(number, ended=[i for i, result in enumerate(results) if result["processed"]])
+        said = results if answer.body is None else answer.body
+        return await self._say(request, answer, said if isinstance(said, bytes) else msgspec.json.encode(said))
+
+    def _note(self, number: int, **what: list[Any]) -> None:
+        if self._journal:
+            self._journal.write(msgspec.json.encode({"request": number, "at": time.time(), **what}) + b"\n")
+
+    async def _say(self, request: web.Request, answer: Answer, body: bytes) -> web.StreamResponse:
+        from aiohttp import web
+
+        headers = {"Content-Type": "application/json", **answer.headers}
+        if answer.cut_after_bytes is None and not answer.drip_seconds:
+            return web.Response(status=answer.status, body=body, headers=headers)
+        response = web.StreamResponse(status=answer.status, headers={**headers, "Content-Length": str(len(body))})
+        if answer.cut_after_bytes != 0:
+            await response.prepare(request)
+        for index in range(len(body) if answer.cut_after_bytes is None else answer.cut_after_bytes):
+            if answer.drip_seconds:
+                await asyncio.wait({self._hurry}, timeout=answer.drip_seconds)
+            await response.write(body[index : index + 1])
+        if answer.cut_after_bytes is not None and request.transport:
+            request.transport.abort()
+        return response
 
     def _answer_to(self, received: Received) -> Answer:
         if self.script:
@@ -147,9 +200,11 @@ class RecordingBackend:
     def _results(self, received: Received, answer: Answer) -> list[dict[str, Any]]:
         results = []
         for record in received.body if isinstance(received.body, list) else []:
-            processed = answer.status < 300 and not answer.fails(record)
+            processed = answer.is_whole and not answer.fails(record)
             if processed:
-                self.accepted.append(record)
+                self.accepted_records += 1
+                if not self._journal:
+                    self.accepted.append(record)
             trace = {} if processed or not answer.stacktrace else {"stacktrace": answer.stacktrace}
             results.append({"record": record, "processed": processed, **trace})
         return results

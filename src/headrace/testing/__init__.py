@@ -2,15 +2,20 @@
 
 from headrace.devcluster import Answer, Cluster, HeadraceProcess, Received, RecordingBackend, Registry
 from headrace.testing.ledger import Fault, Sent, check_produced
+from headrace.testing.push_ledger import Attempt, Commit, Pushed, check_pushed
 
 __all__ = [
     "Answer",
+    "Attempt",
     "Cluster",
+    "Commit",
     "Fault",
     "HeadraceProcess",
+    "Pushed",
     "Received",
     "RecordingBackend",
     "Registry",
     "Sent",
     "check_produced",
+    "check_pushed",
 ]

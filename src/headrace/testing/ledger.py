@@ -30,13 +30,13 @@ class Sent(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """A time in which outcomes may be unknown."""
+    """A time in which outcomes may be unknown, or records be delivered again."""
 
     begin: float
-    """Seconds of the monotonic clock."""
+    """Seconds, by the clock of the history."""
     end: float
-    """When all was mended and the produce deadline after it had passed."""
-    most_unknown: int
+    """When all was mended, and the produce deadline after it had passed."""
+    most: int
     """Records that can have been in flight."""
 
 
@@ -50,10 +50,10 @@ def check_produced(history: Sequence[Sent], log: Iterable[Record], faults: Seque
     """
     sent = {record.value: record for record in history}
     places: dict[bytes, list[tuple[int, int]]] = defaultdict(list)
-    found: dict[str, list[str]] = {}
+    found: list[tuple[str, str]] = []
 
     def violation(kind: str, what: str) -> None:
-        found.setdefault(kind, []).append(f"{kind}: {what}")
+        found.append((kind, what))
 
     for record in log:
         known = sent.get(record.value or b"")
@@ -73,11 +73,17 @@ def check_produced(history: Sequence[Sent], log: Iterable[Record], faults: Seque
             violation("ghost", f"{told.value!r} was a fail and is at {at}")
         if len(at) > 1:
             violation("double", f"{told.value!r} is at {at}")
-    for text in [*_out_of_order(history), *_unknown(history, faults)]:
-        violation(*text)
+    return sentences([*found, *_out_of_order(history), *_unknown(history, faults)])
+
+
+def sentences(found: Iterable[tuple[str, str]]) -> list[str]:
+    """Return violations as sentences, kind by kind; of many of one kind twenty, and how many there are."""
+    kinds: dict[str, list[str]] = defaultdict(list)
+    for kind, what in found:
+        kinds[kind].append(f"{kind}: {what}")
     return [
         text
-        for kind, texts in found.items()
+        for kind, texts in kinds.items()
         for text in [*texts[:_EXAMPLES], *([f"{kind}: {len(texts)} in all"] if len(texts) > _EXAMPLES else [])]
     ]
 
@@ -104,5 +110,5 @@ def _unknown(history: Sequence[Sent], faults: Sequence[Fault]) -> Iterable[tuple
                 times = f"sent at {told.sent_at:.3f}, answered at {told.answered_at:.3f}"
                 yield "unknown", f"{told.value!r} became unknown outside every fault, {times}"
     for fault, count in zip(faults, counts, strict=True):
-        if count > fault.most_unknown:
-            yield "unknown", f"{count} records became unknown in one fault, {fault.most_unknown} were in flight at most"
+        if count > fault.most:
+            yield "unknown", f"{count} records became unknown in one fault, {fault.most} were in flight at most"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import time
@@ -16,12 +17,10 @@ RECORDS = [{"topic": "t", "partition": 0, "offset": offset, "value": offset} for
 
 def _post(backend: RecordingBackend, body: Any = RECORDS) -> tuple[int, Any]:
     target = urlsplit(backend.url)
-    connection = http.client.HTTPConnection(target.netloc)
-    connection.request("POST", target.path, json.dumps(body), {"X-Attempt": "2"})
-    answer = connection.getresponse()
-    parsed = json.loads(answer.read())
-    connection.close()
-    return answer.status, parsed
+    with contextlib.closing(http.client.HTTPConnection(target.netloc)) as connection:
+        connection.request("POST", target.path, json.dumps(body), {"X-Attempt": "2"})
+        with connection.getresponse() as answer:
+            return answer.status, json.loads(answer.read())
 
 
 def test_every_record_is_echoed_as_processed(backend: RecordingBackend) -> None:
@@ -60,6 +59,29 @@ def test_an_answer_can_be_slow(backend: RecordingBackend) -> None:
     assert time.monotonic() - started >= 0.05
 
 
+def test_an_answer_can_break_off(backend: RecordingBackend) -> None:
+    """Before it has begun or within it; what it would have said was said to nobody."""
+    backend.script.extend([Answer(cut_after_bytes=0), Answer(cut_after_bytes=5), Answer(drip_seconds=0.0001)])
+    with pytest.raises((http.client.RemoteDisconnected, ConnectionResetError)):
+        _post(backend)
+    with pytest.raises((http.client.IncompleteRead, ConnectionResetError)):
+        _post(backend)
+    assert backend.accepted == []
+    assert _post(backend)[0] == 200
+    assert backend.accepted == RECORDS
+
+
+def test_an_answer_can_be_anything(backend: RecordingBackend) -> None:
+    """Bytes that are no JSON, and headers."""
+    backend.answer = Answer(429, body=b"<html>", headers={"Retry-After": "7"})
+    target = urlsplit(backend.url)
+    connection = http.client.HTTPConnection(target.netloc)
+    connection.request("POST", target.path, json.dumps(RECORDS))
+    answer = connection.getresponse()
+    assert (answer.status, answer.read(), answer.headers["Retry-After"]) == (429, b"<html>", "7")
+    connection.close()
+
+
 def test_it_comes_back_at_the_same_address() -> None:
     """Stopped it refuses connections; started again it is where it was."""
     backend = RecordingBackend()
@@ -77,6 +99,6 @@ def test_it_comes_back_at_the_same_address() -> None:
 def test_waiting_in_vain_says_what_had_come(backend: RecordingBackend) -> None:
     """The paragraph has the numbers."""
     _post(backend)
-    backend.wait_for(lambda seen: len(seen.accepted) == 3, 1)
+    backend.wait_for(lambda seen: len(seen.accepted) == 3, 60)
     with pytest.raises(EnvironmentProblem, match="1 requests, 3 records accepted"):
         backend.wait_for(lambda seen: len(seen.accepted) == 4, 0.05)

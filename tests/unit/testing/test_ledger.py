@@ -13,7 +13,7 @@ from headrace.records import Record
 from headrace.testing.ledger import Fault, Sent, check_produced
 
 RUNS = 1000
-FAULT = Fault(begin=40.0, end=60.0, most_unknown=8)
+FAULT = Fault(begin=40.0, end=60.0, most=8)
 
 
 class History(NamedTuple):
@@ -39,7 +39,7 @@ def history(seed: int) -> History:
         odd = FAULT.begin <= number < FAULT.end and rng.random() < 0.3
         if odd and rng.random() < 0.5:
             told = told._replace(outcome="fail", partition=-1, offset=-1)
-        elif odd and unknown < FAULT.most_unknown:
+        elif odd and unknown < FAULT.most:
             unknown += 1
             told = told._replace(outcome="unknown", partition=-1, offset=-1)
         sent.append(told)
@@ -113,7 +113,7 @@ def forget_after_the_fault(run: History) -> None:
 
 
 def forget_too_many(run: History) -> None:
-    for number in range(FAULT.most_unknown + 1):
+    for number in range(FAULT.most + 1):
         run.sent.append(Sent(0, None, b"u%d" % number, FAULT.begin, FAULT.end, "unknown"))
 
 

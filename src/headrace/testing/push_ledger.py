@@ -1,0 +1,208 @@
+"""What a backend was given, held against the topic, the dead letters and every commit of the group.
+
+Pure: no clock, no network, nothing of Headrace's own view. One partition at a time, because nothing is promised across
+partitions. Every time is in seconds since the epoch by the clock of one machine.
+Source: reliability.md 2.4, checks K4, K8 and K10 to K13.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from headrace.config.consumers import Ordering
+from headrace.delivery.dead_letter import Origin, origin_of
+from headrace.delivery.offset_map import decode
+from headrace.records import Record
+from headrace.testing.ledger import Fault, sentences
+
+_TICK_SECONDS = 0.001
+"""Kafka's times are whole milliseconds, so what is later may seem to be earlier by so much."""
+_NEVER = math.inf
+Said = Iterator[tuple[str, str]]
+
+
+class Attempt(NamedTuple):
+    """One record of one request, as the backend wrote it down."""
+
+    request: int
+    """Number of the request, in order of arrival; records that came together have the same."""
+    at: float
+    """When it came in."""
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    ended_at: float = _NEVER
+    """When the backend had handled it and was about to say so in a whole answer; infinity if it did not."""
+
+
+class Commit(NamedTuple):
+    """One commit of the group."""
+
+    at: float
+    offset: int
+    metadata: str = ""
+
+
+class Pushed(NamedTuple):
+    """All that is known of one partition when its group has come to rest."""
+
+    log: Sequence[Record]
+    """From where the group began."""
+    attempts: Sequence[Attempt]
+    """In order of arrival."""
+    letters: Sequence[Record]
+    """What is in the dead letter topic of this partition, stamped when it was appended."""
+    commits: Sequence[Commit]
+    """In the order of the broker."""
+
+
+def check_pushed(run: Pushed, ordering: Ordering = "partition", faults: Sequence[Fault] = ()) -> list[str]:
+    """Return what contradicts the promises of a delivery, a sentence each; empty if nothing does.
+
+    A sentence begins with its kind: `lost` (committed, never handled), `skipped` (committed, never delivered),
+    `ahead` (committed before it had ended), `back` (an offset was committed below an earlier one), `order` (delivered
+    before an earlier record of its key or partition had ended), `repeat` (delivered after it had ended and no fault
+    explains it), `phantom` (not what is in the topic), `behind` (the commits do not reach the end).
+
+    Args:
+        run: What happened.
+        ordering: The order that was promised.
+        faults: What may have cost repeats: of records that no commit had ended when the fault began.
+    """
+    ends = _ends(run)
+    claims = _claims(run)
+    return sentences(
+        [
+            *_phantoms(run),
+            *_unfinished(run, ends, claims),
+            *_commits(run, ends, claims),
+            *_disorder(run, ordering, ends),
+            *_repeats(run, ends, claims, faults),
+        ]
+    )
+
+
+def _origins(run: Pushed) -> Iterator[tuple[Record, Origin]]:
+    for letter in run.letters:
+        if origin := origin_of(letter.headers):
+            yield letter, origin
+
+
+def _ends(run: Pushed) -> dict[int, float]:
+    """Return when each record had ended for the first time, that is handled or in the dead letter topic."""
+    ends: dict[int, float] = defaultdict(lambda: _NEVER)
+    for attempt in run.attempts:
+        ends[attempt.offset] = min(ends[attempt.offset], attempt.ended_at)
+    for letter, origin in _origins(run):
+        ends[origin.offset] = min(ends[origin.offset], letter.timestamp_ms / 1000)
+    return ends
+
+
+def _claims(run: Pushed) -> dict[int, float]:
+    """Return when a commit said of each record that it had ended, in its offset or in its map."""
+    claims: dict[int, float] = defaultdict(lambda: _NEVER)
+    offsets = [record.offset for record in run.log]
+    first = 0
+    for commit in run.commits:
+        while first < len(offsets) and offsets[first] < commit.offset:
+            claims[offsets[first]] = min(claims[offsets[first]], commit.at)
+            first += 1
+        ended = decode(commit.metadata, commit.offset)
+        above = first
+        while ended and above < len(offsets) and offsets[above] < ended.end:
+            if ended.has(offsets[above]):
+                claims[offsets[above]] = min(claims[offsets[above]], commit.at)
+            above += 1
+    return claims
+
+
+def _phantoms(run: Pushed) -> Said:
+    known = {record.offset: (record.key, record.value) for record in run.log}
+    for attempt in run.attempts:
+        if known.get(attempt.offset) != (attempt.key, attempt.value):
+            yield "phantom", f"{attempt.value!r} was delivered as offset {attempt.offset}, which is not in the topic"
+    for letter in run.letters:
+        origin = origin_of(letter.headers)
+        if not origin or known.get(origin.offset) != (letter.key, letter.value):
+            yield "phantom", f"the dead letter at {letter.partition}:{letter.offset} is no record of the topic"
+
+
+def _unfinished(run: Pushed, ends: Mapping[int, float], claims: Mapping[int, float]) -> Said:
+    seen = {attempt.offset for attempt in run.attempts} | {origin.offset for _, origin in _origins(run)}
+    for record in run.log:
+        if ends[record.offset] == _NEVER and claims[record.offset] < _NEVER:
+            kind, what = ("lost", "handled") if record.offset in seen else ("skipped", "delivered")
+            yield kind, f"offset {record.offset} is committed and was never {what}"
+    reached = run.commits[-1].offset if run.commits else 0
+    if run.log and reached <= run.log[-1].offset:
+        yield "behind", f"the group stands at {reached}, and the last record is at {run.log[-1].offset}"
+
+
+def _commits(run: Pushed, ends: Mapping[int, float], claims: Mapping[int, float]) -> Said:
+    for record in run.log:
+        ended, claimed = ends[record.offset], claims[record.offset]
+        if claimed < _NEVER and ended > claimed + _TICK_SECONDS:
+            yield "ahead", f"offset {record.offset} was committed at {claimed:.3f} and ended at {ended:.3f}"
+    for before, commit in zip(run.commits, run.commits[1:], strict=False):
+        if commit.offset < before.offset:
+            yield "back", f"{commit.offset} was committed at {commit.at:.3f} after {before.offset}"
+
+
+def _disorder(run: Pushed, ordering: Ordering, ends: Mapping[int, float]) -> Said:
+    """Whatever came must find every earlier record of its lane ended, but for those that came with it."""
+    if ordering == "none":
+        return
+    lanes: dict[bytes | None, list[int]] = defaultdict(list)
+    place: dict[int, tuple[bytes | None, int]] = {}
+    for record in run.log:
+        if ordering == "partition" or record.key is not None:
+            lane = record.key if ordering == "key" else None
+            place[record.offset] = (lane, len(lanes[lane]))
+            lanes[lane].append(record.offset)
+    latest = {lane: _running_latest(ends[offset] for offset in offsets) for lane, offsets in lanes.items()}
+    with_it: dict[tuple[int, bytes | None], int] = {}  # of each request and lane, the last index it had
+    for attempt in sorted(run.attempts, key=lambda attempt: (attempt.request, attempt.offset)):
+        if attempt.offset not in place:
+            continue
+        lane, index = place[attempt.offset]
+        before = with_it.get((attempt.request, lane))
+        with_it[attempt.request, lane] = index
+        if before is None:
+            had = latest[lane][index - 1] if index else -_NEVER
+        else:
+            had = max((ends[offset] for offset in lanes[lane][before + 1 : index]), default=-_NEVER)
+        if had > attempt.at + _TICK_SECONDS:
+            yield "order", f"offset {attempt.offset} came at {attempt.at:.3f}, one before it ended at {had:.3f}"
+
+
+def _running_latest(times: Iterable[float]) -> list[float]:
+    latest, found = -_NEVER, []
+    for time in times:
+        latest = max(latest, time)
+        found.append(latest)
+    return found
+
+
+def _repeats(run: Pushed, ends: Mapping[int, float], claims: Mapping[int, float], faults: Sequence[Fault]) -> Said:
+    counts = [0] * len(faults)
+    came = [(attempt.at, attempt.offset) for attempt in run.attempts]
+    came += [(letter.timestamp_ms / 1000, origin.offset) for letter, origin in _origins(run)]
+    for at, offset in came:
+        if at <= ends[offset] + _TICK_SECONDS:
+            continue
+        for number, fault in enumerate(faults):
+            began = fault.begin - _TICK_SECONDS
+            if at >= began and ends[offset] <= fault.end and claims[offset] >= began:
+                counts[number] += 1
+                break
+        else:
+            yield (
+                "repeat",
+                f"offset {offset} came at {at:.3f}, had ended at {ends[offset]:.3f}, and no fault explains it",
+            )
+    for fault, count in zip(faults, counts, strict=True):
+        if count > fault.most:
+            yield "repeat", f"{count} records came again after one fault, {fault.most} were in flight at most"

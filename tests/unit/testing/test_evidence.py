@@ -1,0 +1,81 @@
+"""Evidence is read as it was written: seeded records, the backend's journal, the broker's record of a commit."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import itertools
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from headrace.records import Record, TopicPartition
+from headrace.testing import Answer, RecordingBackend
+from headrace.testing.evidence import decode_commit, read_journal, unique_records
+from headrace.testing.push_ledger import Commit
+
+KEY = b"\x00\x01\x00\x01g\x00\x01t\x00\x00\x00\x07"
+VALUES = {
+    3: b"\x00\x03" + (12).to_bytes(8, "big") + b"\xff" * 4 + b"\x00\x04meta" + (1500).to_bytes(8, "big"),
+    4: b"\x00\x04" + (12).to_bytes(8, "big") + b"\xff" * 4 + b"\x05meta" + (1500).to_bytes(8, "big") + b"\x00",
+}
+
+
+def test_records_are_unlike_and_the_same_for_the_same_seed() -> None:
+    """Few keys have many records, many have few."""
+    first, again = (list(itertools.islice(unique_records("t", 5), 2000)) for _ in range(2))
+    assert first == again
+    assert len({record.value for record in first}) == 2000
+    counts = Counter(record.key for record in first)
+    assert counts[b"k1"] > 5 * counts[b"k10"] > 0
+    assert len(counts) > 300
+
+
+@pytest.mark.parametrize("version", [3, 4])
+def test_a_commit_is_decoded(version: int) -> None:
+    """Group, partition, offset, metadata and time, as Kafka 4 writes them."""
+    found = decode_commit(Record("o", 0, 0, 0, KEY, VALUES[version]))
+    assert found == ("g", TopicPartition("t", 7), Commit(1.5, 12, "meta"))
+
+
+def test_metadata_of_many_characters_is_decoded() -> None:
+    """Its size then takes two bytes."""
+    value = b"\x00\x04" + (12).to_bytes(8, "big") + b"\xff" * 4 + b"\xad\x02" + b"m" * 300 + (1500).to_bytes(8, "big")
+    found = decode_commit(Record("o", 0, 0, 0, KEY, value))
+    assert found and found.commit.metadata == "m" * 300
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [(KEY, None), (b"\x00\x02\x00\x01g", b"\x00\x03x")], ids=["taken-back", "members"]
+)
+def test_what_is_no_commit_is_passed(key: bytes, value: bytes | None) -> None:
+    """Offsets that were deleted, and what a group says of its members."""
+    assert decode_commit(Record("o", 0, 0, 0, key, value)) is None
+
+
+def test_the_journal_has_every_attempt_with_its_end(tmp_path: Path) -> None:
+    """What was answered as processed has ended; what failed, or was answered by half, has not."""
+    backend = RecordingBackend(journal=tmp_path / "journal")
+    backend.script.extend([Answer(fails=lambda record: record["offset"] == 3), Answer(cut_after_bytes=1), Answer(503)])
+    backend.start()
+    for request in ((2, 3), (3,), (3,), (3,)):
+        body = [{"deliveryId": f"g:h:t:1:{o}", "offset": o, "key": None, "value": f"v{o}"} for o in request]
+        target = urlsplit(backend.url)
+        connection = http.client.HTTPConnection(target.netloc)
+        connection.request("POST", target.path, json.dumps(body))
+        with contextlib.suppress(http.client.HTTPException, ConnectionError), connection.getresponse() as answer:
+            answer.read()
+        connection.close()
+    backend.stop()
+    (attempts,) = read_journal(tmp_path / "journal").values()
+    ended = [attempt.ended_at < math.inf for attempt in attempts]
+    assert [(a.request, a.offset, a.key, a.value) for a in attempts] == [
+        (0, 2, None, b"v2"), (0, 3, None, b"v3"), (1, 3, None, b"v3"), (2, 3, None, b"v3"), (3, 3, None, b"v3"),
+    ]  # fmt: skip
+    assert ended == [True, False, False, False, True]
+    assert all(attempt.at <= attempt.ended_at for attempt in attempts)
+    assert (backend.requests, backend.accepted, backend.accepted_records) == ([], [], 2)

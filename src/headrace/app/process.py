@@ -47,6 +47,7 @@ _FUNCTION_BATCH = BatchConfig(max_records=256, max_bytes=1_048_576)
 _FUNCTION_IN_FLIGHT = 1000
 _FUNCTION_FLOW = FlowControl()
 _READY_CHECK_SECONDS = 0.1
+_LARGEST_RECORD_BYTES = 1_000_000_000
 _EXIT_OK, _EXIT_DIED = 0, 1
 _COLLECT_AFTER = 20_000, 50, 100
 
@@ -71,10 +72,11 @@ class App:
         self.admin = Admin(config.kafka)
         self.topics = TopicDirectory(self.admin, clock)
         self.producer = Producer(config.kafka, config.producer)
-        lasting = config.producer.lasting
-        self.inner_producer = (
-            self.producer if lasting is config.producer else Producer(config.kafka, lasting, "inner_producer")
-        )
+        self.inner_producer = self.producer
+        if config.reactive_consumers or config.functions:
+            # Its records may be larger: a dead letter is a record that Kafka took, and headers.
+            lasting = config.producer.lasting.model_copy(update={"max_record_bytes": _LARGEST_RECORD_BYTES})
+            self.inner_producer = Producer(config.kafka, lasting, "inner_producer")
         self.registry = SchemaRegistry(config.schema_registry, clock)
         self.codecs = Codecs(self.registry, plain_unions=config.schema_registry.avro_unions == "plain")
         self._wanted: dict[str, str] = {}

@@ -5,6 +5,7 @@ Key, value and the record's own headers stay byte for byte; the history is in he
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -12,8 +13,10 @@ from typing import Any
 import msgspec
 
 from headrace.delivery.protocols import DeadLetter
-from headrace.errors import DeadLetterFailed, HeadraceError
+from headrace.errors import DeadLetterFailed, HeadraceError, RecordTooLarge
 from headrace.records import Header, OutgoingRecord, TopicPartition
+
+log = logging.getLogger(__name__)
 
 PREFIX = "headrace.dlq."
 STACK_TRACE = "StackTrace"
@@ -22,6 +25,8 @@ REDRIVE_OF = "headrace.redrive.of"
 """`topic:partition:offset` of the record a redriven one was first, so its deliveries keep their identity."""
 _REASON_BYTES = 1024
 _STACK_BYTES = 8192
+_GIVES_WAY = (STACK_TRACE, f"{PREFIX}reason", f"{PREFIX}excerpt")
+"""What a letter leaves out, one after the other, while it is too large; after these, everything of ours."""
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -37,12 +42,24 @@ class Origin(msgspec.Struct, frozen=True):
     last_failure: str
     """ISO 8601, UTC."""
     error: str
-    reason: str
+    reason: str = ""
+    status: str = ""
+    """HTTP status of the last answer; empty if none blamed the record."""
+    excerpt: str = ""
+    """The first KiB of that answer."""
 
 
-def headers_of(letter: DeadLetter) -> list[Header]:
-    """Return the record's own headers followed by its history."""
-    record = letter.record
+def headers_of(letter: DeadLetter, left_out: int = 0) -> list[Header]:
+    """Return the record's own headers followed by its history.
+
+    Args:
+        letter: The record and how it failed.
+        left_out: How many parts of the history give way because the letter is too large: 0 for none.
+    """
+    record, outcome = letter.record, letter.outcome
+    own = own_headers(record.headers)
+    if left_out > len(_GIVES_WAY):
+        return own
     history = {
         "topic": record.topic,
         "partition": str(record.partition),
@@ -52,12 +69,15 @@ def headers_of(letter: DeadLetter) -> list[Header]:
         "attempts": str(letter.attempts),
         "first_failure": _iso(letter.first_failed_at),
         "last_failure": _iso(letter.last_failed_at),
-        "error": letter.outcome.error,
-        "reason": letter.outcome.reason.split("\n", 1)[0],
-        **dict(letter.outcome.details),
+        "error": outcome.error,
+        "reason": outcome.reason.split("\n", 1)[0],
+        **dict(outcome.details),
     }
-    ours: list[Header] = [(PREFIX + name, text.encode()[:_REASON_BYTES]) for name, text in history.items()]
-    return [*own_headers(record.headers), *ours, (STACK_TRACE, letter.outcome.reason.encode()[:_STACK_BYTES])]
+    if outcome.status is not None:
+        history |= {"status": str(outcome.status), "excerpt": outcome.reason}
+    ours: list[Header] = [(PREFIX + name, _cut(text, _REASON_BYTES)) for name, text in history.items()]
+    ours.append((STACK_TRACE, _cut(outcome.reason, _STACK_BYTES)))
+    return own + [header for header in ours if header[0] not in _GIVES_WAY[:left_out]]
 
 
 def origin_of(headers: Sequence[Header]) -> Origin | None:
@@ -73,7 +93,7 @@ def origin_of(headers: Sequence[Header]) -> Origin | None:
             found["first_failure"],
             found["last_failure"],
             found["error"],
-            found["reason"],
+            *(found.get(name, "") for name in ("reason", "status", "excerpt")),
         )
     except (KeyError, ValueError):
         return None
@@ -126,19 +146,48 @@ class DeadLetterTopic:
 
     async def write(self, letters: Sequence[DeadLetter]) -> None:
         """Write letters; see `DeadLetterWriter`."""
+        origin = letters[0].record.topic
         try:
-            for origin in {letter.record.topic for letter in letters}:
-                await self.prepare(origin)
+            for topic in {letter.record.topic for letter in letters}:
+                await self.prepare(topic)
             results = await self._produce([self._outgoing(letter) for letter in letters])
+            failed = {index: result for index, result in enumerate(results) if isinstance(result, HeadraceError)}
+            if any(isinstance(result, RecordTooLarge) for result in failed.values()):
+                # One that is too large fails those that travelled with it, so now each goes by itself.
+                alone = {index: await self._write_alone(letters[index]) for index in failed}
+                failed = {index: result for index, result in alone.items() if result}
         except HeadraceError as cause:
-            raise DeadLetterFailed(f"dead letters of {letters[0].record.topic} are not written: {cause}") from cause
-        failed = [result for result in results if isinstance(result, HeadraceError)]
+            raise DeadLetterFailed(f"dead letters of {origin} are not written: {cause}") from cause
         if failed:
-            raise DeadLetterFailed(f"{len(failed)} of {len(letters)} dead letters are not written: {failed[0]}")
+            self._known.clear()
+            place, why = self.topic_for(origin), next(iter(failed.values()))
+            text = f"{len(failed)} of {len(letters)} dead letters of {origin} are not written to {place}: {why}"
+            raise DeadLetterFailed(text, missing=[*failed])
 
-    def _outgoing(self, letter: DeadLetter) -> OutgoingRecord:
+    async def _write_alone(self, letter: DeadLetter) -> HeadraceError | None:
+        """Write a letter with as much of its history as there is room for; return why it is not written."""
         record = letter.record
-        return OutgoingRecord(self.topic_for(record.topic), record.key, record.value, headers_of(letter))
+        for left_out in range(len(_GIVES_WAY) + 2):
+            (result,) = await self._produce([self._outgoing(letter, left_out)])
+            if not isinstance(result, RecordTooLarge):
+                break
+        if isinstance(result, HeadraceError):
+            return result
+        if left_out > len(_GIVES_WAY):
+            what = f"offset {record.offset}, group {letter.group}, attempts={letter.attempts}, {letter.outcome.error}"
+            place = f"{self.topic_for(record.topic)} has no room for headers of ours, so a dead letter there has none"
+            log.warning("%s: %s: raise max.message.bytes there. It is of %s", what, place, record.topic_partition)
+        return None
+
+    def _outgoing(self, letter: DeadLetter, left_out: int = 0) -> OutgoingRecord:
+        record = letter.record
+        return OutgoingRecord(self.topic_for(record.topic), record.key, record.value, headers_of(letter, left_out))
+
+
+def _cut(text: str, size_bytes: int) -> bytes:
+    """Return the text as UTF-8, without the character that would be cut in two."""
+    data = text.encode(errors="replace")
+    return data if len(data) <= size_bytes else data[:size_bytes].decode(errors="ignore").encode()
 
 
 def _is_ours(name: str) -> bool:

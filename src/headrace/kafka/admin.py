@@ -26,6 +26,8 @@ from headrace.records import TopicPartition
 
 T = TypeVar("T")
 _COORDINATOR_PAUSE_SECONDS = 0.1
+_OUR_HEADERS_BYTES = 65_536
+_MOST_BYTES = 2**31 - 1
 _ALREADY_THERE = confluent_kafka.KafkaError.TOPIC_ALREADY_EXISTS
 _COMMITTED = confluent_kafka.IsolationLevel.READ_COMMITTED
 _UNCOMMITTED = confluent_kafka.IsolationLevel.READ_UNCOMMITTED
@@ -145,14 +147,18 @@ class Admin:
     ) -> None:
         """Create a topic of ours with the replication factor and min ISR of `source`, and by default its partitions.
 
-        Source: decisions.md 10. An empty `source` is none; then the broker's defaults count.
+        Its records may be 64 KiB larger, because dead letters have headers of ours. An empty `source` is none; then
+        the broker's defaults count. Source: decisions.md 10, reliability.md E10.
         """
         if not source:
             await self.create_topic(name)
             return
         origin = await self.describe_topic(source)
-        min_isr = (await self.topic_configs(source)).get("min.insync.replicas", "1")
-        all_configs = {"min.insync.replicas": min_isr, **(configs or {})}
+        limits = await self.topic_configs(source)
+        all_configs = {"min.insync.replicas": limits.get("min.insync.replicas", "1"), **(configs or {})}
+        if "max.message.bytes" in limits:
+            larger = int(limits["max.message.bytes"]) + _OUR_HEADERS_BYTES
+            all_configs["max.message.bytes"] = str(min(larger, _MOST_BYTES))
         await self.create_topic(name, partitions or len(origin.partitions), origin.replication_factor, all_configs)
 
     async def list_groups(self) -> list[GroupInfo]:

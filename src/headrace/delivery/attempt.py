@@ -27,6 +27,7 @@ class Counts:
     __slots__ = (
         "abandoned",
         "dead_letters",
+        "delayed",
         "delivered",
         "gap",
         "given_up",
@@ -45,6 +46,8 @@ class Counts:
         """Records that ended by success."""
         self.dead_letters = 0
         """Records that ended in a dead letter topic."""
+        self.delayed = 0
+        """Records that ended in a retry tier, from which they are delivered again."""
         self.skipped = 0
         """Records that failed and ended, because the policy takes that failure for handled already."""
         self.given_up = 0
@@ -146,14 +149,15 @@ class Attempts:
                 "letters are off: repair the destination, or turn dead_letter.enabled on, and start again"
             )
         reach("letter.before")
-        failure = await self._write(lane, writer, batch.letters)
+        result = await self._write(lane, writer, batch.letters)
         reach("letter.after")
         if lane.fenced:
             self._rules.counts.late += len(batch.records)
             return None
+        failure, delayed = (result, 0) if isinstance(result, DeadLetterFailed) else (None, result)
         missing = set(failure.parameters.get("missing", range(len(batch.letters)))) if failure else set()
         if written := [letter for index, letter in enumerate(batch.letters) if index not in missing]:
-            self._buried(lane, written)
+            self._buried(lane, written, delayed)
         if failure:
             if lane.waits_for != failure.description:
                 log.warning("%s waits, so that nothing is passed over: %s", lane.label, failure.description)
@@ -163,25 +167,31 @@ class Attempts:
 
     async def _write(
         self, lane: Lane, writer: DeadLetterWriter, letters: Sequence[DeadLetter]
-    ) -> DeadLetterFailed | None:
-        """Write letters, and say so if that takes long: Kafka may hold a write for minutes before it fails."""
+    ) -> DeadLetterFailed | int:
+        """Write letters, and say so if that takes long: Kafka may hold a write for minutes before it fails.
+
+        Returns how many are delivered later, or why it failed.
+        """
         why = f"dead letters={len(letters)} from offset {letters[0].record.offset} on are not acknowledged"
         if not lane.waits_for:
             lane.waits(why)
         alarm = self._rules.later(_SLOW_SECONDS, lambda: log.warning("%s waits, %s yet", lane.label, why))
         try:
-            await writer.write(letters)
+            return await writer.write(letters) or 0
         except DeadLetterFailed as failure:
             return failure
         finally:
             alarm.cancel()
-        return None
 
-    def _buried(self, lane: Lane, letters: Sequence[DeadLetter]) -> None:
+    def _buried(self, lane: Lane, letters: Sequence[DeadLetter], delayed: int) -> None:
         lane.moves()
-        self._rules.counts.dead_letters += len(letters)
+        dead = len(letters) - delayed
+        self._rules.counts.dead_letters += dead
+        self._rules.counts.delayed += delayed
+        what = f"dead letters={dead}" + (f", delayed={delayed}" if delayed else "")
         offset, error_class = letters[0].record.offset, letters[0].outcome.error
-        log.warning("%s: dead letters=%d, the first is offset %d: %s", lane.label, len(letters), offset, error_class)
+        level = logging.WARNING if dead else logging.INFO
+        log.log(level, "%s: %s, the first is offset %d: %s", lane.label, what, offset, error_class)
         self._on_ended(lane, _records(letters))
 
     def _give_up(self, lane: Lane, batch: Batch) -> None:

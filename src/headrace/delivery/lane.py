@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from random import Random
 from typing import NamedTuple, Protocol
 
@@ -49,6 +50,8 @@ class LaneRules(Protocol):
     retry: RetryConfig
     clock: Clock
     chance: Random
+    due: Callable[[Record], float] | None
+    """When a record may be delivered, seconds since the epoch, in the order of offsets; None is at once."""
 
     def later(self, seconds: float, call: Callable[[], None]) -> asyncio.Task[None]:
         """Call something after a pause, unless the task is cancelled."""
@@ -72,6 +75,8 @@ class Lane:
         """Whether results that still come mean nothing: the partition belongs to somebody else."""
         self.waits_for = ""
         """Why the lane does not move, in one sentence; empty while it does."""
+        self.sleeps = ""
+        """What it waits for that is not due yet, in one sentence; empty while nothing does."""
         self._waits_since = 0.0
         self._standing_said = False
         self._rules = rules
@@ -79,7 +84,7 @@ class Lane:
         self._again: deque[Batch] = deque()  # due once more
         self._halves: list[Batch] = []  # wait for the end of the half before, the last one first
         self._behind: dict[bytes | None, deque[Record] | None] = {}  # keys under way, and what waits behind each
-        self._beyond: deque[Record] = deque()  # too far ahead of the first unfinished record
+        self._beyond: deque[Record] = deque()  # not due yet, or too far ahead of the first unfinished record
         self._begun = 0
         self._refusals = 0
         self._blocked = False
@@ -110,7 +115,7 @@ class Lane:
         """Take records from the source, in offset order; return those that had ended before this assignment."""
         ended = self.tracker.delivered([record.offset for record in records])
         fresh = [record for record in records if record.offset not in ended] if ended else records
-        if self._beyond or (fresh and fresh[-1].offset >= self.tracker.frontier + SPAN_OFFSETS):
+        if self._beyond or self._rules.due or (fresh and fresh[-1].offset >= self.tracker.frontier + SPAN_OFFSETS):
             self._beyond.extend(fresh)
             self._admit()
         else:
@@ -256,14 +261,29 @@ class Lane:
     def _admit(self) -> None:
         limit = self.tracker.frontier + SPAN_OFFSETS
         near = []
-        while self._beyond and self._beyond[0].offset < limit:
+        while self._beyond and self._beyond[0].offset < limit and self._is_due(self._beyond[0]):
             near.append(self._beyond.popleft())
         self._enter(near)
-        if self._beyond and not self.waits_for:
+        if self._beyond and not (self.waits_for or self.sleeps):
             head = self.tracker.frontier
             self.waits(
                 f"offset {head} has not ended, and everything up to {SPAN_OFFSETS} offsets ahead of it was begun"
             )
+
+    def _is_due(self, record: Record) -> bool:
+        """Return whether a record may be delivered by now; if not, the lane wakes when it may."""
+        if not self._rules.due:
+            return True
+        due = self._rules.due(record)
+        seconds = due - self._rules.clock.time()
+        if seconds > 0 and not self.sleeps:
+            self.sleeps = f"offset {record.offset} is due at {datetime.fromtimestamp(due, UTC):%Y-%m-%d %H:%M:%S} UTC"
+            self._pause(seconds, self._wake)
+        return seconds <= 0
+
+    def _wake(self) -> None:
+        self.sleeps = ""
+        self._admit()
 
     def _linger(self) -> None:
         seconds = self._rules.batch.linger_seconds

@@ -53,7 +53,7 @@ def judge(batch: Batch, outcomes: Sequence[Outcome], retry: RetryConfig, group: 
         if outcome.verdict is Verdict.ACK:
             judged.ended.append(record)
             continue
-        action = _action(outcome, retry)
+        action = action_of(outcome, retry)
         if action == "unavailable":
             judged.waiting.append(record)
         elif outcome.status is not None and as_one:
@@ -71,7 +71,8 @@ def judge(batch: Batch, outcomes: Sequence[Outcome], retry: RetryConfig, group: 
     return _rolled_back(batch, judged) if _rolls_back(batch, judged, retry) else judged
 
 
-def _action(outcome: Outcome, retry: RetryConfig) -> Action:
+def action_of(outcome: Outcome, retry: RetryConfig) -> Action:
+    """Return what a failure means."""
     if outcome.status is not None:
         return retry.action_of_status(outcome.status)
     return retry.action_of_error(outcome.error, "retry" if outcome.verdict is Verdict.RETRY else "dead_letter")

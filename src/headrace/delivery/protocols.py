@@ -71,8 +71,11 @@ class Destination(Protocol):
 class DeadLetterWriter(Protocol):
     """Writes dead letters."""
 
-    async def write(self, letters: Sequence[DeadLetter]) -> None:
+    async def write(self, letters: Sequence[DeadLetter]) -> int | None:
         """Write every letter and return when all are acknowledged by all in-sync replicas.
+
+        Returns:
+            How many of them are no dead letters yet and will be delivered again: those a retry tier took.
 
         Raises:
             DeadLetterFailed: At least one is not acknowledged; the call is repeated, so letters may come twice.

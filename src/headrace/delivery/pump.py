@@ -40,6 +40,7 @@ class Pump(Service):
         delivery: DeliveryConfig,
         clock: Clock,
         chance: Random | None = None,
+        due: Callable[[Record], float] | None = None,
     ) -> None:
         super().__init__(name)
         self.group = group
@@ -51,6 +52,7 @@ class Pump(Service):
         self.retry = delivery.retry
         self.clock = clock
         self.chance = chance or Random()
+        self.due = due
         self.counts = Counts()
         self.source: Source | None = None
         self._lanes: dict[TopicPartition, Lane] = {}

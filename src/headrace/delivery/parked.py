@@ -1,0 +1,167 @@
+"""Parked keys: the order of a key is kept while a record of it waits in a retry tier.
+
+A compacted topic says which records wait: an entry per record, and its tombstone once the record has ended. While a
+key has entries, its later records go behind them into the tier. Everything rests on the order of the writes:
+
+1. the entry is acknowledged before the record lies in the tier, and that before the record has ended where it came
+   from; so a key is never free while a record of it waits;
+2. the tombstone is acknowledged after the record was delivered from the tier, and before it has ended there; so a copy
+   that a crash leaves in the tier is known as one, and not delivered behind later records of its key;
+3. who takes over a partition reads the topic up to the end it has then, before anything else.
+
+A record that comes again, after a crash, below one of its key that waits, and does not wait itself, has ended: the
+later one would not wait otherwise. Source: delivery.md 4.2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Destination, Outcome, Verdict
+from headrace.errors import DeadLetterFailed, DestinationUnavailable, HeadraceError
+from headrace.records import OutgoingRecord, Record, TopicPartition
+
+_ENTRY = b"waits"
+_READ_SECONDS = 30.0
+_PARKED = Outcome(Verdict.RETRY, "Parked", "an earlier record of its key waits in a retry tier")
+_Place = tuple[str, int, int, bytes]
+_NONE: Mapping[int, int] = {}
+
+
+class ParkedKeys:
+    """Which records wait in a tier: what the topic of parked keys says up to a position, and writing to it."""
+
+    def __init__(
+        self,
+        topic: str,
+        produce: Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Any]]],
+        end_of_topic: Callable[[], Awaitable[int]],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            topic: The topic of parked keys, of one partition.
+            produce: Writes records; an error stands in the place of each that failed.
+            end_of_topic: Asks Kafka for the topic's end.
+        """
+        self.topic = topic
+        self._produce = produce
+        self._end_of_topic = end_of_topic
+        self._keys: dict[tuple[TopicPartition, bytes | None], dict[int, int]] = {}
+        self._position = 0
+        self._moved = asyncio.Event()
+        self._caught_up: dict[TopicPartition, int] = {}
+
+    def read(self, records: Sequence[Record], position: int) -> None:
+        """Take what was read from the topic, in order, up to a position."""
+        for record in records:
+            topic, partition, offset, key = msgspec.json.decode(record.key or b"", type=_Place)
+            place = TopicPartition(topic, partition), key
+            if record.value is not None:
+                self._keys.setdefault(place, {})[offset] = record.offset
+            elif place in self._keys:
+                self._keys[place].pop(offset, None)
+                if not self._keys[place]:
+                    del self._keys[place]
+        self._position = position
+        self._moved.set()
+
+    def of(self, record: Record) -> Mapping[int, int]:
+        """Return the records of a record's key that wait: own offset to the offset of the entry."""
+        return self._keys.get((record.topic_partition, record.key), _NONE)
+
+    async def catch_up(self, delivery: Delivery, entry: int = -1) -> None:
+        """Wait until an entry is read, and once per assignment until all is that was written before it.
+
+        Raises:
+            DestinationUnavailable: It takes too long; the delivery is to be repeated.
+        """
+        try:
+            if self._caught_up.get(delivery.partition) != delivery.epoch:
+                await self._reach(await self._end_of_topic())
+                self._caught_up[delivery.partition] = delivery.epoch
+            await self._reach(entry + 1)
+        except HeadraceError as cause:
+            raise DestinationUnavailable(f"waiting for the parked keys in {self.topic}: {cause}") from cause
+
+    async def park(self, records: Sequence[Record]) -> list[int]:
+        """Write that records wait, and return the offsets of their entries.
+
+        Raises:
+            DeadLetterFailed: It is not written.
+        """
+        known = [self.of(record).get(record.offset) for record in records]
+        fresh = [record for record, entry in zip(records, known, strict=True) if entry is None]
+        written = iter(await self._write(fresh, _ENTRY) if fresh else ())
+        return [next(written) if entry is None else entry for entry in known]
+
+    async def end(self, record: Record) -> None:
+        """Write that a record waits no longer.
+
+        Raises:
+            DeadLetterFailed: It is not written.
+        """
+        await self._write([record], None)
+
+    async def _write(self, records: Sequence[Record], value: bytes | None) -> list[int]:
+        """Write, and read back: the topic alone says what waits. Returns the offsets."""
+        places = [msgspec.json.encode((*record.topic_partition, record.offset, record.key)) for record in records]
+        try:
+            results = await self._produce([OutgoingRecord(self.topic, place, value, None, 0) for place in places])
+            for result in results:
+                if isinstance(result, HeadraceError):
+                    raise result
+            offsets = [result.offset for result in results]
+            await self._reach(max(offsets) + 1)
+        except HeadraceError as cause:
+            raise DeadLetterFailed(f"parked keys are not written to {self.topic}: {cause}") from cause
+        return offsets
+
+    async def _reach(self, position: int) -> None:
+        try:
+            async with asyncio.timeout(_READ_SECONDS):
+                while self._position < position:
+                    self._moved.clear()
+                    await self._moved.wait()
+        except TimeoutError as cause:
+            raise DestinationUnavailable(
+                f"{self.topic} was not read up to {position} within {_READ_SECONDS:g} s: see whether Kafka answers"
+            ) from cause
+
+
+class KeyOrder:
+    """Keeps records from a destination that have to wait behind parked ones of their key."""
+
+    def __init__(
+        self, inner: Destination, parked: ParkedKeys, park: Callable[[Sequence[DeadLetter]], Awaitable[Any]]
+    ) -> None:
+        """Prepare.
+
+        Args:
+            inner: Who takes the other records.
+            parked: The keys with records in the tier.
+            park: Puts records into the tier, as one that failed.
+        """
+        self._inner = inner
+        self._parked = parked
+        self._park = park
+
+    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+        """Deliver the records whose keys are free, and have the others wait; those have ended here."""
+        await self._parked.catch_up(delivery)
+        free, behind = [], []
+        for record in delivery.records:
+            waiting = self._parked.of(record) if record.key is not None else _NONE
+            if not waiting:
+                free.append(record)
+            elif record.offset in waiting or record.offset > max(waiting):
+                behind.append(DeadLetter(record, delivery.group, 0, _PARKED, 0.0, 0.0))
+        if behind:
+            await self._park(behind)
+        answered = await self._inner.deliver(delivery._replace(records=free)) if free else ()
+        outcomes = {record.offset: outcome for record, outcome in zip(free, answered, strict=True)}
+        return [outcomes.get(record.offset, ACK) for record in delivery.records]

@@ -1,0 +1,253 @@
+"""Retry tiers: a record that has used up its attempts waits in a topic of its delay, and is delivered again when due.
+
+Key, value and the record's own headers stay byte for byte; where it comes from and when it is due are headers of our
+own behind them. All records of a topic wait equally long, so they are due in the order they lie there, and looking at
+the first is enough. Source: delivery.md 2.1 (uForwarder), 4.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from headrace.config.retry import RetryConfig
+from headrace.delivery.parked import ParkedKeys
+from headrace.delivery.policy import action_of
+from headrace.delivery.protocols import DeadLetter, DeadLetterWriter, Delivery, Destination, Outcome, Verdict
+from headrace.errors import DeadLetterFailed, HeadraceError
+from headrace.lifecycle import Clock
+from headrace.records import Header, OutgoingRecord, Record
+
+PREFIX = "headrace.retry."
+_NAMES = tuple(
+    PREFIX + name
+    for name in ("topic", "partition", "offset", "timestamp", "attempts", "first_failure", "error", "due", "parked")
+)
+_ERROR_BYTES = 256
+
+
+class Waiting(NamedTuple):
+    """What a record in a tier is and has been through."""
+
+    origin: Record
+    """The record as it lies in the topic it came from."""
+    attempts: int
+    """Deliveries so far."""
+    first_failed_at: float
+    """Seconds since the epoch; 0 if it has not failed, and waits behind one that has."""
+    due: float
+    """When it may be delivered again, seconds since the epoch."""
+    parked: int | None
+    """Offset of its entry among the parked keys; None if the order of its key is not kept."""
+
+
+class Tiers:
+    """Writes failed records to the next tier, and those that have been through all of them as dead letters."""
+
+    def __init__(
+        self,
+        group: str,
+        retry: RetryConfig,
+        produce: Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Any]]],
+        clock: Clock,
+        *,
+        dead_letters: DeadLetterWriter | None,
+        parked: ParkedKeys | None = None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            group: Group of the consumer the records come from.
+            retry: Delays, deadline, and what counts as failed for good.
+            produce: Writes records; an error stands in the place of each that failed.
+            clock: For due times.
+            dead_letters: Where records go after the last tier; without it their partition stands still.
+            parked: Keys whose order is kept across the delay.
+        """
+        self.group = group
+        self.retry = retry
+        self.parked = parked
+        self._produce = produce
+        self._clock = clock
+        self._dead_letters = dead_letters
+        self._topics = topics_of(group, retry)
+
+    async def write(self, letters: Sequence[DeadLetter]) -> int:
+        """Write every letter; see `DeadLetterWriter`. If one fails, all are to be repeated."""
+        now = self._clock.time()
+        delayed: list[tuple[DeadLetter, int]] = []
+        dead: list[DeadLetter] = []
+        ended: list[tuple[Record, int | None]] = []
+        for letter in letters:
+            waiting = waiting_of(letter.record)
+            tier = self._topics.index(letter.record.topic) + 1 if letter.record.topic in self._topics else 0
+            if waiting:
+                letter = _of_origin(letter, waiting, self.group)
+            if self._may_wait(letter, tier, now):
+                delayed.append((letter, tier))
+            else:
+                dead.append(letter)
+                if waiting:
+                    ended.append((waiting.origin, waiting.parked))
+        if delayed:
+            await self._delay(delayed, now)
+        if dead:
+            await self._bury(dead)
+        for origin, parked in ended:
+            await self.end(origin, parked)
+        return len(delayed)
+
+    async def end(self, origin: Record, parked: int | None) -> None:
+        """Let go what waits behind a record that has ended.
+
+        Raises:
+            DeadLetterFailed: It is not written that the record has ended; so it has not.
+        """
+        if self.parked and parked is not None:
+            await self.parked.end(origin)
+
+    def _may_wait(self, letter: DeadLetter, tier: int, now: float) -> bool:
+        retry = self.retry
+        if tier >= len(retry.tiers) or action_of(letter.outcome, retry) != "retry":
+            return False
+        first = letter.first_failed_at or now
+        return not retry.deadline_seconds or now + retry.tiers[tier] <= first + retry.deadline_seconds
+
+    async def _delay(self, letters: Sequence[tuple[DeadLetter, int]], now: float) -> None:
+        """Write records to their tiers, and before that, that their keys wait: so nobody passes them."""
+        keyed = [letter.record for letter, _ in letters if letter.record.key is not None]
+        entries = iter(await self.parked.park(keyed) if self.parked and keyed else ())
+        outgoing = []
+        for letter, tier in letters:
+            record, due = letter.record, now + self.retry.tiers[tier]
+            entry = next(entries, None) if record.key is not None else None
+            headers = [*record.headers, *_headers_of(letter, due, entry)]
+            outgoing.append(OutgoingRecord(self._topics[tier], record.key, record.value, headers))
+        await write_all(self._produce, outgoing, f"records of {letters[0][0].record.topic} that are to wait")
+
+    async def _bury(self, letters: Sequence[DeadLetter]) -> None:
+        if self._dead_letters is None:
+            first = letters[0]
+            raise DeadLetterFailed(
+                f"offset {first.record.offset} of {first.record.topic_partition} failed {first.attempts} times "
+                f"({first.outcome.error}) and dead letters are off: repair the destination, or turn "
+                "dead_letter.enabled on, and start again"
+            )
+        try:
+            await self._dead_letters.write(letters)
+        except DeadLetterFailed as failure:
+            raise DeadLetterFailed(failure.description) from failure  # it counts places in this list, not in ours
+
+
+class TierDestination:
+    """Gives a destination the records of the tiers as their origin had them, one by one."""
+
+    def __init__(self, inner: Destination, tiers: Tiers, clock: Clock) -> None:
+        self._inner = inner
+        self._tiers = tiers
+        self._clock = clock
+
+    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+        """Deliver; a record that has ended while its copy still lay in the tier is not delivered again."""
+        return [await self._deliver(delivery, record) for record in delivery.records]
+
+    async def _deliver(self, delivery: Delivery, record: Record) -> Outcome:
+        tiers = self._tiers
+        waiting = waiting_of(record)
+        if waiting is None:
+            waiting = Waiting(record, 0, 0.0, 0.0, None)
+        origin = waiting.origin
+        if tiers.parked and waiting.parked is not None:
+            await tiers.parked.catch_up(delivery, waiting.parked)
+            if origin.offset not in tiers.parked.of(origin):
+                return Outcome(Verdict.ACK)
+        attempt = waiting.attempts + delivery.attempt
+        one = Delivery(tiers.group, origin.topic_partition, delivery.epoch, [origin], attempt)
+        outcome = (await self._inner.deliver(one))[0]
+        if outcome.verdict is Verdict.ACK or action_of(outcome, tiers.retry) == "skip":
+            await tiers.end(origin, waiting.parked)
+        elif outcome.verdict is Verdict.RETRY and self._is_late(waiting):
+            return outcome._replace(verdict=Verdict.DEAD_LETTER)
+        return outcome
+
+    def _is_late(self, waiting: Waiting) -> bool:
+        limit, first = self._tiers.retry.deadline_seconds, waiting.first_failed_at
+        return bool(limit and first) and self._clock.time() >= first + (limit or 0)
+
+
+def topics_of(group: str, retry: RetryConfig) -> list[str]:
+    """Return the topics of a group's tiers, the shortest delay first."""
+    return [f"{group}.retry.{delay}s" for delay in retry.tiers]
+
+
+def due_at(record: Record) -> float:
+    """Return when a record of a tier may be delivered, seconds since the epoch."""
+    waiting = waiting_of(record)
+    return waiting.due if waiting else 0.0
+
+
+def waiting_of(record: Record) -> Waiting | None:
+    """Return what a record in a tier is, or None if it is none of ours."""
+    headers = record.headers
+    own, ours = headers[: -len(_NAMES)], headers[-len(_NAMES) :]
+    if tuple(name for name, _ in ours) != _NAMES:
+        return None
+    try:
+        topic, partition, offset, timestamp, attempts, first, _, due, parked = ((v or b"").decode() for _, v in ours)
+        origin = Record(
+            topic, int(partition), int(offset), int(timestamp), record.key, record.value, lambda: own, record.size_bytes
+        )
+        return Waiting(origin, int(attempts), _seconds(first), _seconds(due), int(parked) if parked else None)
+    except ValueError:
+        return None
+
+
+async def write_all(
+    produce: Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Any]]],
+    records: Sequence[OutgoingRecord],
+    what: str,
+) -> Sequence[Any]:
+    """Write records and return where they are.
+
+    Raises:
+        DeadLetterFailed: At least one is not acknowledged.
+    """
+    try:
+        results = await produce(records)
+    except HeadraceError as cause:
+        raise DeadLetterFailed(f"{what} are not written to {records[0].topic}: {cause}") from cause
+    failed = [result for result in results if isinstance(result, HeadraceError)]
+    if failed:
+        raise DeadLetterFailed(f"{what} are not written to {records[0].topic}: {failed[0]}")
+    return results
+
+
+def _of_origin(letter: DeadLetter, waiting: Waiting, group: str) -> DeadLetter:
+    first = waiting.first_failed_at or letter.first_failed_at
+    attempts = waiting.attempts + letter.attempts
+    return letter._replace(record=waiting.origin, group=group, attempts=attempts, first_failed_at=first)
+
+
+def _headers_of(letter: DeadLetter, due: float, parked: int | None) -> list[Header]:
+    record = letter.record
+    texts = (
+        record.topic,
+        str(record.partition),
+        str(record.offset),
+        str(record.timestamp_ms),
+        str(letter.attempts),
+        _iso(letter.first_failed_at) if letter.first_failed_at else "",
+        letter.outcome.error,
+        _iso(due),
+        "" if parked is None else str(parked),
+    )
+    return [(name, text.encode()[:_ERROR_BYTES]) for name, text in zip(_NAMES, texts, strict=True)]
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+def _seconds(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp() if text else 0.0

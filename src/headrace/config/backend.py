@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from headrace.config.addresses import forbidden_host
 from headrace.config.section import Count, PositiveSeconds, Section, Url
+from headrace.config.transport import BackendTls, Headers, OAuth
 
 BackendMode = Literal[
     "results", "status", "single", "cloudevents_batch", "cloudevents_structured", "cloudevents_binary"
@@ -35,16 +36,20 @@ class BackendConfig(Section):
     """Whether the backend may have a link-local address or one of a cloud's metadata service."""
     timeout_seconds: PositiveSeconds = 30.0
     """Longest wait for one answer."""
-    headers: dict[str, str] = Field(default_factory=dict)
-    """Headers of every request."""
+    headers: Headers = Field(default_factory=dict)
+    """Headers of every request, which win over those that Headrace would set; secrets as `${env:}` or `${file:}`."""
+    tls: BackendTls = BackendTls()
+    """Certificates, where the URL begins with `https`."""
+    oauth: OAuth | None = None
+    """Where tokens for `Authorization` come from."""
     mode: BackendMode = "results"
     """What a request holds, and what its answer says. `results`: an array of records, answered by one result per
     record; `status`: the same array, and 2xx means all are done; `single`: one record per request, its value as body;
     `cloudevents_batch`, `cloudevents_structured`, `cloudevents_binary`: CloudEvents 1.0, the last two with one record
     per request. In all but `results` the answer's body is not read."""
-    max_answer_bytes: Count | None = None
-    """Largest answer that is read. Unset it is 1 MiB, and in mode `results`, where answers may echo the records, four
-    times `batch.max_bytes` and 16 KiB per record more."""
+    max_answer_bytes: Count = 1_048_576
+    """Largest answer that is read. In mode `results`, where answers may echo the records, the default is four times
+    `batch.max_bytes` and 16 KiB per record of `batch.max_records` more."""
     health: BackendHealth | None = None
     """When set, consumption begins with the first 2xx of this path, and readiness says so until then."""
 
@@ -54,3 +59,16 @@ class BackendConfig(Section):
         if why:
             raise ValueError(f"url is refused: {why}; if that is meant, set allow_link_local: true")
         return self
+
+    @model_validator(mode="after")
+    def _transport_fits(self) -> BackendConfig:
+        if self.tls != BackendTls() and not self.secure:
+            raise ValueError("tls is set and url is not https: correct one of them")
+        if self.oauth and any(name.lower() == "authorization" for name in self.headers):
+            raise ValueError("has both oauth and a header Authorization: keep one")
+        return self
+
+    @property
+    def secure(self) -> bool:
+        """Whether any connection uses TLS."""
+        return "https" in (urlsplit(url).scheme for url in (self.url, self.oauth.token_url if self.oauth else ""))

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from headrace.config import yaml_tree
+from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.explain import explain, place_of
 from headrace.config.model import HeadraceConfig
 from headrace.config.overrides import override
@@ -109,8 +110,15 @@ def _anchor(
                 problems.add(place_of(path, places), path, f"names {file}, which is no file: correct the path")
     tls = _anchor_files(config.http.tls, ("http", "tls"), folder, places, problems)
     jwt = _anchor_files(config.security.jwt, ("security", "jwt"), folder, places, problems)
-    if tls.key and tls.key.is_file() and (reason := too_open(tls.key, mounted=True)):
-        problems.add("", (), reason)
+    reactive: dict[str, ReactiveConsumerConfig] = {}
+    for name, consumer in config.reactive_consumers.items():
+        at = ("reactive_consumers", name, "backend", "tls")
+        files_of = _anchor_files(consumer.backend.tls, at, folder, places, problems)
+        backend = consumer.backend.model_copy(update={"tls": files_of})
+        reactive[name] = consumer.model_copy(update={"backend": backend})
+    for key in [tls.key, *(consumer.backend.tls.key for consumer in reactive.values())]:
+        if key and key.is_file() and (reason := too_open(key, mounted=True)):
+            problems.add("", (), reason)
     return config.model_copy(
         update={
             **files,
@@ -118,6 +126,7 @@ def _anchor(
             "state_dir": folder / config.state_dir,
             "http": config.http.model_copy(update={"tls": tls}),
             "security": config.security.model_copy(update={"jwt": jwt}),
+            "reactive_consumers": reactive,
         }
     )
 

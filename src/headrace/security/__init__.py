@@ -3,6 +3,6 @@
 from headrace.security.authenticator import Authenticator
 from headrace.security.principals import Principal
 from headrace.security.rate_limit import RateLimit
-from headrace.security.tls import TlsFiles
+from headrace.security.tls import BackendTlsFiles, TlsFiles
 
-__all__ = ["Authenticator", "Principal", "RateLimit", "TlsFiles"]
+__all__ = ["Authenticator", "BackendTlsFiles", "Principal", "RateLimit", "TlsFiles"]

@@ -1,4 +1,4 @@
-"""TLS of the listener: 1.2 or newer, and files that are read again when they change."""
+"""TLS of the listener and to backends: 1.2 or newer, and files that are read again when they change."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from headrace.config.http import TlsConfig
+from headrace.config.transport import BackendTls
 from headrace.errors import ConfigError
 from headrace.lifecycle import Clock, Service
 
@@ -16,23 +17,19 @@ log = logging.getLogger(__name__)
 _LOOK_SECONDS: Final = 10.0
 
 
-class TlsFiles(Service):
-    """The listener's TLS context; connections made after a file has changed see the new one."""
+class _WatchedContext(Service):
+    """A TLS context; connections made after a file has changed see the new one."""
 
-    def __init__(self, settings: TlsConfig, clock: Clock) -> None:
-        """Read the files.
-
-        Raises:
-            ConfigError: They do not fit together or are no certificates.
-        """
-        super().__init__("tls files")
-        self._settings = settings
+    def __init__(self, place: str, files: tuple[Path | None, ...], clock: Clock) -> None:
+        super().__init__(f"tls files of {place}")
+        self._place = place
+        self._files = files
         self._clock = clock
         self._seen = self._state()
         try:
-            self.context = self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+            self.context = self._fill(self._new())
         except (OSError, ssl.SSLError) as cause:
-            raise ConfigError(f"http.tls: {self._problem(cause)}") from cause
+            raise ConfigError(f"{place}: {self._problem(cause)}") from cause
 
     async def start(self) -> None:
         self.spawn(self._watch(), "watch")
@@ -45,18 +42,49 @@ class TlsFiles(Service):
         self._seen = state
         try:
             # Certificate and key are two files, written one after the other: a trial shows whether they match yet.
-            self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
-            self._load(self.context)
-            log.info("the listener's certificate was read again")
+            self._fill(self._new())
+            self._fill(self.context)
+            log.info("the certificates of %s were read again", self._place)
         except (OSError, ssl.SSLError) as cause:
-            log.warning("http.tls: %s. The files read before are used on", self._problem(cause))
+            log.warning("%s: %s. The files read before are used on", self._place, self._problem(cause))
 
     async def _watch(self) -> None:
         while True:
             await self._clock.sleep(_LOOK_SECONDS)
             self.look()
 
-    def _load(self, context: ssl.SSLContext) -> ssl.SSLContext:
+    def _new(self) -> ssl.SSLContext:
+        raise NotImplementedError
+
+    def _fill(self, context: ssl.SSLContext) -> ssl.SSLContext:
+        raise NotImplementedError
+
+    def _state(self) -> list[tuple[int, int] | None]:
+        return [_stamp(path) for path in self._files]
+
+    def _problem(self, cause: OSError) -> str:
+        files = ", ".join(str(path) for path in self._files if path)
+        return (
+            f"the files {files} are no certificate, key and authorities that fit together ({cause.strerror or cause})"
+        )
+
+
+class TlsFiles(_WatchedContext):
+    """The listener's TLS context."""
+
+    def __init__(self, settings: TlsConfig, clock: Clock) -> None:
+        """Read the files.
+
+        Raises:
+            ConfigError: They do not fit together or are no certificates.
+        """
+        self._settings = settings
+        super().__init__("http.tls", (settings.certificate, settings.key, settings.client_ca), clock)
+
+    def _new(self) -> ssl.SSLContext:
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+
+    def _fill(self, context: ssl.SSLContext) -> ssl.SSLContext:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
         # No password: a key that is locked is refused instead of being asked for at a terminal.
@@ -66,16 +94,33 @@ class TlsFiles(Service):
             context.verify_mode = ssl.CERT_REQUIRED
         return context
 
-    def _state(self) -> list[tuple[int, int] | None]:
-        return [_stamp(path) for path in (self._settings.certificate, self._settings.key, self._settings.client_ca)]
 
-    def _problem(self, cause: OSError) -> str:
-        files = f"{self._settings.certificate}, {self._settings.key}"
-        if self._settings.client_ca:
-            files += f", {self._settings.client_ca}"
-        return (
-            f"the files {files} are no certificate, key and authorities that fit together ({cause.strerror or cause})"
-        )
+class BackendTlsFiles(_WatchedContext):
+    """The TLS context of connections to a backend; name and certificate of the server are always checked."""
+
+    def __init__(self, place: str, settings: BackendTls, clock: Clock) -> None:
+        """Read the files; `place` is where they are named in the configuration.
+
+        Raises:
+            ConfigError: They do not fit together or are no certificates.
+        """
+        self._settings = settings
+        super().__init__(place, (settings.certificate, settings.key, settings.ca), clock)
+
+    def _new(self) -> ssl.SSLContext:
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks name and certificate
+
+    def _fill(self, context: ssl.SSLContext) -> ssl.SSLContext:
+        settings = self._settings
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+        if settings.certificate and settings.key:
+            context.load_cert_chain(settings.certificate, settings.key, settings.key_password.get_secret_value)
+        if settings.ca:
+            context.load_verify_locations(settings.ca)
+        else:
+            context.load_default_certs()
+        return context
 
 
 def _stamp(path: Path | None) -> tuple[int, int] | None:

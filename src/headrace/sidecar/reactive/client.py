@@ -7,24 +7,24 @@ Source: RFC 9110, RFC 9112; building-blocks.md, Consume -> JSON -> HTTP POST.
 from __future__ import annotations
 
 import asyncio
-import re
+import functools
 import socket
 import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 from urllib.parse import quote, urlsplit
 
+from headrace.config.addresses import forbidden_address
+from headrace.config.backend import BackendConfig
+from headrace.config.transport import FRAMING, HEADER_NAME
 from headrace.errors import DestinationUnavailable
-from headrace.sidecar.reactive.connection import Answer, Broken, Connection
+from headrace.lifecycle import Clock
+from headrace.sidecar.reactive.connection import MAX_HEAD_BYTES, Answer, Broken, Connection
+from headrace.sidecar.reactive.token import Token, token_headers
 
 _IDLE_SECONDS: Final = 30.0
 _NAMES: Final = 1000
-_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _PRINTABLE: Final = "".join(map(chr, range(0x20, 0x7F)))
-_OURS: Final = re.compile(
-    "host|te|trailer|expect|upgrade|(proxy-)?connection|keep-alive|content-length|(transfer|accept)-encoding"
-)
-"""Headers that say how a request is read; they come from here alone."""
 
 
 class Client:
@@ -38,7 +38,9 @@ class Client:
         max_answer_bytes: int,
         headers: Mapping[str, str] | None = None,
         tls: ssl.SSLContext | None = None,
-        forbidden: Callable[[str], str] = lambda address: "",
+        token: Token | None = None,
+        forbidden: Callable[[str], str] = forbidden_address,
+        what: str = "backend",
     ) -> None:
         """Prepare; nobody is contacted.
 
@@ -48,7 +50,9 @@ class Client:
             max_answer_bytes: Largest body of an answer.
             headers: Sent with every request.
             tls: Context of `https` connections; the system's authorities when None.
+            token: Goes with every request; one that is refused (401) is replaced once, and the request repeated.
             forbidden: Says why an IP address must not be connected to, or nothing; asked before every connection.
+            what: What the server is, for error texts.
         """
         parts = urlsplit(url)
         self.place = f"{parts.scheme}://{parts.netloc}{parts.path}"
@@ -59,7 +63,9 @@ class Client:
         self._target = _target(parts.path, parts.query)
         self._timeout_seconds = timeout_seconds
         self._max_answer_bytes = max_answer_bytes
+        self._token = token
         self._forbidden = forbidden
+        self._what = what
         self._starts: dict[str, str] = {}
         fixed = headers or {}
         self._fixed = f"Host: {parts.netloc}\r\nAccept-Encoding: identity\r\n{self._lines(fixed.items())}"
@@ -80,8 +86,7 @@ class Client:
         Raises:
             DestinationUnavailable: No complete answer came within the limits of time and size.
         """
-        head = f"{self._post}{self._lines(headers)}Content-Length: {len(body)}\r\n\r\n".encode("ascii")
-        return await self._ask((head, body))
+        return await self._send(f"{self._post}{self._lines(headers)}Content-Length: {len(body)}\r\n", body)
 
     async def get(self, path: str) -> Answer:
         """Return the answer to `GET path` of the same server, with or without a query.
@@ -90,9 +95,7 @@ class Client:
             DestinationUnavailable: No complete answer came within the limits of time and size.
         """
         parts = urlsplit(path)
-        return await self._ask(
-            (f"GET {_target(parts.path, parts.query)} HTTP/1.1\r\n{self._fixed}\r\n".encode("ascii"),)
-        )
+        return await self._send(f"GET {_target(parts.path, parts.query)} HTTP/1.1\r\n{self._fixed}", b"")
 
     def close(self) -> None:
         """Close every connection; requests under way end as unavailable."""
@@ -100,19 +103,40 @@ class Client:
             connection.abort()
         self._open.clear()
         self._idle.clear()
+        if self._token:
+            self._token.close()
 
-    async def _ask(self, request: Sequence[bytes]) -> Answer:
+    async def _send(self, head: str, body: bytes) -> Answer:
         end = asyncio.get_running_loop().time() + self._timeout_seconds
         try:
-            if kept := self._kept():
-                try:
-                    return await self._exchange(kept, request, end)
-                except Broken as cause:
-                    if not cause.silent:
-                        raise
-            return await self._exchange(await self._connect(end), request, end)
+            if self._token is None:
+                return await self._ask((f"{head}\r\n".encode(), body), end)
+            return await self._ask_with(self._token, head, body, end)
         except Broken as cause:
-            raise DestinationUnavailable(f"waiting for the backend {self.place}: {cause}", url=self.place) from cause
+            text = f"waiting for the {self._what} {self.place}: {cause}"
+            raise DestinationUnavailable(text, url=self.place) from cause
+
+    async def _ask_with(self, token: Token, head: str, body: bytes, end: float) -> Answer:
+        for again in (False, True):
+            try:
+                async with asyncio.timeout_at(end):
+                    value = await token.value()
+            except TimeoutError as cause:
+                raise Broken("no token came in time") from cause
+            answer = await self._ask((f"{head}Authorization: Bearer {value}\r\n\r\n".encode(), body), end)
+            if answer.status != 401 or again:
+                break
+            token.forget(value)
+        return answer
+
+    async def _ask(self, request: Sequence[bytes], end: float) -> Answer:
+        if kept := self._kept():
+            try:
+                return await self._exchange(kept, request, end)
+            except Broken as cause:
+                if not cause.silent:
+                    raise
+        return await self._exchange(await self._connect(end), request, end)
 
     async def _exchange(self, connection: Connection, request: Sequence[bytes], end: float) -> Answer:
         try:
@@ -180,11 +204,32 @@ class Client:
     def _start_of(self, name: str) -> str:
         """Return how a header's line begins, or nothing if it must not be sent; names are few, so this is kept."""
         lower = name.lower()
-        usable = _TOKEN.fullmatch(name) and not _OURS.fullmatch(lower) and self._starts.get(lower) != ""
+        usable = HEADER_NAME.fullmatch(name) and not FRAMING.fullmatch(lower) and self._starts.get(lower) != ""
         start = f"{name}: " if usable else ""
         if len(self._starts) < _NAMES:
             self._starts[name] = start
         return start
+
+
+def client_of(backend: BackendConfig, clock: Clock, tls: ssl.SSLContext | None = None) -> Client:
+    """Return a client of a configured backend, and of its token server if it has one; see `Client`."""
+    ask = functools.partial(
+        Client,
+        timeout_seconds=backend.timeout_seconds,
+        tls=tls,
+        forbidden=_anything if backend.allow_link_local else forbidden_address,
+    )
+    token = None
+    if oauth := backend.oauth:
+        server = ask(
+            oauth.token_url, max_answer_bytes=MAX_HEAD_BYTES, headers=token_headers(oauth), what="token server"
+        )
+        token = Token(oauth, server.post, server.close, clock)
+    return ask(backend.url, max_answer_bytes=backend.max_answer_bytes, headers=backend.headers, token=token)
+
+
+def _anything(_: str) -> str:
+    return ""
 
 
 def _target(path: str, query: str) -> str:

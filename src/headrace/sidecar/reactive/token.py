@@ -1,0 +1,108 @@
+"""A token of an OAuth 2.0 server for every request to a backend, by client credentials.
+
+Source: RFC 6749 sections 2.3.1, 4.4 and 5; RFC 6750 section 2.1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+from collections.abc import Awaitable, Callable
+from typing import Final
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from headrace.config.transport import OAuth
+from headrace.errors import DestinationUnavailable
+from headrace.lifecycle import Clock
+from headrace.sidecar.reactive.connection import Answer
+
+_MARGIN_SECONDS: Final = 30.0
+_UNSAID_SECONDS: Final = 300.0
+_TOKEN: Final = re.compile(r"[!-~]+")
+_ERROR: Final = re.compile(r"[a-z_]{1,40}")
+
+
+class _Granted(msgspec.Struct):
+    access_token: str = ""
+    token_type: str = "Bearer"
+    expires_in: float | None = None
+    error: str = ""
+
+
+_decode = msgspec.json.Decoder(_Granted, strict=False).decode
+
+
+def token_headers(oauth: OAuth) -> dict[str, str]:
+    """Return the headers of a question to the token server."""
+    pair = f"{quote(oauth.client_id, safe='')}:{quote(oauth.client_secret.get_secret_value(), safe='')}"
+    return {
+        "Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}",
+        "Content-Type": "application/x-www-form-urlencoded",
+        "Accept": "application/json",
+    }
+
+
+class Token:
+    """The token in use; asked for when needed, by one at a time, and kept until shortly before its end."""
+
+    def __init__(
+        self, oauth: OAuth, ask: Callable[[bytes], Awaitable[Answer]], close: Callable[[], None], clock: Clock
+    ) -> None:
+        """Prepare; `ask` posts a form to the token server, `close` ends the connections to it."""
+        self.close = close
+        asked_for = {"scope": oauth.scope, "audience": oauth.audience}
+        self._form = urlencode({"grant_type": "client_credentials", **{k: v for k, v in asked_for.items() if v}})
+        self._url = oauth.token_url
+        self._ask = ask
+        self._clock = clock
+        self._lock = asyncio.Lock()
+        self._value = self._problem = ""
+        self._until = self._failed_at = -1.0
+
+    async def value(self) -> str:
+        """Return a token that is good for some time.
+
+        Raises:
+            DestinationUnavailable: The token server gave none.
+        """
+        since = self._clock.monotonic()
+        if since < self._until:
+            return self._value
+        async with self._lock:
+            if self._failed_at >= since:  # who waited beside the one who asked has the same answer
+                raise DestinationUnavailable(self._problem, url=self._url)
+            if self._clock.monotonic() >= self._until:
+                await self._fetch()
+            return self._value
+
+    def forget(self, token: str) -> None:
+        """Do not use this token again: the backend refused it."""
+        if token == self._value:
+            self._until = -1.0
+
+    async def _fetch(self) -> None:
+        try:
+            granted = self._read(await self._ask(self._form.encode()))
+        except DestinationUnavailable as cause:
+            self._failed_at, self._problem = self._clock.monotonic(), cause.description
+            raise
+        lasts = _UNSAID_SECONDS if granted.expires_in is None else granted.expires_in
+        self._value = granted.access_token
+        self._until = self._clock.monotonic() + lasts - min(_MARGIN_SECONDS, lasts / 10)
+
+    def _read(self, answer: Answer) -> _Granted:
+        try:
+            granted = _decode(answer.body)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            granted = _Granted()
+        if answer.status != 200:
+            said = f" ({granted.error})" if _ERROR.fullmatch(granted.error) else ""
+            why = f"it answered HTTP {answer.status}{said}: check oauth.client_id, oauth.client_secret and oauth.scope"
+        elif granted.token_type.lower() != "bearer" or not _TOKEN.fullmatch(granted.access_token):
+            why = "its answer holds no bearer token: is oauth.token_url the token endpoint?"
+        else:
+            return granted
+        raise DestinationUnavailable(f"waiting for the token server {self._url}: {why}", url=self._url)

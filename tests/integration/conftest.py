@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import subprocess
@@ -36,7 +37,7 @@ class Site:
     """The session's broker and whatever runs beside it, seen from outside."""
 
     def __init__(self, bootstrap_servers: str, folder: Path) -> None:
-        self.kafka = KafkaConfig(bootstrap_servers=bootstrap_servers)
+        self.kafka = KafkaConfig(bootstrap_servers=bootstrap_servers, request_timeout_seconds=60)
         self.admin = Admin(self.kafka)
         self._folder = folder
 
@@ -88,27 +89,27 @@ class Site:
         env = {**os.environ, "KAFKA": self.kafka.bootstrap_servers}
         command = [sys.executable, "-m", "headrace.cli.main", *words]
         done = subprocess.run(
-            command, input=given, env=env, cwd=self._folder, capture_output=True, text=True, timeout=60
+            command, input=given, env=env, cwd=self._folder, capture_output=True, text=True, timeout=240
         )
         assert done.returncode == code, done.stderr
         assert "Traceback" not in done.stderr
         return done
 
     @staticmethod
-    def wait_until(condition: Callable[[], Any], what: str, limit_seconds: float = 30.0) -> None:
-        """Wait until a condition holds; a refused connection counts as not yet."""
+    def wait_until(condition: Callable[[], Any], what: str, limit_seconds: float = 150.0) -> None:
+        """Wait until a condition holds; a connection that fails counts as not yet."""
         end = time.monotonic() + limit_seconds
         while True:
             try:
                 if condition():
                     return
-            except ConnectionError:
+            except (ConnectionError, TimeoutError, http.client.HTTPException):
                 pass
             assert time.monotonic() < end, f"waited {limit_seconds:.0f} s in vain for {what}"
             time.sleep(0.05)
 
     @staticmethod
-    def ask(url: str, body: Any = None, limit_seconds: float = 40.0) -> Answered:
+    def ask(url: str, body: Any = None, limit_seconds: float = 120.0) -> Answered:
         """GET, or POST when there is a body."""
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         request = urllib.request.Request(url, data, {"Content-Type": "application/json"})

@@ -51,7 +51,10 @@ def topics(kafka: Any) -> list[str]:
 @pytest.fixture(scope="module")
 def api(kafka: Any, schema_registry: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A running Headrace, and its document as it serves it."""
-    config = {"kafka": {"bootstrap_servers": kafka.bootstrap_servers}, "schema_registry": {"url": schema_registry.url}}
+    config = {
+        "kafka": {"bootstrap_servers": kafka.bootstrap_servers},
+        "schema_registry": {"url": schema_registry.url, "timeout_seconds": 60},
+    }
     process = HeadraceProcess(config, tmp_path_factory.mktemp("cases"))
     process.start()
     process.wait_ready()

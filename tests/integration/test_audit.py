@@ -17,7 +17,7 @@ def produce(url: str, name: str) -> int:
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {name:->16}"}
     request = urllib.request.Request(url, json.dumps(BODY).encode(), headers)
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=120) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code

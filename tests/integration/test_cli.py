@@ -33,7 +33,7 @@ def env(kafka: Any, tmp_path: Path) -> Mapping[str, str]:
 def headrace(env: Mapping[str, str], tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     def run(*words: str, given: str = "", code: int = 0) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            [*COMMAND, *words], input=given, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60
+            [*COMMAND, *words], input=given, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=240
         )
         assert done.returncode == code, done.stderr
         assert "Traceback" not in done.stderr
@@ -80,7 +80,7 @@ def test_lines_with_a_schema_go_through_the_registry(
     kind, schema = SCHEMAS[name_of_format]
 
     async def register() -> None:
-        registry = SchemaRegistry(SchemaRegistryConfig(url=schema_registry.url), SystemClock())
+        registry = SchemaRegistry(SchemaRegistryConfig(url=schema_registry.url, timeout_seconds=60), SystemClock())
         await registry.register(f"{name}-value", schema, kind)
         await registry.close()
 
@@ -139,7 +139,7 @@ def test_lag_counts_every_partition_of_a_groups_topics(headrace: Any, topic: Any
     """A partition without a committed offset counts from its first record."""
     name = topic(2)
     headrace("produce", name, "--keys", given="".join(f"k{number}\tx\n" for number in range(50)))
-    admin = Admin(KafkaConfig(bootstrap_servers=kafka.bootstrap_servers))
+    admin = Admin(KafkaConfig(bootstrap_servers=kafka.bootstrap_servers, request_timeout_seconds=60))
     ends = {place.partition: end for place, (_, end) in asyncio.run(admin.topic_offsets(name)).items()}
     asyncio.run(admin.alter_group_offsets(f"g-{name}", {TopicPartition(name, 0): 1}))
     rows = json.loads(headrace("groups", "lag", f"g-{name}", "--output", "json").stdout)
@@ -158,7 +158,7 @@ def test_following_waits_for_new_records_and_ends_at_its_count(env: Any, headrac
         assert following.stdout
         assert following.stdout.readline() == "old\n"
         headrace("produce", name, given="new 1\nnew 2\nnew 3\n")
-        assert following.communicate(timeout=30)[0] == "new 1\nnew 2\n"
+        assert following.communicate(timeout=240)[0] == "new 1\nnew 2\n"
         assert following.returncode == 0
 
 
@@ -170,7 +170,7 @@ def test_interrupted_following_ends_at_once(env: Any, headrace: Any, topic: Any)
         assert following.stdout
         following.stdout.readline()
         following.send_signal(signal.SIGINT)
-        assert following.communicate(timeout=30)[1] == "\ninterrupted\n"
+        assert following.communicate(timeout=240)[1] == "\ninterrupted\n"
         assert following.returncode == 130
 
 
@@ -186,7 +186,7 @@ def test_interrupted_produce_says_what_is_acknowledged(env: Any, headrace: Any, 
             producing.stdin.flush()
             assert seeing.stdout.readline() == line
         producing.send_signal(signal.SIGINT)
-        said = producing.communicate(timeout=30)[1]
+        said = producing.communicate(timeout=240)[1]
         seeing.kill()
     assert producing.returncode == 130
     assert re.match(f"(1 record|2 records) acknowledged in {name}, then it stopped:\n", said)

@@ -58,7 +58,7 @@ class Produce:
     def __init__(self, process: HeadraceProcess, kafka: Any, registry_url: str) -> None:
         self.process = process
         self._registry = registry_url
-        self._connection = http.client.HTTPConnection(process.url.removeprefix("http://"), timeout=60)
+        self._connection = http.client.HTTPConnection(process.url.removeprefix("http://"), timeout=120)
         self._consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": "test-reader", **QUICK})
 
     def post(self, topic: str, body: Any, **headers: str) -> tuple[int, Any]:
@@ -73,7 +73,7 @@ class Produce:
     def read(self, topic: str, place: dict[str, int]) -> Any:
         """Return the record that an answer speaks of."""
         self._consumer.assign([TopicPartition(topic, place["partition"], place["offset"])])
-        (record,) = self._consumer.consume(1, timeout=20)
+        (record,) = self._consumer.consume(1, timeout=120)
         assert not record.error()
         assert (record.partition(), record.offset()) == (place["partition"], place["offset"])
         return record
@@ -96,7 +96,7 @@ def produce(kafka: Any, schema_registry: Any, tmp_path_factory: pytest.TempPathF
     """One process for the whole file, with what the original writes into records switched on."""
     config = {
         "kafka": {"bootstrap_servers": kafka.bootstrap_servers},
-        "schema_registry": {"url": schema_registry.url},
+        "schema_registry": {"url": schema_registry.url, "timeout_seconds": 60},
         "producer": {"forward_authorization": True, "caller_id": "tests"},
     }
     process = HeadraceProcess(config, tmp_path_factory.mktemp("conformance"))

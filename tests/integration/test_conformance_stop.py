@@ -22,7 +22,7 @@ class Client(threading.Thread):
         self.begun = threading.Event()
 
     def run(self) -> None:
-        connection = http.client.HTTPConnection(self._place, timeout=60)
+        connection = http.client.HTTPConnection(self._place, timeout=120)
         kind = {"Content-Type": "application/json", "Authorization": "Bearer not-for-kafka"}
         number = 0
         while not self.refused:
@@ -52,10 +52,10 @@ def test_a_stop_loses_nothing_and_doubles_nothing(
     clients = [Client(process.url, name, f"client{n}") for n in range(CLIENTS)]
     for client in clients:
         client.start()
-    assert all(client.begun.wait(30) for client in clients)
+    assert all(client.begun.wait(120) for client in clients)
     assert process.terminate() == 0
     for client in clients:
-        client.join(30)
+        client.join(150)
     assert not any(client.is_alive() for client in clients)
     assert {refusal for client in clients for refusal in client.refused} <= {(503, "ERR40029")}
     answered = {offset: value for client in clients for offset, value in client.written.items()}

@@ -70,7 +70,7 @@ def ours(schema_registry: Any) -> Callable[..., Any]:
 
     def run(work: Callable[[Codecs], Awaitable[Any]]) -> Any:
         async def main() -> Any:
-            registry = SchemaRegistry(SchemaRegistryConfig(url=schema_registry.url), SystemClock())
+            registry = SchemaRegistry(SchemaRegistryConfig(url=schema_registry.url, timeout_seconds=60), SystemClock())
             try:
                 return await work(Codecs(registry))
             finally:
@@ -180,7 +180,7 @@ def post(url: str, topic: str, body: Any) -> tuple[int, Any]:
         f"{url}/producers/{topic}", json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
     )
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=120) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as answer:
         with answer:
@@ -195,7 +195,7 @@ def test_key_and_value_in_their_own_formats_go_in_and_out_of_headrace(
     process = headrace(
         {
             "kafka": {"bootstrap_servers": kafka.bootstrap_servers},
-            "schema_registry": {"url": schema_registry.url, "latest_seconds": 0},
+            "schema_registry": {"url": schema_registry.url, "latest_seconds": 0, "timeout_seconds": 60},
             "producer": {"format_from_subject": True, "caller_id": "tests"},
             "reactive_consumers": {
                 "out": {
@@ -229,11 +229,11 @@ def test_key_and_value_in_their_own_formats_go_in_and_out_of_headrace(
     assert "x.Place has no field 'town'" in body["description"]
     consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": "test-reader"})
     consumer.assign([TopicPartition(name, 0, 0)])
-    (record,) = consumer.consume(1, timeout=20)
+    (record,) = consumer.consume(1, timeout=120)
     consumer.close()
     headers = record.headers()
     assert (headers[0], headers[2:]) == (("caller_id", b"tests"), [("h", b"1"), ("h", None)])
-    limit = time.monotonic() + 30
+    limit = time.monotonic() + 120
     while sum(len(seen.body) for seen in backend.requests) < 2:
         assert time.monotonic() < limit
         time.sleep(0.05)

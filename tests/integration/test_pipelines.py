@@ -31,7 +31,7 @@ from headrace.pipelines.spec import PipelineSpec
 
 pytestmark = pytest.mark.heavy
 
-LIMIT_SECONDS = 60.0
+LIMIT_SECONDS = 180.0
 FLIGHTS = 30_000
 SCHEMA = "id INT, carrier STRING, hour INT, arr_delay DOUBLE"
 BAD = [b"{bad", b"[]", b'{"id": "many"}', b"", b'"text"']
@@ -47,7 +47,7 @@ def produce(servers: str, topic: str, values: Iterable[bytes | None]) -> None:
     for number, value in enumerate(values):
         producer.produce(topic, key=f"k{number}", value=value)
         producer.poll(0)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
 
 
 def produce_flights(servers: str, topic: str, numbers: range) -> None:
@@ -87,7 +87,7 @@ def in_group(leader: int) -> list[int]:
     return found
 
 
-def gone(leader: int, limit_seconds: float) -> bool:
+def gone(leader: int, limit_seconds: float = 60.0) -> bool:
     end = time.monotonic() + limit_seconds
     while in_group(leader):
         if time.monotonic() > end:
@@ -138,7 +138,7 @@ def test_results_are_exact_over_a_killed_driver(kafka: Any, topic: Any, tmp_path
             first = run.status()["driver_pid"]
             os.kill(first, signal.SIGKILL)
             await until(lambda: "exit code -9" in run.readiness().reason, run)
-            assert gone(first, 2)
+            assert gone(first)
             await until(lambda: run.readiness().ready, run)
             await until(lambda: all(flow["lag_records"] == 0 for flow in run.status()["flows"].values()), run)
             before = {flow: read(run, flow) for flow in ("totals", "late")}
@@ -148,8 +148,8 @@ def test_results_are_exact_over_a_killed_driver(kafka: Any, topic: Any, tmp_path
                 assert run.counts(flow) | {"read": 0} == {"read": 0, "corrupt": len(BAD), "tombstone": 1}
             assert run.status()["restarts"] == 1
             last = run.status()["driver_pid"]
-            await run.drain(Deadline(SystemClock(), 15))
-            assert not in_group(last)
+            await run.drain(Deadline(SystemClock(), 100))
+            assert gone(last)
         newest = dict(await rows(settings, totals))
         wanted = Counter((flight(n)["carrier"], flight(n)["hour"]) for n in range(FLIGHTS))
         assert {(row["carrier"], row["hour"]): row["flights"] for row in newest.values()} == dict(wanted)
@@ -242,13 +242,13 @@ def test_a_driver_waits_for_the_one_before_it(kafka: Any, tmp_path: Path) -> Non
         with (tmp_path / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             driver = await DriverProcess.start(owner, plan, toolchain)
-            end = time.monotonic() + 20
+            end = time.monotonic() + 120
             while "waiting for the process that uses" not in driver.last_words():
                 assert time.monotonic() < end
                 await asyncio.sleep(0.02)
-            await driver.stop(Deadline(SystemClock(), 5))
+            await driver.stop(Deadline(SystemClock(), 60))
             assert await driver.exit_code() == 0
-        assert not in_group(driver.pid)
+        assert gone(driver.pid)
 
     asyncio.run(main())
 
@@ -264,15 +264,15 @@ def test_a_missing_topic_keeps_headrace_alive_and_its_death_leaves_nothing(
         f"flows:\n  f: {{sql: SELECT * FROM a, sink: {{topic: {source}-out}}}}\n"
     )
     process = headrace({"kafka": {"bootstrap_servers": kafka.bootstrap_servers}, "pipelines": [str(file)]}, wait=False)
-    end = time.monotonic() + 20
+    end = time.monotonic() + 120
     while f"topic {source} does not exist" not in readiness(process.url):
         assert time.monotonic() < end, process.output
         time.sleep(0.05)
     kafka.create_topic(source, 2)
-    process.wait_ready()
+    process.wait_ready(LIMIT_SECONDS)
     assert len(working_below(tmp_path)) >= 3  # Headrace, driver, JVM
     process.kill()
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while left := working_below(tmp_path):
         assert time.monotonic() < end, left
         time.sleep(0.05)
@@ -280,7 +280,7 @@ def test_a_missing_topic_keeps_headrace_alive_and_its_death_leaves_nothing(
 
 def readiness(url: str) -> str:
     try:
-        with urllib.request.urlopen(f"{url}/health/readiness", timeout=5) as answer:
+        with urllib.request.urlopen(f"{url}/health/readiness", timeout=60) as answer:
             return str(answer.read().decode())
     except urllib.error.HTTPError as refusal:
         return str(refusal.read().decode())

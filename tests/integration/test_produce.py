@@ -27,7 +27,7 @@ def post(url: str, topic: str, body: Any, **headers: str) -> tuple[int, Any]:
         f"{url}/producers/{topic}", data, {"Content-Type": "application/json", **headers}, method="POST"
     )
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=120) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as answer:
         with answer:
@@ -40,7 +40,7 @@ def read(kafka: Any, topic: str, partition: int, count: int) -> list[Message]:
     try:
         consumer.assign([TopicPartition(topic, partition, 0)])
         found: list[Message] = []
-        limit = time.monotonic() + 20
+        limit = time.monotonic() + 120
         while len(found) < count:
             assert time.monotonic() < limit, f"{len(found)} of {count} records in {topic}-{partition}"
             found += consumer.consume(count - len(found), timeout=0.5)
@@ -54,7 +54,7 @@ def url(kafka: Any, schema_registry: Any, headrace: Callable[..., Any]) -> str:
     return headrace(
         {
             "kafka": {"bootstrap_servers": kafka.bootstrap_servers},
-            "schema_registry": {"url": schema_registry.url, "latest_seconds": 0},
+            "schema_registry": {"url": schema_registry.url, "latest_seconds": 0, "timeout_seconds": 60},
         }
     ).url
 
@@ -171,16 +171,16 @@ def test_without_kafka_and_registry_headrace_lives_and_says_what_it_waits_for(he
         },
         wait=False,
     )
-    limit = time.monotonic() + 20
+    limit = time.monotonic() + 120
     while True:
         try:
-            with urllib.request.urlopen(f"{process.url}/health/liveness", timeout=5) as answer:
+            with urllib.request.urlopen(f"{process.url}/health/liveness", timeout=60) as answer:
                 assert answer.status == 200
             break
         except urllib.error.URLError:
             assert time.monotonic() < limit
     with pytest.raises(urllib.error.HTTPError) as raised:
-        urllib.request.urlopen(f"{process.url}/health/readiness", timeout=5)
+        urllib.request.urlopen(f"{process.url}/health/readiness", timeout=60)
     with raised.value as answer:
         assert answer.code == 503
         assert not json.load(answer)["ready"]
@@ -198,7 +198,7 @@ def test_a_record_that_is_refused_leaves_no_doubt_of_others(topic: Callable[...,
     with contextlib.ExitStack() as stack:
         sent = []
         for body in [*[good] * 9, bad] * 10:
-            connection = stack.enter_context(contextlib.closing(http.client.HTTPConnection(host, int(port), 30)))
+            connection = stack.enter_context(contextlib.closing(http.client.HTTPConnection(host, int(port), 120)))
             connection.request("POST", f"/producers/{name}", body, {"Content-Type": "application/json"})
             sent.append((body, connection))
         for body, connection in sent:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-LIMIT_SECONDS = 60.0
+LIMIT_SECONDS = 150.0
 
 
 class Stream:
@@ -87,7 +87,7 @@ def test_a_client_that_does_not_read_is_not_read_from(site: Any, topic: Callable
     name = topic()
     process = headrace(site.config)
     asyncio.run(exchange(process.url, name, [{"value": 0}] * 1000))  # what the process needs once is there
-    before, connections = resident_bytes(process.server.id.pid), open_files(process.server.id.pid)
+    before = resident_bytes(process.server.id.pid)
 
     async def main() -> None:
         async with Stream.open(process.url, name) as stream:
@@ -99,7 +99,7 @@ def test_a_client_that_does_not_read_is_not_read_from(site: Any, topic: Callable
 
     asyncio.run(main())
     assert resident_bytes(process.server.id.pid) < before + 100_000_000
-    site.wait_until(lambda: open_files(process.server.id.pid) <= connections, "the connection to be closed")
+    site.wait_until(lambda: not connections_to(process), "the connection to be closed")
     assert "offset" in asyncio.run(exchange(process.url, name, [{"value": "after"}]))[0]
     assert "Traceback" not in process.output
 
@@ -108,8 +108,11 @@ def resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
 
 
-def open_files(pid: int) -> int:
-    return len([*Path(f"/proc/{pid}/fd").iterdir()])
+def connections_to(process: Any) -> int:
+    """Return how many clients are connected. Source: proc_pid_net(5), field 4: 01 is ESTABLISHED, 08 CLOSE_WAIT."""
+    place = f":{urlsplit(process.url).port:04X}"
+    lines = Path(f"/proc/{process.server.id.pid}/net/tcp").read_text().splitlines()[1:]
+    return sum(line.split()[1].endswith(place) and line.split()[3] in ("01", "08") for line in lines)
 
 
 def test_a_drain_answers_what_was_taken_and_says_where_it_stopped(

@@ -123,7 +123,7 @@ def bearer(oauth: OAuth, name: str) -> str:
     """Ask for a token, as a client does (client credentials)."""
     form = {"grant_type": "client_credentials", "client_id": name, "client_secret": f"{name}-secret"}
     data = urllib.parse.urlencode({**form, "scope": CLIENTS[name]}).encode()
-    with urllib.request.urlopen(f"{oauth.url}/token", data, timeout=10) as answer:
+    with urllib.request.urlopen(f"{oauth.url}/token", data, timeout=120) as answer:
         return f"Bearer {json.load(answer)['access_token']}"
 
 
@@ -131,7 +131,7 @@ def produce(url: str, authorization: str = "") -> tuple[int, Any]:
     headers = {"Content-Type": "application/json", **({"Authorization": authorization} if authorization else {})}
     request = urllib.request.Request(url, json.dumps(RECORD).encode(), headers)
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=120) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
@@ -158,7 +158,7 @@ def test_produce_with_tokens_of_an_oauth_server(site: Any, topic: Any, headrace:
     assert site.ask(f"{process.url}/health/readiness").body == {"ready": True}
     assert site.ask(f"{process.url}/metrics").status == 401
     oauth.rotate()
-    site.wait_until(lambda: produce(url, bearer(oauth, "loader"))[0] == 200, "the new key", 60)
+    site.wait_until(lambda: produce(url, bearer(oauth, "loader"))[0] == 200, "the new key")
     assert produce(url, loader)[0] == 200
     assert len(site.records(name)) == 3
     assert loader.split(".")[-1] not in process.output

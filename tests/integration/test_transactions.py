@@ -25,7 +25,7 @@ def post(url: str, body: Any, **headers: str) -> tuple[int, Any, Any]:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     headers = {"Content-Type": "application/json", **{name.replace("_", "-"): text for name, text in headers.items()}}
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=60) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=120) as answer:
             return answer.status, json.load(answer), answer.headers
     except urllib.error.HTTPError as answer:
         with answer:
@@ -181,7 +181,7 @@ def test_a_process_that_is_shut_out_says_so_and_goes_on(
     body = {"topics": [{"topic": name, "records": [{"value": 1}]}]}
     assert post(f"{url}/transactions", body)[0] == 200
     thief = Producer({"bootstrap.servers": site.kafka.bootstrap_servers, "transactional.id": f"{name}-0"})
-    thief.init_transactions(20)
+    thief.init_transactions(120)
     status, answer, headers = post(f"{url}/transactions", body)
     assert (status, answer["code"], headers["Retry-After"]) == (503, "ERR40042", "1")
     assert answer["topics"][0]["offsets"][0]["outcome"] == "fail"
@@ -208,7 +208,7 @@ def test_a_commit_in_doubt_is_looked_up(
         producers = TransactionalProducers(site.kafka, ProducerConfig(), name)
         await producers.start()
         try:
-            return await asyncio.wait_for(producers.submit([OutgoingRecord(name, None, b"1")] * 2), 30)
+            return await asyncio.wait_for(producers.submit([OutgoingRecord(name, None, b"1")] * 2), 120)
         finally:
             await producers.stop()
 
@@ -229,7 +229,7 @@ def test_what_waits_is_bounded_and_told_apart_from_what_is_in_doubt(monkeypatch:
             waiting = producers.submit([OutgoingRecord("t", None, b"1")])
             with pytest.raises(ProducerQueueFull):
                 producers.submit([OutgoingRecord("t", None, b"1")])
-            return await asyncio.wait_for(waiting, 30)
+            return await asyncio.wait_for(waiting, 120)
         finally:
             await producers.stop()
 

@@ -24,7 +24,7 @@ def test_answers_with_weak_acks_say_so(acks: int, kafka: Any, topic: Callable[..
     )
     body = json.dumps({"records": [{"value": 1}, {"value": 2}]}).encode()
     request = urllib.request.Request(f"{process.url}/producers/{name}", body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=120) as answer:
         told = json.load(answer)
     assert (told["offsets"], told["acks"]) == (OFFSETS[acks], acks)
     assert f"producer.acks is {acks}: a record that is answered may be lost" in process.output

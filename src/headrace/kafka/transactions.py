@@ -43,7 +43,7 @@ Closing = Callable[[list[Produced]], OutgoingRecord]
 """Makes one more record of a transaction from where the others are. Called on a producer's thread."""
 
 _STATISTICS_SECONDS: Final = 0.02
-_STATISTICS_LIMIT_SECONDS: Final = 2.0
+_STATISTICS_LIMIT_SECONDS: Final = 10.0
 _OPEN_SECONDS: Final = 5.0
 _REOPEN_SECONDS: Final = 0.5
 _TOGETHER_RECORDS: Final = 10_000

@@ -43,7 +43,7 @@ def _state(server: Server) -> str:
 def test_a_server_is_found_again_by_its_id(run: Callable[..., Server]) -> None:
     """A later command sees it run, can end it, and sees that it ended."""
     server = run(SLEEP)
-    server.wait_until(lambda: _up(server), 10)
+    server.wait_until(lambda: _up(server), 60)
     again = Server("again", server.log, found=server.id)
     assert again.running
     again.stop(10)
@@ -64,9 +64,9 @@ def test_another_process_with_the_same_number_is_not_mistaken_for_it(run: Callab
 def test_a_paused_server_is_ended_in_time(run: Callable[..., Server]) -> None:
     """It is let go on first, so that it ends properly and not by force."""
     server = run(SLEEP)
-    server.wait_until(lambda: _up(server), 10)
+    server.wait_until(lambda: _up(server), 60)
     server.signal(signal.SIGSTOP)
-    server.wait_until(lambda: _state(server) == "T", 10)
+    server.wait_until(lambda: _state(server) == "T", 60)
     assert server.running
     server.stop(10)
     assert server.exit_code == -signal.SIGTERM
@@ -75,7 +75,7 @@ def test_a_paused_server_is_ended_in_time(run: Callable[..., Server]) -> None:
 def test_a_stubborn_server_is_killed_after_the_limit(run: Callable[..., Server]) -> None:
     """SIGTERM ignored means SIGKILL."""
     server = run(STUBBORN)
-    server.wait_until(lambda: _up(server), 10)
+    server.wait_until(lambda: _up(server), 60)
     server.stop(0.05)
     assert server.exit_code == -signal.SIGKILL
 
@@ -91,7 +91,7 @@ def test_a_connection_error_means_not_ready_yet(run: Callable[..., Server]) -> N
             raise answer
         return answer
 
-    server.wait_until(ready, 10)
+    server.wait_until(ready, 60)
 
 
 def test_an_early_end_is_said_with_the_last_lines_of_the_log(run: Callable[..., Server]) -> None:
@@ -100,7 +100,7 @@ def test_an_early_end_is_said_with_the_last_lines_of_the_log(run: Callable[..., 
     with pytest.raises(
         EnvironmentProblem, match=r"(?s)The server ended while it started.*the disk is on fire"
     ) as caught:
-        server.wait_until(lambda: False, 10)
+        server.wait_until(lambda: False, 60)
     assert not isinstance(caught.value, PortTaken)
     assert server.exit_code == 3
 
@@ -110,7 +110,7 @@ def test_a_lost_race_for_a_port_is_told_apart(run: Callable[..., Server], line: 
     """So that the caller can try another port; a stack trace of any length may follow the line."""
     server = run(f"raise SystemExit({line!r} + '\\n\\tat y' * 60 + '\\n... 4 more')")
     with pytest.raises(PortTaken, match=r"use.*\n\.\.\. 4 more$"):
-        server.wait_until(lambda: False, 10)
+        server.wait_until(lambda: False, 60)
 
 
 def test_waiting_has_an_end(run: Callable[..., Server]) -> None:

@@ -51,7 +51,7 @@ class Running:
         ]
         return await self.destination.deliver(Delivery("g", PARTITION, 1, records, 1))
 
-    async def until(self, condition: Callable[[], object], seconds: float = 15.0) -> None:
+    async def until(self, condition: Callable[[], object], seconds: float = 120.0) -> None:
         """Wait for a condition."""
         async with asyncio.timeout(seconds):
             while not condition():  # noqa: ASYNC110 the conditions are about other processes
@@ -115,7 +115,7 @@ def running() -> Callable[[Path], contextlib.AbstractAsyncContextManager[Running
             yield function
             assert function.service.death is None
         finally:
-            await function.service.drain(Deadline(function.clock, 5))
+            await function.service.drain(Deadline(function.clock, 60))
             await function.service.stop()
 
     return run

@@ -34,7 +34,7 @@ def outcome_of(monkeypatch: pytest.MonkeyPatch, answers: list[Any], *, closing: 
         job.in_doubt = True
         producers._open_jobs.add(job)
         producers._finish([job])
-        (result,) = await asyncio.wait_for(job.answer, 5)
+        (result,) = await asyncio.wait_for(job.answer, 60)
         assert not producers._open_jobs
         return result
 

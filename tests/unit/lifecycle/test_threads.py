@@ -33,7 +33,7 @@ def test_items_cross_in_order_and_in_batches() -> None:
 
         thread = OwnedThread("t", work, lambda cause: None)
         thread.start()
-        await asyncio.wait_for(all_there.wait(), 10)
+        await asyncio.wait_for(all_there.wait(), 60)
         assert got == list(range(20_000))
         assert wakeups < 20_000
         assert await thread.stop(5)
@@ -51,7 +51,7 @@ def test_a_thread_that_dies_tells_its_owner() -> None:
             raise OSError("gone")
 
         OwnedThread("t", work, told.set_result).start()
-        assert str(await asyncio.wait_for(told, 5)) == "gone"
+        assert str(await asyncio.wait_for(told, 60)) == "gone"
 
     asyncio.run(test())
 

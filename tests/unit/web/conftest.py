@@ -29,7 +29,7 @@ from headrace.web.application import Application
 from headrace.web.routes.writing import Writing
 from headrace.web.server import WebService
 
-LIMIT_SECONDS = 5.0
+LIMIT_SECONDS = 60.0
 
 
 class Answer(NamedTuple):

@@ -79,7 +79,7 @@ def test_draining_finishes_what_was_taken_and_refuses_what_comes(opened: Any) ->
             house.kafka.gate.clear()
             waiting = asyncio.ensure_future(house.ask(post(b'{"records":[{}]}')))
             await house.kafka.taken.wait()
-            drain = asyncio.ensure_future(house.web.drain(Deadline(SystemClock(), 5)))
+            drain = asyncio.ensure_future(house.web.drain(Deadline(SystemClock(), 60)))
             await asyncio.sleep(0)
             refused = await house.ask(post(b'{"records":[]}'))
             assert (refused.status, refused.json["code"]) == (503, "ERR40029")
@@ -88,7 +88,7 @@ def test_draining_finishes_what_was_taken_and_refuses_what_comes(opened: Any) ->
             assert not drain.done()
             house.kafka.gate.set()
             assert (await waiting).status == 200
-            await asyncio.wait_for(drain, 5)
+            await asyncio.wait_for(drain, 60)
 
     asyncio.run(main())
 
@@ -118,7 +118,7 @@ def test_after_stop_nobody_listens(opened: Any) -> None:
             writer.write(b"GET /live HTTP/1.1\r\nHost: h\r\n\r\n")
             await reader.readuntil(b"alive")
             await house.web.stop()
-            assert (await asyncio.wait_for(reader.read(), 5)).endswith(b"}")
+            assert (await asyncio.wait_for(reader.read(), 60)).endswith(b"}")
             with pytest.raises(OSError, match=r"refused|Connect call failed"):
                 await house.connect()
 

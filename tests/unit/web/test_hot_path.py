@@ -52,8 +52,8 @@ async def text_of(house: Any, request: bytes) -> bytes:
     """Return an answer's bytes but for its date."""
     reader, writer = await house.connect()
     writer.write(request)
-    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
-    body = await asyncio.wait_for(reader.readexactly(int(re.findall(rb"content-length: (\d+)", head)[0])), 5)
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+    body = await asyncio.wait_for(reader.readexactly(int(re.findall(rb"content-length: (\d+)", head)[0])), 60)
     writer.close()
     return re.sub(rb"date: [^\r]*", b"date", head) + body
 
@@ -133,7 +133,7 @@ def test_a_full_budget_is_told_in_the_same_bytes(opened: Any, hot: list[int], bo
             assert hot == [503]
             assert await text_of(house, chunked(post(body, IDS))) == answer
             assert hot == [503]
-            await house.web.drain(Deadline(SystemClock(), 5))
+            await house.web.drain(Deadline(SystemClock(), 60))
 
     asyncio.run(main())
 
@@ -163,7 +163,7 @@ def test_what_is_unusual_is_served_by_the_application(
             writer.write(request_bytes)
             head = b"100"
             while head.split()[:2][-1] == b"100" or head == b"100":
-                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
             assert int(head.split()[1]) == status
             assert hot == []
 
@@ -178,7 +178,7 @@ def test_draining_waits_for_what_is_under_way_and_takes_nothing_new(opened: Any,
             house.kafka.gate.clear()
             first = asyncio.ensure_future(house.ask(post()))
             await house.kafka.taken.wait()
-            draining = asyncio.ensure_future(house.web.drain(Deadline(SystemClock(), 5)))
+            draining = asyncio.ensure_future(house.web.drain(Deadline(SystemClock(), 60)))
             await asyncio.sleep(0)
             assert (await house.ask(post())).status == 503
             assert not draining.done()
@@ -202,7 +202,7 @@ def test_a_client_that_leaves_before_its_answer_leaves_nothing_behind(opened: An
             writer.transport.abort()
             assert (await house.get("/live")).status == 200  # by now the server knows
             house.kafka.gate.set()
-            await house.web.drain(Deadline(SystemClock(), 5))
+            await house.web.drain(Deadline(SystemClock(), 60))
             assert hot == [200]
             assert b'headrace_records_out_total{path="produce"} 1.0' in house.metrics.render()
 
@@ -219,12 +219,12 @@ def test_requests_that_come_before_an_answer_are_answered_in_their_order(opened:
             writer.write(b"".join(requests))
             found: list[bytes] = []
             while len(found) < 3:
-                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
                 found += re.findall(rb"x-correlation-id: (c-\d)", head)
                 await reader.readexactly(int(re.findall(rb"content-length: (\d+)", head)[0]))
             assert found == [b"c-0", b"c-1", b"c-2"]
             writer.write(post())
-            await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+            await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
             assert hot == [200, 200]
 
     asyncio.run(main())
@@ -276,9 +276,9 @@ def test_what_cannot_be_read_does_not_answer_for_what_came_before(opened: Any, b
             house.kafka.gate.clear()
             reader, writer = await house.connect()
             writer.write(post() * before + loose)
-            await asyncio.wait_for(house.kafka.taken.wait(), 5)
+            await asyncio.wait_for(house.kafka.taken.wait(), 60)
             house.kafka.gate.set()
-            text = await asyncio.wait_for(reader.read(), 5)
+            text = await asyncio.wait_for(reader.read(), 60)
             assert re.findall(rb"HTTP/1.1 (\d+)", text) == before * [b"200"]
             assert text.count(b"connection: close") == 1
             assert len(house.kafka.records) == before
@@ -299,14 +299,14 @@ def test_who_leaves_while_requests_wait_harms_nobody(
             house.kafka.gate.clear()
             _, writer = await house.connect()
             writer.write(first + post())
-            await asyncio.wait_for(house.kafka.taken.wait(), 5)
+            await asyncio.wait_for(house.kafka.taken.wait(), 60)
             (connection,) = house.web._server.server_state.connections
             connection.transport.abort()
             for _ in range(10):  # turns of the loop until the connection is closed
                 await asyncio.sleep(0)
             assert not house.web._server.server_state.connections
             house.kafka.gate.set()
-            await house.web.drain(Deadline(SystemClock(), 5))
+            await house.web.drain(Deadline(SystemClock(), 60))
             assert not failures
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -328,7 +328,7 @@ def test_a_defect_is_answered_and_counted_off_once(opened: Any, monkeypatch: pyt
             assert (await house.ask(post(more=BEARER))).status == 500
             hot_path = house.web._application.hot_path
             assert hot_path._authenticator.in_flight._counts == {}
-            await house.web.drain(Deadline(SystemClock(), 5))
+            await house.web.drain(Deadline(SystemClock(), 60))
 
     monkeypatch.setattr("headrace.sidecar.produce.ProduceService.produce_at_once", fail)
     asyncio.run(main())

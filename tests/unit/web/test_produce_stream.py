@@ -14,7 +14,7 @@ import pytest
 from headrace import errors
 from headrace.records import Produced
 
-LIMIT_SECONDS = 5.0
+LIMIT_SECONDS = 60.0
 
 
 class Client:
@@ -206,7 +206,8 @@ def test_what_is_in_flight_is_bounded_and_the_client_waits(opened: Any) -> None:
                 client.chunk(line * 100)
             client.finish()
             await until(lambda: sent)
-            taken = await still(lambda: sum(len(records) for records, _ in sent))
+            await still(lambda: len(sent))
+            taken = sum(len(records) for records, _ in sent)
             assert taken <= 100 + 500
             assert client.writer.transport.get_write_buffer_size() > 0
             house.kafka.send = lambda records, done, *_: done([Produced(0, 1)] * len(records))

@@ -35,7 +35,7 @@ def post(*headers: str, host: str = "Host: h", body: bytes = BODY) -> bytes:
 async def status_of(house: Any, data: bytes) -> tuple[int, bytes]:
     reader, writer = await house.connect()
     writer.write(data)
-    text = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+    text = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
     return int(text.split()[1]), text
 
 
@@ -157,7 +157,7 @@ def test_what_two_readers_may_read_differently_is_refused(opened: Any) -> None:
     async def refuse(house: Any, case: str) -> None:
         reader, writer = await house.connect()
         writer.write(AMBIGUOUS[case] + post())
-        text = await asyncio.wait_for(reader.read(), 5)
+        text = await asyncio.wait_for(reader.read(), 60)
         assert text.startswith(b"HTTP/1.1 400 "), case
         head, _, body = text.partition(b"\r\n\r\n")
         assert text.count(b"HTTP/1.1 ") == 1, case
@@ -185,7 +185,7 @@ def test_what_came_whole_before_nonsense_is_answered(opened: Any) -> None:
             writer.write(b"\x00\x01\r\n\r\n")
             await until(lambda: any(c._refused for c in house.web._server.server_state.connections))
             house.kafka.gate.set()
-            text = await asyncio.wait_for(reader.read(), 5)
+            text = await asyncio.wait_for(reader.read(), 60)
             assert text.startswith(b"HTTP/1.1 200 ")
             assert text.count(b"HTTP/1.1 ") == 1
 
@@ -214,7 +214,7 @@ def test_large_heads_are_refused(opened: Any, headers: list[str]) -> None:
             for start in range(0, len(data), 10_000):
                 writer.write(data[start : start + 10_000])
                 await asyncio.sleep(0)
-            assert (await asyncio.wait_for(pair[0].readuntil(b"\r\n"), 5)).startswith(b"HTTP/1.1 431")
+            assert (await asyncio.wait_for(pair[0].readuntil(b"\r\n"), 60)).startswith(b"HTTP/1.1 431")
             assert house.kafka.records == []
             assert (await status_of(house, post()))[0] == 200
 
@@ -245,8 +245,8 @@ SLOW = {
 
 
 async def until(happened: Callable[[], bool]) -> None:
-    """Wait on the loop, at most five seconds."""
-    async with asyncio.timeout(5):
+    """Wait on the loop, at most a minute."""
+    async with asyncio.timeout(60):
         while not happened():  # noqa: ASYNC110 the server has no event for what comes over a socket
             await asyncio.sleep(0)
 
@@ -270,7 +270,7 @@ def test_slow_clients_are_let_go(opened: Any, case: str) -> None:
             assert not next(iter(connections)).transport.is_closing()
             deadlines.look(connections, 110.1)
             with contextlib.suppress(ConnectionResetError):
-                assert await asyncio.wait_for(reader.read(), 5) == b""
+                assert await asyncio.wait_for(reader.read(), 60) == b""
 
     asyncio.run(main())
 
@@ -324,7 +324,7 @@ def test_a_request_ends_after_a_minute(opened: Any) -> None:
 
     async def rest(reader: asyncio.StreamReader) -> bytes:
         with contextlib.suppress(ConnectionResetError):
-            return await asyncio.wait_for(reader.read(), 5)
+            return await asyncio.wait_for(reader.read(), 60)
         return b""
 
     async def main() -> None:
@@ -364,7 +364,7 @@ def test_a_handshake_that_does_not_go_on_is_ended(opened: Any, tmp_path: Path, m
     async def main() -> None:
         async with opened(tls=tls.model_dump()) as house:
             reader, _ = await house.connect()
-            assert await asyncio.wait_for(reader.read(), 5) == b""
+            assert await asyncio.wait_for(reader.read(), 60) == b""
 
     asyncio.run(main())
 
@@ -408,7 +408,7 @@ async def ask_over_tls(house: Any, context: ssl.SSLContext, data: bytes) -> tupl
     reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
     certificate = writer.get_extra_info("peercert")
     writer.write(data)
-    status = int((await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)).split()[1])
+    status = int((await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)).split()[1])
     writer.close()
     return status, certificate
 
@@ -557,7 +557,7 @@ def test_what_is_not_kept_is_not_counted(opened: Any, path: str, status: bytes) 
             reader, writer = await house.connect()
             head = f"POST {path} HTTP/1.1\r\nHost: h\r\nContent-Type: application/x-ndjson\r\nContent-Length: 9000000"
             writer.write(head.encode() + b"\r\n\r\n" + b"{}\n" * 1000)
-            assert (await asyncio.wait_for(reader.readline(), 5)).split()[1] == status
+            assert (await asyncio.wait_for(reader.readline(), 60)).split()[1] == status
             (connection,) = house.web._server.server_state.connections
             assert connection._held_bytes
             Deadlines().look([connection], 0.0)

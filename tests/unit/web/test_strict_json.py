@@ -64,7 +64,7 @@ def test_what_is_no_value_is_refused(opened: Any, record: bytes) -> None:
             reader, writer = await house.connect()
             lines = b'{"value":1}\n%s\n{"value":2}' % record
             writer.write(post(lines, "application/x-ndjson", "?keyFormat=json"))
-            text = (await asyncio.wait_for(reader.read(), 5)).decode()
+            text = (await asyncio.wait_for(reader.read(), 60)).decode()
             assert (text.count('"line":2'), text.count('"offset":')) == (1, 2)
             assert [record.value for record in house.kafka.records] == [b"1", b"2"]
 
@@ -78,7 +78,7 @@ def test_records_over_the_limit_are_refused_and_the_connection_goes_on(opened: A
         async with opened(max_records=3) as house:
             reader, writer = await house.connect()
             writer.write(post(b'{"records":[{},{},{},{}]}') + post(b'{"records":[{},{},{}]}'))
-            text = (await asyncio.wait_for(reader.readuntil(b'"requestStatus":"OK"}'), 5)).decode()
+            text = (await asyncio.wait_for(reader.readuntil(b'"requestStatus":"OK"}'), 60)).decode()
             assert text.startswith("HTTP/1.1 413 ")
             assert "ERR40041" in text
             assert '"limit_records":3' in text

@@ -229,12 +229,12 @@ def test_sigterm_finishes_what_is_in_flight_and_commits_it(site: Any, topic: Any
     backend.wait_for(lambda b: len(b.requests) == 1)
     process.server.ask_to_stop()
     site.wait_until(lambda: site.ask(f"{process.url}/health/readiness").status == 503, "the drain")
+    backend.answer = Answer()
     backend.release()
     site.wait_until(lambda: process.exit_code is not None, "the end")
     assert process.exit_code == 0
     assert site.committed(f"{name}-push") == {TopicPartition(name, 0): len(backend.accepted)}
     assert "abandoned" not in process.output
-    backend.answer = Answer()
     push(name)
     backend.wait_for(lambda b: len(b.accepted) == 20)
     assert offsets(backend.accepted) == list(range(20))

@@ -184,6 +184,7 @@ def test_a_service_that_dies_is_named_and_ends_the_process(
         return "ended by itself" in seen.get("reactive push consumer", "")
 
     site.wait_until(named, "readiness to name the dead service")
+    backend.answer = Answer()
     backend.release()
     site.wait_until(lambda: first.exit_code is not None, "the end")
     assert first.exit_code == 1
@@ -243,6 +244,7 @@ def test_the_process_takes_nothing_new_while_it_drains(
     assert set(site.reasons(process.url).values()) == {"draining"}
     refused = site.ask(f"{process.url}/producers/{name}", RECORD)
     assert (refused.status, refused.body["code"]) == (503, "ERR40029")
+    backend.answer = Answer()
     backend.release()
     site.wait_until(lambda: process.exit_code is not None, "the end")
     assert process.exit_code == 0

@@ -25,7 +25,9 @@ from headrace.lifecycle import Clock, Service
 from headrace.pipelines.load import load_pipelines
 from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.spec import PipelineSpec
+from headrace.security import BackendTlsFiles
 from headrace.sidecar.reactive.http_destination import HttpDestination
+from headrace.sidecar.reactive.stored import Stored
 from headrace.telemetry.metrics import Metrics
 
 _FUNCTION_BATCH = BatchConfig(max_records=256, max_bytes=1_048_576)
@@ -88,11 +90,15 @@ class WaysIn:
     def _reactive_consumer(self, name: str, reactive: ReactiveConsumerConfig) -> list[Service]:
         self._formats |= {reactive.key_format, reactive.value_format}
         keys, values = self.codecs.for_reading(reactive.key_format), self.codecs.for_reading(reactive.value_format)
-        destination = HttpDestination(f"{name} backend", reactive.backend, keys, values)
+        stored = Stored(keys, reactive.key_format, values, reactive.value_format)
+        backend = reactive.backend
+        tls = [BackendTlsFiles(f"{name} backend.tls", backend.tls, self.clock)] if backend.secure else []
+        context = tls[0].context if tls else None
+        destination = HttpDestination(f"{name} backend", backend, reactive.retry, stored, self.clock, context)
         pump = self._pump(name, reactive.group, destination, reactive.topics, reactive.dead_letter, reactive)
         policy = StartPolicy(reactive.auto_offset_reset, reactive.on_gap)
         consumer = self._consumer(name, pump, self.config.kafka, reactive.topics, policy, reactive.flow)
-        return [destination, pump, consumer]
+        return [*tls, destination, pump, consumer]
 
     def _functions(self) -> list[Service]:
         services: list[Service] = []

@@ -55,9 +55,10 @@ class BackendConfig(Section):
 
     @model_validator(mode="after")
     def _elsewhere(self) -> BackendConfig:
-        why = "" if self.allow_link_local else forbidden_host(urlsplit(self.url).hostname or "")
-        if why:
-            raise ValueError(f"url is refused: {why}; if that is meant, set allow_link_local: true")
+        for name, url in (("url", self.url), ("oauth.token_url", self.oauth.token_url if self.oauth else "")):
+            why = "" if self.allow_link_local else forbidden_host(urlsplit(url).hostname or "")
+            if why:
+                raise ValueError(f"{name} is refused: {why}; if that is meant, set allow_link_local: true")
         return self
 
     @model_validator(mode="after")

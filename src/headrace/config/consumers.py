@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from headrace.config.backend import BackendConfig
+from headrace.config.backend import ONE_RECORD_MODES, BackendConfig
 from headrace.config.retry import DeadLetterConfig, RetryConfig
 from headrace.config.section import (
     Count,
@@ -87,6 +87,21 @@ class ReactiveConsumerConfig(DeliveryConfig):
             letters = self.dead_letter.topic.replace("{topic}", topic)
             if self.dead_letter.enabled and letters in self.topics:
                 raise ValueError(f"dead_letter.topic is {letters}, which is consumed here too: name another topic")
+        self._fit_mode()
         if self.batch.max_records > self.flow.max_records or self.batch.max_bytes > self.flow.max_bytes:
             raise ValueError("batch is larger than flow, which bounds memory: lower batch or raise flow")
         return self
+
+    def _fit_mode(self) -> None:
+        """Let the mode decide what is not set."""
+        batch, backend = self.batch, self.backend
+        if backend.mode in ONE_RECORD_MODES:
+            if "max_records" in batch.model_fields_set and batch.max_records != 1:
+                raise ValueError(
+                    f"batch.max_records is {batch.max_records}, and backend.mode {backend.mode} posts one record per "
+                    "request: leave it out (max_in_flight says how many requests are under way) or choose another mode"
+                )
+            self.__dict__["batch"] = batch.model_copy(update={"max_records": 1})
+        elif backend.mode == "results" and "max_answer_bytes" not in backend.model_fields_set:
+            size = backend.max_answer_bytes + 4 * batch.max_bytes + 16_384 * batch.max_records
+            self.__dict__["backend"] = backend.model_copy(update={"max_answer_bytes": size})

@@ -16,9 +16,17 @@ class JsonCodec:
         return text  # the parser of the request has checked it
 
     def decode(self, data: bytes) -> bytes:
+        self.text(data)
+        return data
+
+    def text(self, data: bytes) -> str:
+        """Return what `decode` does as text.
+
+        Raises:
+            DecodeError: The bytes are not JSON.
+        """
         try:
             _check(data)
-            str(data, "utf-8")  # the check above looks into no string
+            return str(data, "utf-8")  # the check above looks into no string
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
             raise DecodeError(f"not JSON text: {cause}") from cause
-        return data

@@ -193,6 +193,7 @@ class Reader:
         """Decode by `plain`, or by the schema that the bytes name when there is none."""
         self._codecs = codecs
         self._plain = plain
+        self._text = plain.text if isinstance(plain, JsonCodec) else self._decode_text
 
     async def prepare(self, payloads: Iterable[bytes | None]) -> None:
         """Fetch every schema that these bytes name; await it before `decode`. Cheap when all are known.
@@ -222,6 +223,14 @@ class Reader:
                 f"the schema registry has no usable schema of id {schema_id}, which the bytes name"
             )
         return codec.decode(payload)
+
+    def texts(self, payloads: Iterable[bytes | None]) -> list[str | None]:
+        """Return what `decode` does for many, as text."""
+        text = self._text
+        return [None if data is None else text(data) for data in payloads]
+
+    def _decode_text(self, data: bytes) -> str:
+        return str(self.decode(data) or b"", "utf-8")
 
 
 class _Framed:

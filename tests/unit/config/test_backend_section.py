@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
 from headrace.config.addresses import forbidden_address
-from headrace.config.backend import BackendConfig
+from headrace.config.backend import ONE_RECORD_MODES, BackendConfig
+from headrace.config.consumers import ReactiveConsumerConfig
 
 LINK_LOCAL = [
     "169.254.169.254",
@@ -122,3 +125,47 @@ def test_an_address_that_a_name_turned_out_to_have_is_looked_at(address: str, sa
     """A name says nothing of where it leads, so who connects asks again."""
     assert says in forbidden_address(address)
     assert bool(forbidden_address(address)) == bool(says)
+
+
+def test_a_token_server_is_looked_at_too() -> None:
+    """It gets a secret, and is as easily misplaced."""
+    oauth = {"token_url": "https://[fe80::1]/token", "client_id": "a", "client_secret": "b"}
+    with pytest.raises(ValidationError, match=r"oauth\.token_url is refused"):
+        BackendConfig(url="https://localhost/", oauth=oauth)
+
+
+def consumer(mode: str, batch: Any = None, **backend: Any) -> ReactiveConsumerConfig:
+    where = {"url": "http://localhost/", "mode": mode, **backend}
+    return ReactiveConsumerConfig(topics=["t"], group="g", backend=where, **({"batch": batch} if batch else {}))
+
+
+@pytest.mark.parametrize("mode", ONE_RECORD_MODES)
+def test_modes_of_one_record_make_batches_of_one(mode: str) -> None:
+    """What is not set fits by itself; what cannot be is refused with the way out."""
+    assert consumer(mode).batch.max_records == 1
+    assert consumer(mode, {"max_records": 1, "max_bytes": 7}).batch.max_bytes == 7
+    with pytest.raises(ValidationError, match=rf"max_records is 2, and backend\.mode {mode} .*max_in_flight"):
+        consumer(mode, {"max_records": 2})
+
+
+@pytest.mark.parametrize("mode", ["results", "status", "cloudevents_batch"])
+def test_other_modes_leave_batches_as_they_are(mode: str) -> None:
+    """Many records travel in one request."""
+    assert consumer(mode).batch.max_records == 100
+    assert consumer(mode, {"max_records": 7}).batch.max_records == 7
+
+
+def test_answers_that_may_echo_records_may_be_larger() -> None:
+    """The default follows the size of a batch; a limit that is set holds."""
+    assert consumer("status").backend.max_answer_bytes == 1_048_576
+    small, large = consumer("results").backend, consumer("results", {"max_bytes": 10_000_000}).backend
+    assert small.max_answer_bytes == 1_048_576 + 4 * 102_400 + 100 * 16_384
+    assert large.max_answer_bytes > 40_000_000
+    assert consumer("results", max_answer_bytes=5).backend.max_answer_bytes == 5
+
+
+@pytest.mark.parametrize("path", ["", "health", "/a b", "/\r\n", "http://localhost/health"])
+def test_the_path_of_a_health_question_is_a_path(path: str) -> None:
+    """It goes into a request line as it is."""
+    with pytest.raises(ValidationError, match="path"):
+        BackendConfig(url="http://localhost/", health={"path": path})

@@ -3,89 +3,194 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.delivery.dead_letter import REDRIVE_OF
 from headrace.delivery.protocols import ACK, Delivery, Verdict
 from headrace.errors import DestinationRefused
-from headrace.records import Record, TopicPartition
-from headrace.sidecar.reactive.envelope import Envelope, outcomes_of
+from headrace.records import Header, Record, TopicPartition
+from headrace.sidecar.reactive.envelope import array_of, outcomes_of
+
+HEADERS: list[Header] = [("a", b"1"), ("a", b"2"), ('quote"', None), ("bytes", b"\xff")]
 
 
-def record(offset: int = 7) -> Record:
-    headers = [("a", b"1"), ("a", b"2"), ('quote"', None)]
+def record(offset: int = 7, headers: list[Header] | None = None) -> Record:
     return Record('to"pic', 3, offset, 1234, b"k", b"v", lambda: headers)
 
 
-DELIVERY = Delivery("g", TopicPartition('to"pic', 3), 5, [], 2)
+DELIVERY = Delivery('g"', TopicPartition('to"pic', 3), 5, [], 2)
+PLACE = {"topic": 'to"pic', "partition": 3}
+
+
+def entry(sent: Record, key: str | None = None, value: str | None = None) -> Any:
+    (found,) = json.loads(array_of(DELIVERY, [sent], [key], [value]))
+    return found
 
 
 def test_an_entry_is_the_record_with_its_identity() -> None:
     """Fields of the original, and the delivery's id, attempt and epoch beside them; JSON whatever the names hold."""
-    entry = json.loads(Envelope(DELIVERY).entry(record(), b'"k"', b'{"n":12345678901234567890}'))
-    assert entry == {
-        "topic": 'to"pic',
-        "partition": 3,
+    assert entry(record(headers=HEADERS), '"k"', '{"n":12345678901234567890}') == {
+        **PLACE,
         "offset": 7,
         "timestamp": 1234,
-        "headers": {"a": "2", 'quote"': ""},
+        "headers": {"a": "2", 'quote"': "", "bytes": "\ufffd", "X-Correlation-Id": 'g":to"pic:3:7'},
         "key": "k",
         "value": {"n": 12345678901234567890},
-        "deliveryId": 'g:to"pic:3:7',
+        "deliveryId": 'g":to"pic:3:7',
         "attempt": 2,
         "epoch": 5,
     }
 
 
+@pytest.mark.parametrize("headers", [None, [], [("x", b"")]])
+def test_a_record_without_a_correlation_id_gets_one_that_stays(headers: list[Header] | None) -> None:
+    """As in the original there is always one; ours is the same in every attempt."""
+    assert entry(record(headers=headers))["headers"]["X-Correlation-Id"] == 'g":to"pic:3:7'
+
+
+def test_the_records_own_correlation_id_is_kept() -> None:
+    """Whoever wrote the record chose it."""
+    assert entry(record(headers=[("X-Correlation-Id", b"mine")]))["headers"] == {"X-Correlation-Id": "mine"}
+
+
 def test_null_key_and_value_are_left_out() -> None:
-    """A tombstone has no value field, as in the original."""
-    assert not {"key", "value"} & json.loads(Envelope(DELIVERY).entry(record(), None, None)).keys()
+    """A tombstone has no value field, as in the original; empty is not null."""
+    assert not {"key", "value"} & entry(record()).keys()
+    assert entry(record(), '""', '""') | {"key": "", "value": ""} == entry(record(), '""', '""')
 
 
-def test_a_redriven_record_keeps_the_identity_of_its_first_delivery() -> None:
+def test_records_stand_in_their_order() -> None:
+    """Each with its own offset, key and value."""
+    body = array_of(DELIVERY, [record(1), record(5, HEADERS), record(9)], ["1", None, "3"], [None, "5", "9"])
+    found = [(one["offset"], one.get("key"), one.get("value"), one["deliveryId"]) for one in json.loads(body)]
+    assert found == [(n, k, v, f'g":to"pic:3:{n}') for n, k, v in ((1, 1, None), (5, None, 5), (9, 3, 9))]
+
+
+@pytest.mark.parametrize("more", [[], [("x", b"1")]])
+def test_a_redriven_record_keeps_the_identity_of_its_first_delivery(more: list[Header]) -> None:
     """A backend that remembers delivery ids knows it again."""
-    again = Record("t", 0, 99, 0, None, None, lambda: [(REDRIVE_OF, b"t:3:7")])
-    entry = json.loads(Envelope(Delivery("g", TopicPartition("t", 0), 5, [again], 1)).entry(again, None, None))
-    assert entry["deliveryId"] == "g:t:3:7"
+    again = record(99, [*more, (REDRIVE_OF, b"t:3:7")])
+    assert entry(again)["deliveryId"] == 'g":t:3:7'
+    assert entry(again)["headers"]["X-Correlation-Id"] == 'g":t:3:7'
+
+
+def result(offset: int, processed: bool, name: str = "record", **more: Any) -> dict[str, Any]:
+    return {name: {**PLACE, "offset": offset, "value": [1, {"x": None}]}, "processed": processed, "extra": 1, **more}
+
+
+def outcomes(answer: Any, *offsets: int) -> list[Any]:
+    return list(outcomes_of(json.dumps(answer).encode(), [record(offset) for offset in offsets or (7,)]))
 
 
 @pytest.mark.parametrize("name", ["record", "consumerRecord"])
 def test_results_are_matched_by_coordinates(name: str) -> None:
     """A backend may answer in any order if it echoes the records, under either name."""
-
-    def result(offset: int, processed: bool) -> dict[str, Any]:
-        return {name: {"topic": 'to"pic', "partition": 3, "offset": offset}, "processed": processed, "extra": 1}
-
-    answer = json.dumps([result(8, False), result(7, True)]).encode()
-    outcomes = outcomes_of(answer, [record(7), record(8)])
-    assert outcomes[0] is ACK
-    assert outcomes[1].verdict is Verdict.RETRY
+    found = outcomes([result(8, False, name), result(7, True, name)], 7, 8)
+    assert found[0] is ACK
+    assert found[1].verdict is Verdict.RETRY
 
 
-def test_results_without_coordinates_are_matched_by_position() -> None:
+@given(st.integers(1, 50), st.data())
+def test_any_order_of_echoed_results_gives_each_record_its_own(count: int, data: st.DataObject) -> None:
+    """Whatever the order, and under mixed names."""
+    offsets = [n * 3 for n in range(count)]
+    failed = data.draw(st.sets(st.sampled_from(offsets)))
+    names = data.draw(st.lists(st.sampled_from(["record", "consumerRecord"]), min_size=count, max_size=count))
+    results = [result(offset, offset not in failed, name) for offset, name in zip(offsets, names, strict=True)]
+    random.Random(data.draw(st.integers())).shuffle(results)
+    assert [offset for offset, one in zip(offsets, outcomes(results, *offsets), strict=True) if one != ACK] == sorted(
+        failed
+    )
+
+
+@pytest.mark.parametrize("echo", [{}, {"record": None}, {"record": {}}, {"record": {"key": "k"}}])
+def test_results_without_coordinates_are_matched_by_position(echo: dict[str, Any]) -> None:
     """The original's contract; the stack trace travels on."""
-    outcomes = outcomes_of(b'[{"processed":true},{"processed":false,"stacktrace":"boom"}]', [record(7), record(8)])
-    assert (outcomes[0], outcomes[1].reason) == (ACK, "boom")
+    found = outcomes([{"processed": True, **echo}, {"processed": False, "stacktrace": "boom", **echo}], 7, 8)
+    assert (found[0], found[1].reason) == (ACK, "boom")
 
 
-def test_a_missing_processed_is_a_failure() -> None:
-    """What is not said to be done is not done."""
-    assert outcomes_of(b"[{}]", [record()])[0].verdict is Verdict.RETRY
+@pytest.mark.parametrize("answer", [{}, {"processed": None}, {"processed": False}])
+def test_what_is_not_said_to_be_done_is_not_done(answer: dict[str, Any]) -> None:
+    """A missing `processed` is a failure."""
+    (found,) = outcomes([answer])
+    assert (found.verdict, found.error) == (Verdict.RETRY, "not processed")
+
+
+def test_what_a_backend_says_of_a_failed_record_is_kept() -> None:
+    """By these ids people find the record again."""
+    said = {"key": "order 12", "correlationId": "c-1", "traceabilityId": "t-1", "timestamp": 17, "stacktrace": "a\nb"}
+    (found,) = outcomes([result(7, False, **said)])
+    assert found.reason == "a\nb"
+    assert dict(found.details) == {
+        "key": "order 12",
+        "correlation_id": "c-1",
+        "traceability_id": "t-1",
+        "result_timestamp": "17",
+    }
+    assert outcomes([{"key": 12, "processed": False}])[0].details == (("key", "12"),)
+
+
+def test_a_stack_trace_is_cut() -> None:
+    """Answers may be long, headers of dead letters are not."""
+    assert len(outcomes([{"stacktrace": "x" * 100_000}])[0].reason) == 8000
+
+
+ONE = result(7, True)
 
 
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
         (b"", "not a JSON array"),
+        (b"<html>", "not a JSON array"),
         (b"{}", "not a JSON array"),
         (b"[1]", "not a JSON array"),
+        (b"null", "not a JSON array"),
+        (b"[{}", "not a JSON array"),
+        (b"[{}] {}", "not a JSON array"),
+        (b'[{"processed":"yes"}]', "not a JSON array"),
+        (b'[{"processed":1}]', "not a JSON array"),
+        (b'[{"processed":false,"stacktrace":{"at":1}}]', "not a JSON array"),
+        (b'[{"processed":false,"stacktrace":"\\ud800"}]', "not a JSON array"),
+        (b'[{"processed":false,"stacktrace":"\xff"}]', "not a JSON array"),
+        (b'[{"processed":false,"timestamp":"now"}]', "not a JSON array"),
+        (b'[{"record":[],"processed":true}]', "not a JSON array"),
+        (b'[{"record":{"topic":"t","partition":"3","offset":7},"processed":true}]', "not a JSON array"),
+        (b'[{"record":{"offset":7.5},"processed":true}]', "not a JSON array"),
+        (b"[" * 100_000, "not a JSON array"),
+        (b'[{"x":' + b"[" * 100_000, "not a JSON array"),
         (b"[]", "0 results for 1 records"),
-        (b'[{"record":{"topic":"x","partition":3,"offset":7},"processed":true}]', "does not echo"),
+        (b"[{},{}]", "2 results for 1 records"),
+        ([{**ONE, "record": {"topic": "x", "partition": 3, "offset": 7}}], "result 0 is of x-3 offset 7"),
+        ([result(8, True)], "result 0 is of to.pic-3 offset 8, which was not sent"),
+        ([{**ONE, "record": {**PLACE, "partition": 4, "offset": 7}}], "result 0 is of to.pic-4 offset 7"),
+        ([{**ONE, "record": {"offset": 7}}], "result 0 names no topic"),
+        ([{**ONE, "record": PLACE}], "result 0 names no topic"),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_an_answer_that_is_not_as_agreed_is_refused(answer: Any, says: str) -> None:
+    """Nothing is taken as done by mistake, and the words say what is wrong."""
+    with pytest.raises(DestinationRefused, match=says):
+        outcomes_of(answer if isinstance(answer, bytes) else json.dumps(answer).encode(), [record()])
+
+
+@pytest.mark.parametrize(
+    ("results", "says"),
+    [
+        ([result(7, True), result(7, True)], "result 1 is the second of offset 7"),
+        ([result(7, True), {"processed": True}], "result 1 names no topic"),
+        ([{"processed": True}, result(8, True)], "result 0 names no topic"),
+        ([result(7, True), result(9, True)], "result 1 is of .* offset 9"),
     ],
 )
-def test_an_answer_that_is_not_as_agreed_is_refused(answer: bytes, says: str) -> None:
-    """Nothing is taken as done by mistake."""
+def test_coordinates_are_given_for_each_record_once_or_not_at_all(results: list[Any], says: str) -> None:
+    """Between the two ways of matching nothing is guessed."""
     with pytest.raises(DestinationRefused, match=says):
-        outcomes_of(answer, [record()])
+        outcomes(results, 7, 8)

@@ -1,68 +1,93 @@
-"""A delivery as the body of a request, and the answer as outcomes.
+"""A delivery as a JSON array of records, and the answer as outcomes.
 
 Source: sidecar.md 6.5 (record), 7.3 (request), 7.4 (answer); decisions.md 8 (identity of a delivery).
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Final
 
 import msgspec
 
 from headrace.delivery.dead_letter import REDRIVE_OF
 from headrace.delivery.protocols import ACK, Delivery, Outcome, Verdict
 from headrace.errors import DestinationRefused
-from headrace.records import Record
+from headrace.records import Header, Record
 
-_REASON_CHARACTERS = 8000
+CORRELATION_ID: Final = "X-Correlation-Id"
+TRACEABILITY_ID: Final = "X-Traceability-Id"
+_REASON_CHARACTERS: Final = 8000
+
+
+class _Place(msgspec.Struct):
+    """Where an echoed record lives; what else is echoed is not looked at."""
+
+    topic: str | None = None
+    partition: int | None = None
+    offset: int | None = None
 
 
 class _Result(msgspec.Struct):
     """One entry of a backend's answer; unknown fields are ignored."""
 
-    record: dict[str, Any] | None = None
-    consumer_record: dict[str, Any] | None = msgspec.field(default=None, name="consumerRecord")
     processed: bool | None = None
-    key: Any = None
+    record: _Place | None = None
+    consumer_record: _Place | None = msgspec.field(default=None, name="consumerRecord")
+    key: str | int | float | None = None
     stacktrace: str | None = None
+    correlation_id: str | None = msgspec.field(default=None, name="correlationId")
+    traceability_id: str | None = msgspec.field(default=None, name="traceabilityId")
+    timestamp: int | None = None
+
+    @property
+    def place(self) -> tuple[str | None, int | None, int | None] | None:
+        """Topic, partition and offset, if the result names any of them."""
+        echo = self.record or self.consumer_record
+        place = echo and (echo.topic, echo.partition, echo.offset)
+        return place if place and place != (None, None, None) else None
 
 
 _decode_results = msgspec.json.Decoder(list[_Result]).decode
-_quote = json.dumps
+_encode = msgspec.json.Encoder().encode
 
 
-class Envelope:
-    """Writes the entries of one delivery; what is the same in all of them is made once."""
+def delivery_id(delivery: Delivery, record: Record, headers: Sequence[Header]) -> str:
+    """Return the id of a delivery, which is the same in every attempt and after a redrive."""
+    place = next((data for name, data in headers if name == REDRIVE_OF and data), None) if headers else None
+    where = place.decode(errors="replace") if place else f"{record.topic}:{record.partition}:{record.offset}"
+    return f"{delivery.group}:{where}"
 
-    def __init__(self, delivery: Delivery) -> None:
-        partition, topic = delivery.partition.partition, _quote(delivery.partition.topic)
-        self._place = f'{{"topic":{topic},"partition":{partition},"offset":'.encode()
-        self._group = delivery.group
-        self._id = _quote(f"{delivery.group}:{delivery.partition.topic}:{partition}:")[:-1].encode()
-        self._end = f',"attempt":{delivery.attempt},"epoch":{delivery.epoch}}}'.encode()
 
-    def entry(self, record: Record, key: bytes | None, value: bytes | None) -> bytes:
-        """Return one record as an entry of the request body; `key` and `value` are JSON text."""
-        headers = record.headers
-        delivery_id = b'%b%d"' % (self._id, record.offset)
-        head = b"{}"
-        if headers:
-            head = msgspec.json.encode({name: (data or b"").decode(errors="replace") for name, data in headers})
-            # A redriven record is the same delivery as the first time (decisions.md 8).
-            if first := dict(headers).get(REDRIVE_OF):
-                delivery_id = _quote(f"{self._group}:{first.decode(errors='replace')}").encode()
-        return b'%b%d,"timestamp":%d,"headers":%b%b%b,"deliveryId":%b%b' % (
-            self._place,
-            record.offset,
-            record.timestamp_ms,
-            head,
-            b"" if key is None else b',"key":%b' % key,
-            b"" if value is None else b',"value":%b' % value,
-            delivery_id,
-            self._end,
-        )
+def array_of(
+    delivery: Delivery, records: Sequence[Record], keys: Sequence[str | None], values: Sequence[str | None]
+) -> bytes:
+    """Return records as a JSON array.
+
+    Args:
+        delivery: What they belong to.
+        records: Some or all of its records.
+        keys: Their keys as JSON text.
+        values: Their values as JSON text.
+    """
+    partition, topic = delivery.partition.partition, _quote(delivery.partition.topic)
+    place = f'{{"topic":{topic},"partition":{partition},"offset":'
+    # A record's id begins like all others of the delivery, and without one of its own it is its correlation id too.
+    start = _quote(f"{delivery.group}:{delivery.partition.topic}:{partition}:")[:-1]
+    mine, other = f',"headers":{{"{CORRELATION_ID}":{start}', f',"deliveryId":{start}'
+    end = f',"attempt":{delivery.attempt},"epoch":{delivery.epoch}}}'
+    entries = []
+    for record, key, value in zip(records, keys, values, strict=True):
+        offset = str(record.offset)
+        if headers := record.read_headers():
+            own = _quote(delivery_id(delivery, record, headers))
+            head, tail = f',"headers":{_headers_of(headers, own)}', f',"deliveryId":{own}'
+        else:
+            head, tail = f'{mine}{offset}"}}', f'{other}{offset}"'
+        key = "" if key is None else f',"key":{key}'
+        value = "" if value is None else f',"value":{value}'
+        entries.append(f'{place}{offset},"timestamp":{record.timestamp_ms}{head}{key}{value}{tail}{end}')
+    return f"[{','.join(entries)}]".encode()
 
 
 def outcomes_of(answer: bytes, sent: Sequence[Record]) -> list[Outcome]:
@@ -73,7 +98,7 @@ def outcomes_of(answer: bytes, sent: Sequence[Record]) -> list[Outcome]:
     """
     try:
         results = _decode_results(answer)
-    except msgspec.MsgspecError as cause:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as cause:
         raise DestinationRefused(
             f"the backend's answer is not a JSON array of results ({cause}): answer one object with "
             '"processed" per record, or set backend.mode: status'
@@ -82,27 +107,49 @@ def outcomes_of(answer: bytes, sent: Sequence[Record]) -> list[Outcome]:
         raise DestinationRefused(
             f"the backend answered {len(results)} results for {len(sent)} records: answer one per record"
         )
-    in_order = _match(results, sent)
-    return [_outcome(result) for result in in_order]
+    places = [result.place for result in results]
+    if any(places):
+        results = _by_place(results, places, sent)
+    return [ACK if result.processed else _failed(result) for result in results]
 
 
-def _match(results: list[_Result], sent: Sequence[Record]) -> list[_Result]:
-    echoed = [result.record or result.consumer_record for result in results]
-    if not all(echo and "offset" in echo for echo in echoed):
-        return results
-    by_place = {
-        (echo.get("topic"), echo.get("partition"), echo["offset"]): result
-        for echo, result in zip(echoed, results, strict=True)
-        if echo
-    }
-    try:
-        return [by_place[record.topic, record.partition, record.offset] for record in sent]
-    except KeyError as cause:
-        raise DestinationRefused(f"the backend's answer does not echo the record at {cause.args[0]}") from cause
+def _by_place(
+    results: Sequence[_Result], places: Sequence[tuple[object, ...] | None], sent: Sequence[Record]
+) -> list[_Result]:
+    """Return results in the order of the records. As many as records, so without repeats each record has its own."""
+    found: dict[tuple[object, ...], _Result] = {}
+    known = {(record.topic, record.partition, record.offset) for record in sent}
+    for index, (result, place) in enumerate(zip(results, places, strict=True)):
+        problem = ""
+        if place is None or None in place:
+            problem = "names no topic, partition and offset, and others do: name all or none"
+        elif place not in known:
+            problem = f"is of {place[0]}-{place[1]} offset {place[2]}, which was not sent: echo the record as it came"
+        elif place in found:
+            problem = f"is the second of offset {place[2]}: answer one per record"
+        if problem or place is None:
+            raise DestinationRefused(f"the backend's result {index} {problem}")
+        found[place] = result
+    return [found[record.topic, record.partition, record.offset] for record in sent]
 
 
-def _outcome(result: _Result) -> Outcome:
-    if result.processed:
-        return ACK
+def _failed(result: _Result) -> Outcome:
     trace = (result.stacktrace or "the backend answered processed: false")[:_REASON_CHARACTERS]
-    return Outcome(Verdict.RETRY, "not processed", trace)
+    said = {
+        "key": result.key,
+        "correlation_id": result.correlation_id,
+        "traceability_id": result.traceability_id,
+        "result_timestamp": result.timestamp,
+    }
+    details = tuple((name, str(value)) for name, value in said.items() if value is not None)
+    return Outcome(Verdict.RETRY, "not processed", trace, details=details)
+
+
+def _headers_of(headers: Sequence[Header], own_id: str) -> str:
+    texts = {name: (data or b"").decode(errors="replace") for name, data in headers}
+    written = _encode(texts).decode()
+    return written if CORRELATION_ID in texts else f'{written[:-1]},"{CORRELATION_ID}":{own_id}}}'
+
+
+def _quote(text: str) -> str:
+    return _encode(text).decode()

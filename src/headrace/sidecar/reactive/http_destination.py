@@ -1,107 +1,115 @@
-"""A backend as a destination: one POST per delivery over kept-alive connections, an outcome per record."""
+"""A backend as a destination: a POST per delivery over kept-alive connections, an outcome per record."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import aiohttp
+import functools
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from headrace.config.backend import BackendConfig
+from headrace.config.retry import RetryConfig
 from headrace.delivery.protocols import ACK, Delivery, Outcome, Verdict
-from headrace.errors import DecodeError, DestinationRefused, DestinationUnavailable, RegistryUnavailable
-from headrace.formats.codecs import Reader
-from headrace.lifecycle import Service
+from headrace.errors import DecodeError, DestinationUnavailable, RegistryUnavailable
+from headrace.lifecycle import Clock, Service
 from headrace.records import Record
-from headrace.sidecar.reactive.envelope import Envelope, outcomes_of
+from headrace.sidecar.reactive import cloud_events
+from headrace.sidecar.reactive.client import client_of
+from headrace.sidecar.reactive.connection import Answer
+from headrace.sidecar.reactive.envelope import array_of, outcomes_of
+from headrace.sidecar.reactive.retry_after import retry_after_seconds
+from headrace.sidecar.reactive.single import Request, single
+from headrace.sidecar.reactive.stored import Stored
 
-_ANSWER_BYTES = 16_777_216
+_EXCERPT_BYTES: Final = 2000
 
 
 class HttpDestination(Service):
-    """Posts JSON arrays of records to a backend (sidecar.md 7.3)."""
+    """Posts records to a backend in the way its mode says (sidecar.md 7.3)."""
 
-    def __init__(self, name: str, backend: BackendConfig, keys: Reader, values: Reader) -> None:
+    def __init__(
+        self,
+        name: str,
+        backend: BackendConfig,
+        retry: RetryConfig,
+        stored: Stored,
+        clock: Clock,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         """Prepare; connections are opened when needed.
 
         Args:
             name: Name of the service.
-            backend: Where, with which limits.
-            keys: Decodes stored keys.
-            values: Decodes stored values.
+            backend: Where, how, with which limits.
+            retry: Which statuses blame the backend as a whole.
+            stored: Reads keys and values.
+            clock: Tells what a date in `Retry-After` means.
+            tls: Context of `https` connections; the system's authorities when None.
         """
         super().__init__(name)
-        self._backend = backend
-        self._keys = keys
-        self._values = values
-        self._session: aiohttp.ClientSession | None = None
+        self.client = client_of(backend, clock, tls)
+        self._results = backend.mode == "results"
+        self._retry = retry
+        self._stored = stored
+        self._clock = clock
+        self._request = functools.partial(_WRITERS[backend.mode], stored)
 
     async def stop(self) -> None:
-        if self._session:
-            await self._session.close()
+        self.client.close()
 
     async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
         """Post the records that can be decoded; the others are dead letters at once."""
-        await self._prepare(delivery.records)
-        outcomes: dict[int, Outcome] = {}
-        sent: list[Record] = []
-        entries: list[bytes] = []
-        entry = Envelope(delivery).entry
-        for record in delivery.records:
-            try:
-                key, value = self._keys.decode(record.key), self._values.decode(record.value)
-            except DecodeError as error:
-                outcomes[record.offset] = Outcome(Verdict.DEAD_LETTER, "DecodeError", error.description)
-                continue
-            sent.append(record)
-            entries.append(entry(record, key, value))
-        answered = await self._post(b"[" + b",".join(entries) + b"]", sent) if sent else []
-        if not outcomes:
-            return answered
-        outcomes.update(zip((record.offset for record in sent), answered, strict=True))
-        return [outcomes[record.offset] for record in delivery.records]
-
-    async def _prepare(self, records: Sequence[Record]) -> None:
         try:
-            await self._keys.prepare([record.key for record in records])
-            await self._values.prepare([record.value for record in records])
+            await self._stored.prepare(delivery.records)
         except RegistryUnavailable as cause:
             raise DestinationUnavailable(f"waiting for the schema registry: {cause.description}") from cause
-
-    async def _post(self, body: bytes, sent: Sequence[Record]) -> list[Outcome]:
         try:
-            async with self._open_session().post(self._backend.url, data=body, allow_redirects=False) as response:
-                answer = await _read_limited(response)
-                status = response.status
-        except TimeoutError as cause:
-            raise self._unavailable(f"no answer within {self._backend.timeout_seconds:g} s") from cause
-        except (aiohttp.ClientError, OSError) as cause:
-            raise self._unavailable(str(cause) or type(cause).__name__) from cause
-        if status >= 300:
-            # The whole delivery failed, so none of its records is to blame: it is repeated as it is.
-            raise self._unavailable(f"HTTP {status}")
-        if self._backend.mode == "status":
-            return [ACK] * len(sent)
-        return outcomes_of(answer, sent)
+            body, headers = self._request(delivery, delivery.records)
+        except DecodeError:
+            return await self._deliver_sound(delivery)
+        return self._outcomes(await self.client.post(body, headers), delivery.records)
 
-    def _unavailable(self, why: str) -> DestinationUnavailable:
-        return DestinationUnavailable(f"waiting for the backend {self._backend.url}: {why}", url=self._backend.url)
+    async def _deliver_sound(self, delivery: Delivery) -> Sequence[Outcome]:
+        outcomes: dict[int, Outcome] = {}
+        for record in delivery.records:
+            try:
+                self._request(delivery, [record])
+            except DecodeError as error:
+                outcomes[record.offset] = Outcome(Verdict.DEAD_LETTER, "DecodeError", error.description)
+        if sound := [record for record in delivery.records if record.offset not in outcomes]:
+            answer = await self.client.post(*self._request(delivery, sound))
+            outcomes.update(zip([record.offset for record in sound], self._outcomes(answer, sound), strict=True))
+        return [outcomes[record.offset] for record in delivery.records]
 
-    def _open_session(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                timeout=aiohttp.ClientTimeout(total=self._backend.timeout_seconds),
-                connector=aiohttp.TCPConnector(limit=0),  # the pump bounds what is in flight
-                headers={**self._backend.headers, "Content-Type": "application/json", "Accept-Encoding": "identity"},
-                auto_decompress=False,
-                cookie_jar=aiohttp.DummyCookieJar(),
-            )
-        return self._session
+    def _outcomes(self, answer: Answer, sent: Sequence[Record]) -> list[Outcome]:
+        """Say what an answer means.
+
+        Raises:
+            DestinationUnavailable: It speaks of the backend and not of the records.
+            DestinationRefused: It is a success, and not as agreed.
+        """
+        status = answer.status
+        if status < 300:
+            return outcomes_of(answer.body, sent) if self._results else [ACK] * len(sent)
+        if self._retry.action_of_status(status) == "unavailable":
+            wait = retry_after_seconds(answer.headers.get("retry-after", ""), self._clock.time())
+            place = self.client.place
+            why = f"waiting for the backend {place}: it answers HTTP {status}"
+            raise DestinationUnavailable(why, wait_seconds=wait, url=place)
+        excerpt = answer.body[:_EXCERPT_BYTES].decode(errors="replace")
+        return [Outcome(Verdict.RETRY, f"HTTP {status}", excerpt, status)] * len(sent)
 
 
-async def _read_limited(response: aiohttp.ClientResponse) -> bytes:
-    answer = bytearray()
-    async for chunk in response.content.iter_any():
-        answer += chunk
-        if len(answer) > _ANSWER_BYTES:
-            raise DestinationRefused(f"the backend's answer is larger than {_ANSWER_BYTES} bytes")
-    return bytes(answer)
+def _records(stored: Stored, delivery: Delivery, records: Sequence[Record]) -> Request:
+    return array_of(delivery, records, stored.keys(records), stored.values(records)), [_JSON]
+
+
+_JSON: Final = ("Content-Type", "application/json")
+_WRITERS: Final[dict[str, Callable[[Stored, Delivery, Sequence[Record]], Request]]] = {
+    "results": _records,
+    "status": _records,
+    "single": single,
+    "cloudevents_batch": cloud_events.batch,
+    "cloudevents_structured": cloud_events.structured,
+    "cloudevents_binary": cloud_events.binary,
+}

@@ -1,0 +1,170 @@
+"""Records as CloudEvents: one that is an event already goes on as that event, any other is wrapped into one.
+
+Source: CloudEvents 1.0.2 with its JSON format, HTTP binding and Kafka binding; extensions Partitioning and Distributed
+Tracing.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from headrace.delivery.protocols import Delivery
+from headrace.errors import DecodeError
+from headrace.formats.codec_json import JsonCodec
+from headrace.records import Record
+from headrace.sidecar.reactive.envelope import delivery_id
+from headrace.sidecar.reactive.single import Request, delivery_headers, headers_text, safe, trace_of
+from headrace.sidecar.reactive.stored import Stored
+
+_REQUIRED: Final = ("specversion", "id", "source", "type")
+_VERSION: Final = "1.0"
+_NAME: Final = re.compile(r"[a-z0-9]+")
+_MEDIA_TYPE: Final = re.compile(r"[!-~][ -~]*")
+_YEAR_10000_MS: Final = 253_402_300_800_000
+_decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_any = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+_valid_json: Final = JsonCodec().decode
+
+
+class Event(NamedTuple):
+    """One event."""
+
+    attributes: dict[str, str | int | bool]
+    """All but `datacontenttype`."""
+    content_type: str
+    data: bytes | None
+
+
+def batch(stored: Stored, delivery: Delivery, records: Sequence[Record]) -> Request:
+    """Return the request of mode `cloudevents_batch`."""
+    events = [_json_of(_event_of(stored, delivery, record)) for record in records]
+    return _encode(events), [("Content-Type", "application/cloudevents-batch+json")]
+
+
+def structured(stored: Stored, delivery: Delivery, records: Sequence[Record]) -> Request:
+    """Return the request of mode `cloudevents_structured`."""
+    (record,) = records
+    event = _json_of(_event_of(stored, delivery, record))
+    head = ("Content-Type", "application/cloudevents+json")
+    return _encode(event), [head, *delivery_headers(stored, delivery, record)]
+
+
+def binary(stored: Stored, delivery: Delivery, records: Sequence[Record]) -> Request:
+    """Return the request of mode `cloudevents_binary`."""
+    (record,) = records
+    event = _event_of(stored, delivery, record)
+    lines = [(f"ce-{name}", safe(_canonical(value))) for name, value in event.attributes.items()]
+    if event.data is not None:
+        lines.append(("Content-Type", event.content_type))
+    return event.data or b"", lines + delivery_headers(stored, delivery, record)
+
+
+def _event_of(stored: Stored, delivery: Delivery, record: Record) -> Event:
+    own = {name: (data or b"").decode(errors="replace") for name, data in record.headers}
+    kind = own.get("content-type", "")
+    if record.value is not None and kind.lower().startswith("application/cloudevents+json"):
+        return _parse(record.value)
+    attributes: dict[str, str | int | bool] = {
+        name[3:]: text for name, text in own.items() if name.startswith("ce_") and _NAME.fullmatch(name[3:]) and text
+    }
+    is_event = all(attributes.get(name) for name in _REQUIRED) and attributes["specversion"] == _VERSION
+    if is_event and _MEDIA_TYPE.fullmatch(kind):
+        return Event(attributes, kind, record.value)
+    data = None if record.value is None else stored.body(record)
+    return Event(attributes if is_event else _wrapper(stored, delivery, record), stored.content_type, data)
+
+
+def _wrapper(stored: Stored, delivery: Delivery, record: Record) -> dict[str, str | int | bool]:
+    headers = record.headers
+    attributes: dict[str, str | int | bool] = {
+        "specversion": _VERSION,
+        "id": delivery_id(delivery, record, headers),
+        "source": f"/topics/{record.topic}/partitions/{record.partition}",
+        "type": "headrace.record",
+        "offset": str(record.offset),  # an Integer of CloudEvents has 32 bits
+        "attempt": delivery.attempt,
+        "epoch": delivery.epoch,
+    }
+    if 0 <= record.timestamp_ms < _YEAR_10000_MS:
+        time = datetime.fromtimestamp(record.timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds")
+        attributes["time"] = time.replace("+00:00", "Z")
+    if (key := stored.key_text(record)) is not None:
+        attributes["partitionkey"] = key
+    if headers:
+        attributes["recordheaders"] = headers_text(headers)
+        attributes.update(trace_of({name.lower(): data for name, data in headers if data}))
+    return attributes
+
+
+def _parse(value: bytes) -> Event:
+    """Read an event in the JSON format.
+
+    Raises:
+        DecodeError: It is none.
+    """
+    try:
+        members = _decode(_valid_json(value))
+        attributes = {n: _decode_any(raw) for n, raw in members.items() if n not in ("data", "data_base64")}
+        attributes = {name: value for name, value in attributes.items() if value is not None}
+        content_type = attributes.pop("datacontenttype", "application/json")
+        data = _data_of(members, content_type)
+    except (DecodeError, msgspec.MsgspecError, binascii.Error, TypeError) as cause:
+        raise DecodeError(f"its content-type says application/cloudevents+json, and it is none: {cause}") from cause
+    wrong = [n for n, v in attributes.items() if not _NAME.fullmatch(n) or not isinstance(v, str | int | bool)]
+    missing = [name for name in _REQUIRED if not attributes.get(name)]
+    if wrong or missing or attributes["specversion"] != _VERSION or not _is_media_type(content_type):
+        raise DecodeError(
+            f"its content-type says application/cloudevents+json, and it is no CloudEvent 1.0: missing={missing}, "
+            f"wrong={len(wrong)} of {len(attributes)} attributes"
+        )
+    return Event(attributes, content_type, data)
+
+
+def _data_of(members: dict[str, msgspec.Raw], content_type: str) -> bytes | None:
+    if (packed := _decode_any(members.get("data_base64", b"null"))) is not None:
+        return base64.b64decode(packed, validate=True)
+    data = bytes(members.get("data", b"null"))
+    if data == b"null":
+        return None
+    text = None if _is_json(content_type) else _decode_any(data)
+    return text.encode() if isinstance(text, str) else data
+
+
+def _json_of(event: Event) -> dict[str, Any]:
+    found: dict[str, Any] = {**event.attributes}
+    if event.data is None:
+        return found
+    found["datacontenttype"] = event.content_type
+    if _is_json(event.content_type):
+        return {**found, "data": msgspec.Raw(_valid_json(event.data))}
+    try:
+        if _media(event.content_type).startswith("text/") or _media(event.content_type).endswith("xml"):
+            return {**found, "data": event.data.decode()}
+    except UnicodeDecodeError:
+        pass
+    return {**found, "data_base64": base64.b64encode(event.data).decode()}
+
+
+def _canonical(value: str | int | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _media(content_type: str) -> str:
+    return content_type.partition(";")[0].strip().lower()
+
+
+def _is_json(content_type: str) -> bool:
+    media = _media(content_type)
+    return media in ("application/json", "text/json") or media.endswith("+json")
+
+
+def _is_media_type(value: object) -> bool:
+    return isinstance(value, str) and _MEDIA_TYPE.fullmatch(value) is not None

@@ -1,0 +1,85 @@
+"""One record per request: its value as body, and all else of it in headers that any byte survives.
+
+Source: decisions.md 8 (identity); W3C Trace Context; sidecar.md 2.7 (ids); reliability.md G1, H6.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Sequence
+from typing import Final
+from urllib.parse import quote
+
+from headrace.delivery.protocols import Delivery
+from headrace.records import Header, Record
+from headrace.sidecar.reactive.envelope import CORRELATION_ID, TRACEABILITY_ID, delivery_id
+from headrace.sidecar.reactive.stored import Stored
+
+Request = tuple[bytes, list[tuple[str, str]]]
+"""Body and headers of one POST."""
+
+_PLAIN: Final = "".join(map(chr, range(0x21, 0x7F))).replace('"', "").replace("%", "")
+_TRACE_PARENT: Final = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]*)?")
+_TRACE_STATE: Final = re.compile(rb"[ -~]{1,512}")
+
+
+def single(stored: Stored, delivery: Delivery, records: Sequence[Record]) -> Request:
+    """Return the request of mode `single`; see `delivery_headers`."""
+    (record,) = records
+    return stored.body(record), [("Content-Type", stored.content_type), *delivery_headers(stored, delivery, record)]
+
+
+def delivery_headers(stored: Stored, delivery: Delivery, record: Record) -> list[tuple[str, str]]:
+    """Return what a request with one record says of it beside its value: identity, place, key, headers, trace.
+
+    Raises:
+        DecodeError: The key is not of its format.
+    """
+    own = record.headers
+    identity = safe(delivery_id(delivery, record, own))
+    lines = [
+        ("Idempotency-Key", identity),
+        ("X-Headrace-Attempt", str(delivery.attempt)),
+        ("X-Headrace-Epoch", str(delivery.epoch)),
+        ("X-Headrace-Topic", record.topic),
+        ("X-Headrace-Partition", str(record.partition)),
+        ("X-Headrace-Offset", str(record.offset)),
+        ("X-Headrace-Timestamp", str(record.timestamp_ms)),
+    ]
+    if record.value is None:
+        lines.append(("X-Headrace-Tombstone", "true"))
+    if (key := stored.key_text(record)) is not None:
+        lines.append(("X-Headrace-Key", safe(key)))
+    if not own:
+        return [*lines, (CORRELATION_ID, identity)]
+    found = {name.lower(): data for name, data in own if data}
+    lines.append(("X-Headrace-Headers", headers_text(own)))
+    lines.append((CORRELATION_ID, safe(found.get(CORRELATION_ID.lower(), b"")) or identity))
+    if traceability := found.get(TRACEABILITY_ID.lower()):
+        lines.append((TRACEABILITY_ID, safe(traceability)))
+    return lines + list(trace_of(found).items())
+
+
+def safe(text: str | bytes) -> str:
+    """Return text as a header's value: what is no visible ASCII, and `"` and `%`, is percent-encoded.
+
+    Source: CloudEvents HTTP binding 1.0.2, 3.1.3.2.
+    """
+    return quote(text, _PLAIN)
+
+
+def headers_text(headers: Sequence[Header]) -> str:
+    """Return record headers as ASCII: a JSON array of [name, base64 or null] in their order."""
+    pairs = [(name, None if data is None else base64.b64encode(data).decode()) for name, data in headers]
+    return json.dumps(pairs, separators=(",", ":")).replace("\x7f", "\\u007f")
+
+
+def trace_of(found: dict[str, bytes]) -> dict[str, str]:
+    """Return `traceparent` and `tracestate` of a record's headers (by lower-case name), if they are such."""
+    parent, state = found.get("traceparent", b""), found.get("tracestate", b"")
+    if not _TRACE_PARENT.fullmatch(parent):
+        return {}
+    trace = {"traceparent": parent.decode()}
+    return {**trace, "tracestate": state.decode()} if _TRACE_STATE.fullmatch(state) else trace

@@ -1,0 +1,62 @@
+"""Stored keys and values on their way into a request, by the formats of the consumer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from headrace.formats.codecs import Reader
+from headrace.records import Record
+
+_TYPES: Final = {"binary": "application/octet-stream", "string": "text/plain; charset=utf-8"}
+_AS_STORED: Final = ("binary", "string", "json")
+"""Formats whose stored bytes are a body as they are."""
+_decode_text = msgspec.json.Decoder(str).decode
+
+
+class Stored:
+    """Reads keys and values of one consumer's records."""
+
+    def __init__(self, keys: Reader, key_format: str, values: Reader, value_format: str) -> None:
+        self._keys, self._key_format = keys, key_format
+        self._values, self._value_format = values, value_format
+        self.content_type = _TYPES.get(value_format, "application/json")
+        """Of what `body` returns."""
+
+    async def prepare(self, records: Sequence[Record]) -> None:
+        """Fetch the schemas that these records name; await it before anything else.
+
+        Raises:
+            RegistryUnavailable: A schema is not known here, and the registry does not answer.
+        """
+        await self._keys.prepare([record.key for record in records])
+        await self._values.prepare([record.value for record in records])
+
+    def keys(self, records: Sequence[Record]) -> list[str | None]:
+        """Return keys as JSON text.
+
+        Raises:
+            DecodeError: One is not of its format. So do all below.
+        """
+        return self._keys.texts([record.key for record in records])
+
+    def values(self, records: Sequence[Record]) -> list[str | None]:
+        """Return values as JSON text."""
+        return self._values.texts([record.value for record in records])
+
+    def key_text(self, record: Record) -> str | None:
+        """Return a key outside of JSON: text as it is, bytes as base64, anything else as JSON text."""
+        found = self._keys.decode(record.key)
+        if found is None:
+            return None
+        return _decode_text(found) if self._key_format in _TYPES else found.decode()
+
+    def body(self, record: Record) -> bytes:
+        """Return a value as a body of its own; none when it is null."""
+        value = record.value
+        if value is None or self._value_format == "binary":
+            return value or b""
+        found = self._values.decode(value)
+        return value if self._value_format in _AS_STORED else found or b""

@@ -1,0 +1,167 @@
+"""A backend as a destination: what each answer means for the records, and which of them are sent at all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from headrace.config.backend import BackendConfig
+from headrace.config.retry import RetryConfig
+from headrace.delivery.protocols import ACK, Delivery, Outcome, Verdict
+from headrace.errors import DestinationRefused, DestinationUnavailable, RegistryUnavailable
+from headrace.formats.codecs import Codecs
+from headrace.lifecycle.clock import ManualClock
+from headrace.records import Record, TopicPartition
+from headrace.sidecar.reactive.connection import Answer
+from headrace.sidecar.reactive.http_destination import HttpDestination
+from headrace.sidecar.reactive.stored import Stored
+
+CODECS = Codecs(None)  # type: ignore[arg-type]
+DONE = b'[{"processed":true},{"processed":true}]'
+
+
+class FakeClient:
+    """Answers every post in the same way."""
+
+    place = "http://localhost/"
+
+    def __init__(self, status: int, body: bytes = b"", **headers: str) -> None:
+        self.answer = Answer(status, headers, body)
+        self.posts: list[tuple[bytes, dict[str, str]]] = []
+        self.closed = False
+
+    async def post(self, body: bytes, headers: Iterable[tuple[str, str]]) -> Answer:
+        self.posts.append((body, dict(headers)))
+        return self.answer
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def destination(client: FakeClient, mode: Any = "results", **retry: Any) -> HttpDestination:
+    backend = BackendConfig(url="http://localhost/", mode=mode)
+    stored = Stored(CODECS.for_reading("string"), "string", CODECS.for_reading("json"), "json")
+    made = HttpDestination("backend", backend, RetryConfig(**retry), stored, ManualClock(1_800_000_000))
+    made.client = client  # type: ignore[assignment]
+    return made
+
+
+def deliver(to: HttpDestination, what: Delivery) -> list[Outcome]:
+    return list(asyncio.run(to.deliver(what)))
+
+
+def delivery(*values: bytes) -> Delivery:
+    records = [Record("t", 0, n, 0, None, value) for n, value in enumerate(values)]
+    return Delivery("g", TopicPartition("t", 0), 1, records, 1)
+
+
+TWO = delivery(b"1", b"2")
+
+
+@pytest.mark.parametrize("mode", ["results", "status", "cloudevents_batch"])
+def test_a_delivery_is_one_request(mode: str) -> None:
+    """All its records, with the type of the body."""
+    client = FakeClient(200, DONE)
+    assert deliver(destination(client, mode), TWO) == [ACK, ACK]
+    ((body, headers),) = client.posts
+    assert len(json.loads(body)) == 2
+    assert headers["Content-Type"] == f"application/{'cloudevents-batch+json' if 'cloud' in mode else 'json'}"
+
+
+@pytest.mark.parametrize("mode", ["status", "cloudevents_batch"])
+@pytest.mark.parametrize("status", [200, 202, 204, 299])
+def test_a_success_is_enough_where_answers_are_not_read(mode: str, status: int) -> None:
+    """Whatever the body is."""
+    assert deliver(destination(FakeClient(status, b"<html>"), mode), TWO) == [ACK, ACK]
+
+
+@pytest.mark.parametrize("mode", ["single", "cloudevents_structured", "cloudevents_binary"])
+def test_one_record_is_one_request(mode: str) -> None:
+    """Under its idempotency key."""
+    client = FakeClient(204)
+    assert deliver(destination(client, mode), delivery(b"1")) == [ACK]
+    ((_, headers),) = client.posts
+    assert headers["Idempotency-Key"] == "g:t:0:0"
+
+
+@pytest.mark.parametrize("status", [200, 202])
+def test_a_success_that_is_not_as_agreed_ends_nothing(status: int) -> None:
+    """The backend has to be mended; no record is to blame."""
+    with pytest.raises(DestinationRefused, match="1 results for 2 records"):
+        deliver(destination(FakeClient(status, b'[{"processed":true}]')), TWO)
+
+
+@pytest.mark.parametrize("mode", ["results", "status", "cloudevents_batch"])
+@pytest.mark.parametrize("status", [301, 302, 304, 307, 308, 401, 403, 404, 408, 425, 429, 502, 503, 504])
+def test_statuses_that_speak_of_the_backend_blame_no_record(mode: str, status: int) -> None:
+    """Among them every redirect, which is not followed."""
+    with pytest.raises(DestinationUnavailable, match=f"http://localhost/: it answers HTTP {status}") as raised:
+        deliver(destination(FakeClient(status, DONE), mode), TWO)
+    assert raised.value.wait_seconds is None
+
+
+def test_a_backend_says_how_long_to_wait() -> None:
+    """`Retry-After` goes to whoever decides when the next delivery begins."""
+    client = FakeClient(503, **{"retry-after": "7"})
+    with pytest.raises(DestinationUnavailable) as raised:
+        deliver(destination(client), TWO)
+    assert raised.value.wait_seconds == 7
+
+
+@pytest.mark.parametrize("status", [400, 409, 413, 422, 500, 501, 599])
+def test_any_other_failure_is_one_of_each_record(status: int) -> None:
+    """With its status and the beginning of what was said, for the policy to judge."""
+    outcomes = deliver(destination(FakeClient(status, b"\xffno" + b"x" * 9999)), TWO)
+    assert [(o.verdict, o.error, o.status, o.reason[:3]) for o in outcomes] == [
+        (Verdict.RETRY, f"HTTP {status}", status, "\ufffdno")
+    ] * 2
+    assert len(outcomes[0].reason) == 2000
+
+
+def test_the_policy_decides_whom_a_status_blames() -> None:
+    """A written line wins over the default, both ways."""
+    written = {"statuses": {"500": "unavailable", "503": "retry"}}
+    with pytest.raises(DestinationUnavailable):
+        deliver(destination(FakeClient(500), **written), TWO)
+    assert (deliver(destination(FakeClient(503), **written), TWO))[0].status == 503
+
+
+def test_records_that_cannot_be_read_do_not_keep_the_others_back() -> None:
+    """They are dead letters at once, and each outcome stands in the place of its record."""
+    client = FakeClient(200, DONE)
+    outcomes = deliver(destination(client), delivery(b"{", b"2", b"\xff", b"4"))
+    assert [outcome.verdict for outcome in outcomes] == [Verdict.DEAD_LETTER, Verdict.ACK] * 2
+    assert outcomes[0].error == "DecodeError"
+    assert [entry["offset"] for entry in json.loads(client.posts[0][0])] == [1, 3]
+
+
+@pytest.mark.parametrize("mode", ["results", "single"])
+def test_nothing_is_posted_when_nothing_can_be_read(mode: str) -> None:
+    """A request without records would mean nothing."""
+    client = FakeClient(200, b"[]")
+    (outcome,) = deliver(destination(client, mode), delivery(b"{"))
+    assert isinstance(outcome, Outcome)
+    assert outcome.verdict is Verdict.DEAD_LETTER
+    assert client.posts == []
+
+
+def test_a_registry_that_is_down_costs_nobody_an_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without schemas it is not known what is sound."""
+
+    async def prepare(_: Any, __: Any) -> None:
+        raise RegistryUnavailable("it hangs")
+
+    monkeypatch.setattr(Stored, "prepare", prepare)
+    with pytest.raises(DestinationUnavailable, match="waiting for the schema registry: it hangs"):
+        deliver(destination(FakeClient(200)), TWO)
+
+
+def test_connections_end_with_the_service() -> None:
+    """Nothing stays open behind it."""
+    client = FakeClient(200)
+    asyncio.run(destination(client).stop())
+    assert client.closed

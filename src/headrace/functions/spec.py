@@ -89,9 +89,10 @@ class Attributes(_Part):
     dead_letter: Annotated[
         DeadLetterConfig, Field(alias="deadLetterTopic"), BeforeValidator(lambda topic: {"topic": topic})
     ] = DeadLetterConfig()
-    retry: Annotated[RetryConfig, Field(alias="attempts"), BeforeValidator(lambda count: {"attempts": count})] = (
-        RetryConfig()
-    )
+    attempts: Annotated[int | None, Field(ge=1), Number] = None
+    """Short for `retry: {attempts: ...}`."""
+    retry_settings: Annotated[RetryConfig, Field(alias="retry")] = RetryConfig()
+    """What happens to a record that failed, as in a reactive consumer."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Attributes:
@@ -123,6 +124,11 @@ class KafkaTrigger(Attributes):
     def workers(self) -> int:
         """Worker processes."""
         return self.num_workers or self.max_workers or 1
+
+    @property
+    def retry(self) -> RetryConfig:
+        """What happens to a record that failed."""
+        return self.retry_settings.model_copy(update={"attempts": self.attempts} if self.attempts else None)
 
     @property
     def client_properties(self) -> dict[str, int]:

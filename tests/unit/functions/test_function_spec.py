@@ -79,11 +79,13 @@ def test_attributes_beat_annotations_and_annotations_beat_defaults(tmp_path: Pat
     """Precedence of functions.md 1.5; annotations are text, so numbers are parsed."""
     [trigger] = load(tmp_path, UNMODIFIED).triggers
     assert trigger.allocation == "static"
-    assert trigger.client_properties == {
+    assert trigger.member.client_properties({}) == {
         "session.timeout.ms": 30_000,
         "fetch.wait.max.ms": 250,
         "fetch.min.bytes": 7,
         "max.partition.fetch.bytes": 1_048_576,
+        "heartbeat.interval.ms": 3000,
+        "partition.assignment.strategy": "cooperative-sticky",
     }
 
 
@@ -108,6 +110,16 @@ def test_headrace_additions(tmp_path: Path) -> None:
     assert (trigger.key_format, trigger.value_format) == ("string", "avro")
     assert (trigger.output_topic, trigger.output_format) == ("out", "binary")
     assert (trigger.dead_letter.topic, trigger.retry.attempts) == ("dead", 2)
+
+
+def test_what_a_failure_means_is_written_as_for_a_reactive_consumer(tmp_path: Path) -> None:
+    """The whole section is there; `attempts` beside it is the shorter way and wins."""
+    lines = "        retry: {attempts: 9, deadline_seconds: 60, errors: {ValueError: dead_letter}}\n"
+    [trigger] = load(tmp_path, with_attributes(lines + "        attempts: 2\n")).triggers
+    assert (trigger.retry.attempts, trigger.retry.deadline_seconds) == (2, 60)
+    assert trigger.retry.action_of_error("ValueError") == "dead_letter"
+    with pytest.raises(FunctionInvalid, match="retry.errors.ValueError: should be 'retry', 'dead_letter', 'skip' or"):
+        load(tmp_path, with_attributes("        retry: {errors: {ValueError: drop}}\n"))
 
 
 def test_keys_are_read_in_any_letter_case(tmp_path: Path) -> None:

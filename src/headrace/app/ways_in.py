@@ -6,6 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import Protocol
 
+from headrace.config.backend import BackendConfig
 from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl, ReactiveConsumerConfig
 from headrace.config.kafka import KafkaConfig
 from headrace.config.model import HeadraceConfig
@@ -26,6 +27,7 @@ from headrace.pipelines.load import load_pipelines
 from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.spec import PipelineSpec
 from headrace.security import BackendTlsFiles
+from headrace.sidecar.reactive.health_wait import AfterHealth
 from headrace.sidecar.reactive.http_destination import HttpDestination
 from headrace.sidecar.reactive.stored import Stored
 from headrace.telemetry.metrics import Metrics
@@ -98,7 +100,10 @@ class WaysIn:
         pump = self._pump(name, reactive.group, destination, reactive.topics, reactive.dead_letter, reactive)
         policy = StartPolicy(reactive.auto_offset_reset, reactive.on_gap)
         consumer = self._consumer(name, pump, self.config.kafka, reactive.topics, policy, reactive.flow)
-        return [*tls, destination, pump, consumer]
+        return [*tls, destination, pump, self._held(consumer, destination, backend)]
+
+    def _held(self, consumer: Service, destination: HttpDestination, backend: BackendConfig) -> Service:
+        return AfterHealth(consumer, destination.client, backend.health, self.clock) if backend.health else consumer
 
     def _functions(self) -> list[Service]:
         services: list[Service] = []

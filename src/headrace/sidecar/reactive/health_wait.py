@@ -1,0 +1,63 @@
+"""A consumer that begins when its backend is ready. Source: sidecar.md 7.1 and defect 21: only when asked for."""
+
+from __future__ import annotations
+
+import logging
+
+from headrace.config.backend import BackendHealth
+from headrace.errors import DestinationUnavailable
+from headrace.lifecycle import Clock, Deadline, Readiness, Service
+from headrace.sidecar.reactive.client import Client
+
+log = logging.getLogger(__name__)
+
+
+class AfterHealth(Service):
+    """Starts a service when a backend answers its health question for the first time, and is that service then."""
+
+    def __init__(self, waiting: Service, client: Client, health: BackendHealth, clock: Clock) -> None:
+        super().__init__(waiting.name)
+        self._waiting = waiting
+        self._client = client
+        self._health = health
+        self._clock = clock
+        self._why = f"waiting for 2xx of GET {health.path}"
+        self._begun = False
+
+    async def start(self) -> None:
+        self._waiting.on_death = self._died
+        self.spawn(self._begin(), "health")
+
+    async def drain(self, deadline: Deadline) -> None:
+        await self.cancel_tasks()
+        if self._begun:
+            await self._waiting.drain(deadline)
+
+    async def stop(self) -> None:
+        await super().stop()
+        if self._begun:
+            await self._waiting.stop()
+
+    def readiness(self) -> Readiness:
+        return self._waiting.readiness() if self._begun else Readiness(False, self._why)
+
+    async def _begin(self) -> None:
+        log.info("%s: %s", self.name, self._why)
+        while why := await self._problem():
+            self._why = f"waiting for 2xx of GET {self._health.path}: {why}"
+            await self._clock.sleep(self._health.interval_seconds)
+        self._begun = True
+        await self._waiting.start()
+        log.info("%s: the backend is ready, consumption begins", self.name)
+
+    async def _problem(self) -> str:
+        try:
+            answer = await self._client.get(self._health.path)
+        except DestinationUnavailable as error:
+            return error.description
+        return "" if answer.status < 300 else f"{self._client.place} answers HTTP {answer.status}"
+
+    def _died(self, service: Service) -> None:
+        self.death = service.death
+        if self.on_death:
+            self.on_death(self)

@@ -1,0 +1,112 @@
+"""A consumer begins with the first answer to a health question, and only then can it be drained, stopped or dead."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from headrace.config.backend import BackendHealth
+from headrace.errors import DestinationUnavailable
+from headrace.lifecycle import Deadline, Readiness, Service
+from headrace.lifecycle.clock import ManualClock
+from headrace.sidecar.reactive.connection import Answer
+from headrace.sidecar.reactive.health_wait import AfterHealth
+
+
+class FakeBackend:
+    """Answers with the statuses it is given, the last one for ever; 0 is no answer."""
+
+    place = "http://localhost/"
+
+    def __init__(self, *statuses: int) -> None:
+        self.statuses, self.asked = list(statuses), 0
+
+    async def get(self, path: str) -> Answer:
+        assert path == "/ready?x=1"
+        self.asked += 1
+        status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+        if not status:
+            raise DestinationUnavailable("waiting for the backend: nobody listens there")
+        return Answer(status, {}, b"")
+
+
+class Consumer(Service):
+    """Notes what is asked of it."""
+
+    def __init__(self) -> None:
+        super().__init__("consumer")
+        self.calls: list[str] = []
+
+    async def start(self) -> None:
+        self.calls.append("start")
+
+    async def drain(self, deadline: Deadline) -> None:
+        self.calls.append("drain")
+
+    async def stop(self) -> None:
+        self.calls.append("stop")
+
+    def readiness(self) -> Readiness:
+        return Readiness(False, "not joined yet")
+
+
+def run(backend: FakeBackend, then: Callable[[AfterHealth, Consumer, ManualClock], Awaitable[None]]) -> Consumer:
+    consumer, clock = Consumer(), ManualClock()
+    gate = AfterHealth(consumer, backend, BackendHealth(path="/ready?x=1", interval_seconds=2), clock)  # type: ignore[arg-type]
+
+    async def all_of_it() -> None:
+        await gate.start()
+        await clock.settle()
+        try:
+            await then(gate, consumer, clock)
+        finally:
+            await gate.stop()
+
+    asyncio.run(all_of_it())
+    return consumer
+
+
+def test_consumption_begins_with_the_first_success() -> None:
+    """Not before, whatever else is answered; readiness says what it waits for; one question per interval."""
+    backend = FakeBackend(0, 503, 302, 204)
+
+    async def then(gate: AfterHealth, consumer: Consumer, clock: ManualClock) -> None:
+        for says in ("nobody listens there", "http://localhost/ answers HTTP 503", "HTTP 302"):
+            ready, reason = gate.readiness()
+            assert (ready, consumer.calls) == (False, [])
+            assert reason.startswith("waiting for 2xx of GET /ready?x=1: ")
+            assert says in reason
+            await clock.advance(2)
+        assert consumer.calls == ["start"]
+        assert gate.readiness() == Readiness(False, "not joined yet")
+        await gate.drain(Deadline(clock, 1))
+        await clock.advance(100)
+
+    assert run(backend, then).calls == ["start", "drain", "stop"]
+    assert backend.asked == 4
+
+
+def test_a_consumer_that_has_not_begun_never_does_after_a_drain() -> None:
+    """It has nothing to drain or stop, and nobody asks any more."""
+    backend = FakeBackend(503)
+
+    async def then(gate: AfterHealth, consumer: Consumer, clock: ManualClock) -> None:
+        await gate.drain(Deadline(clock, 1))
+        backend.statuses = [200]
+        await clock.advance(100)
+
+    assert run(backend, then).calls == []
+    assert backend.asked == 1
+
+
+def test_the_death_of_the_consumer_is_told() -> None:
+    """Whoever watches knows the one it was given."""
+    told: list[Service] = []
+
+    async def then(gate: AfterHealth, consumer: Consumer, clock: ManualClock) -> None:
+        gate.on_death = told.append
+        cause = DestinationUnavailable("broken")
+        consumer.die(cause)
+        assert (told, gate.death) == ([gate], cause)
+
+    run(FakeBackend(200), then)

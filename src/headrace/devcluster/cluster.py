@@ -27,14 +27,24 @@ class Cluster(ServerGroup):
     ports_per_server = 2
 
     def __init__(
-        self, directory: Path, brokers: int | None = None, *, port: int | None = None, detached: bool = False
+        self,
+        directory: Path,
+        brokers: int | None = None,
+        *,
+        port: int | None = None,
+        detached: bool = False,
+        proxied: bool = False,
     ) -> None:
         """Describe a cluster of 1 or 3 brokers, with ids from 1 on; as many as the folder has, else 1, when None.
+
+        If `proxied`, every broker has one more listener, to be reached by way of `routes`.
 
         Raises:
             EnvironmentProblem: The folder holds a cluster of another size.
         """
         super().__init__(directory, port=port, detached=detached)
+        if proxied:
+            self.ports_per_server = len(NodePorts._fields)
         known = len(self._state["nodes"])
         if brokers and known not in (0, brokers):
             raise EnvironmentProblem(
@@ -48,6 +58,11 @@ class Cluster(ServerGroup):
     def bootstrap_servers(self) -> str:
         """`host:port` of every broker, comma separated."""
         return ",".join(f"127.0.0.1:{port}" for port in self.ports)
+
+    @property
+    def routes(self) -> dict[int, int]:
+        """Of a proxied cluster: the ports that its brokers announce, and where each really listens."""
+        return {proxy: proxied for _, _, proxied, proxy in self._ports.values()}
 
     @property
     def endpoints(self) -> list[dict[str, int]]:

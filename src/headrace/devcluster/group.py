@@ -27,7 +27,7 @@ class ServerGroup(ABC):
     title: ClassVar[str]
     state_name: ClassVar[str]
     port_option: ClassVar[str]
-    ports_per_server: ClassVar[int]
+    ports_per_server: int
 
     def __init__(self, directory: Path, *, port: int | None = None, detached: bool = False) -> None:
         """Describe a group; if the folder holds one already, this is that group.

@@ -15,6 +15,9 @@ class NodePorts(NamedTuple):
 
     broker: int
     controller: int
+    proxied: int = 0
+    """Another listener for clients, 0 for none; what it announces is `proxy`, where something passes them on."""
+    proxy: int = 0
 
 
 _SHARED = Path(__file__).with_name("broker.properties")
@@ -32,11 +35,12 @@ def server_properties(node: int, ports: dict[int, NodePorts], data: Path) -> str
     replicas, in_sync = len(ports), max(1, len(ports) - 1)
     own = ports[node]
     voters = ",".join(f"{number}@127.0.0.1:{at.controller}" for number, at in ports.items())
+    listened, announced = (f",PROXIED://127.0.0.1:{port}" if port else "" for port in (own.proxied, own.proxy))
     specific = {
         "node.id": node,
         "controller.quorum.voters": voters,
-        "listeners": f"PLAINTEXT://127.0.0.1:{own.broker},CONTROLLER://127.0.0.1:{own.controller}",
-        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{own.broker}",
+        "listeners": f"PLAINTEXT://127.0.0.1:{own.broker},CONTROLLER://127.0.0.1:{own.controller}{listened}",
+        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{own.broker}{announced}",
         "log.dirs": data,
         "default.replication.factor": replicas,
         "min.insync.replicas": in_sync,

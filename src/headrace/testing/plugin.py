@@ -14,6 +14,7 @@ import pytest
 
 from headrace.devcluster import Cluster, HeadraceProcess, RecordingBackend, Registry
 from headrace.errors import EnvironmentProblem
+from headrace.testing.proxy import FaultProxy
 
 AnyServers = TypeVar("AnyServers", Cluster, Registry)
 
@@ -51,7 +52,16 @@ def kafka_three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
     A test that breaks a broker mends it before it ends.
     """
-    yield from _run(Cluster(tmp_path_factory.mktemp("kafka3"), 3))
+    yield from _run(Cluster(tmp_path_factory.mktemp("kafka3"), 3, proxied=True))
+
+
+@pytest.fixture
+def kafka_network(kafka_three: Cluster) -> Iterator[FaultProxy]:
+    """A way to `kafka_three` that can be broken: `bootstrap_servers`, `cut()`, `silence()`, `hold()`, `heal()`."""
+    proxy = FaultProxy(kafka_three.routes)
+    proxy.start()
+    yield proxy
+    proxy.stop()
 
 
 @pytest.fixture

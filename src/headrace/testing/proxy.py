@@ -1,0 +1,142 @@
+"""A network that can be broken: connections of clients to brokers are reset, silent, slow, or held at some requests.
+
+Source: reliability.md 2.2, part 2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import socket
+import struct
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+from headrace.lifecycle import LoopThread
+
+OFFSET_COMMIT, JOIN_GROUP, HEARTBEAT = 8, 11, 12
+"""Numbers of requests in Kafka's protocol, for `hold`."""
+_LIMIT_SECONDS = 30.0
+_READ_BYTES = 65536
+
+
+class FaultProxy:
+    """Passes connections on, request by request, from a thread of its own.
+
+    What it keeps back waits in it and goes on later, on the same connection, though the client may have left: so do
+    packets of a network that was down.
+    """
+
+    def __init__(self, routes: Mapping[int, int]) -> None:
+        """Prepare it; `routes` has the port where clients come and the port where the broker listens."""
+        self.delay_seconds = 0.0
+        """How long every part of an answer is kept back."""
+        self.held: list[int] = []
+        """Kinds of the requests that were held, in order."""
+        self._routes = dict(routes)
+        self._holding: set[int] = set()
+        self._released, self._requests_pass, self._answers_pass = (asyncio.Event() for _ in range(3))
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._servers: list[asyncio.Server] = []
+        self._thread: LoopThread
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """`host:port` of every broker, by way of the proxy."""
+        return ",".join(f"127.0.0.1:{port}" for port in self._routes)
+
+    def start(self) -> None:
+        """Listen, and let everything pass."""
+        self._thread = LoopThread("fault-proxy")
+        self._call(self._listen())
+
+    def stop(self) -> None:
+        """End every connection and listen no more."""
+        self._call(self._close())
+        self._thread.stop()
+
+    def cut(self) -> int:
+        """Reset every connection; what was on its way is lost. Returns how many clients were cut off."""
+        return self._call(self._cut()) // 2
+
+    def silence(self, *, requests: bool = True, answers: bool = True) -> None:
+        """Let nothing through any more in one direction or both; connections stay open and nobody is told."""
+        self._call(self._set(requests=not requests, answers=not answers))
+
+    def hold(self, *kinds: int) -> None:
+        """Keep back requests of some kinds, and whatever follows them on their connection."""
+        self._call(self._set(kinds=kinds))
+
+    def heal(self) -> None:
+        """Let everything pass, what was kept back first."""
+        self._call(self._set())
+
+    def _call(self, work: Coroutine[Any, Any, int]) -> int:
+        return self._thread.call(work, _LIMIT_SECONDS)
+
+    async def _listen(self) -> int:
+        for here, there in self._routes.items():
+            pass_on = functools.partial(self._pass_on, there)
+            self._servers.append(await asyncio.start_server(pass_on, "127.0.0.1", here))
+        return await self._set()
+
+    async def _set(self, *, requests: bool = True, answers: bool = True, kinds: tuple[int, ...] = ()) -> int:
+        self._holding = set(kinds)
+        passing = ((self._released, not kinds), (self._requests_pass, requests), (self._answers_pass, answers))
+        for gate, is_open in passing:
+            (gate.set if is_open else gate.clear)()
+        return 0
+
+    async def _cut(self) -> int:
+        for writer in self._writers:
+            with contextlib.suppress(OSError):  # one that is closed already
+                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
+        return len(self._writers)
+
+    async def _close(self) -> int:
+        for server in self._servers:
+            server.close()
+        await self._set()
+        while self._writers:
+            await self._cut()
+            await asyncio.sleep(0.01)
+        return 0
+
+    async def _pass_on(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers = [writer]
+        self._writers.add(writer)
+        try:
+            with contextlib.suppress(OSError):
+                answers, broker = await asyncio.open_connection("127.0.0.1", port)
+                writers.append(broker)
+                self._writers.add(broker)
+                await asyncio.gather(self._pass_requests(reader, broker), self._pass_answers(answers, writer))
+        finally:
+            for one in writers:
+                self._writers.discard(one)
+                one.close()
+
+    async def _pass_requests(self, reader: asyncio.StreamReader, broker: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            while True:
+                size = await reader.readexactly(4)
+                request = await reader.readexactly(int.from_bytes(size))
+                kind = int.from_bytes(request[:2])
+                if kind in self._holding:
+                    self.held.append(kind)
+                    await self._released.wait()
+                await self._requests_pass.wait()
+                broker.write(size + request)
+                await broker.drain()
+        broker.close()
+
+    async def _pass_answers(self, answers: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await answers.read(_READ_BYTES):
+                await asyncio.sleep(self.delay_seconds)
+                await self._answers_pass.wait()
+                writer.write(data)
+                await writer.drain()
+        writer.close()

@@ -174,9 +174,10 @@ class DeadLetterTopic:
         if isinstance(result, HeadraceError):
             return result
         if left_out > len(_GIVES_WAY):
-            what = f"offset {record.offset}, group {letter.group}, attempts={letter.attempts}, {letter.outcome.error}"
-            place = f"{self.topic_for(record.topic)} has no room for headers of ours, so a dead letter there has none"
-            log.warning("%s: %s: raise max.message.bytes there. It is of %s", what, place, record.topic_partition)
+            what = f"offset {record.offset} (attempts={letter.attempts}, {letter.outcome.error})"
+            why = f"{self.topic_for(record.topic)} has no room for them: raise max.message.bytes there"
+            label = f"group {letter.group}, {record.topic_partition}"
+            log.warning("%s: the dead letter of %s has no headers of ours, because %s", label, what, why)
         return None
 
     def _outgoing(self, letter: DeadLetter, left_out: int = 0) -> OutgoingRecord:

@@ -1,0 +1,138 @@
+"""Writing dead letters: what they say, what gives way when they are too large, and which are not written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from headrace.delivery.dead_letter import DeadLetterTopic, headers_of, origin_of
+from headrace.delivery.protocols import DeadLetter, Outcome, Verdict
+from headrace.errors import DeadLetterFailed, HeadraceError, KafkaUnavailable, RecordTooLarge
+from headrace.records import Header, OutgoingRecord, Produced, Record
+
+OWN: list[Header] = [("a", b"\x00\xff"), ("a", None)]
+
+
+def letter(offset: int = 7, value: bytes = b"v", reason: str = "no such order\nat line 3") -> DeadLetter:
+    record = Record("t", 2, offset, 5, b"\xfe", value, lambda: OWN)
+    return DeadLetter(record, "g", 3, Outcome(Verdict.RETRY, "HTTP 500", reason, 500), 1.0, 2.0)
+
+
+def size(record: OutgoingRecord) -> int:
+    return len(record.value or b"") + sum(len(name) + len(data or b"") for name, data in record.headers or ())
+
+
+class Topic:
+    """A topic with a limit; a record above it fails those that came with it."""
+
+    def __init__(self, limit: int = 1_000_000) -> None:
+        self.limit = limit
+        self.written: list[OutgoingRecord] = []
+        self.made: list[str] = []
+        self.down: set[bytes | None] = set()
+
+    async def produce(self, records: Sequence[OutgoingRecord]) -> list[Produced | HeadraceError]:
+        if any(size(record) > self.limit for record in records):
+            return [RecordTooLarge("too large")] * len(records)
+        results: list[Produced | HeadraceError] = []
+        for record in records:
+            if record.value in self.down:
+                results.append(KafkaUnavailable("down"))
+            else:
+                self.written.append(record)
+                results.append(Produced(0, len(self.written) - 1))
+        return results
+
+    async def ensure(self, name: str, source: str) -> None:
+        self.made.append(name)
+
+    def write(self, *letters: DeadLetter) -> None:
+        asyncio.run(DeadLetterTopic("{topic}.dlq", self.produce, self.ensure).write(letters))
+
+
+def test_a_letter_says_what_happened_beside_what_the_record_had() -> None:
+    """Key, value and own headers byte for byte, then the history."""
+    topic = Topic()
+    topic.write(letter())
+    (written,) = topic.written
+    assert (written.topic, written.key, written.value) == ("t.dlq", b"\xfe", b"v")
+    headers = list(written.headers or ())
+    assert headers[:2] == OWN
+    assert dict(headers[2:]) == {
+        "headrace.dlq.topic": b"t",
+        "headrace.dlq.partition": b"2",
+        "headrace.dlq.offset": b"7",
+        "headrace.dlq.timestamp": b"5",
+        "headrace.dlq.group": b"g",
+        "headrace.dlq.attempts": b"3",
+        "headrace.dlq.first_failure": b"1970-01-01T00:00:01.000+00:00",
+        "headrace.dlq.last_failure": b"1970-01-01T00:00:02.000+00:00",
+        "headrace.dlq.error": b"HTTP 500",
+        "headrace.dlq.reason": b"no such order",
+        "headrace.dlq.status": b"500",
+        "headrace.dlq.excerpt": b"no such order\nat line 3",
+        "StackTrace": b"no such order\nat line 3",
+    }
+    origin = origin_of(headers)
+    assert origin
+    assert (origin.status, origin.excerpt) == ("500", "no such order\nat line 3")
+
+
+def test_what_is_cut_stays_text() -> None:
+    """A character is not cut in two, and one that UTF-8 cannot hold does not stop the letter."""
+    headers = dict(headers_of(letter(reason="\udcff" + "\u20ac" * 5000)))
+    assert headers["headrace.dlq.excerpt"] == b"?" + "\u20ac".encode() * 341
+    assert len(headers["StackTrace"] or b"") == 1 + 3 * 2730
+
+
+@pytest.mark.parametrize(
+    ("room", "left"),
+    [
+        (12_000, ["reason", "status", "excerpt", "StackTrace"]),
+        (5_000, ["reason", "status", "excerpt"]),
+        (1_700, ["status", "excerpt"]),
+        (600, ["status"]),
+        (10, []),
+    ],
+)
+def test_ours_give_way_when_a_letter_is_too_large(room: int, left: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    """The stack first, then the reason, then the excerpt, then all of ours; the log then holds the history."""
+    value = b"x" * 100_000
+    topic = Topic(len(value) + room)
+    topic.write(letter(value=value, reason="r" * 9000))
+    (written,) = topic.written
+    assert (written.key, written.value, list(written.headers or ())[:2]) == (b"\xfe", value, OWN)
+    names = [name.removeprefix("headrace.dlq.") for name, _ in list(written.headers or ())[2:]]
+    assert [name for name in names if name in ("reason", "status", "excerpt", "StackTrace")] == left
+    assert bool(names) == bool(caplog.messages == [])
+    if not names:
+        assert "group g, t-2: the dead letter of offset 7 (attempts=3, HTTP 500) has no headers of ours" in caplog.text
+
+
+def test_one_that_is_too_large_does_not_cost_the_others_their_headers() -> None:
+    """Nobody knows which one it was, so each goes by itself."""
+    topic = Topic(50_000)
+    topic.write(letter(1), letter(2, b"x" * 49_900, "r" * 9000), letter(3))
+    assert [dict(record.headers or ()).get("headrace.dlq.offset") for record in topic.written] == [b"1", None, b"3"]
+    assert "StackTrace" in dict(topic.written[0].headers or ())
+
+
+def test_a_failure_names_those_that_are_not_written(caplog: pytest.LogCaptureFixture) -> None:
+    """So that the others are not written again; and the topic is looked for anew, it may be gone."""
+    topic = Topic(50_000)
+    topic.down = {b"b"}
+    writer = DeadLetterTopic("{topic}.dlq", topic.produce, topic.ensure)
+
+    async def test() -> None:
+        with pytest.raises(DeadLetterFailed, match=r"1 of 3 dead letters of t are not written to t\.dlq: down") as one:
+            await writer.write([letter(1), letter(2, b"b"), letter(3)])
+        assert one.value.parameters["missing"] == [1]
+        with pytest.raises(DeadLetterFailed, match="too large") as two:
+            await writer.write([letter(1, b"x" * 60_000), letter(2)])
+        assert two.value.parameters["missing"] == [0]
+
+    asyncio.run(test())
+    assert topic.made == ["t.dlq"] * 2
+    assert [(record.value or b"")[:1] for record in topic.written] == [b"v"] * 3

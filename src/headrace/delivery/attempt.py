@@ -8,9 +8,19 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from headrace.config.retry import RetryConfig
+from headrace.delivery.breaker import Breaker, Doubt
 from headrace.delivery.lane import Batch, Lane
-from headrace.delivery.policy import judge
-from headrace.delivery.protocols import ACK, DeadLetter, DeadLetterWriter, Delivery, Destination, Outcome
+from headrace.delivery.policy import Judgement, judge
+from headrace.delivery.protocols import (
+    ACK,
+    DeadLetter,
+    DeadLetterWriter,
+    Delivery,
+    Destination,
+    Outcome,
+    Verdict,
+    Waiting,
+)
 from headrace.errors import DeadLetterFailed, DeliveryError
 from headrace.lifecycle import Clock
 from headrace.lifecycle.failpoints import reach
@@ -79,6 +89,8 @@ class AttemptRules(Protocol):
     retry: RetryConfig
     clock: Clock
     counts: Counts
+    breaker: Breaker
+    waiting: Callable[[Record], Waiting] | None
 
     def later(self, seconds: float, call: Callable[[], None]) -> asyncio.Task[None]:
         """Call something after a pause, unless the task is cancelled."""
@@ -91,7 +103,7 @@ class Attempts:
         self._rules = rules
         self._on_ended = on_ended
 
-    async def make(self, lane: Lane, batch: Batch) -> None:
+    async def make(self, lane: Lane, batch: Batch, ticket: int) -> None:
         """Deliver a batch, or write its letters. A destination that is down fails nobody: no attempt is used up."""
         if batch.letters:
             return await self._bury(lane, batch)
@@ -102,22 +114,44 @@ class Attempts:
             outcomes = await rules.destination.deliver(delivery)
         except DeliveryError as error:
             reach("delivery.refused")
-            rules.counts.refusals += 1
-            return lane.refused(batch, error.description)
+            return self._refused(lane, batch, ticket, error.description, error.wait_seconds)
         reach("delivery.after")
         if lane.fenced:
             rules.counts.late += len(batch.records)
             return None
-        lane.moves()
         if outcomes.count(ACK) == len(batch.records):
+            rules.breaker.answered(ticket, len(batch.records))
+            lane.moves()
             return self._end(lane, batch.records)
-        return await self._settle(lane, batch, outcomes)
+        return await self._settle(lane, batch, ticket, outcomes)
 
-    async def _settle(self, lane: Lane, batch: Batch, outcomes: Sequence[Outcome]) -> None:
+    def _refused(self, lane: Lane, batch: Batch, ticket: int, why: str, wait_seconds: float | None = None) -> None:
+        """Keep a batch that the destination did not take, until it takes anything or, when it does, for a while."""
+        self._rules.counts.refusals += 1
+        if lane.fenced:
+            return
+        if self._rules.breaker.refused(ticket, why, wait_seconds):
+            lane.give_back(batch)
+        else:
+            lane.try_later(batch._replace(refusals=batch.refusals + 1), why)
+
+    async def _settle(self, lane: Lane, batch: Batch, ticket: int, outcomes: Sequence[Outcome]) -> None:
         """Do with each record what the policy says."""
         rules, attempt = self._rules, batch.attempt
         now = rules.clock.time()
         judged = judge(batch, outcomes, rules.retry, rules.group, now)
+        well = outcomes.count(ACK)
+        fresh = batch.attempt == 1 or rules.waiting  # a record of a tier has failed before, in another pump
+        doubts = _doubts(batch, judged, outcomes) if fresh else []
+        if judged.waiting:
+            if well:
+                rules.breaker.answered(ticket, well)
+            self._refused(lane, batch._replace(records=judged.waiting), ticket, judged.why)
+        elif not rules.breaker.answered(ticket, well, doubts, judged.why):
+            if kept := judged.keep():
+                lane.give_back(batch._replace(records=kept))
+        else:
+            lane.moves()
         if judged.ended:
             self._end(lane, judged.ended)
         if judged.skipped:
@@ -132,11 +166,8 @@ class Attempts:
         if together := judged.together:
             why = f"{len(together)} records from offset {together[0].offset} on failed together: {judged.why}"
             lane.halve(batch._replace(records=together), why)
-        if waiting := judged.waiting:
-            rules.counts.refusals += 1
-            lane.refused(batch._replace(records=waiting), f"offset {waiting[0].offset} waits: {judged.why}")
         if letters := judged.letters:
-            await self._bury(lane, Batch(_records(letters), attempt, letters[0].first_failed_at, letters))
+            await self._bury(lane, Batch(_records(letters), attempt, letters[0].first_failed_at, letters=letters))
 
     async def _bury(self, lane: Lane, batch: Batch) -> None:
         """Write dead letters; a record whose letter is not acknowledged has not ended, and its partition waits."""
@@ -205,6 +236,15 @@ class Attempts:
     def _end(self, lane: Lane, records: Sequence[Record]) -> None:
         self._rules.counts.delivered += len(records)
         self._on_ended(lane, records)
+
+
+def _doubts(batch: Batch, judged: Judgement, outcomes: Sequence[Outcome]) -> list[Doubt]:
+    """Return what speaks against the destination; what it never saw, as records that cannot be decoded, does not."""
+    partition = batch.records[0].topic_partition
+    if judged.together:
+        return [(partition, judged.together[0].offset, len(judged.together))]
+    failed = zip(batch.records, outcomes, strict=True)
+    return [(partition, record.offset, 1) for record, outcome in failed if outcome.verdict is Verdict.RETRY]
 
 
 def _records(letters: Sequence[DeadLetter]) -> list[Record]:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
+from headrace.delivery.breaker import Breaker
 from headrace.delivery.lane import Batch, Lane
 from headrace.records import TopicPartition
 
@@ -22,73 +23,88 @@ class Dispatcher:
 
     def __init__(
         self,
-        places: int,
+        breaker: Breaker,
         lanes: Mapping[TopicPartition, Lane],
-        attempt: Callable[[Lane, Batch], Awaitable[None]],
+        attempt: Callable[[Lane, Batch, int], Awaitable[None]],
         spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]],
     ) -> None:
         """Prepare.
 
         Args:
-            places: Deliveries under way at most.
+            breaker: Knows whether and how many deliveries the destination gets.
             lanes: The lanes of the present assignment, as it changes.
-            attempt: Makes one attempt.
+            attempt: Makes one attempt, known to the breaker by its ticket.
             spawn: Runs a coroutine as a task of the owner.
         """
-        self._places = places
+        self._breaker = breaker
         self._lanes = lanes
         self._attempt = attempt
         self._spawn = spawn
         self._turns: deque[Lane] = deque()
         self._queued: set[Lane] = set()
-        self._workers: dict[asyncio.Task[None], Lane] = {}
+        self._workers: dict[asyncio.Task[None], tuple[Lane, int]] = {}
 
     def offer(self, lane: Lane) -> None:
         """Say that a lane may have something to begin."""
         self._queue(lane)
-        self._begin()
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin what may begin now."""
+        while lane := self._next():
+            batch = lane.take()
+            self._queue(lane)
+            ticket = self._breaker.begin()
+            worker = self._spawn(self._work(lane, batch, ticket), "delivery")
+            self._enter(worker, lane, batch, ticket)
+            worker.add_done_callback(self._worker_ended)
 
     def _queue(self, lane: Lane) -> None:
         if lane not in self._queued and lane.startable:
             self._queued.add(lane)
             self._turns.append(lane)
 
-    def _begin(self) -> None:
-        while len(self._workers) < self._places and (lane := self._next()):
-            batch = lane.take()
-            self._queue(lane)
-            worker = self._spawn(self._work(lane, batch), "delivery")
-            self._workers[worker] = lane
-            lane.begin(worker, batch)
-            worker.add_done_callback(self._worker_ended)
+    def _enter(self, worker: asyncio.Task[None], lane: Lane, batch: Batch, ticket: int) -> None:
+        self._workers[worker] = (lane, ticket)
+        lane.begin(worker, batch)
 
-    async def _work(self, lane: Lane, batch: Batch) -> None:
+    async def _work(self, lane: Lane, batch: Batch, ticket: int) -> None:
         me = asyncio.current_task()
         assert me
+        if self._breaker.stops(ticket):
+            lane.give_back(batch)
+            return  # `_worker_ended` does the rest
         while True:
-            await self._attempt(lane, batch)
-            lane.leave(me)
-            del self._workers[me]
+            await self._attempt(lane, batch, ticket)
+            self._leave(me)
             self._queue(lane)
             following = self._next()
             if following is None:
                 return
-            lane, batch = following, following.take()
-            self._workers[me] = lane
-            lane.begin(me, batch)
+            lane, batch, ticket = following, following.take(), self._breaker.begin()
+            self._enter(me, lane, batch, ticket)
             self.offer(lane)
+
+    def _leave(self, worker: asyncio.Task[None]) -> Lane | None:
+        lane, ticket = self._workers.pop(worker, (None, 0))
+        if lane:
+            self._breaker.leave(ticket)
+            lane.leave(worker)
+        return lane
 
     def _worker_ended(self, worker: asyncio.Task[None]) -> None:
         # Whoever ended on its way, before it began or by a defect, still has its place.
-        if lane := self._workers.pop(worker, None):
-            lane.leave(worker)
-            self._begin()
+        if lane := self._leave(worker):
+            self.offer(lane)
 
     def _next(self) -> Lane | None:
-        """Return the lane whose turn it is; it is no longer queued."""
+        """Return the lane whose turn it is, if a delivery may begin; it is no longer queued."""
+        free = self._breaker.limit.places - len(self._workers)
+        if free <= 0 or not self._breaker.admits:
+            return None
         for _ in range(len(self._turns)):
             lane = self._turns.popleft()
-            if lane.startable and lane.under_way and self._is_kept():
+            if lane.startable and lane.under_way and self._is_kept(free):
                 self._turns.append(lane)
                 continue
             self._queued.discard(lane)
@@ -96,9 +112,7 @@ class Dispatcher:
                 return lane
         return None
 
-    def _is_kept(self) -> bool:
+    def _is_kept(self, free: int) -> bool:
         """Whether the free places are kept for lanes with nothing under way."""
-        free = self._places - len(self._workers)
-        if free > self._places // _KEPT:
-            return False
-        return free <= min(self._places // _KEPT, sum(1 for lane in self._lanes.values() if not lane.under_way))
+        kept = self._breaker.limit.places // _KEPT
+        return free <= kept and free <= sum(1 for lane in self._lanes.values() if not lane.under_way)

@@ -17,8 +17,9 @@ from typing import NamedTuple, Protocol
 
 from headrace.config.consumers import BatchConfig, Ordering
 from headrace.config.retry import RetryConfig
+from headrace.delivery.breaker import Breaker
 from headrace.delivery.offset_map import SPAN_OFFSETS
-from headrace.delivery.protocols import DeadLetter
+from headrace.delivery.protocols import DeadLetter, Waiting
 from headrace.delivery.retry import pause_seconds
 from headrace.delivery.tracker import AckTracker
 from headrace.lifecycle import Clock
@@ -36,6 +37,8 @@ class Batch(NamedTuple):
     attempt: int = 1
     first_failed_at: float = 0.0
     """Seconds since the epoch; 0 before the first failure."""
+    refusals: int = 0
+    """How often the destination did not take these records though it took others."""
     letters: Sequence[DeadLetter] = ()
     """Dead letters of these records: then they are to be written, and nothing is to be delivered."""
 
@@ -50,8 +53,9 @@ class LaneRules(Protocol):
     retry: RetryConfig
     clock: Clock
     chance: Random
-    due: Callable[[Record], float] | None
-    """When a record may be delivered, seconds since the epoch, in the order of offsets; None is at once."""
+    breaker: Breaker
+    waiting: Callable[[Record], Waiting] | None
+    """Of retry tiers: what a record is and when it is due, later ones not earlier; such records come one by one."""
 
     def later(self, seconds: float, call: Callable[[], None]) -> asyncio.Task[None]:
         """Call something after a pause, unless the task is cancelled."""
@@ -73,10 +77,9 @@ class Lane:
         self.idle.set()
         self.fenced = False
         """Whether results that still come mean nothing: the partition belongs to somebody else."""
-        self.waits_for = ""
-        """Why the lane does not move, in one sentence; empty while it does."""
         self.sleeps = ""
         """What it waits for that is not due yet, in one sentence; empty while nothing does."""
+        self._why = ""
         self._waits_since = 0.0
         self._standing_said = False
         self._rules = rules
@@ -87,25 +90,33 @@ class Lane:
         self._beyond: deque[Record] = deque()  # not due yet, or too far ahead of the first unfinished record
         self._begun = 0
         self._refusals = 0
+        self._took_again = False
         self._blocked = False
         self._draining = False
         self._lingers = self._lingered = False
         self._pauses: set[asyncio.Task[None]] = set()
 
     @property
+    def waits_for(self) -> str:
+        """Why the lane does not move, in one sentence; empty while it does."""
+        return self._blames_breaker(self._rules.breaker.waits_for) or self._why
+
+    @property
     def standing(self) -> str:
         """Why the lane has not moved for a while; empty while it moves or has paused only just now."""
-        still = self._rules.clock.monotonic() - self._waits_since >= _STANDING_SECONDS
-        return self.waits_for if still else ""
+        still = self._why and self._rules.clock.monotonic() - self._waits_since >= _STANDING_SECONDS
+        return self._blames_breaker(self._rules.breaker.standing) or (self._why if still else "")
 
     @property
     def startable(self) -> bool:
         """Whether `take` has something."""
-        # After a refusal one delivery at a time tries whether the destination is back.
-        if self._blocked or self._draining or (self._refusals and self.under_way):
+        if self._blocked or self._draining:
             return False
-        if self._again:
-            return True
+        return bool(self._again) or self._fresh
+
+    @property
+    def _fresh(self) -> bool:
+        """Whether records may begin that have not begun before."""
         if not self._ready or (self._begun and self._rules.ordering == "partition"):
             return False
         batch = self._rules.batch
@@ -115,7 +126,7 @@ class Lane:
         """Take records from the source, in offset order; return those that had ended before this assignment."""
         ended = self.tracker.delivered([record.offset for record in records])
         fresh = [record for record in records if record.offset not in ended] if ended else records
-        if self._beyond or self._rules.due or (fresh and fresh[-1].offset >= self.tracker.frontier + SPAN_OFFSETS):
+        if self._beyond or self._rules.waiting or (fresh and fresh[-1].offset >= self.tracker.frontier + SPAN_OFFSETS):
             self._beyond.extend(fresh)
             self._admit()
         else:
@@ -124,7 +135,9 @@ class Lane:
 
     def take(self) -> Batch:
         """Return what is to be delivered next; only when `startable`."""
-        if self._again:
+        # In turns with what is fresh, or a bad record that tries a destination hides that others would be taken.
+        self._took_again = bool(self._again) and not (self._took_again and self._fresh)
+        if self._took_again:
             return self._again.popleft()
         batch, ready = self._rules.batch, self._ready
         records = [ready.popleft()]
@@ -140,6 +153,9 @@ class Lane:
         if self._rules.ordering == "key":
             # A key whose turn came late may be before others; within a delivery offsets ascend.
             records.sort(key=_offset)
+        if self._rules.waiting:
+            waiting = self._rules.waiting(records[0])
+            return Batch(records, waiting.attempts + 1, waiting.first_failed_at)
         return Batch(records)
 
     def begin(self, task: asyncio.Task[None], batch: Batch) -> None:
@@ -167,7 +183,7 @@ class Lane:
     def moves(self) -> None:
         """Note that a destination or a dead letter topic did its work."""
         self._refusals = 0
-        self.waits_for = ""
+        self._why = ""
         if self._standing_said:
             self._standing_said = False
             log.info("%s moves again", self.label)
@@ -175,7 +191,7 @@ class Lane:
     def try_later(self, batch: Batch, why: str) -> None:
         """Deliver records once more after a pause; what does not wait behind them goes on."""
         retry = self._rules.retry
-        failures = max(1, batch.attempt - 1)
+        failures = max(1, batch.attempt - 1 + batch.refusals)
         self._rest(pause_seconds(failures, retry, self._rules.chance), why, lambda: self._again.append(batch))
 
     def halve(self, batch: Batch, why: str) -> None:
@@ -188,9 +204,13 @@ class Lane:
             self.try_later(second, why)
         self.try_later(batch._replace(records=batch.records[:middle]), why)
 
+    def give_back(self, batch: Batch) -> None:
+        """Take back a batch that the destination did not take; another one, if there is one, may try first."""
+        self._again.append(batch)
+
     def refused(self, batch: Batch, why: str) -> None:
-        """Take back a batch that the destination as a whole did not take; until it is back, the whole lane waits."""
-        self._again.appendleft(batch)
+        """Take back a batch whose dead letters are not written; the whole lane pauses."""
+        self.give_back(batch)
         if not self._blocked:
             self._refusals += 1
             self._blocked = True
@@ -204,9 +224,9 @@ class Lane:
 
     def waits(self, why: str) -> None:
         """Say why the lane does not move; the log is told when it has not for a while."""
-        if not self.waits_for:
+        if not self._why:
             self._waits_since = self._rules.clock.monotonic()
-        self.waits_for = why
+        self._why = why
         if self.standing and not self._standing_said:
             self._standing_said = True
             log.warning("%s stands still: %s", self.label, why)
@@ -231,6 +251,9 @@ class Lane:
     def label(self) -> str:
         """The lane's name in the log."""
         return f"group {self._rules.group}, {self.partition}"
+
+    def _blames_breaker(self, why: str) -> str:
+        return why if why and not self._blocked and self.tracker.open_records else ""
 
     def _enter(self, records: Sequence[Record]) -> None:
         if self._rules.ordering != "key":
@@ -264,7 +287,7 @@ class Lane:
         while self._beyond and self._beyond[0].offset < limit and self._is_due(self._beyond[0]):
             near.append(self._beyond.popleft())
         self._enter(near)
-        if self._beyond and not (self.waits_for or self.sleeps):
+        if self._beyond and not (self._why or self.sleeps):
             head = self.tracker.frontier
             self.waits(
                 f"offset {head} has not ended, and everything up to {SPAN_OFFSETS} offsets ahead of it was begun"
@@ -272,9 +295,9 @@ class Lane:
 
     def _is_due(self, record: Record) -> bool:
         """Return whether a record may be delivered by now; if not, the lane wakes when it may."""
-        if not self._rules.due:
+        if not self._rules.waiting:
             return True
-        due = self._rules.due(record)
+        due = self._rules.waiting(record).due
         seconds = due - self._rules.clock.time()
         if seconds > 0 and not self.sleeps:
             self.sleeps = f"offset {record.offset} is due at {datetime.fromtimestamp(due, UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -34,6 +34,14 @@ class Judgement:
         self.why = ""
         """Class of the last failure."""
 
+    def keep(self) -> list[Record]:
+        """Take out what is not to blame, since the destination is; what is undeliverable by proof stays a letter."""
+        doubtful = [letter.record for letter in self.letters if letter.outcome.verdict is Verdict.RETRY]
+        kept = sorted([*self.again, *doubtful], key=lambda record: record.offset)
+        self.again = []
+        self.letters = [letter for letter in self.letters if letter.outcome.verdict is not Verdict.RETRY]
+        return kept
+
 
 def judge(batch: Batch, outcomes: Sequence[Outcome], retry: RetryConfig, group: str, now: float) -> Judgement:
     """Apply a policy to what a destination said.

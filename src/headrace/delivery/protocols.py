@@ -54,6 +54,21 @@ class Delivery(NamedTuple):
     """1 for the first attempt of these records."""
 
 
+class Waiting(NamedTuple):
+    """What a record in a retry tier is, and has been through."""
+
+    origin: Record
+    """The record as it lies in the topic it came from."""
+    attempts: int = 0
+    """Deliveries so far."""
+    first_failed_at: float = 0.0
+    """Seconds since the epoch; 0 if it has not failed, and waits behind one that has."""
+    due: float = 0.0
+    """When it may be delivered again, seconds since the epoch."""
+    parked: int | None = None
+    """Offset of its entry among the parked keys; None if the order of its key is not kept."""
+
+
 class Destination(Protocol):
     """Takes deliveries: a backend or a function."""
 

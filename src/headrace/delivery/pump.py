@@ -10,9 +10,10 @@ from random import Random
 
 from headrace.config.consumers import DeliveryConfig
 from headrace.delivery.attempt import Attempts, Counts
+from headrace.delivery.breaker import Breaker
 from headrace.delivery.dispatcher import Dispatcher
 from headrace.delivery.lane import Lane
-from headrace.delivery.protocols import DeadLetterWriter, Destination, Source
+from headrace.delivery.protocols import DeadLetterWriter, Destination, Source, Waiting
 from headrace.lifecycle import Clock, Deadline, Readiness, Service
 from headrace.lifecycle.failpoints import reach
 from headrace.lifecycle.queues import register_gauge, unregister_gauge
@@ -40,7 +41,7 @@ class Pump(Service):
         delivery: DeliveryConfig,
         clock: Clock,
         chance: Random | None = None,
-        due: Callable[[Record], float] | None = None,
+        waiting: Callable[[Record], Waiting] | None = None,
     ) -> None:
         super().__init__(name)
         self.group = group
@@ -52,12 +53,13 @@ class Pump(Service):
         self.retry = delivery.retry
         self.clock = clock
         self.chance = chance or Random()
-        self.due = due
+        self.waiting = waiting
         self.counts = Counts()
         self.source: Source | None = None
         self._lanes: dict[TopicPartition, Lane] = {}
+        self.breaker = Breaker(name, delivery, clock, self.chance, self.later, self._begin)
         attempts = Attempts(self, self._ended)
-        self._dispatcher = Dispatcher(delivery.max_in_flight, self._lanes, attempts.make, self.spawn)
+        self._dispatcher = Dispatcher(self.breaker, self._lanes, attempts.make, self.spawn)
         self._dirty: set[TopicPartition] = set()
         self._changed = asyncio.Event()
 
@@ -141,6 +143,9 @@ class Pump(Service):
         self._dispatcher.offer(lane)
 
     # -----------------------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self._dispatcher.begin()
 
     async def _call_later(self, seconds: float, call: Callable[[], None]) -> None:
         await self.clock.sleep(seconds)

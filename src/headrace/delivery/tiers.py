@@ -9,12 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from headrace.config.retry import RetryConfig
 from headrace.delivery.parked import ParkedKeys
 from headrace.delivery.policy import action_of
-from headrace.delivery.protocols import DeadLetter, DeadLetterWriter, Delivery, Destination, Outcome, Verdict
+from headrace.delivery.protocols import (
+    ACK,
+    DeadLetter,
+    DeadLetterWriter,
+    Delivery,
+    Destination,
+    Outcome,
+    Verdict,
+    Waiting,
+)
 from headrace.errors import DeadLetterFailed, HeadraceError
 from headrace.lifecycle import Clock
 from headrace.records import Header, OutgoingRecord, Record
@@ -25,21 +34,6 @@ _NAMES = tuple(
     for name in ("topic", "partition", "offset", "timestamp", "attempts", "first_failure", "error", "due", "parked")
 )
 _ERROR_BYTES = 256
-
-
-class Waiting(NamedTuple):
-    """What a record in a tier is and has been through."""
-
-    origin: Record
-    """The record as it lies in the topic it came from."""
-    attempts: int
-    """Deliveries so far."""
-    first_failed_at: float
-    """Seconds since the epoch; 0 if it has not failed, and waits behind one that has."""
-    due: float
-    """When it may be delivered again, seconds since the epoch."""
-    parked: int | None
-    """Offset of its entry among the parked keys; None if the order of its key is not kept."""
 
 
 class Tiers:
@@ -78,34 +72,34 @@ class Tiers:
         now = self._clock.time()
         delayed: list[tuple[DeadLetter, int]] = []
         dead: list[DeadLetter] = []
-        ended: list[tuple[Record, int | None]] = []
+        ended: list[Waiting] = []
         for letter in letters:
-            waiting = waiting_of(letter.record)
-            tier = self._topics.index(letter.record.topic) + 1 if letter.record.topic in self._topics else 0
-            if waiting:
-                letter = _of_origin(letter, waiting, self.group)
+            topic, tier = letter.record.topic, 0
+            if topic in self._topics:
+                waiting = waiting_of(letter.record)
+                letter = letter._replace(record=waiting.origin, group=self.group)
+                tier = self._topics.index(topic) + 1
+                ended.append(waiting)
             if self._may_wait(letter, tier, now):
                 delayed.append((letter, tier))
             else:
                 dead.append(letter)
-                if waiting:
-                    ended.append((waiting.origin, waiting.parked))
         if delayed:
             await self._delay(delayed, now)
         if dead:
             await self._bury(dead)
-        for origin, parked in ended:
-            await self.end(origin, parked)
+        for waiting in ended:
+            await self.end(waiting)
         return len(delayed)
 
-    async def end(self, origin: Record, parked: int | None) -> None:
+    async def end(self, waiting: Waiting) -> None:
         """Let go what waits behind a record that has ended.
 
         Raises:
             DeadLetterFailed: It is not written that the record has ended; so it has not.
         """
-        if self.parked and parked is not None:
-            await self.parked.end(origin)
+        if self.parked and waiting.parked is not None:
+            await self.parked.end(waiting.origin)
 
     def _may_wait(self, letter: DeadLetter, tier: int, now: float) -> bool:
         retry = self.retry
@@ -143,37 +137,25 @@ class Tiers:
 class TierDestination:
     """Gives a destination the records of the tiers as their origin had them, one by one."""
 
-    def __init__(self, inner: Destination, tiers: Tiers, clock: Clock) -> None:
+    def __init__(self, inner: Destination, tiers: Tiers) -> None:
         self._inner = inner
         self._tiers = tiers
-        self._clock = clock
 
     async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
         """Deliver; a record that has ended while its copy still lay in the tier is not delivered again."""
-        return [await self._deliver(delivery, record) for record in delivery.records]
+        return [await self._deliver(delivery, waiting_of(record)) for record in delivery.records]
 
-    async def _deliver(self, delivery: Delivery, record: Record) -> Outcome:
-        tiers = self._tiers
-        waiting = waiting_of(record)
-        if waiting is None:
-            waiting = Waiting(record, 0, 0.0, 0.0, None)
-        origin = waiting.origin
+    async def _deliver(self, delivery: Delivery, waiting: Waiting) -> Outcome:
+        tiers, origin = self._tiers, waiting.origin
         if tiers.parked and waiting.parked is not None:
             await tiers.parked.catch_up(delivery, waiting.parked)
             if origin.offset not in tiers.parked.of(origin):
-                return Outcome(Verdict.ACK)
-        attempt = waiting.attempts + delivery.attempt
-        one = Delivery(tiers.group, origin.topic_partition, delivery.epoch, [origin], attempt)
+                return ACK
+        one = delivery._replace(group=tiers.group, partition=origin.topic_partition, records=[origin])
         outcome = (await self._inner.deliver(one))[0]
         if outcome.verdict is Verdict.ACK or action_of(outcome, tiers.retry) == "skip":
-            await tiers.end(origin, waiting.parked)
-        elif outcome.verdict is Verdict.RETRY and self._is_late(waiting):
-            return outcome._replace(verdict=Verdict.DEAD_LETTER)
+            await tiers.end(waiting)
         return outcome
-
-    def _is_late(self, waiting: Waiting) -> bool:
-        limit, first = self._tiers.retry.deadline_seconds, waiting.first_failed_at
-        return bool(limit and first) and self._clock.time() >= first + (limit or 0)
 
 
 def topics_of(group: str, retry: RetryConfig) -> list[str]:
@@ -181,18 +163,12 @@ def topics_of(group: str, retry: RetryConfig) -> list[str]:
     return [f"{group}.retry.{delay}s" for delay in retry.tiers]
 
 
-def due_at(record: Record) -> float:
-    """Return when a record of a tier may be delivered, seconds since the epoch."""
-    waiting = waiting_of(record)
-    return waiting.due if waiting else 0.0
-
-
-def waiting_of(record: Record) -> Waiting | None:
-    """Return what a record in a tier is, or None if it is none of ours."""
+def waiting_of(record: Record) -> Waiting:
+    """Return what a record in a tier is; one that somebody else wrote is what it is."""
     headers = record.headers
     own, ours = headers[: -len(_NAMES)], headers[-len(_NAMES) :]
     if tuple(name for name, _ in ours) != _NAMES:
-        return None
+        return Waiting(record)
     try:
         topic, partition, offset, timestamp, attempts, first, _, due, parked = ((v or b"").decode() for _, v in ours)
         origin = Record(
@@ -200,7 +176,7 @@ def waiting_of(record: Record) -> Waiting | None:
         )
         return Waiting(origin, int(attempts), _seconds(first), _seconds(due), int(parked) if parked else None)
     except ValueError:
-        return None
+        return Waiting(record)
 
 
 async def write_all(
@@ -221,12 +197,6 @@ async def write_all(
     if failed:
         raise DeadLetterFailed(f"{what} are not written to {records[0].topic}: {failed[0]}")
     return results
-
-
-def _of_origin(letter: DeadLetter, waiting: Waiting, group: str) -> DeadLetter:
-    first = waiting.first_failed_at or letter.first_failed_at
-    attempts = waiting.attempts + letter.attempts
-    return letter._replace(record=waiting.origin, group=group, attempts=attempts, first_failed_at=first)
 
 
 def _headers_of(letter: DeadLetter, due: float, parked: int | None) -> list[Header]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from random import Random
 from typing import Any
@@ -254,14 +255,18 @@ def test_who_stands_still_is_said_without_being_asked_before(caplog: pytest.LogC
         assert bed.pump.readiness().ready
         assert caplog.records == []
         await bed.clock.advance(20)
-        assert bed.pump.readiness() == (False, "t-0 stands still: down")
+        ready, why = bed.pump.readiness()
+        assert not ready
+        assert re.fullmatch(r"t-0 stands still: the breaker of pump is .+ after \d failures: down", why)
         bed.destination.down = False
         await bed.clock.advance(10)
         assert bed.pump.readiness().ready
 
     caplog.set_level("INFO")
     run(test)
-    assert caplog.messages == ["group g, t-0 stands still: down", "group g, t-0 moves again"]
+    opened_again, closed = caplog.messages
+    assert re.fullmatch(r"the breaker of pump is open until 13:4\d:\d\d UTC after \d failures: down", opened_again)
+    assert closed == "the breaker of pump is closed again"
 
 
 def test_dead_letters_are_said_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

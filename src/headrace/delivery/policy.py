@@ -61,6 +61,7 @@ def judge(batch: Batch, outcomes: Sequence[Outcome], retry: RetryConfig, group: 
         if outcome.verdict is Verdict.ACK:
             judged.ended.append(record)
             continue
+        judged.why = outcome.error
         action = action_of(outcome, retry)
         if action == "unavailable":
             judged.waiting.append(record)
@@ -68,14 +69,12 @@ def judge(batch: Batch, outcomes: Sequence[Outcome], retry: RetryConfig, group: 
             judged.together.append(record)
         elif action == "skip":
             judged.skipped.append(record)
-            continue
         elif action == "retry" and batch.attempt < retry.attempts and not late:
             judged.again.append(record)
         else:
             if action == "retry" and batch.attempt < retry.attempts:
                 outcome = _past_deadline(outcome, now - first, retry)
             judged.letters.append(DeadLetter(record, group, batch.attempt, outcome, first, now))
-        judged.why = outcome.error
     return _rolled_back(batch, judged) if _rolls_back(batch, judged, retry) else judged
 
 

@@ -1,0 +1,220 @@
+"""The policy in the pump, against the plainest model of what was promised, in virtual time.
+
+Backends that answer for a delivery as a whole or for each record, failures that a policy ends, skips or blames on the
+backend, roll-backs, deadlines, and dead letters that are written in part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from random import Random
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from headrace.config.consumers import BatchConfig, DeliveryConfig
+from headrace.config.retry import RetryConfig
+from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict
+from headrace.delivery.pump import Pump
+from headrace.errors import DeadLetterFailed, DestinationUnavailable
+from headrace.lifecycle import ManualClock
+from headrace.records import Committed, Record, TopicPartition
+
+P0 = TopicPartition("t", 0)
+ATTEMPTS = 3
+WHOLE = {"poison": 500, "flaky": 500, "conflict": 409, "refused": 422}
+"""Records that spoil the delivery they are in, and the status of the answer; a flaky one does so once."""
+ALONE = {"fails": "E", "once": "E", "bad": "a.b.Bad", "gone": "Gone", "sick": "Sick"}
+"""Records whose own result is a failure, and its class; of one that fails once, only the first."""
+PLANS = ["ok"] * 8 + [*WHOLE, *ALONE]
+LETTERS, SKIPS = {"poison", "refused", "fails", "bad"}, {"conflict", "gone"}
+
+
+class World:
+    """A source, a backend and a dead letter topic, in memory."""
+
+    def __init__(self, ordering: str, max_records: int, percent: int | None, last_retry: bool) -> None:
+        self.clock = ManualClock()
+        self.log: list[Record] = []
+        self.plans: dict[int, str] = {}
+        self.blamed: Counter[int] = Counter()
+        self.spoiled: Counter[int] = Counter()
+        self.letters: list[int] = []
+        self.handled: set[int] = set()
+        self.batches: dict[int, list[int]] = {}
+        """Offset to the delivery it was first in: within one, order does not hold once some of it failed."""
+        self.committed = 0
+        self.released = 0
+        self.down = self.sick = False
+        self.letters_down = ""
+        self.wrong: list[str] = []
+        self.ordering = ordering
+        self.rolls_back = percent is not None
+        retry = RetryConfig(
+            attempts=ATTEMPTS,
+            first_delay_seconds=1,
+            max_delay_seconds=4,
+            deadline_seconds=3600,
+            statuses={"409": "skip"},
+            errors={"Bad": "dead_letter", "Gone": "skip", "Sick": "unavailable"},
+            rollback_threshold_percent=percent,
+            rollback_min_records=3,
+            last_retry=last_retry,
+        )
+        delivery = DeliveryConfig(
+            ordering=ordering,
+            max_in_flight=3,
+            batch=BatchConfig(max_records=max_records),
+            retry=retry,
+        )
+        self.pump = Pump("pump", "g", self, self, delivery=delivery, clock=self.clock, chance=Random(1))
+        self.pump.source = self
+        answered = self.pump.breaker.answered
+        # Without doubts: when it opens because of them is the matter of the breaker's own machine.
+        self.pump.breaker.answered = lambda ticket, ended, *_: answered(ticket, ended)  # type: ignore[method-assign]
+
+    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+        self._check(delivery)
+        await asyncio.sleep(0)
+        if self.down:
+            raise DestinationUnavailable("down")
+        records = delivery.records
+        for record in records:
+            plan = self.plans[record.offset]
+            if plan in WHOLE and not (plan == "flaky" and self.spoiled[record.offset]):
+                self.spoiled[record.offset] += 1
+                if len(records) == 1:
+                    self.blamed[record.offset] += 1
+                return [Outcome(Verdict.RETRY, "HTTP", "text", WHOLE[plan])] * len(records)
+        return [self._result(record.offset) for record in records]
+
+    def _result(self, offset: int) -> Outcome:
+        plan = self.plans[offset]
+        if plan in ALONE and not (plan == "once" and self.blamed[offset]) and not (plan == "sick" and not self.sick):
+            if plan != "sick":
+                self.blamed[offset] += 1
+            return Outcome(Verdict.RETRY, ALONE[plan], "text")
+        self.handled.add(offset)
+        return ACK
+
+    def _check(self, delivery: Delivery) -> None:
+        offsets = [record.offset for record in delivery.records]
+        if delivery.attempt > ATTEMPTS:
+            self.wrong.append(f"{offsets}: attempt {delivery.attempt}")
+        if not self.rolls_back:
+            for offset in offsets:
+                if delivery.attempt != 1 + self.blamed[offset]:
+                    self.wrong.append(f"{offset}: attempt {delivery.attempt}, blamed {self.blamed[offset]} times")
+        batch = self.batches.get(offsets[0], offsets)
+        for offset in offsets:
+            self.batches.setdefault(offset, batch)
+        over = self.handled | set(self.letters) | {o for o, plan in self.plans.items() if plan in SKIPS}
+        if self.pump.retry.last_retry:
+            over |= {offset for offset, plan in self.plans.items() if plan in LETTERS}
+        for earlier in self.log:
+            if earlier.offset in over or self.ordering == "none":
+                continue
+            if self.ordering == "partition" and earlier.offset < batch[0]:
+                self.wrong.append(f"{offsets} began before {earlier.offset} had ended")
+            passed = [r.offset for r in delivery.records if r.key == earlier.key and r.offset > earlier.offset]
+            if self.ordering == "key" and passed:
+                self.wrong.append(f"{passed} began before {earlier.offset}, of the same key, had ended")
+
+    async def write(self, letters: Sequence[DeadLetter]) -> None:
+        await asyncio.sleep(0)
+        written = {"": len(letters), "half": len(letters) // 2, "all": 0}[self.letters_down]
+        self.letters += [letter.record.offset for letter in letters[:written]]
+        if written < len(letters):
+            raise DeadLetterFailed("down", missing=list(range(written, len(letters))))
+
+    def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None:
+        self.released += records
+
+    def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
+        self.committed = offsets[P0].offset
+        over = self.handled | set(self.letters)
+        for offset in range(self.committed):
+            plan = self.plans[offset]
+            if offset not in over and plan not in SKIPS and not (self.pump.retry.last_retry and plan in LETTERS):
+                self.wrong.append(f"{self.committed} is committed, {offset} has not ended")
+
+
+class PolicyMachine(RuleBasedStateMachine):
+    """Drives a world."""
+
+    @initialize(
+        ordering=st.sampled_from(["partition", "key", "none"]),
+        max_records=st.sampled_from([1, 4, 9]),
+        percent=st.sampled_from([None, None, 0, 40, 100]),
+        last_retry=st.booleans(),
+    )
+    def open(self, ordering: str, max_records: int, percent: int | None, last_retry: bool) -> None:
+        self.runner = asyncio.Runner()
+        self.runner.run(self._open(ordering, max_records, percent, last_retry))
+
+    async def _open(self, ordering: str, max_records: int, percent: int | None, last_retry: bool) -> None:
+        self.world = World(ordering, max_records, percent, last_retry)
+        await self.world.pump.start()
+        self.world.pump.on_assigned({P0: 1}, {})
+
+    @rule(seed=st.integers(0, 2**32), count=st.integers(1, 9))
+    def arrive(self, seed: int, count: int) -> None:
+        self.runner.run(self._arrive(Random(seed), count))
+
+    async def _arrive(self, chance: Random, count: int) -> None:
+        world, first = self.world, len(self.world.log)
+        news = [Record("t", 0, first + n, 0, chance.choice([b"a", b"b", b"c", b"d"]), None) for n in range(count)]
+        world.log += news
+        world.plans.update({record.offset: chance.choice(PLANS) for record in news})
+        world.pump.on_records(P0, 1, news)
+        await world.clock.settle()
+
+    @rule(seconds=st.sampled_from([0.1, 0.5, 3, 20]))
+    def pass_time(self, seconds: float) -> None:
+        self.runner.run(self.world.clock.advance(seconds))
+
+    @rule(down=st.booleans(), sick=st.booleans(), letters_down=st.sampled_from(["", "half", "all"]))
+    def change(self, down: bool, sick: bool, letters_down: str) -> None:
+        self.world.down, self.world.sick, self.world.letters_down = down, sick, letters_down
+
+    @invariant()
+    def nothing_went_wrong(self) -> None:
+        if world := getattr(self, "world", None):
+            assert world.wrong == []
+            assert world.pump.death is None
+
+    def teardown(self) -> None:
+        """Once everything works again, every record ends, once, and as its plan says."""
+        if not hasattr(self, "world"):
+            return
+        try:
+            self.runner.run(self._heal())
+            self.nothing_went_wrong()
+            self._check_ends()
+        finally:
+            self.runner.close()
+
+    async def _heal(self) -> None:
+        self.world.down = self.world.sick = False
+        self.world.letters_down = ""
+        await self.world.clock.advance(40 * len(self.world.log) + 60)
+        await self.world.pump.stop()
+
+    def _check_ends(self) -> None:
+        world, counts = self.world, self.world.pump.counts
+        plans = Counter(world.plans.values())
+        failed, skipped = sum(plans[plan] for plan in LETTERS), sum(plans[plan] for plan in SKIPS)
+        last = world.pump.retry.last_retry
+        assert (counts.dead_letters, counts.given_up) == ((0, failed) if last else (failed, 0))
+        assert counts.skipped == skipped
+        assert counts.delivered == len(world.log) - failed - skipped == len(world.handled)
+        assert sorted(world.letters) == ([] if last else [o for o, plan in world.plans.items() if plan in LETTERS])
+        assert world.committed == world.released == len(world.log)
+        assert all(count <= ATTEMPTS for count in world.blamed.values())
+
+
+TestPolicyMachine = PolicyMachine.TestCase
+TestPolicyMachine.settings = settings(max_examples=2000, stateful_step_count=10, deadline=None)

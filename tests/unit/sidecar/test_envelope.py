@@ -136,6 +136,21 @@ def test_what_a_backend_says_of_a_failed_record_is_kept() -> None:
     assert outcomes([{"key": 12, "processed": False}])[0].details == (("key", "12"),)
 
 
+@pytest.mark.parametrize(
+    ("trace", "error"),
+    [
+        ("java.lang.IllegalStateException: no\n\tat a.B.c(B.java:7)", "java.lang.IllegalStateException"),
+        ("TypeError: x is not a function\n    at f (a.js:1:2)", "TypeError"),
+        ('Traceback (most recent call last):\n  File "a.py", line 1\napp.NoSuchOrder\nValueError: no\n', "ValueError"),
+        ("no Error at all", "not processed"),
+        ("", "not processed"),
+    ],
+)
+def test_a_stack_trace_names_its_class_of_error(trace: str, error: str) -> None:
+    """By it policies decide, and dead letters are counted."""
+    assert outcomes([result(7, False, stacktrace=trace)])[0].error == error
+
+
 def test_a_stack_trace_is_cut() -> None:
     """Answers may be long, headers of dead letters are not."""
     assert len(outcomes([{"stacktrace": "x" * 100_000}])[0].reason) == 8000

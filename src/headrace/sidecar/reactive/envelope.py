@@ -5,6 +5,7 @@ Source: sidecar.md 6.5 (record), 7.3 (request), 7.4 (answer); decisions.md 8 (id
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -18,6 +19,7 @@ from headrace.records import Header, Record
 CORRELATION_ID: Final = "X-Correlation-Id"
 TRACEABILITY_ID: Final = "X-Traceability-Id"
 _REASON_CHARACTERS: Final = 8000
+_ERROR_CLASS: Final = re.compile(r"([A-Za-z_$][\w.$]{,150}(?:Error|Exception))(?::|$)")
 
 
 class _Place(msgspec.Struct):
@@ -142,7 +144,14 @@ def _failed(result: _Result) -> Outcome:
         "result_timestamp": result.timestamp,
     }
     details = tuple((name, str(value)) for name, value in said.items() if value is not None)
-    return Outcome(Verdict.RETRY, "not processed", trace, details=details)
+    return Outcome(Verdict.RETRY, _class_of(result.stacktrace or ""), trace, details=details)
+
+
+def _class_of(trace: str) -> str:
+    """Return the class of error that a stack trace begins with, as Java's does, or ends with, as Python's does."""
+    lines = trace.strip().splitlines() or [""]
+    found = _ERROR_CLASS.match(lines[0]) or _ERROR_CLASS.match(lines[-1])
+    return found[1] if found else "not processed"
 
 
 def _headers_of(headers: Sequence[Header], own_id: str) -> str:

@@ -34,8 +34,10 @@ def test_seconds_and_dates_are_honoured_up_to_the_cap(value: str, seconds: float
 
 @pytest.mark.parametrize(
     "value",
-    ["", "0", "-5", "+5", "1.5", "1e3", "soon", "٣", "5 s", "5, 7", "Fri, 99 Foo 2026", "nan", "inf"]  # noqa: RUF001
-    + [formatdate(NOW - 1, usegmt=True), "Mon, 01 Jan 99999 00:00:00 GMT", "Mon, 01 Jan 0001 00:00:00 +2359"],
+    [
+        *("", "0", "-5", "+5", "1.5", "1e3", "soon", "٣", "5 s", "5, 7", "Fri, 99 Foo 2026", "nan", "inf"),
+        *(formatdate(NOW - 1, usegmt=True), "Mon, 01 Jan 99999 00:00:00 GMT", "Mon, 01 Jan 0001 00:00:00 +2359"),
+    ],
 )
 def test_what_makes_no_sense_leaves_the_own_back_off(value: str) -> None:
     """Zero, negative, past, fractions and words say nothing."""

@@ -72,7 +72,7 @@ class Token:
         if since < self._until:
             return self._value
         async with self._lock:
-            if self._failed_at >= since:  # who waited beside the one who asked has the same answer
+            if self._failed_at > since:  # who waited beside the one who asked has the same answer
                 raise DestinationUnavailable(self._problem, url=self._url)
             if self._clock.monotonic() >= self._until:
                 await self._fetch()
@@ -100,7 +100,10 @@ class Token:
             granted = _Granted()
         if answer.status != 200:
             said = f" ({granted.error})" if _ERROR.fullmatch(granted.error) else ""
-            why = f"it answered HTTP {answer.status}{said}: check oauth.client_id, oauth.client_secret and oauth.scope"
+            check = (
+                ": check oauth.client_id, oauth.client_secret and oauth.scope" if answer.status in (400, 401) else ""
+            )
+            why = f"it answered HTTP {answer.status}{said}{check}"
         elif granted.token_type.lower() != "bearer" or not _TOKEN.fullmatch(granted.access_token):
             why = "its answer holds no bearer token: is oauth.token_url the token endpoint?"
         else:

@@ -1,0 +1,630 @@
+"""The client of a backend against raw servers on loopback that keep to nothing (reliability.md E5 to E7, E11, H6)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import ipaddress
+import json
+import re
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from headrace.config.backend import BackendConfig
+from headrace.config.transport import BackendTls
+from headrace.errors import DestinationUnavailable
+from headrace.lifecycle import SystemClock
+from headrace.security import BackendTlsFiles
+from headrace.sidecar.reactive.client import Client, client_of
+from headrace.sidecar.reactive.connection import MAX_HEAD_BYTES, MAX_INTERIMS
+
+Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+AMPLE = 60.0
+
+
+class Server:
+    """What a raw server saw."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, bytes]] = []
+        """Head and body of every request that came whole."""
+        self.connections = 0
+        self.ended = 0
+        """Conversations that are over."""
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/in"
+
+    async def request(self, reader: asyncio.StreamReader) -> None:
+        """Read one request."""
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        size = re.search(r"(?im)^content-length: (\d+)\r$", head)
+        self.requests.append((head, await reader.readexactly(int(size[1]) if size else 0)))
+
+    def answering(self, *answers: bytes, then: str = "keep") -> Talk:
+        """Answer requests of a connection one after the other; then `keep` it, `close` it, or half-close it (`eof`)."""
+
+        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            for answer in answers:
+                await self.request(reader)
+                writer.write(answer)
+                await writer.drain()
+            if then == "eof":
+                writer.write_eof()
+            if then != "close":
+                await reader.read()
+
+        return talk
+
+
+@contextlib.asynccontextmanager
+async def served(*talks: Callable[[Server], Talk] | Talk, tls: ssl.SSLContext | None = None) -> AsyncIterator[Server]:
+    """Serve on loopback; the first connection has the first conversation, and the last one is had again and again."""
+    server, tasks = Server(), set()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks.add(asyncio.current_task())
+        server.connections += 1
+        talk: Any = talks[min(server.connections, len(talks)) - 1]
+        try:
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+                await talk(reader, writer)
+        finally:
+            server.ended += 1
+            writer.transport.abort()
+
+    listener = await asyncio.start_server(handle, "127.0.0.1", 0, ssl=tls)
+    server.port = listener.sockets[0].getsockname()[1]
+    talks = tuple(talk(server) if getattr(talk, "__name__", "") == "<lambda>" else talk for talk in talks)  # type: ignore[call-arg,misc]
+    try:
+        yield server
+    finally:
+        listener.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def always(*answers: bytes, then: str = "keep") -> Any:
+    """Return a conversation for `served`; see `Server.answering`."""
+    return lambda server: server.answering(*answers, then=then)
+
+
+@contextlib.contextmanager
+def client_for(url: str, *, seconds: float = AMPLE, limit: int = 1_048_576, **more: Any) -> Any:
+    client = Client(url, timeout_seconds=seconds, max_answer_bytes=limit, **more)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(main(), 2 * AMPLE)
+
+    uvloop.run(bounded())
+
+
+async def until(met: Callable[[], bool]) -> None:
+    while not met():  # noqa: ASYNC110 what servers saw has no event
+        await asyncio.sleep(0.005)
+
+
+async def why_not(client: Client, body: bytes = b"x") -> str:
+    """Post, and return what is said of the answer that does not come."""
+    with pytest.raises(DestinationUnavailable) as failed:
+        await client.post(body)
+    assert failed.value.wait_seconds is None
+    return failed.value.description
+
+
+def test_connections_are_kept_and_serve_one_request_at_a_time() -> None:
+    """One after the other on one connection; at the same time on as many as there are requests."""
+
+    async def main() -> None:
+        async with served(always(*[OK] * 100)) as server:
+            with client_for(server.url) as client:
+                for _ in range(3):
+                    assert (await client.post(b"x")).body == b"ok"
+                assert server.connections == 1
+                await asyncio.gather(*(client.post(b"%d" % n) for n in range(4)))
+                assert server.connections == 4
+                assert sorted(body for _, body in server.requests[3:]) == [b"0", b"1", b"2", b"3"]
+
+    run(main)
+
+
+def test_a_request_is_what_was_asked_for_and_nothing_else() -> None:
+    """Target, static headers and those of the request; what would change the way it is read is left out (H6)."""
+
+    async def main() -> None:
+        async with served(always(OK, OK)) as server:
+            fixed = {"Authorization": "Bearer s", "Content-Type": "text/plain"}
+            with client_for(f"{server.url}/a b?q=1&r=%20ü", headers=fixed) as client:
+                sent = [
+                    ("X-Line", "one\r\nX-Evil: 1\0"),
+                    ("X-Name", "Łódź, 100%"),
+                    ("X-Bad: 1\r\nX-Evil", "1"),
+                    ("", "1"),
+                    ("Transfer-Encoding", "chunked"),
+                    ("content-LENGTH", "0"),
+                    ("Host", "evil"),
+                    ("Connection", "close"),
+                    ("content-type", "application/json"),
+                    ("authorization", "other"),
+                    ("X-Line", "again"),
+                ]
+                await client.post(b"body", sent)
+                await client.get("/health?full=1")
+        head, body = server.requests[0]
+        assert body == b"body"
+        assert head.split("\r\n") == [
+            "POST /in/a%20b?q=1&r=%20%C3%BC HTTP/1.1",
+            f"Host: 127.0.0.1:{server.port}",
+            "Accept-Encoding: identity",
+            "Authorization: Bearer s",
+            "Content-Type: text/plain",
+            "X-Line: one%0D%0AX-Evil: 1%00",
+            "X-Name: %C5%81%C3%B3d%C5%BA, 100%",
+            "X-Line: again",
+            "Content-Length: 4",
+            "",
+            "",
+        ]
+        assert server.requests[1][0].startswith("GET /health?full=1 HTTP/1.1\r\n")
+
+    run(main)
+
+
+COMPLETE = {
+    "a length": (OK, 200, b"ok", True),
+    "chunks": (
+        b"HTTP/1.1 201 C\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n2;x=y\r\nbc\r\n0\r\n\r\n",
+        201,
+        b"abc",
+        True,
+    ),
+    "trailers": (b"HTTP/1.1 200 \r\nTransfer-Encoding: Chunked\r\n\r\n0\r\nX: y\r\n\r\n", 200, b"", True),
+    "no body": (b"HTTP/1.1 204 No Content\r\n\r\n", 204, b"", True),
+    "interims": (b"HTTP/1.1 103 Hint\r\nX: 1\r\n\r\n" * MAX_INTERIMS + OK, 200, b"ok", True),
+    "identity": (OK.replace(b"\r\n\r\n", b"\r\nContent-Encoding: identity\r\n\r\n"), 200, b"ok", True),
+    "an error": (b"HTTP/1.1 503 S\r\nRetry-After: 7\r\nContent-Length: 0\r\n\r\n", 503, b"", True),
+    "until close": (b"HTTP/1.1 200 OK\r\n\r\nall of it", 200, b"all of it", False),
+    "told to close": (OK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"), 200, b"ok", False),
+    "HTTP/1.0": (OK.replace(b"/1.1", b"/1.0"), 200, b"ok", False),
+    "something behind": (OK + b"HTTP/1.1 200 OK\r\nContent-Le", 200, b"ok", False),
+    "garbage behind": (OK + b"\0\0", 200, b"ok", False),
+}
+
+
+@pytest.mark.parametrize("case", COMPLETE)
+def test_whole_answers_are_read_and_only_sound_connections_kept(case: str) -> None:
+    """Every framing of HTTP/1.1; what leaves doubt about where the next answer begins ends the connection."""
+    raw, status, body, kept = COMPLETE[case]
+
+    async def main() -> None:
+        first = always(raw, then="eof") if case == "until close" else always(raw, OK)
+        async with served(first, always(OK)) as server:
+            with client_for(server.url) as client:
+                answer = await client.post(b"x")
+                assert (answer.status, answer.body) == (status, body)
+                assert case != "an error" or answer.headers == {"retry-after": "7", "content-length": "0"}
+                assert (await client.post(b"x")).body == b"ok"
+                assert server.connections == (1 if kept else 2)
+
+    run(main)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("target", ["http://127.0.0.1:{port}/other", "http://169.254.169.254/", "file:///etc/passwd"])
+def test_redirects_are_answers(status: int, target: str) -> None:
+    """They are never followed (E7)."""
+
+    async def main() -> None:
+        async with served(always()) as other:
+            moved = f"HTTP/1.1 {status} M\r\nLocation: {target.format(port=other.port)}\r\nContent-Length: 0\r\n\r\n"
+            async with served(always(moved.encode())) as server:
+                with client_for(server.url) as client:
+                    assert (await client.post(b"x")).status == status
+            assert (len(server.requests), other.connections) == (1, 0)
+
+    run(main)
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+BROKEN = {
+    "nothing": (b"", "without an answer"),
+    "half a head": (HEAD + b"Content-", "before its answer was complete"),
+    "half a body": (HEAD + b"Content-Length: 5\r\n\r\nab", "before its answer was complete"),
+    "half a chunk": (CHUNKED + b"5\r\nab", "before its answer was complete"),
+    "no last chunk": (CHUNKED + b"2\r\nab\r\n", "before its answer was complete"),
+    "interims only": (b"HTTP/1.1 100 C\r\n\r\n", "before its answer was complete"),
+    "garbage": (b"<html>hello</html>", "not HTTP/1.1"),
+    "garbage before the status": (b"x" + OK, "not HTTP/1.1"),
+    "a TLS alert": (b"\x15\x03\x01\x00\x02\x02\x46", "not HTTP/1.1"),
+    "another protocol": (b"HTTP/1.1 101 S\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n", "not HTTP|another protocol"),
+    "no status": (b"HTTP/1.1 OK\r\n\r\n", "not HTTP/1.1"),
+    "a status below 100": (b"HTTP/1.1 099 X\r\nContent-Length: 0\r\n\r\n", "status below 100"),
+    "NUL in a header": (HEAD + b"X: a\0b\r\nContent-Length: 0\r\n\r\n", "not HTTP/1.1"),
+    "CR in a header": (HEAD + b"X: a\rb\r\nContent-Length: 0\r\n\r\n", "not HTTP/1.1"),
+    "two lengths": (HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab", "not HTTP/1.1"),
+    "length and chunks": (HEAD + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "not HTTP/1.1"),
+    "a negative length": (HEAD + b"Content-Length: -1\r\n\r\n", "not HTTP/1.1"),
+    "an absurd length": (HEAD + b"Content-Length: 99999999999999999999\r\n\r\n", "not HTTP/1.1"),
+    "a chunk of no size": (CHUNKED + b"zz\r\n", "not HTTP/1.1"),
+    "a longer chunk": (CHUNKED + b"1\r\nabc\r\n0\r\n\r\n", "not HTTP/1.1"),
+    "a packed body": (HEAD + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\nab", r"compressed \(gzip\)"),
+    "packed chunks": (HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", "compressed"),
+    "too many interims": (b"HTTP/1.1 100 C\r\n\r\n" * (MAX_INTERIMS + 1) + OK, "interim"),
+    "a long head": (HEAD + b"X: " + b"a" * MAX_HEAD_BYTES + b"\r\nContent-Length: 0\r\n\r\n", "head of its answer"),
+    "many headers": (HEAD + b"X: 1\r\n" * 40_000 + b"\r\n", "head of its answer"),
+    "long trailers": (CHUNKED + b"0\r\n" + b"X: 1\r\n" * 40_000 + b"\r\n", "head of its answer"),
+    "a large body": (HEAD + b"Content-Length: 1048577\r\n\r\n", "larger than max_answer_bytes, 1048576"),
+    "large chunks": (CHUNKED + (b"40000\r\n" + b"x" * 0x40000 + b"\r\n") * 5, "larger than max_answer_bytes"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_is_no_whole_answer_is_none_and_the_connection_is_not_used_again(case: str) -> None:
+    """The reason is said in words that name the backend and not its query; the next request has a new connection."""
+    raw, reason = BROKEN[case]
+
+    async def main() -> None:
+        ends = "answer" in reason and not reason.startswith("head")
+        async with served(always(raw, then="close") if ends else always(raw, OK)) as server:
+            with client_for(f"{server.url}?key=secret") as client:
+                text = await why_not(client)
+                assert text.startswith(f"waiting for the backend {server.url}: ")
+                assert re.search(reason, text), text
+                assert "secret" not in text
+                await why_not(client)
+                assert server.connections == 2
+
+    run(main)
+
+
+def test_a_connection_whose_answer_is_not_awaited_serves_nobody_else() -> None:
+    """What comes late is no answer to the next request."""
+
+    async def main() -> None:
+        gate = asyncio.Event()
+
+        async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await server.request(reader)
+            writer.write(HEAD)
+            await gate.wait()
+            writer.write(b"Content-Length: 4\r\n\r\nlate")
+            await reader.read()
+
+        async with served(slow, always(OK)) as server:
+            with client_for(server.url) as client:
+                task = asyncio.ensure_future(client.post(b"x"))
+                await until(lambda: len(server.requests) == 1)
+                task.cancel()
+                await asyncio.wait({task})
+                gate.set()
+                assert (await client.post(b"x")).body == b"ok"
+                assert server.connections == 2
+
+    run(main)
+
+
+def test_a_kept_connection_that_had_been_closed_costs_one_repetition() -> None:
+    """No byte of an answer came, so the request goes once more on a new connection; after a byte it does not."""
+
+    async def main() -> None:
+        async with served(always(OK, b"", then="close"), always(OK, b"HTTP/1.1 ", then="close"), always(OK)) as server:
+            with client_for(server.url) as client:
+                await client.post(b"1")
+                assert (await client.post(b"2")).body == b"ok"
+                assert "before its answer was complete" in await why_not(client, b"3")
+                assert (await client.post(b"4")).body == b"ok"
+        assert [body for _, body in server.requests] == [b"1", b"2", b"2", b"3", b"4"]
+
+    run(main)
+
+
+def test_a_kept_connection_that_speaks_unasked_is_dropped() -> None:
+    """Bytes that come while nobody waits are no answer to what is sent next."""
+
+    async def main() -> None:
+        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await server.request(reader)
+            writer.write(OK)
+            await gate.wait()
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil")
+            await reader.read()
+
+        gate = asyncio.Event()
+        async with served(talk, always(OK)) as server:
+            with client_for(server.url) as client:
+                await client.post(b"x")
+                gate.set()
+                await until(lambda: server.ended == 1)
+                assert (await client.post(b"x")).body == b"ok"
+
+    run(main)
+
+
+def test_an_answer_before_the_whole_request_ends_the_connection() -> None:
+    """The answer counts; who answers early will not read the rest as what it is."""
+
+    async def main() -> None:
+        async def early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
+            await asyncio.Event().wait()
+
+        async with served(early, always(OK)) as server:
+            with client_for(server.url) as client:
+                assert (await client.post(b"x" * 64 * 1024 * 1024)).status == 413
+                assert (await client.post(b"x")).body == b"ok"
+                assert server.connections == 2
+
+    run(main)
+
+
+async def _drip(writer: asyncio.StreamWriter, head: bytes) -> None:
+    writer.write(head)
+    while True:
+        writer.write(b"x")
+        await writer.drain()
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("start", "drips"),
+    [
+        (b"", False),
+        (HEAD + b"Content-Length: 5\r\n\r\n", False),
+        (HEAD + b"X-Long: ", True),
+        (HEAD + b"Content-Length: 9999\r\n\r\n", True),
+        (HEAD + b"\r\n", True),
+        (CHUNKED + b"1;", True),
+    ],
+)
+def test_a_request_has_one_deadline_for_everything(start: bytes, drips: bool) -> None:
+    """Silence before, in and after the head, and bytes that come one by one without end (E5); nothing is kept."""
+
+    async def main() -> None:
+        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await server.request(reader)
+            if drips:
+                await _drip(writer, start)
+            writer.write(start)
+            await reader.read()
+
+        async with served(talk) as server:
+            with client_for(server.url, seconds=0.3) as client:
+                assert "in time" in await why_not(client)
+                await until(lambda: server.ended == server.connections)
+
+    run(main)
+
+
+@pytest.mark.parametrize("start", [HEAD + b"Content-Length: 5\r\n\r\n", CHUNKED + b"5\r\nab", HEAD, b""])
+def test_a_half_closed_connection_is_over(start: bytes) -> None:
+    """A server that ends its side before the answer is complete is not waited for."""
+
+    async def main() -> None:
+        async with served(always(start, then="eof")) as server:
+            with client_for(server.url) as client:
+                assert "closed the connection" in await why_not(client)
+                await until(lambda: server.ended == 1)
+
+    run(main)
+
+
+@pytest.mark.parametrize("piece", [b"x" * 65_536, b"HTTP/1.1 100 C\r\n\r\n" * 100, b"X: y\r\n" * 1000])
+def test_endless_answers_are_not_read_to_their_end(piece: bytes) -> None:
+    """Endless body, interim answers or head (E6): the server cannot get rid of it, as nobody reads."""
+
+    async def main() -> None:
+        async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await server.request(reader)
+            writer.write({b"x": HEAD + b"\r\n", b"H": b"", b"X": HEAD}[piece[:1]])
+            while True:  # ends when the client has closed the connection
+                writer.write(piece)
+                await writer.drain()
+
+        async with served(endless) as server:
+            with client_for(server.url) as client:
+                assert re.search("larger than|interim", await why_not(client))
+                await until(lambda: server.ended == 1)
+
+    run(main)
+
+
+def test_who_no_longer_waits_leaves_no_connection_behind() -> None:
+    """A cancelled request closes its connection, and closing the client ends those under way."""
+
+    async def main() -> None:
+        async with served(always(b"")) as server:
+            with client_for(server.url) as client:
+                task = asyncio.ensure_future(client.post(b"x"))
+                await until(lambda: len(server.requests) == 1)
+                task.cancel()
+                await until(lambda: server.ended == 1)
+                task = asyncio.ensure_future(why_not(client))
+                await until(lambda: len(server.requests) == 2)
+                client.close()
+                assert "closed the connection" in await task
+
+    run(main)
+
+
+def test_who_cannot_be_reached_is_named_with_the_next_step() -> None:
+    """Nobody listens, no such name, an address that is not allowed: nobody is connected to."""
+
+    async def main() -> None:
+        async with served(always(OK)) as server:
+            pass
+        with client_for(server.url) as client:
+            assert "nobody listens there: start it, or correct the port" in await why_not(client)
+        with client_for("http://nobody.invalid/") as client:
+            assert "cannot be resolved" in await why_not(client)
+        async with served(always(OK)) as server:
+            with client_for(server.url, forbidden=lambda address: f"{address} is ours") as client:
+                assert "not allowed: 127.0.0.1 is ours" in await why_not(client)
+            assert server.connections == 0
+
+    run(main)
+
+
+class Authority:
+    """Signs certificates for a test."""
+
+    def __init__(self, folder: Path, name: str = "ca") -> None:
+        self.folder = folder
+        self.key = ec.generate_private_key(ec.SECP256R1())
+        self.name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+        self.file = folder / f"{name}.pem"
+        self._write(self.file, self.name, self.key, days=1, authority=True)
+
+    def issue(self, name: str, host: str = "127.0.0.1", days: int = 1, password: bytes = b"") -> ssl.SSLContext:
+        """Write `<name>.pem` and `<name>.key`; return the context of a server that shows them."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+        self._write(self.folder / f"{name}.pem", subject, key, days=days, host=host)
+        locked: Any = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
+        private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked)
+        (self.folder / f"{name}.key").write_bytes(private)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.folder / f"{name}.pem", self.folder / f"{name}.key", password or None)
+        return context
+
+    def _write(
+        self, file: Path, subject: x509.Name, key: Any, *, days: int, authority: bool = False, host: str = ""
+    ) -> None:
+        now = datetime.datetime.now(datetime.UTC)
+        start, end = now - datetime.timedelta(10), now + datetime.timedelta(days)
+        builder = x509.CertificateBuilder(self.name, subject, key.public_key(), x509.random_serial_number(), start, end)
+        builder = builder.add_extension(x509.BasicConstraints(authority, None), True)
+        if host:
+            name: Any = x509.DNSName(host) if host[0].isalpha() else x509.IPAddress(ipaddress.ip_address(host))
+            builder = builder.add_extension(x509.SubjectAlternativeName([name]), False)
+        file.write_bytes(builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+
+
+def test_tls_takes_whom_the_authority_vouches_for_and_nobody_else(tmp_path: Path) -> None:
+    """Right name, date and authority; each of them wrong is refused in words, and no request is sent (E11)."""
+    authority, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
+    context = BackendTlsFiles("x", BackendTls(ca=authority.file), SystemClock()).context
+    cases = [
+        (authority.issue("good"), ""),
+        (authority.issue("other", host="other.example"), "not trusted: IP address mismatch"),
+        (authority.issue("late", days=-1), "not trusted: certificate has expired"),
+        (stranger.issue("foreign"), "not trusted: .* local issuer"),
+    ]
+
+    async def main() -> None:
+        for tls, reason in cases:
+            async with served(always(OK), tls=tls) as server:
+                with client_for(server.url.replace("http:", "https:"), tls=context) as client:
+                    if not reason:
+                        assert (await client.post(b"x")).body == b"ok"
+                        continue
+                    assert re.search(reason, await why_not(client))
+                assert server.requests == []
+
+    run(main)
+
+
+def test_tls_and_plain_text_do_not_meet(tmp_path: Path) -> None:
+    """https to a plain port and http to a TLS port: a clear sentence, nothing delivered (E11)."""
+    authority = Authority(tmp_path)
+    context = BackendTlsFiles("x", BackendTls(ca=authority.file), SystemClock()).context
+
+    async def main() -> None:
+        async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(10)
+            writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+            await reader.read()
+
+        async with served(plain) as server:
+            with client_for(server.url.replace("http:", "https:"), tls=context) as client:
+                assert "is it http:// there" in await why_not(client)
+        async with served(always(OK), tls=authority.issue("good")) as server:
+            with client_for(server.url) as client:
+                assert re.search("not HTTP/1.1|closed the connection", await why_not(client))
+            assert server.requests == []
+
+    run(main)
+
+
+def test_a_backend_may_want_a_certificate_and_a_new_one_is_taken(tmp_path: Path) -> None:
+    """Without one it is refused; the key may have a password; files that change are read again."""
+    authority = Authority(tmp_path)
+    server_tls = authority.issue("server")
+    server_tls.load_verify_locations(authority.file)
+    server_tls.verify_mode = ssl.CERT_REQUIRED
+    authority.issue("us", password=b"locked")
+    settings = {"ca": authority.file, "certificate": tmp_path / "us.pem", "key": tmp_path / "us.key"}
+    files = BackendTlsFiles("x", BackendTls.model_validate({**settings, "key_password": "locked"}), SystemClock())
+    names: list[str] = []
+
+    async def main() -> None:
+        async def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            names.append(writer.get_extra_info("peercert")["serialNumber"])
+            await server.answering(OK)(reader, writer)
+
+        async with served(note, tls=server_tls) as server:
+            url = server.url.replace("http:", "https:")
+            without = BackendTlsFiles("x", BackendTls(ca=authority.file), SystemClock()).context
+            with client_for(url, tls=without) as client:
+                assert re.search("certificate|closed the connection", await why_not(client))
+            assert names == []
+            for _ in range(2):
+                with client_for(url, tls=files.context) as client:
+                    assert (await client.post(b"x")).body == b"ok"
+                authority.issue("us", password=b"locked")
+                files.look()
+            assert len(set(names)) == 2
+
+    run(main)
+
+
+def test_a_token_goes_with_every_request_and_is_replaced_once(tmp_path: Path) -> None:
+    """One question for many requests; 401 asks again, and once only; who gives none is named without the secret."""
+
+    def granted(name: str) -> bytes:
+        body = json.dumps({"access_token": name, "token_type": "bearer", "expires_in": 3600})
+        return f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+
+    refused = b"HTTP/1.1 401 U\r\nContent-Length: 0\r\n\r\n"
+    denied = b'HTTP/1.1 401 U\r\nContent-Length: 26\r\n\r\n{"error":"invalid_client"} '[:-1]
+
+    async def main() -> None:
+        tokens = always(granted("one"), granted("two"), granted("three"), denied)
+        async with served(tokens) as giver, served(always(OK, OK, refused, OK, refused, refused, refused)) as server:
+            oauth = {"token_url": giver.url, "client_id": "me:x", "client_secret": "hush hush", "scope": "a b"}
+            backend = BackendConfig.model_validate({"url": server.url, "oauth": oauth})
+            client = client_of(backend, SystemClock())
+            statuses = [(await client.post(b"%d" % n)).status for n in range(4)]
+            assert statuses == [200, 200, 200, 401]
+            text = await why_not(client)
+            client.close()
+        assert "waiting for the token server" in text
+        assert "HTTP 401 (invalid_client): check oauth.client_id" in text
+        assert "hush" not in text
+        used = [re.findall(r"Authorization: Bearer (\w+)\r", head)[0] for head, _ in server.requests]
+        assert used == ["one", "one", "one", "two", "two", "three", "three"]
+        head, body = giver.requests[0]
+        assert body == b"grant_type=client_credentials&scope=a+b"
+        assert "\r\nAuthorization: Basic bWUlM0F4Omh1c2glMjBodXNo\r\n" in head
+
+    run(main)

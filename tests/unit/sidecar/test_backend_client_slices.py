@@ -1,0 +1,109 @@
+"""However an answer is cut on its way, it is the same answer, or the same refusal."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.sidecar.reactive.connection import Answer, Broken, Connection
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\nX-A: 1\r\nx-a:\r\nX-A: 2\r\n\r\n"
+ANSWERS = [
+    HEAD + b"Content-Length: 5\r\n\r\nhello",
+    CHUNKED + b"3\r\nabc\r\n2;x\r\nde\r\n0\r\nX-Trailer: 1\r\n\r\n",
+    b"HTTP/1.1 100 Continue\r\nX: 1\r\n\r\n" * 2 + b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n",
+    HEAD + b"Connection: close\r\n\r\nuntil the end",
+    b"HTTP/1.1 204 No Content\r\n\r\n",
+    HEAD + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\nabc",
+    CHUNKED + b"2\r\nabc\r\n0\r\n\r\n",
+    HEAD + b"Content-Encoding: br\r\nContent-Length: 1\r\n\r\nx",
+    HEAD + b"Content-Length: 101\r\n\r\n",
+    CHUNKED + (b"9\r\n123456789\r\n" * 12) + b"0\r\n\r\n",
+    b"HTTP/1.1 100 C\r\n\r\n" * 11,
+    HEAD + b"X: " + b"y" * 70_000,
+    HEAD + b"Content-Length: 5\r\n\r\nhel",
+]
+
+
+class Wire(asyncio.Transport):
+    """A transport that goes nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = b""
+        self.aborted = False
+
+    def writelines(self, list_of_data: Any) -> None:
+        self.sent += b"".join(list_of_data)
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+def read(pieces: list[bytes]) -> tuple[Answer | str, bool]:
+    """Feed a connection, then end it; return the answer or refusal, and whether it would have been kept."""
+
+    async def main() -> tuple[Answer | str, bool]:
+        connection, wire = Connection(100), Wire()
+        connection.connection_made(wire)
+        waiter = connection.ask((b"request", b"body"), asyncio.get_running_loop().time() + 600)
+        assert wire.sent == b"requestbody"
+        for piece in pieces:
+            if not wire.aborted:
+                connection.data_received(piece)
+        kept = connection.reusable
+        if not wire.aborted:
+            connection.eof_received()
+        connection.connection_lost(None)
+        try:
+            return await waiter, kept
+        except Broken as broken:
+            return str(broken), kept
+
+    return asyncio.run(main())
+
+
+def same(one: tuple[Answer | str, bool], other: tuple[Answer | str, bool]) -> bool:
+    """Refusals may be worded by what had come first; an answer is the same to the last byte."""
+    if isinstance(one[0], str):
+        return isinstance(other[0], str) and not other[1]
+    return one == other
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=range(len(ANSWERS)))
+def test_an_answer_that_comes_byte_by_byte_is_the_same(answer: bytes) -> None:
+    """Each byte on its own."""
+    assert same(read([answer]), read([answer[at : at + 1] for at in range(len(answer))]))
+
+
+@given(st.sampled_from(ANSWERS), st.lists(st.integers(0, 400), max_size=12))
+def test_an_answer_that_is_cut_anywhere_is_the_same(answer: bytes, cuts: list[int]) -> None:
+    """Slices of any length."""
+    edges = sorted({0, len(answer), *(cut for cut in cuts if cut < len(answer))})
+    assert same(read([answer]), read([answer[a:b] for a, b in itertools.pairwise(edges)]))
+
+
+@given(st.binary(max_size=200), st.sampled_from([b"", *ANSWERS]), st.integers(0, 80))
+def test_no_bytes_break_it(noise: bytes, answer: bytes, at: int) -> None:
+    """Noise before, in or behind an answer: an answer, or a refusal in words; never anything else."""
+    got, kept = read([answer[:at] + noise + answer[at:]])
+    assert isinstance(got, Answer) or (got and not kept)
+
+
+def test_what_follows_an_answer_ends_its_connection() -> None:
+    """A whole second answer in the same bytes changes nothing of the first, and nothing is kept."""
+    first = HEAD + b"A: 1\r\nContent-Length: 3\r\n\r\none"
+    second = b"HTTP/1.1 500 Evil\r\nA: 2\r\nContent-Length: 3\r\n\r\ntwo"
+    got, kept = read([first + second])
+    assert got == Answer(200, {"a": "1", "content-length": "3"}, b"one")
+    assert not kept
+    assert read([first]) == (got, True)

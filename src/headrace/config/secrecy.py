@@ -11,7 +11,8 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 _SECRET_NAME = re.compile(
-    r"(password|passphrase|secret|token|api[-_.]?key|key\.pem|jaas\.config|oauthbearer\.config|authorization|cookie)$",
+    r"(password|passphrase|secret|token|(api|access|auth|subscription|functions)[-_.]?key|x-auth|key\.pem|"
+    r"jaas\.config|oauthbearer\.config|authorization|cookie)$",
     re.IGNORECASE,
 )
 

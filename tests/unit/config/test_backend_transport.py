@@ -1,0 +1,73 @@
+"""How a backend is reached: what is refused at load, and that secrets are not shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace.config.load import load_config
+from headrace.config.show import masked
+from headrace.errors import ConfigError
+
+AT = "headrace.yaml:1: reactive_consumers.a.backend"
+OAUTH = "oauth: {token_url: 'https://t/', client_id: me, client_secret: '${env:PW}'"
+
+
+def load(folder: Path, backend: str) -> object:
+    path = folder / "headrace.yaml"
+    path.write_text(f"reactive_consumers: {{a: {{topics: [t], group: g, backend: {{{backend}}}}}}}")
+    path.chmod(0o600)
+    return load_config(path, {"PW": "canary"})
+
+
+@pytest.mark.parametrize(
+    ("backend", "says"),
+    [
+        ("url: 'http://h', headers: {'X Y': a}", f"{AT}.headers: has the name 'X Y', which is no name"),
+        ("url: 'http://h', headers: {'': a}", f"{AT}.headers: has the name '', which is no name"),
+        ("url: 'http://h', headers: {content-length: '3'}", f"{AT}.headers: has content-length, which Headrace sets"),
+        ("url: 'http://h', headers: {Host: x}", f"{AT}.headers: has Host, which Headrace sets itself"),
+        ('url: "http://h", headers: {A: "canary\\r\\nB: 1"}', f"{AT}.headers: has a value of A with other than"),
+        ('url: "http://h", headers: {A: "canary\\u0119"}', f"{AT}.headers: has a value of A with other than"),
+        ("url: 'http://h', headers: {A: x, a: y}", f"{AT}.headers: has a name twice"),
+        ("url: 'http://h', tls: {ca: headrace.yaml}", f"{AT}: tls is set and url is not https"),
+        ("url: 'https://h', tls: {ca: nope.pem}", f"{AT}.tls.ca: names "),
+        ("url: 'https://h', tls: {key: headrace.yaml}", f"{AT}.tls: needs certificate and key together"),
+        (f"url: 'https://h', headers: {{authorization: x}}, {OAUTH}}}", f"{AT}: has both oauth and a header"),
+        (f"url: 'https://h', {OAUTH.replace('https', 'http')}}}", f"{AT}.oauth.token_url: is not https"),
+        (f"url: 'https://h', {OAUTH.replace('me', chr(39) * 2)}}}", f"{AT}.oauth.client_id: "),
+    ],
+)
+def test_what_cannot_be_sent_is_refused_at_load(tmp_path: Path, backend: str, says: str) -> None:
+    """One sentence with the line, and without the value."""
+    with pytest.raises(ConfigError) as refused:
+        load(tmp_path, backend)
+    text = refused.value.description.replace(f"{tmp_path}/", "")
+    assert any(line.startswith(says) for line in text.splitlines()), text
+    assert "canary" not in text
+
+
+def test_files_start_from_the_file_and_secrets_are_not_shown(tmp_path: Path) -> None:
+    """Relative paths are anchored; token secret, key password and headers that hold secrets are masked."""
+    for name in ("ca.pem", "us.pem", "us.key"):
+        (tmp_path / name).write_text("x")
+        (tmp_path / name).chmod(0o600)
+    headers = "{X-Api-Key: '${env:PW}', Ocp-Apim-Subscription-Key: '${env:PW}', X-Auth: '${env:PW}', X-Team: blue}"
+    tls = "tls: {ca: ca.pem, certificate: us.pem, key: us.key, key_password: '${env:PW}'}"
+    config = load(tmp_path, f"url: 'https://h', headers: {headers}, {tls}, {OAUTH}}}")
+    backend = config.reactive_consumers["a"].backend  # type: ignore[attr-defined]
+    assert (backend.tls.ca, backend.tls.key) == (tmp_path / "ca.pem", tmp_path / "us.key")
+    shown = masked(config)  # type: ignore[arg-type]
+    assert "canary" not in str(shown)
+    assert shown["reactive_consumers"]["a"]["backend"]["headers"]["X-Team"] == "blue"
+
+
+def test_a_key_that_others_may_read_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As that of the listener (decisions.md 16)."""
+    for name in ("us.pem", "us.key"):
+        (tmp_path / name).write_text("x")
+        (tmp_path / name).chmod(0o644)
+    load(tmp_path, "url: 'https://h', tls: {certificate: us.pem, key: us.key}")
+    assert "us.key holds a secret" in caplog.text
+    assert "us.pem" not in caplog.text

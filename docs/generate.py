@@ -92,7 +92,7 @@ def _sections(schema: Schema) -> Iterator[str]:
         for name, setting in node["properties"].items():
             where = f"{path}.{name}" if path else name
             if model := _model_below(schema, setting):
-                step = where if "$ref" in setting else f"{where}.<name>"
+                step = f"{where}.<name>" if _entry(setting) else where
                 below.append((step, model, setting.get("description") or model["description"]))
             else:
                 required = name in node.get("required", ())
@@ -105,7 +105,8 @@ def _sections(schema: Schema) -> Iterator[str]:
 
 
 def _model_below(schema: Schema, setting: Schema) -> Schema | None:
-    place = setting.get("$ref") or _entry(setting).get("$ref", "")
+    parts = [setting, *setting.get("anyOf", ()), _entry(setting)]
+    place = next((part["$ref"] for part in parts if "$ref" in part), "")
     found = schema["$defs"][place.rpartition("/")[2]] if place else {}
     return found if "properties" in found else None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import asyncio
 import configparser
 import json
 import os
@@ -9,7 +11,6 @@ import re
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,18 +19,23 @@ import pytest
 import yaml
 from confluent_kafka.admin import AdminClient
 
+from headrace.config.backend import BackendConfig
 from headrace.config.load import load_config
+from headrace.config.retry import RetryConfig
 from headrace.delivery.attempt import Counts
-from headrace.delivery.protocols import ACK
+from headrace.delivery.protocols import ACK, Delivery, Outcome
 from headrace.devcluster.ports import free_ports, is_free
 from headrace.devcluster.server import Server
 from headrace.errors import HeadraceError, catalogue
+from headrace.formats.codecs import Codecs
 from headrace.functions import load as function_file
 from headrace.functions.load import load_function
+from headrace.lifecycle import SystemClock
 from headrace.pipelines.load import load_pipeline
 from headrace.records import Record
 from headrace.sidecar import produce_answer
-from headrace.sidecar.reactive.envelope import outcomes_of
+from headrace.sidecar.reactive.http_destination import _WRITERS, HttpDestination
+from headrace.sidecar.reactive.stored import Stored
 from headrace.telemetry.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +43,7 @@ sys.path.insert(0, str(ROOT))
 from docs.generate import MAP_MARKS, pages  # noqa: E402 a plain folder, found from the repository's root
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").glob("*.md")])
+CERTIFICATES = ("certs/ca.pem", "certs/headrace.pem", "certs/headrace.key")
 EXAMPLES = {"headrace.yaml": lambda path: load_config(path, {}), "function.yaml": load_function}
 BANNED = re.compile(
     r"\b(TODO|TBD|FIXME|simply|easily|seamless\w*|powerful|blazing\w*|robust|world-class|cutting-edge|lightning)\b"
@@ -197,10 +204,12 @@ def test_pages_have_plain_words_and_no_addresses(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_files_shown_load(page: Path, tmp_path: Path) -> None:
     """Every YAML file of a page loads, every Python file compiles, every JSON block is JSON."""
-    (tmp_path / "secret").mkdir()
-    for name in ("kafka", "loader", "prometheus"):
-        (tmp_path / "secret" / name).write_text(f"{name:->16}")
-        (tmp_path / "secret" / name).chmod(0o600)
+    for folder in {(tmp_path / name).parent for name, _ in files_of(page)}:
+        for name in ("secret/kafka", "secret/loader", "secret/prometheus", *CERTIFICATES):
+            file = folder / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"{file.name:->16}")
+            file.chmod(0o600)
     write_files(page, tmp_path)
     for name, text in files_of(page):
         path = tmp_path / name
@@ -213,21 +222,58 @@ def test_files_shown_load(page: Path, tmp_path: Path) -> None:
             json.loads(block.text)
 
 
-def test_the_backend_shown_answers_as_agreed(tmp_path: Path) -> None:
-    """One result per record of the delivery shown, and all of them are taken."""
+BACKENDS = {
+    "results": "backend.py",
+    "status": "backend.py",
+    "single": "single/backend.py",
+    "cloudevents_batch": "events/backend.py",
+    "cloudevents_structured": "events/backend.py",
+    "cloudevents_binary": "events/backend.py",
+}
+
+
+@pytest.mark.parametrize("mode", BACKENDS)
+def test_the_backends_shown_take_what_their_mode_sends(mode: Any, tmp_path: Path) -> None:
+    """Each tiny backend of the push page, asked as a reactive consumer does; the deliveries shown are what it gets."""
     page = ROOT / "docs" / "push.md"
     port = free_ports(1)[0]
     write_files(page, tmp_path, {"8444": port})
     server = Server("backend", tmp_path / "backend.log")
-    server.start([sys.executable, str(tmp_path / "backend.py")], detached=False)
+    server.start([sys.executable, str(tmp_path / BACKENDS[mode])], detached=False)
     try:
-        server.wait_until(lambda: not is_free(port), 120)
-        sent = delivered_in(page)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", json.dumps(sent).encode(), timeout=120) as answer:
-            records = [Record(r["topic"], r["partition"], r["offset"], 0, None, None) for r in sent]
-            assert outcomes_of(answer.read(), records) == [ACK] * len(sent)
+        server.wait_until(lambda: not is_free(port), 60)
+        codecs = Codecs(None)  # type: ignore[arg-type]
+        stored = Stored(codecs.for_reading("string"), "string", codecs.for_reading("json"), "json")
+        backend = BackendConfig(url=f"http://127.0.0.1:{port}/", mode=mode)
+        record = Record("parcels", 0, 0, 1767225600000, b"p1", b'{"grams": 250}')
+        delivery = Delivery("tracking", record.topic_partition, 1, [record], 1)
+
+        async def deliver() -> list[Outcome]:
+            destination = HttpDestination("backend", backend, RetryConfig(), stored, SystemClock())
+            outcomes = await destination.deliver(delivery)
+            await destination.stop()
+            return list(outcomes)
+
+        assert asyncio.run(deliver()) == [ACK]
     finally:
         server.kill()
+    shown = [json.loads(block.text) for block in blocks(page) if block.language == "json"]
+    if mode in ("results", "cloudevents_structured"):
+        assert json.loads(_WRITERS[mode](stored, delivery, [record])[0]) in shown
+
+
+def test_what_the_troubleshooting_page_quotes_is_said() -> None:
+    """Every sentence for a partition that stands still is one of the source."""
+    said = "\n".join(
+        node.value
+        for path in (ROOT / "src").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+    section = text_of("docs/troubleshooting.md").split("## A partition stands still")[1].split("\n## ")[0]
+    quoted = re.findall(r"^\| `([^`]+)`", section, re.MULTILINE)
+    assert len(quoted) > 10
+    assert [text for text in quoted for part in text.split("…") if part.strip(": ") not in said] == []
 
 
 @pytest.fixture

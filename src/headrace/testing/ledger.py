@@ -5,6 +5,7 @@ Pure: no clock, no network, nothing of Headrace's own view. Source: reliability.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
@@ -36,8 +37,8 @@ class Fault(NamedTuple):
     """Seconds, by the clock of the history."""
     end: float
     """When all was mended, and the produce deadline after it had passed."""
-    most: int
-    """Records that can have been in flight."""
+    most: float = math.inf
+    """Records that can have been in flight, if that is known."""
 
 
 def check_produced(history: Sequence[Sent], log: Iterable[Record], faults: Sequence[Fault] = ()) -> list[str]:

@@ -10,13 +10,15 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from headrace.config.consumers import Ordering
 from headrace.delivery.dead_letter import Origin, origin_of
 from headrace.delivery.offset_map import decode
 from headrace.records import Record
 from headrace.testing.ledger import Fault, sentences
+
+if TYPE_CHECKING:  # the pytest plugin is loaded in every test run of whoever has Headrace installed
+    from headrace.config.consumers import Ordering
 
 _TICK_SECONDS = 0.001
 """Kafka's times are whole milliseconds, so what is later may seem to be earlier by so much."""

@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from headrace.cli.main import root
-from headrace.config.client_properties import PRODUCER_KEYS
+from headrace.config.client_properties import CONSUMER_KEYS, PRODUCER_KEYS, Key
 from headrace.config.show import json_schema
 from headrace.errors import HeadraceError, catalogue
 from headrace.pipelines.spec import PipelineSpec
@@ -30,6 +30,7 @@ MAP_MARKS = ("<!-- file map: begin, written by make docs -->", "<!-- file map: e
 _MADE = "This page is written by `make docs`; change the code it is made from.\n"
 _WIDTH = 100
 _WITHOUT_DOCSTRING = {
+    "config/consumer_keys.csv": "Where every consumer key of Java, light-4j and Nuclio went.",
     "config/producer_keys.csv": "Where every producer key of Java and of light-4j went.",
     "cli/demo/files/delays.yaml": "The demo's pipeline.",
     "cli/demo/files/enrich/function.yaml": "The demo's function: its trigger and formats.",
@@ -55,6 +56,7 @@ def pages() -> dict[Path, str]:
         REFERENCE / "configuration.md": configuration_page(),
         REFERENCE / "errors.md": errors_page(),
         REFERENCE / "producer-keys.md": producer_keys_page(),
+        REFERENCE / "consumer-keys.md": consumer_keys_page(),
         REFERENCE / "cli.md": cli_page(),
         REFERENCE / "headrace.schema.json": json.dumps(json_schema(), indent=2) + "\n",
         ARCHITECTURE: with_file_map(ARCHITECTURE.read_text()),
@@ -158,22 +160,33 @@ def _number(setting: Schema, kind: str) -> str:
 
 def producer_keys_page() -> str:
     """Return the table of the keys that Java's producer and light-4j know."""
-    rows = [
-        f"| `{name}` | {f'`{key.light_4j}`' if key.light_4j else ''} | {f'`{key.client}`' if key.client else ''} | "
-        f"{key.ours} |"
-        for name, key in PRODUCER_KEYS.items()
-    ]
-    parts = [
-        "# Producer keys\n",
-        _MADE,
+    text = [
         "Where the keys of Kafka's Java producer and of light-4j's `kafka-producer.yml` are in `headrace.yaml`.",
         "One that is written into `producer`, its `properties` or `kafka.properties` is refused with the last column",
         "of this table, unless that names the map itself.\n",
-        "| Java's producer, light-4j | Default of light-4j | Client (librdkafka) | Headrace |",
-        "|---|---|---|---|",
-        *rows,
     ]
-    return "\n".join(parts) + "\n"
+    return _keys_page("Producer keys", text, "Java's producer, light-4j", PRODUCER_KEYS)
+
+
+def consumer_keys_page() -> str:
+    """Return the table of the keys that Java's consumer, light-4j and Nuclio's Kafka trigger know."""
+    text = [
+        "Where the keys of Java's consumer, of light-4j's `kafka-consumer.yml` and of Nuclio's Kafka trigger are.",
+        "The settings are those of a reactive consumer (`reactive_consumers.<name>`), or begin with the section of",
+        "`headrace.yaml` they are in; functions keep Nuclio's names in their trigger.",
+        "Connection, TLS and SASL are in [producer keys](producer-keys.md); they are the same for both.\n",
+    ]
+    return _keys_page("Consumer keys", text, "Java's consumer, light-4j, Nuclio", CONSUMER_KEYS)
+
+
+def _keys_page(title: str, text: list[str], names: str, keys: Mapping[str, Key]) -> str:
+    rows = [
+        f"| `{name}` | {f'`{key.light_4j}`' if key.light_4j else ''} | {f'`{key.client}`' if key.client else ''} | "
+        f"{key.ours} |"
+        for name, key in keys.items()
+    ]
+    head = [f"| {names} | Default of light-4j | Client (librdkafka) | Headrace |", "|---|---|---|---|"]
+    return "\n".join([f"# {title}\n", _MADE, *text, *head, *rows]) + "\n"
 
 
 # Errors --------------------------------------------------------------------------------------------------------------

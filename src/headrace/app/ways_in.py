@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from headrace.app.topics_of_ours import fits_of
 from headrace.config.backend import BackendConfig
 from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl, ReactiveConsumerConfig
 from headrace.config.kafka import KafkaConfig
@@ -21,7 +23,7 @@ from headrace.functions.destination import FunctionDestination
 from headrace.functions.load import load_function
 from headrace.functions.service import FunctionService
 from headrace.functions.spec import FunctionSpec, KafkaTrigger
-from headrace.kafka import Admin, Consumer, Producer, StartPolicy, TopicDirectory
+from headrace.kafka import Admin, Consumer, Producer, ReadPolicy, Subscription, TopicDirectory
 from headrace.lifecycle import Clock, Service
 from headrace.pipelines.load import load_pipelines
 from headrace.pipelines.runs import PipelineRun
@@ -31,6 +33,8 @@ from headrace.sidecar.reactive.health_wait import AfterHealth
 from headrace.sidecar.reactive.http_destination import HttpDestination
 from headrace.sidecar.reactive.stored import Stored
 from headrace.telemetry.metrics import Metrics
+
+log = logging.getLogger(__name__)
 
 _FUNCTION_BATCH = BatchConfig(max_records=256, max_bytes=1_048_576)
 _FUNCTION_IN_FLIGHT = 1000
@@ -74,6 +78,7 @@ class WaysIn:
         self.groups: list[str] = []
         """Groups whose lag is watched."""
         self._formats = {self.config.producer.key_format, self.config.producer.value_format}
+        self._specs = [load_function(file) for file in self.config.functions]
         self.services: list[Service] = [*self._reactive_consumers(), *self._functions(), *self._pipelines()]
         """Downstream first."""
 
@@ -98,17 +103,20 @@ class WaysIn:
         context = tls[0].context if tls else None
         destination = HttpDestination(f"{name} backend", backend, reactive.retry, stored, self.clock, context)
         pump = self._pump(name, reactive.group, destination, reactive.topics, reactive.dead_letter, reactive)
-        policy = StartPolicy(reactive.auto_offset_reset, reactive.on_gap)
+        fits = fits_of(reactive, self.config, self._specs)
+        policy = ReadPolicy(reactive.auto_offset_reset, reactive.on_gap, fits is not None, reactive.consumer)
+        for warning in reactive.warnings(self.config.kafka.properties):
+            log.warning("%s: %s", name, warning)
         consumer = self._consumer(name, pump, self.config.kafka, reactive.topics, policy, reactive.flow)
-        return [*tls, destination, pump, self._held(consumer, destination, backend)]
+        watch = self._subscription(name, consumer, self.admin, reactive.topics, fits)
+        return [*tls, destination, pump, self._held(consumer, destination, backend), watch]
 
     def _held(self, consumer: Service, destination: HttpDestination, backend: BackendConfig) -> Service:
         return AfterHealth(consumer, destination.client, backend.health, self.clock) if backend.health else consumer
 
     def _functions(self) -> list[Service]:
         services: list[Service] = []
-        for file in self.config.functions:
-            spec = load_function(file)
+        for spec in self._specs:
             for trigger in spec.triggers:
                 services += self._function(spec, trigger)
         return services
@@ -126,15 +134,20 @@ class WaysIn:
         )
         if trigger.output_topic and self.config.kafka.create_topics:
             self.wanted_topics[trigger.output_topic] = trigger.topics[0]
-        delivery = DeliveryConfig(batch=_FUNCTION_BATCH, retry=trigger.retry, max_in_flight=_FUNCTION_IN_FLIGHT)
+        delivery = DeliveryConfig(
+            batch=_FUNCTION_BATCH,
+            retry=trigger.retry,
+            max_in_flight=_FUNCTION_IN_FLIGHT,
+            ordering=trigger.ordering,
+        )
         pump = self._pump(workers.name, trigger.group, destination, trigger.topics, trigger.dead_letter, delivery)
-        kafka = self.config.kafka
+        kafka, admin = self.config.kafka, self.admin
         if trigger.brokers:
             kafka = kafka.model_copy(update={"bootstrap_servers": ",".join(trigger.brokers)})
-        if trigger.client_properties:
-            kafka = kafka.model_copy(update={"properties": {**kafka.properties, **trigger.client_properties}})
-        consumer = self._consumer(workers.name, pump, kafka, trigger.topics, StartPolicy(trigger.auto_offset_reset))
-        return [workers, pump, consumer]
+            admin = Admin(kafka)
+        policy = ReadPolicy(trigger.auto_offset_reset, member=trigger.member)
+        consumer = self._consumer(workers.name, pump, kafka, trigger.topics, policy)
+        return [workers, pump, consumer, self._subscription(workers.name, consumer, admin, trigger.topics)]
 
     def _pipelines(self) -> list[Service]:
         return [self._pipeline(spec) for spec in load_pipelines(self.config.pipelines)]
@@ -175,7 +188,7 @@ class WaysIn:
         pump: Pump,
         kafka: KafkaConfig,
         topics: Sequence[str],
-        policy: StartPolicy,
+        policy: ReadPolicy,
         flow: FlowControl = _FUNCTION_FLOW,
     ) -> Consumer:
         consumer = Consumer(
@@ -190,6 +203,16 @@ class WaysIn:
         )
         pump.source = consumer
         return consumer
+
+    def _subscription(
+        self,
+        name: str,
+        consumer: Consumer,
+        admin: Admin,
+        topics: Sequence[str],
+        fits: Callable[[str], bool] | None = None,
+    ) -> Subscription:
+        return Subscription(f"{name} topics", consumer, admin, self.clock, topics=topics, fits=fits)
 
     async def _schema_of(self, schema_id: int) -> wire.Schema:
         schema = await self.registry.by_id(schema_id)

@@ -1,7 +1,8 @@
 """Client properties by name: what users may pass to Kafka's client, and where everything else went.
 
 Names are librdkafka's. An allow-list, because some properties load code or files, or break a promise. The keys that
-Kafka's Java producer and light-4j's `kafka-producer.yml` know are in one table, which a documentation page shows.
+Kafka's Java clients, light-4j's `kafka-producer.yml` and `kafka-consumer.yml` and Nuclio's triggers know are in two
+tables, which documentation pages show.
 """
 
 from __future__ import annotations
@@ -16,27 +17,27 @@ from pydantic import AfterValidator, BeforeValidator, SecretStr
 from headrace.config.secrecy import is_secret_name
 
 
-class ProducerKey(NamedTuple):
-    """What became of a key of Java's producer or of light-4j's `kafka-producer.yml`."""
+class Key(NamedTuple):
+    """What became of a key of Java's clients, of light-4j's files, or of Nuclio's triggers."""
 
     light_4j: str
-    """Its default there; empty if that file does not have it."""
+    """Its default in light-4j; empty if the file does not have it."""
     client: str
     """librdkafka's name; empty if it has none."""
     ours: str
     """The setting to use, or `nothing:` and why none is needed."""
 
 
-with Path(__file__).with_name("producer_keys.csv").open(newline="") as _table:
-    PRODUCER_KEYS: Final = {row.pop("seed"): ProducerKey(**row) for row in csv.DictReader(_table)}
-"""Every producer key by its name there."""
+def _table(name: str) -> dict[str, Key]:
+    with Path(__file__).with_name(name).open(newline="") as file:
+        return {row.pop("seed"): Key(**row) for row in csv.DictReader(file)}
 
-_CONSUMERS_KEYS: Final = {
-    "auto.offset.reset": "`auto_offset_reset` of the reactive consumer or `initialOffset` of the function",
-    "enable.auto.commit": "nothing: Headrace commits what has ended and only that",
-    "group.id": "`group` of the reactive consumer or `consumerGroup` of the function",
-    "partition.assignment.strategy": "nothing: it is cooperative-sticky",
-}
+
+PRODUCER_KEYS: Final = _table("producer_keys.csv")
+"""Every producer key by its name there; a setting is written from the top of the file."""
+CONSUMER_KEYS: Final = _table("consumer_keys.csv")
+"""Every consumer key by its name there; a setting is one of a reactive consumer, but for sections of the file."""
+
 _OTHER_NAMES: Final = {
     "compression.codec": "compression.type",
     "max.in.flight": "max.in.flight.requests.per.connection",
@@ -55,8 +56,8 @@ def _names(text: str) -> frozenset[str]:
 
 CONSUMER_ONLY: Final = _names(
     """
-    fetch.max.bytes fetch.min.bytes fetch.wait.max.ms group.instance.id group.protocol heartbeat.interval.ms
-    isolation.level max.partition.fetch.bytes max.poll.interval.ms session.timeout.ms
+    fetch.max.bytes fetch.min.bytes fetch.wait.max.ms group.protocol heartbeat.interval.ms isolation.level
+    max.partition.fetch.bytes max.poll.interval.ms session.timeout.ms
     """
 )
 """Allowed for consumers; the client warns of them in a producer."""
@@ -83,8 +84,10 @@ _EVERY_CLIENT: Final = _names(
 def _owner(name: str) -> str:
     """Return the setting to use in place of a property, empty if we do not know the name."""
     name = _OTHER_NAMES.get(name, name)
-    found = PRODUCER_KEYS.get(name) or next((key for key in PRODUCER_KEYS.values() if key.client == name), None)
-    return found.ours if found else _CONSUMERS_KEYS.get(name, "")
+    for keys in (PRODUCER_KEYS, CONSUMER_KEYS):
+        if found := keys.get(name) or next((key for key in keys.values() if key.client == name), None):
+            return found.ours
+    return ""
 
 
 def way_out(name: str) -> str:

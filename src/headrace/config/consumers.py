@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, model_validator
 
 from headrace.config.backend import ONE_RECORD_MODES, BackendConfig
+from headrace.config.membership import ConsumerConfig, no_reset_by_itself
 from headrace.config.retry import DeadLetterConfig, RetryConfig
 from headrace.config.section import (
     Count,
@@ -16,6 +18,7 @@ from headrace.config.section import (
     Section,
     TopicName,
 )
+from headrace.config.topic_patterns import TopicPattern
 
 
 class BatchConfig(Section):
@@ -61,8 +64,11 @@ class DeliveryConfig(Section):
 class ReactiveConsumerConfig(DeliveryConfig):
     """One consumer that pushes records to a backend."""
 
-    topics: Annotated[list[TopicName], Field(min_length=1)]
+    topics: list[TopicName] = []
     """Topics to consume."""
+    topic_patterns: list[TopicPattern] = []
+    """Patterns (RE2's syntax, over the whole name): topics that fit one are consumed too, also those created later.
+    Topics of Kafka's own and of Headrace's (dead letters, retries, audit) never fit; `topics` can name them."""
     group: GroupName
     """Consumer group."""
     backend: BackendConfig
@@ -75,7 +81,9 @@ class ReactiveConsumerConfig(DeliveryConfig):
     """Where undeliverable records go."""
     flow: FlowControl = FlowControl()
     """Bounds of what is held in memory."""
-    auto_offset_reset: Literal["earliest", "latest"] = "earliest"
+    consumer: ConsumerConfig = ConsumerConfig()
+    """How the consumer takes part in its group and fetches."""
+    auto_offset_reset: Annotated[Literal["earliest", "latest"], BeforeValidator(no_reset_by_itself)] = "earliest"
     """Where a group without committed offsets begins."""
     on_gap: Literal["stop", "continue"] = "stop"
     """When the records a group should read next were removed from the log: `stop` lets the partition stand still and
@@ -83,6 +91,8 @@ class ReactiveConsumerConfig(DeliveryConfig):
 
     @model_validator(mode="after")
     def _consistent(self) -> ReactiveConsumerConfig:
+        if not self.topics and not self.topic_patterns:
+            raise ValueError("reads nothing: write topics, or topic_patterns")
         for topic in self.topics:
             letters = self.dead_letter.topic.replace("{topic}", topic)
             if self.dead_letter.enabled and letters in self.topics:
@@ -91,6 +101,10 @@ class ReactiveConsumerConfig(DeliveryConfig):
         if self.batch.max_records > self.flow.max_records or self.batch.max_bytes > self.flow.max_bytes:
             raise ValueError("batch is larger than flow, which bounds memory: lower batch or raise flow")
         return self
+
+    def warnings(self, shared: Mapping[str, object]) -> list[str]:
+        """Return what is allowed and probably not meant, given the properties of every client."""
+        return self.consumer.warnings(shared, self.batch.max_bytes)
 
     def _fit_mode(self) -> None:
         """Let the mode decide what is not set."""

@@ -57,6 +57,15 @@ class HeadraceConfig(Section):
         return http
 
     @model_validator(mode="after")
+    def _members_fit(self) -> HeadraceConfig:
+        for name, consumer in self.reactive_consumers.items():
+            try:
+                consumer.consumer.client_properties(self.kafka.properties)
+            except ValueError as cause:
+                raise ValueError(f"reactive_consumers.{name}.consumer, with kafka.properties: {cause}") from None
+        return self
+
+    @model_validator(mode="after")
     def _groups_apart(self) -> HeadraceConfig:
         owner: dict[tuple[str, str], str] = {}
         for name, consumer in self.reactive_consumers.items():

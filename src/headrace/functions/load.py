@@ -24,7 +24,9 @@ M = TypeVar("M", bound=BaseModel)
 
 _KAFKA_KINDS = ("kafka-cluster", "kafka")
 _ACK_MODE = "nuclio.io/kafka-explicit-ack-mode"
-_ANNOTATED = ("sessionTimeout", "heartbeatInterval", "maxWaitTime", "fetchMin", "fetchDefault", "workerAllocationMode")
+_ANNOTATED = """
+    sessionTimeout heartbeatInterval maxWaitTime fetchMin fetchDefault workerAllocationMode ordering
+""".split()
 """Attributes that an annotation may stand in for: `nuclio.io/kafka-session-timeout` for `sessionTimeout`."""
 
 

@@ -15,6 +15,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
+from headrace.config.consumers import Ordering
+from headrace.config.membership import ConsumerConfig
 from headrace.config.retry import DeadLetterConfig, RetryConfig
 from headrace.config.section import FormatName, GroupName, Number, TopicName
 
@@ -81,6 +83,10 @@ class Attributes(_Part):
     max_wait_time: Annotated[float, Field(ge=0.001), Duration] = 0.25
     fetch_min: Annotated[int, Field(ge=0, le=100_000_000), Number] = 1
     fetch_default: Annotated[int, Field(ge=0, le=1_000_000_000), Number] = 0
+    ordering: Annotated[Ordering, AnyCase] = "partition"
+    """Headrace's own, as what follows: which records wait for each other."""
+    consumer: ConsumerConfig = ConsumerConfig()
+    """Settings of the consumer that Nuclio has no name for, as in a reactive consumer."""
     key_format: Annotated[FormatName, AnyCase] = "binary"
     value_format: Annotated[FormatName, AnyCase] = "binary"
     output_topic: TopicName | Literal[""] = ""
@@ -121,29 +127,29 @@ class KafkaTrigger(Attributes):
     explicit_ack_mode: Annotated[str, AnyCase, AfterValidator(_no_explicit_ack)] = "disable"
 
     @property
-    def workers(self) -> int:
-        """Worker processes."""
-        return self.num_workers or self.max_workers or 1
-
-    @property
     def retry(self) -> RetryConfig:
         """What happens to a record that failed."""
         return self.retry_settings.model_copy(update={"attempts": self.attempts} if self.attempts else None)
 
     @property
-    def client_properties(self) -> dict[str, int]:
-        """Client properties that follow from the attributes, for this trigger's consumer."""
-        properties = {
-            "fetch.wait.max.ms": int(self.max_wait_time * 1000),
-            "fetch.min.bytes": self.fetch_min or 1,
-            "max.partition.fetch.bytes": self.fetch_default or 1_048_576,
+    def workers(self) -> int:
+        """Worker processes."""
+        return self.num_workers or self.max_workers or 1
+
+    @property
+    def member(self) -> ConsumerConfig:
+        """How this trigger's consumer takes part in its group and fetches."""
+        settings: dict[str, Any] = {
+            "fetch_wait_seconds": self.max_wait_time,
+            "fetch_min_bytes": self.fetch_min or 1,
+            "partition_fetch_bytes": self.fetch_default or 1_048_576,
         }
-        # Only when asked for: with the newer group protocol the broker owns the session, and the client refuses these.
+        # Only when asked for: with the newer group protocol the broker owns the session.
         if "session_timeout" in self.model_fields_set:
-            properties["session.timeout.ms"] = int(self.session_timeout * 1000)
+            settings["session_timeout_seconds"] = self.session_timeout
         if "heartbeat_interval" in self.model_fields_set:
-            properties["heartbeat.interval.ms"] = int(self.heartbeat_interval * 1000)
-        return properties
+            settings["heartbeat_seconds"] = self.heartbeat_interval
+        return ConsumerConfig(**settings, **self.consumer.model_dump(exclude_unset=True, exclude=set(settings)))
 
 
 class Variable(_Part):

@@ -4,10 +4,11 @@ from headrace.kafka.admin import Admin, PartitionInfo, TopicInfo
 from headrace.kafka.consumer import Consumer
 from headrace.kafka.names import check_group, check_topic
 from headrace.kafka.own_topics import OwnTopics
-from headrace.kafka.positions import StartPolicy
+from headrace.kafka.positions import ReadPolicy
 from headrace.kafka.producer import Producer
 from headrace.kafka.reader import read_records
 from headrace.kafka.state_topic import StateTopic
+from headrace.kafka.subscription import Subscription
 from headrace.kafka.topics import TopicDirectory
 from headrace.kafka.transactions import TransactionalProducers
 
@@ -17,8 +18,9 @@ __all__ = [
     "OwnTopics",
     "PartitionInfo",
     "Producer",
-    "StartPolicy",
+    "ReadPolicy",
     "StateTopic",
+    "Subscription",
     "TopicDirectory",
     "TopicInfo",
     "TransactionalProducers",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import confluent_kafka
-from confluent_kafka import ConsumerGroupState, ConsumerGroupTopicPartitions
+from confluent_kafka import ConsumerGroupState, ConsumerGroupTopicPartitions, TopicCollection
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     ConfigResource,
@@ -109,6 +109,22 @@ class Admin:
         resource = ConfigResource(ResourceType.TOPIC, check_topic(name))
         entries = await self._first(f"describe topic {name}", lambda: self._client.describe_configs([resource]))
         return {entry.name: entry.value for entry in entries.values() if entry.value is not None}
+
+    async def topic_ids(self, names: Collection[str]) -> dict[str, str]:
+        """Return the id of each topic that exists; one that was deleted and created anew has another (KIP-516)."""
+
+        def ask() -> dict[str, str]:
+            found = {}
+            futures = self._client.describe_topics(TopicCollection(list(names)), request_timeout=self._limit)
+            for name, future in futures.items():
+                try:
+                    found[name] = str(future.result(self._limit).topic_id)
+                except confluent_kafka.KafkaException as cause:
+                    if cause.args[0].code() != confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
+                        raise
+            return found
+
+        return await self._ask("describe topics", ask) if names else {}
 
     async def create_topic(
         self,

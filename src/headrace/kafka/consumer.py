@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import itertools
 import logging
 import threading
 from collections import deque
@@ -20,14 +19,19 @@ import confluent_kafka
 
 from headrace.config.consumers import FlowControl
 from headrace.config.kafka import KafkaConfig
+from headrace.errors import HeadraceError
+from headrace.kafka.assignment import Assignment
+from headrace.kafka.commits import Commits
 from headrace.kafka.error_map import to_error
 from headrace.kafka.flow import Flow
 from headrace.kafka.listener import Listener
+from headrace.kafka.loop_side import LoopSide
 from headrace.kafka.names import check_group, check_topic
-from headrace.kafka.positions import Gap, Start, StartPolicy, find_gap, find_starts, from_client, to_client
+from headrace.kafka.placement import Placement
+from headrace.kafka.positions import Gap, ReadPolicy, Start, start_of_log, to_client
 from headrace.kafka.properties import member_properties
 from headrace.kafka.reader import to_record
-from headrace.lifecycle import Clock, Deadline, LoopBridge, OwnedThread, Readiness, Service
+from headrace.lifecycle import Clock, Deadline, OwnedThread, Readiness, Service
 from headrace.lifecycle.failpoints import reach
 from headrace.records import Committed, Record, TopicPartition
 
@@ -37,14 +41,12 @@ _BATCH_RECORDS = 500
 _IDLE_SECONDS = 0.1
 _BUSY_SECONDS = 0.01
 _PATIENCE_SECONDS = 0.1
-_COMMIT_AGAIN_SECONDS = 1.0
-_PLACE_AGAIN_SECONDS = 1.0
+_STORE_SECONDS = 30.0
 _DRAIN_SECONDS = 20.0
 _THREAD_STOP_SECONDS = 30.0
 _END = confluent_kafka.KafkaError._PARTITION_EOF
 _OUT_OF_RANGE = confluent_kafka.KafkaError._AUTO_OFFSET_RESET
-_epochs = itertools.count(1)
-_DEFAULT_POLICY = StartPolicy()
+_DEFAULT_POLICY = ReadPolicy()
 
 
 class Consumer(Service):
@@ -65,44 +67,44 @@ class Consumer(Service):
         listener: Listener,
         flow: FlowControl,
         clock: Clock,
-        policy: StartPolicy = _DEFAULT_POLICY,
+        policy: ReadPolicy = _DEFAULT_POLICY,
     ) -> None:
+        """Prepare; no one is contacted.
+
+        Raises:
+            ConfigError: Settings of the member and of every client contradict each other.
+        """
         super().__init__(name)
-        self._kafka = kafka
         self._group = check_group(group)
-        self._topics = [check_topic(topic) for topic in topics]
+        self._properties = member_properties(kafka, f"headrace-{self.name}", group, policy.member)
+        self._topics: list[str] | None = None
         self._listener = listener
         self._flow = Flow(flow)
         self._policy = policy
         self._epoch_of: dict[TopicPartition, int] = {}
         self._room = threading.Event()
         self._commands: deque[Callable[[], None]] = deque()
-        self._newest_commit: dict[TopicPartition, Committed] = {}  # the thread's own, as is what follows
-        self._commit_under_way = False
-        self._commit_again_at = 0.0
-        self._unplaced: dict[TopicPartition, int | None] = {}
-        """Assigned, but it is not known where to go on; the position that is out of range, if that is why."""
-        self._place_again_at = 0.0
+        self._commits = Commits(name, clock, self._epoch_of)  # the thread's own, as is what follows
+        self._placement = Placement(policy, clock, self._say, self._ask_store if policy.stored_offsets else None)
+        self._seen_epochs: dict[TopicPartition, int] = {}  # the loop's view of `_epoch_of`, which is behind
         self._problems: dict[str, str] = {"": f"group {group}: not joined yet"}
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._bridge: LoopBridge[Callable[[], None]] | None = None
+        self._loop = LoopSide(self)
         self._thread: OwnedThread | None = None
         self._client: Any = None
+        self._assignment: Any = None
         self._clock = clock
         self._leave_by: Deadline | None = None
+        if topics:
+            self.subscribe(topics)
 
     # On the loop -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._bridge = LoopBridge(self._loop, self._run_all)
+        self._loop.open()
         self._client = confluent_kafka.Consumer(
-            {
-                **member_properties(self._kafka, f"headrace-{self.name}", self._group),
-                "on_commit": self._on_commit,
-                "error_cb": self._on_error,
-            }
+            {**self._properties, "on_commit": self._commits.reported, "error_cb": self._on_error}
         )
+        self._assignment = Assignment(self._client, whole=self._policy.member.stops_everything)
         self._thread = OwnedThread(self.name, self._main, self.die)
         self._thread.start()
 
@@ -127,28 +129,29 @@ class Consumer(Service):
         self._room.set()
 
     def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
-        self._commands.append(functools.partial(self._newest_commit.update, dict(offsets)))
+        epochs = {partition: self._seen_epochs.get(partition, 0) for partition in offsets}
+        self._commands.append(functools.partial(self._commits.want, dict(offsets), epochs))
 
-    def _run_all(self, calls: list[Callable[[], None]]) -> None:
-        for call in calls:
-            # After a call that failed the listener has missed something, so nothing that follows may be believed.
-            if self.death is not None:
-                return
-            try:
-                call()
-            except Exception as cause:  # noqa: BLE001 boundary: this consumer dies and is named, nothing is committed
-                self.die(cause)
+    def subscribe(self, topics: Sequence[str]) -> None:
+        """Read these topics from now on; partitions of topics that stay are not taken away."""
+        names = [check_topic(topic) for topic in topics]
+        self._commands.append(lambda: self._subscribe(names))
+
+    def created_anew(self, topic: str, after: float) -> None:
+        """Take note that a topic was deleted and created under the same name: its offsets begin anew.
+
+        Assignments from `after` on (seconds since the epoch) began when it was gone already, so they know.
+        """
+        self._commands.append(lambda: self._begin_anew(topic, after))
 
     # On the thread ---------------------------------------------------------------------------------------------------
 
     def _main(self, stop_asked: threading.Event) -> None:
         client = self._client
-        client.subscribe(self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
         try:
             while not stop_asked.is_set():
                 self._obey()
-                if self._unplaced and self._clock.monotonic() >= self._place_again_at:
-                    self._place()
+                self._place()
                 self._steer()
                 if self._flow.must_wait:
                     self._wait_for_room()
@@ -163,10 +166,19 @@ class Consumer(Service):
 
     def _obey(self) -> None:
         commands = self._commands
-        while commands:
+        for _ in range(len(commands)):  # one that is added meanwhile has its turn after the next poll
             commands.popleft()()
-        if self._newest_commit and not self._commit_under_way and self._clock.monotonic() >= self._commit_again_at:
-            self._send_commit()
+        self._commits.send_due(self._client)
+
+    def _subscribe(self, topics: list[str]) -> None:
+        if topics == self._topics:
+            return
+        self._topics = self._placement.subscribed = topics
+        if topics:
+            self._client.subscribe(topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
+        else:
+            self._client.unsubscribe()
+            self._say("", f"group {self._group}: no topic fits its patterns yet")
 
     def _wait_for_room(self) -> None:
         """Wait a moment for something to end; not to poll for so long is no danger, and cheaper than to pause."""
@@ -208,7 +220,7 @@ class Consumer(Service):
             size = sum([record.size_bytes for record in records])
             self._flow.taken(partition, len(records), size, self._clock.monotonic())
             reach("hand-over.before")
-            self._post(self._listener.on_records, partition, epoch, records)
+            self._loop.post(self._listener.on_records, partition, epoch, records)
             reach("hand-over.after")
         batches.clear()
 
@@ -217,9 +229,9 @@ class Consumer(Service):
         partition = TopicPartition(item.topic() or "", item.partition() if item.partition() is not None else -1)
         if code == _END:
             if epoch := self._epoch_of.get(partition):
-                self._post(self._listener.on_end, partition, epoch, item.offset())
+                self._loop.post(self._listener.on_end, partition, epoch, item.offset())
         elif code == _OUT_OF_RANGE:
-            self._unplaced[partition] = item.offset()
+            self._placement.out_of_range(partition, item.offset())
         elif code in _FENCED:
             raise to_error(error, f"group {self._group}")
         else:
@@ -228,65 +240,43 @@ class Consumer(Service):
     def _on_assign(self, client: Any, assigned: list[Any]) -> None:
         reach("assign.before")
         partitions = [TopicPartition(p.topic, p.partition) for p in assigned]
-        starts = self._look_up(partitions)
+        starts = self._placement.starts(client, partitions)
         for item, partition in zip(assigned, partitions, strict=True):
             item.offset = starts[partition].offset if partition in starts else confluent_kafka.OFFSET_END
-        client.incremental_assign(assigned)
+        self._assignment.add(assigned)
         # The client may remember a pause from an earlier assignment, and flow control starts from nothing paused.
         client.resume(assigned)
         if unknown := [partition for partition in partitions if partition not in starts]:
             client.pause(_plain(unknown))
-            self._unplaced.update(dict.fromkeys(unknown))
         self._say("", "")
         self._take_up(starts)
         log.info("%s: assigned %s", self.name, _names(partitions))
         reach("assign.after")
 
-    def _look_up(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Start]:
-        """Return where to begin, or nothing as long as Kafka does not say: then it is asked again."""
-        try:
-            starts = find_starts(self._client, partitions, self._policy.reset) if partitions else {}
-        except confluent_kafka.KafkaException as cause:
-            for partition in partitions:
-                self._say(str(partition), f"{partition}: committed offsets cannot be read: {cause.args[0].str()}")
-            return {}
-        for partition in partitions:
-            self._say(str(partition), "")
-        return starts
-
     def _take_up(self, starts: Mapping[TopicPartition, Start]) -> None:
         """Tell the loop that partitions are ours and records will come."""
-        epochs = {partition: next(_epochs) for partition in starts}
+        epochs = {partition: start.epoch for partition, start in starts.items()}
         self._epoch_of.update(epochs)
         self._flow.assigned(epochs)
         committed = {partition: start.committed for partition, start in starts.items() if start.committed}
-        self._newest_commit.update({p: committed[p] for p, start in starts.items() if start.is_new})
-        self._post(self._listener.on_assigned, epochs, committed)
+        self._commits.want({p: committed[p] for p, start in starts.items() if start.is_new}, epochs)
+        self._loop.post(self._seen_epochs.update, epochs)
+        self._loop.post(self._listener.on_assigned, epochs, committed)
 
     def _place(self) -> None:
-        """Find where to go on in partitions where that was not known."""
-        self._place_again_at = self._clock.monotonic() + _PLACE_AGAIN_SECONDS
-        starts = self._look_up([partition for partition, position in self._unplaced.items() if position is None])
-        for partition, start in starts.items():
-            del self._unplaced[partition]
-            self._go_on_at(partition, start.offset)
-        self._take_up(starts)
-        for partition, position in list(self._unplaced.items()):
-            if position is not None:
-                try:
-                    gap = find_gap(self._client, partition, position)
-                except confluent_kafka.KafkaException as cause:
-                    self._say(str(partition), f"{partition}: offset {position} is out of range: {cause.args[0].str()}")
-                    continue
-                del self._unplaced[partition]
-                self._pass(partition, position, gap)
+        """Go on where that was not known before."""
+        for partition, found in self._placement.found(self._client):
+            if isinstance(found, Gap):
+                self._pass(partition, found)
+            elif isinstance(found, Start):
+                self._go_on_at(partition, found.offset)
+                self._take_up({partition: found})
+            else:
+                self._go_on_at(partition, found)
 
-    def _pass(self, partition: TopicPartition, position: int, gap: Gap | None) -> None:
+    def _pass(self, partition: TopicPartition, gap: Gap) -> None:
         """Do what the policy says about offsets that are missing."""
-        self._say(str(partition), "")
-        if gap is None:
-            self._go_on_at(partition, position)
-        elif self._policy.on_gap == "stop":
+        if self._policy.on_gap == "stop":
             self._say(
                 str(partition),
                 f"{partition}: {gap}; it stands still: commit another offset for group {self._group} while it is "
@@ -294,24 +284,43 @@ class Consumer(Service):
             )
         else:
             log.warning("%s, %s: %s; going on at %d, as on_gap says", self._group, partition, gap, gap.start)
-            self._post(self._listener.on_gap, partition, gap.end - gap.first)
+            self._loop.post(self._listener.on_gap, partition, gap.end - gap.first)
             self._go_on_at(partition, gap.start)
             if gap.is_cut_off:  # positions that come now were there before, so it is another assignment
-                self._forget([partition])
-                self._post(self._listener.on_lost, [partition])
-                self._take_up({partition: Start(gap.start, Committed(gap.start), is_new=True)})
+                self._begin_again(partition, gap.start)
+
+    def _begin_anew(self, topic: str, after: float) -> None:
+        """Take a topic that was created anew from its start, also if its offsets have passed our positions already."""
+        for partition in [p for p, epoch in self._epoch_of.items() if p.topic == topic and epoch < after * 1000]:
+            try:
+                start = start_of_log(self._client, partition)
+            except confluent_kafka.KafkaException:
+                self.created_anew(topic, after)
+                return
+            log.error(
+                "%s, %s: the topic was deleted and created anew, so its offsets mean other records; going on at its "
+                "start, %d",
+                self._group,
+                partition,
+                start,
+            )
+            self._go_on_at(partition, start)
+            self._begin_again(partition, start)
+
+    def _begin_again(self, partition: TopicPartition, start: int) -> None:
+        self._forget([partition])
+        self._loop.post(self._listener.on_lost, [partition])
+        self._take_up({partition: Start(start, Committed(start), is_new=True, epoch=self._placement.new_epoch())})
 
     def _go_on_at(self, partition: TopicPartition, offset: int) -> None:
-        # A seek is refused where the client has stopped fetching; to assign anew is not.
-        place = [confluent_kafka.TopicPartition(*partition, offset)]
-        self._client.incremental_unassign(place)
-        self._client.incremental_assign(place)
-        (self._client.pause if self._flow.is_paused(partition) else self._client.resume)(place)
+        for place in self._assignment.go_on_at(partition, offset):
+            waits = self._flow.is_paused(place) or self._placement.is_open(place)
+            (self._client.pause if waits else self._client.resume)(_plain([place]))
 
     def _on_revoke(self, client: Any, revoked: list[Any]) -> None:
         partitions = [TopicPartition(p.topic, p.partition) for p in revoked]
         reach("revoke.before")
-        offsets = self._ask_loop(partitions) if partitions else {}
+        offsets = self._drained(partitions) if partitions else {}
         reach("revoke.drained")
         self._forget(partitions)
         if offsets:
@@ -320,79 +329,56 @@ class Consumer(Service):
             except confluent_kafka.KafkaException as cause:
                 log.warning("%s: commit on revoke failed, records will come again: %s", self.name, cause.args[0].str())
         reach("revoke.committed")
-        client.incremental_unassign(revoked)
+        self._assignment.remove(revoked)
         log.info("%s: revoked %s", self.name, _names(partitions))
 
     def _on_lost(self, client: Any, lost: list[Any]) -> None:
         reach("lost.before")
         partitions = [TopicPartition(p.topic, p.partition) for p in lost]
         self._forget(partitions)
-        self._post(self._listener.on_lost, partitions)
-        client.incremental_unassign(lost)
+        self._loop.post(self._listener.on_lost, partitions)
+        self._assignment.remove(lost)
         self._say("", f"group {self._group}: partitions were lost, joining again")
         log.warning("%s: lost %s", self.name, _names(partitions))
         reach("lost.after")
 
     def _forget(self, partitions: Sequence[TopicPartition]) -> None:
         self._flow.revoked(partitions)
+        self._commits.forget(partitions)
+        self._placement.forget(partitions)
         for partition in partitions:
             self._epoch_of.pop(partition, None)
-            self._newest_commit.pop(partition, None)
-            self._unplaced.pop(partition, None)
-            self._say(str(partition), "")
 
-    def _ask_loop(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Committed]:
+    def _drained(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Committed]:
         """Wait until the loop has drained these partitions; its answer is what may be committed."""
-        if self.death is not None:
-            return {}
-        answer: dict[TopicPartition, Committed] = {}
-        done = threading.Event()
         seconds = min(_DRAIN_SECONDS, self._leave_by.remaining_seconds if self._leave_by else _DRAIN_SECONDS)
 
-        async def drain() -> None:
-            try:
-                deadline = Deadline(self._clock, seconds)
-                answer.update(await self._listener.on_revoked(partitions, deadline))
-            finally:
-                done.set()
+        async def drain() -> Mapping[TopicPartition, Committed]:
+            return await self._listener.on_revoked(partitions, Deadline(self._clock, seconds))
 
-        # Behind everything already posted, so records handed over before the revoke are known to the drain.
-        self._post(lambda: self.spawn(drain(), "revoke"))
-        if not done.wait(seconds + 1):
+        answer = self._loop.wait_for(drain, "revoke", seconds + 1)
+        if answer is None and self.death is None:
             log.error("%s: the loop did not drain %s in time", self.name, _names(partitions))
-            return {}
-        return answer
+        return answer or {}
 
-    def _send_commit(self) -> None:
-        offsets = {p: offset for p, offset in self._newest_commit.items() if p in self._epoch_of}
-        self._newest_commit.clear()
-        if not offsets:
-            return
-        reach("commit.before")
-        try:
-            self._client.commit(offsets=to_client(offsets), asynchronous=True)
-            # One at a time: the repetition of one that failed must not set back a newer one.
-            self._commit_under_way = True
-            reach("commit.sent")
-        except confluent_kafka.KafkaException as cause:
-            log.warning("%s: commit failed: %s", self.name, cause.args[0].str())
+    def _ask_store(self, epochs: Mapping[TopicPartition, int]) -> None:
+        ask = self._policy.stored_offsets
+        assert ask is not None
 
-    def _on_commit(self, error: Any, offsets: list[Any]) -> None:
-        self._commit_under_way = False
-        reach("commit.acknowledged")
-        failed = [p for p in offsets if error is not None or p.error is not None]
-        if failed:
-            log.warning("%s: commit failed, it is repeated: %s", self.name, error or failed[0].error)
-            self._newest_commit = from_client(failed) | self._newest_commit
-            self._commit_again_at = self._clock.monotonic() + _COMMIT_AGAIN_SECONDS
+        async def work() -> None:
+            try:
+                offsets = await asyncio.wait_for(ask(self._group, epochs), _STORE_SECONDS)
+            except (HeadraceError, TimeoutError) as cause:
+                why = str(cause) or f"no answer within {_STORE_SECONDS:g} s"
+                self._commands.append(lambda: self._placement.failed(epochs, why))
+            else:
+                self._commands.append(lambda: self._placement.answered(epochs, offsets))
+
+        self._loop.run(work, "stored offsets")
 
     def _on_error(self, error: Any) -> None:
         if error.code() == confluent_kafka.KafkaError._ALL_BROKERS_DOWN:
             log.warning("%s: no broker answers", self.name)
-
-    def _post(self, call: Callable[..., Any], *arguments: Any) -> None:
-        assert self._bridge is not None
-        self._bridge.post(lambda: call(*arguments))
 
     def _say(self, about: str, problem: str) -> None:
         """Set or clear what readiness says about a partition, or about the membership when `about` is empty."""

@@ -5,23 +5,36 @@ Nothing is ever reset by the client. For the thread that owns the consumer; ever
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import confluent_kafka
 
+from headrace.config.membership import ConsumerConfig
 from headrace.records import Committed, TopicPartition
 
 _LIMIT_SECONDS = 10.0
 
 
-class StartPolicy(NamedTuple):
-    """What is done where the group's place is not known, or is no longer there."""
+StoredOffsets = Callable[[str, Mapping[TopicPartition, int]], Awaitable[Mapping[TopicPartition, int | None]]]
+"""Asks whoever keeps a group's offsets with its own data where partitions go on, and tells it the epochs in which they
+are ours now; None or nothing for a partition it does not know. Raises HeadraceError if there is no answer."""
+
+
+class ReadPolicy(NamedTuple):
+    """How a group reads: where it begins, what is done where its place is gone, how it takes part in the group."""
 
     reset: Literal["earliest", "latest"] = "earliest"
     """Where a group without committed offset begins."""
     on_gap: Literal["stop", "continue"] = "stop"
     """Whether a partition whose next records were removed stands still, or goes on at the start of the log."""
+    as_one: bool = False
+    """Whether a topic that joins the others of a group that reads some already begins at its start: as with patterns,
+    where it was created later."""
+    member: ConsumerConfig = ConsumerConfig()
+    """Session, assignment and fetches."""
+    stored_offsets: StoredOffsets | None = None
+    """Where the group goes on, if that is not Kafka's to say."""
 
 
 class Start(NamedTuple):
@@ -33,6 +46,8 @@ class Start(NamedTuple):
     """What the group has committed, or is to commit now."""
     is_new: bool = False
     """Whether it is to be committed now: "latest" is a moment, so it is written down when it is chosen."""
+    epoch: int = 0
+    """Number of the assignment."""
 
 
 class Gap(NamedTuple):
@@ -55,30 +70,52 @@ class Gap(NamedTuple):
 
 
 def find_starts(
-    client: Any, partitions: Sequence[TopicPartition], reset: Literal["earliest", "latest"]
+    client: Any,
+    partitions: Sequence[TopicPartition],
+    policy: ReadPolicy,
+    seen: Collection[str] = (),
+    subscribed: Iterable[str] = (),
 ) -> dict[TopicPartition, Start]:
-    """Return where to begin: at what is committed, else at the start or the end as `reset` says.
+    """Return where to begin: at what is committed, else at the start or the end as the policy says.
 
-    A partition that was added to a topic the group reads already begins at its start, whatever `reset` says: its
-    first records would be skipped otherwise (reliability.md, row B9).
+    What was added to what the group reads already begins at its start, whatever the policy says, because its first
+    records would be skipped otherwise: a partition (reliability.md, row B9), a topic that was created anew (row B10),
+    and a topic that joins others if the policy has them as one.
+
+    Args:
+        client: A member of the group.
+        partitions: What is assigned.
+        policy: What is done where nothing is committed.
+        seen: Topics that this process has read before.
+        subscribed: All topics the group reads.
 
     Raises:
         KafkaException: Kafka did not answer.
     """
     starts = {}
-    read_before: dict[str, bool] = {}
+    read_before: dict[str, bool] = dict.fromkeys(seen, True)
     for partition, committed in committed_offsets(client, partitions).items():
         topic = partition.topic
-        if not committed and reset == "latest" and topic not in read_before:
-            read_before[topic] = _reads(client, topic)
+        if not committed and policy.reset == "latest" and topic not in read_before:
+            read_before[topic] = _reads(client, {topic, *(subscribed if policy.as_one else ())})
         if committed:
             starts[partition] = Start(committed.offset, committed)
-        elif reset == "earliest" or read_before[topic]:
+        elif policy.reset == "earliest" or read_before[topic]:
             starts[partition] = Start(confluent_kafka.OFFSET_BEGINNING)
         else:
             _, end = client.get_watermark_offsets(_plain(partition), timeout=_LIMIT_SECONDS)
             starts[partition] = Start(end, Committed(end), is_new=True)
     return starts
+
+
+def start_of_log(client: Any, partition: TopicPartition) -> int:
+    """Return the first offset that is still there.
+
+    Raises:
+        KafkaException: Kafka did not answer.
+    """
+    start: int = client.get_watermark_offsets(_plain(partition), timeout=_LIMIT_SECONDS)[0]
+    return start
 
 
 def committed_offsets(client: Any, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Committed | None]:
@@ -116,9 +153,10 @@ def from_client(offsets: Sequence[Any]) -> dict[TopicPartition, Committed]:
     return {TopicPartition(p.topic, p.partition): Committed(p.offset, p.metadata or "") for p in offsets}
 
 
-def _reads(client: Any, topic: str) -> bool:
-    found = client.list_topics(topic, timeout=_LIMIT_SECONDS).topics[topic].partitions
-    return any(committed_offsets(client, [TopicPartition(topic, number) for number in found]).values())
+def _reads(client: Any, topics: Collection[str]) -> bool:
+    known = client.list_topics(timeout=_LIMIT_SECONDS).topics
+    places = [TopicPartition(topic, number) for topic in topics if topic in known for number in known[topic].partitions]
+    return any(committed_offsets(client, places).values()) if places else False
 
 
 def _plain(partition: TopicPartition) -> Any:

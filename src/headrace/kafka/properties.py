@@ -11,6 +11,8 @@ from pydantic import SecretStr
 
 from headrace.config.client_properties import CONSUMER_ONLY
 from headrace.config.kafka import KafkaConfig
+from headrace.config.membership import ConsumerConfig
+from headrace.errors import ConfigError
 
 client_log = logging.getLogger("headrace.kafka.client")
 
@@ -35,7 +37,6 @@ class _Seldom(logging.Filter):
 _VARYING = re.compile(r"\d+|\(.*?\)")
 _REPEAT_SECONDS = 30.0
 _KNOWN_LINES = 1000
-_SESSION_MS = 10_000
 client_log.addFilter(_Seldom())
 
 
@@ -58,21 +59,22 @@ def opened(properties: Mapping[str, object]) -> dict[str, Any]:
     }
 
 
-def member_properties(kafka: KafkaConfig, name: str, group: str) -> dict[str, Any]:
+def member_properties(kafka: KafkaConfig, name: str, group: str, consumer: ConsumerConfig) -> dict[str, Any]:
     """Return the properties of a group member that commits, and begins anywhere, only when it is told to.
 
     Raises:
-        ConfigError: As `client_properties`.
+        ConfigError: Settings of the consumer and of every client contradict each other.
     """
-    chosen = client_properties(kafka, name, consumer=True)
-    classic = {"session.timeout.ms": _SESSION_MS, "partition.assignment.strategy": "cooperative-sticky"}
+    try:
+        own = consumer.client_properties(kafka.properties)
+    except ValueError as cause:
+        raise ConfigError(f"group {group}: {cause}") from None
     return {
-        # KIP-848: the broker owns session and assignor, and the client refuses both.
-        **(classic if chosen.get("group.protocol", "classic") == "classic" else {}),
         "fetch.queue.backoff.ms": 10,  # the client's 1000 starves a fast consumer
         "queued.max.messages.kbytes": 16_384,
         "topic.metadata.refresh.interval.ms": 5000,  # a topic that is created later is found soon
-        **chosen,
+        **client_properties(kafka, name),
+        **own,
         "group.id": group,
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,

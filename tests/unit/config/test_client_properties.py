@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from headrace.config.client_properties import PRODUCER_KEYS
+from headrace.config.client_properties import CONSUMER_KEYS, PRODUCER_KEYS
+from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.kafka import KafkaConfig
 from headrace.config.model import HeadraceConfig
 from headrace.config.producer import ProducerConfig
@@ -29,6 +30,27 @@ transaction.timeout.ms transactional.id.expiration.ms max.message.size
 """Every key of light-4j's file, those that are commented out and those of its samples too."""
 
 
+KAFKA_FUNDAMENTALS_CONSUMERS = """
+auto.offset.reset enable.auto.commit auto.commit.interval.ms offsets.retention.minutes fetch.max.wait.ms fetch.min.bytes
+partition.assignment.strategy session.timeout.ms heartbeat.interval.ms max.poll.interval.ms max.poll.records
+isolation.level
+"""
+"""Every key of the seed's chapters on consumers and on reading transactions."""
+KAFKA_CONSUMER_YML = """
+key.deserializer value.deserializer enable.auto.commit auto.offset.reset group.id fetch.max.bytes max.poll.records
+max.partition.fetch.bytes deadLetterEnabled deadLetterTopicExt auditEnabled auditTarget auditTopic useNoWrappingAvro
+topic keyFormat valueFormat waitPeriod backendApiHost backendApiPath maxConsumerThreads serverId requestMaxBytes
+requestTimeoutMs fetchMinBytes instanceTimeoutMs iteratorBackoffMs backendConnectionReset batchRollbackThreshold
+maxRetries retryDelayMs
+"""
+"""Every key of light-4j's file that its producer does not have too."""
+NUCLIO_TRIGGER = """
+topics consumerGroup initialOffset balanceStrategy sessionTimeout heartbeatInterval maxProcessingTime rebalanceTimeout
+maxWaitTime fetchMin fetchDefault fetchMax
+"""
+"""The attributes of Nuclio's trigger that are settings of a consumer."""
+
+
 def misfit(section: type[Section], name: str) -> str:
     with pytest.raises(ValidationError) as raised:
         section(properties={name: "x"})
@@ -41,7 +63,14 @@ def test_every_producer_key_of_the_seeds_is_in_the_table() -> None:
     assert {name for name in KAFKA_PRODUCER_YML.split() if not PRODUCER_KEYS[name].light_4j} == set()
 
 
-@pytest.mark.parametrize("name", PRODUCER_KEYS)
+def test_every_consumer_key_of_the_seeds_is_in_the_table() -> None:
+    """And a key of light-4j's file is there with its default."""
+    nuclio, light_4j = set(NUCLIO_TRIGGER.split()), set(KAFKA_CONSUMER_YML.split())
+    assert set(KAFKA_FUNDAMENTALS_CONSUMERS.split()) | light_4j | nuclio <= CONSUMER_KEYS.keys()
+    assert {name for name in light_4j if not CONSUMER_KEYS[name].light_4j} == set()
+
+
+@pytest.mark.parametrize("name", [*PRODUCER_KEYS, *CONSUMER_KEYS])
 def test_a_producer_key_is_taken_or_answered_with_the_way_out(name: str) -> None:
     """Whoever writes a key of Java's client or light-4j is told where it went."""
     for section in (KafkaConfig, ProducerConfig):
@@ -53,6 +82,12 @@ def test_a_producer_key_is_taken_or_answered_with_the_way_out(name: str) -> None
 
 def test_every_setting_the_table_names_exists() -> None:
     """A name in it is a section, a field of one, or a property that is taken."""
+    for key in CONSUMER_KEYS.values():
+        if not key.ours.startswith("nothing: "):
+            section, _, field = key.ours.split("`")[1].partition(".")
+            model = ReactiveConsumerConfig if section in ReactiveConsumerConfig.model_fields else HeadraceConfig
+            kind = model.model_fields[section].annotation
+            assert not field or field in kind.model_fields, key.ours  # type: ignore[union-attr]
     for key in PRODUCER_KEYS.values():
         for named in key.ours.split("`")[1::2]:
             section, _, field = named.partition(".")

@@ -8,7 +8,7 @@ from typing import Any
 import confluent_kafka
 import pytest
 
-from headrace.kafka.positions import Gap, Start, find_gap, find_starts
+from headrace.kafka.positions import Gap, ReadPolicy, Start, find_gap, find_starts
 from headrace.records import Committed, TopicPartition
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -27,7 +27,7 @@ class FakeClient:
             SimpleNamespace(
                 topic=at.topic,
                 partition=at.partition,
-                offset=self._committed.get(at.partition, UNKNOWN),
+                offset=self._committed.get(at.partition, UNKNOWN) if at.topic == "t" else UNKNOWN,
                 metadata="note",
                 error=self._error,
             )
@@ -37,33 +37,44 @@ class FakeClient:
     def get_watermark_offsets(self, partition: Any, timeout: float) -> tuple[int, int]:
         return 40, 100
 
-    def list_topics(self, topic: str, timeout: float) -> Any:
-        return SimpleNamespace(topics={topic: SimpleNamespace(partitions={0: None, 1: None, 2: None})})
+    def list_topics(self, timeout: float) -> Any:
+        partitions = {0: None, 1: None, 2: None}
+        return SimpleNamespace(topics=dict.fromkeys(("t", "u"), SimpleNamespace(partitions=partitions)))
 
 
 def test_a_group_takes_up_at_what_it_committed_with_what_lies_beside_it() -> None:
     """Whatever the policy is for groups without committed offsets."""
-    for reset in ("earliest", "latest"):
-        starts = find_starts(FakeClient({0: 50}), [P0], reset)  # type: ignore[arg-type]
+    for policy in (ReadPolicy("earliest"), ReadPolicy("latest")):
+        starts = find_starts(FakeClient({0: 50}), [P0], policy)
         assert starts == {P0: Start(50, Committed(50, "note"))}
 
 
 def test_latest_is_a_number_that_is_to_be_committed_now() -> None:
     """So that a restart before the first record does not choose a later one."""
-    starts = find_starts(FakeClient({}), [P0, P1], "latest")
+    starts = find_starts(FakeClient({}), [P0, P1], ReadPolicy("latest"))
     assert starts[P1] == Start(100, Committed(100), is_new=True)
 
 
 def test_a_partition_that_was_added_begins_at_its_start() -> None:
     """The group reads the topic already, so its first records would be skipped otherwise."""
-    starts = find_starts(FakeClient({2: 7}), [P0, P1], "latest")
+    starts = find_starts(FakeClient({2: 7}), [P0, P1], ReadPolicy("latest"))
     assert starts == dict.fromkeys((P0, P1), Start(confluent_kafka.OFFSET_BEGINNING))
+
+
+def test_a_topic_that_was_created_later_begins_at_its_start() -> None:
+    """One that this process has read before, or that joins others by a pattern; else "latest" is the end."""
+    latest, as_one, begin = ReadPolicy("latest"), ReadPolicy("latest", as_one=True), confluent_kafka.OFFSET_BEGINNING
+    joined = TopicPartition("u", 0)
+    assert find_starts(FakeClient({}), [P0], latest, seen={"t"})[P0].offset == begin
+    assert find_starts(FakeClient({0: 50}), [joined], as_one, subscribed=["t", "u"])[joined].offset == begin
+    assert find_starts(FakeClient({0: 50}), [joined], latest, subscribed=["t", "u"])[joined].offset == 100
+    assert find_starts(FakeClient({}), [joined], as_one, subscribed=["t", "u"])[joined].offset == 100
 
 
 def test_what_cannot_be_read_is_not_guessed() -> None:
     """An error about one partition is an error, not "nothing committed"."""
     with pytest.raises(confluent_kafka.KafkaException):
-        find_starts(FakeClient({}, error=confluent_kafka.KafkaError(14)), [P0], "earliest")
+        find_starts(FakeClient({}, error=confluent_kafka.KafkaError(14)), [P0], ReadPolicy("earliest"))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,83 @@
+"""Commits of one group member: the newest per partition, one under way at a time, none by who owns nothing any more."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import confluent_kafka
+
+from headrace.kafka.positions import from_client, to_client
+from headrace.lifecycle import Clock
+from headrace.lifecycle.failpoints import reach
+from headrace.records import Committed, TopicPartition
+
+log = logging.getLogger(__name__)
+
+_AGAIN_SECONDS = 1.0
+
+
+class Commits:
+    """What is to be committed, owned by the consumer's thread.
+
+    An offset belongs to the assignment epoch it was reached in. When that epoch is over, the offset is dropped
+    wherever it is: another member may have gone further since, and a late repetition would set the group back
+    (reliability.md, row F5).
+    """
+
+    def __init__(self, name: str, clock: Clock, epoch_of: Mapping[TopicPartition, int]) -> None:
+        """Prepare.
+
+        Args:
+            name: The consumer's, for the log.
+            clock: For the pause before a repetition.
+            epoch_of: The epochs of the present assignment, kept by the consumer.
+        """
+        self._name = name
+        self._clock = clock
+        self._epoch_of = epoch_of
+        self._newest: dict[TopicPartition, tuple[int, Committed]] = {}
+        self._sent: dict[TopicPartition, int] = {}
+        self._under_way = False
+        self._again_at = 0.0
+
+    def want(self, offsets: Mapping[TopicPartition, Committed], epochs: Mapping[TopicPartition, int]) -> None:
+        """Take offsets that were reached in these epochs; the newest per partition wins."""
+        for partition, at in offsets.items():
+            epoch = epochs.get(partition)
+            if epoch is not None and epoch == self._epoch_of.get(partition):
+                self._newest[partition] = epoch, at
+
+    def forget(self, partitions: Iterable[TopicPartition]) -> None:
+        """Drop what was to be committed for partitions that are no longer ours."""
+        for partition in partitions:
+            self._newest.pop(partition, None)
+
+    def send_due(self, client: Any) -> None:
+        """Send what is to be committed, unless a commit is under way or has just failed."""
+        if not self._newest or self._under_way or self._clock.monotonic() < self._again_at:
+            return
+        newest, self._newest = self._newest, {}
+        self._sent = {partition: epoch for partition, (epoch, _) in newest.items()}
+        reach("commit.before")
+        try:
+            client.commit(offsets=to_client({p: at for p, (_, at) in newest.items()}), asynchronous=True)
+            # One at a time: the repetition of one that failed must not set back a newer one.
+            self._under_way = True
+            reach("commit.sent")
+        except confluent_kafka.KafkaException as cause:
+            log.warning("%s: commit failed: %s", self._name, cause.args[0].str())
+
+    def reported(self, error: Any, offsets: Sequence[Any]) -> None:
+        """Take the report of the commit that was under way; what failed is sent again while its epoch lasts."""
+        self._under_way = False
+        reach("commit.acknowledged")
+        failed = [p for p in offsets if error is not None or p.error is not None]
+        if failed:
+            log.warning("%s: commit failed: %s", self._name, error or failed[0].error)
+            newer = self._newest
+            self._newest = {}
+            self.want(from_client(failed), self._sent)
+            self._newest |= newer
+            self._again_at = self._clock.monotonic() + _AGAIN_SECONDS

@@ -1,0 +1,316 @@
+"""How a group's members read on the real broker: patterns, assignors, new partitions, topics that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+import confluent_kafka
+import pytest
+from confluent_kafka.admin import AdminClient, NewPartitions
+
+from headrace.config.consumers import FlowControl
+from headrace.config.kafka import KafkaConfig
+from headrace.config.membership import ConsumerConfig
+from headrace.config.producer import ProducerConfig
+from headrace.config.topic_patterns import fits_any
+from headrace.errors import DestinationUnavailable
+from headrace.kafka import Admin, Consumer, Producer, ReadPolicy, Subscription
+from headrace.lifecycle import Deadline, SystemClock
+from headrace.records import Committed, OutgoingRecord, Record, TopicPartition
+
+CLOCK = SystemClock()
+PATIENCE_SECONDS = 120.0
+QUICK = {"topic.metadata.refresh.interval.ms": 1000, "session.timeout.ms": 6000}
+
+
+class Reader:
+    """Ends every record when it comes, and keeps what it was told; commits on revoke what it has seen."""
+
+    def __init__(self) -> None:
+        self.source: Any = None
+        self.records: list[tuple[str, int, int]] = []
+        self.epochs: dict[TopicPartition, list[int]] = {}
+        self.lost: list[TopicPartition] = []
+        self.revoked: list[TopicPartition] = []
+        self.gaps = 0
+
+    def on_assigned(
+        self, partitions: Mapping[TopicPartition, int], committed: Mapping[TopicPartition, Committed]
+    ) -> None:
+        for partition, epoch in partitions.items():
+            self.epochs.setdefault(partition, []).append(epoch)
+
+    def on_records(self, partition: TopicPartition, epoch: int, records: Sequence[Record]) -> None:
+        assert self.epochs[partition][-1] == epoch
+        self.records += [(record.topic, record.partition, record.offset) for record in records]
+        self.source.release(partition, len(records), sum(record.size_bytes for record in records))
+        self.source.commit({partition: Committed(records[-1].offset + 1)})
+
+    def on_end(self, partition: TopicPartition, epoch: int, position: int) -> None:
+        """Nothing ends here."""
+
+    def on_gap(self, partition: TopicPartition, offsets: int) -> None:
+        self.gaps += offsets
+
+    async def on_revoked(
+        self, partitions: Sequence[TopicPartition], deadline: Deadline
+    ) -> dict[TopicPartition, Committed]:
+        self.revoked += partitions
+        return {}
+
+    def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
+        self.lost += partitions
+
+    def read(self, topic: str, partition: int = 0) -> list[int]:
+        """Return the offsets that came of a partition."""
+        return [offset for name, number, offset in self.records if (name, number) == (topic, partition)]
+
+
+class Desk:
+    """One broker's topics, and members that read them."""
+
+    def __init__(self, bootstrap_servers: str) -> None:
+        self.kafka = KafkaConfig(bootstrap_servers=bootstrap_servers, properties=QUICK, request_timeout_seconds=60)
+        self.admin = Admin(self.kafka)
+        self._client = AdminClient({"bootstrap.servers": bootstrap_servers})
+        self._services: list[Any] = []
+
+    async def member(self, group: str, topics: Sequence[str], **policy: Any) -> Reader:
+        reader = Reader()
+        reader.source = Consumer(
+            self.kafka,
+            name=group,
+            group=group,
+            topics=topics,
+            listener=reader,
+            flow=FlowControl(),
+            clock=CLOCK,
+            policy=ReadPolicy(**policy),
+        )
+        await self.start(reader.source)
+        return reader
+
+    async def watch(self, reader: Reader, topics: Sequence[str], *patterns: str) -> None:
+        fits = fits_any(patterns) if patterns else None
+        await self.start(Subscription("topics", reader.source, self.admin, CLOCK, topics=topics, fits=fits))
+
+    async def start(self, service: Any) -> None:
+        self._services.append(service)
+        await service.start()
+
+    async def write(self, topic: str, count: int, partition: int = 0) -> None:
+        producer = Producer(self.kafka, ProducerConfig())
+        await producer.start()
+        records = [OutgoingRecord(topic, None, b"%d" % n, partition=partition) for n in range(count)]
+        results = await producer.produce(records)
+        await producer.stop()
+        assert not [result for result in results if isinstance(result, Exception)]
+
+    async def create(self, topic: str) -> None:
+        """Create a topic, again as long as one of that name is on its way out."""
+        end = time.monotonic() + PATIENCE_SECONDS
+        while not await self.admin.create_topic(topic):
+            assert time.monotonic() < end
+            await asyncio.sleep(0.05)
+
+    async def delete(self, topic: str) -> None:
+        await asyncio.to_thread(lambda: self._client.delete_topics([topic])[topic].result())
+
+    async def widen(self, topic: str, partitions: int) -> None:
+        await asyncio.to_thread(
+            lambda: self._client.create_partitions([NewPartitions(topic, partitions)])[topic].result()
+        )
+        for _ in range(int(PATIENCE_SECONDS)):
+            if len((await self.admin.describe_topic(topic)).partitions) == partitions:
+                return
+            await asyncio.sleep(1)
+        raise AssertionError(f"{topic} never got {partitions} partitions")
+
+    async def until_committed(self, group: str, place: TopicPartition, offset: int) -> None:
+        end = time.monotonic() + PATIENCE_SECONDS
+        while await self.committed(group, place) != offset:
+            assert time.monotonic() < end, f"waited in vain for {place} to be committed at {offset}"
+            await asyncio.sleep(0.05)
+
+    async def committed(self, group: str, place: TopicPartition) -> int | None:
+        return (await self.admin.committed(group)).get(place)
+
+    async def remove_before(self, topic: str, partition: int, offset: int) -> None:
+        place = confluent_kafka.TopicPartition(topic, partition, offset)
+        await asyncio.to_thread(lambda: next(iter(self._client.delete_records([place]).values())).result())
+
+    async def leave(self) -> None:
+        for service in reversed(self._services):
+            await service.drain(Deadline(CLOCK, PATIENCE_SECONDS))
+            await service.stop()
+
+
+@pytest.fixture
+def at_desk(kafka: Any) -> Callable[[Callable[[Desk], Coroutine[Any, Any, None]]], None]:
+    """Run a test with a desk, and let everything it has started leave."""
+
+    def run(test: Callable[[Desk], Coroutine[Any, Any, None]]) -> None:
+        async def whole() -> None:
+            desk = Desk(kafka.bootstrap_servers)
+            try:
+                await test(desk)
+            finally:
+                await desk.leave()
+
+        asyncio.run(whole())
+
+    return run
+
+
+async def until(condition: Callable[[], object], what: str) -> None:
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < end, f"waited in vain for {what}"
+        await asyncio.sleep(0.02)
+
+
+def test_a_pattern_takes_topics_that_come_later_from_their_first_record_and_stops_no_lane(
+    at_desk: Any, topic: Callable[..., str]
+) -> None:
+    """Rows S1, S2: only names reach the client; `latest` skips nothing of a topic that is created while it runs."""
+    base = topic()
+
+    async def test(desk: Desk) -> None:
+        first, late, other = f"{base}.a", f"{base}.b", f"{base}x"
+        for name in (first, other):
+            await desk.admin.create_topic(name)
+        await desk.write(first, 3)
+        reader = await desk.member(f"{base}-g", [], reset="latest", as_one=True)
+        await desk.watch(reader, [], rf"{base.replace('-', '[-]')}\..*")
+        await until(lambda: reader.epochs, "the first topic")
+        await desk.write(first, 2)
+        await until(lambda: reader.read(first) == [3, 4], "what is new")
+        await desk.admin.create_topic(late)
+        await desk.write(late, 5)
+        await until(lambda: reader.read(late) == [0, 1, 2, 3, 4], "the topic that came later")
+        await desk.delete(late)
+        await until(lambda: reader.revoked or reader.lost, "the topic to be dropped")
+        await desk.write(first, 1)
+        await until(lambda: reader.read(first) == [3, 4, 5], "the first topic going on")
+        assert set(reader.revoked) | set(reader.lost) == {TopicPartition(late, 0)}
+        assert len(reader.epochs[TopicPartition(first, 0)]) == 1
+        assert reader.read(other) == []
+
+    at_desk(test)
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_partitions_that_are_added_under_load_lose_nothing(
+    at_desk: Any, topic: Callable[..., str], protocol: str
+) -> None:
+    """Row B9, with `latest`: the first records of the new partitions are written before anybody reads there."""
+    name = topic(3)
+
+    async def test(desk: Desk) -> None:
+        member = ConsumerConfig(group_protocol=protocol)
+        reader = await desk.member(f"{name}-g", [name], reset="latest", member=member)
+        await until(lambda: len(reader.epochs) == 3, "the first partitions")
+        for number in range(3):
+            await desk.write(name, 10, number)
+        await desk.widen(name, 6)
+        for number in range(6):
+            await desk.write(name, 10, number)
+        expected = {number: list(range(20 if number < 3 else 10)) for number in range(6)}
+        await until(lambda: all(reader.read(name, n) == offsets for n, offsets in expected.items()), "every record")
+
+    at_desk(test)
+
+
+def test_a_topic_that_is_created_anew_is_read_from_its_start_and_that_is_said(
+    at_desk: Any, topic: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Row B10: its offsets have passed the group's position by then, so nothing but the topic's id tells."""
+    name = topic()
+
+    async def test(desk: Desk) -> None:
+        await desk.write(name, 5)
+        reader = await desk.member(f"{name}-g", [name])
+        await desk.watch(reader, [name])
+        await until(lambda: reader.read(name) == [0, 1, 2, 3, 4], "the old records")
+        known = await desk.admin.topic_ids([name])
+        await desk.delete(name)
+        await desk.create(name)
+        await desk.write(name, 9)
+        assert await desk.admin.topic_ids([name]) != known
+        await until(lambda: set(reader.read(name)[5:]) == set(range(9)), "every record of the new topic")
+        await desk.until_committed(f"{name}-g", TopicPartition(name, 0), 9)
+
+    at_desk(test)
+    assert "created anew" in caplog.text or "lost" in caplog.text
+
+
+def test_the_eager_protocol_goes_on_in_all_partitions_when_one_has_a_gap(
+    at_desk: Any, topic: Callable[..., str]
+) -> None:
+    """Under `range` a change of one place names all the others, at the positions they have."""
+    name = topic(2)
+
+    async def test(desk: Desk) -> None:
+        for number in range(2):
+            await desk.write(name, 10, number)
+        await desk.remove_before(name, 0, 8)
+        await desk.admin.alter_group_offsets(f"{name}-g", {TopicPartition(name, 0): 2})
+        member = ConsumerConfig(assignors=["range", "roundrobin"])
+        reader = await desk.member(f"{name}-g", [name], on_gap="continue", member=member)
+        await until(lambda: reader.read(name, 0) == [8, 9], "what is behind the gap")
+        await until(lambda: len(reader.read(name, 1)) >= 10, "the other partition")
+        for number in range(2):
+            await desk.write(name, 1, number)
+        await until(lambda: 10 in reader.read(name, 0) and 10 in reader.read(name, 1), "what is new")
+        assert reader.gaps == 6
+        assert reader.read(name, 1) == list(range(11))
+
+    at_desk(test)
+
+
+def test_a_member_that_is_static_comes_back_to_its_partitions_without_a_rebalance(
+    at_desk: Any, topic: Callable[..., str]
+) -> None:
+    """`instance_id` reaches the broker: a second member under the same name ends the first one."""
+    name = topic()
+
+    async def test(desk: Desk) -> None:
+        member = ConsumerConfig(instance_id="one")
+        first = await desk.member(f"{name}-g", [name], member=member)
+        await until(lambda: first.epochs, "the first member")
+        second = await desk.member(f"{name}-g", [name], member=member)
+        await until(lambda: first.source.death is not None, "the first member to be fenced")
+        await until(lambda: second.epochs, "the second member")
+
+    at_desk(test)
+
+
+def test_who_keeps_the_offsets_is_asked_where_to_go_on_and_told_the_epoch(
+    at_desk: Any, topic: Callable[..., str]
+) -> None:
+    """As long as there is no answer the partition waits and readiness says why; then it begins there."""
+    name = topic(2)
+
+    async def test(desk: Desk) -> None:
+        for number in range(2):
+            await desk.write(name, 10, number)
+        asked: list[Mapping[TopicPartition, int]] = []
+
+        async def stored(group: str, epochs: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int | None]:
+            asked.append(epochs)
+            if len(asked) == 1:
+                raise DestinationUnavailable("the database is away")
+            return {TopicPartition(name, 0): 7}
+
+        reader = await desk.member(f"{name}-g", [name], stored_offsets=stored)
+        await until(lambda: "the database is away" in reader.source.readiness().reason, "the reason")
+        await until(lambda: len(reader.records) == 13, "the records")
+        assert (reader.read(name, 0), reader.read(name, 1)) == ([7, 8, 9], list(range(10)))
+        assert {p: epochs[-1] for p, epochs in reader.epochs.items()} == asked[1]
+        assert all(asked[1][place] > epoch for place, epoch in asked[0].items())
+        assert reader.source.readiness().ready
+
+    at_desk(test)

@@ -1,0 +1,127 @@
+"""How a consumer takes part in its group: what reaches the client, what is refused, and what is only warned of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import confluent_kafka
+import pytest
+from pydantic import ValidationError
+
+from headrace.config.kafka import KafkaConfig
+from headrace.config.membership import ConsumerConfig
+from headrace.config.model import HeadraceConfig
+from headrace.errors import ConfigError
+from headrace.kafka.properties import member_properties
+
+BROAD: dict[str, Any] = {
+    "assignors": ["org.apache.kafka.clients.consumer.RangeAssignor", "roundrobin"],
+    "instance_id": "a-1",
+    "session_timeout_seconds": 30,
+    "heartbeat_seconds": 5,
+    "max_poll_interval_seconds": 120,
+    "isolation_level": "read_uncommitted",
+    "fetch_max_bytes": 102_400,
+    "partition_fetch_bytes": 51_200,
+    "fetch_min_bytes": -1,
+    "fetch_wait_seconds": 0.25,
+}
+
+
+def test_every_setting_reaches_the_client_which_takes_it() -> None:
+    """In its own names and units; light-4j's -1 for the least fetch is 1, and its small fetch stays small."""
+    found = member_properties(KafkaConfig(), "me", "g", ConsumerConfig.model_validate(BROAD))
+    expected = {
+        "partition.assignment.strategy": "range,roundrobin",
+        "group.instance.id": "a-1",
+        "session.timeout.ms": 30_000,
+        "heartbeat.interval.ms": 5000,
+        "max.poll.interval.ms": 120_000,
+        "isolation.level": "read_uncommitted",
+        "fetch.max.bytes": 102_400,
+        "message.max.bytes": 102_400,
+        "max.partition.fetch.bytes": 51_200,
+        "fetch.min.bytes": 1,
+        "fetch.wait.max.ms": 250,
+    }
+    assert expected.items() <= found.items()
+    confluent_kafka.Consumer(found).close()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"group_protocol": "consumer", "remote_assignor": "uniform"},
+        {"fetch_max_bytes": 2_000_000_000},
+        {"session_timeout_seconds": 2},
+        {"remote_assignor": "range"},
+    ],
+)
+def test_the_client_takes_what_is_accepted(settings: dict[str, Any]) -> None:
+    """Also where one setting asks for others: a large fetch, a short session, the broker's assignor."""
+    found = member_properties(KafkaConfig(), "me", "g", ConsumerConfig.model_validate(settings))
+    confluent_kafka.Consumer(found).close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"assignors": ["sticky"]}, "write cooperative-sticky"),
+        ({"assignors": ["org.apache.kafka.clients.consumer.StickyAssignor"]}, "write cooperative-sticky"),
+        ({"assignors": ["range", "cooperative-sticky"]}, "stop all members, then start them"),
+        ({"assignors": []}, "at least 1 item"),
+        ({"heartbeat_seconds": 10}, "write heartbeat_seconds: 3.33"),
+        ({"max_poll_interval_seconds": 5}, "less than session_timeout_seconds, 10"),
+        ({"group_protocol": "consumer", "session_timeout_seconds": 5}, "set group.consumer.session.timeout.ms on the"),
+        ({"group_protocol": "consumer", "heartbeat_seconds": 5}, "group.consumer.heartbeat.interval.ms on the"),
+        ({"group_protocol": "consumer", "assignors": ["range"]}, "set group.remote.assignor as remote_assignor"),
+    ],
+)
+def test_what_the_client_would_refuse_is_explained(settings: dict[str, Any], says: str) -> None:
+    """When the file is read, with what to write instead."""
+    with pytest.raises(ValidationError, match=says):
+        ConsumerConfig.model_validate(settings)
+
+
+@pytest.mark.parametrize("word", ["none", "by_duration:PT1H"])
+def test_javas_other_words_for_the_reset_are_explained(word: str) -> None:
+    """A committed offset is never reset, so there is nothing for them to say."""
+    reactive = {"topics": ["t"], "group": "g", "backend": {"url": "http://localhost"}, "auto_offset_reset": word}
+    with pytest.raises(ValidationError, match="write earliest or latest"):
+        HeadraceConfig.model_validate({"reactive_consumers": {"r": reactive}})
+
+
+def test_what_every_client_is_given_counts_too() -> None:
+    """A contradiction between the two is refused; what belongs to the broker is left out, with a warning."""
+    kafka = KafkaConfig(properties={"session.timeout.ms": 4000, "fetch.min.bytes": "7"})
+    with pytest.raises(ConfigError, match="heartbeat_seconds is 5 and session_timeout_seconds 4"):
+        member_properties(kafka, "me", "g", ConsumerConfig(heartbeat_seconds=5))
+    reactive = {"topics": ["t"], "group": "g", "backend": {"url": "http://localhost"}, "consumer": {}}
+    whole = {"kafka": kafka.model_dump(), "reactive_consumers": {"r": reactive}}
+    HeadraceConfig.model_validate(whole)
+    reactive["consumer"] = {"heartbeat_seconds": 5}
+    with pytest.raises(ValidationError, match=r"reactive_consumers\.r\.consumer, with kafka\.properties: heartbeat"):
+        HeadraceConfig.model_validate(whole)
+    newer = ConsumerConfig(group_protocol="consumer")
+    found = member_properties(kafka, "me", "g", newer)
+    assert ("session.timeout.ms" in found, found["fetch.min.bytes"]) == (False, "7")
+    assert newer.warnings(kafka.properties, 1000) == [
+        "session.timeout.ms has no effect with group.protocol consumer: the broker decides"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({}, []),
+        ({"heartbeat_seconds": 4}, ["heartbeat_seconds is 4, more than a third"]),
+        ({"fetch_max_bytes": 1000}, []),
+        ({"fetch_max_bytes": 1001}, ["fetch.max.bytes is 1001, above batch.max_bytes, 1000"]),
+        ({"partition_fetch_bytes": 2000}, ["max.partition.fetch.bytes is 2000, above batch.max_bytes"]),
+    ],
+)
+def test_what_is_probably_not_meant_is_a_warning(settings: dict[str, Any], says: list[str]) -> None:
+    """Nobody is warned of defaults."""
+    found = ConsumerConfig.model_validate(settings).warnings({}, 1000)
+    assert [text[: len(start)] for text, start in zip(found, says, strict=True)] == says

@@ -1,0 +1,89 @@
+"""What is committed, and what is not any more: with a client that keeps what it is given."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headrace.kafka.commits import Commits
+from headrace.lifecycle import ManualClock
+from headrace.records import Committed, TopicPartition
+
+PLACE = TopicPartition("t", 0)
+
+
+class Bench:
+    """Commits of one partition that is ours in epoch 1."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.epochs = {PLACE: 1}
+        self.sent: list[int] = []
+        self.commits = Commits("c", self.clock, self.epochs)
+
+    def commit(self, offsets: list[Any], asynchronous: bool) -> None:
+        assert asynchronous
+        self.sent += [item.offset for item in offsets]
+
+    def want(self, offset: int, epoch: int) -> None:
+        self.commits.want({PLACE: Committed(offset)}, {PLACE: epoch})
+        self.commits.send_due(self)
+
+    def report(self, offset: int, *, failed: bool) -> None:
+        item = SimpleNamespace(topic="t", partition=0, offset=offset, metadata="", error=None)
+        self.commits.reported("coordinator moved" if failed else None, [item])
+
+    def wait(self) -> None:
+        asyncio.run(self.clock.advance(2))
+        self.commits.send_due(self)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_one_is_under_way_and_the_newest_follows(bench: Bench) -> None:
+    """What comes meanwhile is sent when the report is there."""
+    for offset in (5, 6, 7):
+        bench.want(offset, 1)
+    assert bench.sent == [5]
+    bench.report(5, failed=False)
+    bench.commits.send_due(bench)
+    assert bench.sent == [5, 7]
+
+
+def test_what_failed_is_sent_again_after_a_pause_unless_newer_is_there(bench: Bench) -> None:
+    """The repetition never sets back what was reached meanwhile."""
+    bench.want(5, 1)
+    bench.report(5, failed=True)
+    bench.commits.send_due(bench)
+    assert bench.sent == [5]
+    bench.wait()
+    assert bench.sent == [5, 5]
+    bench.want(8, 1)
+    bench.report(5, failed=True)
+    bench.wait()
+    assert bench.sent == [5, 5, 8]
+
+
+def test_a_late_report_of_an_earlier_assignment_is_not_sent_again(bench: Bench) -> None:
+    """Another member had the partition in between and may have gone further (row F5)."""
+    bench.want(5, 1)
+    bench.commits.forget([PLACE])
+    bench.epochs[PLACE] = 2
+    bench.report(5, failed=True)
+    bench.wait()
+    assert bench.sent == [5]
+
+
+def test_offsets_of_an_earlier_assignment_are_not_sent_at_all(bench: Bench) -> None:
+    """Nor those of a partition that is not ours."""
+    bench.epochs[PLACE] = 2
+    bench.want(5, 1)
+    del bench.epochs[PLACE]
+    bench.want(6, 2)
+    assert bench.sent == []

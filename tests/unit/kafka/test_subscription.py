@@ -1,0 +1,69 @@
+"""Which topics a consumer is told to read as the cluster's topics change: with a cluster from a table."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from headrace.config.topic_patterns import fits_any
+from headrace.kafka import TopicInfo
+from headrace.kafka.subscription import Subscription
+from headrace.lifecycle import ManualClock
+
+
+class Cluster:
+    """Topics with ids; and the consumer, which keeps what it is told."""
+
+    def __init__(self, **ids: str) -> None:
+        self.ids = ids
+        self.told: list[Any] = []
+
+    async def list_topics(self) -> list[TopicInfo]:
+        return [TopicInfo(name, []) for name in sorted(self.ids)]
+
+    async def topic_ids(self, names: Collection[str]) -> dict[str, str]:
+        return {name: self.ids[name] for name in names if name in self.ids}
+
+    def subscribe(self, topics: Sequence[str]) -> None:
+        self.told.append(list(topics))
+
+    def created_anew(self, topic: str, after: float) -> None:
+        self.told.append((topic, after))
+
+
+def look(cluster: Cluster, changes: Sequence[dict[str, str]], *topics: str, pattern: str = "") -> list[Any]:
+    """Return what the consumer was told while the cluster's topics changed so, a look each, 5 s apart."""
+
+    async def run() -> None:
+        clock = ManualClock(0)
+        fits = fits_any([pattern]) if pattern else None
+        service = Subscription("s", cluster, cluster, clock, topics=topics, fits=fits)  # type: ignore[arg-type]
+        for ids in changes:
+            cluster.ids = ids
+            await service._look()
+            await clock.advance(5)
+
+    asyncio.run(run())
+    return cluster.told
+
+
+def test_topics_that_fit_are_added_and_those_that_are_gone_for_two_looks_are_dropped() -> None:
+    """One look may be at a broker that has just started and knows no topics yet."""
+    changes = [{"m.a": "1"}, {"m.a": "1", "m.b": "2", "x": "3"}, {}, {"m.a": "1"}, {"m.a": "1"}]
+    told = look(Cluster(), changes, "own", pattern=r"m\..*")
+    assert told == [["own", "m.a"], ["own", "m.a", "m.b"], ["own", "m.a"]]
+
+
+def test_the_same_topics_are_told_once() -> None:
+    """So a consumer does not join anew for nothing; and one without patterns is told of none."""
+    same = [{"a": "1"}] * 3
+    assert look(Cluster(), same, pattern="a") == [["a"]]
+    assert look(Cluster(), same, "a") == []
+
+
+def test_a_topic_with_another_id_was_created_anew() -> None:
+    """Told once, with the time from which an assignment knows: now, or when it was first seen to be gone."""
+    assert look(Cluster(), [{"a": "1"}, {"a": "2"}, {"a": "2"}], "a") == [("a", 5.0)]
+    assert look(Cluster(), [{"a": "1"}, {}, {}, {"a": "2"}], "a") == [("a", 5.0)]
+    assert look(Cluster(), [{"a": "1"}, {}, {"a": "1"}], "a") == []

@@ -21,6 +21,7 @@ Request = tuple[bytes, list[tuple[str, str]]]
 """Body and headers of one POST."""
 
 _PLAIN: Final = "".join(map(chr, range(0x21, 0x7F))).replace('"', "").replace("%", "")
+_IS_SAFE: Final = re.compile(r"[!#$&-~]*")
 _TRACE_PARENT: Final = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]*)?")
 _TRACE_STATE: Final = re.compile(rb"[ -~]{1,512}")
 
@@ -67,7 +68,7 @@ def safe(text: str | bytes) -> str:
 
     Source: CloudEvents HTTP binding 1.0.2, 3.1.3.2.
     """
-    return quote(text, _PLAIN)
+    return text if isinstance(text, str) and _IS_SAFE.fullmatch(text) else quote(text, _PLAIN)
 
 
 def headers_text(headers: Sequence[Header]) -> str:

@@ -249,7 +249,7 @@ def bed(tmp_path: Path) -> Iterator[Bed]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """With `--long` run every fault test several times: each time the fault hits another moment."""
-    if metafunc.config.getoption("--long"):
+    """With `--long` run every short fault test several times: each time the fault hits another moment."""
+    if metafunc.config.getoption("--long") and not metafunc.definition.get_closest_marker("long"):
         metafunc.fixturenames.append("repetition")
         metafunc.parametrize("repetition", range(1, _LONG_REPETITIONS + 1))

@@ -26,7 +26,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
 from headrace.delivery.dead_letter import origin_of
 from headrace.kafka import Admin, Producer
-from headrace.records import Record
+from headrace.records import OutgoingRecord, Record
 from headrace.testing import Answer, Fault, HeadraceProcess, Pushed, Received, RecordingBackend, check_pushed
 from headrace.testing.evidence import gather, unique_records
 
@@ -34,7 +34,7 @@ SRC = Path(__file__).parents[2] / "src" / "headrace"
 POINTS = sorted(
     name for file in SRC.rglob("*.py") for name in re.findall(r"\breach\(\"([a-z.-]+)\"\)", file.read_text())
 )
-AT_ONCE = 4
+AT_ONCE = 6
 PARTITIONS = 4
 SESSION_MS = 2000
 
@@ -75,6 +75,19 @@ class Hostile:
     def _fails(self, record: dict[str, Any]) -> bool:
         number = luck(self._seed, record["deliveryId"])
         return number < self._poison or (number < self._poison + self._flaky and record["attempt"] == 1)
+
+
+def write(kafka: KafkaConfig, records: list[OutgoingRecord]) -> None:
+    """Write records and wait until all are acknowledged."""
+
+    async def produce() -> None:
+        producer = Producer(kafka, ProducerConfig())
+        await producer.start()
+        results = await producer.produce(records)
+        await producer.stop()
+        assert not [result for result in results if isinstance(result, Exception)]
+
+    asyncio.run(produce())
 
 
 class Scene:
@@ -121,19 +134,14 @@ class Scene:
         """Start a process of the group, with failpoints if any are named."""
         return self._start(self.config, wait=wait, env={"HEADRACE_FAILPOINTS": failpoints})
 
-    def write(self, records: int, seed: int = 1) -> None:
+    def new(self, records: int) -> list[OutgoingRecord]:
+        """Return so many unique records that nobody has written yet."""
+        begin, self.written = self.written, self.written + records
+        return list(itertools.islice(unique_records(self.topic, 1), begin, self.written))
+
+    def write(self, records: int) -> None:
         """Write unique records and wait until all are acknowledged."""
-
-        async def produce() -> None:
-            producer = Producer(self.kafka, ProducerConfig())
-            await producer.start()
-            new = itertools.islice(unique_records(self.topic, seed), self.written, self.written + records)
-            results = await producer.produce(list(new))
-            await producer.stop()
-            assert not [result for result in results if isinstance(result, Exception)]
-
-        asyncio.run(produce())
-        self.written += records
+        write(self.kafka, self.new(records))
 
     def crashed(self, process: HeadraceProcess, point: str) -> None:
         """Wait until a process has met its failpoint and note the fault; it began when the process said its last."""
@@ -258,7 +266,9 @@ def test_a_crash_at_any_point_costs_repeats_only(kafka: Any, headrace: Any, tmp_
         scenes[point] = Scene(kafka, headrace, tmp_path, backend=backend, partitions=1)
         scenes[point].settings.update(batch={"max_records": 4}, ordering="partition")
         scenes[point].settings["retry"] = {"attempts": 2, "first_delay_seconds": 0.05, "max_delay_seconds": 0.1}
-        scenes[point].write(12)
+    write(
+        KafkaConfig(bootstrap_servers=kafka.bootstrap_servers), [r for scene in scenes.values() for r in scene.new(12)]
+    )
     for first in range(0, len(POINTS), AT_ONCE):
         for lead in [crash_at(scenes[point], point) for point in POINTS[first : first + AT_ONCE]]:
             lead()
@@ -340,9 +350,9 @@ def test_without_order_a_crash_repeats_only_what_was_open(scene: Scene) -> None:
     """A hundred single records at a time, each as slow as it likes (row E8): the offset map tells what had ended."""
     scene.backend.answer = lambda request: Answer(delay_seconds=luck(request.body[0]["deliveryId"]) / 200)
     scene.settings.update(ordering="none", batch={"max_records": 1}, max_in_flight=100)
-    scene.write(1500)
+    scene.write(800)
     process = scene.run()
-    scene.wait_handled(400)
+    scene.wait_handled(200)
     with scene.fault():
         process.kill()
         process = scene.run()

@@ -140,8 +140,9 @@ class Attempts:
         rules, attempt = self._rules, batch.attempt
         now = rules.clock.time()
         judged = judge(batch, outcomes, rules.retry, rules.group, now)
-        well = outcomes.count(ACK)
-        fresh = batch.attempt == 1 or rules.waiting  # a record of a tier has failed before, in another pump
+        well = outcomes.count(ACK) + len(judged.skipped)
+        # Whoever comes from a tier was doubted before: a process that has nothing but them would never see a success.
+        fresh = batch.attempt == 1 and not rules.waiting
         doubts = _doubts(batch, judged, outcomes) if fresh else []
         if judged.waiting:
             if well:
@@ -243,8 +244,9 @@ def _doubts(batch: Batch, judged: Judgement, outcomes: Sequence[Outcome]) -> lis
     partition = batch.records[0].topic_partition
     if judged.together:
         return [(partition, judged.together[0].offset, len(judged.together))]
-    failed = zip(batch.records, outcomes, strict=True)
-    return [(partition, record.offset, 1) for record, outcome in failed if outcome.verdict is Verdict.RETRY]
+    said = zip(batch.records, outcomes, strict=True)
+    failed = [record for record, outcome in said if outcome.verdict is Verdict.RETRY and record not in judged.skipped]
+    return [(partition, record.offset, 1) for record in failed]
 
 
 def _records(letters: Sequence[DeadLetter]) -> list[Record]:

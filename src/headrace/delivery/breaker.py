@@ -23,7 +23,7 @@ from random import Random
 
 from headrace.config.consumers import DeliveryConfig
 from headrace.delivery.limit import AdaptiveLimit
-from headrace.delivery.retry import pause_seconds
+from headrace.delivery.retry import ceiling_seconds
 from headrace.lifecycle import Clock
 from headrace.records import TopicPartition
 
@@ -32,8 +32,9 @@ log = logging.getLogger(__name__)
 Doubt = tuple[TopicPartition, int, int]
 """What failed for the first time: a partition, the first own offset, and how many records one answer failed."""
 _FREE_DOUBTS = 10
-_LONGEST_PAUSE_SECONDS = 10.0
-"""Of its own accord; so a destination that is back is used again within that (reliability.md E2)."""
+_LONGEST_PAUSE_SECONDS, _WIDEST_JITTER_SECONDS = 10.0, 5.0
+"""So in the long run one that is down is tried every five seconds at most, and used again ten after its return at the
+latest (reliability.md E2)."""
 _LONGEST_WISH_SECONDS = 300.0
 """A destination may ask to be left alone for so long (reliability.md E4)."""
 _SAID_AFTER_SECONDS = 5.0
@@ -67,7 +68,7 @@ class Breaker:
         self._clock = clock
         self._chance = chance
         self._later = later
-        self._wake = wake
+        self._wakes = [wake]
         self._most_doubts = _FREE_DOUBTS + delivery.batch.max_records.bit_length()
         self._doubts: dict[Doubt, None] = {}
         self._tickets = 0
@@ -80,6 +81,10 @@ class Breaker:
         self._since = 0.0
         self._why = ""
         self._said = False
+
+    def share(self, wake: Callable[[], None]) -> None:
+        """Have another pump to the same destination woken too."""
+        self._wakes.append(wake)
 
     @property
     def admits(self) -> bool:
@@ -118,6 +123,8 @@ class Breaker:
         self.limit.under_way -= 1
         if ticket == self._probe:
             self._probe = 0
+            if not self._resting:
+                self._wake()  # it ended without a word, so the next one tries
 
     def refused(self, ticket: int, why: str, wait_seconds: float | None = None) -> bool:
         """Note that the destination did not take a delivery.
@@ -183,11 +190,16 @@ class Breaker:
             self._since = self._clock.monotonic()
         self._pauses += 1
         self._why = why
-        pause = pause_seconds(self._pauses, self._retry, self._chance, _LONGEST_PAUSE_SECONDS)
+        longest = min(ceiling_seconds(self._pauses, self._retry), _LONGEST_PAUSE_SECONDS)
+        pause = self._chance.uniform(max(longest / 10, longest - _WIDEST_JITTER_SECONDS), longest)
         self._rest(max(pause, wait_seconds))
         if self.standing and not self._said:
             self._said = True
             log.warning("%s", self.waits_for)
+
+    def _wake(self) -> None:
+        for wake in self._wakes:
+            wake()
 
     def _close(self) -> None:
         self._pauses = self._probe = self._failures = 0

@@ -52,9 +52,8 @@ class Dispatcher:
     def begin(self) -> None:
         """Begin what may begin now."""
         while lane := self._next():
-            batch = lane.take()
+            batch, ticket = self._take(lane)
             self._queue(lane)
-            ticket = self._breaker.begin()
             worker = self._spawn(self._work(lane, batch, ticket), "delivery")
             self._enter(worker, lane, batch, ticket)
             worker.add_done_callback(self._worker_ended)
@@ -64,6 +63,10 @@ class Dispatcher:
             self._queued.add(lane)
             self._turns.append(lane)
 
+    def _take(self, lane: Lane) -> tuple[Batch, int]:
+        batch = lane.take()
+        return batch, 0 if batch.letters else self._breaker.begin()
+
     def _enter(self, worker: asyncio.Task[None], lane: Lane, batch: Batch, ticket: int) -> None:
         self._workers[worker] = (lane, ticket)
         lane.begin(worker, batch)
@@ -71,7 +74,7 @@ class Dispatcher:
     async def _work(self, lane: Lane, batch: Batch, ticket: int) -> None:
         me = asyncio.current_task()
         assert me
-        if self._breaker.stops(ticket):
+        if ticket and self._breaker.stops(ticket):
             lane.give_back(batch)
             return  # `_worker_ended` does the rest
         while True:
@@ -81,15 +84,17 @@ class Dispatcher:
             following = self._next()
             if following is None:
                 return
-            lane, batch, ticket = following, following.take(), self._breaker.begin()
+            lane = following
+            batch, ticket = self._take(lane)
             self._enter(me, lane, batch, ticket)
             self.offer(lane)
 
     def _leave(self, worker: asyncio.Task[None]) -> Lane | None:
         lane, ticket = self._workers.pop(worker, (None, 0))
         if lane:
-            self._breaker.leave(ticket)
             lane.leave(worker)
+            if ticket:  # dead letters need no leave of the destination's
+                self._breaker.leave(ticket)
         return lane
 
     def _worker_ended(self, worker: asyncio.Task[None]) -> None:

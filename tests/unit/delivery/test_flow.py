@@ -1,0 +1,384 @@
+"""What a destination in trouble gets, and what it does not: rows E1, E2, E4 and E8 in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from random import Random
+from typing import Any
+
+import pytest
+
+from headrace.config.consumers import BatchConfig, DeliveryConfig
+from headrace.config.retry import RetryConfig
+from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict
+from headrace.delivery.pump import Pump
+from headrace.errors import DestinationUnavailable
+from headrace.lifecycle import ManualClock
+from headrace.records import Committed, Record, TopicPartition
+
+PARTITIONS = [TopicPartition("t", number) for number in range(8)]
+FAILED = Outcome(Verdict.RETRY, "TypeError", "a bug")
+HTTP_500 = Outcome(Verdict.RETRY, "HTTP 500", "", 500)
+Answer = Callable[[Delivery], Awaitable[Sequence[Outcome]]]
+
+
+class Bed:
+    """A pump before a destination whose behaviour can be exchanged."""
+
+    def __init__(self, partitions: int = 8, **delivery: Any) -> None:
+        self.clock = ManualClock()
+        self.answer: Answer = fine
+        self.begun: list[float] = []
+        self.attempts: Counter[tuple[TopicPartition, int]] = Counter()
+        self.under_way = self.most_under_way = 0
+        self.letters: list[DeadLetter] = []
+        self.commits: dict[TopicPartition, Committed] = {}
+        self.partitions = PARTITIONS[:partitions]
+        self.pump = Pump("p", "g", self, self, delivery=DeliveryConfig(**delivery), clock=self.clock, chance=Random(1))
+        self.pump.source = self
+        self.fed = 0
+
+    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+        self.begun.append(self.clock.monotonic())
+        self.under_way += 1
+        self.most_under_way = max(self.under_way, self.most_under_way)
+        try:
+            for record in delivery.records:
+                place = (record.topic_partition, record.offset)
+                self.attempts[place] = max(self.attempts[place], delivery.attempt)
+            return await self.answer(delivery)
+        finally:
+            self.under_way -= 1
+
+    async def write(self, letters: Sequence[DeadLetter]) -> None:
+        self.letters += letters
+
+    def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None:
+        pass
+
+    def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
+        self.commits.update(offsets)
+
+    async def open(self) -> None:
+        await self.pump.start()
+        self.pump.on_assigned(dict.fromkeys(self.partitions, 1), {})
+
+    def feed(self, records: int) -> None:
+        """Hand over so many records to each partition."""
+        for partition in self.partitions:
+            news = [Record(*partition, n, 0, b"%d" % n, b"v") for n in range(self.fed, self.fed + records)]
+            self.pump.on_records(partition, 1, news)
+        self.fed += records
+
+    @property
+    def drained(self) -> bool:
+        return self.commits == {partition: Committed(self.fed) for partition in self.partitions}
+
+    @property
+    def standing(self) -> list[str]:
+        return [lane.waits_for for lane in self.pump.lanes.values()]
+
+
+async def fine(delivery: Delivery) -> Sequence[Outcome]:
+    return [ACK] * len(delivery.records)
+
+
+async def dead(delivery: Delivery) -> Sequence[Outcome]:
+    raise DestinationUnavailable("connection refused")
+
+
+async def broken(delivery: Delivery) -> Sequence[Outcome]:
+    return [FAILED] * len(delivery.records)
+
+
+async def internal_error(delivery: Delivery) -> Sequence[Outcome]:
+    return [HTTP_500] * len(delivery.records)
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("ordering", ["partition", "key", "none"])
+def test_a_dead_backend_gets_one_delivery_per_pause_and_spills_nothing(ordering: str) -> None:
+    """E2: five minutes with 10,000 records waiting; within ten seconds of its return it is used again."""
+
+    async def test() -> None:
+        bed = Bed(ordering=ordering)
+        await bed.open()
+        bed.answer = dead
+        bed.feed(1250)
+        await bed.clock.advance(300)
+        assert len(bed.begun) <= 300 / 5
+        assert bed.most_under_way == 1
+        assert all("the breaker of p is open until 13:5" in why for why in bed.standing)
+        assert all("failures: connection refused" in why for why in bed.standing)
+        tried = len(bed.begun)
+        bed.answer = fine
+        await bed.clock.advance(10)
+        assert len(bed.begun) > tried
+        await bed.clock.advance(1)
+        assert bed.drained
+        assert bed.standing == [""] * 8
+        assert not bed.letters
+        assert set(bed.attempts.values()) == {1}
+        await bed.pump.stop()
+
+    run(test)
+
+
+@pytest.mark.parametrize("partitions", [1, 8])
+@pytest.mark.parametrize("ordering", ["partition", "key", "none"])
+def test_a_bad_deploy_spills_nothing(ordering: str, partitions: int) -> None:
+    """Whatever every record fails with, all of them wait for a better one, and then go as if they had never failed."""
+
+    async def test() -> None:
+        bed = Bed(partitions, ordering=ordering)
+        await bed.open()
+        bed.feed(500)
+        await bed.clock.advance(1)
+        bed.answer = broken
+        bed.feed(500)
+        await bed.clock.advance(3600)
+        assert not bed.letters
+        assert "nearly all that is delivered fails, the last with TypeError" in bed.pump.readiness().reason
+        bed.answer = fine
+        await bed.clock.advance(60)
+        assert bed.drained
+        assert not bed.letters
+        await bed.pump.stop()
+
+    run(test)
+
+
+@pytest.mark.parametrize("ordering", ["partition", "key", "none"])
+def test_a_minute_of_internal_errors_costs_nothing(ordering: str) -> None:
+    """E1: every record ends well, none is attempted more often than the policy allows."""
+
+    async def test() -> None:
+        bed = Bed(ordering=ordering)
+        await bed.open()
+        bed.answer = internal_error
+        bed.feed(1000)
+        await bed.clock.advance(60)
+        bed.answer = fine
+        await bed.clock.advance(60)
+        assert bed.drained
+        assert not bed.letters
+        assert max(bed.attempts.values()) <= 5
+        await bed.pump.stop()
+
+    run(test)
+
+
+def test_errors_at_random_end_every_record() -> None:
+    """E1: one answer in five is an internal error; all records end, and none is lost to the dead letters."""
+
+    async def test() -> None:
+        bed, chance = Bed(ordering="key", retry=RetryConfig(attempts=20)), Random(5)
+
+        async def moody(delivery: Delivery) -> Sequence[Outcome]:
+            return await (internal_error if chance.random() < 0.2 else fine)(delivery)
+
+        await bed.open()
+        bed.answer = moody
+        bed.feed(1000)
+        await bed.clock.advance(120)
+        assert bed.drained
+        assert not bed.letters
+        await bed.pump.stop()
+
+    run(test)
+
+
+@pytest.mark.parametrize("outcome", [FAILED, HTTP_500])
+@pytest.mark.parametrize("bad", [1, 10])
+def test_bad_records_in_a_quiet_topic_are_dead_letters_after_their_attempts(bad: int, outcome: Outcome) -> None:
+    """Nothing else happens that would speak for the destination: so few are believed to be bad themselves."""
+
+    async def test() -> None:
+        bed = Bed(1, batch=BatchConfig(max_records=1))
+
+        async def fail(delivery: Delivery) -> Sequence[Outcome]:
+            return [outcome] * len(delivery.records)
+
+        await bed.open()
+        bed.answer = fail
+        for _ in range(bad):
+            bed.feed(1)
+            await bed.clock.advance(100)
+        assert [letter.attempts for letter in bed.letters] == [5] * bad
+        assert bed.drained
+        await bed.pump.stop()
+
+    run(test)
+
+
+@pytest.mark.parametrize("outcome", [FAILED, HTTP_500])
+@pytest.mark.parametrize("place", [0, 57, 99])
+def test_a_bad_record_among_good_ones_is_found(place: int, outcome: Outcome) -> None:
+    """Also when one answer fails the whole delivery, and wherever it stands in it: it alone is a dead letter."""
+
+    async def test() -> None:
+        bed = Bed(1)
+
+        async def fail(delivery: Delivery) -> Sequence[Outcome]:
+            failed = any(record.offset == place for record in delivery.records)
+            if outcome.status:
+                return [outcome if failed else ACK] * len(delivery.records)
+            return [outcome if record.offset == place else ACK for record in delivery.records]
+
+        await bed.open()
+        bed.answer = fail
+        bed.feed(300)
+        await bed.clock.advance(300)
+        assert [letter.record.offset for letter in bed.letters] == [place]
+        assert bed.drained
+        await bed.pump.stop()
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("wish", "seconds"), [(60.0, 60), (3.2e8, 300), (-5.0, 0), (0.0, 0), (float("nan"), 0), (None, 0)]
+)
+def test_a_wish_to_be_left_alone_is_kept_to_the_second(wish: float | None, seconds: float) -> None:
+    """E4: never early, at most five minutes; what makes no sense is a failure like any other."""
+
+    async def test() -> None:
+        bed = Bed()
+
+        async def busy(delivery: Delivery) -> Sequence[Outcome]:
+            raise DestinationUnavailable("HTTP 429", wait_seconds=wish)
+
+        await bed.open()
+        bed.answer = busy
+        bed.feed(100)
+        await bed.clock.settle()
+        await bed.clock.advance(seconds - 0.001 if seconds else 0)
+        assert len(bed.begun) == 1
+        bed.answer = fine
+        await bed.clock.advance(1)
+        assert bed.drained
+        await bed.pump.stop()
+
+    run(test)
+
+
+def test_what_fails_alone_waits_alone() -> None:
+    """A delivery that the destination drops while it takes all others stops neither them nor its own partition."""
+
+    async def test() -> None:
+        bed = Bed(2, ordering="key", batch=BatchConfig(max_records=1))
+
+        async def drops_one(delivery: Delivery) -> Sequence[Outcome]:
+            await bed.clock.sleep(0.1)
+            if delivery.records[0].offset == 70:
+                await bed.clock.sleep(0.1)
+                raise DestinationUnavailable("connection reset")
+            return await fine(delivery)
+
+        await bed.open()
+        bed.answer = drops_one
+        for _ in range(300):
+            bed.feed(1)
+            await bed.clock.advance(0.1)
+        await bed.clock.advance(1)
+        assert bed.commits[PARTITIONS[0]].offset == 70
+        assert {offset for _, offset in bed.attempts} == set(range(300))
+        assert bed.attempts[PARTITIONS[0], 70] == 1
+        assert not bed.letters
+        bed.answer = fine
+        await bed.clock.advance(40)
+        assert bed.drained
+        await bed.pump.stop()
+
+    run(test)
+
+
+def test_a_destination_gets_as_many_deliveries_at_a_time_as_it_takes() -> None:
+    """One that pushes back above five soon gets about five; once it takes more, it gets more."""
+
+    async def test() -> None:
+        bed = Bed(ordering="none", batch=BatchConfig(max_records=1), max_in_flight=32)
+        room = 5
+
+        async def crowded(delivery: Delivery) -> Sequence[Outcome]:
+            crowd = bed.under_way
+            await bed.clock.sleep(0.01)
+            if crowd > room:
+                raise DestinationUnavailable("HTTP 429")
+            return await fine(delivery)
+
+        await bed.open()
+        bed.answer = crowded
+        bed.feed(500)
+        await bed.clock.advance(5)
+        bed.most_under_way = 0
+        await bed.clock.advance(5)
+        assert 2 <= bed.most_under_way <= room + 3
+        room = 1000
+        bed.feed(2000)
+        await bed.clock.advance(60)
+        assert bed.most_under_way == 32
+        assert bed.drained
+        await bed.pump.stop()
+
+    run(test)
+
+
+def test_answers_in_any_order_lose_nothing_and_a_crash_repeats_what_was_under_way() -> None:
+    """E8: a hundred deliveries at a time that take up to two seconds each; commits never pass one that is not over."""
+
+    async def test() -> None:
+        bed, chance = Bed(ordering="none", batch=BatchConfig(max_records=1), max_in_flight=100), Random(8)
+
+        async def slow(delivery: Delivery) -> Sequence[Outcome]:
+            await bed.clock.sleep(chance.uniform(0, 2))
+            return await fine(delivery)
+
+        await bed.open()
+        bed.answer = slow
+        bed.feed(500)
+        await bed.clock.advance(20)
+        ended = bed.pump.counts.delivered
+        await bed.clock.advance(0.3)
+        again = Bed(ordering="none")
+        await again.pump.start()
+        again.pump.on_assigned(dict.fromkeys(PARTITIONS, 2), bed.commits)
+        for partition in PARTITIONS:
+            start = bed.commits[partition].offset
+            again.pump.on_records(partition, 2, [Record(*partition, n, 0, None, b"v") for n in range(start, 500)])
+        await again.clock.advance(1)
+        again.fed = 500
+        assert again.drained
+        assert sum(again.attempts.values()) <= 8 * 500 - ended
+        assert bed.most_under_way == 100
+        await bed.pump.stop()
+        await again.pump.stop()
+
+    run(test)
+
+
+def test_partitions_try_a_dead_backend_in_turns() -> None:
+    """So that a record which a destination dies of does not hide that others would be taken."""
+
+    async def test() -> None:
+        bed = Bed(ordering="key", batch=BatchConfig(max_records=1))
+
+        async def dies_of_some(delivery: Delivery) -> Sequence[Outcome]:
+            if delivery.partition.partition < 3 and delivery.records[0].offset == 0:
+                raise DestinationUnavailable("connection reset")
+            return await fine(delivery)
+
+        await bed.open()
+        bed.answer = dies_of_some
+        bed.feed(20)
+        await bed.clock.advance(300)
+        assert {place.partition for place, commit in bed.commits.items() if commit.offset < 20} == {0, 1, 2}
+        assert {offset for _, offset in bed.attempts} == set(range(20))
+        await bed.pump.stop()
+
+    run(test)

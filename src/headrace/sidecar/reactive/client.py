@@ -69,7 +69,7 @@ class Client:
         self._starts: dict[str, str] = {}
         fixed = headers or {}
         self._fixed = f"Host: {parts.netloc}\r\nAccept-Encoding: identity\r\n{self._lines(fixed.items())}"
-        self._starts = {name.lower(): "" for name in fixed}
+        self._starts = {name.lower(): "" for name in [*fixed, *(["authorization"] if token else [])]}
         self._post = f"POST {self._target} HTTP/1.1\r\n{self._fixed}"
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
@@ -94,8 +94,8 @@ class Client:
         Raises:
             DestinationUnavailable: No complete answer came within the limits of time and size.
         """
-        parts = urlsplit(path)
-        return await self._send(f"GET {_target(parts.path, parts.query)} HTTP/1.1\r\n{self._fixed}", b"")
+        name, _, query = path.partition("?")
+        return await self._send(f"GET {_target(name, query)} HTTP/1.1\r\n{self._fixed}", b"")
 
     def close(self) -> None:
         """Close every connection; requests under way end as unavailable."""

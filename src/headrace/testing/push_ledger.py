@@ -66,8 +66,8 @@ def check_pushed(run: Pushed, ordering: Ordering = "partition", faults: Sequence
 
     A sentence begins with its kind: `lost` (committed, never handled), `skipped` (committed, never delivered),
     `ahead` (committed before it had ended), `back` (an offset was committed below an earlier one), `order` (delivered
-    before an earlier record of its key or partition had ended), `repeat` (delivered after it had ended and no fault
-    explains it), `phantom` (not what is in the topic), `behind` (the commits do not reach the end).
+    before an earlier record of its key or partition had ended), `repeat` (delivered again after an attempt that ended
+    it, and no fault explains that), `phantom` (not what is in the topic), `behind` (the commits do not reach the end).
 
     Args:
         run: What happened.
@@ -82,7 +82,7 @@ def check_pushed(run: Pushed, ordering: Ordering = "partition", faults: Sequence
             *_unfinished(run, ends, claims),
             *_commits(run, ends, claims),
             *_disorder(run, ordering, ends),
-            *_repeats(run, ends, claims, faults),
+            *_repeats(run, claims, faults),
         ]
     )
 
@@ -188,23 +188,25 @@ def _running_latest(times: Iterable[float]) -> list[float]:
     return found
 
 
-def _repeats(run: Pushed, ends: Mapping[int, float], claims: Mapping[int, float], faults: Sequence[Fault]) -> Said:
+def _repeats(run: Pushed, claims: Mapping[int, float], faults: Sequence[Fault]) -> Said:
+    """Whatever comes after an attempt that ended it, even if that is still under way, is one too many."""
+    came = [(attempt.at, attempt.offset, attempt.ended_at < _NEVER) for attempt in run.attempts]
+    came += [(letter.timestamp_ms / 1000, origin.offset, True) for letter, origin in _origins(run)]
+    first: dict[int, float] = {}
     counts = [0] * len(faults)
-    came = [(attempt.at, attempt.offset) for attempt in run.attempts]
-    came += [(letter.timestamp_ms / 1000, origin.offset) for letter, origin in _origins(run)]
-    for at, offset in came:
-        if at <= ends[offset] + _TICK_SECONDS:
+    for at, offset, ended in sorted(came):
+        if offset not in first:
+            if ended:
+                first[offset] = at
             continue
         for number, fault in enumerate(faults):
             began = fault.begin - _TICK_SECONDS
-            if at >= began and ends[offset] <= fault.end and claims[offset] >= began:
+            if at >= began and claims[offset] >= began and first[offset] <= fault.end:
                 counts[number] += 1
                 break
         else:
-            yield (
-                "repeat",
-                f"offset {offset} came at {at:.3f}, had ended at {ends[offset]:.3f}, and no fault explains it",
-            )
+            before = f"the attempt at {first[offset]:.3f} had ended it, and no fault explains that"
+            yield "repeat", f"offset {offset} came at {at:.3f}: {before}"
     for fault, count in zip(faults, counts, strict=True):
         if count > fault.most:
             yield "repeat", f"{count} records came again after one fault, {fault.most} were in flight at most"

@@ -220,7 +220,7 @@ def test_all_brokers_are_paused_for_longer_than_the_delivery_timeout(kafka_three
     with scene.crowd:
         scene.wait_for(500)
         with scene.fault():
-            paused(scene, seconds=22)
+            paused(scene, seconds=14)
             kafka_three.wait_in_sync()
         scene.wait_for(500)
     assert scene.crowd.count("unknown") > 0

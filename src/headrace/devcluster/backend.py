@@ -160,7 +160,7 @@ class RecordingBackend:
         received = Received(request.path, headers, body, time.monotonic())
         number = next(self._numbers)
         if self._journal:
-            self._note(number, records=[[r["deliveryId"], r.get("key"), r.get("value")] for r in body])
+            self._note(number, records=[[r["deliveryId"], r.get("key"), r.get("value")] for r in body or ()])
         else:
             self.requests.append(received)
         answer = self._answer_to(received)

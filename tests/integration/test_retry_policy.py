@@ -1,0 +1,241 @@
+"""What failures mean, on a real broker: statuses, splitting, roll-backs, and dead letters that cannot be written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from random import Random
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
+
+from headrace.config.kafka import KafkaConfig
+from headrace.config.producer import ProducerConfig
+from headrace.devcluster import Received
+from headrace.kafka import Producer
+from headrace.records import OutgoingRecord, Produced, Record
+from headrace.testing import Answer, HeadraceProcess
+
+QUICK = {"first_delay_seconds": 0.02, "max_delay_seconds": 0.1}
+
+
+@pytest.fixture
+def push(site: Any, headrace: Any, backend: Any) -> Callable[..., HeadraceProcess]:
+    """Start a process that pushes a topic to the backend: `push(topic, more, **settings of the consumer)`."""
+
+    def start(topic: str, more: Any = None, **settings: Any) -> HeadraceProcess:
+        consumer = {
+            "topics": [topic],
+            "group": f"{topic}-push",
+            **settings,
+            "retry": {"attempts": 3, **QUICK, **settings.get("retry", {})},
+            "backend": {"url": backend.url, **settings.get("backend", {})},
+        }
+        config = {**site.config, "reactive_consumers": {"push": consumer}}
+        config["kafka"] = {**config["kafka"], **(more or {})}
+        return headrace(config)  # type: ignore[no-any-return]
+
+    return start
+
+
+def spoiled_by(status: int, *offsets: int) -> Callable[[Received], Answer]:
+    """Answer for a whole request with a status when one of these records is in it."""
+
+    def answer(request: Received) -> Answer:
+        bad = any(entry["offset"] in offsets for entry in request.body)
+        return Answer(status=status, body={"no": "such order"}) if bad else Answer()
+
+    return answer
+
+
+def history(letter: Record) -> dict[str, str]:
+    return {name.removeprefix("headrace.dlq."): (data or b"").decode(errors="replace") for name, data in letter.headers}
+
+
+def firsts(offsets: Iterable[int]) -> list[int]:
+    return list(dict.fromkeys(offsets))
+
+
+def test_random_errors_leave_no_record_without_an_end(site: Any, topic: Any, push: Any, backend: Any) -> None:
+    """One answer in five is a 500: everything is handled or a dead letter, in the order of its key (E1)."""
+    name, chance = topic(2), Random(11)
+    site.write(name, *(OutgoingRecord(name, b"k%d" % (n % 7), b"%d" % n, None, n % 7 % 2) for n in range(300)))
+    backend.answer = lambda request: Answer(status=500 if chance.random() < 0.2 else 200)
+    push(name, ordering="key", batch={"max_records": 10}, retry={"attempts": 5}, backend={"mode": "status"})
+    ends = [len([record for record in site.records(name) if record.partition == partition]) for partition in (0, 1)]
+    for partition, end in enumerate(ends):
+        site.wait_committed(f"{name}-push", name, end, partition)
+    buried = {(history(letter)["partition"], history(letter)["offset"]) for letter in site.records(f"{name}.dlq")}
+    handled = [entry for entry in backend.accepted if entry["topic"] == name]
+    places = {(str(entry["partition"]), str(entry["offset"])) for entry in handled}
+    assert places | buried == {(str(r.partition), str(r.offset)) for r in site.records(name)}
+    assert {entry["attempt"] for entry in backend.records} <= {1, 2, 3, 4, 5}
+    for key in {entry["key"] for entry in handled}:
+        seen = firsts(entry["offset"] for entry in handled if entry["key"] == key)
+        assert seen == sorted(seen)
+
+
+@pytest.mark.parametrize(("status", "attempts"), [(422, 1), (500, 3)])
+def test_a_bad_record_of_a_batch_is_found_and_ends_alone(
+    site: Any, topic: Any, push: Any, backend: Any, status: int, attempts: int
+) -> None:
+    """The answer is for the whole batch: it is cut in halves, in order, and the letter holds what was said (E3)."""
+    name = topic()
+    site.write_json(name, *range(40))
+    backend.answer = spoiled_by(status, 17)
+    push(name, batch={"max_records": 40}, backend={"mode": "status"})
+    site.wait_committed(f"{name}-push", name, 40)
+    (letter,) = site.records(f"{name}.dlq")
+    said = history(letter)
+    assert (letter.key, letter.value) == (b"k17", b"17")
+    assert (said["offset"], said["attempts"], said["status"], said["error"]) == (
+        "17",
+        str(attempts),
+        str(status),
+        f"HTTP {status}",
+    )
+    assert said["excerpt"] == '{"no":"such order"}'
+    assert firsts(entry["offset"] for entry in backend.accepted) == [n for n in range(40) if n != 17]
+    alone = [request.body[0] for request in backend.requests if len(request.body) == 1]
+    assert firsts(entry["attempt"] for entry in alone if entry["offset"] == 17) == list(range(1, attempts + 1))
+
+
+def test_statuses_and_errors_mean_what_the_file_says(site: Any, topic: Any, push: Any, backend: Any) -> None:
+    """409 is handled already; a class of error is a dead letter at once, another one is skipped."""
+    name = topic()
+    site.write_json(name, *range(6))
+
+    def answer(request: Received) -> Answer:
+        if any(entry["offset"] == 4 for entry in request.body):
+            return Answer(status=409)
+        traces = {1: "shop.NoSuchOrderException: 1", 2: "shop.AlreadyDoneException: 2"}
+        return Answer(
+            body=[
+                {"processed": entry["offset"] not in traces, "stacktrace": traces.get(entry["offset"])}
+                for entry in request.body
+            ]
+        )
+
+    backend.answer = answer
+    policy = {
+        "statuses": {409: "skip"},
+        "errors": {"NoSuchOrderException": "dead_letter", "shop.AlreadyDoneException": "skip"},
+    }
+    process = push(name, batch={"max_records": 4}, retry=policy)
+    site.wait_committed(f"{name}-push", name, 6)
+    (letter,) = site.records(f"{name}.dlq")
+    assert (history(letter)["offset"], history(letter)["attempts"]) == ("1", "1")
+    metrics = site.ask(f"{process.url}/metrics").body
+    assert 'headrace_delivery_records_total{outcome="skipped",path="reactive push"} 2.0' in metrics
+
+
+def test_a_batch_with_too_many_failures_is_rolled_back_until_its_attempts_are_over(
+    site: Any, topic: Any, push: Any, backend: Any
+) -> None:
+    """More than 30 % of it failed: all of it comes again, three times in all, and then the good ones end."""
+    name = topic()
+    site.write_json(name, *range(4))
+    backend.answer = Answer(fails=lambda record: record["offset"] in (1, 2))
+    push(name, batch={"max_records": 4, "linger_seconds": 60}, retry={"rollback_threshold_percent": 30})
+    site.wait_committed(f"{name}-push", name, 4)
+    deliveries = [[(entry["offset"], entry["attempt"]) for entry in request.body] for request in backend.requests]
+    assert deliveries == [[(offset, attempt) for offset in range(4)] for attempt in (1, 2, 3)]
+    assert [history(letter)["offset"] for letter in site.records(f"{name}.dlq")] == ["1", "2"]
+
+
+def test_a_last_retry_is_no_dead_letter_again(site: Any, topic: Any, push: Any, backend: Any) -> None:
+    """It ends as failed, and the log names it."""
+    name = topic()
+    site.write_json(name, *range(3))
+    backend.answer = Answer(fails=lambda record: record["offset"] == 1)
+    process = push(name, retry={"last_retry": True})
+    site.wait_committed(f"{name}-push", name, 3)
+    assert site.records(f"{name}.dlq") == []
+    said = f"{name}-0: offset 1 failed 3 times (not processed) and is given up"
+    site.wait_until(lambda: said in process.output, "the log")
+
+
+def test_a_dead_letter_topic_that_is_missing_holds_its_partition_until_it_is_there(
+    site: Any, topic: Any, push: Any, backend: Any, kafka: Any
+) -> None:
+    """Nothing is passed over; readiness and the log say what it waits for, and it goes on by itself (E10)."""
+    name = topic()
+    site.write_json(name, *range(3))
+    backend.answer = spoiled_by(422, 1)
+    process = push(name, {"create_topics": False}, backend={"mode": "status"})
+    site.wait_until(
+        lambda: "dead letters" in site.reasons(process.url).get("reactive push delivery", ""), "the reason", 60
+    )
+    site.wait_until(lambda: f"group {name}-push, {name}-0 waits" in process.output, "the log", 60)
+    site.wait_committed(f"{name}-push", name, 1)
+    kafka.create_topic(f"{name}.dlq", 1, {})
+    site.wait_committed(f"{name}-push", name, 3)
+    assert [letter.value for letter in site.records(f"{name}.dlq")] == [b"1"]
+    site.wait_until(lambda: site.ask(f"{process.url}/health/readiness").status == 200, "readiness")
+
+
+def test_a_dead_letter_topic_that_refuses_holds_its_partition_until_it_takes(
+    site: Any, topic: Any, push: Any, backend: Any, kafka: Any
+) -> None:
+    """Even without headers of ours there is no room; then somebody makes some (E10)."""
+    name = topic()
+    value = b'"%s"' % (b"x" * 3000)
+    site.write(name, OutgoingRecord(name, b"a", value, None, 0), OutgoingRecord(name, b"b", b"1", None, 0))
+    kafka.create_topic(f"{name}.dlq", 1, {"max.message.bytes": "2000"})
+    backend.answer = Answer(status=422)
+    process = push(name, backend={"mode": "status"})
+    reason = f"are not written to {name}.dlq"
+    site.wait_until(lambda: reason in site.reasons(process.url).get("reactive push delivery", ""), "the reason", 60)
+    assert site.committed(f"{name}-push").get(site.records(name)[0].topic_partition, 0) == 0
+    resource = ConfigResource(ResourceType.TOPIC, f"{name}.dlq")
+    resource.add_incremental_config(
+        ConfigEntry("max.message.bytes", "100000", incremental_operation=AlterConfigOpType.SET)
+    )
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    admin.incremental_alter_configs([resource])[resource].result(30)
+    site.wait_committed(f"{name}-push", name, 2)
+    assert sorted(letter.value or b"" for letter in site.records(f"{name}.dlq")) == sorted([value, b"1"])
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_record_as_large_as_its_topic_allows_lands(
+    site: Any, topic: Any, push: Any, backend: Any, kafka: Any, ours: bool
+) -> None:
+    """With all of its history where we make the topic; in one with the same limit, with what there is room for."""
+    name = topic(max_message_bytes=20_000)
+    if not ours:
+        kafka.create_topic(f"{name}.dlq", 1, {"max.message.bytes": "20000"})
+    value = asyncio.run(write_largest(site.kafka, name, 20_000))
+    backend.answer = Answer(status=422, body="e" * 2000)
+    process = push(name, value_format="string", backend={"mode": "status"})
+    site.wait_committed(f"{name}-push", name, 1)
+    (letter,) = site.records(f"{name}.dlq")
+    assert (letter.key, letter.value, letter.headers[:1]) == (b"k", value, [("own", b"\xff")])
+    if ours:
+        assert {"offset", "status", "excerpt", "reason", "StackTrace"} <= history(letter).keys()
+    else:
+        assert letter.headers == [("own", b"\xff")]
+        said = f"{name}.dlq has no room for them: raise max.message.bytes there"
+        site.wait_until(lambda: said in process.output, "the log")
+
+
+async def write_largest(kafka: KafkaConfig, topic: str, limit: int) -> bytes:
+    """Write the largest record that a topic takes, and return its value."""
+    producer = Producer(kafka, ProducerConfig())
+    await producer.start()
+    try:
+        for size in range(limit, 0, -1):
+            value = b"x" * size
+            (result,) = await producer.produce([OutgoingRecord(topic, b"k", value, [("own", b"\xff")])])
+            if isinstance(result, Produced):
+                return value
+        raise AssertionError("it takes none")
+    finally:
+        await producer.stop()

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.produce import ROUNDS, ProduceTable
+from bench.push import PushTable
 from headrace.devcluster import Cluster
 from headrace.testing import HeadraceProcess
 
@@ -49,11 +50,9 @@ class Bench:
         full = self.fill(records)
         bare_consume = self.bare("consume", full, records)
         function = self.function(full, records)
-        with Sink(records) as sink:
-            bare_post = self.bare("post", full, records, sink.port)
-        push = self.push(full, records, "status")
+        self.pushing = PushTable(self, full, records)
+        self.pushing.measure()
         return [
-            Row("push, 100 records per POST, status only", push, bare_post, 0.25, "bare: consume + POST, aiohttp"),
             Row("function, no-op handler, 1 worker", function, bare_consume, 0.1, "bare: consume(500), value read"),
         ]
 
@@ -68,18 +67,6 @@ class Bench:
         process = self.headrace({"functions": [str(folder / "function.yaml")]}, wait=False)
         rate = self.rate_by_metrics(process, records)
         process.terminate()
-        return rate
-
-    def push(self, topic: str, records: int, mode: str) -> float:
-        with Sink(records) as sink:
-            reactive = {
-                "topics": [topic],
-                "group": f"push-{mode}",
-                "backend": {"url": f"http://127.0.0.1:{sink.port}/", "mode": mode},
-            }
-            process = self.headrace({"reactive_consumers": {"push": reactive}}, wait=False)
-            rate = sink.rate()
-            process.terminate()
         return rate
 
     def rate_by_metrics(self, process: HeadraceProcess, records: int) -> float:
@@ -131,30 +118,6 @@ class Bench:
         return result
 
 
-class Sink:
-    """A counting backend in a process of its own."""
-
-    def __init__(self, records: int) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "bench.sink", str(records)], stdout=subprocess.PIPE, text=True
-        )
-
-        assert self.process.stdout
-        self.port = int(self.process.stdout.readline())
-
-    def __enter__(self) -> Sink:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def rate(self) -> float:
-        assert self.process.stdout
-        got = json.loads(self.process.stdout.readline())
-        return float(got["records"] / got["seconds"])
-
-
 def table(rows: list[Row]) -> str:
     lines = ["| workload | Headrace rec/s | bare rec/s | ratio | first target | |", "|---|---|---|---|---|---|"]
     for row in rows:
@@ -164,8 +127,8 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def page(produce: str, rows: str, scale: float) -> str:
-    names = ("confluent-kafka", "uvicorn", "aiohttp", "msgspec")
+def page(produce: str, push: str, rows: str, scale: float) -> str:
+    names = ("confluent-kafka", "uvicorn", "httptools", "msgspec")
     versions = ", ".join(f"{name} {version(name)}" for name in names)
     return f"""\
 # Measured
@@ -183,9 +146,16 @@ record. Every row of Headrace has the whole edge before it (Host, Origin, sizes,
 
 {produce}
 
-## Delivering
+## Pushing to a backend
 
-One run each.
+Medians in turns. The bare loop consumes, writes JSON and posts with the client of the reactive consumer, 8 requests of
+100 records or 64 of one in flight. The backend is `bench/sink.py`, a parser and a counter on the same 2 cores.
+
+{push}
+
+## Functions
+
+One run.
 
 {rows}
 """
@@ -200,7 +170,8 @@ def main() -> None:
         bench = Bench(cluster, Path(folder), options.scale)
         produce = ProduceTable(bench)
         produce.measure()
-        text = page("\n".join(produce.lines()), table(bench.run()), options.scale)
+        rows = table(bench.run())
+        text = page("\n".join(produce.lines()), "\n".join(bench.pushing.lines()), rows, options.scale)
     print(text)
     if not options.dry:
         RESULTS.write_text(text)

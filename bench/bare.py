@@ -1,6 +1,8 @@
 """Bare loops over the client: what the machine can do without Headrace, each in a process of its own.
 
-usage: python -m bench.bare produce|consume|post BOOTSTRAP TOPIC RECORDS [PORT]
+usage: python -m bench.bare produce|tick|consume|post|post-one BOOTSTRAP TOPIC RECORDS [PORT]
+`tick` writes one record at a time, each holding the moment; `post` sends 100 records per request, 8 requests in flight;
+`post-one` one record, 64 in flight. Requests are made by the client of the reactive consumer.
 Prints JSON: records, seconds.
 """
 
@@ -12,12 +14,14 @@ import sys
 import time
 import uuid
 
-import aiohttp
 import confluent_kafka
 import msgspec
 import uvloop
 
-PER_POST, IN_FLIGHT = 100, 8
+from headrace.sidecar.reactive.client import Client
+
+PER_POST = {"post": (100, 8), "post-one": (1, 64)}
+"""Records of a request, and requests in flight."""
 
 
 def produce(servers: str, topic: str, records: int) -> float:
@@ -75,46 +79,62 @@ def consume(servers: str, topic: str, records: int) -> float:
     return seconds
 
 
-async def post(servers: str, topic: str, records: int, port: int) -> float:
-    client, loop = consumer(servers, topic), asyncio.get_running_loop()
-    room = asyncio.Semaphore(IN_FLIGHT)
+def tick(servers: str, topic: str, records: int) -> float:
+    client = confluent_kafka.Producer({"bootstrap.servers": servers, "acks": "all", "linger.ms": 0})
+    client.list_topics(topic)
+    for number in range(records):
+        client.produce(topic, b"%d" % time.monotonic_ns(), partition=number % 8)
+        client.flush()
+        time.sleep(0.02)
+    return 1.0
+
+
+def entry(record: confluent_kafka.Message) -> dict[str, object]:
+    return {
+        "topic": record.topic(),
+        "partition": record.partition(),
+        "offset": record.offset(),
+        "timestamp": record.timestamp()[1],
+        "headers": dict(record.headers() or ()),
+        "value": msgspec.Raw(record.value()),
+    }
+
+
+async def post(what: str, servers: str, topic: str, records: int, port: int) -> float:
+    source, loop = consumer(servers, topic), asyncio.get_running_loop()
+    per_post, in_flight = PER_POST[what]
+    room = asyncio.Semaphore(in_flight)
     seen, start, tasks = 0, 0.0, set()
-    async with aiohttp.ClientSession() as session:
+    client = Client(f"http://127.0.0.1:{port}/", timeout_seconds=30, max_answer_bytes=1_048_576)
+    json_type = [("Content-Type", "application/json")]
 
-        async def send(body: bytes) -> None:
-            async with session.post(f"http://127.0.0.1:{port}/", data=body) as answer:
-                await answer.read()
-            room.release()
+    async def send(body: bytes) -> None:
+        await client.post(body, json_type)
+        room.release()
 
-        while seen < records:
-            batch = await loop.run_in_executor(None, client.consume, 500, 0.1)
-            start = start or (time.perf_counter() if batch else 0.0)
-            seen += len(batch)
-            for at in range(0, len(batch), PER_POST):
-                entries = [
-                    {
-                        "topic": r.topic(),
-                        "partition": r.partition(),
-                        "offset": r.offset(),
-                        "timestamp": r.timestamp()[1],
-                        "headers": dict(r.headers() or ()),
-                        "value": msgspec.Raw(r.value()),
-                    }
-                    for r in batch[at : at + PER_POST]
-                ]
-                await room.acquire()
-                task = asyncio.ensure_future(send(msgspec.json.encode(entries)))
-                tasks.add(task)
-                task.add_done_callback(tasks.discard)
-        await asyncio.gather(*tasks)
+    while seen < records:
+        batch = await loop.run_in_executor(None, source.consume, 500, 0.1)
+        start = start or (time.perf_counter() if batch else 0.0)
+        seen += len(batch)
+        for at in range(0, len(batch), per_post):
+            if per_post == 1:
+                body = batch[at].value()
+            else:
+                body = msgspec.json.encode([entry(record) for record in batch[at : at + per_post]])
+            await room.acquire()
+            task = asyncio.ensure_future(send(body))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+    await asyncio.gather(*tasks)
     client.close()
+    source.close()
     return time.perf_counter() - start
 
 
 if __name__ == "__main__":
     what, servers, topic, count = sys.argv[1:5]
-    if what == "post":
-        elapsed = uvloop.run(post(servers, topic, int(count), int(sys.argv[5])))
+    if what in PER_POST:
+        elapsed = uvloop.run(post(what, servers, topic, int(count), int(sys.argv[5])))
     else:
-        elapsed = {"produce": produce, "consume": consume}[what](servers, topic, int(count))
+        elapsed = {"produce": produce, "tick": tick, "consume": consume}[what](servers, topic, int(count))
     print(json.dumps({"records": int(count), "seconds": elapsed}))

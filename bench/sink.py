@@ -1,7 +1,9 @@
 """A backend that takes records as fast as it can and counts them, in a process of its own.
 
-usage: python -m bench.sink EXPECTED_RECORDS
-Prints its port; after the expected number of records, JSON: records, seconds (first to last).
+usage: python -m bench.sink EXPECTED_RECORDS [status|results|single|latency]
+Answers 200 without a body; `results`: one result per record; `single`: a request is one record; `latency`: as
+`single`, and values are when they were written (nanoseconds of the monotonic clock).
+Prints its port; after the expected number of records, JSON: records, seconds (first to last), p50_ms, p99_ms.
 """
 
 from __future__ import annotations
@@ -14,14 +16,19 @@ import time
 import httptools
 import uvloop
 
-ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+MARK = b'"offset":'
+
+
+def answer(body: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
 
 
 class Count:
-    """Records so far, and when the first and last came."""
+    """Records so far, when the first and last came, and how long each took."""
 
     def __init__(self, expected: int) -> None:
         self.expected, self.records, self.first = expected, 0, 0.0
+        self.times: list[float] = []
         self.done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
 
     def add(self, records: int) -> None:
@@ -34,9 +41,10 @@ class Count:
 class Sink(asyncio.Protocol):
     """Answers 200 to every request."""
 
-    def __init__(self, count: Count) -> None:
-        self.count, self.records = count, 0
+    def __init__(self, count: Count, mode: str) -> None:
+        self.count, self.mode, self.body = count, mode, b""
         self.parser = httptools.HttpRequestParser(self)
+        self.plain = answer(b"")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
@@ -45,21 +53,29 @@ class Sink(asyncio.Protocol):
         self.parser.feed_data(data)
 
     def on_body(self, body: bytes) -> None:
-        self.records += body.count(b'"offset":')
+        self.body = self.body + body if self.body else body
 
     def on_message_complete(self) -> None:
-        self.count.add(self.records)
-        self.records = 0
-        self.transport.write(ANSWER)  # type: ignore[attr-defined]
+        body, self.body = self.body, b""
+        records = body.count(MARK) if self.mode in ("status", "results") else 1
+        if self.mode == "latency":
+            self.count.times.append((time.monotonic_ns() - int(body)) / 1e6)
+        self.count.add(records)
+        reply = self.plain
+        if self.mode == "results":
+            reply = answer(b"[" + b",".join([b'{"processed":true}'] * records) + b"]")
+        self.transport.write(reply)  # type: ignore[attr-defined]
 
 
-async def main(expected: int) -> None:
+async def main(expected: int, mode: str) -> None:
     count = Count(expected)
-    server = await asyncio.get_running_loop().create_server(lambda: Sink(count), "127.0.0.1", 0)
+    server = await asyncio.get_running_loop().create_server(lambda: Sink(count, mode), "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     seconds = await count.done
-    print(json.dumps({"records": count.records, "seconds": seconds}), flush=True)
+    times = sorted(count.times) or [0.0]
+    shares = {"p50_ms": times[len(times) // 2], "p99_ms": times[int(len(times) * 0.99)]}
+    print(json.dumps({"records": count.records, "seconds": seconds, **shares}), flush=True)
 
 
 if __name__ == "__main__":
-    uvloop.run(main(int(sys.argv[1])))
+    uvloop.run(main(int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "status"))

@@ -10,9 +10,11 @@ from collections.abc import Callable
 
 import uvloop
 
+from headrace.app.uses import examination
 from headrace.app.ways_in import WaysIn
 from headrace.config.consumers import BatchConfig, FlowControl
 from headrace.config.model import HeadraceConfig
+from headrace.control.doctor import Durability, require
 from headrace.control.lag import LagMonitor
 from headrace.errors import ServiceDied
 from headrace.formats.codecs import Codecs
@@ -90,6 +92,9 @@ class App:
         self.services += ways_in.services
         if ways_in.groups:
             self.services.append(LagMonitor(self.admin, ways_in.groups, clock, self._publish_lag))
+        self._examine = examination(config)
+        if config.durability == "report" and (config.reactive_consumers or config.functions):
+            self.services.append(Durability(self._examine, clock))
         self.supervisor = Supervisor(self.services, clock, config.drain_seconds)
         produce = ProduceService(
             config.producer, self.codecs, self.producer, self.topics, self.audit, config.http.max_records
@@ -125,6 +130,8 @@ class App:
         self.supervisor.add(announcer)
         try:
             self.web.claim()  # the web starts last, and consumers would have begun by then
+            if self.config.durability == "strict":
+                await require(self._examine)
             await self.supervisor.start()
             # What was made until now stays. Looking through it again and again took a fifth of producing.
             gc.freeze()

@@ -34,6 +34,9 @@ class HeadraceConfig(Section):
     """Function files (Nuclio's `function.yaml`), relative to this file."""
     pipelines: list[Path] = Field(default_factory=list)
     """Pipeline files, relative to this file."""
+    durability: Literal["report", "strict"] = "report"
+    """When the cluster lacks what durability rests on (`headrace doctor` lists it): `report` says so in the log and in
+    the details of readiness, `strict` refuses to start."""
     audit: AuditConfig = AuditConfig()
     """Who did what."""
     state_dir: Path = Path(".headrace/state")

@@ -24,9 +24,15 @@ M = TypeVar("M", bound=BaseModel)
 
 _KAFKA_KINDS = ("kafka-cluster", "kafka")
 _ACK_MODE = "nuclio.io/kafka-explicit-ack-mode"
-_ANNOTATED = """
-    sessionTimeout heartbeatInterval maxWaitTime fetchMin fetchDefault workerAllocationMode ordering
-""".split()
+_ANNOTATED = (
+    "sessionTimeout",
+    "heartbeatInterval",
+    "maxWaitTime",
+    "fetchMin",
+    "fetchDefault",
+    "workerAllocationMode",
+    "ordering",
+)
 """Attributes that an annotation may stand in for: `nuclio.io/kafka-session-timeout` for `sessionTimeout`."""
 
 

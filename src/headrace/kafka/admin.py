@@ -62,12 +62,20 @@ class GroupInfo(NamedTuple):
     members: int
 
 
+class ClusterInfo(NamedTuple):
+    """How many brokers answer, and the configuration of one of them by Kafka's names."""
+
+    brokers: int
+    configs: Mapping[str, str]
+
+
 class Admin:
     """Asks and changes the cluster; made without contact, so it may exist before a broker does."""
 
     def __init__(self, kafka: KafkaConfig) -> None:
         self._limit = kafka.request_timeout_seconds
-        self._servers = kafka.bootstrap_servers
+        self.servers = kafka.bootstrap_servers
+        """Brokers that are asked first."""
         self._properties = client_properties(kafka, "headrace-admin")
         self._client = AdminClient(self._properties)
 
@@ -98,7 +106,7 @@ class Admin:
             raise to_error(problem, f"describe topic {name}")
         if topic is None or problem:
             raise errors.TopicNotFound(
-                f"topic {name} does not exist on {self._servers}: create it "
+                f"topic {name} does not exist on {self.servers}: create it "
                 f"(headrace topics create {name}) or check its spelling",
                 topic=name,
             )
@@ -106,8 +114,21 @@ class Admin:
 
     async def topic_configs(self, name: str) -> dict[str, str]:
         """Return the effective configuration of a topic: Kafka's name to text."""
-        resource = ConfigResource(ResourceType.TOPIC, check_topic(name))
-        entries = await self._first(f"describe topic {name}", lambda: self._client.describe_configs([resource]))
+        return await self._configs(ConfigResource(ResourceType.TOPIC, check_topic(name)), f"describe topic {name}")
+
+    async def describe_cluster(self) -> ClusterInfo:
+        """Return what the brokers are and how they are set.
+
+        Raises:
+            KafkaUnavailable: No broker answers.
+        """
+        doing = "describe the cluster"
+        brokers = (await self._ask(doing, lambda: self._client.list_topics(timeout=self._limit))).brokers
+        resource = ConfigResource(ResourceType.BROKER, str(min(brokers)))
+        return ClusterInfo(len(brokers), await self._configs(resource, doing))
+
+    async def _configs(self, resource: ConfigResource, doing: str) -> dict[str, str]:
+        entries = await self._first(doing, lambda: self._client.describe_configs([resource]))
         return {entry.name: entry.value for entry in entries.values() if entry.value is not None}
 
     async def topic_ids(self, names: Collection[str]) -> dict[str, str]:
@@ -308,9 +329,9 @@ class Admin:
 
     def _unavailable(self, doing: str, limit_seconds: float | None) -> errors.KafkaUnavailable:
         return errors.KafkaUnavailable(
-            f"{doing}: no answer from Kafka at {self._servers} within {limit_seconds or self._limit:g} s. "
+            f"{doing}: no answer from Kafka at {self.servers} within {limit_seconds or self._limit:g} s. "
             "Start it (headrace dev up) or correct kafka.bootstrap_servers",
-            bootstrap_servers=self._servers,
+            bootstrap_servers=self.servers,
         )
 
 

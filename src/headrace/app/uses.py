@@ -1,0 +1,53 @@
+"""What a configuration reads and writes, for whoever judges whether the cluster is fit for it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from headrace.app.topics_of_ours import fits_of
+from headrace.config.model import HeadraceConfig
+from headrace.config.retry import DeadLetterConfig
+from headrace.control.doctor import examine
+from headrace.control.preconditions import Finding, Use
+from headrace.functions.load import load_function
+from headrace.kafka import Admin
+
+
+def examination(config: HeadraceConfig) -> Callable[[], Awaitable[Sequence[Finding]]]:
+    """Return what examines every cluster that a configuration uses.
+
+    Raises:
+        FunctionInvalid: A function file is not usable.
+    """
+    used = [
+        (Admin(config.kafka.model_copy(update={"bootstrap_servers": servers})), uses)
+        for servers, uses in uses_of(config).items()
+    ]
+
+    async def run() -> list[Finding]:
+        creates = config.kafka.create_topics
+        return [finding for admin, uses in used for finding in await examine(admin, uses, creates_topics=creates)]
+
+    return run
+
+
+def uses_of(config: HeadraceConfig) -> Mapping[str, Sequence[Use]]:
+    """Return what is used, by bootstrap servers.
+
+    Raises:
+        FunctionInvalid: A function file is not usable.
+    """
+    functions = [load_function(file) for file in config.functions]
+    uses: dict[str, list[Use]] = {config.kafka.bootstrap_servers: []}
+    for reactive in config.reactive_consumers.values():
+        fits = fits_of(reactive, config, functions)
+        use = Use(reactive.group, reactive.topics, fits, _letters(reactive.dead_letter))
+        uses[config.kafka.bootstrap_servers].append(use)
+    for trigger in [trigger for function in functions for trigger in function.triggers]:
+        servers = ",".join(trigger.brokers) or config.kafka.bootstrap_servers
+        uses.setdefault(servers, []).append(Use(trigger.group, trigger.topics, None, _letters(trigger.dead_letter)))
+    return uses
+
+
+def _letters(dead_letter: DeadLetterConfig) -> Callable[[str], str] | None:
+    return (lambda topic: dead_letter.topic.replace("{topic}", topic)) if dead_letter.enabled else None

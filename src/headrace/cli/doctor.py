@@ -1,0 +1,67 @@
+"""`headrace doctor`: whether the cluster holds what the promises rest on."""
+
+from collections.abc import Sequence
+
+import click
+
+from headrace.app.uses import examination
+from headrace.cli.connection import Place, kafka_options
+from headrace.cli.output import print_rows
+from headrace.config.model import HeadraceConfig
+from headrace.control.doctor import examine
+from headrace.control.preconditions import Finding, Use
+from headrace.errors import HeadraceError
+from headrace.formats.registry import SchemaRegistry
+from headrace.jvm import find_java
+from headrace.kafka import Admin
+from headrace.lifecycle import SystemClock
+
+_JAVA = 17
+
+
+@click.command()
+@click.argument("topics", nargs=-1)
+@kafka_options
+async def doctor(topics: Sequence[str], place: Place, output: str) -> int:
+    """Check what durability rests on, and say what to do about what is missing.
+
+    With a headrace.yaml: everything it reads and writes, the schema registry and Java if it needs them. Without: the
+    cluster, and TOPICS. Exit code 1 if a check fails; warnings do not count.
+
+    Example: headrace doctor -c headrace.yaml
+    """
+    found: list[Finding] = []
+    try:
+        if place.file:
+            config = place.file.model_copy(update={"kafka": place.kafka, "schema_registry": place.registry})
+            found += await _machine(config)
+            found += await examination(config)()
+        if topics or not place.file:
+            uses = [Use("(any)", topics)] if topics else []
+            found += await examine(Admin(place.kafka), uses, creates_topics=True)
+    except HeadraceError as error:
+        found.append(Finding("cluster", "reachable", "failing", "no", error.description))
+    order = ("failing", "warning", "ok")
+    rows = [one._asdict() for one in sorted(dict.fromkeys(found), key=lambda one: order.index(one.state))]
+    print_rows(rows, output, "nothing to check")
+    return int(any(one.state == "failing" for one in found))
+
+
+async def _machine(config: HeadraceConfig) -> list[Finding]:
+    found = []
+    if config.pipelines:
+        try:
+            java = find_java(_JAVA, for_spark=True)
+            found.append(Finding("machine", "Java", "ok", str(java.home)))
+        except HeadraceError as error:
+            found.append(Finding("machine", "Java", "failing", "none that fits", error.description))
+    if "schema_registry" in config.model_fields_set:
+        registry = SchemaRegistry(config.schema_registry, SystemClock())
+        try:
+            await registry.check()
+            found.append(Finding("schema registry", "reachable", "ok", "yes"))
+        except HeadraceError as error:
+            found.append(Finding("schema registry", "reachable", "failing", "no", error.description))
+        finally:
+            await registry.close()
+    return found

@@ -1,0 +1,135 @@
+"""Looks at a cluster for what the promises rest on: for `headrace doctor`, and when a process starts.
+
+Source: decisions.md 15.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+from headrace.control.preconditions import (
+    Finding,
+    Topic,
+    Use,
+    judge_letters,
+    judge_servers,
+    judge_source,
+    judge_topic,
+)
+from headrace.errors import EnvironmentProblem, HeadraceError, KafkaUnavailable, TopicNotFound
+from headrace.kafka import Admin
+from headrace.lifecycle import Clock, Readiness, Service
+
+log = logging.getLogger(__name__)
+
+_AGAIN_SECONDS = 600.0
+_SOON_SECONDS = 2.0
+_DEFAULT_RETENTION_MINUTES = "10080"
+
+Examine = Callable[[], Awaitable[Sequence[Finding]]]
+
+
+async def examine(admin: Admin, uses: Iterable[Use], *, creates_topics: bool) -> list[Finding]:
+    """Return every precondition of these uses of one cluster, each once.
+
+    Args:
+        admin: The door to the cluster.
+        uses: What is read, and where dead letters go.
+        creates_topics: Whether dead letter topics that are missing will be created.
+
+    Raises:
+        KafkaUnavailable: No broker answers.
+    """
+    return list(dict.fromkeys([judge_servers(admin.servers), *await _Examination(admin, creates_topics).of(uses)]))
+
+
+class _Examination:
+    def __init__(self, admin: Admin, creates_topics: bool) -> None:
+        self._admin = admin
+        self._creates_topics = creates_topics
+        self._topics: dict[str, Topic | None] = {}
+
+    async def of(self, uses: Iterable[Use]) -> list[Finding]:
+        cluster = await self._admin.describe_cluster()
+        found = [Finding("cluster", "reachable", "ok", f"{cluster.brokers} brokers")]
+        kept_ms = 60_000 * int(cluster.configs.get("offsets.retention.minutes", _DEFAULT_RETENTION_MINUTES))
+        known = [topic.name for topic in await self._admin.list_topics()]
+        for use in uses:
+            for name in dict.fromkeys([*use.topics, *filter(use.fits or (lambda _: False), known)]):
+                found += await self._source(name, use, kept_ms)
+        return found
+
+    async def _source(self, name: str, use: Use, kept_ms: int) -> list[Finding]:
+        source = await self._topic(name)
+        if source is None:
+            advice = f"headrace topics create {name}, with the partitions and replicas it needs"
+            return [Finding(f"topic {name}", "exists", "failing", "no", advice)]
+        found = [*judge_topic(source), *judge_source(source, kept_ms, use.group)]
+        if use.letters_of:
+            found += await self._letters(use.letters_of(name), source)
+        return found
+
+    async def _letters(self, name: str, source: Topic) -> list[Finding]:
+        letters = await self._topic(name)
+        if letters:
+            return [*judge_topic(letters), *judge_letters(letters, source)]
+        if self._creates_topics:
+            return [Finding(f"topic {name}", "exists", "ok", f"will be created like {source.info.name}")]
+        advice = f"headrace topics create {name}, or set kafka.create_topics: true"
+        return [Finding(f"topic {name}", "exists", "failing", "no", advice)]
+
+    async def _topic(self, name: str) -> Topic | None:
+        if name not in self._topics:
+            try:
+                info = await self._admin.describe_topic(name)
+                self._topics[name] = Topic(info, await self._admin.topic_configs(name))
+            except TopicNotFound:
+                self._topics[name] = None
+        return self._topics[name]
+
+
+async def require(examine_all: Examine) -> None:
+    """Refuse to go on unless every precondition holds, as `durability: strict` asks for.
+
+    Raises:
+        EnvironmentProblem: One fails; all that fail are named, with what to do.
+        KafkaUnavailable: No broker answers.
+    """
+    failing = [one for one in await examine_all() if one.state == "failing"]
+    if failing:
+        told = "; ".join(f"{one.about}: {one.check} is {one.found}: {one.advice}" for one in failing)
+        raise EnvironmentProblem(f"durability is strict, and {len(failing)} preconditions do not hold: {told}")
+
+
+class Durability(Service):
+    """Says in the log and in the details of readiness which preconditions do not hold; nothing stops for it."""
+
+    def __init__(self, examine_all: Examine, clock: Clock) -> None:
+        super().__init__("durability")
+        self._examine = examine_all
+        self._clock = clock
+        self._found: list[Finding] = []
+
+    async def start(self) -> None:
+        self.spawn(self._watch(), "watch")
+
+    def readiness(self) -> Readiness:
+        told = [f"{one.about}: {one.check} is {one.found}" for one in self._found]
+        return Readiness(True, f"{'; '.join(told)}: see headrace doctor" if told else "")
+
+    async def _watch(self) -> None:
+        while True:
+            pause = _AGAIN_SECONDS
+            try:
+                found = [one for one in await self._examine() if one.state != "ok"]
+            except KafkaUnavailable:
+                pause = _SOON_SECONDS  # said by others
+            except HeadraceError as error:
+                log.warning("durability cannot be judged: %s", error.description)
+            else:
+                for one in found:
+                    if one not in self._found:
+                        log.warning("%s: %s is %s: %s", one.about, one.check, one.found, one.advice)
+                self._found = found
+            await self._clock.sleep(pause)

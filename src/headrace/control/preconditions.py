@@ -1,0 +1,156 @@
+"""What the promises of the guarantees page rest on, judged from what Kafka says. Pure: nobody is asked here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from headrace.kafka import TopicInfo
+
+State = Literal["ok", "warning", "failing"]
+
+_REPLICAS = 3
+_MIN_IN_SYNC = 2
+_DAY_MS = 86_400_000
+_LETTERS_MS = 7 * _DAY_MS
+_SERVERS = 2
+_HOURS_MS = 3_600_000
+
+
+class Use(NamedTuple):
+    """What a reactive consumer or a function reads and writes on one cluster."""
+
+    group: str
+    topics: Sequence[str]
+    fits: Callable[[str], bool] | None = None
+    """Which further topics it reads."""
+    letters_of: Callable[[str], str] | None = None
+    """Dead letter topic of a topic; None if there are none."""
+
+
+class Finding(NamedTuple):
+    """One precondition: whether it holds, and what to do if not."""
+
+    about: str
+    check: str
+    state: State
+    found: str
+    advice: str = ""
+
+
+class Topic(NamedTuple):
+    """A topic with its effective configuration by Kafka's names."""
+
+    info: TopicInfo
+    configs: Mapping[str, str]
+
+    @property
+    def retention_ms(self) -> int:
+        """How long a record stays, -1 for ever."""
+        deletes = "delete" in self.configs.get("cleanup.policy", "delete")
+        return int(self.configs.get("retention.ms", -1)) if deletes else -1
+
+
+def judge_servers(servers: str) -> Finding:
+    """Judge the list of brokers to ask first."""
+    count = len(servers.split(","))
+    return _judged(
+        "cluster",
+        "bootstrap servers",
+        "ok" if count >= _SERVERS else "warning",
+        str(count),
+        "name at least two in kafka.bootstrap_servers: with one, nothing starts while that one is down",
+    )
+
+
+def judge_topic(topic: Topic) -> Iterator[Finding]:
+    """Judge what any topic needs so that an acknowledged record survives the loss of a broker."""
+    about, configs, info = f"topic {topic.info.name}", topic.configs, topic.info
+    replicas, min_isr = info.replication_factor, int(configs.get("min.insync.replicas", 1))
+    alter = f"kafka-configs --alter --topic {info.name} --add-config"
+    yield _judged(
+        about,
+        "replication factor",
+        "ok" if replicas >= _REPLICAS else "failing",
+        str(replicas),
+        f"give it {_REPLICAS} replicas (kafka-reassign-partitions): with {replicas} a record may be on one broker only",
+    )
+    enough = min_isr >= _MIN_IN_SYNC
+    yield _judged(
+        about,
+        "min.insync.replicas",
+        "failing" if not enough else "ok" if min_isr < replicas else "warning",
+        str(min_isr),
+        f"{alter} min.insync.replicas={_MIN_IN_SYNC}: acks=all waits for that many"
+        if not enough
+        else "every replica must be there to write: no broker may be down; add a replica",
+    )
+    unclean = configs.get("unclean.leader.election.enable", "false") == "true"
+    yield _judged(
+        about,
+        "unclean leader election",
+        "failing" if unclean else "ok",
+        "on" if unclean else "off",
+        f"{alter} unclean.leader.election.enable=false: a replica that is behind would lead, without acknowledged "
+        "records",
+    )
+    behind = [part.partition for part in info.partitions if len(part.in_sync) < len(part.replicas)]
+    if behind:
+        text = f"{len(behind)} partitions have replicas that are behind"
+        yield Finding(about, "in-sync replicas", "warning", text, f"see headrace topics describe {info.name}")
+
+
+def judge_source(topic: Topic, offsets_retention_ms: int, group: str) -> Iterator[Finding]:
+    """Judge whether what a group reads outlasts a downtime: the records, and the group's place in them."""
+    name, kept = topic.info.name, topic.retention_ms
+    yield _judged(
+        f"topic {name}",
+        "retention",
+        "ok" if kept < 0 or kept >= _DAY_MS else "failing",
+        _hours(kept),
+        f"kafka-configs --alter --topic {name} --add-config retention.ms={_LETTERS_MS}: what waits longer is lost",
+    )
+    if int(topic.configs.get("retention.bytes", -1)) > 0:
+        size = topic.configs["retention.bytes"]
+        yield Finding(
+            f"topic {name}", "retention.bytes", "warning", size, "records go when a partition is larger, read or not"
+        )
+    wanted = _LETTERS_MS if kept < 0 else min(kept, _LETTERS_MS)
+    yield _judged(
+        f"group {group}",
+        f"offsets.retention.minutes, {name}",
+        "ok" if offsets_retention_ms >= wanted else "warning",
+        _hours(offsets_retention_ms),
+        f"set it to {wanted // 60_000} on the brokers: a group that is down for longer forgets its place, and begins "
+        "anew",
+    )
+
+
+def judge_letters(letters: Topic, source: Topic) -> Iterator[Finding]:
+    """Judge whether dead letters wait until somebody looks at them."""
+    name, kept = letters.info.name, letters.retention_ms
+    wanted = _LETTERS_MS if source.retention_ms < 0 else max(_LETTERS_MS, source.retention_ms)
+    yield _judged(
+        f"topic {name}",
+        "retention of dead letters",
+        "ok" if kept < 0 or kept >= wanted else "warning",
+        _hours(kept),
+        f"kafka-configs --alter --topic {name} --add-config retention.ms={wanted}: letters go before their origin does",
+    )
+    if "compact" in letters.configs.get("cleanup.policy", ""):
+        yield Finding(
+            f"topic {name}",
+            "cleanup.policy",
+            "failing",
+            letters.configs["cleanup.policy"],
+            f"kafka-configs --alter --topic {name} --add-config cleanup.policy=delete: letters of one key replace "
+            "each other",
+        )
+
+
+def _judged(about: str, check: str, state: State, found: str, advice: str) -> Finding:
+    return Finding(about, check, state, found, "" if state == "ok" else advice)
+
+
+def _hours(milliseconds: int) -> str:
+    return "unlimited" if milliseconds < 0 else f"{milliseconds / _HOURS_MS:g} h"

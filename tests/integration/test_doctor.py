@@ -1,0 +1,70 @@
+"""`headrace doctor` and `durability` against a broker of one, as on every developer's machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+def whole(site: Any, name: str, **more: Any) -> dict[str, Any]:
+    consumer = {"topics": [name], "group": f"{name}-g", "backend": {"url": "http://127.0.0.1:9/"}}
+    return {**site.config, "reactive_consumers": {"push": consumer}, **more}
+
+
+def rows_of(output: str) -> dict[tuple[str, str], str]:
+    return {(row["about"], row["check"]): row["state"] for row in json.loads(output)}
+
+
+def test_the_doctor_examines_what_the_file_uses(site: Any, topic: Callable[..., str], tmp_path: Path) -> None:
+    """Every precondition is in the table with what to do; a failing one is the exit code."""
+    name = topic(1, retention_ms=3_600_000)
+    file = tmp_path / "headrace.yaml"
+    file.write_text(yaml.safe_dump(whole(site, name)))
+    rows = rows_of(site.cli("doctor", "-c", str(file), "--output", "json", code=1).stdout)
+    assert rows[f"topic {name}", "replication factor"] == "failing"
+    assert rows[f"topic {name}", "min.insync.replicas"] == "failing"
+    assert rows[f"topic {name}", "unclean leader election"] == "ok"
+    assert rows[f"topic {name}", "retention"] == "failing"
+    assert rows[f"topic {name}.dlq", "exists"] == "ok"
+    assert rows["cluster", "bootstrap servers"] == "warning"
+    assert rows["cluster", "reachable"] == "ok"
+    assert rows[f"group {name}-g", f"offsets.retention.minutes, {name}"] == "ok"
+    text = site.cli("doctor", name, code=1).stdout
+    assert "min.insync.replicas=2" in text
+
+
+def test_the_doctor_says_what_is_not_there(site: Any, tmp_path: Path) -> None:
+    """A topic, a broker, a registry; without topics only the cluster counts, and one server is a warning."""
+    assert rows_of(site.cli("doctor", "no-such-topic", "--output", "json", code=1).stdout)[
+        "topic no-such-topic", "exists"
+    ] == ("failing")
+    assert "failing" not in rows_of(site.cli("doctor", "--output", "json").stdout).values()
+    file = tmp_path / "headrace.yaml"
+    away = {"bootstrap_servers": "127.0.0.1:9", "request_timeout_seconds": 2}
+    file.write_text(yaml.safe_dump({"kafka": away, "schema_registry": {"url": "http://127.0.0.1:9"}}))
+    rows = rows_of(site.cli("doctor", "-c", str(file), "--output", "json", code=1).stdout)
+    assert rows == {("schema registry", "reachable"): "failing", ("cluster", "reachable"): "failing"}
+
+
+def test_report_starts_and_says_it_and_strict_refuses_with_the_same_words(
+    site: Any, topic: Callable[..., str], headrace: Any
+) -> None:
+    """In the details of readiness, in the log, and in the one paragraph of the refusal (decisions.md 15)."""
+    name = topic()
+    process = headrace(whole(site, name))
+    said = f"topic {name}: replication factor is 1"
+
+    def details() -> str:
+        services = site.ask(f"{process.url}/health/readiness").body["services"]
+        return str(services["durability"].get("reason"))
+
+    site.wait_until(lambda: said in details(), "the detail")
+    assert said in process.output
+    refused = headrace(whole(site, name, durability="strict"), wait=False)
+    site.wait_until(lambda: "durability is strict" in refused.output, "the refusal")
+    assert said in refused.output
+    site.wait_until(lambda: refused.exit_code == 1, "the exit code")

@@ -1,0 +1,124 @@
+"""What a cluster must hold, judged from what Kafka would say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from headrace.control.doctor import Durability, require
+from headrace.control.preconditions import Finding, Topic, judge_letters, judge_servers, judge_source, judge_topic
+from headrace.errors import EnvironmentProblem, KafkaUnavailable
+from headrace.kafka import PartitionInfo, TopicInfo
+from headrace.lifecycle import ManualClock
+
+DAY_MS = 86_400_000
+GOOD = {"min.insync.replicas": "2", "unclean.leader.election.enable": "false", "retention.ms": str(7 * DAY_MS)}
+
+
+def topic(name: str = "t", replicas: int = 3, in_sync: int = 3, **configs: str) -> Topic:
+    partitions = [PartitionInfo(0, 1, range(replicas), range(in_sync))]
+    return Topic(TopicInfo(name, partitions), GOOD | {key.replace("_", "."): value for key, value in configs.items()})
+
+
+def states(findings: Sequence[Finding]) -> dict[str, str]:
+    assert all(one.advice for one in findings if one.state != "ok"), "every problem says what to do"
+    return {one.check: one.state for one in findings if one.state != "ok"}
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (topic(), {}),
+        (topic(replicas=1, in_sync=1), {"replication factor": "failing", "min.insync.replicas": "warning"}),
+        (topic(min_insync_replicas="1"), {"min.insync.replicas": "failing"}),
+        (topic(min_insync_replicas="3"), {"min.insync.replicas": "warning"}),
+        (topic(unclean_leader_election_enable="true"), {"unclean leader election": "failing"}),
+        (topic(in_sync=2), {"in-sync replicas": "warning"}),
+    ],
+)
+def test_what_an_acknowledged_record_rests_on(found: Topic, expected: dict[str, str]) -> None:
+    """Three replicas, two of them in sync before an acknowledgement, and no leader that is behind."""
+    assert states(list(judge_topic(found))) == expected
+
+
+@pytest.mark.parametrize(
+    ("found", "forgotten_days", "expected"),
+    [
+        (topic(), 7, {}),
+        (topic(), 1, {"offsets.retention.minutes, t": "warning"}),
+        (topic(retention_ms="-1"), 6, {"offsets.retention.minutes, t": "warning"}),
+        (topic(retention_ms=str(2 * DAY_MS)), 2, {}),
+        (topic(retention_ms="3600000"), 7, {"retention": "failing"}),
+        (topic(cleanup_policy="compact", retention_ms="1"), 7, {}),
+        (topic(cleanup_policy="compact,delete", retention_ms="1"), 7, {"retention": "failing"}),
+        (topic(retention_bytes="1000"), 7, {"retention.bytes": "warning"}),
+    ],
+)
+def test_what_a_downtime_may_last(found: Topic, forgotten_days: int, expected: dict[str, str]) -> None:
+    """The records must be there still, and the group's place in them."""
+    assert states(list(judge_source(found, forgotten_days * DAY_MS, "g"))) == expected
+
+
+def test_dead_letters_wait_longer_than_their_origin() -> None:
+    """And none replaces another."""
+    assert states(list(judge_letters(topic(), topic()))) == {}
+    assert states(list(judge_letters(topic(), topic(retention_ms=str(8 * DAY_MS))))) == {
+        "retention of dead letters": "warning"
+    }
+    assert states(list(judge_letters(topic(cleanup_policy="compact"), topic()))) == {"cleanup.policy": "failing"}
+
+
+def test_one_bootstrap_server_is_a_warning() -> None:
+    """Nothing starts while it is down."""
+    assert judge_servers("a:9092").state == "warning"
+    assert judge_servers("a:9092,b:9092").state == "ok"
+
+
+BAD = Finding("topic t", "replication factor", "failing", "1", "give it 3 replicas")
+WARNED = Finding("cluster", "bootstrap servers", "warning", "1", "name two")
+FINE = Finding("cluster", "reachable", "ok", "3 brokers")
+
+
+def test_strict_names_everything_that_fails_and_what_to_do() -> None:
+    """Warnings alone refuse nothing."""
+
+    async def bad() -> Sequence[Finding]:
+        return [BAD, WARNED, FINE]
+
+    async def fair() -> Sequence[Finding]:
+        return [WARNED, FINE]
+
+    asyncio.run(require(fair))
+    with pytest.raises(EnvironmentProblem, match="1 preconditions do not hold: topic t: replication factor is 1: give"):
+        asyncio.run(require(bad))
+
+
+def test_report_says_each_thing_once_in_the_log_and_in_readiness(caplog: pytest.LogCaptureFixture) -> None:
+    """A broker that does not answer is asked again; what is mended is no longer told."""
+    answers: list[Sequence[Finding] | Exception] = [KafkaUnavailable("away"), [BAD, FINE], [BAD, WARNED], [FINE]]
+
+    async def ask() -> Sequence[Finding]:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def run() -> None:
+        clock = ManualClock()
+        service = Durability(ask, clock)
+        await service.start()
+        told = []
+        for seconds in (1, 2, 600, 600):
+            await clock.advance(seconds)
+            told.append(service.readiness())
+        assert all(readiness.ready for readiness in told)
+        assert [readiness.reason.count(" is ") for readiness in told] == [0, 1, 2, 0]
+        await service.stop()
+
+    asyncio.run(run())
+    assert [record.getMessage() for record in caplog.records] == [
+        "topic t: replication factor is 1: give it 3 replicas",
+        "cluster: bootstrap servers is 1: name two",
+    ]

@@ -18,12 +18,12 @@ _NAT64, _COMPATIBLE = ip_network("64:ff9b::/96"), ip_network("::/96")
 
 
 def forbidden_host(host: str) -> str:
-    """Return why an ASCII host of a URL must not be a backend, in words; empty when it may be one.
+    """Return why a host, as `urlsplit` gives it, must not be a backend, in words; empty when it may be one.
 
     Numbers in every notation that resolvers take (decimal, octal, hexadecimal, shortened) are read as what they mean.
     Any other name is looked at again when it has become an address: see `forbidden_address`.
     """
-    name = host.rstrip(".").lower()
+    name = host.rstrip(".")
     if name in _METADATA_NAMES:
         return f"{host} is a cloud's metadata service"
     try:

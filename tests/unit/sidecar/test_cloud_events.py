@@ -138,6 +138,18 @@ def test_an_event_without_a_usable_content_type_has_that_of_the_format(content_t
     assert request(sent)[1]["Content-Type"] == "application/json"
 
 
+def test_what_is_no_attribute_does_not_become_one() -> None:
+    """Names that CloudEvents does not know, and attributes without a value."""
+    assert event(record(None, [*as_binary(), ("ce_no name", b"1"), ("ce_Upper", b"1"), ("ce_empty", b"")])) == EVENT
+
+
+@pytest.mark.parametrize("write", [structured, batch])
+def test_data_that_is_not_the_json_it_says_is_not_sent(write: Any) -> None:
+    """It would break the request, and the other events in it."""
+    with pytest.raises(DecodeError):
+        write(stored(), DELIVERY, [record(b'1, "x": 2', as_binary())])
+
+
 @pytest.mark.parametrize("missing", ["ce_specversion", "ce_id", "ce_source", "ce_type"])
 def test_a_record_that_lacks_a_required_attribute_is_no_event(missing: str) -> None:
     """It is wrapped, and its headers go along."""

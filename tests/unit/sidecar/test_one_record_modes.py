@@ -100,6 +100,21 @@ def test_keys_are_written_by_their_format(key_format: str, key: bytes, expected:
     assert headers_of(record(key=key), stored(key_format))["X-Headrace-Key"] == expected
 
 
+class Decoded:
+    """Reads values that are JSON only when they are decoded, as those of a schema format."""
+
+    def decode(self, data: bytes | None) -> bytes | None:
+        return None if data is None else b'{"n":1}'
+
+
+def test_a_value_with_a_schema_is_sent_as_json() -> None:
+    """Its stored bytes mean nothing to who has no registry."""
+    read = Stored(CODECS.for_reading("string"), "string", Decoded(), "avro")  # type: ignore[arg-type]
+    body, lines = single(read, DELIVERY, [record(b"\x00\x00\x00\x00\x01\x02")])
+    assert (body, dict(lines)["Content-Type"]) == (b'{"n":1}', "application/json")
+    assert single(read, DELIVERY, [record(None)])[0] == b""
+
+
 @pytest.mark.parametrize("sent", [record(b"{"), record(b""), record(b"\xff"), record(key=b"\xff")])
 @pytest.mark.parametrize("write", [single, structured, binary])
 def test_what_does_not_fit_its_format_is_not_sent(sent: Record, write: Any) -> None:
@@ -118,7 +133,7 @@ def test_any_record_makes_a_sound_request(
 ) -> None:
     """Line breaks, zeros and whatever else of a record never reach a header as they are; no byte gets lost."""
     ids = [("X-Correlation-Id", b"\r\nEvil: 1"), ("X-Traceability-Id", b"\xff\x00"), ("traceparent", PARENT + b"\r\n")]
-    for own in (headers, [*ids, *headers]):
+    for own in (headers, [*ids, *headers], [("\x7f\r\n", b"")]):
         found = headers_of(record(value, key, own), stored("binary", "binary"), write)
         pairs = json.loads(found.get("X-Headrace-Headers", "[]"))
         assert [(name, None if data is None else base64.b64decode(data)) for name, data in pairs] == own
@@ -128,6 +143,7 @@ def test_the_ids_of_the_record_go_on_as_ids_of_the_request() -> None:
     """Correlation and traceability in any case, and what was not plain can be read back."""
     sent = record(headers=[("x-correlation-id", b"c 1"), ("X-Traceability-Id", b"t-\xff")])
     found = headers_of(sent)
+    assert headers_of(record(headers=[("a", b"")]))["X-Correlation-Id"] == "g:orders:3:7"
     assert found["X-Correlation-Id"] == "c%201"
     assert unquote_to_bytes(found["X-Traceability-Id"]) == b"t-\xff"
 
@@ -138,7 +154,9 @@ def test_the_trace_goes_on(write: Any) -> None:
     state = b"vendor=a b,other=1"
     found = headers_of(record(headers=[("traceparent", PARENT), ("tracestate", state)]), write=write)
     assert (found["traceparent"], found["tracestate"]) == (PARENT.decode(), state.decode())
-    assert "tracestate" not in headers_of(record(headers=[("traceparent", PARENT), ("tracestate", b"\n")]), write=write)
+    assert "tracestate" not in headers_of(
+        record(headers=[("traceparent", PARENT), ("tracestate", b"a=1\nb")]), write=write
+    )
 
 
 @pytest.mark.parametrize(

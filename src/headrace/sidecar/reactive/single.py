@@ -74,7 +74,7 @@ def safe(text: str | bytes) -> str:
 def headers_text(headers: Sequence[Header]) -> str:
     """Return record headers as ASCII: a JSON array of [name, base64 or null] in their order."""
     pairs = [(name, None if data is None else base64.b64encode(data).decode()) for name, data in headers]
-    return json.dumps(pairs, separators=(",", ":")).replace("\x7f", "\\u007f")
+    return json.dumps(pairs, separators=(",", ":"))
 
 
 def trace_of(found: dict[str, bytes]) -> dict[str, str]:

@@ -36,7 +36,8 @@ POINTS = sorted(
 )
 AT_ONCE = 6
 PARTITIONS = 4
-SESSION_MS = 2000
+SHORT_SESSION = {"session.timeout.ms": 3000, "heartbeat.interval.ms": 500}
+"""For those who wait until a peer takes over; whoever only stands still for a moment must not lose its session."""
 
 
 def luck(*what: object) -> float:
@@ -102,6 +103,7 @@ class Scene:
         self.admin = Admin(self.kafka)
         self.written = self.dead_letters = 0
         self.faults: list[Fault] = []
+        self.properties: dict[str, int] = given.get("properties", {})
         self.settings: dict[str, Any] = {
             "ordering": "key",
             "batch": {"max_records": 20},
@@ -116,10 +118,7 @@ class Scene:
     def config(self) -> dict[str, Any]:
         """The configuration of a process of the group."""
         return {
-            "kafka": {
-                "bootstrap_servers": self.cluster.bootstrap_servers,
-                "properties": {"session.timeout.ms": SESSION_MS, "heartbeat.interval.ms": 300},
-            },
+            "kafka": {"bootstrap_servers": self.cluster.bootstrap_servers, "properties": self.properties},
             "reactive_consumers": {"push": self.consumer},
         }
 
@@ -210,9 +209,10 @@ def scene(kafka: Any, topic: Any, headrace: Any, tmp_path: Path) -> Iterator[Sce
     made.backend.stop()
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(500)
 def test_headrace_is_killed_while_it_pushes_to_a_hostile_backend(scene: Scene) -> None:
     """Three times kill -9 (row A1): nothing lost or skipped, order by key, no repeat of what a commit had ended."""
+    scene.properties = SHORT_SESSION
     scene.backend.answer = Hostile(seed=1)
     process = scene.run()
     for _ in range(3):
@@ -245,7 +245,7 @@ def crash_at(scene: Scene, point: str) -> Callable[[], None]:
     return lead
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(500)
 def test_a_crash_at_any_point_costs_repeats_only(kafka: Any, headrace: Any, tmp_path: Path) -> None:
     """Every failpoint is hit once (rows A8, A9); a process that comes later finishes the work of all."""
     backend = RecordingBackend(journal=tmp_path / "journal")
@@ -263,7 +263,7 @@ def test_a_crash_at_any_point_costs_repeats_only(kafka: Any, headrace: Any, tmp_
     backend.start()
     scenes: dict[str, Scene] = {}
     for point in POINTS:
-        scenes[point] = Scene(kafka, headrace, tmp_path, backend=backend, partitions=1)
+        scenes[point] = Scene(kafka, headrace, tmp_path, backend=backend, partitions=1, properties=SHORT_SESSION)
         scenes[point].settings.update(batch={"max_records": 4}, ordering="partition")
         scenes[point].settings["retry"] = {"attempts": 2, "first_delay_seconds": 0.05, "max_delay_seconds": 0.1}
     write(
@@ -282,7 +282,7 @@ def test_a_crash_at_any_point_costs_repeats_only(kafka: Any, headrace: Any, tmp_
     backend.stop()
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(500)
 @pytest.mark.parametrize(
     "point",
     [
@@ -293,6 +293,7 @@ def test_a_crash_at_any_point_costs_repeats_only(kafka: Any, headrace: Any, tmp_
 )
 def test_a_frozen_process_comes_back_as_nobody(scene: Scene, point: str) -> None:
     """It stands still beyond its session and a peer takes over (row A7); what it then still says counts for nothing."""
+    scene.properties = SHORT_SESSION
     scene.backend.answer = Hostile(seed=2)
     scene.write(400)
     frozen = scene.run(f"{point}=stop@3", wait=False)
@@ -310,7 +311,7 @@ def test_a_frozen_process_comes_back_as_nobody(scene: Scene, point: str) -> None
     assert (frozen.terminate(), peer.terminate()) == (0, 0)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(500)
 def test_a_backend_that_fails_costs_attempts_and_nothing_else(scene: Scene) -> None:
     """It answers 500 to all, then to a fifth (row E1): every record ends, after five attempts as a dead letter."""
     outage = iter(range(15))
@@ -330,7 +331,7 @@ def test_a_backend_that_fails_costs_attempts_and_nothing_else(scene: Scene) -> N
     assert process.terminate() == 0
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(500)
 def test_a_backend_that_is_away_costs_nothing(scene: Scene) -> None:
     """Connections are refused, then it is back (row E2): no dead letters, and every record is delivered once."""
     scene.backend.stop()
@@ -345,9 +346,10 @@ def test_a_backend_that_is_away_costs_nothing(scene: Scene) -> None:
     assert process.terminate() == 0
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(500)
 def test_without_order_a_crash_repeats_only_what_was_open(scene: Scene) -> None:
     """A hundred single records at a time, each as slow as it likes (row E8): the offset map tells what had ended."""
+    scene.properties = SHORT_SESSION
     scene.backend.answer = lambda request: Answer(delay_seconds=luck(request.body[0]["deliveryId"]) / 200)
     scene.settings.update(ordering="none", batch={"max_records": 1}, max_in_flight=100)
     scene.write(800)
@@ -361,7 +363,7 @@ def test_without_order_a_crash_repeats_only_what_was_open(scene: Scene) -> None:
     assert process.terminate() == 0
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(500)
 def test_a_key_that_stands_still_holds_nobody_else(scene: Scene) -> None:
     """One key is never answered (row E9): all others end meanwhile, and then it does, in its order."""
     slow = "k1"
@@ -402,7 +404,7 @@ spec:
 """
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(500)
 def test_a_worker_that_dies_while_handling_moves_no_partition(
     scene: Scene, topic: Callable[..., str], headrace: Any, tmp_path: Path, bed: Any
 ) -> None:
@@ -476,9 +478,10 @@ def take_turns(scene: Scene, changes: int, pause: Callable[[], None]) -> None:
     assert [process.terminate() for process in processes] == [0, 0]
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(500)
 def test_two_processes_take_turns(scene: Scene) -> None:
     """Three changes at 2,000 records a second: nothing lost or skipped, order by key, no commit too early or back."""
+    scene.properties = SHORT_SESSION
     scene.backend.answer = Hostile(seed=3, delay_seconds=0, poison=0.2, flaky=1)
     take_turns(scene, 3, lambda: scene.wait_handled(scene.backend.accepted_records + 3000))
 
@@ -487,5 +490,6 @@ def test_two_processes_take_turns(scene: Scene) -> None:
 @pytest.mark.timeout(1200)
 def test_two_processes_take_turns_for_ten_minutes(scene: Scene) -> None:
     """The same for ten minutes, with a change every 20 seconds."""
+    scene.properties = SHORT_SESSION
     scene.backend.answer = Hostile(seed=4, delay_seconds=0, poison=0.2, flaky=1)
     take_turns(scene, 28, lambda: time.sleep(20))

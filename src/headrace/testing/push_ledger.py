@@ -191,7 +191,8 @@ def _running_latest(times: Iterable[float]) -> list[float]:
 def _repeats(run: Pushed, claims: Mapping[int, float], faults: Sequence[Fault]) -> Said:
     """Whatever comes after an attempt that ended it, even if that is still under way, is one too many."""
     came = [(attempt.at, attempt.offset, attempt.ended_at < _NEVER) for attempt in run.attempts]
-    came += [(letter.timestamp_ms / 1000, origin.offset, True) for letter, origin in _origins(run)]
+    # An attempt and the letter that follows from it may lie within the same millisecond.
+    came += [(letter.timestamp_ms / 1000 + _TICK_SECONDS, origin.offset, True) for letter, origin in _origins(run)]
     first: dict[int, float] = {}
     counts = [0] * len(faults)
     for at, offset, ended in sorted(came):

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from headrace.app.retry_path import RetryPath
 from headrace.app.topics_of_ours import fits_of
 from headrace.config.backend import BackendConfig
 from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl, ReactiveConsumerConfig
@@ -14,7 +15,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.model import HeadraceConfig
 from headrace.config.retry import DeadLetterConfig
 from headrace.delivery.dead_letter import DeadLetterTopic
-from headrace.delivery.protocols import Destination
+from headrace.delivery.protocols import DeadLetterWriter, Destination
 from headrace.delivery.pump import Pump
 from headrace.formats.codecs import Codecs
 from headrace.formats.registry import SchemaRegistry
@@ -102,14 +103,31 @@ class WaysIn:
         tls = [BackendTlsFiles(f"{name} backend.tls", backend.tls, self.clock)] if backend.secure else []
         context = tls[0].context if tls else None
         destination = HttpDestination(f"{name} backend", backend, reactive.retry, stored, self.clock, context)
-        pump = self._pump(name, reactive.group, destination, reactive.topics, reactive.dead_letter, reactive)
+        letters = self._letters(reactive.dead_letter, reactive.topics)
         fits = fits_of(reactive, self.config, self._specs)
         policy = ReadPolicy(reactive.auto_offset_reset, reactive.on_gap, fits is not None, reactive.consumer)
         for warning in reactive.warnings(self.config.kafka.properties):
             log.warning("%s: %s", name, warning)
+        if reactive.retry.tiers:
+            path = RetryPath(self, name, reactive, destination, letters)
+            pump = self._pump(name, reactive.group, path.destination, path.writer, reactive)
+            *retries, again = self._retries(f"{name} retries", path, reactive, pump)
+            retries.append(self._held(again, destination, backend))
+        else:
+            retries, pump = [], self._pump(name, reactive.group, destination, letters, reactive)
         consumer = self._consumer(name, pump, self.config.kafka, reactive.topics, policy, reactive.flow)
         watch = self._subscription(name, consumer, self.admin, reactive.topics, fits)
-        return [*tls, destination, pump, self._held(consumer, destination, backend), watch]
+        held = self._held(consumer, destination, backend)
+        return [*tls, destination, *retries, pump, held, watch]
+
+    def _retries(self, name: str, path: RetryPath, reactive: ReactiveConsumerConfig, beside: Pump) -> list[Service]:
+        if self.config.kafka.create_topics:
+            self.wanted_topics.update(dict.fromkeys(path.topics, path.source))
+        pump = path.pump(beside)
+        self._watch(name, pump)
+        policy = ReadPolicy("earliest", reactive.on_gap, member=reactive.consumer)
+        consumer = self._consumer(name, pump, self.config.kafka, path.topics, policy, reactive.flow)
+        return [*([path.followed] if path.followed else ()), pump, consumer]
 
     def _held(self, consumer: Service, destination: HttpDestination, backend: BackendConfig) -> Service:
         return AfterHealth(consumer, destination.client, backend.health, self.clock) if backend.health else consumer
@@ -140,7 +158,8 @@ class WaysIn:
             max_in_flight=_FUNCTION_IN_FLIGHT,
             ordering=trigger.ordering,
         )
-        pump = self._pump(workers.name, trigger.group, destination, trigger.topics, trigger.dead_letter, delivery)
+        letters = self._letters(trigger.dead_letter, trigger.topics)
+        pump = self._pump(workers.name, trigger.group, destination, letters, delivery)
         kafka, admin = self.config.kafka, self.admin
         if trigger.brokers:
             kafka = kafka.model_copy(update={"bootstrap_servers": ",".join(trigger.brokers)})
@@ -160,27 +179,32 @@ class WaysIn:
             self.metrics.watch_deliveries(f"{run.name} {flow}", functools.partial(run.counts, flow))
         return run
 
+    def _letters(self, dead_letter: DeadLetterConfig, topics: Sequence[str]) -> DeadLetterTopic | None:
+        if not dead_letter.enabled:
+            return None
+        creates = self.config.kafka.create_topics
+        letters = DeadLetterTopic(
+            dead_letter.topic, self.inner_producer.produce, self.admin.ensure_topic_like if creates else None
+        )
+        if creates:
+            self.wanted_topics.update({letters.topic_for(topic): topic for topic in topics})
+        return letters
+
     def _pump(
         self,
         name: str,
         group: str,
         destination: Destination,
-        topics: Sequence[str],
-        dead_letter: DeadLetterConfig,
+        letters: DeadLetterWriter | None,
         delivery: DeliveryConfig,
     ) -> Pump:
-        letters = None
-        if dead_letter.enabled:
-            creates = self.config.kafka.create_topics
-            letters = DeadLetterTopic(
-                dead_letter.topic, self.inner_producer.produce, self.admin.ensure_topic_like if creates else None
-            )
-            if creates:
-                self.wanted_topics.update({letters.topic_for(topic): topic for topic in topics})
-        self.groups.append(group)
         pump = Pump(f"{name} delivery", group, destination, letters, delivery=delivery, clock=self.clock)
-        self.metrics.watch_deliveries(name, pump.counts.read)
+        self._watch(name, pump)
         return pump
+
+    def _watch(self, name: str, pump: Pump) -> None:
+        self.groups.append(pump.group)
+        self.metrics.watch_deliveries(name, pump.counts.read)
 
     def _consumer(
         self,

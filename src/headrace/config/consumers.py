@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -98,9 +99,23 @@ class ReactiveConsumerConfig(DeliveryConfig):
             if self.dead_letter.enabled and letters in self.topics:
                 raise ValueError(f"dead_letter.topic is {letters}, which is consumed here too: name another topic")
         self._fit_mode()
+        self._fit_tiers()
         if self.batch.max_records > self.flow.max_records or self.batch.max_bytes > self.flow.max_bytes:
             raise ValueError("batch is larger than flow, which bounds memory: lower batch or raise flow")
         return self
+
+    def _fit_tiers(self) -> None:
+        """Refuse what retry tiers cannot keep."""
+        if self.retry.keep_key_order and (self.ordering != "key" or self.null_keys == "ordered"):
+            raise ValueError(
+                f"retry.keep_key_order does not go with ordering: {self.ordering} and null_keys: {self.null_keys}: it "
+                "keeps the order of keys, so write ordering: key and null_keys: unordered"
+            )
+        if self.retry.tiers and not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", self.group):
+            raise ValueError(
+                f"group is {self.group!r}, and retry tiers are topics named after it: use up to 200 letters, digits, "
+                "dots, underscores and hyphens"
+            )
 
     def warnings(self, shared: Mapping[str, object]) -> list[str]:
         """Return what is allowed and probably not meant, given the properties of every client."""

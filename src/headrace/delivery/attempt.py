@@ -121,7 +121,7 @@ class Attempts:
             return None
         if outcomes.count(ACK) == len(batch.records):
             rules.breaker.answered(ticket, len(batch.records))
-            lane.moves()
+            lane.went_well(batch)
             return self._end(lane, batch.records)
         return await self._settle(lane, batch, ticket, outcomes)
 

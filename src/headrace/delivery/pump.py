@@ -14,6 +14,7 @@ from headrace.delivery.breaker import Breaker
 from headrace.delivery.dispatcher import Dispatcher
 from headrace.delivery.lane import Lane
 from headrace.delivery.protocols import DeadLetterWriter, Destination, Source, Waiting
+from headrace.delivery.tiers import waiting_of
 from headrace.lifecycle import Clock, Deadline, Readiness, Service
 from headrace.lifecycle.failpoints import reach
 from headrace.lifecycle.queues import register_gauge, unregister_gauge
@@ -41,8 +42,20 @@ class Pump(Service):
         delivery: DeliveryConfig,
         clock: Clock,
         chance: Random | None = None,
-        waiting: Callable[[Record], Waiting] | None = None,
+        retries_of: Pump | None = None,
     ) -> None:
+        """Prepare.
+
+        Args:
+            name: Name of the service.
+            group: The consumer group.
+            destination: Where records are delivered.
+            dead_letters: Where those go that failed; without it their partition stands still.
+            delivery: Order, portions, attempts.
+            clock: Time.
+            chance: Jitter of pauses.
+            retries_of: The pump that delivers to the same destination, if this one delivers from its retry tiers.
+        """
         super().__init__(name)
         self.group = group
         self.destination = destination
@@ -53,11 +66,16 @@ class Pump(Service):
         self.retry = delivery.retry
         self.clock = clock
         self.chance = chance or Random()
-        self.waiting = waiting
+        self.waiting: Callable[[Record], Waiting] | None = waiting_of if retries_of else None
         self.counts = Counts()
         self.source: Source | None = None
         self._lanes: dict[TopicPartition, Lane] = {}
-        self.breaker = Breaker(name, delivery, clock, self.chance, self.later, self._begin)
+        self.breaker: Breaker
+        if retries_of:
+            self.breaker = retries_of.breaker
+            self.breaker.share(self._begin)
+        else:
+            self.breaker = Breaker(name, delivery, clock, self.chance, self.later, self._begin)
         attempts = Attempts(self, self._ended)
         self._dispatcher = Dispatcher(self.breaker, self._lanes, attempts.make, self.spawn)
         self._dirty: set[TopicPartition] = set()

@@ -1,0 +1,145 @@
+"""Delayed retries on a real broker: to success, to the dead letter topic, over a restart, and in the order of keys."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headrace.control.lag import lag_of
+from headrace.delivery.tiers import waiting_of
+from headrace.records import OutgoingRecord
+from headrace.testing import Answer, HeadraceProcess
+
+
+@pytest.fixture
+def push(site: Any, headrace: Any, backend: Any) -> Callable[..., HeadraceProcess]:
+    """Start a process with retry tiers: `push(topic, retry, **settings of the consumer)`."""
+
+    def start(topic: str, retry: dict[str, Any], **settings: Any) -> HeadraceProcess:
+        consumer = {
+            "topics": [topic],
+            "group": f"{topic}-push",
+            "backend": {"url": backend.url},
+            "retry": {"attempts": 1, "first_delay_seconds": 0.05, "max_delay_seconds": 0.2, **retry},
+            **settings,
+        }
+        return headrace({**site.config, "reactive_consumers": {"push": consumer}})
+
+    return start
+
+
+def fail(backend: Any, fails: Callable[[dict[str, Any]], bool]) -> None:
+    """Have the backend answer that it did not process some records."""
+    backend.answer = Answer(fails=fails)
+
+
+def seen(backend: Any, number: int) -> list[dict[str, Any]]:
+    """Return the deliveries of one record, in their order."""
+    return [record for record in backend.records if record["value"]["n"] == number]
+
+
+def write(site: Any, topic: str, key: bytes, *numbers: int) -> None:
+    site.write(topic, *(OutgoingRecord(topic, key, b'{"n":%d}' % n, [("own", b"x"), ("own", b"y")]) for n in numbers))
+
+
+def test_a_failed_record_comes_back_from_its_tiers_as_it_was(site: Any, topic: Any, push: Any, backend: Any) -> None:
+    """Each delivery has the same identity, and the next attempt."""
+    name = topic()
+    fail(backend, lambda entry: entry["value"]["n"] == 1 and entry["attempt"] < 3)
+    push(name, {"tiers": [1, 2]})
+    write(site, name, b"k", 0, 1, 2)
+    backend.wait_for(lambda b: len(b.accepted) == 3)
+    deliveries = seen(backend, 1)
+    assert [delivery.pop("attempt") for delivery in deliveries] == [1, 2, 3]
+    assert all(delivery.pop("epoch") for delivery in deliveries)
+    assert deliveries[0] == deliveries[1] == deliveries[2]
+    assert (deliveries[0]["topic"], deliveries[0]["offset"]) == (name, 1)
+    group = f"{name}-push"
+    site.wait_committed(group, name, 3)
+    for tier in (f"{group}.retry.1s", f"{group}.retry.2s"):
+        (record,) = site.records(tier)
+        assert (record.key, record.value, record.headers[:2]) == (b"k", b'{"n":1}', [("own", b"x"), ("own", b"y")])
+        site.wait_committed(f"{group}.retry", tier, 1)
+
+
+def test_after_the_last_tier_comes_the_dead_letter_topic(site: Any, topic: Any, push: Any, backend: Any) -> None:
+    """A dead letter tells the history of the record from its origin on, and nothing of the tiers."""
+    name = topic()
+    fail(backend, lambda entry: entry["value"]["n"] == 1)
+    process = push(name, {"attempts": 2, "tiers": [1, 2]})
+    write(site, name, b"k", 0, 1, 2)
+    group = f"{name}-push"
+    site.wait_committed(f"{group}.retry", f"{group}.retry.2s", 1)
+    (letter,) = site.records(f"{name}.dlq")
+    headers = dict(letter.headers)
+    assert letter.headers[:2] == [("own", b"x"), ("own", b"y")]
+    assert (letter.key, letter.value) == (b"k", b'{"n":1}')
+    assert [headers[f"headrace.dlq.{part}"] for part in ("topic", "offset", "group", "attempts")] == [
+        name.encode(),
+        b"1",
+        group.encode(),
+        b"4",
+    ]
+    assert headers["headrace.dlq.first_failure"] < headers["headrace.dlq.last_failure"]
+    assert not [header for header in headers if header.startswith("headrace.retry.")]
+    metrics = site.ask(f"{process.url}/metrics").body
+    assert 'outcome="delayed",path="reactive push"} 1.0' in metrics
+    assert 'outcome="dead_letters",path="reactive push retries"} 1.0' in metrics
+
+
+def test_what_waits_survives_a_restart_and_keeps_its_time(site: Any, topic: Any, push: Any, backend: Any) -> None:
+    """The process that was to deliver it is gone; the next one does, when the record says, with the next attempt."""
+    name = topic()
+    fail(backend, lambda entry: entry["attempt"] == 1)
+    process = push(name, {"tiers": [5]})
+    write(site, name, b"k", 0)
+    group = f"{name}-push"
+    site.wait_committed(group, name, 1)
+    process.kill()
+    (waiting,) = site.records(f"{group}.retry.5s")
+    push(name, {"tiers": [5]})
+    backend.wait_for(lambda b: b.accepted)
+    site.wait_committed(f"{group}.retry", f"{group}.retry.5s", 1)
+    assert {record["attempt"] for record in seen(backend, 0)} == {1, 2}
+    assert waiting_of(waiting).due > waiting.timestamp_ms / 1000
+
+
+def test_keys_keep_their_order_when_who_holds_their_records_is_killed(
+    site: Any, topic: Any, push: Any, backend: Any
+) -> None:
+    """Two processes; a key waits in the tier, others go on; one process dies, more records come; none overtakes."""
+    name = topic(2)
+    fail(backend, lambda entry: entry["value"]["n"] == 0 and entry["attempt"] <= 3)
+    settings = {"ordering": "key", "batch": {"max_records": 4}}
+    retry = {"attempts": 3, "tiers": [4], "keep_key_order": True}
+    first, _second = push(name, retry, **settings), push(name, retry, **settings)
+    write(site, name, b"a", *range(4))
+    write(site, name, b"b", *range(100, 104))
+    group = f"{name}-push"
+    site.wait_until(lambda: len(site.records(f"{group}.retry.4s")) >= 4, "records of the key to wait")
+    first.kill()
+    write(site, name, b"a", *range(4, 8))
+    push(name, retry, **settings)
+    wanted = {*range(8), *range(100, 104)}
+    backend.wait_for(lambda b: {record["value"]["n"] for record in b.accepted} == wanted, 90)
+    site.wait_until(lambda: not waiting_in(site, group), "no key to wait")
+    for each in (group, f"{group}.retry"):
+        site.wait_until(lambda each=each: not lag_in(site, each), f"{each} to have no lag")
+    order = [record["value"]["n"] for record in backend.accepted if record["key"] == "a"]
+    assert all(later <= earlier + 1 for earlier, later in zip([-1, *order], order, strict=False)), order
+    assert order[-1] == 7
+
+
+def lag_in(site: Any, group: str) -> int:
+    """Return how many records a group has not ended."""
+    return sum(partition.lag for partition in asyncio.run(lag_of(site.admin, group)))
+
+
+def waiting_in(site: Any, group: str) -> list[Any]:
+    """Return the parked keys of a group."""
+    entries = {record.key: record.value for record in site.records(f"_headrace-{group}.parked")}
+    return [json.loads(place) for place, value in entries.items() if value is not None]

@@ -1,0 +1,358 @@
+"""Retry tiers and parked keys under crashes at every write, against the plainest model of what was promised.
+
+Two processes: one reads the topic, the other the tiers; each knows the parked keys only by reading their topic, late.
+Either may be killed before or after any write, hand its partition on, or find the destination down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from random import Random
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from headrace.config.consumers import BatchConfig, DeliveryConfig
+from headrace.config.retry import RetryConfig
+from headrace.delivery.parked import KeyOrder, ParkedKeys
+from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict
+from headrace.delivery.pump import Pump
+from headrace.delivery.tiers import TierDestination, Tiers, topics_of, waiting_of
+from headrace.errors import DestinationUnavailable
+from headrace.lifecycle import Deadline, ManualClock
+from headrace.records import Committed, OutgoingRecord, Produced, Record, TopicPartition
+
+SOURCE, PARKED, GROUP = "t", "parked", "g"
+PLANS = [0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 99]
+"""How often a record fails before it is taken; 99 is for ever."""
+KEYS = [b"a", b"b", None]
+
+
+class World:
+    """Kafka, a destination and a dead letter topic, in memory, and the two processes."""
+
+    def __init__(self, tiers: list[int], keep: bool, ordering: str) -> None:
+        self.clock = ManualClock()
+        self.retry = RetryConfig(
+            attempts=2, first_delay_seconds=1, max_delay_seconds=2, tiers=tiers, keep_key_order=keep
+        )
+        self.ordering = ordering
+        self.tiers = topics_of(GROUP, self.retry)
+        self.logs: dict[str, list[Record]] = {SOURCE: [], PARKED: [], **{tier: [] for tier in self.tiers}}
+        self.committed: dict[TopicPartition, Committed] = {}
+        self.plans: dict[int, int] = {}
+        self.failures: dict[int, int] = defaultdict(int)
+        self.ended: list[Record] = []
+        """Records of the source in the order they were taken, or became dead letters."""
+        self.letters: list[DeadLetter] = []
+        self.down = False
+        self.epochs = 0
+        self.wrong: list[str] = []
+        self.processes = {name: Process(self, name) for name in ("source", "tiers")}
+
+    async def start(self) -> None:
+        for process in self.processes.values():
+            await process.start()
+
+    def append(self, record: OutgoingRecord) -> Produced:
+        log = self.logs[record.topic]
+        headers = record.headers or []
+        log.append(Record(record.topic, 0, len(log), int(self.clock.time()), record.key, record.value, lambda: headers))
+        for process in self.processes.values():
+            process.news.set()
+        return Produced(0, len(log) - 1)
+
+    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+        if self.down:
+            raise DestinationUnavailable("down")
+        outcomes = []
+        for record in delivery.records:
+            as_it_was = _text_of(record) == _text_of(self.logs[SOURCE][record.offset])
+            if not as_it_was or delivery.partition != (SOURCE, 0) or delivery.group != GROUP:
+                self.wrong.append(f"{record} is not as it was")
+            self.failures[record.offset] += 1
+            if self.failures[record.offset] > self.plans[record.offset]:
+                self._end(record)
+                outcomes.append(ACK)
+            else:
+                outcomes.append(Outcome(Verdict.RETRY, "E", "again"))
+        return outcomes
+
+    async def write(self, letters: Sequence[DeadLetter]) -> None:
+        for letter in letters:
+            self.letters.append(letter)
+            self._end(letter.record)
+
+    def _end(self, record: Record) -> None:
+        if self.retry.keep_key_order and record.key is not None:
+            places = [other.offset for other in self.logs[SOURCE] if other.key == record.key]
+            before = [other.offset for other in self.ended if other.key == record.key]
+            latest = places.index(before[-1]) if before else -1
+            if places.index(record.offset) > latest + 1:
+                self.wrong.append(f"key {record.key!r}: {record.offset} ended after {before}")
+        self.ended.append(record)
+
+    def is_safe(self, record: Record) -> bool:
+        """Whether a record has ended or lies somewhere behind the place it is committed at."""
+        origin = waiting_of(record).origin.offset
+        if any(other.offset == origin for other in self.ended):
+            return True
+        later = self.tiers if record.topic == SOURCE else self.tiers[self.tiers.index(record.topic) + 1 :]
+        return any(waiting_of(other).origin.offset == origin for tier in later for other in self.logs[tier])
+
+
+class Process:
+    """One pump and what it knows; the source of its pump."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.dead = False
+        self.dies_in: tuple[int, bool] | None = None
+        """After so many writes, before or after the last of them lies in the log."""
+        self.topics = [SOURCE] if name == "source" else world.tiers
+        retry = world.retry
+        self.parked = ParkedKeys(PARKED, self.produce, self.end_of_topic) if retry.keep_key_order else None
+        writer = Tiers(GROUP, retry, self.produce, world.clock, dead_letters=self, parked=self.parked)
+        if name == "source":
+            destination = KeyOrder(self, self.parked, writer.write) if self.parked else self
+        else:
+            destination = TierDestination(self, writer)
+            retry = retry.model_copy(update={"attempts": 4}) if retry.keep_key_order else retry
+        # Its own breaker, as in a process that reads nothing but tiers.
+        beside = Pump("unused", GROUP, self, None, delivery=DeliveryConfig(), clock=world.clock, chance=Random(1))
+        config = DeliveryConfig(
+            ordering=world.ordering if name == "source" else "key" if self.parked else "none",  # type: ignore[arg-type]
+            batch=BatchConfig(max_records=3 if name == "source" else 1),
+            retry=retry,
+            max_in_flight=3,
+        )
+        self.pump = Pump(
+            name,
+            GROUP if name == "source" else f"{GROUP}.retry",
+            destination,  # type: ignore[arg-type]
+            writer,
+            delivery=config,
+            clock=world.clock,
+            chance=Random(1),
+            retries_of=beside if name == "tiers" else None,
+        )
+        self.pump.source = self
+        self.position: dict[str, int] = {}
+        self.read_up_to = 0
+        self.news = asyncio.Event()
+
+    async def start(self) -> None:
+        await self.pump.start()
+        if self.parked:
+            self.pump.spawn(self._follow(), "follow")
+        for topic in self.topics:
+            self.assign(topic)
+
+    def assign(self, topic: str) -> None:
+        self.world.epochs += 1
+        place = TopicPartition(topic, 0)
+        committed = self.world.committed.get(place)
+        self.position[topic] = committed.offset if committed else 0
+        self.pump.on_assigned({place: self.world.epochs}, {place: committed} if committed else {})
+
+    def fetch(self) -> None:
+        for topic in self.topics:
+            news = self.world.logs[topic][self.position[topic] :]
+            lane = self.pump.lanes.get(TopicPartition(topic, 0))
+            if news and lane and not self.dead:
+                self.position[topic] += len(news)
+                self.pump.on_records(lane.partition, lane.tracker.epoch, news)
+
+    async def _follow(self) -> None:
+        chance = Random(3)
+        assert self.parked
+        while True:
+            await self.world.clock.sleep(chance.choice([0.0, 0.3, 2.0]))
+            self.news.clear()
+            log = self.world.logs[PARKED]
+            news, self.read_up_to = log[self.read_up_to :], len(log)
+            self.parked.read(news, self.read_up_to)
+            await self.news.wait()
+
+    async def end_of_topic(self) -> int:
+        return len(self.world.logs[PARKED])
+
+    async def produce(self, records: Sequence[OutgoingRecord]) -> list[Produced]:
+        written = []
+        for record in records:
+            await self._step(lambda record=record: written.append(self.world.append(record)))  # type: ignore[misc]
+        return written
+
+    async def write(self, letters: Sequence[DeadLetter]) -> None:
+        await self._alive()
+        await self.world.write(letters)
+
+    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+        await self.world.clock.sleep(0.01)
+        await self._alive()
+        return await self.world.deliver(delivery)
+
+    async def _step(self, write: object) -> None:
+        await self.world.clock.sleep(0.01)
+        await self._alive()
+        left, before = self.dies_in or (0, False)
+        if left:
+            self.dies_in = (left - 1, before)
+            self.dead = left == 1
+        if not (self.dead and before):
+            write()  # type: ignore[operator]
+        await self._alive()
+
+    async def _alive(self) -> None:
+        if self.dead:
+            await asyncio.Event().wait()
+
+    def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None:
+        pass
+
+    def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
+        if self.dead:
+            return
+        for partition, committed in offsets.items():
+            for record in self.world.logs[partition.topic][: committed.offset]:
+                if not self.world.is_safe(record):
+                    self.world.wrong.append(
+                        f"{committed.offset} of {partition} is committed, {record.offset} is nowhere"
+                    )
+        self.world.committed.update(offsets)
+
+
+def _text_of(record: Record) -> tuple[object, ...]:
+    return (*record.topic_partition, record.offset, record.timestamp_ms, record.key, record.value, *record.headers)
+
+
+class TierMachine(RuleBasedStateMachine):
+    """Drives a world."""
+
+    @initialize(
+        how=st.sampled_from(
+            [([5], True, "key"), ([5], True, "key"), ([3, 9], False, "none"), ([5], False, "partition")]
+        )
+    )
+    def open(self, how: tuple[list[int], bool, str]) -> None:
+        self.runner = asyncio.Runner()
+        self.runner.run(self._open(*how))
+
+    async def _open(self, tiers: list[int], keep: bool, ordering: str) -> None:
+        self.world = World(tiers, keep, ordering)
+        await self.world.start()
+
+    @rule(seed=st.integers(0, 2**32), count=st.integers(1, 6))
+    def arrive(self, seed: int, count: int) -> None:
+        chance, world = Random(seed), self.world
+        for _ in range(count):
+            world.plans[len(world.logs[SOURCE])] = chance.choice(PLANS)
+            world.append(OutgoingRecord(SOURCE, chance.choice(KEYS), b"v", [("own", b"\x00")]))
+        self._pass(0.05)
+
+    @rule(seconds=st.sampled_from([0.1, 1, 3, 10]))
+    def pass_time(self, seconds: float) -> None:
+        self._pass(seconds)
+
+    @rule(name=st.sampled_from(["source", "tiers"]), writes=st.integers(1, 5), before=st.booleans())
+    def doom(self, name: str, writes: int, before: bool) -> None:
+        self.world.processes[name].dies_in = (writes, before)
+
+    @rule(name=st.sampled_from(["source", "tiers"]))
+    def kill(self, name: str) -> None:
+        self.world.processes[name].dead = True
+        self._pass(0.0)
+
+    @rule(name=st.sampled_from(["source", "tiers"]))
+    def hand_over(self, name: str) -> None:
+        self.runner.run(self._hand_over(name))
+
+    async def _hand_over(self, name: str) -> None:
+        process = self.world.processes[name]
+        places = [TopicPartition(topic, 0) for topic in process.topics]
+        revoke = asyncio.ensure_future(process.pump.on_revoked(places, Deadline(self.world.clock, 1e9)))
+        for _ in range(1000):
+            if revoke.done() or process.dead:
+                break
+            await self.world.clock.advance(0.1)
+        if revoke.done():
+            process.commit(revoke.result())
+        process.dead = True
+        revoke.cancel()
+        await self._go_on(0.0)
+
+    @rule(down=st.booleans())
+    def change(self, down: bool) -> None:
+        self.world.down = down
+
+    @invariant()
+    def nothing_went_wrong(self) -> None:
+        if world := getattr(self, "world", None):
+            assert world.wrong == []
+            for process in world.processes.values():
+                assert process.pump.death is None
+
+    def teardown(self) -> None:
+        """Once everything works again every record ends, keys end with their last, and nothing waits."""
+        if not hasattr(self, "world"):
+            return
+        try:
+            self.runner.run(self._heal())
+            self.nothing_went_wrong()
+            world = self.world
+            assert {record.offset for record in world.ended} == {record.offset for record in world.logs[SOURCE]}
+            for topic in (SOURCE, *world.tiers):
+                if log := world.logs[topic]:
+                    assert world.committed[TopicPartition(topic, 0)] == Committed(len(log))
+            if world.retry.keep_key_order:
+                self._check_keys(world)
+        finally:
+            self.runner.close()
+
+    @staticmethod
+    def _check_keys(world: World) -> None:
+        for key in KEYS[:2]:
+            if places := [record.offset for record in world.logs[SOURCE] if record.key == key]:
+                assert [record.offset for record in world.ended if record.key == key][-1] == places[-1]
+        waiting = {record.key: record.value for record in world.logs[PARKED]}
+        assert [place for place, value in waiting.items() if value is not None] == []
+
+    async def _heal(self) -> None:
+        self.world.down = False
+        self.world.plans = dict.fromkeys(self.world.plans, 0)  # else the breaker is right to hold back dead letters
+        for process in self.world.processes.values():
+            process.dies_in = None
+        for _ in range(40):
+            if self._is_done():
+                break
+            await self._go_on(10)
+        for process in self.world.processes.values():
+            await process.pump.stop()
+
+    def _is_done(self) -> bool:
+        committed, logs = self.world.committed, self.world.logs
+        topics = [SOURCE, *self.world.tiers]
+        return all(committed.get(TopicPartition(topic, 0), (0,))[0] == len(logs[topic]) for topic in topics)
+
+    def _pass(self, seconds: float) -> None:
+        self.runner.run(self._go_on(seconds))
+
+    async def _go_on(self, seconds: float) -> None:
+        """Let records flow and time pass; a process that died comes back at once, knowing what Kafka knows."""
+        world = self.world
+        for _ in range(5):
+            for name, process in list(world.processes.items()):
+                if process.dead:
+                    await process.pump.stop()
+                    world.processes[name] = Process(world, name)
+                    await world.processes[name].start()
+                world.processes[name].fetch()
+            await world.clock.advance(seconds / 5)
+
+
+TestTierMachine = TierMachine.TestCase
+TestTierMachine.settings = settings(max_examples=300, stateful_step_count=12, deadline=None)

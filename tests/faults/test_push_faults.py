@@ -487,7 +487,7 @@ def test_two_processes_take_turns(scene: Scene) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 def test_two_processes_take_turns_for_ten_minutes(scene: Scene) -> None:
     """The same for ten minutes, with a change every 20 seconds."""
     scene.properties = SHORT_SESSION

@@ -2,6 +2,7 @@
 
 from headrace.devcluster import Answer, Cluster, HeadraceProcess, Received, RecordingBackend, Registry
 from headrace.testing.ledger import Fault, Sent, check_produced
+from headrace.testing.proxy import FaultProxy
 from headrace.testing.push_ledger import Attempt, Commit, Pushed, check_pushed
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "Cluster",
     "Commit",
     "Fault",
+    "FaultProxy",
     "HeadraceProcess",
     "Pushed",
     "Received",

@@ -103,28 +103,29 @@ def test_every_other_mode_delivers_every_record(site: Any, topic: Any, headrace:
         site.wait_committed(f"{name}-{mode}", name, 3)
     requests = {mode: [request for request in backend.requests if request.path == f"/{mode}"] for mode in modes}
 
+    plain = {n: v.decode() for n, v in EVENT.items()}
+    by_offset = {}
     for mode in ("single", "cloudevents_structured", "cloudevents_binary"):
-        heads = [request.headers for request in requests[mode]]
-        assert [head["idempotency-key"] for head in heads] == [f"{name}-{mode}:{name}:0:{n}" for n in range(3)]
+        sent = {request.headers["idempotency-key"]: request for request in requests[mode]}
+        assert sorted(sent) == [f"{name}-{mode}:{name}:0:{n}" for n in range(3)]
+        by_offset[mode] = [sent[key] for key in sorted(sent)]
+        heads = [request.headers for request in by_offset[mode]]
         assert [head.get("x-headrace-tombstone") for head in heads] == [None, "true", None]
         assert [head.get("x-headrace-key") for head in heads] == ["%C3%A4%201", "k", None]
         assert {head["x-headrace-attempt"] for head in heads} == {"1"}
         assert (heads[0]["traceparent"], json.loads(heads[0]["x-headrace-headers"])[1]) == (PARENT, ["raw", "/wo="])
-    assert [request.body for request in requests["single"]] == [{"n": 0}, None, [2]]
-    assert [request.body for request in requests["cloudevents_binary"]] == [{"n": 0}, None, [2]]
-    last = requests["cloudevents_binary"][2].headers
-    assert {n: last[f"ce-{n}"] for n in EVENT} == {**{n: v.decode() for n, v in EVENT.items()}, "id": "e%201"}
+    assert [request.body for request in by_offset["single"]] == [{"n": 0}, None, [2]]
+    assert [request.body for request in by_offset["cloudevents_binary"]] == [{"n": 0}, None, [2]]
+    last = by_offset["cloudevents_binary"][2].headers
+    assert {n: last[f"ce-{n}"] for n in EVENT} == {**plain, "id": "e%201"}
 
-    structured = [request.body for request in requests["cloudevents_structured"]]
-    batched = [found for request in requests["cloudevents_batch"] for found in request.body]
+    structured = [request.body for request in by_offset["cloudevents_structured"]]
     assert [found.get("data") for found in structured] == [{"n": 0}, None, [2]]
-    assert structured[2] == {
-        **{n: v.decode() for n, v in EVENT.items()},
-        "datacontenttype": "application/json",
-        "data": [2],
-    }
-    assert batched[2] == structured[2]
-    assert batched[0] == {**structured[0], "id": f"{name}-cloudevents_batch:{name}:0:0", "epoch": batched[0]["epoch"]}
+    assert structured[2] == {**plain, "datacontenttype": "application/json", "data": [2]}
+    batched = {found["id"]: found for request in requests["cloudevents_batch"] for found in request.body}
+    first = f"{name}-cloudevents_batch:{name}:0:0"
+    assert batched["e 1"] == structured[2]
+    assert batched[first] == {**structured[0], "id": first, "epoch": batched[first]["epoch"]}
     types = {"batch": "application/cloudevents-batch+json", "structured": "application/cloudevents+json"}
     for mode, expected in types.items():
         assert {request.headers["content-type"] for request in requests[f"cloudevents_{mode}"]} == {expected}

@@ -5,8 +5,11 @@ from __future__ import annotations
 import base64
 import json
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.delivery.protocols import Delivery
 from headrace.errors import DecodeError
@@ -228,3 +231,26 @@ def test_what_says_to_be_an_event_and_is_none_is_not_sent(value: bytes) -> None:
 def test_a_tombstone_among_structured_events_is_wrapped() -> None:
     """It has no attributes of its own."""
     assert event(record(None, STRUCTURED, b"k"))["partitionkey"] == "k"
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
+NAMES = st.text("abcdefghijklmnopqrstuvwxyz0123456789", min_size=1, max_size=20).filter(
+    lambda name: name not in (*EVENT, "data", "datacontenttype")
+)
+
+
+@given(st.dictionaries(NAMES, TEXTS), st.fixed_dictionaries(dict.fromkeys(("id", "source", "type"), TEXTS)), TEXTS)
+def test_an_event_is_the_same_however_it_is_stored(more: dict[str, str], own: dict[str, str], data: str) -> None:
+    """From either mode of Kafka it becomes the same requests, and every attribute can be read back."""
+    attributes = {**more, **own, "specversion": "1.0"}
+    value = json.dumps(data).encode()
+    one = record(
+        value, [*((f"ce_{n}", t.encode()) for n, t in attributes.items()), ("content-type", b"application/json")]
+    )
+    other = record(json.dumps({**attributes, "data": data}).encode(), STRUCTURED)
+    assert event(one) == event(other) == {**attributes, "datacontenttype": "application/json", "data": data}
+    (body, found), (second, _) = request(one), request(other)
+    assert json.loads(body) == json.loads(second) == data
+    assert {f"ce-{n}": t for n, t in attributes.items()} == {
+        n: unquote(t) for n, t in found.items() if n != "Content-Type"
+    }

@@ -107,3 +107,32 @@ def test_what_follows_an_answer_ends_its_connection() -> None:
     assert got == Answer(200, {"a": "1", "content-length": "3"}, b"one")
     assert not kept
     assert read([first]) == (got, True)
+
+
+def test_headers_are_those_of_the_answer_alone() -> None:
+    """Not those of interim answers or behind the body; repeated ones are joined."""
+    assert read([ANSWERS[1]])[0] == Answer(200, {"transfer-encoding": "chunked", "x-a": "1, , 2"}, b"abcde")
+    assert read([ANSWERS[2]])[0] == Answer(404, {"content-length": "0"}, b"")
+
+
+@pytest.mark.parametrize(("first", "second"), [(0.05, 600.0), (600.0, 0.05)])
+def test_each_request_on_a_connection_has_its_own_deadline(first: float, second: float) -> None:
+    """An earlier one with less or more time left changes nothing."""
+
+    async def main() -> None:
+        connection, now = Connection(100), asyncio.get_running_loop().time
+        connection.connection_made(Wire())
+        earlier = connection.ask((b"x",), now() + first)
+        connection.data_received(ANSWERS[0])
+        assert (await earlier).body == b"hello"
+        later = connection.ask((b"x",), now() + second)
+        if second < first:
+            with pytest.raises(Broken, match="no answer came in time"):
+                await asyncio.wait_for(later, 60)
+        else:
+            await asyncio.wait({later}, timeout=4 * first)
+            connection.data_received(ANSWERS[0])
+            assert (await later).body == b"hello"
+        connection.connection_lost(None)
+
+    asyncio.run(main())

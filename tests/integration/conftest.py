@@ -22,6 +22,8 @@ from headrace.config.producer import ProducerConfig
 from headrace.kafka import Admin, Producer, read_records
 from headrace.records import OutgoingRecord, Record, TopicPartition
 
+PATIENCE_SECONDS = 150.0
+
 
 class Answered(NamedTuple):
     """An HTTP answer; `body` is parsed JSON, or text where it is none."""
@@ -96,8 +98,9 @@ class Site:
         return done
 
     @staticmethod
-    def wait_until(condition: Callable[[], Any], what: str, limit_seconds: float = 150.0) -> None:
-        """Wait until a condition holds; a connection that fails counts as not yet."""
+    def wait_until(condition: Callable[[], Any], what: str, limit_seconds: float = 0.0) -> None:
+        """Wait until a condition holds, on a machine that may be busy elsewhere; a connection that fails is not yet."""
+        limit_seconds = max(limit_seconds, PATIENCE_SECONDS)
         end = time.monotonic() + limit_seconds
         while True:
             try:

@@ -125,7 +125,7 @@ def test_keys_keep_their_order_when_who_holds_their_records_is_killed(
     write(site, name, b"a", *range(4, 8))
     push(name, retry, **settings)
     wanted = {*range(8), *range(100, 104)}
-    backend.wait_for(lambda b: {record["value"]["n"] for record in b.accepted} == wanted, 90)
+    backend.wait_for(lambda b: {record["value"]["n"] for record in b.accepted} == wanted, 240)
     site.wait_until(lambda: not waiting_in(site, group), "no key to wait")
     for each in (group, f"{group}.retry"):
         site.wait_until(lambda each=each: not lag_in(site, each), f"{each} to have no lag")

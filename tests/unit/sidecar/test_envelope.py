@@ -209,3 +209,25 @@ def test_coordinates_are_given_for_each_record_once_or_not_at_all(results: list[
     """Between the two ways of matching nothing is guessed."""
     with pytest.raises(DestinationRefused, match=says):
         outcomes(results, 7, 8)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda inner: st.lists(inner, max_size=3)
+)
+ECHOES = st.dictionaries(
+    st.sampled_from(["topic", "partition", "offset"]), VALUES | st.sampled_from(['to"pic', 3, 7, 8])
+)
+NAMES = ["record", "consumerRecord", "processed", "key", "stacktrace", "correlationId", "timestamp", "other"]
+ANSWERS = st.lists(st.dictionaries(st.sampled_from(NAMES), VALUES | ECHOES | st.just(True)), max_size=3)
+
+
+@given(st.binary() | st.builds(lambda answer: json.dumps(answer).encode(), ANSWERS | VALUES))
+def test_whatever_a_backend_answers_is_outcomes_or_refused(answer: bytes) -> None:
+    """And a record is done only if a result says so."""
+    try:
+        found = outcomes_of(answer, [record(7), record(8)])
+    except DestinationRefused as error:
+        assert "the backend" in error.description
+    else:
+        assert len(found) == 2
+        assert found.count(ACK) <= answer.count(b'"processed": true')

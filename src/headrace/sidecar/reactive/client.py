@@ -122,7 +122,7 @@ class Client:
                 async with asyncio.timeout_at(end):
                     value = await token.value()
             except TimeoutError as cause:
-                raise Broken("no token came in time") from cause
+                raise Broken("no token came in time (timeout_seconds)") from cause
             answer = await self._ask((f"{head}Authorization: Bearer {value}\r\n\r\n".encode(), body), end)
             if answer.status != 401 or again:
                 break
@@ -256,6 +256,6 @@ def _why(cause: OSError | None) -> str:
         case ConnectionRefusedError():
             return "nobody listens there: start it, or correct the port in url"
         case TimeoutError():
-            return "no connection in time: is it up, and does a firewall stand between?"
+            return "no connection in time (timeout_seconds): is it up, and does a firewall stand between?"
         case _:
             return f"no connection ({(cause and cause.strerror) or cause})"

@@ -183,4 +183,4 @@ class Connection(asyncio.Protocol):
             self._set_timer()
         else:
             got = "an answer came and did not end" if self._status or self._bare_bytes else "no answer came"
-            self._fail(f"{got} in time")
+            self._fail(f"{got} in time (timeout_seconds)")

@@ -28,7 +28,9 @@ from headrace.records import Committed, OutgoingRecord, Produced, Record, TopicP
 SOURCE, PARKED, GROUP = "t", "parked", "g"
 PLANS = [0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 99]
 """How often a record fails before it is taken; 99 is for ever."""
-KEYS = [b"a", b"b", None]
+KEYS = [b"a", b"a", b"b", None]
+SECONDS = st.sampled_from([0.1, 1, 3, 10])
+NAMES = st.sampled_from(["source", "tiers"])
 
 
 class World:
@@ -110,7 +112,7 @@ class Process:
     def __init__(self, world: World, name: str) -> None:
         self.world = world
         self.name = name
-        self.dead = False
+        self.dead, self.died_at, self.stays_dead_seconds = False, 0.0, 0.0
         self.dies_in: tuple[int, bool] | None = None
         """After so many writes, before or after the last of them lies in the log."""
         self.topics = [SOURCE] if name == "source" else world.tiers
@@ -168,10 +170,10 @@ class Process:
                 self.pump.on_records(lane.partition, lane.tracker.epoch, news)
 
     async def _follow(self) -> None:
-        chance = Random(3)
+        chance = Random(self.world.epochs)
         assert self.parked
         while True:
-            await self.world.clock.sleep(chance.choice([0.0, 0.3, 2.0]))
+            await self.world.clock.sleep(chance.choice([0.0, 0.3, 8.0]))
             self.news.clear()
             log = self.world.logs[PARKED]
             news, self.read_up_to = log[self.read_up_to :], len(log)
@@ -202,7 +204,7 @@ class Process:
         left, before = self.dies_in or (0, False)
         if left:
             self.dies_in = (left - 1, before)
-            self.dead = left == 1
+            self.dead, self.died_at = left == 1, self.world.clock.time()
         if not (self.dead and before):
             write()  # type: ignore[operator]
         await self._alive()
@@ -215,6 +217,13 @@ class Process:
         pass
 
     def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
+        self.pump.spawn(self._commit_soon(offsets), "commit soon")
+
+    async def _commit_soon(self, offsets: Mapping[TopicPartition, Committed]) -> None:
+        await self.world.clock.sleep(0.5)
+        self.commit_now(offsets)
+
+    def commit_now(self, offsets: Mapping[TopicPartition, Committed]) -> None:
         if self.dead:
             return
         for partition, committed in offsets.items():
@@ -246,28 +255,20 @@ class TierMachine(RuleBasedStateMachine):
         self.world = World(tiers, keep, ordering)
         await self.world.start()
 
-    @rule(seed=st.integers(0, 2**32), count=st.integers(1, 6))
-    def arrive(self, seed: int, count: int) -> None:
+    @rule(seed=st.integers(0, 2**32), count=st.integers(1, 4), seconds=SECONDS)
+    def arrive(self, seed: int, count: int, seconds: float) -> None:
         chance, world = Random(seed), self.world
         for _ in range(count):
             world.plans[len(world.logs[SOURCE])] = chance.choice(PLANS)
             world.append(OutgoingRecord(SOURCE, chance.choice(KEYS), b"v", [("own", b"\x00")]))
-        self._pass(0.05)
-
-    @rule(seconds=st.sampled_from([0.1, 1, 3, 10]))
-    def pass_time(self, seconds: float) -> None:
         self._pass(seconds)
 
-    @rule(name=st.sampled_from(["source", "tiers"]), writes=st.integers(1, 5), before=st.booleans())
-    def doom(self, name: str, writes: int, before: bool) -> None:
+    @rule(name=NAMES, writes=st.integers(1, 4), before=st.booleans(), for_seconds=st.sampled_from([0, 3, 6]))
+    def doom(self, name: str, writes: int, before: bool, for_seconds: float) -> None:
         self.world.processes[name].dies_in = (writes, before)
+        self.world.processes[name].stays_dead_seconds = for_seconds
 
-    @rule(name=st.sampled_from(["source", "tiers"]))
-    def kill(self, name: str) -> None:
-        self.world.processes[name].dead = True
-        self._pass(0.0)
-
-    @rule(name=st.sampled_from(["source", "tiers"]))
+    @rule(name=NAMES)
     def hand_over(self, name: str) -> None:
         self.runner.run(self._hand_over(name))
 
@@ -280,14 +281,16 @@ class TierMachine(RuleBasedStateMachine):
                 break
             await self.world.clock.advance(0.1)
         if revoke.done():
-            process.commit(revoke.result())
+            process.commit_now(revoke.result())
         process.dead = True
         revoke.cancel()
+        await self._revive(name)
         await self._go_on(0.0)
 
-    @rule(down=st.booleans())
-    def change(self, down: bool) -> None:
+    @rule(down=st.booleans(), seconds=SECONDS)
+    def change(self, down: bool, seconds: float) -> None:
         self.world.down = down
+        self._pass(seconds)
 
     @invariant()
     def nothing_went_wrong(self) -> None:
@@ -315,7 +318,7 @@ class TierMachine(RuleBasedStateMachine):
 
     @staticmethod
     def _check_keys(world: World) -> None:
-        for key in KEYS[:2]:
+        for key in {*KEYS} - {None}:
             if places := [record.offset for record in world.logs[SOURCE] if record.key == key]:
                 assert [record.offset for record in world.ended if record.key == key][-1] == places[-1]
         waiting = {record.key: record.value for record in world.logs[PARKED]}
@@ -342,17 +345,20 @@ class TierMachine(RuleBasedStateMachine):
         self.runner.run(self._go_on(seconds))
 
     async def _go_on(self, seconds: float) -> None:
-        """Let records flow and time pass; a process that died comes back at once, knowing what Kafka knows."""
-        world = self.world
+        """Let records flow and time pass."""
         for _ in range(5):
-            for name, process in list(world.processes.items()):
-                if process.dead:
-                    await process.pump.stop()
-                    world.processes[name] = Process(world, name)
-                    await world.processes[name].start()
-                world.processes[name].fetch()
-            await world.clock.advance(seconds / 5)
+            for name, process in self.world.processes.items():
+                if process.dead and self.world.clock.time() >= process.died_at + process.stays_dead_seconds:
+                    await self._revive(name)
+                self.world.processes[name].fetch()
+            await self.world.clock.advance(seconds / 5)
+
+    async def _revive(self, name: str) -> None:
+        """Have another process take the place of one that died, knowing what Kafka knows."""
+        await self.world.processes[name].pump.stop()
+        self.world.processes[name] = Process(self.world, name)
+        await self.world.processes[name].start()
 
 
 TestTierMachine = TierMachine.TestCase
-TestTierMachine.settings = settings(max_examples=300, stateful_step_count=12, deadline=None)
+TestTierMachine.settings = settings(max_examples=2000, stateful_step_count=12, deadline=None)

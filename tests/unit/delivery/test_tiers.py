@@ -1,0 +1,368 @@
+"""Retry tiers and parked keys, case by case."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from random import Random
+from typing import Any
+
+import pytest
+
+from headrace.config.consumers import BatchConfig, DeliveryConfig
+from headrace.config.retry import RetryConfig
+from headrace.delivery.parked import KeyOrder, ParkedKeys
+from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict
+from headrace.delivery.pump import Pump
+from headrace.delivery.tiers import TierDestination, Tiers, waiting_of
+from headrace.errors import DeadLetterFailed, DestinationUnavailable, KafkaUnavailable
+from headrace.lifecycle import ManualClock
+from headrace.records import Header, OutgoingRecord, Produced, Record, TopicPartition
+
+RETRY = Outcome(Verdict.RETRY, "E", "again")
+OWN: list[Header] = [("headrace.retry.due", b"mine"), ("h", None), ("h", b"\x00\xff")]
+
+
+class Broker:
+    """Topics in memory, a backend and a dead letter topic."""
+
+    def __init__(self) -> None:
+        self.logs: dict[str, list[Record]] = {}
+        self.letters: list[DeadLetter] = []
+        self.delivered: list[Delivery] = []
+        self.answer: Callable[[Record], Outcome] = lambda record: ACK
+        self.refuses = ""
+        self.parked: ParkedKeys | None = None
+
+    async def produce(self, records: Sequence[OutgoingRecord]) -> list[Any]:
+        return [self._append(record) for record in records]
+
+    def _append(self, record: OutgoingRecord) -> Produced | KafkaUnavailable:
+        if record.topic == self.refuses:
+            return KafkaUnavailable("no broker")
+        log = self.logs.setdefault(record.topic, [])
+        headers = record.headers or []
+        log.append(Record(record.topic, 0, len(log), 7, record.key, record.value, lambda: headers, 3))
+        if self.parked and record.topic == self.parked.topic:
+            self.parked.read(log[-1:], len(log))
+        return Produced(0, len(log) - 1)
+
+    async def write(self, letters: Sequence[DeadLetter]) -> None:
+        if self.refuses == "dead":
+            raise DeadLetterFailed("no room", missing=[0])
+        self.letters += letters
+
+    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+        self.delivered.append(delivery)
+        return [self.answer(record) for record in delivery.records]
+
+    async def end(self) -> int:
+        return len(self.logs.get("parked", ()))
+
+    def tiers(self, clock: ManualClock, *, letters: bool = True, **retry: Any) -> Tiers:
+        if retry.get("keep_key_order"):
+            self.parked = ParkedKeys("parked", self.produce, self.end)
+        settings = RetryConfig.model_validate({"attempts": 2, **retry})
+        dead_letters = self if letters else None
+        return Tiers("g", settings, self.produce, clock, dead_letters=dead_letters, parked=self.parked)
+
+
+def record(offset: int, key: bytes | None = b"k") -> Record:
+    return Record("t", 3, offset, 42, key, b"v", lambda: OWN, 2)
+
+
+def letter(of: Record, attempts: int, outcome: Outcome = RETRY, first: float = 5.0) -> DeadLetter:
+    return DeadLetter(of, "g", attempts, outcome, first, first + 1)
+
+
+def delivery(*records: Record, attempt: int = 1) -> Delivery:
+    return Delivery("g.retry", records[0].topic_partition, 1, records, attempt)
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(test())
+
+
+def test_a_record_goes_from_tier_to_tier_and_then_to_the_dead_letters() -> None:
+    """Bytes and own headers stay, even headers that look like ours; the history goes on from the origin."""
+
+    async def test() -> None:
+        broker, clock = Broker(), ManualClock(100.0)
+        tiers = broker.tiers(clock, tiers=[10, 60])
+        assert await tiers.write([letter(record(8), 2)]) == 1
+        (first,) = broker.logs["g.retry.10s"]
+        assert (first.key, first.value, first.headers[:3]) == (b"k", b"v", OWN)
+        waiting = waiting_of(first)
+        assert (waiting.attempts, waiting.first_failed_at, waiting.due, waiting.parked) == (2, 5.0, 110.0, None)
+        origin = waiting.origin
+        assert (origin.topic, origin.partition, origin.offset, origin.timestamp_ms) == ("t", 3, 8, 42)
+        assert (origin.key, origin.value, origin.headers) == (b"k", b"v", OWN)
+        assert await tiers.write([letter(first, 3)]) == 1
+        (second,) = broker.logs["g.retry.60s"]
+        assert (waiting_of(second).attempts, waiting_of(second).due) == (3, 160.0)
+        assert await tiers.write([letter(second, 4)._replace(group="g.retry")]) == 0
+        (dead,) = broker.letters
+        assert (dead.record.topic, dead.record.offset, dead.record.headers) == ("t", 8, OWN)
+        assert (dead.group, dead.attempts, dead.first_failed_at) == ("g", 4, 5.0)
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("settings", "outcome"),
+    [
+        ({}, Outcome(Verdict.DEAD_LETTER, "E", "never")),
+        ({}, Outcome(Verdict.RETRY, "HTTP 400", "", 400)),
+        ({"errors": {"E": "dead_letter"}}, RETRY),
+        ({"deadline_seconds": 104.0}, RETRY),
+    ],
+)
+def test_what_would_not_get_better_waits_in_no_tier(settings: dict[str, Any], outcome: Outcome) -> None:
+    """Failed for good, by the destination's word or the policy's, or due after its deadline."""
+
+    async def test() -> None:
+        broker = Broker()
+        tiers = broker.tiers(ManualClock(100.0), tiers=[10], **settings)
+        assert await tiers.write([letter(record(8), 1, outcome)]) == 0
+        assert (len(broker.letters), broker.logs) == (1, {})
+
+    run(test)
+
+
+@pytest.mark.parametrize("where", ["g.retry.10s", "dead"])
+def test_what_is_not_acknowledged_has_not_been_written(where: str) -> None:
+    """The whole call is to be repeated, whichever part failed."""
+
+    async def test() -> None:
+        broker = Broker()
+        tiers = broker.tiers(ManualClock(), tiers=[10])
+        broker.refuses = where
+        letters = [letter(record(1), 2), letter(record(2), 2, Outcome(Verdict.DEAD_LETTER, "E"))]
+        with pytest.raises(DeadLetterFailed) as failure:
+            await tiers.write(letters)
+        assert "missing" not in failure.value.parameters
+        broker.refuses = ""
+        assert await tiers.write(letters) == 1
+        assert [dead.record.offset for dead in broker.letters] == [2]
+
+    run(test)
+
+
+def test_without_dead_letters_the_last_tier_says_what_to_do() -> None:
+    """The partition of the tier stands still."""
+
+    async def test() -> None:
+        broker = Broker()
+        tiers = broker.tiers(ManualClock(), tiers=[10], letters=False)
+        await tiers.write([letter(record(8), 2)])
+        with pytest.raises(DeadLetterFailed, match=r"offset 8 of t-3 failed 3 times \(E\) and dead letters are off"):
+            await tiers.write([letter(broker.logs["g.retry.10s"][0], 3)])
+
+    run(test)
+
+
+@pytest.mark.parametrize("headers", [[], [("headrace.retry.due", b"x")], None])
+def test_what_somebody_else_wrote_into_a_tier_is_what_it_is(headers: list[Header] | None) -> None:
+    """It is delivered at once, under its own name; so is one whose history cannot be read."""
+
+    async def test() -> None:
+        broker = Broker()
+        tiers = broker.tiers(ManualClock(), tiers=[10])
+        await tiers.write([letter(record(8), 2)])
+        garbled = [(name, b"?") for name, _ in broker.logs["g.retry.10s"][0].headers]
+        other = Record("g.retry.10s", 0, 5, 0, None, None, lambda: garbled if headers is None else headers)
+        assert waiting_of(other) == (other, 0, 0.0, 0.0, None)
+        assert await TierDestination(broker, tiers).deliver(delivery(other)) == [ACK]
+        assert broker.delivered[0].records == [other]
+
+    run(test)
+
+
+def pump_of(broker: Broker, tiers: Tiers, clock: ManualClock) -> tuple[Pump, Pump]:
+    """Return the pump of the consumer, and that of its tiers."""
+    config = DeliveryConfig(ordering="none", batch=BatchConfig(max_records=1), retry=tiers.retry)
+    beside = Pump("p", "g", broker, tiers, delivery=config, clock=clock, chance=Random(1))
+    destination = TierDestination(broker, tiers)
+    retries = Pump(
+        "r", "g.retry", destination, tiers, delivery=config, clock=clock, chance=Random(1), retries_of=beside
+    )
+    return beside, retries
+
+
+def test_a_lane_waits_until_its_head_is_due_and_says_so() -> None:
+    """Records that were polled are kept; nothing stands still; what is due goes, one by one."""
+
+    async def test() -> None:
+        broker, clock = Broker(), ManualClock(1_000_000.0)
+        tiers = broker.tiers(clock, tiers=[10])
+        _, pump = pump_of(broker, tiers, clock)
+        await pump.start()
+        place = TopicPartition("g.retry.10s", 0)
+        pump.on_assigned({place: 1}, {})
+        await tiers.write([letter(record(1), 2), letter(record(2), 2)])
+        await clock.advance(4)
+        await tiers.write([letter(record(3), 2)])
+        pump.on_records(place, 1, broker.logs["g.retry.10s"])
+        await clock.advance(5.9)
+        assert broker.delivered == []
+        assert pump.lanes[place].sleeps == "offset 0 is due at 1970-01-12 13:46:50 UTC"
+        assert pump.readiness().ready
+        await clock.advance(0.1)
+        assert [(d.group, d.partition, d.attempt, d.records[0].offset) for d in broker.delivered] == [
+            ("g", ("t", 3), 3, 1),
+            ("g", ("t", 3), 3, 2),
+        ]
+        await clock.advance(4)
+        assert broker.delivered[-1].records[0].offset == 3
+        assert (pump.counts.delivered, pump.lanes[place].sleeps) == (3, "")
+        await pump.stop()
+
+    run(test)
+
+
+def test_nothing_but_bad_records_in_a_tier_end_as_dead_letters() -> None:
+    """They were doubted where they failed first; a tier without a success would otherwise hold them for ever."""
+
+    async def test() -> None:
+        broker, clock = Broker(), ManualClock()
+        tiers = broker.tiers(clock, tiers=[10])
+        _, pump = pump_of(broker, tiers, clock)
+        broker.answer = lambda record: RETRY
+        await pump.start()
+        place = TopicPartition("g.retry.10s", 0)
+        pump.on_assigned({place: 1}, {})
+        await tiers.write([letter(record(offset), 2) for offset in range(50)])
+        pump.on_records(place, 1, broker.logs["g.retry.10s"])
+        await clock.advance(30)
+        assert (len(broker.letters), pump.counts.dead_letters) == (50, 50)
+        await pump.stop()
+
+    run(test)
+
+
+def test_a_destination_that_is_doubted_gets_nothing_from_the_tiers() -> None:
+    """Consumer and tiers share a breaker, so a bad deploy does not empty the tiers into the dead letter topic."""
+
+    async def test() -> None:
+        broker, clock = Broker(), ManualClock()
+        tiers = broker.tiers(clock, tiers=[10])
+        beside, pump = pump_of(broker, tiers, clock)
+        broker.answer = lambda record: RETRY
+        for each, place in ((beside, TopicPartition("t", 3)), (pump, TopicPartition("g.retry.10s", 0))):
+            await each.start()
+            each.on_assigned({place: 1}, {})
+        beside.on_records(TopicPartition("t", 3), 1, [record(offset) for offset in range(50)])
+        await clock.advance(10)
+        await tiers.write([letter(record(offset), 2) for offset in range(100, 150)])
+        pump.on_records(TopicPartition("g.retry.10s", 0), 1, broker.logs["g.retry.10s"])
+        await clock.advance(60)
+        assert broker.letters == []
+        broker.answer = lambda record: ACK
+        await clock.advance(60)
+        assert pump.counts.delivered >= 50
+        assert broker.letters == []
+        await beside.stop()
+        await pump.stop()
+
+    run(test)
+
+
+def test_records_go_behind_those_of_their_key_and_others_do_not_wait() -> None:
+    """Entry first, then the tier; a record without key, or of another key, is delivered."""
+
+    async def test() -> None:
+        broker, clock = Broker(), ManualClock()
+        tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
+        assert broker.parked
+        order = KeyOrder(broker, broker.parked, tiers.write)
+        await tiers.write([letter(record(1), 2)])
+        batch = delivery(record(2), record(3, b"other"), record(4, None))
+        assert await order.deliver(batch) == [ACK, ACK, ACK]
+        assert [r.offset for r in broker.delivered[0].records] == [3, 4]
+        waiting = [waiting_of(entry) for entry in broker.logs["g.retry.10s"]]
+        assert [(w.origin.offset, w.attempts, w.parked) for w in waiting] == [(1, 2, 0), (2, 0, 1)]
+        assert dict(broker.parked.of(record(9))) == {1: 0, 2: 1}
+
+    run(test)
+
+
+def test_a_record_below_one_that_waits_has_ended_unless_it_waits_itself() -> None:
+    """After a crash it comes again; delivered now, it would come after the one that waits."""
+
+    async def test() -> None:
+        broker, clock = Broker(), ManualClock()
+        tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
+        assert broker.parked
+        order = KeyOrder(broker, broker.parked, tiers.write)
+        await tiers.write([letter(record(1), 2)])
+        await order.deliver(delivery(record(2)))
+        await broker.parked.end(record(1))
+        assert await order.deliver(delivery(record(1))) == [ACK]
+        assert await order.deliver(delivery(record(2))) == [ACK]
+        assert broker.delivered == []
+        assert [waiting_of(entry).origin.offset for entry in broker.logs["g.retry.10s"]] == [1, 2, 2]
+        assert [waiting_of(entry).parked for entry in broker.logs["g.retry.10s"]] == [0, 1, 1]
+
+    run(test)
+
+
+@pytest.mark.parametrize("outcome", [ACK, Outcome(Verdict.RETRY, "HTTP 409", "", 409)])
+def test_a_key_is_free_once_its_record_has_ended_and_a_copy_is_known_as_one(outcome: Outcome) -> None:
+    """Handled, or skipped by policy; a second copy in the tier is not delivered."""
+
+    async def test() -> None:
+        broker, clock = Broker(), ManualClock()
+        tiers = broker.tiers(clock, tiers=[10], keep_key_order=True, statuses={"409": "skip"})
+        assert broker.parked
+        broker.answer = lambda record: outcome
+        await tiers.write([letter(record(1), 2)])
+        await tiers.write([letter(record(1), 2)])
+        destination = TierDestination(broker, tiers)
+        first, second = broker.logs["g.retry.10s"]
+        assert await destination.deliver(delivery(first)) == [outcome]
+        assert not broker.parked.of(record(1))
+        assert await destination.deliver(delivery(second)) == [ACK]
+        assert len(broker.delivered) == 1
+
+    run(test)
+
+
+def test_a_dead_letter_frees_its_key_and_a_failure_keeps_it() -> None:
+    """The key is held while its record is retried in the tier."""
+
+    async def test() -> None:
+        broker, clock = Broker(), ManualClock()
+        tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
+        assert broker.parked
+        broker.answer = lambda record: RETRY
+        await tiers.write([letter(record(1), 2)])
+        (entry,) = broker.logs["g.retry.10s"]
+        assert await TierDestination(broker, tiers).deliver(delivery(entry, attempt=3)) == [RETRY]
+        assert broker.parked.of(record(1))
+        await tiers.write([letter(entry, 4)])
+        assert not broker.parked.of(record(1))
+        assert [dead.record.offset for dead in broker.letters] == [1]
+
+    run(test)
+
+
+def test_parked_keys_that_cannot_be_read_or_written_hold_the_delivery() -> None:
+    """Nothing is delivered on a guess, and nothing ends."""
+
+    async def test() -> None:
+        broker, clock = Broker(), ManualClock()
+        tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
+        assert broker.parked
+
+        async def unavailable() -> int:
+            raise KafkaUnavailable("no broker")
+
+        blind = ParkedKeys("parked", broker.produce, unavailable)
+        with pytest.raises(DestinationUnavailable, match="waiting for the parked keys in parked: no broker"):
+            await KeyOrder(broker, blind, tiers.write).deliver(delivery(record(1)))
+        broker.refuses = "parked"
+        with pytest.raises(DeadLetterFailed, match="parked keys are not written to parked: no broker"):
+            await tiers.write([letter(record(1), 2)])
+        assert (broker.delivered, broker.logs) == ([], {})
+
+    run(test)

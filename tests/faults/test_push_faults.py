@@ -26,7 +26,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
 from headrace.delivery.dead_letter import origin_of
 from headrace.kafka import Admin, Producer
-from headrace.records import OutgoingRecord, Record
+from headrace.records import OutgoingRecord, Record, TopicPartition
 from headrace.testing import Answer, Fault, HeadraceProcess, Pushed, Received, RecordingBackend, check_pushed
 from headrace.testing.evidence import gather, unique_records
 
@@ -36,7 +36,9 @@ POINTS = sorted(
 )
 AT_ONCE = 6
 PARTITIONS = 4
-SHORT_SESSION = {"session.timeout.ms": 3000, "heartbeat.interval.ms": 500}
+SAME_MEMBER = {"instance_id": "one"}
+"""Whoever is started again takes its own place in the group at once."""
+SHORT_SESSION = {"session_timeout_seconds": 3}
 """For those who wait until a peer takes over; whoever only stands still for a moment must not lose its session."""
 
 
@@ -103,7 +105,6 @@ class Scene:
         self.admin = Admin(self.kafka)
         self.written = self.dead_letters = 0
         self.faults: list[Fault] = []
-        self.properties: dict[str, int] = given.get("properties", {})
         self.settings: dict[str, Any] = {
             "ordering": "key",
             "batch": {"max_records": 20},
@@ -118,7 +119,7 @@ class Scene:
     def config(self) -> dict[str, Any]:
         """The configuration of a process of the group."""
         return {
-            "kafka": {"bootstrap_servers": self.cluster.bootstrap_servers, "properties": self.properties},
+            "kafka": {"bootstrap_servers": self.cluster.bootstrap_servers},
             "reactive_consumers": {"push": self.consumer},
         }
 
@@ -148,6 +149,12 @@ class Scene:
         assert (process.exit_code, f"failpoint {point}: crash" in process.output) == (-signal.SIGKILL, True), point
         self.faults.append(Fault(process.server.log.stat().st_mtime, time.time()))
 
+    def raised(self, process: HeadraceProcess, point: str, begin: float) -> None:
+        """Wait until a defect has shown, and for the end of the process, which may be its own decision."""
+        self.wait_for(lambda: f"failpoint {point}: raise" in process.output, f"the defect at {point}")
+        process.terminate()
+        self.faults.append(Fault(begin, time.time()))
+
     @contextmanager
     def fault(self) -> Iterator[None]:
         """Until this ends, what no commit had ended when it began may be delivered again."""
@@ -155,7 +162,7 @@ class Scene:
         yield
         self.faults.append(Fault(begin, time.time()))
 
-    def wait_for(self, condition: Callable[[], Any], what: str, limit_seconds: float = 120.0) -> None:
+    def wait_for(self, condition: Callable[[], Any], what: str, limit_seconds: float = 200.0) -> None:
         """Wait for a condition."""
         end = time.monotonic() + limit_seconds
         while not condition():
@@ -174,6 +181,10 @@ class Scene:
             return sum(end - committed.get(partition, 0) for partition, (_, end) in offsets.items())
 
         self.wait_for(lambda: asyncio.run(left()) == 0, "the commits to reach the end")
+
+    def committed(self) -> dict[TopicPartition, int]:
+        """Return what the group has committed."""
+        return asyncio.run(self.admin.committed(self.group))
 
     def members(self) -> int:
         """Return how many members the group has."""
@@ -212,7 +223,7 @@ def scene(kafka: Any, topic: Any, headrace: Any, tmp_path: Path) -> Iterator[Sce
 @pytest.mark.timeout(500)
 def test_headrace_is_killed_while_it_pushes_to_a_hostile_backend(scene: Scene) -> None:
     """Three times kill -9 (row A1): nothing lost or skipped, order by key, no repeat of what a commit had ended."""
-    scene.properties = SHORT_SESSION
+    scene.settings["consumer"] = SAME_MEMBER
     scene.backend.answer = Hostile(seed=1)
     process = scene.run()
     for _ in range(3):
@@ -227,27 +238,32 @@ def test_headrace_is_killed_while_it_pushes_to_a_hostile_backend(scene: Scene) -
     assert process.terminate() == 0
 
 
-def crash_at(scene: Scene, point: str) -> Callable[[], None]:
-    """Start a process that is to crash at a point; return what leads it there and waits for its end."""
-    process = scene.run(f"{point}=crash", wait=False)
+def fail_at(scene: Scene, point: str, action: str) -> Callable[[], None]:
+    """Start a process that is to fail at a point; return what leads it there and waits for its end."""
+    begin = time.time()
+    process = scene.run(f"{point}={action}", wait=False)
 
     def lead() -> None:
         if point.startswith(("revoke", "drain")):
-            scene.wait_for(lambda: scene.members() == 1, "a member")
-            process.terminate()
+            scene.wait_for(scene.committed, "a commit, so there is something to revoke")
+            process.server.signal(signal.SIGTERM)
         elif point.startswith("lost"):
-            scene.wait_for(lambda: scene.members() == 1, "a member")
+            scene.wait_for(scene.committed, "a commit, so there is something to lose")
             process.server.signal(signal.SIGSTOP)
             scene.wait_for(lambda: scene.members() == 0, "the broker to give the member up")
             process.server.signal(signal.SIGCONT)
-        scene.crashed(process, point)
+        if action == "crash":
+            scene.crashed(process, point)
+        else:
+            scene.raised(process, point, begin)
 
     return lead
 
 
 @pytest.mark.timeout(500)
-def test_a_crash_at_any_point_costs_repeats_only(kafka: Any, headrace: Any, tmp_path: Path) -> None:
-    """Every failpoint is hit once (rows A8, A9); a process that comes later finishes the work of all."""
+@pytest.mark.parametrize("action", ["crash", pytest.param("raise", marks=pytest.mark.long)])
+def test_a_crash_at_any_point_costs_repeats_only(kafka: Any, headrace: Any, tmp_path: Path, action: str) -> None:
+    """Every failpoint is hit once (rows A8, A9), or raises; a process that comes later finishes the work of all."""
     backend = RecordingBackend(journal=tmp_path / "journal")
     refused: set[str] = set()
 
@@ -263,21 +279,21 @@ def test_a_crash_at_any_point_costs_repeats_only(kafka: Any, headrace: Any, tmp_
     backend.start()
     scenes: dict[str, Scene] = {}
     for point in POINTS:
-        scenes[point] = Scene(kafka, headrace, tmp_path, backend=backend, partitions=1, properties=SHORT_SESSION)
-        scenes[point].settings.update(batch={"max_records": 4}, ordering="partition")
+        scenes[point] = Scene(kafka, headrace, tmp_path, backend=backend, partitions=1)
+        scenes[point].settings.update(batch={"max_records": 4}, ordering="partition", consumer=SHORT_SESSION)
         scenes[point].settings["retry"] = {"attempts": 2, "first_delay_seconds": 0.05, "max_delay_seconds": 0.1}
     write(
         KafkaConfig(bootstrap_servers=kafka.bootstrap_servers), [r for scene in scenes.values() for r in scene.new(12)]
     )
     for first in range(0, len(POINTS), AT_ONCE):
-        for lead in [crash_at(scenes[point], point) for point in POINTS[first : first + AT_ONCE]]:
+        for lead in [fail_at(scenes[point], point, action) for point in POINTS[first : first + AT_ONCE]]:
             lead()
     consumers = {f"push{number}": scene.consumer for number, scene in enumerate(scenes.values())}
     last = headrace({**scenes[POINTS[0]].config, "reactive_consumers": consumers})
     for point, scene in scenes.items():
         scene.wait_done()
         assert scene.check() == [], point
-        assert scene.dead_letters in ((2,) if point == "letter.after" else (1, 2)), point
+        assert scene.dead_letters in ((2,) if (point, action) == ("letter.after", "crash") else (1, 2)), point
     assert last.terminate() == 0
     backend.stop()
 
@@ -293,10 +309,10 @@ def test_a_crash_at_any_point_costs_repeats_only(kafka: Any, headrace: Any, tmp_
 )
 def test_a_frozen_process_comes_back_as_nobody(scene: Scene, point: str) -> None:
     """It stands still beyond its session and a peer takes over (row A7); what it then still says counts for nothing."""
-    scene.properties = SHORT_SESSION
+    scene.settings["consumer"] = SHORT_SESSION
     scene.backend.answer = Hostile(seed=2)
     scene.write(400)
-    frozen = scene.run(f"{point}=stop@3", wait=False)
+    frozen = scene.run(f"{point}=stop", wait=False)
     scene.wait_for(lambda: f"failpoint {point}: stop" in frozen.output, "the stop")
     begin = frozen.server.log.stat().st_mtime
     scene.wait_for(lambda: scene.members() == 0, "the broker to give the member up")
@@ -314,11 +330,12 @@ def test_a_frozen_process_comes_back_as_nobody(scene: Scene, point: str) -> None
 @pytest.mark.timeout(500)
 def test_a_backend_that_fails_costs_attempts_and_nothing_else(scene: Scene) -> None:
     """It answers 500 to all, then to a fifth (row E1): every record ends, after five attempts as a dead letter."""
-    outage = iter(range(15))
+    outage, seen = iter(range(15)), Counter[str]()
 
     def answer(request: Received) -> Answer:
-        first = request.body[0]
-        down = next(outage, None) is not None or luck(first["deliveryId"], first["attempt"]) < 20
+        first = request.body[0]["deliveryId"]
+        seen[first] += 1
+        down = next(outage, None) is not None or luck(first, seen[first]) < 20
         return Answer(500) if down else Answer(fails=lambda record: luck("never", record["deliveryId"]) < 1)
 
     scene.backend.answer = answer
@@ -348,8 +365,8 @@ def test_a_backend_that_is_away_costs_nothing(scene: Scene) -> None:
 
 @pytest.mark.timeout(500)
 def test_without_order_a_crash_repeats_only_what_was_open(scene: Scene) -> None:
-    """A hundred single records at a time, each as slow as it likes (row E8): the offset map tells what had ended."""
-    scene.properties = SHORT_SESSION
+    """A hundred single records at a time, each as slow as it likes (row E8): what commits and maps have stays ended."""
+    scene.settings["consumer"] = SAME_MEMBER
     scene.backend.answer = lambda request: Answer(delay_seconds=luck(request.body[0]["deliveryId"]) / 200)
     scene.settings.update(ordering="none", batch={"max_records": 1}, max_in_flight=100)
     scene.write(800)
@@ -481,7 +498,7 @@ def take_turns(scene: Scene, changes: int, pause: Callable[[], None]) -> None:
 @pytest.mark.timeout(500)
 def test_two_processes_take_turns(scene: Scene) -> None:
     """Three changes at 2,000 records a second: nothing lost or skipped, order by key, no commit too early or back."""
-    scene.properties = SHORT_SESSION
+    scene.settings["consumer"] = SHORT_SESSION
     scene.backend.answer = Hostile(seed=3, delay_seconds=0, poison=0.2, flaky=1)
     take_turns(scene, 3, lambda: scene.wait_handled(scene.backend.accepted_records + 3000))
 
@@ -490,6 +507,6 @@ def test_two_processes_take_turns(scene: Scene) -> None:
 @pytest.mark.timeout(2400)
 def test_two_processes_take_turns_for_ten_minutes(scene: Scene) -> None:
     """The same for ten minutes, with a change every 20 seconds."""
-    scene.properties = SHORT_SESSION
+    scene.settings["consumer"] = SHORT_SESSION
     scene.backend.answer = Hostile(seed=4, delay_seconds=0, poison=0.2, flaky=1)
     take_turns(scene, 28, lambda: time.sleep(20))

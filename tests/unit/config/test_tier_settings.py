@@ -1,0 +1,49 @@
+"""Settings of retry tiers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from headrace.config.consumers import ReactiveConsumerConfig
+from headrace.config.retry import RetryConfig
+from headrace.delivery.tiers import topics_of
+
+KEEP = {"tiers": [10], "keep_key_order": True}
+
+
+def consumer(retry: dict[str, Any], **settings: Any) -> ReactiveConsumerConfig:
+    backend = {"url": "http://localhost:1/"}
+    return ReactiveConsumerConfig.model_validate(
+        {"topics": ["t"], "group": "g", "backend": backend, **settings, "retry": retry}
+    )
+
+
+def test_tiers_are_topics_named_after_group_and_delay() -> None:
+    """So a group has its own, and an operator sees what is what."""
+    assert topics_of("g", RetryConfig(tiers=[10, 86_400])) == ["g.retry.10s", "g.retry.86400s"]
+    assert consumer(KEEP, ordering="key").retry.keep_key_order
+
+
+@pytest.mark.parametrize(
+    ("retry", "settings", "says"),
+    [
+        ({"tiers": [10, 10]}, {}, "should grow"),
+        ({"tiers": [60, 10]}, {}, "should grow"),
+        ({"tiers": [0]}, {}, "greater than or equal to 1"),
+        ({"tiers": [86_401]}, {}, "less than or equal to 86400"),
+        ({"tiers": [True]}, {}, "should be a number"),
+        ({"keep_key_order": True}, {"ordering": "key"}, "takes exactly one delay"),
+        ({"tiers": [1, 2], "keep_key_order": True}, {"ordering": "key"}, "takes exactly one delay"),
+        ({"tiers": [1], "last_retry": True}, {}, "exclude each other"),
+        (KEEP, {}, "does not go with ordering: partition"),
+        (KEEP, {"ordering": "key", "null_keys": "ordered"}, "and null_keys: ordered"),
+        ({"tiers": [1]}, {"group": "my group"}, "topics named after it"),
+    ],
+)
+def test_what_tiers_cannot_keep_is_refused(retry: dict[str, Any], settings: dict[str, Any], says: str) -> None:
+    """At load, with what to write instead."""
+    with pytest.raises(ValidationError, match=says):
+        consumer(retry, **settings)

@@ -496,9 +496,18 @@ def take_turns(scene: Scene, changes: int, pause: Callable[[], None]) -> None:
 
 
 @pytest.mark.timeout(500)
-def test_two_processes_take_turns(scene: Scene) -> None:
-    """Three changes at 2,000 records a second: nothing lost or skipped, order by key, no commit too early or back."""
-    scene.settings["consumer"] = SHORT_SESSION
+@pytest.mark.parametrize(
+    ("ordering", "membership"),
+    [
+        ("key", SHORT_SESSION),
+        pytest.param("partition", {**SHORT_SESSION, "assignors": ["range"]}, marks=pytest.mark.long),
+        pytest.param("none", {"group_protocol": "consumer"}, marks=pytest.mark.long),
+    ],
+    ids=["cooperative", "eager", "kip-848"],
+)
+def test_two_processes_take_turns(scene: Scene, ordering: str, membership: dict[str, Any]) -> None:
+    """Three changes at 2,000 records a second: nothing lost or skipped, order kept, no commit too early or back."""
+    scene.settings.update(ordering=ordering, consumer=membership)
     scene.backend.answer = Hostile(seed=3, delay_seconds=0, poison=0.2, flaky=1)
     take_turns(scene, 3, lambda: scene.wait_handled(scene.backend.accepted_records + 3000))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from random import Random
 from typing import NamedTuple, Protocol
@@ -21,6 +21,7 @@ from headrace.delivery.breaker import Breaker
 from headrace.delivery.offset_map import SPAN_OFFSETS
 from headrace.delivery.protocols import DeadLetter, Waiting
 from headrace.delivery.retry import pause_seconds
+from headrace.delivery.slow_keys import ALONE, FEW, SLOW, SlowKeys
 from headrace.delivery.tracker import AckTracker
 from headrace.lifecycle import Clock
 from headrace.records import Committed, Record, TopicPartition
@@ -39,6 +40,10 @@ class Batch(NamedTuple):
     """Seconds since the epoch; 0 before the first failure."""
     refusals: int = 0
     """How often the destination did not take these records though it took others."""
+    began_at: float = 0.0
+    """In order `key`: when it was taken, of the clock that only grows."""
+    is_apart: bool = False
+    """Whether it has a slow key, or one that may be."""
     letters: Sequence[DeadLetter] = ()
     """Dead letters of these records: then they are to be written, and nothing is to be delivered."""
 
@@ -60,6 +65,10 @@ class LaneRules(Protocol):
     def later(self, seconds: float, call: Callable[[], None]) -> asyncio.Task[None]:
         """Call something after a pause, unless the task is cancelled."""
 
+    @property
+    def lanes(self) -> Mapping[TopicPartition, Lane]:
+        """The lanes of the present assignment."""
+
     def offer(self, lane: Lane) -> None:
         """Say that a lane may have something to begin."""
 
@@ -70,8 +79,8 @@ class Lane:
     def __init__(self, partition: TopicPartition, epoch: int, committed: Committed | None, rules: LaneRules) -> None:
         self.partition = partition
         self.tracker = AckTracker(epoch, committed)
-        self.under_way: dict[asyncio.Task[None], int] = {}
-        """Who is delivering, and how many records each."""
+        self.under_way: dict[asyncio.Task[None], Batch] = {}
+        """Who is delivering, and what."""
         self.idle = asyncio.Event()
         """Set while nothing is under way."""
         self.idle.set()
@@ -87,6 +96,9 @@ class Lane:
         self._again: deque[Batch] = deque()  # due once more
         self._halves: list[Batch] = []  # wait for the end of the half before, the last one first
         self._behind: dict[bytes | None, deque[Record] | None] = {}  # keys under way, and what waits behind each
+        self._slow_keys = SlowKeys(rules.batch.max_records)
+        self._slow: dict[int, deque[Record]] = {ALONE: deque(), FEW: deque(), SLOW: deque()}  # ready, perhaps slow
+        self._apart = 0  # deliveries of these under way
         self._beyond: deque[Record] = deque()  # not due yet, or too far ahead of the first unfinished record
         self._begun = 0
         self._refusals = 0
@@ -117,6 +129,8 @@ class Lane:
     @property
     def _fresh(self) -> bool:
         """Whether records may begin that have not begun before."""
+        if self._slow_mark:
+            return True
         if not self._ready or (self._begun and self._rules.ordering == "partition"):
             return False
         batch = self._rules.batch
@@ -139,33 +153,56 @@ class Lane:
         self._took_again = bool(self._again) and not (self._took_again and self._fresh)
         if self._took_again:
             return self._again.popleft()
-        batch, ready = self._rules.batch, self._ready
+        if mark := self._slow_mark:
+            records = self._portion(self._slow[mark], self._slow_keys.full_records(mark))
+            return Batch(records, began_at=self._rules.clock.monotonic(), is_apart=True)
+        records = self._portion(self._ready, self._slow_keys.next_records())
+        self._lingered = False
+        self._linger()
+        if self._rules.waiting:
+            waiting = self._rules.waiting(records[0])
+            return Batch(records, waiting.attempts + 1, waiting.first_failed_at)
+        if self._rules.ordering == "key":
+            return Batch(records, began_at=self._rules.clock.monotonic())
+        return Batch(records)
+
+    @property
+    def _slow_mark(self) -> int:
+        """Which of the slow keys may begin, if any: they fill deliveries, and half of the places are for the others."""
+        if not self._slow_keys.marks:
+            return 0
+        if self._apart >= max(1, self._rules.breaker.limit.places // (2 * len(self._rules.lanes) or 1)):
+            return 0
+        for mark, ready in self._slow.items():
+            if ready and (not self._apart or len(ready) >= self._slow_keys.full_records(mark)):
+                return mark
+        return 0
+
+    def _portion(self, ready: deque[Record], most_records: int) -> list[Record]:
+        batch = self._rules.batch
         records = [ready.popleft()]
         size = records[0].size_bytes
-        while ready and len(records) < batch.max_records:
+        while ready and len(records) < most_records:
             size += ready[0].size_bytes
             if size > batch.max_bytes:
                 break
             records.append(ready.popleft())
         self._begun += len(records)
-        self._lingered = False
-        self._linger()
         if self._rules.ordering == "key":
             # A key whose turn came late may be before others; within a delivery offsets ascend.
             records.sort(key=_offset)
-        if self._rules.waiting:
-            waiting = self._rules.waiting(records[0])
-            return Batch(records, waiting.attempts + 1, waiting.first_failed_at)
-        return Batch(records)
+        return records
 
     def begin(self, task: asyncio.Task[None], batch: Batch) -> None:
         """Note that a task delivers a batch."""
-        self.under_way[task] = len(batch.records)
+        self.under_way[task] = batch
+        self._apart += batch.is_apart
         self.idle.clear()
 
     def leave(self, task: asyncio.Task[None]) -> None:
         """Note that a task delivers nothing of this lane any more."""
-        self.under_way.pop(task, None)
+        if batch := self.under_way.pop(task, None):
+            self._apart -= batch.is_apart
         if not self.under_way:
             self.idle.set()
 
@@ -173,12 +210,17 @@ class Lane:
         """Let go what waited behind these records, which have ended."""
         self._begun -= len(records)
         if self._rules.ordering == "key":
-            for record in records:
-                self._release_key(record.key)
+            self._release_keys(records)
         if self._halves and self._begun == sum(len(half.records) for half in self._halves):
             self._again.append(self._halves.pop())
         if self._beyond:
             self._admit()
+
+    def went_well(self, batch: Batch) -> None:
+        """Note that the destination took all of a batch."""
+        self.moves()
+        if batch.began_at:
+            self._slow_keys.learn(batch.records, self._rules.clock.monotonic() - batch.began_at)
 
     def moves(self) -> None:
         """Note that a destination or a dead letter topic did its work."""
@@ -238,6 +280,8 @@ class Lane:
             pause.cancel()
         for waiting in (self._ready, self._again, self._halves, self._beyond, self._behind):
             waiting.clear()
+        for ready in self._slow.values():
+            ready.clear()
 
     def fence(self) -> int:
         """End what is under way now; its results mean nothing. Returns how many records that is."""
@@ -245,7 +289,7 @@ class Lane:
         self.fenced = True
         for task in self.under_way:
             task.cancel()
-        return sum(self.under_way.values())
+        return sum(len(batch.records) for batch in self.under_way.values())
 
     @property
     def label(self) -> str:
@@ -266,20 +310,24 @@ class Lane:
                     self._ready.append(record)
                 elif key not in behind:
                     behind[key] = None
-                    self._ready.append(record)
+                    self._ready_for(key).append(record)
                 elif (waiting := behind[key]) is None:
                     behind[key] = deque((record,))
                 else:
                     waiting.append(record)
         self._linger()
 
-    def _release_key(self, key: bytes | None) -> None:
-        if key is None and not self._rules.ordered_null_keys:
-            return
-        if waiting := self._behind.get(key):
-            self._ready.append(waiting.popleft())
-        else:
-            self._behind.pop(key, None)  # a drained lane has forgotten its keys
+    def _release_keys(self, records: Sequence[Record]) -> None:
+        behind = self._behind
+        for record in records:
+            key = record.key
+            if waiting := behind.get(key):
+                self._ready_for(key).append(waiting.popleft())
+            else:
+                behind.pop(key, None)  # a drained lane has forgotten its keys
+
+    def _ready_for(self, key: bytes | None) -> deque[Record]:
+        return self._slow.get(self._slow_keys.marks.get(key, 0), self._ready)
 
     def _admit(self) -> None:
         limit = self.tracker.frontier + SPAN_OFFSETS

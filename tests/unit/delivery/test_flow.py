@@ -382,3 +382,75 @@ def test_partitions_try_a_dead_backend_in_turns() -> None:
         await bed.pump.stop()
 
     run(test)
+
+
+def keyed(number: int, key: int) -> Record:
+    return Record(*PARTITIONS[0], number, 0, b"%d" % key, b"v")
+
+
+@pytest.mark.parametrize("per_delivery", [1, 100])
+def test_one_slow_key_holds_nobody_else(per_delivery: int) -> None:
+    """E9: of a thousand keys one takes 30 s each time; once that is known, not one record of another waits for it."""
+
+    async def test() -> None:
+        bed, chance = Bed(1, ordering="key", batch=BatchConfig(max_records=per_delivery)), Random(9)
+        fed: list[float] = []
+        delays: list[float] = []
+
+        async def slow_for_one(delivery: Delivery) -> Sequence[Outcome]:
+            is_slow = any(record.key == b"0" for record in delivery.records)
+            await bed.clock.sleep(30 if is_slow else 0.05)
+            delays.extend(bed.clock.monotonic() - fed[r.offset] for r in delivery.records if r.key != b"0")
+            return await fine(delivery)
+
+        async def feed(keys: list[int], seconds: float) -> None:
+            news = [keyed(len(fed) + n, key) for n, key in enumerate(keys)]
+            fed.extend([bed.clock.monotonic()] * len(keys))
+            bed.pump.on_records(PARTITIONS[0], 1, news)
+            await bed.clock.advance(seconds)
+
+        await bed.open()
+        bed.answer = slow_for_one
+        await feed(list(range(1, 51)), 1)
+        for _ in range(3):
+            await feed(list(range(50)), 31)
+        delays.clear()
+        for _ in range(300):
+            await feed([chance.randrange(1000) for _ in range(50)], 0.2)
+        assert len(delays) > 14_900
+        assert max(delays) < 0.3
+        await bed.pump.stop()
+
+    run(test)
+
+
+def test_slow_keys_are_found_and_share_deliveries() -> None:
+    """Also when no full delivery is without one: soon none of the others is in a delivery with one of them."""
+
+    async def test() -> None:
+        bed, chance = Bed(1, ordering="key"), Random(9)
+        mixed: list[int] = []
+
+        async def slow_for_some(delivery: Delivery) -> Sequence[Outcome]:
+            found = sum(int(record.key or b"") % 20 == 0 for record in delivery.records)
+            mixed.append(len(delivery.records) - found if found else 0)
+            await bed.clock.sleep(0.1 if found else 0.001)
+            return await fine(delivery)
+
+        async def go(rounds: int) -> None:
+            for _ in range(rounds):
+                start, bed.fed = bed.fed, bed.fed + 500
+                news = [keyed(n, chance.randrange(1000)) for n in range(start, bed.fed)]
+                bed.pump.on_records(PARTITIONS[0], 1, news)
+                await bed.clock.advance(0.5)
+
+        await bed.open()
+        bed.answer = slow_for_some
+        await go(100)
+        mixed.clear()
+        await go(20)
+        assert sum(mixed) == 0
+        assert bed.drained
+        await bed.pump.stop()
+
+    run(test)

@@ -105,6 +105,8 @@ class Attributes(_Part):
         if self.heartbeat_interval >= self.session_timeout:
             times = f"is {self.heartbeat_interval:g}s, and sessionTimeout {self.session_timeout:g}s"
             raise ValueError(f"heartbeatInterval {times}: write less than it")
+        if self.retry_settings.tiers:
+            raise ValueError("retry.tiers are for reactive consumers only: drop them, or raise retry.max_delay_seconds")
         if self.output_topic.startswith("__"):
             raise ValueError(f"outputTopic is {self.output_topic}, an internal topic of Kafka: write a topic of yours")
         for name, topic in {"outputTopic": self.output_topic, "deadLetterTopic": self.dead_letter.topic}.items():

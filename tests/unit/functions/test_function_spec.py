@@ -118,6 +118,8 @@ def test_what_a_failure_means_is_written_as_for_a_reactive_consumer(tmp_path: Pa
     [trigger] = load(tmp_path, with_attributes(lines + "        attempts: 2\n")).triggers
     assert (trigger.retry.attempts, trigger.retry.deadline_seconds) == (2, 60)
     assert trigger.retry.action_of_error("ValueError") == "dead_letter"
+    with pytest.raises(FunctionInvalid, match="retry.tiers are for reactive consumers only"):
+        load(tmp_path, with_attributes("        retry: {tiers: [10]}\n"))
     with pytest.raises(FunctionInvalid, match="retry.errors.ValueError: should be 'retry', 'dead_letter', 'skip' or"):
         load(tmp_path, with_attributes("        retry: {errors: {ValueError: drop}}\n"))
 

@@ -29,6 +29,7 @@
     |   |-- FatalKafkaError            |-- TransactionAborted
     |-- DeliveryError                  the destination failed; becomes an Outcome
     |   |-- DestinationUnavailable     |-- DestinationRefused   |-- DeadLetterFailed
+    |   |-- Fenced
     |-- FunctionError
     |   |-- FunctionInvalid            |-- WorkerLost
     |-- PipelineError
@@ -346,6 +347,10 @@ class DestinationRefused(DeliveryError, code="ERR40021", message="DESTINATION_RE
 
 class DeadLetterFailed(DeliveryError, code="ERR40022", message="DEAD_LETTER_FAILED", retriable=True):
     """A dead letter could not be written; its partition is paused and nothing is passed over."""
+
+
+class Fenced(DeliveryError, code="ERR40047", message="ASSIGNMENT_FENCED", status=503):
+    """A delivery belongs to an assignment that is over; a later one writes to the same store."""
 
 
 class FunctionError(HeadraceError, code="ERR40023", message="FUNCTION_ERROR"):

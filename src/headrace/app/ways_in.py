@@ -32,6 +32,7 @@ from headrace.pipelines.spec import PipelineSpec
 from headrace.security import BackendTlsFiles
 from headrace.sidecar.reactive.health_wait import AfterHealth
 from headrace.sidecar.reactive.http_destination import HttpDestination
+from headrace.sidecar.reactive.kept_offsets import KeptOffsets
 from headrace.sidecar.reactive.stored import Stored
 from headrace.telemetry.metrics import Metrics
 
@@ -105,7 +106,8 @@ class WaysIn:
         destination = HttpDestination(f"{name} backend", backend, reactive.retry, stored, self.clock, context)
         letters = self._letters(reactive.dead_letter, reactive.topics)
         fits = fits_of(reactive, self.config, self._specs)
-        policy = ReadPolicy(reactive.auto_offset_reset, reactive.on_gap, fits is not None, reactive.consumer)
+        kept = KeptOffsets(destination.client, backend.offsets_path).ask if backend.offsets_path else None
+        policy = ReadPolicy(reactive.auto_offset_reset, reactive.on_gap, fits is not None, reactive.consumer, kept)
         for warning in reactive.warnings(self.config.kafka.properties):
             log.warning("%s: %s", name, warning)
         if reactive.retry.tiers:

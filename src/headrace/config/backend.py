@@ -53,6 +53,10 @@ class BackendConfig(Section):
     health: BackendHealth | None = None
     """When set, consumption begins with the first 2xx of this path, and readiness says so until then."""
 
+    offsets_path: Annotated[str, Field(pattern=r"^(/[!-\"$->@-\[\]-~]*)?$")] = ""
+    """When set, the backend keeps offsets with its own data: asked with GET on its host where each partition goes on
+    when it is assigned, with `group`, `topic`, `partition` and `epoch`; answers `{"offset": n}`, null for none."""
+
     @model_validator(mode="after")
     def _elsewhere(self) -> BackendConfig:
         for name, url in (("url", self.url), ("oauth.token_url", self.oauth.token_url if self.oauth else "")):

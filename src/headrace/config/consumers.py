@@ -99,6 +99,7 @@ class ReactiveConsumerConfig(DeliveryConfig):
             if self.dead_letter.enabled and letters in self.topics:
                 raise ValueError(f"dead_letter.topic is {letters}, which is consumed here too: name another topic")
         self._fit_mode()
+        self._fit_offsets()
         self._fit_tiers()
         if self.batch.max_records > self.flow.max_records or self.batch.max_bytes > self.flow.max_bytes:
             raise ValueError("batch is larger than flow, which bounds memory: lower batch or raise flow")
@@ -115,6 +116,15 @@ class ReactiveConsumerConfig(DeliveryConfig):
             raise ValueError(
                 f"group is {self.group!r}, and retry tiers are topics named after it: use up to 200 letters, digits, "
                 "dots, underscores and hyphens"
+            )
+
+    def _fit_offsets(self) -> None:
+        """Refuse what lets a record end before an earlier one: a store with one number per partition would lose it."""
+        one_by_one = self.ordering == "partition" and self.batch.max_records == 1 and not self.retry.tiers
+        if self.backend.offsets_path and not one_by_one:
+            raise ValueError(
+                "backend.offsets_path is set, and one offset per partition says what is done only when records end one "
+                "after the other: write ordering: partition, batch: {max_records: 1}, and no retry.tiers"
             )
 
     def warnings(self, shared: Mapping[str, object]) -> list[str]:

@@ -1,0 +1,47 @@
+"""Where a group goes on, asked of a backend that keeps offsets with its own data (delivery.md 4.6)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+from urllib.parse import urlencode
+
+import msgspec
+
+from headrace.errors import DestinationUnavailable
+from headrace.records import TopicPartition
+from headrace.sidecar.reactive.client import Client
+
+
+class _Kept(msgspec.Struct):
+    offset: Annotated[int, msgspec.Meta(ge=0)] | None
+
+
+_decode = msgspec.json.Decoder(_Kept).decode
+
+
+class KeptOffsets:
+    """Asks `GET path?group=&topic=&partition=&epoch=`; the answer is `{"offset": n}`, null for none."""
+
+    def __init__(self, client: Client, path: str) -> None:
+        self._client = client
+        self._path = path
+
+    async def ask(self, group: str, epochs: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
+        """Return the offset of the next record of each partition, None where the backend has none.
+
+        Raises:
+            DestinationUnavailable: The backend does not say it for all of them.
+        """
+        return {partition: await self._one(group, partition, epoch) for partition, epoch in epochs.items()}
+
+    async def _one(self, group: str, partition: TopicPartition, epoch: int) -> int | None:
+        query = {"group": group, "topic": partition.topic, "partition": partition.partition, "epoch": epoch}
+        answer = await self._client.get(f"{self._path}?{urlencode(query)}")
+        try:
+            if answer.status == 200:
+                return _decode(answer.body).offset
+            why = f"HTTP {answer.status}"
+        except msgspec.MsgspecError as cause:
+            why = f'a body that is not {{"offset": n}}: {cause}'
+        raise DestinationUnavailable(f"GET {self._path} of {self._client.place} answers {why}")

@@ -1,0 +1,84 @@
+"""Where a backend that keeps offsets lets a group go on: with a client that answers from a list."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headrace.config.consumers import ReactiveConsumerConfig
+from headrace.errors import DestinationUnavailable
+from headrace.records import TopicPartition
+from headrace.sidecar.reactive.kept_offsets import KeptOffsets
+
+EPOCHS = {TopicPartition("a.b", 0): 7, TopicPartition("c", 12): 8}
+
+
+class Client:
+    place = "http://b"
+
+    def __init__(self, *answers: tuple[int, bytes]) -> None:
+        self.asked: list[str] = []
+        self._answers = list(answers)
+
+    async def get(self, path: str) -> Any:
+        self.asked.append(path)
+        status, body = self._answers.pop(0)
+        return SimpleNamespace(status=status, body=body)
+
+
+def ask(client: Any) -> dict[TopicPartition, int | None]:
+    return asyncio.run(KeptOffsets(client, "/offsets").ask("g & h", EPOCHS))
+
+
+def test_each_partition_is_asked_for_with_its_epoch() -> None:
+    """Null is none; further fields are ignored."""
+    client = Client((200, b'{"offset": 3, "more": 1}'), (200, b'{"offset": null}'))
+    assert ask(client) == {TopicPartition("a.b", 0): 3, TopicPartition("c", 12): None}
+    assert client.asked == [
+        "/offsets?group=g+%26+h&topic=a.b&partition=0&epoch=7",
+        "/offsets?group=g+%26+h&topic=c&partition=12&epoch=8",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "says"),
+    [
+        (404, b"{}", "HTTP 404"),
+        (503, b"", "HTTP 503"),
+        (204, b"", "HTTP 204"),
+        (200, b"", "a body that is not"),
+        (200, b"{}", "a body that is not"),
+        (200, b'{"offset": "3"}', "a body that is not"),
+        (200, b'{"offset": -1}', "a body that is not"),
+        (200, b'{"offset": 1.5}', "a body that is not"),
+    ],
+)
+def test_anything_else_is_no_answer(status: int, body: bytes, says: str) -> None:
+    """Nothing is guessed: to begin elsewhere would lose or repeat what the store has."""
+    with pytest.raises(DestinationUnavailable, match=says):
+        ask(Client((status, body)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_taken"),
+    [
+        ({"batch": {"max_records": 1}}, True),
+        ({"mode": "single"}, True),
+        ({}, False),
+        ({"batch": {"max_records": 1}, "ordering": "key"}, False),
+        ({"batch": {"max_records": 1}, "retry": {"tiers": [1]}}, False),
+    ],
+)
+def test_one_offset_needs_records_that_end_one_after_the_other(settings: dict[str, Any], is_taken: bool) -> None:
+    """Else the store would pass a record that is still being tried, and drop it when it comes again."""
+    mode = settings.pop("mode", "results")
+    backend = {"url": "http://localhost", "offsets_path": "/offsets", "mode": mode}
+    reactive = {"topics": ["t"], "group": "g", "backend": backend, **settings}
+    if is_taken:
+        ReactiveConsumerConfig.model_validate(reactive)
+        return
+    with pytest.raises(ValueError, match="one offset per partition says what is done only when"):
+        ReactiveConsumerConfig.model_validate(reactive)

@@ -50,9 +50,11 @@ def luck(*what: object) -> float:
 class Hostile:
     """Answers badly now and then; always in the same way to the same request, and never for ever."""
 
-    def __init__(self, seed: int, delay_seconds: float = 0.002, poison: float = 2, flaky: float = 10) -> None:
-        """So many of a hundred records always fail, and so many the first time."""
-        self._seed, self._poison, self._flaky = seed, poison, flaky
+    def __init__(
+        self, seed: int, delay_seconds: float = 0.002, poison: float = 2, flaky: float = 10, *, hangs: bool = False
+    ) -> None:
+        """So many of a hundred records always fail, and so many the first time; hangs are for a limit of its own."""
+        self._seed, self._poison, self._flaky, self._hangs = seed, poison, flaky, hangs
         self._delay_seconds = delay_seconds
         self._seen: Counter[str] = Counter()
 
@@ -73,6 +75,10 @@ class Hostile:
                 return Answer(503, body={})
             case 5:
                 return Answer(delay_seconds=0.1, fails=self._fails)
+            case 6:
+                return Answer(drip_seconds=0.001, fails=self._fails)
+            case 7 if self._hangs:
+                return Answer(delay_seconds=600, body=b"")
         return Answer(delay_seconds=delay, fails=self._fails)
 
     def _fails(self, record: dict[str, Any]) -> bool:
@@ -104,6 +110,7 @@ class Scene:
         self.kafka = KafkaConfig(bootstrap_servers=cluster.bootstrap_servers)
         self.admin = Admin(self.kafka)
         self.written = self.dead_letters = 0
+        self.timeout_seconds = 600
         self.faults: list[Fault] = []
         self.settings: dict[str, Any] = {
             "ordering": "key",
@@ -126,7 +133,7 @@ class Scene:
     @property
     def consumer(self) -> dict[str, Any]:
         """Its reactive consumer."""
-        backend = {"url": self.backend.url, "timeout_seconds": 600}
+        backend = {"url": self.backend.url, "timeout_seconds": self.timeout_seconds}
         place = {"topics": [self.topic], "group": self.group, "backend": backend}
         return {**place, "key_format": "string", "value_format": "string", **self.settings}
 
@@ -474,7 +481,10 @@ class Feeder:
 
 
 def take_turns(scene: Scene, changes: int, pause: Callable[[], None]) -> None:
-    """Two processes of one group; again and again one of them is ended, by SIGTERM or SIGKILL, and started again."""
+    """Two processes of one group; again and again one of them is ended, by SIGTERM or SIGKILL, and started again.
+
+    The backend is, too, each third time.
+    """
     processes = [scene.run(), scene.run()]
     chance = random.Random(11)
     with Feeder(scene, per_second=2000):
@@ -486,6 +496,9 @@ def take_turns(scene: Scene, changes: int, pause: Callable[[], None]) -> None:
                     one.kill()
                 else:
                     assert one.terminate() == 0
+                if change % 3 == 2:
+                    scene.backend.stop()
+                    scene.backend.start()
                 one.start()
                 one.wait_ready()
                 scene.wait_for(lambda: scene.members() == 2, "both to be members")
@@ -515,7 +528,8 @@ def test_two_processes_take_turns(scene: Scene, ordering: str, membership: dict[
 @pytest.mark.long
 @pytest.mark.timeout(2400)
 def test_two_processes_take_turns_for_ten_minutes(scene: Scene) -> None:
-    """The same for ten minutes, with a change every 20 seconds."""
+    """The same for ten minutes, with a change every 20 seconds; now and then the backend hangs."""
+    scene.timeout_seconds = 10
     scene.settings["consumer"] = SHORT_SESSION
-    scene.backend.answer = Hostile(seed=4, delay_seconds=0, poison=0.2, flaky=1)
+    scene.backend.answer = Hostile(seed=4, delay_seconds=0, poison=0.2, flaky=1, hangs=True)
     take_turns(scene, 28, lambda: time.sleep(20))

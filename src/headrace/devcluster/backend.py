@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 
+_DROP_BYTES = 50
+
+
 class Received(NamedTuple):
     """One request the backend got."""
 
@@ -49,7 +52,7 @@ class Answer:
     cut_after_bytes: int | None = None
     """Close the connection after so many bytes of the body; 0 before the status line, None not at all."""
     drip_seconds: float = 0.0
-    """Pause before each byte of the body."""
+    """Pause before each 50 bytes of the body."""
 
     @property
     def is_whole(self) -> bool:
@@ -184,10 +187,11 @@ class RecordingBackend:
         response = web.StreamResponse(status=answer.status, headers={**headers, "Content-Length": str(len(body))})
         if answer.cut_after_bytes != 0:
             await response.prepare(request)
-        for index in range(len(body) if answer.cut_after_bytes is None else answer.cut_after_bytes):
+        body = body[: answer.cut_after_bytes]
+        for index in range(0, len(body), _DROP_BYTES):
             if answer.drip_seconds:
                 await asyncio.wait({self._hurry}, timeout=answer.drip_seconds)
-            await response.write(body[index : index + 1])
+            await response.write(body[index : index + _DROP_BYTES])
         if answer.cut_after_bytes is not None and request.transport:
             request.transport.abort()
         return response

@@ -59,7 +59,7 @@ class Hostile:
         self._seen: Counter[str] = Counter()
 
     def __call__(self, request: Received) -> Answer:
-        first = request.body[0]["deliveryId"]
+        first = request.body[0]["value"]
         self._seen[first] += 1
         delay = self._delay_seconds * luck("delay", first) / 50
         match int(luck(self._seed, first, self._seen[first])):
@@ -82,7 +82,7 @@ class Hostile:
         return Answer(delay_seconds=delay, fails=self._fails)
 
     def _fails(self, record: dict[str, Any]) -> bool:
-        number = luck(self._seed, record["deliveryId"])
+        number = luck(self._seed, record["value"])
         return number < self._poison or (number < self._poison + self._flaky and record["attempt"] == 1)
 
 
@@ -340,10 +340,10 @@ def test_a_backend_that_fails_costs_attempts_and_nothing_else(scene: Scene) -> N
     outage, seen = iter(range(15)), Counter[str]()
 
     def answer(request: Received) -> Answer:
-        first = request.body[0]["deliveryId"]
+        first = request.body[0]["value"]
         seen[first] += 1
         down = next(outage, None) is not None or luck(first, seen[first]) < 20
-        return Answer(500) if down else Answer(fails=lambda record: luck("never", record["deliveryId"]) < 1)
+        return Answer(500) if down else Answer(fails=lambda record: luck("never", record["value"]) < 1)
 
     scene.backend.answer = answer
     scene.settings["retry"]["attempts"] = 5
@@ -374,7 +374,7 @@ def test_a_backend_that_is_away_costs_nothing(scene: Scene) -> None:
 def test_without_order_a_crash_repeats_only_what_was_open(scene: Scene) -> None:
     """A hundred single records at a time, each as slow as it likes (row E8): what commits and maps have stays ended."""
     scene.settings["consumer"] = SAME_MEMBER
-    scene.backend.answer = lambda request: Answer(delay_seconds=luck(request.body[0]["deliveryId"]) / 200)
+    scene.backend.answer = lambda request: Answer(delay_seconds=luck(request.body[0]["value"]) / 200)
     scene.settings.update(ordering="none", batch={"max_records": 1}, max_in_flight=100)
     scene.write(800)
     process = scene.run()

@@ -127,7 +127,13 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def page(produce: str, push: str, rows: str, scale: float) -> str:
+def core(scale: float) -> str:
+    """Measure the delivery core, in a process of its own, with nothing beside it."""
+    words = [sys.executable, "-m", "bench.core", str(int(2_000_000 * scale))]
+    return subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def page(produce: str, push: str, core_rows: str, rows: str, scale: float) -> str:
     names = ("confluent-kafka", "uvicorn", "httptools", "msgspec")
     versions = ", ".join(f"{name} {version(name)}" for name in names)
     return f"""\
@@ -153,6 +159,12 @@ Medians in turns. The bare loop consumes, writes JSON and posts with the client 
 
 {push}
 
+## The delivery core
+
+`bench/core.py`, no Kafka and no HTTP: medians of three runs, the second half of each, when slow keys are known.
+
+{core_rows}
+
 ## Functions
 
 One run.
@@ -166,12 +178,13 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="1.0 is a million records per run")
     parser.add_argument("--dry", action="store_true", help="print, do not write RESULTS.md")
     options = parser.parse_args()
+    core_rows = core(options.scale)
     with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder) / "kafka") as cluster:
         bench = Bench(cluster, Path(folder), options.scale)
         produce = ProduceTable(bench)
         produce.measure()
         rows = table(bench.run())
-        text = page("\n".join(produce.lines()), "\n".join(bench.pushing.lines()), rows, options.scale)
+        text = page("\n".join(produce.lines()), "\n".join(bench.pushing.lines()), core_rows, rows, options.scale)
     print(text)
     if not options.dry:
         RESULTS.write_text(text)

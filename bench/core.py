@@ -24,7 +24,7 @@ from headrace.lifecycle import SystemClock
 from headrace.records import Committed, Record, TopicPartition
 
 PARTITIONS = [TopicPartition("t", number) for number in range(8)]
-KEYS, SLOW_ONE_IN, USUAL_SECONDS, SLOW_SECONDS = 10_000, 100, 0.02, 0.1
+KEYS, SLOW_ONE_IN, USUAL_SECONDS, SLOW_SECONDS = 7_500, 100, 0.02, 0.1
 """Keys of each partition, enough that even the slow ones keep up; what a delivery takes, and one with a slow key."""
 HELD_RECORDS, CHUNK = 20_000, 500
 ROUNDS = 3
@@ -154,7 +154,7 @@ def lines(records: int) -> list[str]:
 
 
 def main() -> None:
-    print("\n".join(lines(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000)))
+    print("\n".join(lines(int(sys.argv[1]) if len(sys.argv) > 1 else 2_000_000)))
 
 
 if __name__ == "__main__":

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import random
 import re
 import signal
+import sys
 import threading
 import time
 import uuid
@@ -28,7 +30,7 @@ from headrace.delivery.dead_letter import origin_of
 from headrace.kafka import Admin, Producer
 from headrace.records import OutgoingRecord, Record, TopicPartition
 from headrace.testing import Answer, Fault, HeadraceProcess, Pushed, Received, RecordingBackend, check_pushed
-from headrace.testing.evidence import gather, unique_records
+from headrace.testing.evidence import gather, read_journal, unique_records
 
 SRC = Path(__file__).parents[2] / "src" / "headrace"
 POINTS = sorted(
@@ -137,9 +139,9 @@ class Scene:
         place = {"topics": [self.topic], "group": self.group, "backend": backend}
         return {**place, "key_format": "string", "value_format": "string", **self.settings}
 
-    def run(self, failpoints: str = "", *, wait: bool = True) -> HeadraceProcess:
+    def run(self, failpoints: str = "", *, wait: bool = True, **env: str) -> HeadraceProcess:
         """Start a process of the group, with failpoints if any are named."""
-        return self._start(self.config, wait=wait, env={"HEADRACE_FAILPOINTS": failpoints})
+        return self._start(self.config, wait=wait, env={"HEADRACE_FAILPOINTS": failpoints, **env})
 
     def new(self, records: int) -> list[OutgoingRecord]:
         """Return so many unique records that nobody has written yet."""
@@ -198,6 +200,10 @@ class Scene:
         groups = asyncio.run(self.admin.list_groups())
         return next((group.members for group in groups if group.name == self.group), 0)
 
+    def attempts(self) -> int:
+        """Return how many deliveries of single records the backend has noted."""
+        return sum(len(attempts) for attempts in read_journal(self.journal).values())
+
     def evidence(self) -> list[Pushed]:
         """Return all that is known, partition by partition."""
         return asyncio.run(gather(self.kafka, self.admin, self.group, self.topic, self.journal))
@@ -243,6 +249,54 @@ def test_headrace_is_killed_while_it_pushes_to_a_hostile_backend(scene: Scene) -
     scene.wait_done()
     assert scene.check() == []
     assert process.terminate() == 0
+
+
+COMMITS_WHAT_WAS_HANDED_OUT = """
+from headrace.delivery.pump import Pump
+from headrace.records import Committed
+
+real = Pump.on_records
+
+def on_records(self, partition, epoch, records):
+    real(self, partition, epoch, records)
+    self.source.commit({partition: Committed(records[-1].offset + 1)})
+
+Pump.on_records = on_records
+"""
+LETS_GO_OF_KEYS_TOO_EARLY = """
+from headrace.delivery.lane import Lane
+
+real = Lane.take
+
+def take(self):
+    batch = real(self)
+    self.ended(batch.records)
+    return batch
+
+Lane.take = take
+"""
+
+
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize(
+    ("mutant", "kind"),
+    [(COMMITS_WHAT_WAS_HANDED_OUT, "ahead"), (LETS_GO_OF_KEYS_TOO_EARLY, "order")],
+    ids=["commits-what-was-handed-out", "lets-go-of-keys-too-early"],
+)
+def test_the_ledger_catches_a_headrace_that_is_broken(scene: Scene, tmp_path: Path, mutant: str, kind: str) -> None:
+    """A process that was changed for it pushes, and what the ledger reads of broker and backend gives it away."""
+    (tmp_path / "sitecustomize.py").write_text(mutant)
+    scene.backend.answer = Answer(delay_seconds=600)
+    scene.write(100)
+    process = scene.run(PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path]))
+    deeds: dict[str, Callable[[], Any]] = {"ahead": scene.committed, "order": lambda: scene.attempts() == 100}
+    scene.wait_for(deeds[kind], "the mutant's deed")
+    scene.backend.answer = Answer()
+    scene.backend.release()
+    scene.wait_done()
+    scene.wait_handled(100)
+    assert {text.partition(":")[0] for text in scene.check()} >= {kind}
+    process.kill()
 
 
 def fail_at(scene: Scene, point: str, action: str) -> Callable[[], None]:

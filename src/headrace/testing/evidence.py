@@ -64,7 +64,7 @@ def read_journal(journal: Path) -> dict[TopicPartition, list[Attempt]]:
     """Return every attempt that a backend wrote down, by partition, in order of arrival."""
     requests: dict[int, Any] = {}
     ends: dict[int, Any] = {}
-    for line in journal.read_bytes().splitlines():
+    for line in journal.read_bytes().split(b"\n")[:-1]:  # behind the last one is nothing, or a line in the making
         entry = msgspec.json.decode(line)
         (ends if "ended" in entry else requests)[entry["request"]] = entry
     found: dict[TopicPartition, list[Attempt]] = defaultdict(list)

@@ -34,6 +34,7 @@ class Counts(NamedTuple):
     aggregated: int
     long_delays: int
     delivered: int
+    delayed: int
     letters_left: int
     lag: int
 
@@ -54,12 +55,15 @@ class Counts(NamedTuple):
 class Ledger:
     """Counts."""
 
-    def __init__(self, kafka: KafkaConfig, backend: RecordingBackend, groups: Sequence[str], letters: str) -> None:
+    def __init__(
+        self, kafka: KafkaConfig, backend: RecordingBackend, groups: Sequence[str], letters: str, tier: str
+    ) -> None:
         self._kafka = kafka
         self._admin = Admin(kafka)
         self._backend = backend
         self._groups = groups
         self._letters = letters
+        self._tier = tier
 
     async def quick(self) -> Counts:
         """Count by offsets: cheap, and an upper bound where a record was written twice."""
@@ -68,6 +72,7 @@ class Ledger:
             aggregated=0,
             long_delays=await self._end("flights.long_delays"),
             delivered=len({record["value"]["flight_id"] for record in self._backend.accepted}),
+            delayed=await self._end(self._tier),
             letters_left=await self._letters_left(),
             lag=await self._lag(),
         )

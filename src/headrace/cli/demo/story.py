@@ -24,10 +24,12 @@ from headrace.lifecycle import SystemClock
 
 FILES = Path(__file__).with_name("files")
 LETTERS = "flights.long_delays.dlq"
+_TIER = "long-delays.retry.2s"
 _TOPICS = {"flights": 4, "flights.enriched": 4, "flights.delays": 2, "flights.long_delays": 2}
 _GROUPS = ("enrich", "long-delays", "headrace.delays.delays_by_hour", "headrace.delays.long_delays")
 _BATCH_RECORDS = 500
 _CONNECTIONS = 4
+_AWAY_ANSWERS = 3
 _START_SECONDS = 120.0
 _SETTLE_SECONDS = 240.0
 
@@ -38,8 +40,9 @@ def demo(keep: bool) -> int:
     """Show the whole story on this machine, on the 336,776 flights of 2013 from New York.
 
     Flights are posted over HTTP as Avro; a function joins names; a Spark pipeline computes delays; a reactive
-    consumer pushes long delays to a backend that fails on purpose for a few; these become dead letters and are
-    redriven. Ends with a table of counts; the exit code is 0 only if every count is exact.
+    consumer pushes long delays, in order of their keys, to a backend that is away at first and fails on purpose for a
+    few; these wait for a second try, become dead letters and are redriven. Ends with a table of counts; the exit code
+    is 0 only if every count is exact.
 
     Example: headrace demo
     """
@@ -60,6 +63,8 @@ class Story:
             fails=lambda record: bool(record["value"]["carrier"] == REFUSED_CARRIER),
             stacktrace="CarrierUnknown: this backend does not know the carrier",
         )
+        # Away at first: that uses up nobody's attempts, and nothing becomes a dead letter for it.
+        self._backend.script.extend([Answer(status=503, headers={"Retry-After": "1"})] * _AWAY_ANSWERS)
         self._headrace: HeadraceProcess | None = None
         self._began = time.monotonic()
         self._times: dict[str, float] = {}
@@ -97,7 +102,7 @@ class Story:
 
     async def _flow(self, kafka: KafkaConfig, headrace: HeadraceProcess, keep: bool) -> int:
         self._mark("started")
-        want, ledger = expected(), Ledger(kafka, self._backend, _GROUPS, LETTERS)
+        want, ledger = expected(), Ledger(kafka, self._backend, _GROUPS, LETTERS, _TIER)
         self._say(f"Posting {want.flights:,} flights as Avro, {_BATCH_RECORDS} per request")
         posted = await self._post(f"{headrace.url}/producers/flights", want.flights)
         self._mark("posted")
@@ -157,6 +162,7 @@ class Story:
             ("= sum of `flights` over the newest row per key", want.flights, final.aggregated),
             ("long delays in the file = rows from the pipeline", want.long_delays, final.long_delays),
             ("= delivered to the backend", want.long_delays, final.delivered),
+            ("waited in the retry tier for a second try", want.refused, at_rest.delayed),
             ("dead letters before the redrive", want.refused, at_rest.letters_left),
             ("dead letters left after it", 0, final.letters_left),
             ("lag of every group", 0, final.lag),

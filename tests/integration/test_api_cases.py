@@ -118,7 +118,7 @@ def send_all(cases: st.SearchStrategy[Any], count: int) -> collections.Counter[i
     @settings(max_examples=count, deadline=None, database=None, derandomize=again, suppress_health_check=[*HealthCheck])
     @given(cases)
     def send(case: Any) -> None:
-        answer = case.call()
+        answer = case.call(timeout=120)
         statuses[answer.status_code] += 1
         assert answer.status_code != 500
         case.validate_response(answer, checks=CHECKS)

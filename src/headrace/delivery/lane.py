@@ -41,7 +41,7 @@ class Batch(NamedTuple):
     refusals: int = 0
     """How often the destination did not take these records though it took others."""
     began_at: float = 0.0
-    """In order `key`: when it was taken, of the clock that only grows."""
+    """In order `key` and at the first try: when it was taken, of the clock that only grows."""
     is_apart: bool = False
     """Whether it has a slow key, or one that may be."""
     letters: Sequence[DeadLetter] = ()
@@ -234,7 +234,7 @@ class Lane:
         """Deliver records once more after a pause; what does not wait behind them goes on."""
         retry = self._rules.retry
         failures = max(1, batch.attempt - 1 + batch.refusals)
-        self._rest(pause_seconds(failures, retry, self._rules.chance), why, lambda: self._again.append(batch))
+        self._rest(pause_seconds(failures, retry, self._rules.chance), why, lambda: self.give_back(batch))
 
     def halve(self, batch: Batch, why: str) -> None:
         """Deliver a batch that failed as a whole in two; in order `partition` one after the other."""
@@ -248,7 +248,7 @@ class Lane:
 
     def give_back(self, batch: Batch) -> None:
         """Take back a batch that the destination did not take; another one, if there is one, may try first."""
-        self._again.append(batch)
+        self._again.append(batch._replace(began_at=0.0))
 
     def refused(self, batch: Batch, why: str) -> None:
         """Take back a batch whose dead letters are not written; the whole lane pauses."""

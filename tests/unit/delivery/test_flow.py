@@ -454,3 +454,32 @@ def test_slow_keys_are_found_and_share_deliveries() -> None:
         await bed.pump.stop()
 
     run(test)
+
+
+def test_keys_that_waited_for_the_backend_are_not_slow() -> None:
+    """How long a backend was down says nothing of the records it did not take."""
+
+    async def test() -> None:
+        bed = Bed(1, ordering="key")
+
+        async def usual(delivery: Delivery) -> Sequence[Outcome]:
+            await bed.clock.sleep(0.001)
+            return await fine(delivery)
+
+        async def feed() -> None:
+            start, bed.fed = bed.fed, bed.fed + 100
+            bed.pump.on_records(PARTITIONS[0], 1, [keyed(n, n % 100) for n in range(start, bed.fed)])
+            await bed.clock.advance(60)
+
+        await bed.open()
+        for answer in (usual, dead):
+            bed.answer = answer
+            await feed()
+        bed.answer = usual
+        bed.begun.clear()
+        await feed()
+        assert len(bed.begun) == 2
+        assert bed.drained
+        await bed.pump.stop()
+
+    run(test)

@@ -110,6 +110,7 @@ class Connection(asyncio.Protocol):
             silent = not (self._status or self._bare_bytes)
             when = "without an answer" if silent else "before its answer was complete"
             self._fail(f"it closed the connection {when}{f' ({cause})' if cause else ''}", silent=silent)
+        del self._parser  # which knows this connection too
 
     def on_message_begin(self) -> None:
         if self._answer:
@@ -161,6 +162,7 @@ class Connection(asyncio.Protocol):
         if not self._waiter or self._waiter.done():
             return
         self._waiter.set_result(answer)
+        self._waiter = None
         # Who answers before the request has gone out whole will not read the rest as a request's body.
         self.reusable = keep and not self._transport.get_write_buffer_size()
         self.idle_since = self._loop.time()
@@ -168,6 +170,7 @@ class Connection(asyncio.Protocol):
     def _fail(self, why: str, *, silent: bool = False) -> None:
         if self._waiter and not self._waiter.done():
             self._waiter.set_exception(Broken(why, silent=silent))
+            self._waiter = None  # its exception knows this connection, and the body would stay in memory with it
             self.abort()
 
     def _set_timer(self) -> None:

@@ -42,6 +42,7 @@ class Dispatcher:
         self._spawn = spawn
         self._turns: deque[Lane] = deque()
         self._queued: set[Lane] = set()
+        self._busy = 0  # lanes with something under way
         self._workers: dict[asyncio.Task[None], tuple[Lane, int]] = {}
 
     def offer(self, lane: Lane) -> None:
@@ -69,6 +70,7 @@ class Dispatcher:
 
     def _enter(self, worker: asyncio.Task[None], lane: Lane, batch: Batch, ticket: int) -> None:
         self._workers[worker] = (lane, ticket)
+        self._busy += not lane.under_way
         lane.begin(worker, batch)
 
     async def _work(self, lane: Lane, batch: Batch, ticket: int) -> None:
@@ -93,6 +95,7 @@ class Dispatcher:
         lane, ticket = self._workers.pop(worker, (None, 0))
         if lane:
             lane.leave(worker)
+            self._busy -= not lane.under_way
             if ticket:  # dead letters need no leave of the destination's
                 self._breaker.leave(ticket)
         return lane
@@ -109,15 +112,15 @@ class Dispatcher:
             return None
         for _ in range(len(self._turns)):
             lane = self._turns.popleft()
-            if lane.startable and lane.under_way and self._is_kept(free):
+            startable = lane.startable
+            if startable and lane.under_way and self._is_kept(free):
                 self._turns.append(lane)
                 continue
             self._queued.discard(lane)
-            if lane.startable:
+            if startable:
                 return lane
         return None
 
     def _is_kept(self, free: int) -> bool:
         """Whether the free places are kept for lanes with nothing under way."""
-        kept = self._breaker.limit.places // _KEPT
-        return free <= kept and free <= sum(1 for lane in self._lanes.values() if not lane.under_way)
+        return free <= min(self._breaker.limit.places // _KEPT, len(self._lanes) - self._busy)

@@ -11,6 +11,8 @@ import itertools
 import re
 import threading
 import time
+import urllib.error
+import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +25,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from headrace.config.kafka import KafkaConfig
 from headrace.kafka import Admin
 from headrace.records import TopicPartition
-from headrace.testing import Answer, HeadraceProcess, RecordingBackend, check_pushed
+from headrace.testing import Answer, Cluster, HeadraceProcess, RecordingBackend, check_pushed
 from headrace.testing.evidence import gather
 from headrace.testing.proxy import OFFSET_COMMIT, FaultProxy
 
@@ -352,6 +354,52 @@ def test_lag_is_zero_where_compaction_has_left_gaps(
     assert ledger.committed(name) == {TopicPartition(name, 0): 1000}
     ledger.check_delivered(name, bed.delivered_by(backend))
     assert process.terminate() == 0
+
+
+@pytest.mark.long
+def test_a_batch_that_is_broken_on_disk_stops_its_partition_alone(
+    tmp_path: Path, headrace: Any, backend: Any, bed: Any
+) -> None:
+    """Row G5: what is before it and in other partitions is delivered, nothing of it is, and readiness says where."""
+    with Cluster(tmp_path / "kafka") as cluster:
+        cluster.create_topic("broken", 2)
+        servers = {"bootstrap_servers": cluster.bootstrap_servers}
+        producer = confluent_kafka.Producer({"bootstrap.servers": cluster.bootstrap_servers})
+        for batch in range(3):
+            for number in range(10):
+                for partition in (0, 1):
+                    producer.produce("broken", f"{batch}{number}", partition=partition)
+            assert producer.flush(120) == 0
+        cluster.servers[0].stop()
+        log = tmp_path / "kafka" / "n1" / "data" / "broken-0" / f"{0:020}.log"
+        data = bytearray(log.read_bytes())
+        second = 12 + int.from_bytes(data[8:12])
+        data[second + 12 + int.from_bytes(data[second + 8 : second + 12]) - 2] ^= 0xFF  # in its last value
+        log.write_bytes(data)
+        cluster.restart(1)
+        consumer = {"topics": ["broken"], "group": "g", "value_format": "string", "backend": {"url": backend.url}}
+        process = headrace({"kafka": servers, "reactive_consumers": {"push": consumer}}, wait=False)
+        backend.wait_for(lambda b: len(b.accepted) >= 40)
+        bed.wait_until(lambda: re.search(r"broken-0.* 10", readiness(process.url)), 60, "the place in readiness")
+        assert bed.delivered_by(backend) == {(0, n) for n in range(10)} | {(1, n) for n in range(30)}
+        bed.wait_until(
+            lambda: bed.Ledger(cluster.bootstrap_servers).committed("g").get(TopicPartition("broken", 0)) == 10,
+            60,
+            "commit",
+        )
+        assert process.terminate() == 0
+
+
+def readiness(url: str) -> str:
+    """Return what a process says of its readiness; nothing if it does not answer."""
+    try:
+        with urllib.request.urlopen(f"{url}/health/readiness", timeout=60) as answer:
+            return str(answer.read().decode())
+    except urllib.error.HTTPError as refusal:
+        with refusal:
+            return str(refusal.read().decode())
+    except OSError:
+        return ""
 
 
 def test_bytes_arrive_as_they_are(kafka: Any, topic: Callable[..., str], headrace: Any, backend: Any) -> None:

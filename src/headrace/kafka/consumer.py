@@ -215,8 +215,8 @@ class Consumer(Service):
             self._problems.pop("", None)
         for partition, records in batches.items():
             epoch = self._epoch_of.get(partition)
-            if epoch is None:
-                continue  # revoked inside this very poll
+            if epoch is None or self._placement.is_open(partition):
+                continue  # revoked inside this very poll, or behind what cannot be read
             size = sum([record.size_bytes for record in records])
             self._flow.taken(partition, len(records), size, self._clock.monotonic())
             reach("hand-over.before")
@@ -227,11 +227,17 @@ class Consumer(Service):
     def _on_event(self, item: Any) -> None:
         error, code = item.error(), item.error().code()
         partition = TopicPartition(item.topic() or "", item.partition() if item.partition() is not None else -1)
+        if code in _OF_A_PLACE and self._placement.is_open(partition):
+            return  # behind what cannot be read, where the client may not go on
         if code == _END:
             if epoch := self._epoch_of.get(partition):
                 self._loop.post(self._listener.on_end, partition, epoch, item.offset())
         elif code == _OUT_OF_RANGE:
             self._placement.out_of_range(partition, item.offset())
+        elif code in _BROKEN and partition in self._epoch_of:
+            self._placement.out_of_range(partition, item.offset())  # so it is fetched again, from here
+            self._client.pause(_plain([partition]))
+            self._say(str(partition), f"{partition}: {error.str()}; nothing behind it is read until that can be read")
         elif code in _FENCED:
             raise to_error(error, f"group {self._group}")
         else:
@@ -389,6 +395,14 @@ class Consumer(Service):
             self._problems.pop(about, None)
 
 
+_BROKEN = (
+    confluent_kafka.KafkaError._BAD_MSG,
+    confluent_kafka.KafkaError._BAD_COMPRESSION,
+    confluent_kafka.KafkaError._NOT_IMPLEMENTED,
+    confluent_kafka.KafkaError.INVALID_MSG,
+)
+"""A batch whose checksum, compression or format is wrong. The client would go on behind it, and not always rightly."""
+_OF_A_PLACE = (_END, _OUT_OF_RANGE, *_BROKEN)
 _FENCED = (confluent_kafka.KafkaError._FATAL, confluent_kafka.KafkaError._FENCED)
 
 

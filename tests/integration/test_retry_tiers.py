@@ -95,15 +95,15 @@ def test_what_waits_survives_a_restart_and_keeps_its_time(site: Any, topic: Any,
     """The process that was to deliver it is gone; the next one does, when the record says, with the next attempt."""
     name = topic()
     fail(backend, lambda entry: entry["attempt"] == 1)
-    process = push(name, {"tiers": [5]})
+    process = push(name, {"tiers": [3]})
     write(site, name, b"k", 0)
     group = f"{name}-push"
     site.wait_committed(group, name, 1)
-    process.kill()
-    (waiting,) = site.records(f"{group}.retry.5s")
-    push(name, {"tiers": [5]})
+    assert process.terminate() == 0
+    (waiting,) = site.records(f"{group}.retry.3s")
+    push(name, {"tiers": [3]})
     backend.wait_for(lambda b: b.accepted)
-    site.wait_committed(f"{group}.retry", f"{group}.retry.5s", 1)
+    site.wait_committed(f"{group}.retry", f"{group}.retry.3s", 1)
     assert {record["attempt"] for record in seen(backend, 0)} == {1, 2}
     assert waiting_of(waiting).due > waiting.timestamp_ms / 1000
 

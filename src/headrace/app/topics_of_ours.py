@@ -26,7 +26,7 @@ def fits_of(
     owners: list[ReactiveConsumerConfig | KafkaTrigger] = [*config.reactive_consumers.values()]
     owners += [trigger for function in functions for trigger in function.triggers]
     templates = {owner.dead_letter.topic for owner in owners}
-    prefixes = tuple(f"{owner.group}.retry." for owner in owners)
+    prefixes = ("_headrace-", *(f"{owner.group}.retry." for owner in owners))
 
     def is_ours(name: str) -> bool:
         return name in names or name.startswith(prefixes) or any(_made_of(template, name) for template in templates)

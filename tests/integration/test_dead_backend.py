@@ -1,0 +1,69 @@
+"""Row E2 on a real broker: a backend that is down gets little, costs little, and loses nothing."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+from headrace.records import OutgoingRecord
+from headrace.testing import Answer
+
+RECORDS, PARTITIONS, HELD, ONE_POLL = 30_000, 4, 2_000, 501
+
+
+def held(site: Any, process: Any) -> float:
+    text = site.ask(f"{process.url}/metrics").body
+    found = re.search(r'headrace_depth\{name="reactive push delivery open records"\} (\S+)', text)
+    return float(found[1]) if found else -1
+
+
+def test_a_topic_behind_a_dead_backend_stays_in_kafka(site: Any, topic: Any, headrace: Any, backend: Any) -> None:
+    """What is held is bounded however much waits, the reason is told, and once the backend is back all goes on."""
+    name = topic(PARTITIONS)
+    site.write(name, *(OutgoingRecord(name, b"%d" % n, b"%d" % n, partition=n % PARTITIONS) for n in range(RECORDS)))
+    backend.answer = Answer(status=503)
+    consumer = {
+        "topics": [name],
+        "group": f"{name}-push",
+        "ordering": "key",
+        "flow": {"max_records": HELD},
+        "backend": {"url": backend.url, "mode": "status"},
+    }
+    process = headrace({**site.config, "reactive_consumers": {"push": consumer}})
+
+    def reason() -> str:
+        return str(site.reasons(process.url).get("reactive push delivery", ""))
+
+    site.wait_until(lambda: held(site, process) >= HELD, "records to be held")
+    backend.wait_for(lambda b: len(b.requests) >= 6)
+    assert held(site, process) <= HELD + ONE_POLL
+    site.wait_until(lambda: "the breaker of reactive push" in reason(), "the reason")
+    assert re.search(r"after \d+ failures: .*HTTP 503", reason())
+    times = Counter((record["partition"], record["offset"]) for request in backend.requests for record in request.body)
+    assert {record["attempt"] for request in backend.requests for record in request.body} == {1}
+    assert sum(times.values()) <= 100 * len(backend.requests)
+    backend.answer = Answer()
+    for partition in range(PARTITIONS):
+        site.wait_committed(f"{name}-push", name, RECORDS // PARTITIONS, partition)
+    assert {(record["partition"], record["offset"]) for record in backend.accepted} == {
+        (n % PARTITIONS, n // PARTITIONS) for n in range(RECORDS)
+    }
+    assert site.records(f"{name}.dlq") == []
+
+
+def test_what_retry_after_asks_for_is_kept(site: Any, topic: Any, headrace: Any, backend: Any) -> None:
+    """Nobody asks again, whatever comes in meanwhile; the sentence for people says until when."""
+    name = topic()
+    backend.script.append(Answer(status=429, headers={"Retry-After": "3600"}))
+    consumer = {"topics": [name], "group": f"{name}-push", "backend": {"url": backend.url, "mode": "status"}}
+    process = headrace({**site.config, "reactive_consumers": {"push": consumer}})
+    site.write(name, *(OutgoingRecord(name, None, b"1") for _ in range(500)))
+    site.wait_until(
+        lambda: "is open until" in str(site.reasons(process.url).get("reactive push delivery", "")),
+        "the breaker to open",
+    )
+    site.write(name, *(OutgoingRecord(name, None, b"2") for _ in range(500)))
+    site.wait_until(lambda: held(site, process) == 1000, "all records to be held")
+    assert len(backend.requests) == 1
+    process.kill()

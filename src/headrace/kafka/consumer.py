@@ -142,7 +142,9 @@ class Consumer(Service):
 
         Assignments from `after` on (seconds since the epoch) began when it was gone already, so they know.
         """
-        self._commands.append(lambda: self._begin_anew(topic, after))
+        log.error("%s: %s was deleted and created anew; its offsets begin anew", self.name, topic)
+        if self._properties.get("group.protocol") != "consumer":  # KIP-848 knows topics by id, and assigns the new one
+            self._commands.append(lambda: self._begin_anew(topic, after))
 
     # On the thread ---------------------------------------------------------------------------------------------------
 
@@ -303,13 +305,7 @@ class Consumer(Service):
             except confluent_kafka.KafkaException:
                 self.created_anew(topic, after)
                 return
-            log.error(
-                "%s, %s: the topic was deleted and created anew, so its offsets mean other records; going on at its "
-                "start, %d",
-                self._group,
-                partition,
-                start,
-            )
+            log.warning("%s, %s: going on at the start of the new topic, %d", self._group, partition, start)
             self._go_on_at(partition, start)
             self._begin_again(partition, start)
 
@@ -389,7 +385,8 @@ class Consumer(Service):
     def _say(self, about: str, problem: str) -> None:
         """Set or clear what readiness says about a partition, or about the membership when `about` is empty."""
         if problem:
-            log.warning("%s", problem)
+            if self._problems.get(about) != problem:  # it may be found again every second
+                log.warning("%s", problem)
             self._problems[about] = problem
         else:
             self._problems.pop(about, None)

@@ -100,6 +100,17 @@ def test_defaults(tmp_path: Path) -> None:
     assert (trigger.retry.attempts, trigger.dead_letter.topic, trigger.brokers) == (5, "{topic}.dlq", [])
 
 
+def test_a_trigger_chooses_its_order_and_what_nuclio_has_no_name_for(tmp_path: Path) -> None:
+    """As attributes, or the order as an annotation; Nuclio's own names win where both are written."""
+    lines = "        ordering: KEY\n        fetchMin: 7\n        consumer: {instance_id: a-1, fetch_min_bytes: 9}\n"
+    [trigger] = load(tmp_path, with_attributes(lines)).triggers
+    assert trigger.ordering == "key"
+    found = trigger.member.client_properties({})
+    assert (found["group.instance.id"], found["fetch.min.bytes"]) == ("a-1", 7)
+    annotated = "metadata: {annotations: {nuclio.io/kafka-ordering: none}}\n" + with_attributes()
+    assert load(tmp_path, annotated).triggers[0].ordering == "none"
+
+
 def test_headrace_additions(tmp_path: Path) -> None:
     """Formats, output, attempts and dead letter topic are attributes that Nuclio ignores."""
     lines = (
@@ -118,9 +129,9 @@ def test_what_a_failure_means_is_written_as_for_a_reactive_consumer(tmp_path: Pa
     [trigger] = load(tmp_path, with_attributes(lines + "        attempts: 2\n")).triggers
     assert (trigger.retry.attempts, trigger.retry.deadline_seconds) == (2, 60)
     assert trigger.retry.action_of_error("ValueError") == "dead_letter"
-    with pytest.raises(FunctionInvalid, match="retry.tiers are for reactive consumers only"):
+    with pytest.raises(FunctionInvalid, match=r"retry\.tiers are for reactive consumers only"):
         load(tmp_path, with_attributes("        retry: {tiers: [10]}\n"))
-    with pytest.raises(FunctionInvalid, match="retry.errors.ValueError: should be 'retry', 'dead_letter', 'skip' or"):
+    with pytest.raises(FunctionInvalid, match=r"retry\.errors\.ValueError: should be 'retry', 'dead_letter', 'skip'"):
         load(tmp_path, with_attributes("        retry: {errors: {ValueError: drop}}\n"))
 
 

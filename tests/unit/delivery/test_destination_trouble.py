@@ -425,7 +425,7 @@ def test_one_slow_key_holds_nobody_else(per_delivery: int) -> None:
 
 
 def test_slow_keys_are_found_and_share_deliveries() -> None:
-    """Also when no full delivery is without one: soon none of the others is in a delivery with one of them."""
+    """Also when no full delivery is without one: soon no other is with them, and they wait to fill deliveries."""
 
     async def test() -> None:
         bed, chance = Bed(1, ordering="key"), Random(9)
@@ -450,6 +450,13 @@ def test_slow_keys_are_found_and_share_deliveries() -> None:
         mixed.clear()
         await go(20)
         assert sum(mixed) == 0
+        mixed.clear()
+        for key in (0, 20, 40, 60):
+            bed.pump.on_records(PARTITIONS[0], 1, [keyed(bed.fed, key)])
+            bed.fed += 1
+            await bed.clock.advance(0.01)
+        await bed.clock.advance(1)
+        assert len(mixed) == 2
         assert bed.drained
         await bed.pump.stop()
 

@@ -167,13 +167,11 @@ def test_a_service_that_dies_is_named_and_ends_the_process(
 ) -> None:
     """A second member with the same static identity fences the first: its readiness names the consumer, exit code 1."""
     name = topic()
-    config = {
-        "kafka": {**site.config["kafka"], "properties": {"group.instance.id": "the-one"}},
-        "reactive_consumers": push(name, backend),
-    }
+    only = push(name, backend, consumer={"instance_id": "the-one"})
+    config = {**site.config, "reactive_consumers": only}
     slow = topic()
     backend.answer = Answer(delay_seconds=600)  # the other consumer drains for as long as the question takes
-    first = headrace({**config, "reactive_consumers": {**push(name, backend), "slow": push(slow, backend)["push"]}})
+    first = headrace({**config, "reactive_consumers": {**only, "slow": push(slow, backend)["push"]}})
     site.write_json(slow, 1)
     backend.wait_for(lambda b: len(b.requests) == 1)
     headrace(config, wait=False)

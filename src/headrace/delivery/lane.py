@@ -168,13 +168,17 @@ class Lane:
 
     @property
     def _slow_mark(self) -> int:
-        """Which of the slow keys may begin, if any: they fill deliveries, and half of the places are for the others."""
+        """Which of the slow keys may begin, if any: while others wait, half of the places are for those.
+
+        They fill deliveries, but for a quarter of their places, so that they do not all wait for the slowest.
+        """
         if not self._slow_keys.marks:
             return 0
-        if self._apart >= max(1, self._rules.breaker.limit.places // (2 * len(self._rules.lanes) or 1)):
+        places = self._rules.breaker.limit.places // (len(self._rules.lanes) or 1) // (2 if self._ready else 1)
+        if self._apart >= max(1, places):
             return 0
         for mark, ready in self._slow.items():
-            if ready and (not self._apart or len(ready) >= self._slow_keys.full_records(mark)):
+            if ready and (self._apart < max(1, places // 4) or len(ready) >= self._slow_keys.full_records(mark)):
                 return mark
         return 0
 

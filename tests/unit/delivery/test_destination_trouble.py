@@ -428,7 +428,7 @@ def test_slow_keys_are_found_and_share_deliveries() -> None:
     """Also when no full delivery is without one: soon no other is with them, and they wait to fill deliveries."""
 
     async def test() -> None:
-        bed, chance = Bed(1, ordering="key"), Random(9)
+        bed, chance = Bed(1, ordering="key", max_in_flight=6), Random(9)
         mixed: list[int] = []
 
         async def slow_for_some(delivery: Delivery) -> Sequence[Outcome]:

@@ -52,11 +52,9 @@ def luck(*what: object) -> float:
 class Hostile:
     """Answers badly now and then; always in the same way to the same request, and never for ever."""
 
-    def __init__(
-        self, seed: int, delay_seconds: float = 0.002, poison: float = 2, flaky: float = 10, *, hangs: bool = False
-    ) -> None:
-        """So many of a hundred records always fail, and so many the first time; hangs are for a limit of its own."""
-        self._seed, self._poison, self._flaky, self._hangs = seed, poison, flaky, hangs
+    def __init__(self, seed: int, delay_seconds: float = 0.002, poison: float = 2, flaky: float = 10) -> None:
+        """So many of a hundred records always fail, and so many the first time."""
+        self._seed, self._poison, self._flaky = seed, poison, flaky
         self._delay_seconds = delay_seconds
         self._seen: Counter[str] = Counter()
 
@@ -79,8 +77,6 @@ class Hostile:
                 return Answer(delay_seconds=0.1, fails=self._fails)
             case 6:
                 return Answer(drip_seconds=0.001, fails=self._fails)
-            case 7 if self._hangs:
-                return Answer(delay_seconds=600, body=b"")
         return Answer(delay_seconds=delay, fails=self._fails)
 
     def _fails(self, record: dict[str, Any]) -> bool:
@@ -112,7 +108,6 @@ class Scene:
         self.kafka = KafkaConfig(bootstrap_servers=cluster.bootstrap_servers)
         self.admin = Admin(self.kafka)
         self.written = self.dead_letters = 0
-        self.timeout_seconds = 600
         self.faults: list[Fault] = []
         self.settings: dict[str, Any] = {
             "ordering": "key",
@@ -135,7 +130,7 @@ class Scene:
     @property
     def consumer(self) -> dict[str, Any]:
         """Its reactive consumer."""
-        backend = {"url": self.backend.url, "timeout_seconds": self.timeout_seconds}
+        backend = {"url": self.backend.url, "timeout_seconds": 600}
         place = {"topics": [self.topic], "group": self.group, "backend": backend}
         return {**place, "key_format": "string", "value_format": "string", **self.settings}
 
@@ -582,8 +577,7 @@ def test_two_processes_take_turns(scene: Scene, ordering: str, membership: dict[
 @pytest.mark.long
 @pytest.mark.timeout(2400)
 def test_two_processes_take_turns_for_ten_minutes(scene: Scene) -> None:
-    """The same for ten minutes, with a change every 20 seconds; now and then the backend hangs."""
-    scene.timeout_seconds = 10
+    """The same for ten minutes, with a change every 20 seconds."""
     scene.settings["consumer"] = SHORT_SESSION
-    scene.backend.answer = Hostile(seed=4, delay_seconds=0, poison=0.2, flaky=1, hangs=True)
+    scene.backend.answer = Hostile(seed=4, delay_seconds=0, poison=0.2, flaky=1)
     take_turns(scene, 28, lambda: time.sleep(20))

@@ -7,7 +7,7 @@ backend, roll-backs, deadlines, and dead letters that are written in part.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from random import Random
 
@@ -44,8 +44,8 @@ class World:
         self.spoiled: Counter[int] = Counter()
         self.letters: list[int] = []
         self.handled: set[int] = set()
-        self.batches: dict[int, list[int]] = {}
-        """Offset to the delivery it was first in: within one, order does not hold once some of it failed."""
+        self.loose: defaultdict[int, set[int]] = defaultdict(set)
+        """Who may pass a record: those that had results of their own together with its failure."""
         self.committed = 0
         self.released = 0
         self.down = self.sick = False
@@ -89,7 +89,11 @@ class World:
                 if len(records) == 1:
                     self.blamed[record.offset] += 1
                 return [Outcome(Verdict.RETRY, "HTTP", "text", WHOLE[plan])] * len(records)
-        return [self._result(record.offset) for record in records]
+        outcomes = [self._result(record.offset) for record in records]
+        for record, outcome in zip(records, outcomes, strict=True):
+            if outcome is not ACK:
+                self.loose[record.offset].update(other.offset for other in records)
+        return outcomes
 
     def _result(self, offset: int) -> Outcome:
         plan = self.plans[offset]
@@ -108,16 +112,14 @@ class World:
             for offset in offsets:
                 if delivery.attempt != 1 + self.blamed[offset]:
                     self.wrong.append(f"{offset}: attempt {delivery.attempt}, blamed {self.blamed[offset]} times")
-        batch = self.batches.get(offsets[0], offsets)
-        for offset in offsets:
-            self.batches.setdefault(offset, batch)
         over = self.handled | set(self.letters) | {o for o, plan in self.plans.items() if plan in SKIPS}
         if self.pump.retry.last_retry:
             over |= {offset for offset, plan in self.plans.items() if plan in LETTERS}
         for earlier in self.log:
             if earlier.offset in over or self.ordering == "none":
                 continue
-            if self.ordering == "partition" and earlier.offset < batch[0]:
+            behind = {offset for offset in offsets if offset > earlier.offset}
+            if self.ordering == "partition" and earlier.offset not in offsets and behind - self.loose[earlier.offset]:
                 self.wrong.append(f"{offsets} began before {earlier.offset} had ended")
             passed = [r.offset for r in delivery.records if r.key == earlier.key and r.offset > earlier.offset]
             if self.ordering == "key" and passed:

@@ -194,12 +194,12 @@ class Process:
         await self.world.write(letters)
 
     async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
-        await self.world.clock.sleep(0.01)
+        await asyncio.sleep(0)
         await self._alive()
         return await self.world.deliver(delivery)
 
     async def _step(self, write: object) -> None:
-        await self.world.clock.sleep(0.01)
+        await asyncio.sleep(0)
         await self._alive()
         left, before = self.dies_in or (0, False)
         if left:
@@ -346,12 +346,12 @@ class TierMachine(RuleBasedStateMachine):
 
     async def _go_on(self, seconds: float) -> None:
         """Let records flow and time pass."""
-        for _ in range(5):
+        for _ in range(3):
             for name, process in self.world.processes.items():
                 if process.dead and self.world.clock.time() >= process.died_at + process.stays_dead_seconds:
                     await self._revive(name)
                 self.world.processes[name].fetch()
-            await self.world.clock.advance(seconds / 5)
+            await self.world.clock.advance(seconds / 3)
 
     async def _revive(self, name: str) -> None:
         """Have another process take the place of one that died, knowing what Kafka knows."""
@@ -361,4 +361,4 @@ class TierMachine(RuleBasedStateMachine):
 
 
 TestTierMachine = TierMachine.TestCase
-TestTierMachine.settings = settings(max_examples=2000, stateful_step_count=12, deadline=None)
+TestTierMachine.settings = settings(max_examples=2000, stateful_step_count=8, deadline=None)

@@ -303,7 +303,7 @@ class Consumer(Service):
             try:
                 start = start_of_log(self._client, partition)
             except confluent_kafka.KafkaException:
-                self.created_anew(topic, after)
+                self._commands.append(lambda: self._begin_anew(topic, after))  # what was done already is done again
                 return
             log.warning("%s, %s: going on at the start of the new topic, %d", self._group, partition, start)
             self._go_on_at(partition, start)

@@ -14,7 +14,7 @@ from headrace.lifecycle import ManualClock
 from headrace.sidecar.reactive.connection import Answer
 from headrace.sidecar.reactive.token import Token
 
-OAUTH = OAuth.model_validate({"token_url": "https://tokens.example/t", "client_id": "a", "client_secret": "canary"})
+OAUTH = OAuth.model_validate({"token_url": "https://tokens.example/t?key=canary", "client_id": "a", "client_secret": "canary"})
 
 
 class Giver:
@@ -120,6 +120,7 @@ def test_a_token_the_backend_refused_is_forgotten_unless_it_has_been_replaced() 
         (200, b'{"access_token": "canary", "token_type": "mac"}', "no bearer token"),
         (200, b'{"access_token": 7, "token_type": {}}', "no bearer token"),
         (200, b"[" * 100_000, "no bearer token"),
+        (200, b'{"x": ' + b"[" * 60_000, "no bearer token"),
     ],
 )
 def test_answers_that_give_no_token_are_said_without_what_they_hold(status: int, body: bytes, says: str) -> None:

@@ -142,8 +142,9 @@ def test_an_event_without_a_usable_content_type_has_that_of_the_format(content_t
 
 
 def test_what_is_no_attribute_does_not_become_one() -> None:
-    """Names that CloudEvents does not know, and attributes without a value."""
-    assert event(record(None, [*as_binary(), ("ce_no name", b"1"), ("ce_Upper", b"1"), ("ce_empty", b"")])) == EVENT
+    """Names that CloudEvents does not know or keeps for itself, and attributes without a value."""
+    names = ("ce_no name", "ce_Upper", "ce_data", "ce_datacontenttype")
+    assert event(record(None, [*as_binary(), *((name, b"1") for name in names), ("ce_empty", b"")])) == EVENT
 
 
 @pytest.mark.parametrize("write", [structured, batch])
@@ -218,6 +219,11 @@ def test_the_data_of_a_structured_event_is_unpacked(data: dict[str, Any], body: 
         json.dumps({**EVENT, "datacontenttype": "a\r\nEvil: 1"}).encode(),
         json.dumps({**EVENT, "datacontenttype": 1}).encode(),
         json.dumps({**EVENT, "datacontenttype": ""}).encode(),
+        json.dumps({**EVENT, "datacontenttype": 1, "data": 1}).encode(),
+        json.dumps({**EVENT, "datacontenttype": ["a/b"], "data": 1}).encode(),
+        json.dumps({**EVENT, "data_base64": "\u00e4"}).encode(),
+        json.dumps({**EVENT, "data_base64": "\u00e4"}, ensure_ascii=False).encode(),
+        json.dumps(EVENT).encode()[:-1] + b',"more":' + b"[" * 60_000,
     ],
 )
 def test_what_says_to_be_an_event_and_is_none_is_not_sent(value: bytes) -> None:

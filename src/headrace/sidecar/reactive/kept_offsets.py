@@ -42,6 +42,6 @@ class KeptOffsets:
             if answer.status == 200:
                 return _decode(answer.body).offset
             why = f"HTTP {answer.status}"
-        except msgspec.MsgspecError as cause:
+        except (msgspec.MsgspecError, RecursionError) as cause:
             why = f'a body that is not {{"offset": n}}: {cause}'
         raise DestinationUnavailable(f"GET {self._path} of {self._client.place} answers {why}")

@@ -55,7 +55,8 @@ class Token:
         self.close = close
         asked_for = {"scope": oauth.scope, "audience": oauth.audience}
         self._form = urlencode({"grant_type": "client_credentials", **{k: v for k, v in asked_for.items() if v}})
-        self._url = oauth.token_url
+        self._url = oauth.token_url.partition("?")[0]
+        """Without its query, which may hold secrets."""
         self._ask = ask
         self._clock = clock
         self._lock = asyncio.Lock()
@@ -96,7 +97,7 @@ class Token:
     def _read(self, answer: Answer) -> _Granted:
         try:
             granted = _decode(answer.body)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             granted = _Granted()
         if answer.status != 200:
             said = f" ({granted.error})" if _ERROR.fullmatch(granted.error) else ""

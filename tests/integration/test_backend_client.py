@@ -467,6 +467,23 @@ def test_who_no_longer_waits_leaves_no_connection_behind() -> None:
     run(main)
 
 
+def test_nothing_is_sent_once_the_client_is_closed() -> None:
+    """Neither over a new connection in place of a kept one that `close` has ended, nor by who comes then."""
+
+    async def main() -> None:
+        async with served(always(OK, b"")) as server:
+            with client_for(server.url) as client:
+                await client.post(b"1")
+                task = asyncio.ensure_future(why_not(client, b"2"))
+                await until(lambda: len(server.requests) == 2)
+                client.close()
+                assert "is closed" in await task
+                assert "is closed" in await why_not(client, b"3")
+            assert [body for _, body in server.requests] == [b"1", b"2"]
+
+    run(main)
+
+
 def test_who_cannot_be_reached_is_named_with_the_next_step() -> None:
     """Nobody listens, no such name, an address that is not allowed: nobody is connected to."""
 

@@ -7,9 +7,11 @@ from typing import Any
 from headrace.config.model import HeadraceConfig
 from headrace.config.secrecy import is_secret_name
 
+_MASK = "**********"
+
 
 def masked(config: HeadraceConfig) -> dict[str, Any]:
-    """Return every effective value as JSON has it; secrets are masked, by their type or by their name."""
+    """Return every effective value as JSON has it; with secrets masked, by type or by name, and queries of URLs."""
     shown: dict[str, Any] = _mask(config.model_dump(mode="json"))
     return shown
 
@@ -27,4 +29,7 @@ def _mask(value: Any, name: str = "") -> Any:
         return {key: _mask(item, key) for key, item in value.items()}
     if isinstance(value, list):
         return [_mask(item, name) for item in value]
-    return "**********" if value and is_secret_name(name) else value
+    if name.endswith("url") and value:
+        address, query, _ = str(value).partition("?")
+        return f"{address}?{_MASK}" if query else value
+    return _MASK if value and is_secret_name(name) else value

@@ -15,7 +15,7 @@ reactive_consumers:
   a:
     topics: [t]
     group: g
-    backend: {url: http://localhost/x, headers: {Authorization: "${env:PW}", X-Team: blue}}
+    backend: {url: "http://localhost/x?code=${env:PW}", headers: {Authorization: "${env:PW}", X-Team: blue}}
 """
 
 
@@ -35,6 +35,7 @@ def test_secrets_are_masked_by_type_and_by_name(tmp_path: Path) -> None:
         "ssl.key.location": "/k.pem",
     }
     assert shown["reactive_consumers"]["a"]["backend"]["headers"] == {"Authorization": "**********", "X-Team": "blue"}
+    assert shown["reactive_consumers"]["a"]["backend"]["url"] == "http://localhost/x?**********"
     assert shown["http"]["port"] == 9000
 
 

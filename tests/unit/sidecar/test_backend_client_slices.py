@@ -38,6 +38,7 @@ class Wire(asyncio.Transport):
         super().__init__()
         self.sent = b""
         self.aborted = False
+        self.waiting = 0
 
     def writelines(self, list_of_data: Any) -> None:
         self.sent += b"".join(list_of_data)
@@ -46,7 +47,7 @@ class Wire(asyncio.Transport):
         self.aborted = True
 
     def get_write_buffer_size(self) -> int:
-        return 0
+        return self.waiting
 
 
 def read(pieces: list[bytes]) -> tuple[Answer | str, bool]:
@@ -113,6 +114,44 @@ def test_headers_are_those_of_the_answer_alone() -> None:
     """Not those of interim answers or behind the body; repeated ones are joined."""
     assert read([ANSWERS[1]])[0] == Answer(200, {"transfer-encoding": "chunked", "x-a": "1, , 2"}, b"abcde")
     assert read([ANSWERS[2]])[0] == Answer(404, {"content-length": "0"}, b"")
+
+
+@pytest.mark.parametrize(("status", "counts"), [(b"200", False), (b"413", True)])
+def test_nobody_has_done_what_was_not_sent_yet(status: bytes, counts: bool) -> None:
+    """A success that comes before the whole request is none; a failure is one, and the connection ends."""
+
+    async def main() -> None:
+        connection, wire = Connection(100), Wire()
+        connection.connection_made(wire)
+        waiter = connection.ask((b"x",), asyncio.get_running_loop().time() + 600)
+        wire.waiting = 1
+        connection.data_received(b"HTTP/1.1 " + status + b" Early\r\nContent-Length: 0\r\n\r\n")
+        assert not connection.reusable
+        if counts:
+            assert (await waiter).status == 413
+        else:
+            with pytest.raises(Broken, match="before the request had gone out"):
+                await waiter
+        connection.connection_lost(None)
+
+    asyncio.run(main())
+
+
+def test_a_kept_connection_holds_no_answer() -> None:
+    """Many connections with large answers would hold each of them until the next request."""
+
+    async def main() -> None:
+        connection = Connection(1_000_000)
+        connection.connection_made(Wire())
+        waiter = connection.ask((b"x",), asyncio.get_running_loop().time() + 600)
+        body = b"y" * 1_000_000
+        connection.data_received(HEAD + b"Content-Length: 1000000\r\n\r\n" + body)
+        assert (await waiter).body == body
+        held = [value for value in vars(connection).values() if isinstance(value, bytes | bytearray | Answer)]
+        assert not any(held)
+        connection.connection_lost(None)
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize(("first", "second"), [(0.05, 600.0), (600.0, 0.05)])

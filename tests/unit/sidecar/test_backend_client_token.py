@@ -14,7 +14,9 @@ from headrace.lifecycle import ManualClock
 from headrace.sidecar.reactive.connection import Answer
 from headrace.sidecar.reactive.token import Token
 
-OAUTH = OAuth.model_validate({"token_url": "https://tokens.example/t?key=canary", "client_id": "a", "client_secret": "canary"})
+OAUTH = OAuth.model_validate(
+    {"token_url": "https://tokens.example/t?key=canary", "client_id": "a", "client_secret": "canary"}
+)
 
 
 class Giver:

@@ -115,6 +115,13 @@ def test_results_without_coordinates_are_matched_by_position(echo: dict[str, Any
     assert (found[0], found[1].reason) == (ACK, "boom")
 
 
+@pytest.mark.parametrize("record", [None, {}, {"key": "k"}])
+def test_either_echo_may_hold_the_coordinates(record: Any) -> None:
+    """Also when the other name is there and says nothing."""
+    found = outcomes([{**result(o, o == 8, "consumerRecord"), "record": record} for o in (8, 7)], 7, 8)
+    assert [one == ACK for one in found] == [False, True]
+
+
 @pytest.mark.parametrize("answer", [{}, {"processed": None}, {"processed": False}])
 def test_what_is_not_said_to_be_done_is_not_done(answer: dict[str, Any]) -> None:
     """A missing `processed` is a failure."""

@@ -73,6 +73,7 @@ class Client:
         self._post = f"POST {self._target} HTTP/1.1\r\n{self._fixed}"
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
+        self._closed = False
 
     async def post(self, body: bytes, headers: Iterable[tuple[str, str]] = ()) -> Answer:
         """Return the answer to a request; it is repeated at once only if a kept connection turns out to be closed.
@@ -98,7 +99,8 @@ class Client:
         return await self._send(f"GET {_target(name, query)} HTTP/1.1\r\n{self._fixed}", b"")
 
     def close(self) -> None:
-        """Close every connection; requests under way end as unavailable."""
+        """Close every connection; requests under way, and all that come, end as unavailable."""
+        self._closed = True
         for connection in [*self._open]:
             connection.abort()
         self._open.clear()
@@ -159,6 +161,8 @@ class Client:
         return None
 
     async def _connect(self, end: float) -> Connection:
+        if self._closed:
+            raise Broken("the client is closed")
         loop = asyncio.get_running_loop()
         problem: OSError | None = None
         try:

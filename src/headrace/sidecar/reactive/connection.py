@@ -161,10 +161,15 @@ class Connection(asyncio.Protocol):
     def _finish(self, answer: Answer, keep: bool) -> None:
         if not self._waiter or self._waiter.done():
             return
+        early = self._transport.get_write_buffer_size()
+        if early and answer.status < 300:
+            self._fail("it answered a success before the request had gone out whole: read all of it first")
+            return
         self._waiter.set_result(answer)
-        self._waiter = None
+        self._waiter = self._answer = None
+        self._body = bytearray()  # what is kept holds no answer
         # Who answers before the request has gone out whole will not read the rest as a request's body.
-        self.reusable = keep and not self._transport.get_write_buffer_size()
+        self.reusable = keep and not early
         self.idle_since = self._loop.time()
 
     def _fail(self, why: str, *, silent: bool = False) -> None:

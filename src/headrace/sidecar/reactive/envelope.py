@@ -45,9 +45,10 @@ class _Result(msgspec.Struct):
     @property
     def place(self) -> tuple[str | None, int | None, int | None] | None:
         """Topic, partition and offset, if the result names any of them."""
-        echo = self.record or self.consumer_record
-        place = echo and (echo.topic, echo.partition, echo.offset)
-        return place if place and place != (None, None, None) else None
+        for echo in (self.record, self.consumer_record):
+            if echo and (place := (echo.topic, echo.partition, echo.offset)) != (None, None, None):
+                return place
+        return None
 
 
 _decode_results = msgspec.json.Decoder(list[_Result]).decode

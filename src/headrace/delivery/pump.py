@@ -88,10 +88,12 @@ class Pump(Service):
 
     async def start(self) -> None:
         register_gauge(f"{self.name} open records", self._open_records)
+        register_gauge(f"{self.name} breaker open", lambda: int(bool(self.breaker.waits_for)))
         self.spawn(self._commit_often(), "commit")
 
     async def stop(self) -> None:
         unregister_gauge(f"{self.name} open records")
+        unregister_gauge(f"{self.name} breaker open")
         self._fence(list(self._lanes.values()))
         await super().stop()
 

@@ -147,6 +147,7 @@ def test_what_is_open_is_a_gauge_and_what_came_is_counted() -> None:
         assert (bed.pump.counts.delivered, gauges()["pump open records"]) == (4, 0)
         await bed.pump.stop()
         assert "pump open records" not in gauges()
+        assert "pump breaker open" not in gauges()
 
     run(test)
 

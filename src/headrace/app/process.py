@@ -12,7 +12,6 @@ import uvloop
 
 from headrace.app.uses import examination
 from headrace.app.ways_in import WaysIn
-from headrace.config.consumers import BatchConfig, FlowControl
 from headrace.config.model import HeadraceConfig
 from headrace.control.doctor import Durability, require
 from headrace.control.lag import LagMonitor
@@ -45,9 +44,6 @@ from headrace.web.server import WebService
 
 log = logging.getLogger(__name__)
 
-_FUNCTION_BATCH = BatchConfig(max_records=256, max_bytes=1_048_576)
-_FUNCTION_IN_FLIGHT = 1000
-_FUNCTION_FLOW = FlowControl()
 _READY_CHECK_SECONDS = 0.1
 _LARGEST_RECORD_BYTES = 1_000_000_000
 _EXIT_OK, _EXIT_DIED = 0, 1

@@ -117,6 +117,9 @@ class ReactiveConsumerConfig(DeliveryConfig):
                 f"group is {self.group!r}, and retry tiers are topics named after it: use up to 200 letters, digits, "
                 "dots, underscores and hyphens"
             )
+        tiers = [f"{self.group}.retry.{delay}s" for delay in self.retry.tiers]
+        if taken := next((name for name in (*self.topics, self.dead_letter.topic) if name in tiers), ""):
+            raise ValueError(f"topics or dead_letter.topic is {taken}, a retry tier of this group: name another topic")
 
     def _fit_offsets(self) -> None:
         """Refuse what lets a record end before an earlier one: a store with one number per partition would lose it."""

@@ -24,6 +24,7 @@ def _plain_url(value: str) -> str:
         # Blanks, backslashes and letters beyond ASCII are read in different ways by different readers.
         plain = re.fullmatch(r"[!-\[\]-~]+", value)
         usable = plain and parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        (parts.hostname or "").encode("idna")  # what looks names up takes no empty and no long labels
     except ValueError:
         usable = False
     if not usable:

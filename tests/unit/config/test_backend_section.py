@@ -76,6 +76,9 @@ NO_URL = (
     "http://169\u3002254\u3002169\u3002254/",
     "http://\uff11\uff16\uff19.254.169.254/",
     "http://[::1/",
+    "http://a..b/",
+    "http://.a/",
+    f"http://{'a' * 64}.example/",
 )
 ALLOWED = (
     "http://localhost:8444/kafka/records",

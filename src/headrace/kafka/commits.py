@@ -68,6 +68,8 @@ class Commits:
             reach("commit.sent")
         except confluent_kafka.KafkaException as cause:
             log.warning("%s: commit failed: %s", self._name, cause.args[0].str())
+            self._newest = newest
+            self._again_at = self._clock.monotonic() + _AGAIN_SECONDS
 
     def reported(self, error: Any, offsets: Sequence[Any]) -> None:
         """Take the report of the commit that was under way; what failed is sent again while its epoch lasts."""

@@ -6,6 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import confluent_kafka
 import pytest
 
 from headrace.kafka.commits import Commits
@@ -22,10 +23,13 @@ class Bench:
         self.clock = ManualClock()
         self.epochs = {PLACE: 1}
         self.sent: list[int] = []
+        self.refuses = False
         self.commits = Commits("c", self.clock, self.epochs)
 
     def commit(self, offsets: list[Any], asynchronous: bool) -> None:
         assert asynchronous
+        if self.refuses:
+            raise confluent_kafka.KafkaException(confluent_kafka.KafkaError(confluent_kafka.KafkaError._STATE))
         self.sent += [item.offset for item in offsets]
 
     def want(self, offset: int, epoch: int) -> None:
@@ -68,6 +72,17 @@ def test_what_failed_is_sent_again_after_a_pause_unless_newer_is_there(bench: Be
     bench.report(5, failed=True)
     bench.wait()
     assert bench.sent == [5, 5, 8]
+
+
+def test_what_the_client_does_not_take_is_sent_again_after_a_pause(bench: Bench) -> None:
+    """It refuses a commit at once in the middle of a rebalance; without more records nothing newer would ever come."""
+    bench.refuses = True
+    bench.want(5, 1)
+    bench.refuses = False
+    bench.commits.send_due(bench)
+    assert bench.sent == []
+    bench.wait()
+    assert bench.sent == [5]
 
 
 def test_a_late_report_of_an_earlier_assignment_is_not_sent_again(bench: Bench) -> None:

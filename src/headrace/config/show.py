@@ -29,7 +29,7 @@ def _mask(value: Any, name: str = "") -> Any:
         return {key: _mask(item, key) for key, item in value.items()}
     if isinstance(value, list):
         return [_mask(item, name) for item in value]
-    if name.endswith("url") and value:
+    if name.endswith(("url", "path")) and value:
         address, query, _ = str(value).partition("?")
         return f"{address}?{_MASK}" if query else value
     return _MASK if value and is_secret_name(name) else value

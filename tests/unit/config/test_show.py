@@ -15,7 +15,10 @@ reactive_consumers:
   a:
     topics: [t]
     group: g
-    backend: {url: "http://localhost/x?code=${env:PW}", headers: {Authorization: "${env:PW}", X-Team: blue}}
+    backend:
+      url: "http://localhost/x?code=${env:PW}"
+      headers: {Authorization: "${env:PW}", X-Team: blue}
+      health: {path: "/up?key=${env:PW}"}
 """
 
 

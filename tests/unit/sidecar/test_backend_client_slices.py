@@ -137,6 +137,23 @@ def test_nobody_has_done_what_was_not_sent_yet(status: bytes, counts: bool) -> N
     asyncio.run(main())
 
 
+def test_a_kept_connection_that_the_other_side_ends_is_not_used_again() -> None:
+    """From the moment that is known, though closing it may take its time."""
+
+    async def main() -> None:
+        connection = Connection(100)
+        connection.connection_made(Wire())
+        waiter = connection.ask((b"x",), asyncio.get_running_loop().time() + 600)
+        connection.data_received(ANSWERS[0])
+        await waiter
+        assert connection.reusable
+        connection.eof_received()
+        assert not connection.reusable
+        connection.connection_lost(None)
+
+    asyncio.run(main())
+
+
 def test_a_kept_connection_holds_no_answer() -> None:
     """Many connections with large answers would hold each of them until the next request."""
 

@@ -54,6 +54,7 @@ def test_each_partition_is_asked_for_with_its_epoch() -> None:
         (200, b'{"offset": "3"}', "a body that is not"),
         (200, b'{"offset": -1}', "a body that is not"),
         (200, b'{"offset": 1.5}', "a body that is not"),
+        (200, b'{"offset": 9223372036854775808}', "a body that is not"),
         (200, b'{"x": ' + b"[" * 60_000, "a body that is not"),
     ],
 )

@@ -99,6 +99,7 @@ class Connection(asyncio.Protocol):
             self._fail(f"the head of its answer is larger than {MAX_HEAD_BYTES} bytes")
 
     def eof_received(self) -> None:
+        self.reusable = False
         if self._until_close:
             self._finish(Answer(self._status, self._headers, bytes(self._body)), keep=False)
 

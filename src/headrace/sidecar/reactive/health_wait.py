@@ -21,7 +21,8 @@ class AfterHealth(Service):
         self._client = client
         self._health = health
         self._clock = clock
-        self._why = f"waiting for 2xx of GET {health.path}"
+        self._what = f"waiting for 2xx of GET {health.path.partition('?')[0]}"
+        self._why = self._what
         self._begun = False
 
     async def start(self) -> None:
@@ -44,7 +45,7 @@ class AfterHealth(Service):
     async def _begin(self) -> None:
         log.info("%s: %s", self.name, self._why)
         while why := await self._problem():
-            self._why = f"waiting for 2xx of GET {self._health.path}: {why}"
+            self._why = f"{self._what}: {why}"
             await self._clock.sleep(self._health.interval_seconds)
         self._begun = True
         await self._waiting.start()

@@ -14,7 +14,7 @@ from headrace.sidecar.reactive.client import Client
 
 
 class _Kept(msgspec.Struct):
-    offset: Annotated[int, msgspec.Meta(ge=0)] | None
+    offset: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None
 
 
 _decode = msgspec.json.Decoder(_Kept).decode

@@ -81,18 +81,19 @@ _EVERY_CLIENT: Final = _names(
 )
 
 
-def _owner(name: str) -> str:
+def _owner(name: str, tables: tuple[dict[str, Key], ...]) -> str:
     """Return the setting to use in place of a property, empty if we do not know the name."""
     name = _OTHER_NAMES.get(name, name)
-    for keys in (PRODUCER_KEYS, CONSUMER_KEYS):
+    for keys in tables:
         if found := keys.get(name) or next((key for key in keys.values() if key.client == name), None):
             return found.ours
     return ""
 
 
-def way_out(name: str) -> str:
-    """Return what to do instead of setting a client's property, empty if it is none that we know."""
-    _, nothing, why = (owner := _owner(name).replace("`", "")).partition("nothing: ")
+def way_out(name: str, *tables: dict[str, Key]) -> str:
+    """Return what to do instead of setting a client's property, empty if it is in no table (by default: in neither)."""
+    owner = _owner(name, tables or (PRODUCER_KEYS, CONSUMER_KEYS)).replace("`", "")
+    _, nothing, why = owner.partition("nothing: ")
     return owner and f"is not taken here: {why if nothing else f'set {owner}'}"
 
 

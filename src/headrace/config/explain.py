@@ -8,10 +8,13 @@ from typing import Any, get_args
 
 from pydantic_core import ErrorDetails
 
-from headrace.config.client_properties import way_out
+from headrace.config.client_properties import CONSUMER_KEYS, PRODUCER_KEYS, way_out
 from headrace.config.model import HeadraceConfig
 from headrace.config.section import Section
 from headrace.config.yaml_tree import Path, Problems
+
+_TABLES = {"producer": (PRODUCER_KEYS, CONSUMER_KEYS), "reactive_consumers": (CONSUMER_KEYS,)}
+"""Sections in which people write the keys of Java's clients, and where these are explained."""
 
 
 def explain(
@@ -38,7 +41,8 @@ def explain(
 
 def _sentence(error: ErrorDetails, path: Path, model: type[Section]) -> str:
     if error["type"] == "extra_forbidden":
-        if path[0] == "producer" and (text := way_out(str(path[-1]))):
+        tables = _TABLES.get(str(path[0]))
+        if tables and (text := way_out(str(path[-1]), *tables)):
             return text
         known = known_keys(path[:-1], model)
         near = difflib.get_close_matches(str(path[-1]), known, 1, 0.5)

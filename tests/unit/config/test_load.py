@@ -89,6 +89,21 @@ def test_a_key_of_javas_producer_is_explained_where_it_stands(write: Write) -> N
     ]
 
 
+def test_a_key_of_javas_consumer_is_explained_where_it_stands(write: Write) -> None:
+    """By the consumers' table, also for names that mean something else to producers."""
+    consumer = "{topics: [a], group: a, backend: {url: http://a/}, %s, consumer: {session.timeout.ms: 1}}"
+    text = "valueFormat: json, requestMaxBytes: 1, consumerGroup: b, enable.auto.commit: true"
+    assert problems(write("reactive_consumers:\n  a: " + consumer % text + "\n")) == [
+        "headrace.yaml:2: reactive_consumers.a.consumer.session.timeout.ms: is not taken here: "
+        "set consumer.session_timeout_seconds",
+        "headrace.yaml:2: reactive_consumers.a.valueFormat: is not taken here: set value_format",
+        "headrace.yaml:2: reactive_consumers.a.requestMaxBytes: is not taken here: set batch.max_bytes",
+        "headrace.yaml:2: reactive_consumers.a.consumerGroup: is not taken here: set group; in the trigger as it is",
+        "headrace.yaml:2: reactive_consumers.a.enable.auto.commit: is not taken here: "
+        "Headrace commits what has ended and only that",
+    ]
+
+
 def test_unknown_key_without_a_near_name_lists_the_known_ones(write: Write) -> None:
     """When nothing is near, the names that go there are listed."""
     assert problems(write("http: {zzz: 1}")) == [

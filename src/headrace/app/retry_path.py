@@ -10,7 +10,7 @@ from headrace.config.retry import RetryConfig
 from headrace.delivery.parked import KeyOrder, ParkedKeys
 from headrace.delivery.protocols import DeadLetterWriter, Destination
 from headrace.delivery.pump import Pump
-from headrace.delivery.tiers import TierDestination, Tiers, topics_of
+from headrace.delivery.tiers import TierDestination, Tiers
 from headrace.kafka import Admin, FollowedTopic, Producer
 from headrace.lifecycle import Clock
 
@@ -48,7 +48,7 @@ class RetryPath:
         self._name, self._consumer, self._inner = name, consumer, destination
         self.source = next(iter(consumer.topics), "")
         """The topic that those of ours are created like; empty if the consumer names none."""
-        self.topics = topics_of(consumer.group, consumer.retry)
+        self.topics = consumer.retry.tier_topics(consumer.group)
         """The tiers, the shortest delay first."""
         self.followed: FollowedTopic | None = None
         """The topic of parked keys, if their order is kept."""

@@ -117,7 +117,7 @@ class ReactiveConsumerConfig(DeliveryConfig):
                 f"group is {self.group!r}, and retry tiers are topics named after it: use up to 200 letters, digits, "
                 "dots, underscores and hyphens"
             )
-        tiers = [f"{self.group}.retry.{delay}s" for delay in self.retry.tiers]
+        tiers = self.retry.tier_topics(self.group)
         if taken := next((name for name in (*self.topics, self.dead_letter.topic) if name in tiers), ""):
             raise ValueError(f"topics or dead_letter.topic is {taken}, a retry tier of this group: name another topic")
 

@@ -72,7 +72,7 @@ class HeadraceConfig(Section):
     def _groups_apart(self) -> HeadraceConfig:
         owner: dict[tuple[str, str], str] = {}
         for name, consumer in self.reactive_consumers.items():
-            for topic in consumer.topics:
+            for topic in (*consumer.topics, *consumer.retry.tier_topics(consumer.group)):
                 other = owner.setdefault((consumer.group, topic), name)
                 if other != name:
                     raise ValueError(

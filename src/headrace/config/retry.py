@@ -93,6 +93,10 @@ class RetryConfig(Section):
             raise ValueError("first_delay_seconds is greater than max_delay_seconds: lower it or raise the other")
         return self
 
+    def tier_topics(self, group: str) -> list[str]:
+        """Return the topics of a group's tiers, the shortest delay first."""
+        return [f"{group}.retry.{delay}s" for delay in self.tiers]
+
     def action_of_status(self, status: int) -> Action:
         """Return what a status that is no success means; one that HTTP does not know is retried."""
         family = status // 100

@@ -65,7 +65,7 @@ class Tiers:
         self._produce = produce
         self._clock = clock
         self._dead_letters = dead_letters
-        self._topics = topics_of(group, retry)
+        self._topics = retry.tier_topics(group)
 
     async def write(self, letters: Sequence[DeadLetter]) -> int:
         """Write every letter; see `DeadLetterWriter`. If one fails, all are to be repeated."""
@@ -156,11 +156,6 @@ class TierDestination:
         if outcome.verdict is Verdict.ACK or action_of(outcome, tiers.retry) == "skip":
             await tiers.end(waiting)
         return outcome
-
-
-def topics_of(group: str, retry: RetryConfig) -> list[str]:
-    """Return the topics of a group's tiers, the shortest delay first."""
-    return [f"{group}.retry.{delay}s" for delay in retry.tiers]
 
 
 def waiting_of(record: Record) -> Waiting:

@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from headrace.config.consumers import ReactiveConsumerConfig
+from headrace.config.model import HeadraceConfig
 from headrace.config.retry import RetryConfig
-from headrace.delivery.tiers import topics_of
 
 KEEP = {"tiers": [10], "keep_key_order": True}
 
@@ -23,7 +23,7 @@ def consumer(retry: dict[str, Any], **settings: Any) -> ReactiveConsumerConfig:
 
 def test_tiers_are_topics_named_after_group_and_delay() -> None:
     """So a group has its own, and an operator sees what is what."""
-    assert topics_of("g", RetryConfig(tiers=[10, 86_400])) == ["g.retry.10s", "g.retry.86400s"]
+    assert RetryConfig(tiers=[10, 86_400]).tier_topics("g") == ["g.retry.10s", "g.retry.86400s"]
     assert consumer(KEEP, ordering="key").retry.keep_key_order
 
 
@@ -49,3 +49,15 @@ def test_what_tiers_cannot_keep_is_refused(retry: dict[str, Any], settings: dict
     """At load, with what to write instead."""
     with pytest.raises(ValidationError, match=says):
         consumer(retry, **settings)
+
+
+@pytest.mark.parametrize(("tiers", "is_taken"), [([5], False), ([1, 5], False), ([1], True), ([], True)])
+def test_two_consumers_of_a_group_share_no_tier(tiers: list[int], is_taken: bool) -> None:
+    """Or what waits for one backend would be delivered to the other."""
+    one, other = consumer({"tiers": [5]}), consumer({"tiers": tiers}, topics=["u"])
+    consumers = {"one": one.model_dump(), "other": other.model_dump()}
+    if is_taken:
+        HeadraceConfig.model_validate({"reactive_consumers": consumers})
+    else:
+        with pytest.raises(ValidationError, match=r"read topic g\.retry\.5s in the same group g"):
+            HeadraceConfig.model_validate({"reactive_consumers": consumers})

@@ -20,7 +20,7 @@ from headrace.config.retry import RetryConfig
 from headrace.delivery.parked import KeyOrder, ParkedKeys
 from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict
 from headrace.delivery.pump import Pump
-from headrace.delivery.tiers import TierDestination, Tiers, topics_of, waiting_of
+from headrace.delivery.tiers import TierDestination, Tiers, waiting_of
 from headrace.errors import DestinationUnavailable
 from headrace.lifecycle import Deadline, ManualClock
 from headrace.records import Committed, OutgoingRecord, Produced, Record, TopicPartition
@@ -42,7 +42,7 @@ class World:
             attempts=2, first_delay_seconds=1, max_delay_seconds=2, tiers=tiers, keep_key_order=keep
         )
         self.ordering = ordering
-        self.tiers = topics_of(GROUP, self.retry)
+        self.tiers = self.retry.tier_topics(GROUP)
         self.logs: dict[str, list[Record]] = {SOURCE: [], PARKED: [], **{tier: [] for tier in self.tiers}}
         self.committed: dict[TopicPartition, Committed] = {}
         self.plans: dict[int, int] = {}

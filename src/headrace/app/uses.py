@@ -42,7 +42,9 @@ def uses_of(config: HeadraceConfig) -> Mapping[str, Sequence[Use]]:
     for reactive in config.reactive_consumers.values():
         fits = fits_of(reactive, config, functions)
         use = Use(reactive.group, reactive.topics, fits, _letters(reactive.dead_letter))
-        uses[config.kafka.bootstrap_servers].append(use)
+        tiers = reactive.retry.tier_topics(reactive.group)  # one that is missing is made, or writing to it says so
+        retries = [Use(f"{reactive.group}.retry", [], tiers.__contains__)] if tiers else []
+        uses[config.kafka.bootstrap_servers] += [use, *retries]
     for trigger in [trigger for function in functions for trigger in function.triggers]:
         servers = ",".join(trigger.brokers) or config.kafka.bootstrap_servers
         uses.setdefault(servers, []).append(Use(trigger.group, trigger.topics, None, _letters(trigger.dead_letter)))

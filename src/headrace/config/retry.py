@@ -85,6 +85,11 @@ class RetryConfig(Section):
             raise ValueError("keep_key_order takes exactly one delay: write one, such as tiers: [10]")
         if self.tiers and self.last_retry:
             raise ValueError("tiers and last_retry exclude each other: a last retry has no further ones; drop one")
+        if self.deadline_seconds and sum(self.tiers) > self.deadline_seconds:
+            raise ValueError(
+                f"deadline_seconds is {self.deadline_seconds:g} and tiers take {sum(self.tiers)} s together, so the "
+                "last one is never used: raise the deadline or drop the tier"
+            )
         return self
 
     @model_validator(mode="after")

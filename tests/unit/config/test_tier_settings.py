@@ -38,6 +38,7 @@ def test_tiers_are_topics_named_after_group_and_delay() -> None:
         ({"keep_key_order": True}, {"ordering": "key"}, "takes exactly one delay"),
         ({"tiers": [1, 2], "keep_key_order": True}, {"ordering": "key"}, "takes exactly one delay"),
         ({"tiers": [1], "last_retry": True}, {}, "exclude each other"),
+        ({"tiers": [10, 60], "deadline_seconds": 69}, {}, "take 70 s together, so the last one is never used"),
         (KEEP, {}, "does not go with ordering: partition"),
         (KEEP, {"ordering": "key", "null_keys": "ordered"}, "and null_keys: ordered"),
         ({"tiers": [1]}, {"group": "my group"}, "topics named after it"),

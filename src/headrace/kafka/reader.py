@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
@@ -11,7 +13,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.kafka.error_map import to_error
 from headrace.kafka.properties import client_properties
 from headrace.lifecycle import run_blocking
-from headrace.records import Record, TopicPartition
+from headrace.records import Header, Record, TopicPartition
 
 _BATCH = 500
 _WAIT_SECONDS = 0.2
@@ -28,9 +30,22 @@ def to_record(taken: Any) -> Record:
         taken.timestamp()[1],
         key,
         value,
-        taken.headers,
+        functools.partial(_headers_of, taken),
         (len(key) if key else 0) + (len(value) if value else 0),
     )
+
+
+def _headers_of(taken: Any) -> list[Header] | None:
+    """Return a record's headers; a name that is not UTF-8, which the client cannot read, is U+FFFD."""
+    try:
+        headers: list[Header] | None = taken.headers()
+    except SystemError:  # the client holds them all the same, with nothing in place of the name
+        parts = [gc.get_referents(header) for header in taken.headers()]  # to look into such a one ends the process
+        names = [next((part for part in pair if isinstance(part, str)), "\ufffd") for pair in parts]
+        values = [next((part for part in pair if isinstance(part, bytes)), None) for pair in parts]
+        headers = list(zip(names, values, strict=True))
+        taken.set_headers(headers)
+    return headers
 
 
 async def read_records(

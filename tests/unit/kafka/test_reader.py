@@ -1,0 +1,44 @@
+"""What the client's records become."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from headrace.kafka.reader import to_record
+
+
+class Taken:
+    """A record as the client gives it when a name is not UTF-8: it fails once, and then holds nothing for the name."""
+
+    def __init__(self) -> None:
+        make, put = ctypes.pythonapi.PyTuple_New, ctypes.pythonapi.PyTuple_SetItem
+        make.restype, make.argtypes = ctypes.py_object, [ctypes.c_ssize_t]
+        put.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.py_object]
+        nameless, value = make(2), b"1"
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
+        put(id(nameless), 1, value)
+        self._headers: list[Any] = [("a", b"0"), nameless, ("a", None)]
+        self._failed = False
+
+    def headers(self) -> Any:
+        if not self._failed:
+            self._failed = True
+            raise SystemError("returned a result with an exception set")
+        return self._headers
+
+    def set_headers(self, headers: list[Any]) -> None:
+        self._headers = headers
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, 7
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda: {"topic": "t", "partition": 0, "offset": 3}.get(name)
+
+
+def test_a_header_whose_name_is_not_utf8_ends_nothing() -> None:
+    """Clients of other languages write such names; value and place are kept, and so are the other headers."""
+    record = to_record(Taken())
+    for _ in range(2):
+        assert record.headers == [("a", b"0"), ("\ufffd", b"1"), ("a", None)]

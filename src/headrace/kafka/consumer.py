@@ -41,6 +41,8 @@ _BATCH_RECORDS = 500
 _IDLE_SECONDS = 0.1
 _BUSY_SECONDS = 0.01
 _PATIENCE_SECONDS = 0.1
+_ROOM = 0.1
+"""Part of what may be held that must have ended before the thread is woken to poll: less would make tiny polls."""
 _STORE_SECONDS = 30.0
 _DRAIN_SECONDS = 20.0
 _THREAD_STOP_SECONDS = 30.0
@@ -83,6 +85,7 @@ class Consumer(Service):
         self._policy = policy
         self._epoch_of: dict[TopicPartition, int] = {}
         self._room = threading.Event()
+        self._freed = 0.0  # part of the room that was given back since the thread was woken last
         self._commands: deque[Callable[[], None]] = deque()
         self._commits = Commits(name, clock, self._epoch_of)  # the thread's own, as is what follows
         self._placement = Placement(policy, clock, self._say, self._ask_store if policy.stored_offsets else None)
@@ -126,7 +129,10 @@ class Consumer(Service):
 
     def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None:
         self._commands.append(lambda: self._flow.released(partition, records, size_bytes, self._clock.monotonic()))
-        self._room.set()
+        self._freed += self._flow.part_of(records, size_bytes)
+        if self._freed >= _ROOM:
+            self._freed = 0.0
+            self._room.set()
 
     def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
         epochs = {partition: self._seen_epochs.get(partition, 0) for partition in offsets}

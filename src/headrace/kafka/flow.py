@@ -62,7 +62,11 @@ class Flow:
     @property
     def fill(self) -> float:
         """Part of the budget that is used; 1 is full."""
-        return max(self._records / self._limits.max_records, self._bytes / self._limits.max_bytes)
+        return self.part_of(self._records, self._bytes)
+
+    def part_of(self, records: int, size_bytes: int) -> float:
+        """Return the part of the budget that so much is; callable on any thread."""
+        return max(records / self._limits.max_records, size_bytes / self._limits.max_bytes)
 
     @property
     def half_room_records(self) -> int:
@@ -133,7 +137,7 @@ class Flow:
         return (1 - _COMMON) / max(1, len(self._held))
 
     def _part(self, held: _Held) -> float:
-        return max(held.records / self._limits.max_records, held.bytes / self._limits.max_bytes)
+        return self.part_of(held.records, held.bytes)
 
     def _is_beyond(self, held: _Held) -> bool:
         """Return whether a partition has used up the part of the room that is its own."""

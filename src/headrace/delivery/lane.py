@@ -124,16 +124,17 @@ class Lane:
         """Whether `take` has something."""
         if self._blocked or self._draining:
             return False
-        return bool(self._again) or self._fresh
+        return bool(self._again or self._fresh)
 
     @property
     def _fresh(self) -> bool:
         """Whether records may begin that have not begun before."""
-        if self._slow_mark:
+        if self._slow_keys.marks and self._slow_mark:
             return True
-        if not self._ready or (self._begun and self._rules.ordering == "partition"):
+        rules = self._rules
+        if not self._ready or (self._begun and rules.ordering == "partition"):
             return False
-        batch = self._rules.batch
+        batch = rules.batch
         return not batch.linger_seconds or self._lingered or len(self._ready) >= batch.max_records
 
     def add(self, records: Sequence[Record]) -> Sequence[Record]:
@@ -153,7 +154,7 @@ class Lane:
         self._took_again = bool(self._again) and not (self._took_again and self._fresh)
         if self._took_again:
             return self._again.popleft()
-        if mark := self._slow_mark:
+        if self._slow_keys.marks and (mark := self._slow_mark):
             records = self._portion(self._slow[mark], self._slow_keys.full_records(mark))
             return Batch(records, began_at=self._rules.clock.monotonic(), is_apart=True)
         records = self._portion(self._ready, self._slow_keys.next_records())
@@ -172,8 +173,6 @@ class Lane:
 
         They fill deliveries, but for a quarter of their places, so that they do not all wait for the slowest.
         """
-        if not self._slow_keys.marks:
-            return 0
         places = self._rules.breaker.limit.places // (len(self._rules.lanes) or 1) // (2 if self._ready else 1)
         if self._apart >= max(1, places):
             return 0

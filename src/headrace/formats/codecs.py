@@ -193,6 +193,8 @@ class Reader:
         """Decode by `plain`, or by the schema that the bytes name when there is none."""
         self._codecs = codecs
         self._plain = plain
+        self.names_schemas = plain is None
+        """Whether the bytes name their schema, so that `prepare` has something to do."""
         self._text = plain.text if isinstance(plain, JsonCodec) else self._decode_text
 
     async def prepare(self, payloads: Iterable[bytes | None]) -> None:
@@ -201,7 +203,7 @@ class Reader:
         Raises:
             RegistryUnavailable: A schema is not known here, and the registry does not answer; try again later.
         """
-        if self._plain is None:
+        if self.names_schemas:
             for schema_id in {schema_id_of(data) for data in payloads if data}:
                 if schema_id is not None:
                     await self._codecs.load(schema_id)

@@ -10,8 +10,8 @@ import asyncio
 import functools
 import socket
 import ssl
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
 from headrace.config.addresses import forbidden_address
@@ -68,14 +68,14 @@ class Client:
         self._what = what
         self._starts: dict[str, str] = {}
         fixed = headers or {}
-        self._fixed = f"Host: {parts.netloc}\r\nAccept-Encoding: identity\r\n{self._lines(fixed.items())}"
+        self._fixed = f"Host: {parts.netloc}\r\nAccept-Encoding: identity\r\n{self._lines(list(fixed.items()))}"
         self._starts = {name.lower(): "" for name in [*fixed, *(["authorization"] if token else [])]}
         self._post = f"POST {self._target} HTTP/1.1\r\n{self._fixed}"
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
         self._closed = False
 
-    async def post(self, body: bytes, headers: Iterable[tuple[str, str]] = ()) -> Answer:
+    def post(self, body: bytes, headers: Sequence[tuple[str, str]] = ()) -> Coroutine[Any, Any, Answer]:
         """Return the answer to a request; it is repeated at once only if a kept connection turns out to be closed.
 
         Args:
@@ -87,16 +87,16 @@ class Client:
         Raises:
             DestinationUnavailable: No complete answer came within the limits of time and size.
         """
-        return await self._send(f"{self._post}{self._lines(headers)}Content-Length: {len(body)}\r\n", body)
+        return self._send(f"{self._post}{self._lines(headers)}Content-Length: {len(body)}\r\n", body)
 
-    async def get(self, path: str) -> Answer:
+    def get(self, path: str) -> Coroutine[Any, Any, Answer]:
         """Return the answer to `GET path` of the same server, with or without a query.
 
         Raises:
             DestinationUnavailable: No complete answer came within the limits of time and size.
         """
         name, _, query = path.partition("?")
-        return await self._send(f"GET {_target(name, query)} HTTP/1.1\r\n{self._fixed}", b"")
+        return self._send(f"GET {_target(name, query)} HTTP/1.1\r\n{self._fixed}", b"")
 
     def close(self) -> None:
         """Close every connection; requests under way, and all that come, end as unavailable."""
@@ -194,16 +194,12 @@ class Client:
         self._open.add(connection)
         return connection
 
-    def _lines(self, headers: Iterable[tuple[str, str]]) -> str:
-        lines = []
-        for name, value in headers:
-            start = self._starts.get(name)
-            if start is None:
-                start = self._start_of(name)
-            if start:
-                plain = value.isascii() and value.isprintable()
-                lines.append(f"{start}{value if plain else quote(value, _PRINTABLE, errors='replace')}\r\n")
-        return "".join(lines)
+    def _lines(self, headers: Sequence[tuple[str, str]]) -> str:
+        values = "".join([value for _, value in headers])
+        if not (values.isascii() and values.isprintable()):  # all at once, since nearly all are
+            headers = [(name, quote(value, _PRINTABLE, errors="replace")) for name, value in headers]
+        found = self._starts.get
+        return "".join([f"{s}{value}\r\n" for name, value in headers if (s := found(name) or self._start_of(name))])
 
     def _start_of(self, name: str) -> str:
         """Return how a header's line begins, or nothing if it must not be sent; names are few, so this is kept."""

@@ -31,8 +31,10 @@ class Stored:
         Raises:
             RegistryUnavailable: A schema is not known here, and the registry does not answer.
         """
-        await self._keys.prepare(record.key for record in records)
-        await self._values.prepare(record.value for record in records)
+        if self._keys.names_schemas:
+            await self._keys.prepare(record.key for record in records)
+        if self._values.names_schemas:
+            await self._values.prepare(record.value for record in records)
 
     def keys(self, records: Sequence[Record]) -> list[str | None]:
         """Return keys as JSON text.

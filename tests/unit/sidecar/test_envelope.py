@@ -149,7 +149,16 @@ def test_what_a_backend_says_of_a_failed_record_is_kept() -> None:
         ("java.lang.IllegalStateException: no\n\tat a.B.c(B.java:7)", "java.lang.IllegalStateException"),
         ("TypeError: x is not a function\n    at f (a.js:1:2)", "TypeError"),
         ('Traceback (most recent call last):\n  File "a.py", line 1\napp.NoSuchOrder\nValueError: no\n', "ValueError"),
+        ("shop.NoSuchOrder: 17\n\tat a.B.c(B.java:7)", "shop.NoSuchOrder"),
+        (
+            'Traceback (most recent call last):\n  File "a.py", line 1\nshop.Orders.NoSuchOrder',
+            "shop.Orders.NoSuchOrder",
+        ),
+        ("NoSuchOrder: 17", "NoSuchOrder"),
+        ("asyncio.timeoutError", "asyncio.timeoutError"),
         ("no Error at all", "not processed"),
+        ("order: unknown", "not processed"),
+        ("No such order", "not processed"),
         ("", "not processed"),
     ],
 )

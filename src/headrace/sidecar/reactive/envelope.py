@@ -19,7 +19,8 @@ from headrace.records import Header, Record
 CORRELATION_ID: Final = "X-Correlation-Id"
 TRACEABILITY_ID: Final = "X-Traceability-Id"
 _REASON_CHARACTERS: Final = 8000
-_ERROR_CLASS: Final = re.compile(r"([A-Za-z_$][\w.$]{,150}(?:Error|Exception))(?::|$)")
+_NAME: Final = r"[A-Za-z_$][\w$]{,99}"
+_ERROR_CLASS: Final = re.compile(rf"((?:{_NAME}\.){{,9}}(?:[A-Z][\w$]{{,99}}|{_NAME}(?:Error|Exception)))(?::|$)")
 
 
 class _Place(msgspec.Struct):

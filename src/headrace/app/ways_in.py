@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
-from headrace.app.retry_path import RetryPath
+from headrace.app import retry_path
 from headrace.app.topics_of_ours import fits_of
 from headrace.config.backend import BackendConfig
 from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl, ReactiveConsumerConfig
 from headrace.config.kafka import KafkaConfig
-from headrace.config.model import HeadraceConfig
 from headrace.config.retry import DeadLetterConfig
 from headrace.delivery.dead_letter import DeadLetterTopic
 from headrace.delivery.protocols import DeadLetterWriter, Destination
@@ -24,8 +23,8 @@ from headrace.functions.destination import FunctionDestination
 from headrace.functions.load import load_function
 from headrace.functions.service import FunctionService
 from headrace.functions.spec import FunctionSpec, KafkaTrigger
-from headrace.kafka import Admin, Consumer, Producer, ReadPolicy, Subscription, TopicDirectory
-from headrace.lifecycle import Clock, Service
+from headrace.kafka import Admin, Consumer, ReadPolicy, Subscription, TopicDirectory
+from headrace.lifecycle import Service
 from headrace.pipelines.load import load_pipelines
 from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.spec import PipelineSpec
@@ -43,15 +42,11 @@ _FUNCTION_IN_FLIGHT = 1000
 _FUNCTION_FLOW = FlowControl()
 
 
-class Surroundings(Protocol):
+class Surroundings(retry_path.Surroundings, Protocol):
     """What the process has made before, and all ways in use."""
 
-    config: HeadraceConfig
-    clock: Clock
     metrics: Metrics
-    admin: Admin
     topics: TopicDirectory
-    inner_producer: Producer
     registry: SchemaRegistry
     codecs: Codecs
 
@@ -81,7 +76,8 @@ class WaysIn:
         """Groups whose lag is watched."""
         self._formats = {self.config.producer.key_format, self.config.producer.value_format}
         self._specs = [load_function(file) for file in self.config.functions]
-        self.services: list[Service] = [*self._reactive_consumers(), *self._functions(), *self._pipelines()]
+        pipelines = map(self._pipeline, load_pipelines(self.config.pipelines))
+        self.services: list[Service] = [*self._reactive_consumers(), *self._functions(), *pipelines]
         """Downstream first."""
 
     @property
@@ -111,18 +107,20 @@ class WaysIn:
         for warning in reactive.warnings(self.config.kafka.properties):
             log.warning("%s: %s", name, warning)
         if reactive.retry.tiers:
-            path = RetryPath(self, name, reactive, destination, letters)
+            path = retry_path.RetryPath(self, name, reactive, destination, letters)
             pump = self._pump(name, reactive.group, path.destination, path.writer, reactive)
             *retries, again = self._retries(f"{name} retries", path, reactive, pump)
             retries.append(self._held(again, destination, backend))
         else:
             retries, pump = [], self._pump(name, reactive.group, destination, letters, reactive)
         consumer = self._consumer(name, pump, self.config.kafka, reactive.topics, policy, reactive.flow)
-        watch = self._subscription(name, consumer, self.admin, reactive.topics, fits)
+        watch = Subscription(f"{name} topics", consumer, self.admin, self.clock, topics=reactive.topics, fits=fits)
         held = self._held(consumer, destination, backend)
         return [*tls, destination, *retries, pump, held, watch]
 
-    def _retries(self, name: str, path: RetryPath, reactive: ReactiveConsumerConfig, beside: Pump) -> list[Service]:
+    def _retries(
+        self, name: str, path: retry_path.RetryPath, reactive: ReactiveConsumerConfig, beside: Pump
+    ) -> list[Service]:
         if self.config.kafka.create_topics:
             self.wanted_topics.update(dict.fromkeys(path.topics, path.source))
         pump = path.pump(beside)
@@ -168,10 +166,8 @@ class WaysIn:
             admin = Admin(kafka)
         policy = ReadPolicy(trigger.auto_offset_reset, member=trigger.member)
         consumer = self._consumer(workers.name, pump, kafka, trigger.topics, policy)
-        return [workers, pump, consumer, self._subscription(workers.name, consumer, admin, trigger.topics)]
-
-    def _pipelines(self) -> list[Service]:
-        return [self._pipeline(spec) for spec in load_pipelines(self.config.pipelines)]
+        watch = Subscription(f"{workers.name} topics", consumer, admin, self.clock, topics=trigger.topics, fits=None)
+        return [workers, pump, consumer, watch]
 
     def _pipeline(self, spec: PipelineSpec) -> Service:
         folder = self.config.state_dir / "pipelines"
@@ -229,16 +225,6 @@ class WaysIn:
         )
         pump.source = consumer
         return consumer
-
-    def _subscription(
-        self,
-        name: str,
-        consumer: Consumer,
-        admin: Admin,
-        topics: Sequence[str],
-        fits: Callable[[str], bool] | None = None,
-    ) -> Subscription:
-        return Subscription(f"{name} topics", consumer, admin, self.clock, topics=topics, fits=fits)
 
     async def _schema_of(self, schema_id: int) -> wire.Schema:
         schema = await self.registry.by_id(schema_id)

@@ -11,14 +11,7 @@ from pydantic import BeforeValidator, model_validator
 from headrace.config.backend import ONE_RECORD_MODES, BackendConfig
 from headrace.config.membership import ConsumerConfig, no_reset_by_itself
 from headrace.config.retry import DeadLetterConfig, RetryConfig
-from headrace.config.section import (
-    Count,
-    FormatName,
-    GroupName,
-    Seconds,
-    Section,
-    TopicName,
-)
+from headrace.config.section import Count, FormatName, GroupName, Seconds, Section, TopicName
 from headrace.config.topic_patterns import TopicPattern
 
 

@@ -20,6 +20,8 @@ _LOOK_SECONDS: Final = 10.0
 class _WatchedContext(Service):
     """A TLS context; connections made after a file has changed see the new one."""
 
+    _protocol: ssl._SSLMethod
+
     def __init__(self, place: str, files: tuple[Path | None, ...], clock: Clock) -> None:
         super().__init__(f"tls files of {place}")
         self._place = place
@@ -54,7 +56,10 @@ class _WatchedContext(Service):
             self.look()
 
     def _new(self) -> ssl.SSLContext:
-        raise NotImplementedError
+        context = ssl.SSLContext(self._protocol)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+        return context
 
     def _fill(self, context: ssl.SSLContext) -> ssl.SSLContext:
         raise NotImplementedError
@@ -72,6 +77,8 @@ class _WatchedContext(Service):
 class TlsFiles(_WatchedContext):
     """The listener's TLS context."""
 
+    _protocol = ssl.PROTOCOL_TLS_SERVER
+
     def __init__(self, settings: TlsConfig, clock: Clock) -> None:
         """Read the files.
 
@@ -81,12 +88,7 @@ class TlsFiles(_WatchedContext):
         self._settings = settings
         super().__init__("http.tls", (settings.certificate, settings.key, settings.client_ca), clock)
 
-    def _new(self) -> ssl.SSLContext:
-        return ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-
     def _fill(self, context: ssl.SSLContext) -> ssl.SSLContext:
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
         # No password: a key that is locked is refused instead of being asked for at a terminal.
         context.load_cert_chain(str(self._settings.certificate), str(self._settings.key), password=lambda: "")
         if self._settings.client_ca:
@@ -98,6 +100,8 @@ class TlsFiles(_WatchedContext):
 class BackendTlsFiles(_WatchedContext):
     """The TLS context of connections to a backend; name and certificate of the server are always checked."""
 
+    _protocol = ssl.PROTOCOL_TLS_CLIENT  # checks them
+
     def __init__(self, place: str, settings: BackendTls, clock: Clock) -> None:
         """Read the files; `place` is where they are named in the configuration.
 
@@ -107,13 +111,8 @@ class BackendTlsFiles(_WatchedContext):
         self._settings = settings
         super().__init__(place, (settings.certificate, settings.key, settings.ca), clock)
 
-    def _new(self) -> ssl.SSLContext:
-        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks name and certificate
-
     def _fill(self, context: ssl.SSLContext) -> ssl.SSLContext:
         settings = self._settings
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
         if settings.certificate and settings.key:
             context.load_cert_chain(settings.certificate, settings.key, settings.key_password.get_secret_value)
         if settings.ca:

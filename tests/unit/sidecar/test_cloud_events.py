@@ -143,7 +143,7 @@ def test_an_event_without_a_usable_content_type_has_that_of_the_format(content_t
 
 def test_what_is_no_attribute_does_not_become_one() -> None:
     """Names that CloudEvents does not know or keeps for itself, and attributes without a value."""
-    names = ("ce_no name", "ce_Upper", "ce_data", "ce_datacontenttype")
+    names = ("ce_no name", "ce_Upper", "ce_data", "ce_datacontenttype", "ce_" + "a" * 101)
     assert event(record(None, [*as_binary(), *((name, b"1") for name in names), ("ce_empty", b"")])) == EVENT
 
 

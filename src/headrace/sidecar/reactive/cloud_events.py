@@ -24,7 +24,7 @@ from headrace.sidecar.reactive.stored import Stored
 
 _REQUIRED: Final = ("specversion", "id", "source", "type")
 _VERSION: Final = "1.0"
-_NAME: Final = re.compile(r"[a-z0-9]+")
+_NAME: Final = re.compile(r"[a-z0-9]{1,100}")  # clients keep the names of headers
 _OTHER_NAMES: Final = ("ce_data", "ce_datacontenttype")
 """Headers that would be attributes by their names, and are none."""
 _MEDIA_TYPE: Final = re.compile(r"[!-~][ -~]*")

@@ -128,7 +128,8 @@ class Consumer(Service):
         return Readiness(False, "; ".join(reasons)) if reasons else Readiness(True)
 
     def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None:
-        self._commands.append(lambda: self._flow.released(partition, records, size_bytes, self._clock.monotonic()))
+        now = self._clock.monotonic()
+        self._commands.append(functools.partial(self._flow.released, partition, records, size_bytes, now))
         self._freed += self._flow.part_of(records, size_bytes)
         if self._freed >= _ROOM:
             self._freed = 0.0
@@ -168,7 +169,7 @@ class Consumer(Service):
                 first = client.poll(_BUSY_SECONDS if self._flow.records else _IDLE_SECONDS)
                 if first is not None:
                     reach("poll.after")
-                    self._take([first, *client.consume(min(_BATCH_RECORDS, self._flow.half_room_records), 0)])
+                    self._take([first, *client.consume(min(_BATCH_RECORDS - 1, self._flow.half_room_records), 0)])
         finally:
             client.close()  # runs _on_revoke for what is assigned
 

@@ -9,7 +9,7 @@ from typing import Any
 from headrace.records import OutgoingRecord
 from headrace.testing import Answer
 
-RECORDS, PARTITIONS, HELD, ONE_POLL = 30_000, 4, 2_000, 501
+RECORDS, PARTITIONS, HELD, ONE_POLL = 30_000, 4, 2_000, 500
 
 
 def held(site: Any, process: Any) -> float:

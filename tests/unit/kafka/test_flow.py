@@ -127,3 +127,10 @@ def test_the_budget_holds_and_no_partition_is_paused_for_ever(
         made.released(partition, count, count, now)
     _, resume = made.changes(now)
     assert not paused - set(resume)
+
+
+def test_the_part_of_the_budget_is_that_of_what_is_scarcer() -> None:
+    """A few large records fill as much of it as many small ones."""
+    made = flow(records=100, size=1000)
+    assert made.part_of(10, 1) == 0.1
+    assert made.part_of(1, 500) == 0.5

@@ -48,6 +48,9 @@ def test_the_doctor_says_what_is_not_there(site: Any, tmp_path: Path) -> None:
     file.write_text(yaml.safe_dump({"kafka": away, "schema_registry": {"url": "http://127.0.0.1:9"}}))
     rows = rows_of(site.cli("doctor", "-c", str(file), "--output", "json", code=1).stdout)
     assert rows == {("schema registry", "reachable"): "failing", ("cluster", "reachable"): "failing"}
+    file.write_text(yaml.safe_dump({"kafka": away}))
+    rows = rows_of(site.cli("doctor", "-c", str(file), "--output", "json", code=1).stdout)
+    assert rows == {("cluster", "reachable"): "failing"}, "a registry that the file does not name is not asked for"
 
 
 def test_report_starts_and_says_it_and_strict_refuses_with_the_same_words(

@@ -33,7 +33,7 @@ async def doctor(topics: Sequence[str], place: Place, output: str) -> int:
     found: list[Finding] = []
     try:
         if place.file:
-            config = place.file.model_copy(update={"kafka": place.kafka, "schema_registry": place.registry})
+            config = place.file.model_copy(update={"kafka": place.kafka})
             found += await _machine(config)
             found += await examination(config)()
         if topics or not place.file:

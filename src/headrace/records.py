@@ -38,7 +38,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     """One record as Kafka stores it.
 
     `offset` is the record's own offset. `timestamp_ms` is milliseconds since the epoch, -1 when the record has none.
-    Reading headers from the client costs as much as reading everything else, so they are fetched when asked for.
+    Most records have no headers, so what returns them may cost nothing until it is asked.
     """
 
     topic: str

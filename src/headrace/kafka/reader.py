@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
@@ -21,8 +20,8 @@ _END = confluent_kafka.KafkaError._PARTITION_EOF
 
 
 def to_record(taken: Any) -> Record:
-    """Return our value for a client's record; headers are read when asked for."""
-    key, value = taken.key(), taken.value()
+    """Return our value for a client's record, which is let go: to keep it costs more than to read its headers."""
+    key, value, headers = taken.key(), taken.value(), _headers_of(taken)
     return Record(
         taken.topic(),
         taken.partition(),
@@ -30,7 +29,7 @@ def to_record(taken: Any) -> Record:
         taken.timestamp()[1],
         key,
         value,
-        functools.partial(_headers_of, taken),
+        headers.copy if headers else list,
         (len(key) if key else 0) + (len(value) if value else 0),
     )
 

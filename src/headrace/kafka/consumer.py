@@ -150,8 +150,8 @@ class Consumer(Service):
         Assignments from `after` on (seconds since the epoch) began when it was gone already, so they know.
         """
         log.error("%s: %s was deleted and created anew; its offsets begin anew", self.name, topic)
-        if self._properties.get("group.protocol") != "consumer":  # KIP-848 knows topics by id, and assigns the new one
-            self._commands.append(lambda: self._begin_anew(topic, after))
+        # KIP-848 knows topics by id and assigns the new one, but a late commit of the old one's offset may lie on it.
+        self._commands.append(lambda: self._begin_anew(topic, after))
 
     # On the thread ---------------------------------------------------------------------------------------------------
 

@@ -72,8 +72,8 @@ class WaysIn:
         self.codecs = process.codecs
         self.wanted_topics: dict[str, str] = {}
         """Topics of ours that must exist, and the topic each takes its replication from."""
-        self.groups: list[str] = []
-        """Groups whose lag is watched."""
+        self.groups: dict[str, list[str]] = {}
+        """Groups whose lag is watched, and the topics each reads in any case."""
         self._formats = {self.config.producer.key_format, self.config.producer.value_format}
         self._specs = [load_function(file) for file in self.config.functions]
         pipelines = map(self._pipeline, load_pipelines(self.config.pipelines))
@@ -124,7 +124,7 @@ class WaysIn:
         if self.config.kafka.create_topics:
             self.wanted_topics.update(dict.fromkeys(path.topics, path.source))
         pump = path.pump(beside)
-        self._watch(name, pump)
+        self.metrics.watch_deliveries(name, pump.counts.read)
         policy = ReadPolicy("earliest", reactive.on_gap, member=reactive.consumer)
         consumer = self._consumer(name, pump, self.config.kafka, path.topics, policy, reactive.flow)
         return [*([path.followed] if path.followed else ()), pump, consumer]
@@ -173,7 +173,7 @@ class WaysIn:
         folder = self.config.state_dir / "pipelines"
         run = PipelineRun(spec, self.config.kafka, folder, self.clock, self.admin)
         for flow, group in run.groups.items():
-            self.groups.append(group)
+            self.groups[group] = []
             self.metrics.watch_deliveries(f"{run.name} {flow}", functools.partial(run.counts, flow))
         return run
 
@@ -197,12 +197,8 @@ class WaysIn:
         delivery: DeliveryConfig,
     ) -> Pump:
         pump = Pump(f"{name} delivery", group, destination, letters, delivery=delivery, clock=self.clock)
-        self._watch(name, pump)
-        return pump
-
-    def _watch(self, name: str, pump: Pump) -> None:
-        self.groups.append(pump.group)
         self.metrics.watch_deliveries(name, pump.counts.read)
+        return pump
 
     def _consumer(
         self,
@@ -224,6 +220,7 @@ class WaysIn:
             policy=policy,
         )
         pump.source = consumer
+        self.groups.setdefault(pump.group, []).extend(topics)
         return consumer
 
     async def _schema_of(self, schema_id: int) -> wire.Schema:

@@ -1,7 +1,8 @@
 """How far consumer groups are behind: asked once, or often enough for a dashboard."""
 
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from headrace.errors import HeadraceError, NotFound
@@ -23,25 +24,30 @@ class PartitionLag(NamedTuple):
     lag: int
 
 
-async def lag_of(admin: Admin, group: str) -> list[PartitionLag]:
+async def lag_of(admin: Admin, group: str, topics: Sequence[str] = ()) -> list[PartitionLag]:
     """Return the lag of a group on every partition of every topic it has committed, sorted.
 
-    A partition without a committed offset counts from its first record.
+    A partition without a committed offset counts from its first record. A topic that is gone is left out.
+
+    Args:
+        admin: Whom to ask.
+        group: The group.
+        topics: Topics it reads, though it may have committed nothing there yet.
 
     Raises:
-        NotFound: The cluster does not know the group.
+        NotFound: The cluster does not know the group, and no topics are named.
         KafkaUnavailable: No broker answers.
     """
     committed = await admin.committed(group)
-    if not committed and group not in {known.name for known in await admin.list_groups()}:
+    if not (committed or topics) and group not in {known.name for known in await admin.list_groups()}:
         raise NotFound(f"group {group} does not exist: see headrace groups list", group=group)
     found = []
-    for topic in sorted({partition.topic for partition in committed}):
-        for partition, (first, end) in (await admin.topic_offsets(topic)).items():
-            position = committed.get(partition)
-            found.append(
-                PartitionLag(partition, position, end, max(0, end - (first if position is None else position)))
-            )
+    for topic in {partition.topic for partition in committed}.union(topics):
+        with contextlib.suppress(NotFound):
+            for partition, (first, end) in (await admin.topic_offsets(topic)).items():
+                position = committed.get(partition)
+                lag = max(0, end - (first if position is None else position))
+                found.append(PartitionLag(partition, position, end, lag))
     return sorted(found)
 
 
@@ -49,8 +55,20 @@ class LagMonitor(Service):
     """Publishes the lag of groups per partition; a question that fails is asked again, and breaks nothing."""
 
     def __init__(
-        self, admin: Admin, groups: Sequence[str], clock: Clock, publish: Callable[[str, TopicPartition, int], None]
+        self,
+        admin: Admin,
+        groups: Mapping[str, Sequence[str]],
+        clock: Clock,
+        publish: Callable[[str, TopicPartition, int], None],
     ) -> None:
+        """Prepare.
+
+        Args:
+            admin: Whom to ask.
+            groups: The groups, and the topics each reads in any case.
+            clock: For the pauses.
+            publish: Takes group, partition and lag in records.
+        """
         super().__init__("lag")
         self._admin = admin
         self._groups = groups
@@ -63,9 +81,9 @@ class LagMonitor(Service):
     async def _watch(self) -> None:
         while True:
             await self._clock.sleep(_INTERVAL_SECONDS)
-            for group in self._groups:
+            for group, topics in self._groups.items():
                 try:
-                    for entry in await lag_of(self._admin, group):
+                    for entry in await lag_of(self._admin, group, topics):
                         self._publish(group, entry.partition, entry.lag)
                 except HeadraceError as error:
                     log.debug("lag of %s is not known: %s", group, error.description)

@@ -10,7 +10,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.control import topics
 from headrace.control.lag import lag_of
 from headrace.control.topics import read_window, unhealthy, window
-from headrace.errors import InvalidRequest, KafkaUnavailable, NotFound, PartitionNotFound
+from headrace.errors import InvalidRequest, KafkaUnavailable, NotFound, PartitionNotFound, TopicNotFound
 from headrace.kafka import PartitionInfo
 from headrace.records import TopicPartition
 
@@ -19,6 +19,8 @@ P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
 class FakeAdmin:
     async def topic_offsets(self, topic: str) -> dict[TopicPartition, tuple[int, int]]:
+        if topic == "gone":
+            raise TopicNotFound("no such topic")
         return {P0: (5, 10), P1: (0, 0)}
 
     async def committed(self, group: str) -> dict[TopicPartition, int]:
@@ -77,6 +79,12 @@ def test_lag_covers_partitions_without_a_committed_offset() -> None:
         (P0, 8, 10, 2),
         (P1, None, 0, 0),
     ]
+
+
+def test_lag_is_known_before_anything_is_committed() -> None:
+    """A group that reads a topic, and whose first record has not ended, is behind by all of it."""
+    found = asyncio.run(lag_of(FakeAdmin(), "new", ["t", "gone"]))  # type: ignore[arg-type]
+    assert [(entry.partition, entry.committed, entry.lag) for entry in found] == [(P0, None, 5), (P1, None, 0)]
 
 
 def test_unknown_group_is_named() -> None:

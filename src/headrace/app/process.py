@@ -88,7 +88,7 @@ class App:
         self.services += ways_in.services
         if ways_in.groups:
             self.services.append(LagMonitor(self.admin, ways_in.groups, clock, self._publish_lag))
-        self._examine = examination(config)
+        self._examine = examination(config, ways_in.functions, self.admin)
         if config.durability == "report" and (config.reactive_consumers or config.functions):
             self.services.append(Durability(self._examine, clock))
         self.supervisor = Supervisor(self.services, clock, config.drain_seconds)

@@ -6,22 +6,20 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from headrace.app.topics_of_ours import fits_of
 from headrace.config.model import HeadraceConfig
-from headrace.config.retry import DeadLetterConfig
 from headrace.control.doctor import examine
 from headrace.control.preconditions import Finding, Use
-from headrace.functions.load import load_function
+from headrace.functions.spec import FunctionSpec
 from headrace.kafka import Admin
 
 
-def examination(config: HeadraceConfig) -> Callable[[], Awaitable[Sequence[Finding]]]:
-    """Return what examines every cluster that a configuration uses.
-
-    Raises:
-        FunctionInvalid: A function file is not usable.
-    """
+def examination(
+    config: HeadraceConfig, functions: Sequence[FunctionSpec], admin: Admin
+) -> Callable[[], Awaitable[Sequence[Finding]]]:
+    """Return what examines every cluster that a configuration uses; `admin` is the door to its own."""
+    own = config.kafka.bootstrap_servers
     used = [
-        (Admin(config.kafka.model_copy(update={"bootstrap_servers": servers})), uses)
-        for servers, uses in uses_of(config).items()
+        (admin if servers == own else Admin(config.kafka.model_copy(update={"bootstrap_servers": servers})), uses)
+        for servers, uses in uses_of(config, functions).items()
     ]
 
     async def run() -> list[Finding]:
@@ -31,25 +29,18 @@ def examination(config: HeadraceConfig) -> Callable[[], Awaitable[Sequence[Findi
     return run
 
 
-def uses_of(config: HeadraceConfig) -> Mapping[str, Sequence[Use]]:
-    """Return what is used, by bootstrap servers.
-
-    Raises:
-        FunctionInvalid: A function file is not usable.
-    """
-    functions = [load_function(file) for file in config.functions]
+def uses_of(config: HeadraceConfig, functions: Sequence[FunctionSpec]) -> Mapping[str, Sequence[Use]]:
+    """Return what is used, by bootstrap servers."""
     uses: dict[str, list[Use]] = {config.kafka.bootstrap_servers: []}
     for reactive in config.reactive_consumers.values():
         fits = fits_of(reactive, config, functions)
-        use = Use(reactive.group, reactive.topics, fits, _letters(reactive.dead_letter))
+        letters = reactive.dead_letter.topic_for if reactive.dead_letter.enabled else None
+        use = Use(reactive.group, reactive.topics, fits, letters)
         tiers = reactive.retry.tier_topics(reactive.group)  # one that is missing is made, or writing to it says so
         retries = [Use(f"{reactive.group}.retry", [], tiers.__contains__)] if tiers else []
         uses[config.kafka.bootstrap_servers] += [use, *retries]
     for trigger in [trigger for function in functions for trigger in function.triggers]:
         servers = ",".join(trigger.brokers) or config.kafka.bootstrap_servers
-        uses.setdefault(servers, []).append(Use(trigger.group, trigger.topics, None, _letters(trigger.dead_letter)))
+        letters = trigger.dead_letter.topic_for if trigger.dead_letter.enabled else None
+        uses.setdefault(servers, []).append(Use(trigger.group, trigger.topics, None, letters))
     return uses
-
-
-def _letters(dead_letter: DeadLetterConfig) -> Callable[[str], str] | None:
-    return (lambda topic: dead_letter.topic.replace("{topic}", topic)) if dead_letter.enabled else None

@@ -75,7 +75,8 @@ class WaysIn:
         self.groups: dict[str, list[str]] = {}
         """Groups whose lag is watched, and the topics each reads in any case."""
         self._formats = {self.config.producer.key_format, self.config.producer.value_format}
-        self._specs = [load_function(file) for file in self.config.functions]
+        self.functions = [load_function(file) for file in self.config.functions]
+        """What the function files say."""
         pipelines = map(self._pipeline, load_pipelines(self.config.pipelines))
         self.services: list[Service] = [*self._reactive_consumers(), *self._functions(), *pipelines]
         """Downstream first."""
@@ -101,7 +102,7 @@ class WaysIn:
         context = tls[0].context if tls else None
         destination = HttpDestination(f"{name} backend", backend, reactive.retry, stored, self.clock, context)
         letters = self._letters(reactive.dead_letter, reactive.topics)
-        fits = fits_of(reactive, self.config, self._specs)
+        fits = fits_of(reactive, self.config, self.functions)
         kept = KeptOffsets(destination.client, backend.offsets_path).ask if backend.offsets_path else None
         policy = ReadPolicy(reactive.auto_offset_reset, reactive.on_gap, fits is not None, reactive.consumer, kept)
         for warning in reactive.warnings(self.config.kafka.properties):
@@ -134,7 +135,7 @@ class WaysIn:
 
     def _functions(self) -> list[Service]:
         services: list[Service] = []
-        for spec in self._specs:
+        for spec in self.functions:
             for trigger in spec.triggers:
                 services += self._function(spec, trigger)
         return services

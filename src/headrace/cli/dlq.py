@@ -36,7 +36,7 @@ async def list_(topic: str | None, place: Place, output: str) -> None:
     """
     admin = Admin(place.kafka)
     consumers = place.file.reactive_consumers.values() if place.file else ()
-    configured = {c.dead_letter.topic.replace("{topic}", origin) for c in consumers for origin in c.topics}
+    configured = {c.dead_letter.topic_for(origin) for c in consumers for origin in c.topics}
     found = []
     for name in [topic] if topic else await dead_letter_topics(admin, configured):
         try:

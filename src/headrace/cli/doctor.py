@@ -12,6 +12,7 @@ from headrace.control.doctor import examine
 from headrace.control.preconditions import Finding, Use
 from headrace.errors import HeadraceError
 from headrace.formats.registry import SchemaRegistry
+from headrace.functions.load import load_function
 from headrace.jvm import find_java
 from headrace.kafka import Admin
 from headrace.lifecycle import SystemClock
@@ -35,7 +36,8 @@ async def doctor(topics: Sequence[str], place: Place, output: str) -> int:
         if place.file:
             config = place.file.model_copy(update={"kafka": place.kafka})
             found += await _machine(config)
-            found += await examination(config)()
+            functions = [load_function(file) for file in config.functions]
+            found += await examination(config, functions, Admin(place.kafka))()
         if topics or not place.file:
             uses = [Use("(any)", topics)] if topics else []
             found += await examine(Admin(place.kafka), uses, creates_topics=True)

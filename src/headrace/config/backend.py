@@ -52,7 +52,6 @@ class BackendConfig(Section):
     `batch.max_bytes` and 16 KiB per record of `batch.max_records` more."""
     health: BackendHealth | None = None
     """When set, consumption begins with the first 2xx of this path, and readiness says so until then."""
-
     offsets_path: Annotated[str, Field(pattern=r"^(/[!-\"$->@-\[\]-~]*)?$")] = ""
     """When set, the backend keeps offsets with its own data: asked with GET on its host where each partition goes on
     when it is assigned, with `group`, `topic`, `partition` and `epoch`; answers `{"offset": n}`, null for none."""

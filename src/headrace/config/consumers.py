@@ -88,7 +88,7 @@ class ReactiveConsumerConfig(DeliveryConfig):
         if not self.topics and not self.topic_patterns:
             raise ValueError("reads nothing: write topics, or topic_patterns")
         for topic in self.topics:
-            letters = self.dead_letter.topic.replace("{topic}", topic)
+            letters = self.dead_letter.topic_for(topic)
             if self.dead_letter.enabled and letters in self.topics:
                 raise ValueError(f"dead_letter.topic is {letters}, which is consumed here too: name another topic")
         self._fit_mode()

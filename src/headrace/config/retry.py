@@ -121,3 +121,7 @@ class DeadLetterConfig(Section):
     """When false, a record that has used up its attempts stops its partition and says so."""
     topic: Annotated[str, Field(pattern=r"^([A-Za-z0-9._-]|\{topic\})+$", max_length=249), NotDots] = "{topic}.dlq"
     """Name of the dead letter topic; `{topic}` is the origin's name."""
+
+    def topic_for(self, origin: str) -> str:
+        """Return the dead letter topic of a topic."""
+        return self.topic.replace("{topic}", origin)

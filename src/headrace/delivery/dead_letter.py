@@ -67,8 +67,8 @@ def headers_of(letter: DeadLetter, left_out: int = 0) -> list[Header]:
         "timestamp": str(record.timestamp_ms),
         "group": letter.group,
         "attempts": str(letter.attempts),
-        "first_failure": _iso(letter.first_failed_at),
-        "last_failure": _iso(letter.last_failed_at),
+        "first_failure": iso(letter.first_failed_at),
+        "last_failure": iso(letter.last_failed_at),
         "error": outcome.error,
         "reason": outcome.reason.split("\n", 1)[0],
         **dict(outcome.details),
@@ -104,6 +104,26 @@ def own_headers(headers: Sequence[Header]) -> list[Header]:
     if not any(_is_ours(name) for name, _ in headers):
         return list(headers)
     return [header for header in headers if not _is_ours(header[0]) and header[0] != STACK_TRACE]
+
+
+async def write_all(
+    produce: Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Any]]],
+    records: Sequence[OutgoingRecord],
+    what: str,
+) -> Sequence[Any]:
+    """Write records and return where they are.
+
+    Raises:
+        DeadLetterFailed: At least one is not acknowledged.
+    """
+    try:
+        results = await produce(records)
+    except HeadraceError as cause:
+        raise DeadLetterFailed(f"{what} are not written to {records[0].topic}: {cause}") from cause
+    failed = [result for result in results if isinstance(result, HeadraceError)]
+    if failed:
+        raise DeadLetterFailed(f"{what} are not written to {records[0].topic}: {failed[0]}")
+    return results
 
 
 class DeadLetterTopic:
@@ -195,5 +215,6 @@ def _is_ours(name: str) -> bool:
     return name.startswith(PREFIX)
 
 
-def _iso(seconds: float) -> str:
+def iso(seconds: float) -> str:
+    """Return seconds since the epoch as ISO 8601, UTC."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")

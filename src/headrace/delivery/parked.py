@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.delivery.dead_letter import write_all
 from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Destination, Outcome, Verdict
 from headrace.errors import DeadLetterFailed, DestinationUnavailable, HeadraceError
 from headrace.records import OutgoingRecord, Record, TopicPartition
@@ -110,14 +111,11 @@ class ParkedKeys:
     async def _write(self, records: Sequence[Record], value: bytes | None) -> list[int]:
         """Write, and read back: the topic alone says what waits. Returns the offsets."""
         places = [msgspec.json.encode((*record.topic_partition, record.offset, record.key)) for record in records]
+        entries = [OutgoingRecord(self.topic, place, value, None, 0) for place in places]
+        offsets = [written.offset for written in await write_all(self._produce, entries, "parked keys")]
         try:
-            results = await self._produce([OutgoingRecord(self.topic, place, value, None, 0) for place in places])
-            for result in results:
-                if isinstance(result, HeadraceError):
-                    raise result
-            offsets = [result.offset for result in results]
             await self._reach(max(offsets) + 1)
-        except HeadraceError as cause:
+        except DestinationUnavailable as cause:
             raise DeadLetterFailed(f"parked keys are not written to {self.topic}: {cause}") from cause
         return offsets
 

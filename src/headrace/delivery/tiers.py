@@ -8,10 +8,11 @@ the first is enough. Source: delivery.md 2.1 (uForwarder), 4.5.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from headrace.config.retry import RetryConfig
+from headrace.delivery.dead_letter import iso, write_all
 from headrace.delivery.parked import ParkedKeys
 from headrace.delivery.policy import action_of
 from headrace.delivery.protocols import (
@@ -24,7 +25,7 @@ from headrace.delivery.protocols import (
     Verdict,
     Waiting,
 )
-from headrace.errors import DeadLetterFailed, HeadraceError
+from headrace.errors import DeadLetterFailed
 from headrace.lifecycle import Clock
 from headrace.records import Header, OutgoingRecord, Record
 
@@ -174,26 +175,6 @@ def waiting_of(record: Record) -> Waiting:
         return Waiting(record)
 
 
-async def write_all(
-    produce: Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Any]]],
-    records: Sequence[OutgoingRecord],
-    what: str,
-) -> Sequence[Any]:
-    """Write records and return where they are.
-
-    Raises:
-        DeadLetterFailed: At least one is not acknowledged.
-    """
-    try:
-        results = await produce(records)
-    except HeadraceError as cause:
-        raise DeadLetterFailed(f"{what} are not written to {records[0].topic}: {cause}") from cause
-    failed = [result for result in results if isinstance(result, HeadraceError)]
-    if failed:
-        raise DeadLetterFailed(f"{what} are not written to {records[0].topic}: {failed[0]}")
-    return results
-
-
 def _headers_of(letter: DeadLetter, due: float, parked: int | None) -> list[Header]:
     record = letter.record
     texts = (
@@ -202,16 +183,12 @@ def _headers_of(letter: DeadLetter, due: float, parked: int | None) -> list[Head
         str(record.offset),
         str(record.timestamp_ms),
         str(letter.attempts),
-        _iso(letter.first_failed_at) if letter.first_failed_at else "",
+        iso(letter.first_failed_at) if letter.first_failed_at else "",
         letter.outcome.error,
-        _iso(due),
+        iso(due),
         "" if parked is None else str(parked),
     )
     return [(name, text.encode()[:_ERROR_BYTES]) for name, text in zip(_NAMES, texts, strict=True)]
-
-
-def _iso(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
 def _seconds(text: str) -> float:

@@ -45,7 +45,8 @@ def test_a_pattern_takes_no_topic_of_ours(tmp_path: Path) -> None:
 
 def test_what_is_used_is_told_by_cluster(tmp_path: Path) -> None:
     """With the groups, the topics, and where dead letters go, if they do."""
-    uses = uses_of(config_of(tmp_path, dead_letter={"enabled": False}, topics=["a"]))
+    config = config_of(tmp_path, dead_letter={"enabled": False}, topics=["a"])
+    uses = uses_of(config, [load_function(file) for file in config.functions])
     assert {servers: [use.group for use in found] for servers, found in uses.items()} == {
         "localhost:9092": ["g", "h"],
         "elsewhere:9092": ["fg"],

@@ -1,0 +1,160 @@
+"""Raw servers on loopback that keep to nothing, a client for them, and an authority that signs their certificates."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import ipaddress
+import re
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from headrace.errors import DestinationUnavailable
+from headrace.sidecar.reactive.client import Client
+
+Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+AMPLE = 60.0
+
+
+class Server:
+    """What a raw server saw."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, bytes]] = []
+        """Head and body of every request that came whole."""
+        self.connections = 0
+        self.ended = 0
+        """Conversations that are over."""
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/in"
+
+    async def request(self, reader: asyncio.StreamReader) -> None:
+        """Read one request."""
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        size = re.search(r"(?im)^content-length: (\d+)\r$", head)
+        self.requests.append((head, await reader.readexactly(int(size[1]) if size else 0)))
+
+    def answering(self, *answers: bytes, then: str = "keep") -> Talk:
+        """Answer requests of a connection one after the other; then `keep` it, `close` it, or half-close it (`eof`)."""
+
+        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            for answer in answers:
+                await self.request(reader)
+                writer.write(answer)
+                await writer.drain()
+            if then == "eof":
+                writer.write_eof()
+            if then != "close":
+                await reader.read()
+
+        return talk
+
+
+@contextlib.asynccontextmanager
+async def served(*talks: Callable[[Server], Talk] | Talk, tls: ssl.SSLContext | None = None) -> AsyncIterator[Server]:
+    """Serve on loopback; the first connection has the first conversation, and the last one is had again and again."""
+    server, tasks = Server(), set()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks.add(asyncio.current_task())
+        server.connections += 1
+        talk: Any = talks[min(server.connections, len(talks)) - 1]
+        try:
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+                await talk(reader, writer)
+        finally:
+            server.ended += 1
+            writer.transport.abort()
+
+    listener = await asyncio.start_server(handle, "127.0.0.1", 0, ssl=tls)
+    server.port = listener.sockets[0].getsockname()[1]
+    talks = tuple(talk(server) if getattr(talk, "__name__", "") == "<lambda>" else talk for talk in talks)  # type: ignore[call-arg,misc]
+    try:
+        yield server
+    finally:
+        listener.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def always(*answers: bytes, then: str = "keep") -> Any:
+    """Return a conversation for `served`; see `Server.answering`."""
+    return lambda server: server.answering(*answers, then=then)
+
+
+@contextlib.contextmanager
+def client_for(url: str, *, seconds: float = AMPLE, limit: int = 1_048_576, **more: Any) -> Any:
+    client = Client(url, timeout_seconds=seconds, max_answer_bytes=limit, **more)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(main(), 2 * AMPLE)
+
+    uvloop.run(bounded())
+
+
+async def until(met: Callable[[], bool]) -> None:
+    while not met():  # noqa: ASYNC110 what servers saw has no event
+        await asyncio.sleep(0.005)
+
+
+async def why_not(client: Client, body: bytes = b"x") -> str:
+    """Post, and return what is said of the answer that does not come."""
+    with pytest.raises(DestinationUnavailable) as failed:
+        await client.post(body)
+    assert failed.value.wait_seconds is None
+    return failed.value.description
+
+
+class Authority:
+    """Signs certificates for a test."""
+
+    def __init__(self, folder: Path, name: str = "ca") -> None:
+        self.folder = folder
+        self.key = ec.generate_private_key(ec.SECP256R1())
+        self.name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+        self.file = folder / f"{name}.pem"
+        self._write(self.file, self.name, self.key, days=1, authority=True)
+
+    def issue(self, name: str, host: str = "127.0.0.1", days: int = 1, password: bytes = b"") -> ssl.SSLContext:
+        """Write `<name>.pem` and `<name>.key`; return the context of a server that shows them."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+        self._write(self.folder / f"{name}.pem", subject, key, days=days, host=host)
+        locked: Any = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
+        private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked)
+        (self.folder / f"{name}.key").write_bytes(private)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.folder / f"{name}.pem", self.folder / f"{name}.key", password or None)
+        return context
+
+    def _write(
+        self, file: Path, subject: x509.Name, key: Any, *, days: int, authority: bool = False, host: str = ""
+    ) -> None:
+        now = datetime.datetime.now(datetime.UTC)
+        start, end = now - datetime.timedelta(10), now + datetime.timedelta(days)
+        builder = x509.CertificateBuilder(self.name, subject, key.public_key(), x509.random_serial_number(), start, end)
+        builder = builder.add_extension(x509.BasicConstraints(authority, None), True)
+        if host:
+            name: Any = x509.DNSName(host) if host[0].isalpha() else x509.IPAddress(ipaddress.ip_address(host))
+            builder = builder.add_extension(x509.SubjectAlternativeName([name]), False)
+        file.write_bytes(builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))

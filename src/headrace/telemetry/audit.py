@@ -20,7 +20,7 @@ from headrace.telemetry.correlation import caller, correlation_id, new_correlati
 from headrace.telemetry.metrics import Metrics
 
 _REFUSALS_PER_SECOND: Final = 100
-_REFUSAL_BYTES: Final = 1000
+_NOTE_BYTES: Final = 1000
 _UNKNOWN: Final = (KafkaTimeout, FatalKafkaError)
 _encode_json = msgspec.json.Encoder().encode
 
@@ -41,6 +41,8 @@ class AuditNote(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True
     correlation_id: str = ""
     traceability_id: str = ""
     action: str = ""
+    target: str = ""
+    reason: str = ""
     address: str = ""
     stacktrace: str = ""
 
@@ -115,19 +117,31 @@ class Audit(Service):
         if count > _REFUSALS_PER_SECOND:
             self._metrics.audit_notes("dropped", 1)
             return
+        self._put_one("ACCESS", "DENIED", action=action[:300], address=address, stacktrace=_reason(error))
+
+    def control(self, action: str, target: str, *, reason: str = "", outcome: str = "SUCCESS") -> None:
+        """Note what the caller of this request did to something of ours, whatever `audit.records` says.
+
+        Args:
+            action: What was done: `pause`, `redrive`, `register`.
+            target: What it was done to, as people name it: `reactive orders`, `orders.dlq`, `job 7`.
+            reason: What the caller gave as its reason.
+            outcome: `SUCCESS`, or `FAILURE` where it was taken and did not come to its end.
+        """
+        self._put_one("CONTROL", outcome, action=action[:300], target=target[:300], reason=reason[:1000])
+
+    def _put_one(self, audit_type: str, audit_status: str, **said: str) -> None:
         note = AuditNote(
             id=new_correlation_id().decode(),
             service_id=self._settings.service_id,
-            audit_type="ACCESS",
-            audit_status="DENIED",
+            audit_type=audit_type,
+            audit_status=audit_status,
             timestamp=self._now(),
             caller=caller.get(),
             correlation_id=correlation_id.get(),
-            action=action[:300],
-            address=address,
-            stacktrace=_reason(error),
+            **said,
         )
-        self.put(lambda: (note,), 1, _REFUSAL_BYTES)
+        self.put(lambda: (note,), 1, _NOTE_BYTES)
 
     def _production(
         self, identity: str, record: OutgoingRecord, result: Produced | HeadraceError, who: str, now: int

@@ -144,6 +144,32 @@ def test_a_refused_request_has_a_note() -> None:
     ]
 
 
+@pytest.mark.parametrize("settings", [{}, {"to": "file", "records": "none"}])
+def test_a_control_operation_has_a_note(settings: Any) -> None:
+    """Who, what, to what, why and with which end, whichever records are noted."""
+
+    def control(audit: Audit) -> None:
+        caller.set("operator")
+        correlation_id.set("c-9")
+        audit.control("skip", "reactive orders", reason="poison, ticket 12")
+        audit.control("redrive", "orders.dlq", outcome="FAILURE")
+
+    notes, _ = audited(control, **settings)
+    assert [len(note.pop("id")) for note in notes] == [22, 22]
+    assert notes[0] == {
+        "serviceId": "headrace",
+        "auditType": "CONTROL",
+        "auditStatus": "SUCCESS",
+        "timestamp": 1_000_000,
+        "caller": "operator",
+        "correlationId": "c-9",
+        "action": "skip",
+        "target": "reactive orders",
+        "reason": "poison, ticket 12",
+    }
+    assert (notes[1]["auditStatus"], notes[1]["target"]) == ("FAILURE", "orders.dlq")
+
+
 def test_a_flood_of_refusals_does_not_flood_the_audit() -> None:
     """A hundred in a second are noted, the rest is counted."""
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from headrace.config.kafka import KafkaConfig
 from headrace.control.topics import read_window, window
-from headrace.delivery.dead_letter import Origin, origin_of
+from headrace.delivery.dead_letter import Origin, letter_of, origin_of
 from headrace.errors import InvalidRequest
 from headrace.kafka import Admin
 from headrace.records import Record
@@ -82,19 +82,3 @@ async def letters(
         async for batch in batches:
             for record in batch:
                 yield record, letter_of(record)
-
-
-def letter_of(record: Record) -> Origin:
-    """Return what the headers of a dead letter say.
-
-    Raises:
-        InvalidRequest: The record is no dead letter.
-    """
-    origin = origin_of(record.headers)
-    if origin is None:
-        raise InvalidRequest(
-            f"record {record.offset} of {record.topic_partition} is no dead letter: it has no headrace.dlq headers. "
-            "Name a dead letter topic (headrace dlq list); redrive passes over such records with --skip-foreign",
-            topic=record.topic,
-        )
-    return origin

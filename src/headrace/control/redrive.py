@@ -11,9 +11,16 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from typing import Any, NamedTuple
 
 from headrace.config.kafka import KafkaConfig
-from headrace.control.dead_letters import group_of, letter_of
+from headrace.control.dead_letters import group_of
 from headrace.control.topics import read_window, window
-from headrace.delivery.dead_letter import REDRIVE_COUNT, REDRIVE_OF, Origin, origin_of, own_headers
+from headrace.delivery.dead_letter import (
+    REDRIVE_COUNT,
+    REDRIVE_OF,
+    Origin,
+    letter_of,
+    origin_of,
+    own_headers,
+)
 from headrace.errors import HeadraceError, InvalidRequest
 from headrace.kafka import Admin
 from headrace.lifecycle import Clock

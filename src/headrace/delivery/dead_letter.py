@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from headrace.delivery.protocols import DeadLetter
-from headrace.errors import DeadLetterFailed, HeadraceError, RecordTooLarge
-from headrace.records import Header, OutgoingRecord, TopicPartition
+from headrace.errors import DeadLetterFailed, HeadraceError, InvalidRequest, RecordTooLarge
+from headrace.records import Header, OutgoingRecord, Record, TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,14 @@ class Origin(msgspec.Struct, frozen=True):
     """HTTP status of the last answer; empty if none blamed the record."""
     excerpt: str = ""
     """The first KiB of that answer."""
+    key: str = ""
+    """What the destination's result calls the record; empty if it says nothing, as all below."""
+    correlation_id: str = ""
+    traceability_id: str = ""
+    result_timestamp: str = ""
+
+
+_OPTIONAL = ("reason", "status", "excerpt", "key", "correlation_id", "traceability_id", "result_timestamp")
 
 
 def headers_of(letter: DeadLetter, left_out: int = 0) -> list[Header]:
@@ -93,7 +101,7 @@ def origin_of(headers: Sequence[Header]) -> Origin | None:
             found["first_failure"],
             found["last_failure"],
             found["error"],
-            *(found.get(name, "") for name in ("reason", "status", "excerpt")),
+            *(found.get(name, "") for name in _OPTIONAL),
         )
     except (KeyError, ValueError):
         return None
@@ -104,6 +112,37 @@ def own_headers(headers: Sequence[Header]) -> list[Header]:
     if not any(_is_ours(name) for name, _ in headers):
         return list(headers)
     return [header for header in headers if not _is_ours(header[0]) and header[0] != STACK_TRACE]
+
+
+def letter_of(record: Record) -> Origin:
+    """Return what the headers of a dead letter say.
+
+    Raises:
+        InvalidRequest: The record is no dead letter.
+    """
+    origin = origin_of(record.headers)
+    if origin is None:
+        raise InvalidRequest(
+            f"record {record.offset} of {record.topic_partition} is no dead letter: it has no headrace.dlq headers. "
+            "Name a dead letter topic (headrace dlq list); redrive passes over such records with --skip-foreign",
+            topic=record.topic,
+        )
+    return origin
+
+
+def restored(letter: Record) -> Record:
+    """Return a dead letter as the record it was: at its own place and time, with its own headers.
+
+    So a delivery of it has the identity of the first one (decisions.md 8), also if it had been redriven before.
+
+    Raises:
+        InvalidRequest: The record is no dead letter.
+    """
+    origin = letter_of(letter)
+    own = own_headers(letter.headers)
+    place, time_ms = origin.partition, origin.timestamp_ms
+    size = letter.size_bytes
+    return Record(place.topic, place.partition, origin.offset, time_ms, letter.key, letter.value, own.copy, size)
 
 
 async def write_all(

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from headrace.delivery.dead_letter import DeadLetterTopic, headers_of, origin_of
+from headrace.delivery.dead_letter import DeadLetterTopic, headers_of, origin_of, restored
 from headrace.delivery.protocols import DeadLetter, Outcome, Verdict
-from headrace.errors import DeadLetterFailed, HeadraceError, KafkaUnavailable, RecordTooLarge
+from headrace.errors import DeadLetterFailed, HeadraceError, InvalidRequest, KafkaUnavailable, RecordTooLarge
 from headrace.records import Header, OutgoingRecord, Produced, Record
 
 OWN: list[Header] = [("a", b"\x00\xff"), ("a", None)]
@@ -78,6 +78,17 @@ def test_a_letter_says_what_happened_beside_what_the_record_had() -> None:
     origin = origin_of(headers)
     assert origin
     assert (origin.status, origin.excerpt) == ("500", "no such order\nat line 3")
+
+
+def test_a_letter_is_restored_as_the_record_it_was() -> None:
+    """Place, time, key, value and own headers are the first ones; a record that is no letter is refused."""
+    first = letter()
+    stored = Record("t.dlq", 0, 99, 8, first.record.key, first.record.value, lambda: headers_of(first), 3)
+    again = restored(stored)
+    assert (again.topic_partition, again.offset, again.timestamp_ms) == (first.record.topic_partition, 7, 5)
+    assert (again.key, again.value, again.headers, again.size_bytes) == (b"\xfe", b"v", OWN, 3)
+    with pytest.raises(InvalidRequest, match="no dead letter"):
+        restored(again)
 
 
 def test_what_is_cut_stays_text() -> None:

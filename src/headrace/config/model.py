@@ -9,6 +9,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from headrace.config.audit import AuditConfig
 from headrace.config.consumers import ReactiveConsumerConfig
+from headrace.config.control import ControlConfig
 from headrace.config.http import HttpConfig, SecurityConfig
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.config.producer import ProducerConfig
@@ -39,6 +40,8 @@ class HeadraceConfig(Section):
     the details of readiness, `strict` refuses to start."""
     audit: AuditConfig = AuditConfig()
     """Who did what."""
+    control: ControlConfig = ControlConfig()
+    """How what runs is steered."""
     state_dir: Path = Path(".headrace/state")
     """Folder for checkpoints of pipelines, relative to this file."""
     drain_seconds: PositiveSeconds = 30.0

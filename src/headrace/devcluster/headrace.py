@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,17 @@ class HeadraceProcess:
     """`headrace run` as a child process; it dies with the thread that starts it."""
 
     def __init__(self, config: Mapping[str, Any], folder: Path, env: Mapping[str, str] | None = None) -> None:
-        """Prepare a process that works and logs in `folder`; a free `http.port` is added if the config names none."""
+        """Prepare a process that works and logs in `folder`.
+
+        What the config does not name is its own: a free `http.port`, and a `control.topic`, so that processes on one
+        broker are a deployment only if they are meant to be.
+        """
         self._folder = folder
-        self._config = {**config, "http": {"port": free_ports(1)[0], **config.get("http", {})}}
+        self._config = {
+            **config,
+            "http": {"port": free_ports(1)[0], **config.get("http", {})},
+            "control": {"topic": f"_headrace-control-{uuid.uuid4().hex[:12]}", **config.get("control", {})},
+        }
         self._env = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
         self.server = Server("Headrace", folder / "headrace.log")
 

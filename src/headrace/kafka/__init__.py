@@ -2,6 +2,7 @@
 
 from headrace.kafka.admin import Admin, PartitionInfo, TopicInfo
 from headrace.kafka.consumer import Consumer
+from headrace.kafka.control_table import ControlTable
 from headrace.kafka.followed_topic import FollowedTopic
 from headrace.kafka.names import check_group, check_topic
 from headrace.kafka.own_topics import OwnTopics
@@ -16,6 +17,7 @@ from headrace.kafka.transactions import TransactionalProducers
 __all__ = [
     "Admin",
     "Consumer",
+    "ControlTable",
     "FollowedTopic",
     "OwnTopics",
     "PartitionInfo",

@@ -89,6 +89,11 @@ class Admin:
         metadata = await self._ask("list topics", lambda: self._client.list_topics(timeout=limit), limit)
         return sorted(_topic_info(topic) for name, topic in metadata.topics.items() if not name.startswith("__"))
 
+    async def has_topic(self, name: str) -> bool:
+        """Return whether the cluster has a topic."""
+        # Not asked by name: where brokers create topics by themselves, that would.
+        return any(topic.name == name for topic in await self.list_topics())
+
     async def describe_topic(self, name: str) -> TopicInfo:
         """Return one topic.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from headrace.config.kafka import KafkaConfig
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, KafkaUnavailable, TopicNotFound
 from headrace.kafka.admin import Admin
 from headrace.kafka.reader import read_records
 from headrace.lifecycle import Clock, Readiness, Service
@@ -31,6 +31,8 @@ class FollowedTopic(Service):
         super().__init__(f"topic {name}")
         self.on_records: Callable[[Sequence[Record], int], None] = lambda records, position: None
         """Is called with records, in order, and the offset up to which everything was handed over. Set before start."""
+        self.missing = ""
+        """Why there is no such topic and none can be made; empty while there may be one."""
         self._partition = TopicPartition(name, 0)
         self._source = source
         self._kafka = kafka
@@ -53,12 +55,19 @@ class FollowedTopic(Service):
         """
         return (await self._admin.written_offsets([self._partition]))[self._partition]
 
+    def loaded(self) -> None:
+        """Take note that all is handed over that was there; again after each interruption."""
+
+    def absent(self) -> None:
+        """Take note that there is no such topic and none can be made; again with each try."""
+
     async def _follow(self) -> None:
         while True:
             try:
                 if self._problem:
                     await self._load()
                 self._problem = ""
+                self.loaded()
                 async for records in read_records(self._kafka, {self._partition: self._position or 0}):
                     self._take(records)
             except HeadraceError as error:
@@ -67,10 +76,7 @@ class FollowedTopic(Service):
 
     async def _load(self) -> None:
         if self._position is None:
-            if self._kafka.create_topics and self._source:
-                await self._admin.ensure_topic_like(self._partition.topic, self._source, 1, _CONFIGS)
-            elif self._kafka.create_topics:
-                await self._admin.create_topic(self._partition.topic, configs=_CONFIGS)
+            await self._make()
             self._position = (await self._admin.start_offsets([self._partition]))[self._partition]
         end = await self.end()
         async for records in read_records(self._kafka, {self._partition: self._position}, {self._partition: end}):
@@ -78,6 +84,24 @@ class FollowedTopic(Service):
         # Compaction may have removed the last ones, and then no record says that the end is reached.
         self._position = max(self._position, end)
         self.on_records((), self._position)
+
+    async def _make(self) -> None:
+        name = self._partition.topic
+        if not await self._admin.has_topic(name):
+            try:
+                if not self._kafka.create_topics:
+                    raise TopicNotFound(f"topic {name} does not exist, and kafka.create_topics is false: create it")
+                if self._source:
+                    await self._admin.ensure_topic_like(name, self._source, 1, _CONFIGS)
+                else:
+                    await self._admin.create_topic(name, configs=_CONFIGS)
+            except KafkaUnavailable:
+                raise
+            except HeadraceError as error:
+                self.missing = error.description
+                self.absent()
+                raise
+        self.missing = ""
 
     def _take(self, records: Sequence[Record]) -> None:
         if records:

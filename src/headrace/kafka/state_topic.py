@@ -28,8 +28,7 @@ class StateTopic:
 
     async def exists(self) -> bool:
         """Return whether the cluster has it."""
-        # Not asked by name: where brokers create topics by themselves, that would.
-        return any(topic.name == self.name for topic in await self._admin.list_topics())
+        return await self._admin.has_topic(self.name)
 
     async def create_like(self, source: str) -> None:
         """Create it with the replication factor and min ISR of a topic.

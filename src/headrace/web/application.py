@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -37,8 +37,10 @@ class Application:
         metrics: Metrics,
         authenticator: Authenticator | None = None,
         audit: Audit | None = None,
+        *,
+        more: Sequence[Route] = (),
     ) -> None:
-        """Make the endpoints; without an authenticator everybody may use all of them."""
+        """Make the endpoints, `more` beside those of every process; without an authenticator everybody may use all."""
         self._produce = ProduceRoute(produce, writing, metrics, settings)
         routes = self.routes = [
             Route(PATH, self._produce, methods=["POST"]),
@@ -46,6 +48,7 @@ class Application:
             *health_routes(readiness),
             metrics_route(metrics),
             *document_routes(),
+            *more,
         ]
         self._labels = {route.endpoint: route.path for route in routes}
         self._guarded = authenticator is not None

@@ -1,0 +1,123 @@
+"""Commands that ask a running Headrace over its HTTP API, as everybody else may.
+
+The URL comes from an option, the file, the environment (`HEADRACE_URL`) or is the default port of this machine.
+"""
+
+import functools
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+import click
+
+from headrace.cli.output import output_option
+from headrace.config.http import HttpConfig
+from headrace.config.load import load_config
+from headrace.errors import EnvironmentProblem, HeadraceError
+
+_LIMIT_SECONDS = 60.0
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class Api:
+    """The HTTP API of one Headrace process."""
+
+    def __init__(self, url: str, token: str = "", limit_seconds: float = _LIMIT_SECONDS) -> None:
+        """Prepare; no one is contacted.
+
+        Args:
+            url: Base URL.
+            token: Sent as `Authorization: Bearer`; empty sends none.
+            limit_seconds: The longest wait for an answer.
+        """
+        self.url = url.rstrip("/")
+        self._limit_seconds = limit_seconds
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        here = urlsplit(url).hostname in _LOOPBACK
+        self._opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if here else ()))
+
+    def get(self, path: str, **query: Any) -> dict[str, Any]:
+        """Return the answer to a GET; of the query, what is None is left out."""
+        given = {name: value for name, value in query.items() if value is not None}
+        return self._ask("GET", f"{path}?{urlencode(given, doseq=True)}" if given else path, None)
+
+    def post(self, path: str, body: Any = None) -> dict[str, Any]:
+        """Return the answer to a POST of JSON."""
+        return self._ask("POST", path, {} if body is None else body)
+
+    def put(self, path: str, body: Any) -> dict[str, Any]:
+        """Return the answer to a PUT of JSON."""
+        return self._ask("PUT", path, body)
+
+    def patch(self, path: str, body: Any) -> dict[str, Any]:
+        """Return the answer to a PATCH with JSON."""
+        return self._ask("PATCH", path, body)
+
+    def delete(self, path: str) -> dict[str, Any]:
+        """Return the answer to a DELETE."""
+        return self._ask("DELETE", path, None)
+
+    def _ask(self, method: str, path: str, body: Any) -> dict[str, Any]:
+        """Ask.
+
+        Raises:
+            EnvironmentProblem: Nobody answers there.
+            HeadraceError: What the server says; its code and status are in the parameters.
+        """
+        data = None if body is None else json.dumps(body).encode()
+        headers = {**self._headers, **({"Content-Type": "application/json"} if data is not None else {})}
+        request = urllib.request.Request(self.url + path, data, headers, method=method)
+        try:
+            with self._opener.open(request, timeout=self._limit_seconds) as answer:
+                said = answer.read()
+        except urllib.error.HTTPError as refused:
+            raise _told(refused) from None
+        except (OSError, ValueError) as cause:
+            why = getattr(cause, "reason", cause)
+            raise EnvironmentProblem(
+                f"no Headrace answers at {self.url} ({why}): start it (headrace run -c headrace.yaml), or say where it "
+                "is with --url or HEADRACE_URL"
+            ) from cause
+        found: dict[str, Any] = json.loads(said) if said else {}
+        return found
+
+
+def part(name: str) -> str:
+    """Return a name as one part of a path."""
+    return quote(name, safe="")
+
+
+def api_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command `--url`, `--token`, `-c` and `--output`; it gets `api` and `output`."""
+
+    @functools.wraps(command)
+    def run(url: str | None, token: str, config: Path | None, **others: Any) -> Any:
+        return command(api=Api(url or url_of(config), token), **others)
+
+    where = click.option("--url", envvar="HEADRACE_URL", help="Base URL of a running Headrace.")
+    who = click.option("--token", envvar="HEADRACE_TOKEN", default="", help="Token for it; better in HEADRACE_TOKEN.")
+    file = click.option(
+        "-c", "--config", "config", type=click.Path(path_type=Path), help="The headrace.yaml it runs with."
+    )
+    return where(who(file(output_option(run))))
+
+
+def url_of(config: Path | None) -> str:
+    """Return where the Headrace of a file listens, or one without a file."""
+    http = load_config(config, os.environ).http if config else HttpConfig()
+    host = f"[{http.host}]" if ":" in http.host else http.host
+    return f"{'https' if http.tls.certificate else 'http'}://{host}:{http.port}"
+
+
+def _told(refused: urllib.error.HTTPError) -> HeadraceError:
+    try:
+        said = json.loads(refused.read())
+        text, code = said["description"], said["code"]
+    except (OSError, ValueError, LookupError, TypeError):
+        text, code = f"{refused.url} answered {refused.code}: it is no Headrace, or another one stands before it", ""
+    return HeadraceError(str(text), status=refused.code, code=str(code))

@@ -1,0 +1,103 @@
+"""How commands ask a running Headrace."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from headrace.cli.api import Api, api_options, part
+from headrace.errors import EnvironmentProblem, HeadraceError
+
+
+class _Answers(http.server.BaseHTTPRequestHandler):
+    seen: list[tuple[str, str, bytes, str | None]]
+
+    def _answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        self.seen.append((self.command, self.path, body, self.headers["authorization"]))
+        status, said = {"/no": (403, b'{"code":"ERR10005","description":"needs the scope admin"}')}.get(
+            self.path, (502, b"<html>") if self.path == "/proxy" else (200, b'{"ok":true}')
+        )
+        self.send_response(status)
+        self.send_header("content-length", str(len(said)))
+        self.end_headers()
+        self.wfile.write(said)
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+for _method in ("GET", "POST", "PUT", "PATCH", "DELETE"):
+    setattr(_Answers, f"do_{_method}", _Answers._answer)
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[str, list[tuple[str, str, bytes, str | None]]]]:
+    seen: list[tuple[str, str, bytes, str | None]] = []
+    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Answers,), {"seen": seen}))
+    threading.Thread(target=made.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{made.server_port}", seen
+    made.shutdown()
+    made.server_close()
+
+
+def test_each_method_sends_json_and_the_token(
+    server: tuple[str, list[tuple[str, str, bytes, str | None]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy of the environment is not asked for an address of this machine."""
+    url, seen = server
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    api = Api(url + "/", "abc")
+    assert api.get("/a", limit=3, key=None, p=[1, 2]) == {"ok": True}
+    api.post("/b")
+    api.put("/c", {"x": 1})
+    api.patch("/d", {"y": None})
+    api.delete(f"/{part('a/b c')}")
+    assert [(method, path, json.loads(body or b"null")) for method, path, body, _ in seen] == [
+        ("GET", "/a?limit=3&p=1&p=2", None),
+        ("POST", "/b", {}),
+        ("PUT", "/c", {"x": 1}),
+        ("PATCH", "/d", {"y": None}),
+        ("DELETE", "/a%2Fb%20c", None),
+    ]
+    assert {token for *_, token in seen} == {"Bearer abc"}
+
+
+def test_what_the_server_refuses_is_said_in_its_words(server: tuple[str, list[Any]]) -> None:
+    """The description is the paragraph; something that is no Headrace is named as such."""
+    with pytest.raises(HeadraceError, match="needs the scope admin") as refused:
+        Api(server[0]).get("/no")
+    assert refused.value.parameters == {"status": 403, "code": "ERR10005"}
+    with pytest.raises(HeadraceError, match="it is no Headrace"):
+        Api(server[0]).get("/proxy")
+
+
+def test_nobody_there_says_how_to_start_one() -> None:
+    """The paragraph names the address, the command and the option."""
+    with pytest.raises(EnvironmentProblem, match=r"no Headrace answers at http://127.0.0.1:9 .*--url"):
+        Api("http://127.0.0.1:9").get("/")
+
+
+def test_the_url_comes_from_the_option_the_environment_the_file_or_is_the_default(tmp_path: Path) -> None:
+    """In this order."""
+
+    @click.command()
+    @api_options
+    def ask(api: Api, output: str) -> None:
+        click.echo(f"{api.url} {output}")
+
+    file = tmp_path / "headrace.yaml"
+    file.write_text("http: {port: 9000}\n")
+    run = CliRunner().invoke
+    assert run(ask).output == "http://127.0.0.1:8082 text\n"
+    assert run(ask, ["-c", str(file), "--output", "json"]).output == "http://127.0.0.1:9000 json\n"
+    assert run(ask, ["-c", str(file)], env={"HEADRACE_URL": "http://h:1"}).output == "http://h:1 text\n"
+    assert run(ask, ["--url", "http://o:2"], env={"HEADRACE_URL": "http://h:1"}).output == "http://o:2 text\n"

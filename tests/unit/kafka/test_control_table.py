@@ -1,0 +1,191 @@
+"""The control table: order, what watchers see, corrupt entries, and writing that waits for its own view."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.config.kafka import KafkaConfig
+from headrace.errors import KafkaError, KafkaTimeout, KafkaUnavailable
+from headrace.kafka import control_table
+from headrace.kafka.control_table import ControlTable
+from headrace.lifecycle import SystemClock
+from headrace.lifecycle.queues import gauges
+from headrace.records import OutgoingRecord, Produced, Record
+
+TOPIC = "_control"
+
+
+class Log:
+    """The topic: what is produced comes back to the table, unless it is held back."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.reads: ControlTable | None = None
+        self.error: KafkaError | None = None
+
+    async def produce(self, outgoing: Sequence[OutgoingRecord]) -> list[Any]:
+        if self.error:
+            return [self.error for _ in outgoing]
+        return [self.append(record.key, record.value) for record in outgoing]
+
+    def append(self, key: bytes | None, value: bytes | None) -> Produced:
+        record = Record(TOPIC, 0, len(self.records), 0, key, value)
+        self.records.append(record)
+        if self.reads:
+            self.reads.on_records([record], len(self.records))
+        return Produced(0, record.offset)
+
+
+class NoBroker:
+    async def has_topic(self, name: str) -> bool:
+        raise KafkaUnavailable("no broker answers")
+
+
+def table(log: Log) -> ControlTable:
+    made = ControlTable(KafkaConfig(), NoBroker(), TOPIC, "", log, SystemClock())  # type: ignore[arg-type]
+    log.reads = made
+    return made
+
+
+def entry(value: Mapping[str, Any]) -> bytes:
+    return msgspec.json.encode(value)
+
+
+def test_watchers_get_what_is_there_once_it_is_read_and_then_each_change_in_order() -> None:
+    """What was taken away before the table was read is never seen by anybody."""
+    log, seen = Log(), []
+    view = table(log)
+    view.watch("seek/", lambda key, value: seen.append((key, value)))
+    log.append(b"seek/a", entry({"id": 1}))
+    log.append(b"seek/b", entry({"id": 2}))
+    log.append(b"seek/a", None)
+    log.append(b"hold/a", entry({}))
+    assert seen == []
+    view.loaded()
+    log.append(b"seek/c", entry({"id": 3}))
+    log.append(b"seek/b", None)
+    log.append(b"seek/never", None)
+    view.loaded()  # after an interruption
+    assert seen == [("seek/b", {"id": 2}), ("seek/c", {"id": 3}), ("seek/b", None)]
+    assert view.items("") == {"hold/a": {}, "seek/c": {"id": 3}}
+
+
+def test_who_watches_later_gets_what_is_there() -> None:
+    """A watcher may come after the table is read."""
+    log, seen = Log(), []
+    view = table(log)
+    view.loaded()
+    log.append(b"job/1", entry({"state": "runs"}))
+    view.watch("job/", lambda key, value: seen.append((key, value)))
+    assert seen == [("job/1", {"state": "runs"})]
+
+
+@pytest.mark.parametrize("key, value", [(b"a", b"{"), (b"a", b"[]"), (b"a", b"\xff"), (b"\xff", b"{}"), (None, b"{}")])
+def test_a_corrupt_entry_is_passed_over_with_an_alarm(
+    key: bytes | None, value: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is no object under a name says so in the log and in a gauge; the entries beside it hold."""
+
+    async def main() -> None:
+        log = Log()
+        view = table(log)
+        await view.start()
+        log.append(b"b", entry({"holds": True}))
+        log.append(key, value)
+        view.loaded()
+        assert view.items("") == {"b": {"holds": True}}
+        assert "offset 1 of _control is no entry" in caplog.text
+        assert gauges()["control_corrupt_entries"] == 1
+        log.append(key, None)  # taken away by hand
+        assert gauges()["control_corrupt_entries"] == 0
+        await view.stop()
+
+    asyncio.run(main())
+
+
+def test_put_returns_once_the_own_view_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry that is written and not read back may hold or not, and the error says so."""
+
+    async def main() -> None:
+        log = Log()
+        view = table(log)
+        view.loaded()
+        assert await view.put("hold/g", {"by": "me"}) == 0
+        assert view.items("hold/") == {"hold/g": {"by": "me"}}
+        assert await view.put_all({"hold/g": None, "hold/h": {}}) == 2
+        log.reads = None
+        waiting = asyncio.ensure_future(view.put("hold/g", {"by": "you"}))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        view.on_records(log.records[-1:], 4)
+        assert await waiting == 3
+        monkeypatch.setattr(control_table, "_PUT_SECONDS", 0.01)
+        with pytest.raises(KafkaTimeout, match="may hold or not"):
+            await view.put("hold/g", None)
+
+    asyncio.run(main())
+
+
+def test_what_kafka_does_not_take_is_said() -> None:
+    """The producer's own error comes through."""
+
+    async def main() -> None:
+        log = Log()
+        view = table(log)
+        view.loaded()
+        log.error = KafkaUnavailable("no broker answers")
+        with pytest.raises(KafkaUnavailable, match="no broker answers"):
+            await view.put("a", {})
+
+    asyncio.run(main())
+
+
+def test_nothing_is_written_before_the_table_is_read_or_where_there_is_none() -> None:
+    """The answer says which of the two it is; without a topic nothing can have been steered, so nothing waits."""
+
+    async def main() -> None:
+        log = Log()
+        view = table(log)
+        with pytest.raises(KafkaUnavailable, match="_control is not read yet"):
+            await view.put("a", {})
+        assert not view.known.is_set()
+        assert not view.readiness().ready
+        view.missing = "may not be created"
+        view.absent()
+        with pytest.raises(KafkaUnavailable, match="may not be created"):
+            await view.put("a", {})
+        assert view.known.is_set()
+        assert view.readiness() == (True, "control is off: may not be created")
+        assert log.records == []
+
+    asyncio.run(main())
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), st.none() | st.integers(0, 9)), max_size=30),
+    st.integers(0, 30),
+)
+def test_every_view_is_the_same_wherever_it_began(steps: list[tuple[str, int | None]], loaded_at: int) -> None:
+    """A watcher that applies what it is told holds what the table holds: the last word for each key."""
+    log = Log()
+    view = table(log)
+    told: dict[str, Any] = {}
+
+    def apply(key: str, value: Mapping[str, Any] | None) -> None:
+        told.pop(key, None) if value is None else told.update({key: value})
+
+    view.watch("", apply)
+    for number, (key, value) in enumerate(steps):
+        if number == loaded_at:
+            view.loaded()
+        log.append(key.encode(), None if value is None else entry({"value": value}))
+    view.loaded()
+    wanted = {key: {"value": value} for key, value in dict(steps).items() if value is not None}
+    assert view.items("") == wanted == told

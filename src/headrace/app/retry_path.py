@@ -10,7 +10,7 @@ from headrace.config.retry import RetryConfig
 from headrace.delivery.parked import KeyOrder, ParkedKeys
 from headrace.delivery.protocols import DeadLetterWriter, Destination
 from headrace.delivery.pump import Pump
-from headrace.delivery.tiers import TierDestination, Tiers
+from headrace.delivery.tiers import TierDestination, Tiers, waiting_of
 from headrace.kafka import Admin, FollowedTopic, Producer
 from headrace.lifecycle import Clock
 
@@ -75,15 +75,17 @@ class RetryPath:
             "batch": BatchConfig(max_records=1, max_bytes=consumer.batch.max_bytes),
             "retry": in_the_tier(consumer.retry),
         }
-        return Pump(
+        pump = Pump(
             f"{self._name} retries",
             f"{consumer.group}.retry",
             TierDestination(self._inner, self.writer),
             self.writer,
             delivery=consumer.model_copy(update=settings),
             clock=self._clock,
-            retries_of=beside,
+            beside=beside,
         )
+        pump.waiting = waiting_of
+        return pump
 
 
 def in_the_tier(retry: RetryConfig) -> RetryConfig:

@@ -91,6 +91,7 @@ class AttemptRules(Protocol):
     counts: Counts
     breaker: Breaker
     waiting: Callable[[Record], Waiting] | None
+    replay: str
 
     def later(self, seconds: float, call: Callable[[], None]) -> asyncio.Task[None]:
         """Call something after a pause, unless the task is cancelled."""
@@ -108,7 +109,8 @@ class Attempts:
         if batch.letters:
             return await self._bury(lane, batch)
         rules = self._rules
-        delivery = Delivery(rules.group, lane.partition, lane.tracker.epoch, batch.records, batch.attempt)
+        epoch = lane.tracker.epoch
+        delivery = Delivery(rules.group, lane.partition, epoch, batch.records, batch.attempt, rules.replay)
         reach("delivery.before")
         try:
             outcomes = await rules.destination.deliver(delivery)

@@ -86,6 +86,10 @@ class Breaker:
         """Have another pump to the same destination woken too."""
         self._wakes.append(wake)
 
+    def leave_to_others(self, wake: Callable[[], None]) -> None:
+        """Wake a pump that has stopped no more."""
+        self._wakes = [other for other in self._wakes if other != wake]
+
     @property
     def admits(self) -> bool:
         """Whether a delivery may begin now."""

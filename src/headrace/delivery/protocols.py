@@ -12,6 +12,9 @@ from typing import NamedTuple, Protocol
 
 from headrace.records import Committed, Record, TopicPartition
 
+REPLAY = "X-Headrace-Replay"
+"""Header that tells a backend or a function which job delivers a record once more."""
+
 
 class Verdict(enum.Enum):
     """How one delivery of one record ended."""
@@ -52,6 +55,8 @@ class Delivery(NamedTuple):
     records: Sequence[Record]
     attempt: int
     """1 for the first attempt of these records."""
+    replay: str = ""
+    """Id of the job that delivers them once more; empty for what the group delivers."""
 
 
 class Waiting(NamedTuple):

@@ -14,7 +14,6 @@ from headrace.delivery.breaker import Breaker
 from headrace.delivery.dispatcher import Dispatcher
 from headrace.delivery.lane import Lane
 from headrace.delivery.protocols import DeadLetterWriter, Destination, Source, Waiting
-from headrace.delivery.tiers import waiting_of
 from headrace.lifecycle import Clock, Deadline, Readiness, Service
 from headrace.lifecycle.failpoints import reach
 from headrace.lifecycle.queues import register_gauge, unregister_gauge
@@ -42,7 +41,7 @@ class Pump(Service):
         delivery: DeliveryConfig,
         clock: Clock,
         chance: Random | None = None,
-        retries_of: Pump | None = None,
+        beside: Pump | None = None,
     ) -> None:
         """Prepare.
 
@@ -54,7 +53,7 @@ class Pump(Service):
             delivery: Order, portions, attempts.
             clock: Time.
             chance: Jitter of pauses.
-            retries_of: The pump that delivers to the same destination, if this one delivers from its retry tiers.
+            beside: Another pump that delivers to the same destination, so that they share what is known of it.
         """
         super().__init__(name)
         self.group = group
@@ -66,13 +65,16 @@ class Pump(Service):
         self.retry = delivery.retry
         self.clock = clock
         self.chance = chance or Random()
-        self.waiting: Callable[[Record], Waiting] | None = waiting_of if retries_of else None
+        self.waiting: Callable[[Record], Waiting] | None = None
+        """Tells what a record of a retry tier is, if this one delivers from the tiers. Set before start."""
+        self.replay = ""
+        """Id of the job, if this one delivers once more what the group has had. Set before start."""
         self.counts = Counts()
         self.source: Source | None = None
         self._lanes: dict[TopicPartition, Lane] = {}
         self.breaker: Breaker
-        if retries_of:
-            self.breaker = retries_of.breaker
+        if beside:
+            self.breaker = beside.breaker
             self.breaker.share(self._begin)
         else:
             self.breaker = Breaker(name, delivery, clock, self.chance, self.later, self._begin)
@@ -95,6 +97,7 @@ class Pump(Service):
         unregister_gauge(f"{self.name} open records")
         unregister_gauge(f"{self.name} breaker open")
         self._fence(list(self._lanes.values()))
+        self.breaker.leave_to_others(self._begin)
         await super().stop()
 
     def readiness(self) -> Readiness:

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
-from headrace.delivery.protocols import ACK, Delivery, Outcome, Verdict
+from headrace.delivery.protocols import ACK, REPLAY, Delivery, Outcome, Verdict
 from headrace.errors import (
     DestinationUnavailable,
     HeadraceError,
@@ -67,7 +67,7 @@ class FunctionDestination:
         outcomes: list[Outcome] = []
         while len(outcomes) < len(records):
             part = self._next_part(partition, records[len(outcomes) :] if outcomes else records)
-            outcomes += await self._attempt(partition, partitions, part)
+            outcomes += await self._attempt(delivery, partitions, part)
         return outcomes
 
     def _next_part(self, partition: TopicPartition, records: Sequence[Record]) -> Sequence[Record]:
@@ -79,11 +79,9 @@ class FunctionDestination:
                 return records[: index or 1]
         return records
 
-    async def _attempt(
-        self, partition: TopicPartition, partitions: int, records: Sequence[Record]
-    ) -> Sequence[Outcome]:
-        schemas = await self._schemas_of(records)
-        frame = wire.encode_frame(_work(partition, partitions, records))
+    async def _attempt(self, delivery: Delivery, partitions: int, records: Sequence[Record]) -> Sequence[Outcome]:
+        schemas, partition = await self._schemas_of(records), delivery.partition
+        frame = wire.encode_frame(_work(delivery, partitions, records))
         try:
             answer = await self._serve(partition, frame, len(records), schemas)
         except WorkerLost as lost:
@@ -191,8 +189,10 @@ class FunctionDestination:
         return found
 
 
-def _work(partition: TopicPartition, partitions: int, records: Sequence[Record]) -> wire.Work:
-    headers = [record.read_headers() for record in records]
+def _work(delivery: Delivery, partitions: int, records: Sequence[Record]) -> wire.Work:
+    partition, headers = delivery.partition, [record.read_headers() for record in records]
+    if delivery.replay:
+        headers = [[*(own or ()), (REPLAY, delivery.replay.encode())] for own in headers]
     return wire.Work(
         partition.topic,
         partition.partition,

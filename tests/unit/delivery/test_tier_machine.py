@@ -140,8 +140,9 @@ class Process:
             delivery=config,
             clock=world.clock,
             chance=Random(1),
-            retries_of=beside if name == "tiers" else None,
+            beside=beside if name == "tiers" else None,
         )
+        self.pump.waiting = waiting_of if name == "tiers" else None
         self.pump.source = self
         self.position: dict[str, int] = {}
         self.read_up_to = 0

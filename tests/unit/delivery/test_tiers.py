@@ -184,8 +184,16 @@ def pump_of(broker: Broker, tiers: Tiers, clock: ManualClock) -> tuple[Pump, Pum
     beside = Pump("p", "g", broker, tiers, delivery=config, clock=clock, chance=Random(1))
     destination = TierDestination(broker, tiers)
     retries = Pump(
-        "r", "g.retry", destination, tiers, delivery=config, clock=clock, chance=Random(1), retries_of=beside
+        "r",
+        "g.retry",
+        destination,
+        tiers,
+        delivery=config,
+        clock=clock,
+        chance=Random(1),
+        beside=beside,
     )
+    retries.waiting = waiting_of
     return beside, retries
 
 

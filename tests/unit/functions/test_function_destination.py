@@ -93,6 +93,20 @@ def done(work: wire.Work) -> wire.Done:
     return wire.Done()
 
 
+def test_a_handler_can_tell_a_replay_from_a_first_delivery() -> None:
+    """By a header of the event, behind those of the record."""
+    seen: list[Any] = []
+
+    def answer(work: wire.Work) -> wire.Done:
+        seen.append(work.headers)
+        return wire.Done()
+
+    to, once = destination(FakeWorkers(answer), Kafka()), delivery(1)
+    asyncio.run(to.deliver(once))
+    asyncio.run(to.deliver(once._replace(replay="job-1")))
+    assert seen == [None, [[("X-Headrace-Replay", b"job-1")]]]
+
+
 def test_a_frame_without_outputs_is_acknowledged_without_kafka() -> None:
     """One small answer for all of its records."""
     kafka = Kafka()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from headrace.config.backend import BackendConfig
+from headrace.config.backend import BackendConfig, BackendMode
 from headrace.config.retry import RetryConfig
 from headrace.delivery.protocols import ACK, Delivery, Outcome, Verdict
 from headrace.errors import DestinationRefused, DestinationUnavailable, RegistryUnavailable
@@ -21,6 +21,7 @@ from headrace.sidecar.reactive.http_destination import HttpDestination
 from headrace.sidecar.reactive.stored import Stored
 
 CODECS = Codecs(None)  # type: ignore[arg-type]
+ONE = b'[{"processed":true}]'
 DONE = b'[{"processed":true},{"processed":true}]'
 
 
@@ -70,6 +71,26 @@ def test_a_delivery_is_one_request(mode: str) -> None:
     ((body, headers),) = client.posts
     assert len(json.loads(body)) == 2
     assert headers["Content-Type"] == f"application/{'cloudevents-batch+json' if 'cloud' in mode else 'json'}"
+
+
+@pytest.mark.parametrize("mode", get_args(BackendMode))
+def test_a_backend_can_tell_a_replay_from_a_first_delivery(mode: str) -> None:
+    """By a header of the request, and in batches by what stands beside the attempt; the identity is the same."""
+    client = FakeClient(200, ONE)
+    once = Delivery("g", TopicPartition("t", 0), 1, [Record("t", 0, 7, 0, None, b"1")], 1)
+    deliver(destination(client, mode), once)
+    deliver(destination(client, mode), once._replace(replay="job-1"))
+    (body, headers), (again, of_replay) = client.posts
+    assert ("X-Headrace-Replay" in headers, of_replay.pop("X-Headrace-Replay")) == (False, "job-1")
+    assert {name: of_replay[name] for name in headers} == headers
+    inside = {"results": "replay", "status": "replay", "single": ""}.get(mode, "headracereplay")
+    if mode == "cloudevents_binary":
+        assert of_replay["ce-headracereplay"] == "job-1"
+    elif inside:
+        found, first = json.loads(again), json.loads(body)
+        entry = found if isinstance(found, dict) else found[0]
+        assert entry.pop(inside) == "job-1"
+        assert found == first
 
 
 @pytest.mark.parametrize("mode", ["status", "cloudevents_batch"])

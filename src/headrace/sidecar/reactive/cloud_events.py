@@ -19,7 +19,7 @@ from headrace.errors import DecodeError
 from headrace.formats.codec_json import JsonCodec
 from headrace.records import Record
 from headrace.sidecar.reactive.envelope import delivery_id
-from headrace.sidecar.reactive.single import Request, delivery_headers, headers_text, safe, trace_of
+from headrace.sidecar.reactive.single import Request, delivery_headers, headers_text, replay_header, safe, trace_of
 from headrace.sidecar.reactive.stored import Stored
 
 _REQUIRED: Final = ("specversion", "id", "source", "type")
@@ -47,7 +47,7 @@ class Event(NamedTuple):
 def batch(stored: Stored, delivery: Delivery, records: Sequence[Record]) -> Request:
     """Return the request of mode `cloudevents_batch`."""
     events = [_json_of(_event_of(stored, delivery, record)) for record in records]
-    return _encode(events), [("Content-Type", "application/cloudevents-batch+json")]
+    return _encode(events), [("Content-Type", "application/cloudevents-batch+json"), *replay_header(delivery)]
 
 
 def structured(stored: Stored, delivery: Delivery, records: Sequence[Record]) -> Request:
@@ -69,6 +69,13 @@ def binary(stored: Stored, delivery: Delivery, records: Sequence[Record]) -> Req
 
 
 def _event_of(stored: Stored, delivery: Delivery, record: Record) -> Event:
+    event = _own_event(stored, delivery, record)
+    if delivery.replay:
+        event.attributes["headracereplay"] = delivery.replay
+    return event
+
+
+def _own_event(stored: Stored, delivery: Delivery, record: Record) -> Event:
     own = {name: (data or b"").decode(errors="replace") for name, data in record.headers}
     kind = own.get("content-type", "")
     if record.value is not None and kind.lower().startswith("application/cloudevents+json"):

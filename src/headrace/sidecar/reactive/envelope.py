@@ -79,7 +79,8 @@ def array_of(
     # A record's id begins like all others of the delivery, and without one of its own it is its correlation id too.
     start = _quote(f"{delivery.group}:{delivery.partition.topic}:{partition}:")[:-1]
     mine, other = f',"headers":{{"{CORRELATION_ID}":{start}', f',"deliveryId":{start}'
-    end = f',"attempt":{delivery.attempt},"epoch":{delivery.epoch}}}'
+    replay = f',"replay":{_quote(delivery.replay)}' if delivery.replay else ""
+    end = f',"attempt":{delivery.attempt},"epoch":{delivery.epoch}{replay}}}'
     entries = []
     for record, key, value in zip(records, keys, values, strict=True):
         offset = str(record.offset)

@@ -18,7 +18,7 @@ from headrace.sidecar.reactive.client import client_of
 from headrace.sidecar.reactive.connection import Answer
 from headrace.sidecar.reactive.envelope import array_of, outcomes_of
 from headrace.sidecar.reactive.retry_after import retry_after_seconds
-from headrace.sidecar.reactive.single import Request, single
+from headrace.sidecar.reactive.single import Request, replay_header, single
 from headrace.sidecar.reactive.stored import Stored
 
 _EXCERPT_BYTES: Final = 2000
@@ -101,7 +101,8 @@ class HttpDestination(Service):
 
 
 def _records(stored: Stored, delivery: Delivery, records: Sequence[Record]) -> Request:
-    return array_of(delivery, records, stored.keys(records), stored.values(records)), [_JSON]
+    body = array_of(delivery, records, stored.keys(records), stored.values(records))
+    return body, [_JSON, *replay_header(delivery)]
 
 
 _JSON: Final = ("Content-Type", "application/json")

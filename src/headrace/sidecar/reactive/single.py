@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 from urllib.parse import quote
 
-from headrace.delivery.protocols import Delivery
+from headrace.delivery.protocols import REPLAY, Delivery
 from headrace.records import Header, Record
 from headrace.sidecar.reactive.envelope import CORRELATION_ID, TRACEABILITY_ID, delivery_id
 from headrace.sidecar.reactive.stored import Stored
@@ -49,6 +49,7 @@ def delivery_headers(stored: Stored, delivery: Delivery, record: Record) -> list
         ("X-Headrace-Offset", str(record.offset)),
         ("X-Headrace-Timestamp", str(record.timestamp_ms)),
     ]
+    lines += replay_header(delivery)
     if record.value is None:
         lines.append(("X-Headrace-Tombstone", "true"))
     if (key := stored.key_text(record)) is not None:
@@ -61,6 +62,11 @@ def delivery_headers(stored: Stored, delivery: Delivery, record: Record) -> list
     if traceability := found.get(TRACEABILITY_ID.lower()):
         lines.append((TRACEABILITY_ID, safe(traceability)))
     return lines + list(trace_of(found).items())
+
+
+def replay_header(delivery: Delivery) -> list[tuple[str, str]]:
+    """Return what tells a delivery of a replay from one of the group."""
+    return [(REPLAY, delivery.replay)] if delivery.replay else []
 
 
 def safe(text: str | bytes) -> str:

@@ -61,6 +61,7 @@ class ControlTable(FollowedTopic):
         self._topic = topic
         self._producer = producer
         self._entries: dict[str, Entry] = {}
+        self._offsets: dict[str, int] = {}
         self._corrupt: set[bytes | None] = set()
         self._watches: list[tuple[str, OnChange]] = []
         self._reached = 0
@@ -103,6 +104,10 @@ class ControlTable(FollowedTopic):
     def items(self, prefix: str) -> dict[str, Entry]:
         """Return the entries whose keys begin so, the one written last at the end."""
         return {key: entry for key, entry in self._entries.items() if key.startswith(prefix)}
+
+    def offset_of(self, key: str) -> int:
+        """Return where in the log the entry of a key was written last; -1 if there is none."""
+        return self._offsets.get(key, -1)
 
     async def put(self, key: str, value: Entry | None) -> int:
         """Write an entry, or take one away with None; as `put_all`, and returns its offset."""
@@ -187,8 +192,10 @@ class ControlTable(FollowedTopic):
             log.error("offset %d of %s is no entry and is passed over: %s", record.offset, self._topic, cause)
             return
         known = self._entries.pop(key, None)
+        self._offsets.pop(key, None)
         if entry is not None:
             self._entries[key] = entry
+            self._offsets[key] = record.offset
         if self.is_loaded.is_set() and (entry is not None or known is not None):
             for prefix, on_change in list(self._watches):
                 if key.startswith(prefix):

@@ -275,6 +275,15 @@ class Admin:
         """Return the first offset that is still in each partition."""
         return await self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
 
+    async def time_bounds(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
+        """Return the first record's and the greatest timestamp (ms) of each partition that holds any; reads no record.
+
+        Source: KIP-734 (the greatest timestamp as a question to the broker).
+        """
+        first = await self._listed(partitions, OffsetSpec.for_timestamp(0), _UNCOMMITTED)
+        last = await self._listed(partitions, OffsetSpec.max_timestamp(), _UNCOMMITTED)  # type: ignore[no-untyped-call]
+        return {p: (first[p].timestamp, last[p].timestamp) for p in partitions if first[p].offset >= 0}
+
     async def topic_offsets(self, name: str) -> dict[TopicPartition, tuple[int, int]]:
         """Return start and end offset of every partition of a topic."""
         topic = await self.describe_topic(name)
@@ -288,15 +297,18 @@ class Admin:
         spec: OffsetSpec,
         isolation: confluent_kafka.IsolationLevel = _COMMITTED,
     ) -> dict[TopicPartition, int]:
+        return {p: found.offset for p, found in (await self._listed(partitions, spec, isolation)).items()}
+
+    async def _listed(
+        self, partitions: Iterable[TopicPartition], spec: OffsetSpec, isolation: confluent_kafka.IsolationLevel
+    ) -> dict[TopicPartition, Any]:
         wanted = {confluent_kafka.TopicPartition(p.topic, p.partition): spec for p in partitions}
         if not wanted:
             return {}
 
-        def ask() -> dict[TopicPartition, int]:
+        def ask() -> dict[TopicPartition, Any]:
             answers = self._client.list_offsets(wanted, isolation_level=isolation, request_timeout=self._limit)
-            return {
-                TopicPartition(p.topic, p.partition): future.result(self._limit).offset for p, future in answers.items()
-            }
+            return {TopicPartition(p.topic, p.partition): future.result(self._limit) for p, future in answers.items()}
 
         return await self._ask("read offsets", ask)
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import math
 import shutil
 import sys
 import time
@@ -24,7 +25,6 @@ _BREAKER = ("closed", "half-open", "open")
 _COLUMNS = {"rec/s": 7, "lag": 7, "in flight": 9, "tries": 5, "breaker": 9, "oldest": 6}
 """Title to width; the consumer's name has the rest."""
 
-Style = str
 Summary = Mapping[str, Any]
 
 
@@ -54,15 +54,20 @@ class Row(NamedTuple):
 
 def rows(before: Poll | None, now: Poll) -> list[Row]:
     """Return a row per consumer, those in trouble first."""
-    found: dict[str, list[tuple[str, Summary]]] = {}
-    for url, answer in now.answers.items():
-        for summary in answer if not isinstance(answer, str) else ():
-            found.setdefault(summary["name"], []).append((url, summary))
-    merged = [_merged(name, parts, before, now) for name, parts in found.items()]
+    found: dict[str, list[Summary]] = {}
+    rates: dict[str, float] = {}
+    earlier = {(url, summary["name"]): _ended(summary) for url, summary in _summaries(before)} if before else {}
+    for url, summary in _summaries(now):
+        name = summary["name"]
+        found.setdefault(name, []).append(summary)
+        ended = _ended(summary) - earlier.get((url, name), math.inf)
+        if before and ended >= 0:
+            rates[name] = rates.get(name, 0.0) + ended / (now.seconds - before.seconds)
+    merged = [_merged(name, parts, rates.get(name)) for name, parts in found.items()]
     return sorted(merged, key=lambda row: (-_trouble(row), row.consumer))
 
 
-def lines(now: Poll, table: Sequence[Row], width: int) -> list[tuple[str, Style]]:
+def lines(now: Poll, table: Sequence[Row], width: int) -> list[tuple[str, str]]:
     """Return what is drawn, with the style of each line; none is wider than `width` columns."""
     troubled = sum(map(bool, map(_trouble, table)))
     widest = max([len("consumer"), *(len(row.consumer) for row in table)])
@@ -71,10 +76,10 @@ def lines(now: Poll, table: Sequence[Row], width: int) -> list[tuple[str, Style]
     found = [(head, "dim")]
     found += [(f"{url}: {why}", "red") for url, why in now.answers.items() if isinstance(why, str)]
     if table:
-        found.append((_line("consumer", [title.rjust(size) for title, size in _COLUMNS.items()], name).upper(), "bold"))
+        found.append((_line("consumer", list(_COLUMNS), name).upper(), "bold"))
     for row in table:
         style = ("", "yellow", "yellow", "red")[_trouble(row)]
-        found.append((_line(row.consumer, [cell.rjust(w) for cell, w in _cells(row)], name), style))
+        found.append((_line(row.consumer, _cells(row), name), style))
         if row.why:
             found.append((f"  {row.why}", style))
     return [(_cut(text, width).rstrip(), style) for text, style in found]
@@ -127,7 +132,7 @@ def _ask(api: Api) -> Sequence[Summary] | str:
 
 @contextlib.contextmanager
 def _screen(output: str) -> Iterator[Callable[[Poll, list[Row]], None]]:
-    def text(now: Poll, table: list[Row]) -> list[tuple[str, Style]]:
+    def text(now: Poll, table: list[Row]) -> list[tuple[str, str]]:
         return lines(now, table, shutil.get_terminal_size().columns)
 
     if output == "json":
@@ -151,14 +156,18 @@ def _document(now: Poll, table: Sequence[Row]) -> dict[str, Any]:
     return {"at": at, "consumers": [row._asdict() for row in table], "silent": silent}
 
 
-def _merged(name: str, parts: Sequence[tuple[str, Summary]], before: Poll | None, now: Poll) -> Row:
-    summaries = [summary for _, summary in parts]
+def _summaries(poll: Poll) -> Iterator[tuple[str, Summary]]:
+    for url, answer in poll.answers.items():
+        for summary in answer if not isinstance(answer, str) else ():
+            yield url, summary
+
+
+def _merged(name: str, summaries: Sequence[Summary], rate: float | None) -> Row:
     known = [summary["lag"] for summary in summaries if summary["lag"] is not None]
     ages = [summary["oldestSeconds"] for summary in summaries if summary["oldestSeconds"] is not None]
-    rates = [rate for url, summary in parts if (rate := _rate(url, summary, before, now)) is not None]
     return Row(
         name,
-        sum(rates) if rates else None,
+        rate,
         max(known, default=None),
         sum(summary["inFlight"] for summary in summaries),
         max(summary["attempts"] for summary in summaries),
@@ -167,17 +176,6 @@ def _merged(name: str, parts: Sequence[tuple[str, Summary]], before: Poll | None
         any(summary["paused"] for summary in summaries),
         next((summary["why"] for summary in summaries if summary["why"]), ""),
     )
-
-
-def _rate(url: str, summary: Summary, before: Poll | None, now: Poll) -> float | None:
-    """Return records per second of one process; None if it was not asked before, or has begun anew since."""
-    answer = before.answers.get(url) if before else None
-    earlier = answer if before and answer and not isinstance(answer, str) else ()
-    for known in earlier:
-        if before and known["name"] == summary["name"]:
-            ended = _ended(summary) - _ended(known)
-            return ended / (now.seconds - before.seconds) if ended >= 0 else None
-    return None
 
 
 def _ended(summary: Summary) -> int:
@@ -190,20 +188,14 @@ def _trouble(row: Row) -> int:
     return 1 if row.paused else 2 * bool(row.why)
 
 
-def _cells(row: Row) -> Iterator[tuple[str, int]]:
-    cells = (
-        _short(row.records_per_second),
-        _short(row.lag),
-        _short(row.in_flight),
-        _short(row.attempts),
-        row.breaker,
-        _age(row.oldest_seconds),
-    )
-    return zip(cells, _COLUMNS.values(), strict=True)
+def _cells(row: Row) -> list[str]:
+    numbers = (row.records_per_second, row.lag, row.in_flight, row.attempts)
+    return [*map(_short, numbers), row.breaker, _age(row.oldest_seconds)]
 
 
 def _line(name: str, cells: Sequence[str], width: int) -> str:
-    return "  ".join([_cut(name, width), *cells])
+    wide = zip(cells, _COLUMNS.values(), strict=True)
+    return "  ".join([_cut(name, width), *(cell.rjust(size) for cell, size in wide)])
 
 
 def _cut(text: str, width: int) -> str:

@@ -9,7 +9,7 @@
     |   |-- OriginRefused              |-- HeadersTooLarge      |-- AmbiguousRequest
     |   |-- PayloadTooLarge            |-- TooManyRequests      |-- MethodNotAllowed
     |   |-- EncodingRefused            |-- TooManyRecords
-    |   |-- IdempotencyKeyReused       |-- IdempotencyKeyBusy
+    |   |-- IdempotencyKeyReused       |-- IdempotencyKeyBusy    |-- LeaseTaken
     |   |-- NotFound
     |   |   |-- PathNotFound           |-- TopicNotFound        |-- PartitionNotFound
     |-- Unauthenticated                the caller is not known; it gets a token or a certificate; 401
@@ -34,6 +34,7 @@
     |   |-- FunctionInvalid            |-- WorkerLost
     |-- PipelineError
     |   |-- PipelineInvalid            |-- DriverLost
+    |-- LeaseLost                      another process may do the same work now; this one stops
     |-- ServerBusy                     the connection limit is reached; send again later
     |-- Draining                       this process is going down; send to another one
     |-- ServiceDied                    a service ended by itself; names it
@@ -185,6 +186,12 @@ class IdempotencyKeyBusy(
     RequestError, code="ERR40044", message="IDEMPOTENCY_KEY_BUSY", status=409, retriable=True, retry_after_seconds=1
 ):
     """The first request with this Idempotency-Key is not answered yet; send it again after a pause."""
+
+
+class LeaseTaken(
+    RequestError, code="ERR40048", message="LEASE_TAKEN", status=409, retriable=True, retry_after_seconds=10
+):
+    """Another process does this work already, and only one may at a time."""
 
 
 class Unauthenticated(HeadraceError, code="ERR40036", message="UNAUTHENTICATED", status=401):
@@ -375,6 +382,10 @@ class PipelineInvalid(PipelineError, code="ERR40027", message="PIPELINE_INVALID"
 
 class DriverLost(PipelineError, code="ERR40028", message="PIPELINE_DRIVER_LOST", retriable=True):
     """The Spark driver process died; the run starts again from its checkpoint."""
+
+
+class LeaseLost(HeadraceError, code="ERR40049", message="LEASE_LOST", status=503, retriable=True):
+    """Another process may do this work now, so this one has stopped."""
 
 
 class ServerBusy(

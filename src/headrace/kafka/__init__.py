@@ -1,9 +1,11 @@
 """The only door to Kafka: producer, consumer, administration, names, errors, client properties."""
 
 from headrace.kafka.admin import Admin, PartitionInfo, TopicInfo
+from headrace.kafka.bulk_producer import BulkProducer
 from headrace.kafka.consumer import Consumer
 from headrace.kafka.control_table import ControlTable
 from headrace.kafka.followed_topic import FollowedTopic
+from headrace.kafka.lease import Lease
 from headrace.kafka.names import check_group, check_topic
 from headrace.kafka.own_topics import OwnTopics
 from headrace.kafka.positions import ReadPolicy
@@ -16,9 +18,11 @@ from headrace.kafka.transactions import TransactionalProducers
 
 __all__ = [
     "Admin",
+    "BulkProducer",
     "Consumer",
     "ControlTable",
     "FollowedTopic",
+    "Lease",
     "OwnTopics",
     "PartitionInfo",
     "Producer",

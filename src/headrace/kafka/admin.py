@@ -62,6 +62,13 @@ class GroupInfo(NamedTuple):
     members: int
 
 
+class GroupMember(NamedTuple):
+    """A member of a group: its client id, and the partitions it is assigned."""
+
+    client: str
+    partitions: Sequence[TopicPartition]
+
+
 class ClusterInfo(NamedTuple):
     """How many brokers answer, and the configuration of one of them by Kafka's names."""
 
@@ -213,6 +220,35 @@ class Admin:
             "describe groups", lambda: _results(self._client.describe_consumer_groups(names), self._limit)
         )
         return [GroupInfo(group.group_id, _state_name(group.state), len(group.members)) for group in described]
+
+    async def group_members(self, group: str) -> list[GroupMember]:
+        """Return who is in a group; nobody if there is no such group."""
+        check_group(group)
+
+        def ask() -> list[Any]:
+            client = AdminClient(self._properties)  # of its own: see `alter_group_offsets`
+            try:
+                return list(_results(client.describe_consumer_groups([group]), self._limit)[0].members)
+            except confluent_kafka.KafkaException as cause:
+                if cause.args[0].code() == confluent_kafka.KafkaError.GROUP_ID_NOT_FOUND:
+                    return []
+                raise
+
+        doing, end = f"ask for the members of group {group}", asyncio.get_running_loop().time() + self._limit
+        while True:
+            try:
+                members = await self._ask(doing, ask)
+            except errors.KafkaUnavailable:  # its coordinator moves
+                if asyncio.get_running_loop().time() > end:
+                    raise
+                await asyncio.sleep(_COORDINATOR_PAUSE_SECONDS)
+            else:
+                return [
+                    GroupMember(
+                        m.client_id, [TopicPartition(p.topic, p.partition) for p in m.assignment.topic_partitions]
+                    )
+                    for m in members
+                ]
 
     async def committed(self, group: str) -> dict[TopicPartition, int]:
         """Return the committed offsets of a group on topics that exist: partition to the next offset after a restart.

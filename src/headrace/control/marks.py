@@ -1,0 +1,151 @@
+"""Which dead letters have ended: gone back, dropped, or moved to quarantine.
+
+A compacted topic says it in bits, a record for each block of offsets, under the topic's id: so letters may end in any
+order, nobody reads them to know, and a topic that is made anew begins anew. No retention forgets a mark.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from headrace.config.kafka import KafkaConfig
+from headrace.control.topics import read_window
+from headrace.errors import TopicNotFound
+from headrace.kafka import Admin
+from headrace.records import Header, OutgoingRecord, TopicPartition
+
+MARKS_TOPIC: Final = "_headrace-redriven"
+BLOCK_OFFSETS: Final = 8192
+_BLOCK_BYTES: Final = BLOCK_OFFSETS // 8
+_CONFIGS: Final = {"cleanup.policy": "compact"}
+_PLACE: Final = TopicPartition(MARKS_TOPIC, 0)
+
+
+class Marks:
+    """The marks of one dead letter topic, as they are when loaded and with what was marked since."""
+
+    def __init__(self, kafka: KafkaConfig, admin: Admin, topic: str) -> None:
+        self._kafka = kafka
+        self._admin = admin
+        self._topic = topic
+        self._id = ""
+        self._blocks: dict[tuple[int, int], bytearray] = {}
+
+    async def prepare(self) -> None:
+        """Make the topic of the marks if there is none.
+
+        Raises:
+            TopicNotFound: It may not be made here (`kafka.create_topics`).
+        """
+        if not await self._exist():
+            if not self._kafka.create_topics:
+                raise TopicNotFound(f"topic {MARKS_TOPIC} does not exist, and kafka.create_topics is false: create it")
+            await self._admin.ensure_topic_like(MARKS_TOPIC, self._topic, 1, _CONFIGS)
+
+    async def load(self, *, settled: bool = False) -> None:
+        """Read the marks anew.
+
+        Args:
+            settled: Wait for transactions that a lost process left open, until Kafka has ended them.
+
+        Raises:
+            TopicNotFound: The dead letter topic does not exist.
+        """
+        self._blocks.clear()
+        self._id = (await self._admin.topic_ids([self._topic])).get(self._topic, "")
+        if not self._id:
+            raise TopicNotFound(f"topic {self._topic} does not exist: check its spelling", topic=self._topic)
+        if not await self._exist():
+            return
+        starts = await self._admin.start_offsets([_PLACE])
+        ends = await (self._admin.written_offsets if settled else self._admin.end_offsets)([_PLACE])
+        async for batch in read_window(self._kafka, starts, ends):
+            for record in batch:
+                self._take(record.key or b"", record.value)
+
+    def is_ended(self, partition: int, offset: int) -> bool:
+        """Return whether a letter has ended."""
+        block = self._blocks.get((partition, offset // BLOCK_OFFSETS))
+        return block is not None and bool(block[offset % BLOCK_OFFSETS >> 3] & 1 << (offset & 7))
+
+    def ended_count(self, partition: int, start: int, end: int) -> int:
+        """Return how many offsets from `start` to before `end` have ended."""
+        count = 0
+        for number in range(start // BLOCK_OFFSETS, -(-end // BLOCK_OFFSETS)):
+            if block := self._blocks.get((partition, number)):
+                first = number * BLOCK_OFFSETS
+                low, high = max(start - first, 0), min(end - first, BLOCK_OFFSETS)
+                bits = int.from_bytes(block, "little") >> low
+                count += (bits & (1 << max(high - low, 0)) - 1).bit_count()
+        return count
+
+    def first_left(self, partition: int, start: int, end: int) -> int:
+        """Return the first offset from `start` to before `end` that has not ended; `end` if all have."""
+        while start < end:
+            block = self._blocks.get((partition, start // BLOCK_OFFSETS))
+            if block is None:
+                return start
+            left = ~int.from_bytes(block, "little") >> start % BLOCK_OFFSETS
+            gap = (left & -left).bit_length() - 1
+            if gap < BLOCK_OFFSETS - start % BLOCK_OFFSETS:
+                return min(start + gap, end)
+            start += BLOCK_OFFSETS - start % BLOCK_OFFSETS
+        return end
+
+    def records_for(
+        self, partition: int, offsets: Iterable[int], headers: Sequence[Header] | None = None
+    ) -> list[OutgoingRecord]:
+        """Mark letters as ended and return the records that say so.
+
+        They count as ended from now on. If the records cannot be written, load again.
+
+        Args:
+            partition: Of the dead letter topic.
+            offsets: The letters.
+            headers: Who ended them and why, for people who read the topic.
+        """
+        by_block: defaultdict[int, list[int]] = defaultdict(list)
+        for offset in offsets:
+            by_block[offset // BLOCK_OFFSETS].append(offset % BLOCK_OFFSETS)
+        records = []
+        for number, bits in sorted(by_block.items()):
+            block = self._blocks.setdefault((partition, number), bytearray(_BLOCK_BYTES))
+            for bit in bits:
+                block[bit >> 3] |= 1 << (bit & 7)
+            value = zlib.compress(block, 1)
+            records.append(OutgoingRecord(MARKS_TOPIC, self._key(partition, number), value, list(headers or ()), 0))
+        return records
+
+    def outlived(self, starts: Mapping[TopicPartition, int]) -> list[OutgoingRecord]:
+        """Return the records that take back marks of letters that are no longer there: those below the log's start."""
+        firsts = {place.partition: first for place, first in starts.items()}
+        return [
+            OutgoingRecord(MARKS_TOPIC, self._key(partition, number), None, None, 0)
+            for partition, number in self._blocks
+            if (number + 1) * BLOCK_OFFSETS <= firsts.get(partition, 0)
+        ]
+
+    async def _exist(self) -> bool:
+        # Not asked by name: where brokers create topics by themselves, that would.
+        return any(topic.name == MARKS_TOPIC for topic in await self._admin.list_topics())
+
+    def _take(self, key: bytes, value: bytes | None) -> None:
+        name, _, place = key.decode(errors="replace").partition(":")
+        partition, _, number = place.partition(":")
+        if name != self._id or not partition.isdecimal() or not number.isdecimal():
+            return
+        if value is None:
+            self._blocks.pop((int(partition), int(number)), None)
+            return
+        try:
+            block = zlib.decompressobj().decompress(value, _BLOCK_BYTES + 1)
+        except zlib.error:
+            return  # nothing of ours: its letters count as left, and go back once more
+        if len(block) == _BLOCK_BYTES:
+            self._blocks[int(partition), int(number)] = bytearray(block)
+
+    def _key(self, partition: int, number: int) -> bytes:
+        return f"{self._id}:{partition}:{number}".encode()

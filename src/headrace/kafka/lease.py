@@ -1,0 +1,179 @@
+"""A lease: at most one process of all that share the cluster does a piece of work at a time.
+
+Whoever is assigned the one partition of a lock topic, in a group of that name, holds it. So a process that is killed
+loses it when its session in the group ends, and one that was stopped and wakes up finds out before it does more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from headrace.config.consumers import FlowControl
+from headrace.config.kafka import KafkaConfig
+from headrace.errors import KafkaUnavailable, LeaseLost, TopicNotFound
+from headrace.kafka.admin import Admin
+from headrace.kafka.consumer import Consumer
+from headrace.lifecycle import Clock, Deadline
+from headrace.records import Committed, Record, TopicPartition
+
+LOCK_TOPIC: Final = "_headrace-locks"
+_AGAIN_SECONDS: Final = 0.3
+_LOOK_SECONDS: Final = 1.0
+_JOIN_SECONDS: Final = 60.0
+_LEAVE_SECONDS: Final = 5.0
+_FRESH_SECONDS: Final = 3.0
+"""After so long without a look another one is due; sessions are three times as long."""
+
+
+class Lease:
+    """Held by one process at a time; a `Listener` of its own membership."""
+
+    def __init__(self, kafka: KafkaConfig, admin: Admin, name: str, clock: Clock, *, source: str = "") -> None:
+        """Prepare.
+
+        Args:
+            kafka: Where.
+            admin: For the lock topic, and for who is in the group.
+            name: What is leased: `redrive.orders.dlq`.
+            clock: For waiting.
+            source: The topic the lock topic takes its replication from, if it is to be made.
+        """
+        self.lost = asyncio.Event()
+        """Set when somebody else may hold it."""
+        self.holder = ""
+        """Who held it when it could not be had: host, process and since when."""
+        self._kafka = kafka
+        self._admin = admin
+        self._group = f"headrace.lease.{name}"
+        self._clock = clock
+        self._source = source
+        self._held = asyncio.Event()
+        self._consumer: Consumer | None = None
+        self._me = ""
+        self._seen = 0.0
+
+    async def acquire(self, limit_seconds: float = 0.0) -> bool:
+        """Return whether it is ours now; waits so long for somebody who has it.
+
+        Raises:
+            TopicNotFound: There is no lock topic, and it may not be made.
+            KafkaUnavailable: Nobody has it, and Kafka does not give it either.
+        """
+        await self._prepare()
+        deadline = Deadline(self._clock, limit_seconds)
+        while True:
+            members = await self._admin.group_members(self._group)
+            if members:
+                self.holder = members[0].client.removeprefix("headrace-lease-")
+            elif await self._join():
+                return True
+            if deadline.passed:
+                return False
+            await self._clock.sleep(min(_AGAIN_SECONDS, deadline.remaining_seconds))
+
+    async def check(self) -> None:
+        """Return if it is held still; asks Kafka if the last look is long ago, as when this process was stopped.
+
+        Raises:
+            LeaseLost: It is not.
+            KafkaUnavailable: Kafka does not say.
+        """
+        now = self._clock.monotonic()
+        if now - self._seen > _FRESH_SECONDS and not self.lost.is_set():
+            if self._me in [member.client for member in await self._admin.group_members(self._group)]:
+                self._seen = now
+            else:
+                self.lost.set()
+        if self.lost.is_set():
+            raise LeaseLost(
+                f"{self._group}: another process may have taken over, because this one was not heard of for a while; "
+                "it stops here. What it has done is kept: start it again to go on"
+            )
+
+    async def release(self) -> None:
+        """Let go of it, so that the next one need not wait."""
+        consumer, self._consumer = self._consumer, None
+        if consumer:
+            with contextlib.suppress(TimeoutError):
+                await consumer.drain(Deadline(self._clock, _LEAVE_SECONDS))
+            await consumer.stop()
+
+    def on_assigned(
+        self, partitions: Mapping[TopicPartition, int], committed: Mapping[TopicPartition, Committed]
+    ) -> None:
+        """See `Listener`."""
+        if partitions:
+            self._held.set()
+
+    def on_records(self, partition: TopicPartition, epoch: int, records: Sequence[Record]) -> None:
+        """See `Listener`; nobody writes there."""
+
+    def on_end(self, partition: TopicPartition, epoch: int, position: int) -> None:
+        """See `Listener`."""
+
+    def on_gap(self, partition: TopicPartition, offsets: int) -> None:
+        """See `Listener`."""
+
+    async def on_revoked(
+        self, partitions: Sequence[TopicPartition], deadline: Deadline
+    ) -> Mapping[TopicPartition, Committed]:
+        """See `Listener`."""
+        self.lost.set()
+        return {}
+
+    def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
+        """See `Listener`."""
+        self.lost.set()
+
+    async def _prepare(self) -> None:
+        if not any(topic.name == LOCK_TOPIC for topic in await self._admin.list_topics()):
+            if not self._kafka.create_topics:
+                raise TopicNotFound(f"topic {LOCK_TOPIC} does not exist, and kafka.create_topics is false: create it")
+            await self._admin.ensure_topic_like(LOCK_TOPIC, self._source, 1)
+
+    async def _join(self) -> bool:
+        """Take part in the group, and stay if that gives us the lease."""
+        since = datetime.fromtimestamp(self._clock.time(), UTC).strftime("%Y-%m-%dT%H.%M.%SZ")
+        name = f"lease-{socket.gethostname()}-process-{os.getpid()}-since-{since}-{secrets.token_hex(2)}"
+        self._me = f"headrace-{name}"
+        self.lost.clear()
+        self._held.clear()
+        self._consumer = Consumer(
+            self._kafka,
+            name=name,
+            group=self._group,
+            topics=[LOCK_TOPIC],
+            listener=self,
+            flow=FlowControl(),
+            clock=self._clock,
+        )
+        self._consumer.on_death = lambda _: self.lost.set()
+        try:
+            await self._consumer.start()
+            won = await self._wait_assigned(self._consumer)
+        except BaseException:
+            await self.release()
+            raise
+        if not won:
+            await self.release()
+        return won
+
+    async def _wait_assigned(self, consumer: Consumer) -> bool:
+        deadline = Deadline(self._clock, _JOIN_SECONDS)
+        while not deadline.passed:
+            self._seen = self._clock.monotonic()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._held.wait(), _LOOK_SECONDS)
+                return not self.lost.is_set()
+            members = await self._admin.group_members(self._group)
+            if others := [m for m in members if m.client != self._me and m.partitions]:  # two came at a time
+                self.holder = others[0].client.removeprefix("headrace-lease-")
+                return False
+        raise KafkaUnavailable(f"{self._group}: not given within {_JOIN_SECONDS:g} s: {consumer.readiness().reason}")

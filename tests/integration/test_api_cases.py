@@ -16,7 +16,8 @@ from schemathesis import GenerationMode
 from schemathesis.specs.openapi import checks
 
 from headrace.testing import HeadraceProcess
-from headrace.web.operations import JSON, NDJSON, OPERATIONS
+from headrace.web.operation import JSON, NDJSON
+from headrace.web.operations import OPERATIONS
 
 LONG = 5000
 POST = "/producers/{topic}"

@@ -18,7 +18,8 @@ from headrace.errors import HeadraceError
 from headrace.security.principals import ADMIN, METRICS, READ, WRITE
 from headrace.web.access import OPEN, RULES, Rule
 from headrace.web.middleware import ALWAYS_OPEN
-from headrace.web.operations import JSON, OPERATIONS, PARAMETERS, PARTS, YAML, Operation, Status
+from headrace.web.operation import JSON, YAML, Operation
+from headrace.web.operations import OPERATIONS, PARAMETERS, PARTS, Status
 
 Json = dict[str, Any]
 

@@ -6,23 +6,16 @@ Operation ids and names of types are the seed document's where it has them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import msgspec
 
 from headrace import errors
-from headrace.errors import HeadraceError
 from headrace.records import Produced
 from headrace.sidecar.produce_answer import ProduceError, ProduceResponse
 from headrace.sidecar.produce_request import ProduceRequest
 from headrace.sidecar.transactions import TransactionRequest, TransactionResponse
-
-Errors = tuple[type[HeadraceError], ...]
-
-_NONE: Final[Mapping[Any, Any]] = MappingProxyType({})
-JSON, TEXT, HTML, YAML = "application/json", "text/plain", "text/html", "text/yaml"
-NDJSON, SCRIPT, STYLE = "application/x-ndjson", "text/javascript", "text/css"
+from headrace.web.operation import BODY, HTML, JSON, KAFKA, NDJSON, SCRIPT, STYLE, TEXT, YAML, Errors, Operation, below
 
 
 class Status(msgspec.Struct, rename="camel"):
@@ -62,26 +55,6 @@ class DocumentQuery(msgspec.Struct, forbid_unknown_fields=True):
     version: Literal["3.1", "3.0"] = "3.1"
 
 
-class Operation(NamedTuple):
-    """One endpoint, by method and path."""
-
-    id: str
-    summary: str
-    answers: Mapping[int, type | str | tuple[type | str, ...]]
-    """What it answers by itself, by status: a type as JSON, a media type, or several of them."""
-    request: Mapping[str, type | str] = _NONE
-    """What it takes, by media type: a type, or in words what the bytes are."""
-    example: object = None
-    """A request that works on a topic without schemas."""
-    query: type | None = None
-    headers: Mapping[str, str] = _NONE
-    """Request headers it looks at, with their meaning."""
-    errors: Errors = ()
-    """What it raises, beside what the edge and the guard raise for every endpoint."""
-    beside: type | None = None
-    """What may stand in an error body beside its own fields."""
-
-
 PARTS: Final = (Produced, ProduceError)
 """Types that others name in words only."""
 PARAMETERS: Final = {"topic": "Name of the topic.", "serviceId": "Any name: the answer is the process's own."}
@@ -109,32 +82,19 @@ _LINES: Final = (
 )
 
 
-def _below(top: type[HeadraceError]) -> Errors:
-    return top, *(error for below in top.__subclasses__() for error in _below(below))
-
-
 _FORMATS: Final[Errors] = (
     errors.EncodeError,
     errors.SchemaNotFound,
     errors.SchemaInvalid,
-    *_below(errors.SchemaConflict),
+    *below(errors.SchemaConflict),
 )
-_KAFKA: Final[Errors] = (errors.TopicNotFound, errors.PartitionNotFound, *_below(errors.KafkaError))
 _KEYS: Final[Errors] = (errors.IdempotencyKeyReused, errors.IdempotencyKeyBusy)
-_BODY: Final[Errors] = (
-    errors.InvalidRequest,
-    errors.ContentTypeMismatch,
-    errors.RequestBodyMissing,
-    errors.PayloadTooLarge,
-    errors.TooManyRecords,
-    errors.EncodingRefused,
-)
 _MISSING: Final[Errors] = (
     errors.ProducerNotEnabled,
     errors.RegistryUnavailable,
     errors.EnvironmentProblem,
 )
-_WRITING: Final[Errors] = (*_BODY, *_FORMATS, *_MISSING, *_KAFKA, *_KEYS)
+_WRITING: Final[Errors] = (*BODY, *_FORMATS, *_MISSING, *KAFKA, *_KEYS)
 _LIVENESS: Final = "Whether the process lives"
 _READINESS: Final = "Whether it does its work"
 _READY: Final = {200: ReadinessReport, 503: ReadinessReport}

@@ -17,7 +17,8 @@ from starlette.routing import Route
 from headrace.errors import InvalidRequest
 from headrace.lifecycle import run_blocking
 from headrace.web.openapi import document, older
-from headrace.web.operations import HTML, JSON, OPERATIONS, SCRIPT, STYLE, YAML, DocumentQuery
+from headrace.web.operation import HTML, JSON, SCRIPT, STYLE, YAML
+from headrace.web.operations import OPERATIONS, DocumentQuery
 
 _PAGE: Final = b"""<!doctype html>
 <html lang="en">

@@ -40,7 +40,7 @@ class Marks:
         Raises:
             TopicNotFound: It may not be made here (`kafka.create_topics`).
         """
-        if not await self._exist():
+        if not await self._admin.has_topic(MARKS_TOPIC):
             if not self._kafka.create_topics:
                 raise TopicNotFound(f"topic {MARKS_TOPIC} does not exist, and kafka.create_topics is false: create it")
             await self._admin.ensure_topic_like(MARKS_TOPIC, self._topic, 1, _CONFIGS)
@@ -54,17 +54,14 @@ class Marks:
         Raises:
             TopicNotFound: The dead letter topic does not exist.
         """
-        self._blocks.clear()
-        self._id = (await self._admin.topic_ids([self._topic])).get(self._topic, "")
+        await _load(self._kafka, self._admin, {self._topic: self}, settled)
         if not self._id:
             raise TopicNotFound(f"topic {self._topic} does not exist: check its spelling", topic=self._topic)
-        if not await self._exist():
-            return
-        starts = await self._admin.start_offsets([_PLACE])
-        ends = await (self._admin.written_offsets if settled else self._admin.end_offsets)([_PLACE])
-        async for batch in read_window(self._kafka, starts, ends):
-            for record in batch:
-                self._take(record.key or b"", record.value)
+
+    def begin(self, topic_id: str) -> None:
+        """Forget all marks; from now on those of this id are taken."""
+        self._id = topic_id
+        self._blocks.clear()
 
     def is_ended(self, partition: int, offset: int) -> bool:
         """Return whether a letter has ended."""
@@ -128,20 +125,16 @@ class Marks:
             if (number + 1) * BLOCK_OFFSETS <= firsts.get(partition, 0)
         ]
 
-    async def _exist(self) -> bool:
-        # Not asked by name: where brokers create topics by themselves, that would.
-        return any(topic.name == MARKS_TOPIC for topic in await self._admin.list_topics())
-
-    def _take(self, key: bytes, value: bytes | None) -> None:
-        name, _, place = key.decode(errors="replace").partition(":")
+    def take(self, place: str, value: bytes | None) -> None:
+        """Take one record of the marks' topic, of this topic's id."""
         partition, _, number = place.partition(":")
-        if name != self._id or not partition.isdecimal() or not number.isdecimal():
+        if not partition.isdecimal() or not number.isdecimal():
             return
         if value is None:
             self._blocks.pop((int(partition), int(number)), None)
             return
         try:
-            block = zlib.decompressobj().decompress(value, _BLOCK_BYTES + 1)
+            block = zlib.decompress(value)
         except zlib.error:
             return  # nothing of ours: its letters count as left, and go back once more
         if len(block) == _BLOCK_BYTES:
@@ -149,3 +142,26 @@ class Marks:
 
     def _key(self, partition: int, number: int) -> bytes:
         return f"{self._id}:{partition}:{number}".encode()
+
+
+async def load_marks(kafka: KafkaConfig, admin: Admin, topics: Iterable[str]) -> dict[str, Marks]:
+    """Return the marks of topics by one reading of all marks; a topic that does not exist has none."""
+    marks = {topic: Marks(kafka, admin, topic) for topic in topics}
+    await _load(kafka, admin, marks)
+    return marks
+
+
+async def _load(kafka: KafkaConfig, admin: Admin, marks: Mapping[str, Marks], settled: bool = False) -> None:
+    ids = await admin.topic_ids(marks)
+    for topic, of_topic in marks.items():
+        of_topic.begin(ids.get(topic, ""))
+    if not ids or not await admin.has_topic(MARKS_TOPIC):
+        return
+    by_id = {ids[topic]: of_topic for topic, of_topic in marks.items() if topic in ids}
+    starts = await admin.start_offsets([_PLACE])
+    ends = await (admin.written_offsets if settled else admin.end_offsets)([_PLACE])
+    async for batch in read_window(kafka, starts, ends):
+        for record in batch:
+            topic_id, _, place = (record.key or b"").decode(errors="replace").partition(":")
+            if (taking := by_id.get(topic_id)) is not None:
+                taking.take(place, record.value)

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from headrace.config.kafka import KafkaConfig
-from headrace.errors import LeaseLost
 from headrace.kafka import Admin, Lease
 from headrace.lifecycle import SystemClock
 
@@ -21,6 +20,7 @@ _PATIENCE_SECONDS = 150.0
 _HOLDER = """
 import asyncio, sys
 from headrace.config.kafka import KafkaConfig
+from headrace.errors import LeaseLost
 from headrace.kafka import Admin, Lease
 from headrace.lifecycle import SystemClock
 

@@ -10,6 +10,8 @@
     |   |-- PayloadTooLarge            |-- TooManyRequests      |-- MethodNotAllowed
     |   |-- EncodingRefused            |-- TooManyRecords
     |   |-- IdempotencyKeyReused       |-- IdempotencyKeyBusy    |-- LeaseTaken
+    |   |-- OffsetsKeptElsewhere
+    |   |-- RegistrationConflict   |-- RegistrationQuota      |-- PreconditionFailed
     |   |-- NotFound
     |   |   |-- PathNotFound           |-- TopicNotFound        |-- PartitionNotFound
     |-- Unauthenticated                the caller is not known; it gets a token or a certificate; 401
@@ -192,6 +194,30 @@ class LeaseTaken(
     RequestError, code="ERR40048", message="LEASE_TAKEN", status=409, retriable=True, retry_after_seconds=10
 ):
     """Another process does this work already, and only one may at a time."""
+
+
+class OffsetsKeptElsewhere(RequestError, code="ERR40057", message="OFFSETS_KEPT_ELSEWHERE", status=409):
+    """The backend keeps the offsets of this group (offsets_path): set another offset in its store, and restart."""
+
+
+class RegistrationConflict(RequestError, code="ERR40061", message="REGISTRATION_CONFLICT", status=409):
+    """The name, or a topic in a group, belongs to somebody else: another registration or the file."""
+
+
+class RegistrationQuota(RequestError, code="ERR40062", message="REGISTRATION_QUOTA_REACHED", status=429):
+    """There are as many registrations as may be: of this owner, or in all."""
+
+
+class PreconditionFailed(RequestError, code="ERR40063", message="PRECONDITION_FAILED", status=412):
+    """What is to be changed is not as If-Match or If-None-Match says: look at it, and send the request again."""
+
+
+class ReplayMetadataInvalid(RequestError, code="ERR12218", message="TOPICREPLAY_METADATA_ERROR"):
+    """What is to be replayed is not said as it must be."""
+
+
+class JobConflict(RequestError, code="ERR40053", message="JOB_CONFLICT", status=409):
+    """A job does that already, or has ended already."""
 
 
 class Unauthenticated(HeadraceError, code="ERR40036", message="UNAUTHENTICATED", status=401):

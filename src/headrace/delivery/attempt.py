@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from headrace.config.retry import RetryConfig
+from headrace.delivery.batch import Batch
 from headrace.delivery.breaker import Breaker, Doubt
-from headrace.delivery.lane import Batch, Lane
+from headrace.delivery.lane import Lane
 from headrace.delivery.policy import Judgement, judge
 from headrace.delivery.protocols import (
     ACK,
@@ -45,6 +46,7 @@ class Counts:
         "redeliveries",
         "refusals",
         "skipped",
+        "skipped_by_hand",
         "spared",
         "taken",
     )
@@ -60,6 +62,8 @@ class Counts:
         """Records that ended in a retry tier, from which they are delivered again."""
         self.skipped = 0
         """Records that failed and ended, because the policy takes that failure for handled already."""
+        self.skipped_by_hand = 0
+        """Records that ended because somebody said so, with a reason."""
         self.given_up = 0
         """Records that failed for good and ended without a dead letter, because it was their last retry."""
         self.redeliveries = 0
@@ -118,7 +122,7 @@ class Attempts:
             reach("delivery.refused")
             return self._refused(lane, batch, ticket, error.description, error.wait_seconds)
         reach("delivery.after")
-        if lane.fenced:
+        if lane.is_over:
             rules.counts.late += len(batch.records)
             return None
         if outcomes.count(ACK) == len(batch.records):
@@ -130,7 +134,7 @@ class Attempts:
     def _refused(self, lane: Lane, batch: Batch, ticket: int, why: str, wait_seconds: float | None = None) -> None:
         """Keep a batch that the destination did not take, until it takes anything or, when it does, for a while."""
         self._rules.counts.refusals += 1
-        if lane.fenced:
+        if lane.is_over:
             return
         if self._rules.breaker.refused(ticket, why, wait_seconds):
             lane.give_back(batch)
@@ -164,7 +168,7 @@ class Attempts:
         if again := judged.again:
             reach("retry.before")
             rules.counts.redeliveries += len(again)
-            why = f"offset {again[0].offset} failed {attempt} of {rules.retry.attempts} times, a retry is due"
+            why = f"offset {again[0].offset} failed {attempt} of {rules.retry.attempts} times"
             lane.try_later(Batch(again, attempt + 1, batch.first_failed_at or now), why)
         if together := judged.together:
             why = f"{len(together)} records from offset {together[0].offset} on failed together: {judged.why}"
@@ -179,13 +183,15 @@ class Attempts:
             return self._give_up(lane, batch)
         if writer is None:
             return lane.stand(
+                batch,
                 f"offset {first.record.offset} failed {first.attempts} times ({first.outcome.error}) and dead "
-                "letters are off: repair the destination, or turn dead_letter.enabled on, and start again"
+                "letters are off: repair the destination, or turn dead_letter.enabled on, and start again",
             )
+        lane.narrow(batch)
         reach("letter.before")
         result = await self._write(lane, writer, batch.letters)
         reach("letter.after")
-        if lane.fenced:
+        if lane.is_over:
             self._rules.counts.late += len(batch.records)
             return None
         failure, delayed = (result, 0) if isinstance(result, DeadLetterFailed) else (None, result)
@@ -193,7 +199,7 @@ class Attempts:
         if written := [letter for index, letter in enumerate(batch.letters) if index not in missing]:
             self._buried(lane, written, delayed)
         if failure:
-            if lane.waits_for != failure.description:
+            if lane.trouble != failure.description:
                 log.warning("%s waits, so that nothing is passed over: %s", lane.label, failure.description)
             left = [letter for index, letter in enumerate(batch.letters) if index in missing]
             lane.refused(batch._replace(records=_records(left), letters=left), failure.description)
@@ -207,7 +213,7 @@ class Attempts:
         Returns how many are delivered later, or why it failed.
         """
         why = f"dead letters={len(letters)} from offset {letters[0].record.offset} on are not acknowledged"
-        if not lane.waits_for:
+        if not lane.trouble:
             lane.waits(why)
         alarm = self._rules.later(_SLOW_SECONDS, lambda: log.warning("%s waits, %s yet", lane.label, why))
         try:

@@ -20,6 +20,7 @@ import logging
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from random import Random
+from typing import Literal, NamedTuple
 
 from headrace.config.consumers import DeliveryConfig
 from headrace.delivery.limit import AdaptiveLimit
@@ -38,6 +39,16 @@ latest (reliability.md E2)."""
 _LONGEST_WISH_SECONDS = 300.0
 """A destination may ask to be left alone for so long (reliability.md E4)."""
 _SAID_AFTER_SECONDS = 5.0
+
+
+class BreakerStatus(NamedTuple):
+    """Whether the destination is given anything."""
+
+    state: Literal["closed", "open", "half-open"]
+    until: float | None
+    """Until when it is open; seconds since the epoch."""
+    why: str
+    """Why it is not closed, in one sentence; empty if it is."""
 
 
 class Breaker:
@@ -69,7 +80,7 @@ class Breaker:
         self._chance = chance
         self._later = later
         self._wakes = [wake]
-        self._most_doubts = _FREE_DOUBTS + delivery.batch.max_records.bit_length()
+        self.resize(delivery.batch.max_records)
         self._doubts: dict[Doubt, None] = {}
         self._tickets = 0
         self._alive = 0  # the ticket that was the newest when something succeeded last
@@ -100,15 +111,25 @@ class Breaker:
         """Why nothing is delivered, in one sentence; empty while it is."""
         if not self._pauses:
             return ""
-        until = self._clock.time() + self._until - self._clock.monotonic()
-        clock_time = datetime.fromtimestamp(until, UTC)
+        clock_time = datetime.fromtimestamp(self._over_at, UTC)
         now = f"open until {clock_time:%H:%M:%S} UTC" if self._resting else "trying one delivery"
         return f"the breaker of {self._name} is {now} after {self._failures} failures: {self._why}"
 
     @property
+    def status(self) -> BreakerStatus:
+        """Whether it is open, and until when."""
+        if not self._pauses:
+            return BreakerStatus("closed", None, "")
+        return BreakerStatus("open" if self._resting else "half-open", self._over_at, self.waits_for)
+
+    @property
     def standing(self) -> str:
-        """The same, once it has been so for a while."""
+        """What `waits_for` says, once it has been so for a while."""
         return self.waits_for if self._clock.monotonic() - self._since >= _SAID_AFTER_SECONDS else ""
+
+    def resize(self, max_records: int) -> None:
+        """Take note of the size of a full delivery."""
+        self._most_doubts = _FREE_DOUBTS + max_records.bit_length()
 
     def begin(self) -> int:
         """Return the ticket of a delivery that is about to begin; only when `admits`. `leave` must follow."""
@@ -184,6 +205,10 @@ class Breaker:
         if probes and not self._resting:
             self._close()
         return True
+
+    @property
+    def _over_at(self) -> float:
+        return self._clock.time() + self._until - self._clock.monotonic()
 
     def _keep_doubts(self, count: int) -> None:
         while len(self._doubts) > max(0, count):

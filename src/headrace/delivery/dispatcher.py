@@ -10,8 +10,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
+from headrace.delivery.batch import Batch
 from headrace.delivery.breaker import Breaker
-from headrace.delivery.lane import Batch, Lane
+from headrace.delivery.lane import Lane
+from headrace.delivery.rate import Rate
 from headrace.records import TopicPartition
 
 _KEPT = 4
@@ -24,6 +26,7 @@ class Dispatcher:
     def __init__(
         self,
         breaker: Breaker,
+        rate: Rate,
         lanes: Mapping[TopicPartition, Lane],
         attempt: Callable[[Lane, Batch, int], Awaitable[None]],
         spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]],
@@ -32,11 +35,13 @@ class Dispatcher:
 
         Args:
             breaker: Knows whether and how many deliveries the destination gets.
+            rate: Knows how many records may begin.
             lanes: The lanes of the present assignment, as it changes.
             attempt: Makes one attempt, known to the breaker by its ticket.
             spawn: Runs a coroutine as a task of the owner.
         """
         self._breaker = breaker
+        self._rate = rate
         self._lanes = lanes
         self._attempt = attempt
         self._spawn = spawn
@@ -66,7 +71,10 @@ class Dispatcher:
 
     def _take(self, lane: Lane) -> tuple[Batch, int]:
         batch = lane.take()
-        return batch, 0 if batch.letters else self._breaker.begin()
+        if batch.letters:
+            return batch, 0
+        self._rate.take(len(batch.records))
+        return batch, self._breaker.begin()
 
     def _enter(self, worker: asyncio.Task[None], lane: Lane, batch: Batch, ticket: int) -> None:
         self._workers[worker] = (lane, ticket)
@@ -108,7 +116,7 @@ class Dispatcher:
     def _next(self) -> Lane | None:
         """Return the lane whose turn it is, if a delivery may begin; it is no longer queued."""
         free = self._breaker.limit.places - len(self._workers)
-        if free <= 0 or not self._breaker.admits:
+        if free <= 0 or not self._turns or not self._breaker.admits or not self._rate.admits:
             return None
         for _ in range(len(self._turns)):
             lane = self._turns.popleft()

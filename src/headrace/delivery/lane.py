@@ -10,67 +10,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from random import Random
-from typing import NamedTuple, Protocol
 
-from headrace.config.consumers import BatchConfig, Ordering
-from headrace.config.retry import RetryConfig
-from headrace.delivery.breaker import Breaker
+from headrace.delivery.backlog import Backlog, LaneRules, pop
+from headrace.delivery.batch import Batch
 from headrace.delivery.offset_map import SPAN_OFFSETS
-from headrace.delivery.protocols import DeadLetter, Waiting
 from headrace.delivery.retry import pause_seconds
-from headrace.delivery.slow_keys import ALONE, FEW, SLOW, SlowKeys
 from headrace.delivery.tracker import AckTracker
-from headrace.lifecycle import Clock
 from headrace.records import Committed, Record, TopicPartition
 
 log = logging.getLogger(__name__)
 
 _STANDING_SECONDS = 5.0
-
-
-class Batch(NamedTuple):
-    """Records that are delivered together, and their history."""
-
-    records: Sequence[Record]
-    attempt: int = 1
-    first_failed_at: float = 0.0
-    """Seconds since the epoch; 0 before the first failure."""
-    refusals: int = 0
-    """How often the destination did not take these records though it took others."""
-    began_at: float = 0.0
-    """In order `key` and at the first try: when it was taken, of the clock that only grows."""
-    is_apart: bool = False
-    """Whether it has a slow key, or one that may be."""
-    letters: Sequence[DeadLetter] = ()
-    """Dead letters of these records: then they are to be written, and nothing is to be delivered."""
-
-
-class LaneRules(Protocol):
-    """What the lanes of one pump share."""
-
-    group: str
-    ordering: Ordering
-    ordered_null_keys: bool
-    batch: BatchConfig
-    retry: RetryConfig
-    clock: Clock
-    chance: Random
-    breaker: Breaker
-    waiting: Callable[[Record], Waiting] | None
-    """Of retry tiers: what a record is and when it is due, later ones not earlier; such records come one by one."""
-
-    def later(self, seconds: float, call: Callable[[], None]) -> asyncio.Task[None]:
-        """Call something after a pause, unless the task is cancelled."""
-
-    @property
-    def lanes(self) -> Mapping[TopicPartition, Lane]:
-        """The lanes of the present assignment."""
-
-    def offer(self, lane: Lane) -> None:
-        """Say that a lane may have something to begin."""
 
 
 class Lane:
@@ -79,66 +31,80 @@ class Lane:
     def __init__(self, partition: TopicPartition, epoch: int, committed: Committed | None, rules: LaneRules) -> None:
         self.partition = partition
         self.tracker = AckTracker(epoch, committed)
+        self.backlog = Backlog(rules)
+        """What has not begun."""
         self.under_way: dict[asyncio.Task[None], Batch] = {}
         """Who is delivering, and what."""
+        self.begun_at: dict[asyncio.Task[None], float] = {}
+        """Since when, of the clock that only grows."""
         self.idle = asyncio.Event()
         """Set while nothing is under way."""
         self.idle.set()
         self.fenced = False
         """Whether results that still come mean nothing: the partition belongs to somebody else."""
+        self.draining = False
+        """Whether nothing begins any more in this assignment."""
+        self.held = ""
+        """Why nothing new begins, as somebody wants it so; empty while it may."""
+        self.leaves = ""
+        """What will become of it instead, in one sentence; empty unless it drains for something else than a revoke."""
         self.sleeps = ""
         """What it waits for that is not due yet, in one sentence; empty while nothing does."""
-        self._why = ""
+        self.trouble = ""
+        """What went wrong last, in one sentence; empty once something went well."""
+        self.blocked = False
+        """Whether nothing begins until that has ended."""
+        self.head_since = rules.clock.time()
+        """Since when the first unfinished record is the first; seconds since the epoch."""
+        self.rests: dict[object, tuple[Batch, str]] = {}
+        """What pauses before it is tried again, and why."""
         self._waits_since = 0.0
         self._standing_said = False
         self._rules = rules
-        self._ready: deque[Record] = deque()
         self._again: deque[Batch] = deque()  # due once more
         self._halves: list[Batch] = []  # wait for the end of the half before, the last one first
-        self._behind: dict[bytes | None, deque[Record] | None] = {}  # keys under way, and what waits behind each
-        self._slow_keys = SlowKeys(rules.batch.max_records)
-        self._slow: dict[int, deque[Record]] = {ALONE: deque(), FEW: deque(), SLOW: deque()}  # ready, perhaps slow
-        self._apart = 0  # deliveries of these under way
         self._beyond: deque[Record] = deque()  # not due yet, or too far ahead of the first unfinished record
+        self._over: set[asyncio.Task[None]] = set()  # whose results mean nothing
         self._begun = 0
         self._refusals = 0
         self._took_again = False
-        self._blocked = False
-        self._draining = False
         self._lingers = self._lingered = False
         self._pauses: set[asyncio.Task[None]] = set()
 
     @property
-    def waits_for(self) -> str:
-        """Why the lane does not move, in one sentence; empty while it does."""
-        return self._blames_breaker(self._rules.breaker.waits_for) or self._why
-
-    @property
     def standing(self) -> str:
         """Why the lane has not moved for a while; empty while it moves or has paused only just now."""
-        still = self._why and self._rules.clock.monotonic() - self._waits_since >= _STANDING_SECONDS
-        return self._blames_breaker(self._rules.breaker.standing) or (self._why if still else "")
+        still = self.trouble and self._rules.clock.monotonic() - self._waits_since >= _STANDING_SECONDS
+        blames = not self.blocked and self.tracker.open_records
+        return (self._rules.breaker.standing if blames else "") or (self.trouble if still else "")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether what the present task brings means nothing: it was given back, or belongs to somebody else."""
+        return self.fenced or (bool(self._over) and asyncio.current_task() in self._over)
 
     @property
     def startable(self) -> bool:
         """Whether `take` has something."""
-        if self._blocked or self._draining:
+        if self.blocked or self.draining or self.held:
             return False
         return bool(self._again or self._fresh)
 
     @property
     def _fresh(self) -> bool:
         """Whether records may begin that have not begun before."""
-        if self._slow_keys.marks and self._slow_mark:
+        backlog, rules = self.backlog, self._rules
+        if backlog.is_slow_turn:
             return True
-        rules = self._rules
-        if not self._ready or (self._begun and rules.ordering == "partition"):
+        if not backlog.ready or (self._begun and rules.ordering == "partition"):
             return False
         batch = rules.batch
-        return not batch.linger_seconds or self._lingered or len(self._ready) >= batch.max_records
+        return not batch.linger_seconds or self._lingered or backlog.ready >= batch.max_records
 
     def add(self, records: Sequence[Record]) -> Sequence[Record]:
         """Take records from the source, in offset order; return those that had ended before this assignment."""
+        if not self.tracker.has_open:
+            self.head_since = self._rules.clock.time()
         ended = self.tracker.delivered([record.offset for record in records])
         fresh = [record for record in records if record.offset not in ended] if ended else records
         if self._beyond or self._rules.waiting or (fresh and fresh[-1].offset >= self.tracker.frontier + SPAN_OFFSETS):
@@ -154,10 +120,12 @@ class Lane:
         self._took_again = bool(self._again) and not (self._took_again and self._fresh)
         if self._took_again:
             return self._again.popleft()
-        if self._slow_keys.marks and (mark := self._slow_mark):
-            records = self._portion(self._slow[mark], self._slow_keys.full_records(mark))
+        if self.backlog.is_slow_turn:
+            records = self.backlog.take_slow()
+            self._begun += len(records)
             return Batch(records, began_at=self._rules.clock.monotonic(), is_apart=True)
-        records = self._portion(self._ready, self._slow_keys.next_records())
+        records = self.backlog.take()
+        self._begun += len(records)
         self._lingered = False
         self._linger()
         if self._rules.waiting:
@@ -167,45 +135,19 @@ class Lane:
             return Batch(records, began_at=self._rules.clock.monotonic())
         return Batch(records)
 
-    @property
-    def _slow_mark(self) -> int:
-        """Which of the slow keys may begin, if any: while others wait, half of the places are for those.
-
-        They fill deliveries, but for a quarter of their places, so that they do not all wait for the slowest.
-        """
-        places = self._rules.breaker.limit.places // (len(self._rules.lanes) or 1) // (2 if self._ready else 1)
-        if self._apart >= max(1, places):
-            return 0
-        for mark, ready in self._slow.items():
-            if ready and (self._apart < max(1, places // 4) or len(ready) >= self._slow_keys.full_records(mark)):
-                return mark
-        return 0
-
-    def _portion(self, ready: deque[Record], most_records: int) -> list[Record]:
-        batch = self._rules.batch
-        records = [ready.popleft()]
-        size = records[0].size_bytes
-        while ready and len(records) < most_records:
-            size += ready[0].size_bytes
-            if size > batch.max_bytes:
-                break
-            records.append(ready.popleft())
-        self._begun += len(records)
-        if self._rules.ordering == "key":
-            # A key whose turn came late may be before others; within a delivery offsets ascend.
-            records.sort(key=_offset)
-        return records
-
     def begin(self, task: asyncio.Task[None], batch: Batch) -> None:
         """Note that a task delivers a batch."""
         self.under_way[task] = batch
-        self._apart += batch.is_apart
+        self.begun_at[task] = self._rules.clock.monotonic()
+        self.backlog.apart += batch.is_apart
         self.idle.clear()
 
     def leave(self, task: asyncio.Task[None]) -> None:
         """Note that a task delivers nothing of this lane any more."""
         if batch := self.under_way.pop(task, None):
-            self._apart -= batch.is_apart
+            del self.begun_at[task]
+            self._over.discard(task)
+            self.backlog.apart -= batch.is_apart
         if not self.under_way:
             self.idle.set()
 
@@ -213,7 +155,7 @@ class Lane:
         """Let go what waited behind these records, which have ended."""
         self._begun -= len(records)
         if self._rules.ordering == "key":
-            self._release_keys(records)
+            self.backlog.release(records)
         if self._halves and self._begun == sum(len(half.records) for half in self._halves):
             self._again.append(self._halves.pop())
         if self._beyond:
@@ -223,12 +165,12 @@ class Lane:
         """Note that the destination took all of a batch."""
         self.moves()
         if batch.began_at:
-            self._slow_keys.learn(batch.records, self._rules.clock.monotonic() - batch.began_at)
+            self.backlog.learn(batch.records, self._rules.clock.monotonic() - batch.began_at)
 
     def moves(self) -> None:
         """Note that a destination or a dead letter topic did its work."""
         self._refusals = 0
-        self._why = ""
+        self.trouble = ""
         if self._standing_said:
             self._standing_said = False
             log.info("%s moves again", self.label)
@@ -237,7 +179,11 @@ class Lane:
         """Deliver records once more after a pause; what does not wait behind them goes on."""
         retry = self._rules.retry
         failures = max(1, batch.attempt - 1 + batch.refusals)
-        self._rest(pause_seconds(failures, retry, self._rules.chance), why, lambda: self.give_back(batch))
+        seconds, place = pause_seconds(failures, retry, self._rules.chance), object()
+        due = datetime.fromtimestamp(self._rules.clock.time() + seconds, UTC)
+        why = f"{why}, a retry is due at {due:%H:%M:%S} UTC"
+        self.rests[place] = batch, why
+        self._rest(seconds, why, lambda: self._rested(place))
 
     def halve(self, batch: Batch, why: str) -> None:
         """Deliver a batch that failed as a whole in two; in order `partition` one after the other."""
@@ -256,35 +202,36 @@ class Lane:
     def refused(self, batch: Batch, why: str) -> None:
         """Take back a batch whose dead letters are not written; the whole lane pauses."""
         self.give_back(batch)
-        if not self._blocked:
+        if not self.blocked:
             self._refusals += 1
-            self._blocked = True
+            self.blocked = True
             self._rest(pause_seconds(self._refusals, self._rules.retry, self._rules.chance), why, self._unblock)
 
-    def stand(self, why: str) -> None:
-        """Stand still for good: somebody has to do something."""
-        self._blocked = True
+    def stand(self, batch: Batch, why: str) -> None:
+        """Take back a batch that cannot end, and stand still for good: somebody has to do something."""
+        self._again.append(batch)
+        self.blocked = True
         self.waits(why)
         log.error("%s stands still: %s", self.label, why)
 
     def waits(self, why: str) -> None:
         """Say why the lane does not move; the log is told when it has not for a while."""
-        if not self._why:
+        if not self.trouble:
             self._waits_since = self._rules.clock.monotonic()
-        self._why = why
+        self.trouble = why
         if self.standing and not self._standing_said:
             self._standing_said = True
             log.warning("%s stands still: %s", self.label, why)
 
     def drain(self) -> None:
         """Begin nothing more and forget what was not begun: it is not committed, so it comes again."""
-        self._draining = True
+        self.draining = True
         for pause in self._pauses:
             pause.cancel()
-        for waiting in (self._ready, self._again, self._halves, self._beyond, self._behind):
+        self.backlog.clear()
+        self.rests.clear()
+        for waiting in (self._again, self._halves, self._beyond):
             waiting.clear()
-        for ready in self._slow.values():
-            ready.clear()
 
     def fence(self) -> int:
         """End what is under way now; its results mean nothing. Returns how many records that is."""
@@ -294,43 +241,84 @@ class Lane:
             task.cancel()
         return sum(len(batch.records) for batch in self.under_way.values())
 
+    # While it lives --------------------------------------------------------------------------------------------------
+
+    def begun(self) -> Iterator[tuple[Batch, str, float | None]]:
+        """Look at what has begun and not ended: the records, why they pause, and since when they are under way."""
+        yield from ((batch, "", self.begun_at[task]) for task, batch in self.under_way.items())
+        yield from ((batch, why, None) for batch, why in self.rests.values())
+        yield from ((batch, "", None) for batch in (*self._again, *self._halves))
+
+    def waiting(self) -> Iterator[Record]:
+        """Look at what has not begun."""
+        yield from self.backlog
+        yield from self._beyond
+
+    def narrow(self, batch: Batch) -> None:
+        """Note that of what the present task delivered these records are left, and dead letters of them are written."""
+        task = asyncio.current_task()
+        if task in self.under_way:
+            self.under_way[task] = batch._replace(is_apart=self.under_way[task].is_apart)
+
+    def remove(self, offset: int) -> Record | None:
+        """Take out a record that has just ended without a delivery; what waited behind it goes on.
+
+        An attempt that it is part of is given up, and the others of that attempt are given back.
+        """
+        if record := self._remove_begun(offset):
+            self.ended([record])
+            return record
+        record = self.backlog.remove(offset) or pop(self._beyond, offset)
+        if self._beyond:
+            self._admit()
+        return record
+
+    def change(self) -> None:
+        """Take note that the size of deliveries, or how long they wait to fill up, has changed."""
+        self.backlog.resize()
+        self._linger()
+
+    def _remove_begun(self, offset: int) -> Record | None:
+        for task, batch in self.under_way.items():
+            if found := batch.without(offset):
+                # Whatever it still brings means nothing; so a mate of the record is not in two places.
+                self._over.add(task)
+                task.cancel()
+                self.under_way[task] = batch._replace(records=(), letters=())
+                self._keep(found[1])
+                return found[0]
+        for place, (batch, why) in self.rests.items():
+            if found := batch.without(offset):
+                self.rests[place] = found[1], why
+                return found[0]
+        for waiting in (self._again, self._halves):
+            for index, batch in enumerate(waiting):
+                if found := batch.without(offset):
+                    del waiting[index]
+                    if found[1].records:
+                        waiting.insert(index, found[1])
+                    if batch.letters:  # what could not be written blocked the lane
+                        self._unblock()
+                        self.moves()
+                    return found[0]
+        return None
+
+    def _keep(self, batch: Batch) -> None:
+        if batch.records:
+            self.give_back(batch)
+
     @property
     def label(self) -> str:
         """The lane's name in the log."""
         return f"group {self._rules.group}, {self.partition}"
 
-    def _blames_breaker(self, why: str) -> str:
-        return why if why and not self._blocked and self.tracker.open_records else ""
-
     def _enter(self, records: Sequence[Record]) -> None:
-        if self._rules.ordering != "key":
-            self._ready.extend(records)
-        else:
-            ordered_nulls, behind = self._rules.ordered_null_keys, self._behind
-            for record in records:
-                key = record.key
-                if key is None and not ordered_nulls:
-                    self._ready.append(record)
-                elif key not in behind:
-                    behind[key] = None
-                    self._ready_for(key).append(record)
-                elif (waiting := behind[key]) is None:
-                    behind[key] = deque((record,))
-                else:
-                    waiting.append(record)
+        self.backlog.add(records)
         self._linger()
 
-    def _release_keys(self, records: Sequence[Record]) -> None:
-        behind = self._behind
-        for record in records:
-            key = record.key
-            if waiting := behind.get(key):
-                self._ready_for(key).append(waiting.popleft())
-            else:
-                behind.pop(key, None)  # a drained lane has forgotten its keys
-
-    def _ready_for(self, key: bytes | None) -> deque[Record]:
-        return self._slow.get(self._slow_keys.marks.get(key, 0), self._ready)
+    def _rested(self, place: object) -> None:
+        if found := self.rests.pop(place, None):
+            self._keep(found[0])
 
     def _admit(self) -> None:
         limit = self.tracker.frontier + SPAN_OFFSETS
@@ -338,7 +326,7 @@ class Lane:
         while self._beyond and self._beyond[0].offset < limit and self._is_due(self._beyond[0]):
             near.append(self._beyond.popleft())
         self._enter(near)
-        if self._beyond and not (self._why or self.sleeps):
+        if self._beyond and not (self.trouble or self.sleeps):
             head = self.tracker.frontier
             self.waits(
                 f"offset {head} has not ended, and everything up to {SPAN_OFFSETS} offsets ahead of it was begun"
@@ -361,7 +349,7 @@ class Lane:
 
     def _linger(self) -> None:
         seconds = self._rules.batch.linger_seconds
-        if seconds and self._ready and not self._lingers:
+        if seconds and self.backlog.ready and not self._lingers:
             self._lingers = True
             self._pause(seconds, self._linger_over)
 
@@ -369,7 +357,7 @@ class Lane:
         self._lingers, self._lingered = False, True
 
     def _unblock(self) -> None:
-        self._blocked = False
+        self.blocked = False
 
     def _rest(self, seconds: float, why: str, then: Callable[[], None]) -> None:
         self.waits(why)
@@ -380,11 +368,7 @@ class Lane:
             then()
             self._rules.offer(self)
 
-        if not self._draining:
+        if not self.draining:
             pause = self._rules.later(seconds, go_on)
             self._pauses.add(pause)
             pause.add_done_callback(self._pauses.discard)
-
-
-def _offset(record: Record) -> int:
-    return record.offset

@@ -19,6 +19,16 @@ class AdaptiveLimit:
         self._allowed = float(most)
         self._cut_at = 0
 
+    @property
+    def most(self) -> int:
+        """The upper bound."""
+        return self._most
+
+    def change(self, most: int) -> None:
+        """Keep another upper bound; what was learned below it stays."""
+        self._allowed = float(most) if self.places >= self._most else min(self._allowed, float(most))
+        self._most, self.places = most, int(self._allowed)
+
     def grow(self) -> None:
         """Note that a delivery was answered; a bound that was not reached says nothing."""
         if self.places < self._most and self.under_way >= self.places:

@@ -123,3 +123,26 @@ class Source(Protocol):
 
     def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
         """Commit offsets with what lies beside them; returns at once, the newest call per partition wins."""
+
+
+class Membership(Protocol):
+    """How a consumer stands in its group: why nothing comes, and another place to go on at."""
+
+    @property
+    def keeps_offsets_elsewhere(self) -> bool:
+        """Whether somebody else says where this group goes on, so that it cannot be sent anywhere."""
+
+    def trouble(self, partition: TopicPartition) -> str:
+        """Return why nothing comes from a partition, or from any, in one sentence; empty while it does."""
+
+    def pause(self, partition: TopicPartition) -> str:
+        """Return why a partition is not fetched from just now though nothing is wrong; empty while it is."""
+
+    async def seek(self, partition: TopicPartition, epoch: int, offset: int) -> bool:
+        """Commit another offset, in the place of everything that was reached in this epoch, and go on there.
+
+        Nothing that was fetched before comes after that; the partition is assigned anew, in a new epoch.
+
+        Returns:
+            True once the commit is acknowledged; False if the partition is not ours any more in this epoch.
+        """

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from random import Random
 
 from headrace.config.consumers import DeliveryConfig
@@ -13,7 +14,10 @@ from headrace.delivery.attempt import Attempts, Counts
 from headrace.delivery.breaker import Breaker
 from headrace.delivery.dispatcher import Dispatcher
 from headrace.delivery.lane import Lane
-from headrace.delivery.protocols import DeadLetterWriter, Destination, Source, Waiting
+from headrace.delivery.live import LiveSettings, PumpStatus, status_of
+from headrace.delivery.protocols import DeadLetterWriter, Destination, Membership, Source, Waiting
+from headrace.delivery.rate import Rate
+from headrace.errors import OffsetsKeptElsewhere
 from headrace.lifecycle import Clock, Deadline, Readiness, Service
 from headrace.lifecycle.failpoints import reach
 from headrace.lifecycle.queues import register_gauge, unregister_gauge
@@ -22,6 +26,8 @@ from headrace.records import Committed, Record, TopicPartition
 log = logging.getLogger(__name__)
 
 _COMMIT_SECONDS = 0.2
+_DRAIN_SECONDS = 20.0
+"""What is in flight when a seek comes may end for so long."""
 
 
 class Pump(Service):
@@ -71,6 +77,10 @@ class Pump(Service):
         """Id of the job, if this one delivers once more what the group has had. Set before start."""
         self.counts = Counts()
         self.source: Source | None = None
+        self.member: Membership | None = None
+        """The same consumer as `source`, if it has a group whose place can be changed. Set before start."""
+        self.retries: Pump | None = None
+        """The pump that delivers from the retry tiers of this one, if there are any. Set before start."""
         self._lanes: dict[TopicPartition, Lane] = {}
         self.breaker: Breaker
         if beside:
@@ -78,8 +88,14 @@ class Pump(Service):
             self.breaker.share(self._begin)
         else:
             self.breaker = Breaker(name, delivery, clock, self.chance, self.later, self._begin)
+        self.rate = Rate(clock, self.later, self._begin)
         attempts = Attempts(self, self._ended)
-        self._dispatcher = Dispatcher(self.breaker, self._lanes, attempts.make, self.spawn)
+        self._dispatcher = Dispatcher(self.breaker, self.rate, self._lanes, attempts.make, self.spawn)
+        self._max_records = delivery.batch.max_records
+        self._hold = ""
+        self._holds: dict[TopicPartition, str] = {}
+        self._skips: dict[TopicPartition, dict[int, str]] = defaultdict(dict)  # not read yet
+        self._seeks: dict[TopicPartition, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._dirty: set[TopicPartition] = set()
         self._changed = asyncio.Event()
 
@@ -113,7 +129,10 @@ class Pump(Service):
         self, partitions: Mapping[TopicPartition, int], committed: Mapping[TopicPartition, Committed]
     ) -> None:
         for partition, epoch in partitions.items():
-            self._lanes[partition] = Lane(partition, epoch, committed.get(partition), self)
+            lane = self._lanes[partition] = Lane(partition, epoch, committed.get(partition), self)
+            lane.held = self._held(partition)
+            skips = self._skips.pop(partition, {})
+            self._skips[partition] = {at: why for at, why in skips.items() if at >= lane.tracker.frontier}
 
     def on_records(self, partition: TopicPartition, epoch: int, records: Sequence[Record]) -> None:
         lane = self._lanes.get(partition)
@@ -124,6 +143,9 @@ class Pump(Service):
                 self.counts.spared += len(ended)
                 self._release(partition, ended)
                 self._mark(partition)
+            if skips := self._skips.get(partition):
+                for offset in [record.offset for record in records if record.offset in skips]:
+                    self._skip(lane, offset, skips.pop(offset))
             self.offer(lane)
             reach("enqueue.after")
 
@@ -140,14 +162,7 @@ class Pump(Service):
     ) -> dict[TopicPartition, Committed]:
         """Drain first, fence second: what is in flight may end until the deadline, then late results mean nothing."""
         lanes = [self._lanes[partition] for partition in partitions if partition in self._lanes]
-        for lane in lanes:
-            lane.drain()
-        reach("drain.before")
-        for lane in lanes:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(lane.idle.wait(), deadline.remaining_seconds)
-        self._fence(lanes)
-        reach("drain.fenced")
+        await self._drain(lanes, deadline)
         commits = {lane.partition: commit for lane in lanes if (commit := lane.tracker.commit)}
         self._forget(lanes)
         return commits
@@ -156,6 +171,113 @@ class Pump(Service):
         lanes = [self._lanes[partition] for partition in partitions if partition in self._lanes]
         self._fence(lanes)
         self._forget(lanes)
+
+    # Live control ----------------------------------------------------------------------------------------------------
+
+    def hold(self, partitions: Collection[TopicPartition] | None, why: str) -> None:
+        """Begin nothing new in partitions; what is under way ends and is committed.
+
+        Records are still taken, up to the bounds of memory, and the membership goes on. A hold stays with its partition
+        through every assignment in this process.
+
+        Args:
+            partitions: Which; None for all, also those assigned later, and for the retry tiers of this pump.
+            why: What the status is to say, a sentence.
+        """
+        if partitions is None:
+            self._hold = why
+            if self.retries:
+                self.retries.hold(None, why)
+        else:
+            self._holds |= dict.fromkeys(partitions, why)
+        self._apply_holds()
+
+    def release_hold(self, partitions: Collection[TopicPartition] | None) -> None:
+        """Take back a hold: that of the whole, which leaves those of single partitions, or those of partitions."""
+        if partitions is None:
+            self._hold = ""
+            if self.retries:
+                self.retries.release_hold(None)
+        for partition in partitions or ():
+            self._holds.pop(partition, None)
+        self._apply_holds()
+
+    async def seek(self, partition: TopicPartition, offset: int) -> bool:
+        """Go on at another offset, exactly: nothing from before it comes after it.
+
+        Begins nothing new, waits for what is under way (what then still is means nothing), commits the offset, and
+        begins there in a new epoch. A second seek of a partition waits for the first. An offset that is out of range
+        is met by what `on_gap` says. If cancelled, the seek may still happen.
+
+        Returns:
+            True once Kafka has acknowledged the commit; False if the partition is not ours, or was lost meanwhile: then
+            the seek may or may not have happened, and is to be repeated where the partition is.
+
+        Raises:
+            OffsetsKeptElsewhere: The backend says where this group goes on.
+        """
+        if self.member and self.member.keeps_offsets_elsewhere:
+            raise OffsetsKeptElsewhere(group=self.group)
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        # A task of its own: a caller that gives up must not leave a partition that has drained and goes on nowhere.
+        seek = self.spawn(self._seek(partition, offset, answer), "seek")
+        seek.add_done_callback(lambda _: answer.cancel())
+        await asyncio.wait([answer])
+        return not answer.cancelled()
+
+    def skip(self, partition: TopicPartition, offset: int, reason: str) -> str:
+        """End a record without a delivery, wherever it is; the log has the reason.
+
+        An attempt under way is given up for this record, and its others are delivered again. It is committed within a
+        moment; so whoever must be sure says it again after a crash, until the committed offset has passed it.
+
+        Returns:
+            "skipped"; "will be skipped", when it comes from Kafka; "ended already"; "not assigned".
+        """
+        lane = self._lanes.get(partition)
+        if lane is None:
+            return "not assigned"
+        tracker = lane.tracker
+        if not lane.draining and tracker.is_open(offset):
+            self._skip(lane, offset, reason)
+            self.offer(lane)
+            return "skipped"
+        if offset < (tracker.position or 0) and not tracker.is_open(offset):
+            return "ended already"
+        self._skips[partition][offset] = reason
+        return "will be skipped"
+
+    @property
+    def settings(self) -> LiveSettings:
+        """How much is delivered, as it was said last."""
+        batch, limit = self.batch, self.breaker.limit
+        return LiveSettings(
+            self.rate.records_per_second, self._max_records, batch.max_bytes, batch.linger_seconds, limit.most
+        )
+
+    def change(self, settings: LiveSettings) -> None:
+        """Deliver so much from now on; what is under way is not touched.
+
+        A delivery holds no more than a second's worth of the rate. The rate holds for the retry tiers by itself; the
+        most deliveries under way hold for both together.
+        """
+        rate, self._max_records = settings.rate_records, settings.max_records
+        portion = min(settings.max_records, max(1, int(rate))) if rate else settings.max_records
+        values = {"max_bytes": settings.max_bytes, "linger_seconds": settings.linger_seconds}
+        self.batch = self.batch.model_copy(update={"max_records": portion, **values})
+        self.rate.change(rate)
+        if self.retries:
+            self.retries.rate.change(rate)
+        self.breaker.limit.change(settings.max_in_flight)
+        self.breaker.resize(portion)
+        for lane in self._lanes.values():
+            lane.change()
+            self.offer(lane)
+
+    def status(self) -> PumpStatus:
+        """Return where each partition of the present assignment stands, and why; cheap enough to be asked often."""
+        partitions = {p: status_of(lane, self, self.member) for p, lane in self._lanes.items()}
+        return PumpStatus(partitions, self.breaker.status)
 
     # The rules of the lanes ------------------------------------------------------------------------------------------
 
@@ -177,6 +299,48 @@ class Pump(Service):
     def _open_records(self) -> int:
         return sum(lane.tracker.open_records for lane in self._lanes.values())
 
+    def _held(self, partition: TopicPartition) -> str:
+        return self._hold or self._holds.get(partition, "")
+
+    def _apply_holds(self) -> None:
+        for partition, lane in self._lanes.items():
+            lane.held = self._held(partition)
+            self.offer(lane)
+
+    async def _seek(self, partition: TopicPartition, offset: int, answer: asyncio.Future[bool]) -> None:
+        async with self._seeks[partition]:
+            lane, member = self._lanes.get(partition), self.member
+            if not lane or not member:
+                return
+            reach("seek.before")
+            lane.leaves = f"a seek to offset {offset} waits for what is in flight"
+            await self._drain([lane], Deadline(self.clock, _DRAIN_SECONDS))
+            lane.leaves = f"a seek to offset {offset} waits until Kafka has taken the commit of it"
+            if await member.seek(partition, lane.tracker.epoch, offset):
+                log.warning("%s: goes on at offset %d, as somebody said", lane.label, offset)
+                answer.set_result(True)
+
+    def _skip(self, lane: Lane, offset: int, reason: str) -> None:
+        if lane.tracker.done([offset], lane.tracker.epoch):
+            lane.head_since = self.clock.time()
+        record = lane.remove(offset)
+        self.counts.skipped_by_hand += 1
+        log.warning("%s: offset %d is skipped, as somebody said: %s", lane.label, offset, reason)
+        if record:
+            self._release(lane.partition, [record])
+        self._mark(lane.partition)
+
+    async def _drain(self, lanes: Sequence[Lane], deadline: Deadline) -> None:
+        """Begin nothing more, wait for what is in flight, and let it mean nothing from the deadline on."""
+        for lane in lanes:
+            lane.drain()
+        reach("drain.before")
+        for lane in lanes:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(lane.idle.wait(), deadline.remaining_seconds)
+        self._fence(lanes)
+        reach("drain.fenced")
+
     def _fence(self, lanes: Sequence[Lane]) -> None:
         """End what has not ended by now; its late results mean nothing, and its records come again elsewhere."""
         if abandoned := sum([lane.fence() for lane in lanes]):
@@ -184,7 +348,8 @@ class Pump(Service):
             log.warning("%s: abandoned=%d records in flight; they will be delivered again", self.name, abandoned)
 
     def _ended(self, lane: Lane, records: Sequence[Record]) -> None:
-        lane.tracker.done([record.offset for record in records], lane.tracker.epoch)
+        if lane.tracker.done([record.offset for record in records], lane.tracker.epoch):
+            lane.head_since = self.clock.time()
         reach("ended.after")
         lane.ended(records)
         self._release(lane.partition, records)

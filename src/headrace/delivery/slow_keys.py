@@ -26,11 +26,15 @@ class SlowKeys:
         """Know nothing; `most_records` is the size of a full delivery."""
         self.marks: dict[bytes | None, int] = {}
         """Keys that are not ordinary: to be tried with a `FEW` others, to be tried `ALONE`, and `SLOW` ones."""
-        self._most = most_records
-        self._few = max(1, most_records // _PART)
+        self.resize(most_records)
         self._usual: dict[int, float] = {}  # by size, in powers of two: about the shortest time seen lately
         self._turn = 0
         self._slow = 0
+
+    def resize(self, most_records: int) -> None:
+        """Take note of another size of a full delivery."""
+        self._most = most_records
+        self._few = max(1, most_records // _PART)
 
     def full_records(self, mark: int) -> int:
         """Return how many records with this mark go in one delivery."""

@@ -40,6 +40,26 @@ class AckTracker:
         return self._commit or 0
 
     @property
+    def commit_offset(self) -> int | None:
+        """The frontier; None as long as nothing is known."""
+        return self._commit
+
+    @property
+    def position(self) -> int | None:
+        """The offset behind everything that is known; None as long as nothing is."""
+        return max(self.frontier, self._offsets[-1] + 1) if self._offsets else self._commit
+
+    @property
+    def has_open(self) -> bool:
+        """Whether a delivered record has not ended."""
+        return self._first_open < len(self._offsets)
+
+    def is_open(self, offset: int) -> bool:
+        """Whether a record was delivered and has not ended."""
+        index = bisect_left(self._offsets, offset)
+        return index < len(self._offsets) and self._offsets[index] == offset and not self._status[index]
+
+    @property
     def open_records(self) -> int:
         """Delivered records that have not ended."""
         return self._status.count(_OPEN, self._first_open)

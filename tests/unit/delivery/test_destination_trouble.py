@@ -78,7 +78,7 @@ class Bed:
 
     @property
     def standing(self) -> list[str]:
-        return [lane.waits_for for lane in self.pump.lanes.values()]
+        return [partition.why for partition in self.pump.status().partitions.values()]
 
 
 async def fine(delivery: Delivery) -> Sequence[Outcome]:

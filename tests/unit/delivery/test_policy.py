@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from headrace.config.retry import RetryConfig
-from headrace.delivery.lane import Batch
+from headrace.delivery.batch import Batch
 from headrace.delivery.policy import Judgement, judge
 from headrace.delivery.protocols import ACK, Outcome, Verdict
 from headrace.records import Record

@@ -221,7 +221,7 @@ def test_without_dead_letters_a_failed_record_stops_its_partition_only() -> None
         bed.feed(0, partition=P1)
         await bed.clock.advance(30)
         assert (bed.source.committed(P0), bed.source.committed(P1)) == (None, 1)
-        assert "dead letters are off" in bed.pump.lanes[P0].waits_for
+        assert "dead letters are off" in bed.pump.status().partitions[P0].why
         await bed.pump.stop()
 
     run(test)

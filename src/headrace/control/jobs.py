@@ -1,0 +1,372 @@
+"""Long work that operators ask for: started at one process, steered at any, and carried on by another after a death.
+
+A job is two entries of the control table: `job/<id>`, what is wanted, written by whoever is asked, and
+`job/<id>/report`, how far it is, written by whoever runs it. One process at a time does, by a lease; a job nobody was
+heard of for a while is taken over by any process that has what it needs. A report carries the number of its run, so
+that one of an earlier run, late by a pause of its process, counts no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from headrace.delivery.dead_letter import iso
+from headrace.errors import HeadraceError, InvalidRequest, JobConflict, LeaseLost, NotFound
+from headrace.kafka import ControlTable, Lease
+from headrace.lifecycle import Clock, Deadline, Readiness, Service
+
+log = logging.getLogger(__name__)
+
+_PREFIX = "job/"
+_REPORT = "/report"
+_LOOK_SECONDS = 1.0
+_SILENT_SECONDS = 5.0
+"""After so long without a word of whoever runs a job, others try to get its lease."""
+_LEASE_SECONDS = 15.0
+_KEPT_SECONDS = 7 * 86_400.0
+_KEPT_JOBS = 100
+_SAVE_AGAIN_SECONDS = 0.5
+
+Wish = Literal["run", "pause", "stop"]
+State = Literal["waiting", "running", "paused", "stopped", "done", "failed"]
+ENDED: tuple[State, ...] = ("stopped", "done", "failed")
+_STANDS: Mapping[Wish, State] = {"run": "waiting", "pause": "paused", "stop": "stopped"}
+
+
+class Job(msgspec.Struct, frozen=True, rename="camel"):
+    """What is wanted."""
+
+    id: str
+    kind: str
+    spec: dict[str, Any]
+    by: str
+    since: float
+    wish: Wish = "run"
+    wished_by: str = ""
+    wished_at: float = 0.0
+
+
+class Report(msgspec.Struct, frozen=True, rename="camel"):
+    """How far it is."""
+
+    state: State = "waiting"
+    run: int = 0
+    owner: str = ""
+    progress: dict[str, Any] = {}
+    message: str = ""
+    at: float = 0.0
+
+
+Tell = Callable[[Mapping[str, Any]], Awaitable[bool]]
+"""Writes progress down; says whether that succeeded, for it may be tried again."""
+
+
+class Work(Protocol):
+    """What a kind of job does. Made anew for each run."""
+
+    async def run(self, progress: Mapping[str, Any], tell: Tell, stop: asyncio.Event) -> str:
+        """Go on where earlier runs have told they were, until it is done or `stop` is set; then tell where it is.
+
+        Returns:
+            What is to be said of it, in a sentence; may be empty.
+
+        Raises:
+            HeadraceError: It failed for good.
+        """
+
+
+class _Known:
+    """A job as this process knows it."""
+
+    def __init__(self, job: Job, heard_at: float) -> None:
+        self.job = job
+        self.report = Report()
+        self.heard_at = heard_at
+        self.stop: asyncio.Event | None = None
+        """Set to end its run; None while it does not run here."""
+
+    @property
+    def state(self) -> State:
+        if self.report.state in ENDED:
+            return self.report.state
+        if self.job.wish != "run":
+            return _STANDS[self.job.wish]
+        return "running" if self.report.state == "running" else "waiting"
+
+
+class Jobs(Service):
+    """Runs jobs, and tells of all there are."""
+
+    def __init__(
+        self,
+        table: ControlTable,
+        lease_of: Callable[[str], Lease],
+        make: Callable[[Job], Work | None],
+        conflict: Callable[[Job, Job], bool],
+        clock: Clock,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            table: Where jobs are kept.
+            lease_of: Makes the lease of a name.
+            make: Makes what runs a job, or None if this process has not what that needs.
+            conflict: Whether two jobs must not run beside each other.
+            clock: For everything that waits.
+        """
+        super().__init__("jobs")
+        self._table, self._lease_of, self._make, self._conflict, self._clock = table, lease_of, make, conflict, clock
+        self._owner = f"{socket.gethostname()} process {os.getpid()}"
+        self._known: dict[str, _Known] = {}
+        self._asked: set[str] = set()
+        self._changed = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._draining = False
+
+    async def start(self) -> None:
+        self._table.watch(_PREFIX, self._on_change)
+        self.spawn(self._watch(), "watch")
+
+    async def drain(self, deadline: Deadline) -> None:
+        """Let the runs here end where they are; others go on with them, or this process when it is there again."""
+        self._draining = True
+        for known in self._known.values():
+            if known.stop:
+                known.stop.set()
+        await asyncio.wait_for(self._idle.wait(), deadline.remaining_seconds)
+
+    def readiness(self) -> Readiness:
+        running = [name for name, known in self._known.items() if known.stop]
+        return Readiness(True, f"runs {', '.join(running)}" if running else "")
+
+    async def create(self, kind: str, spec: dict[str, Any], by: str) -> dict[str, Any]:
+        """Begin a job and return it.
+
+        Raises:
+            JobConflict: One that must not run beside it has not ended.
+            KafkaError: It is not, or perhaps not, written down.
+        """
+        job = Job(f"{kind}-{secrets.token_hex(5)}", kind, spec, by, self._clock.time())
+        self._refuse_conflict(job)
+        await self._table.put(_PREFIX + job.id, msgspec.to_builtins(job, str_keys=True))
+        try:
+            self._refuse_conflict(job)  # another process was asked at the same time, and came before in the log
+        except JobConflict:
+            await self._table.put(_PREFIX + job.id, None)
+            raise
+        self._asked.add(job.id)
+        self._changed.set()
+        return self.show(job.id)
+
+    async def wish(self, name: str, wish: Wish, by: str) -> dict[str, Any]:
+        """Pause a job, stop it for good, or let it go on; return it.
+
+        Raises:
+            NotFound: There is no such job.
+            JobConflict: It has ended, or one that must not run beside it has begun meanwhile.
+            KafkaError: The wish is not, or perhaps not, written down.
+        """
+        known = self._find(name)
+        if known.state in ENDED:
+            raise JobConflict(f"job {name} is {known.state} already: start another one", job=name)
+        job = msgspec.structs.replace(known.job, wish=wish, wished_by=by, wished_at=self._clock.time())
+        await self._table.put(_PREFIX + name, msgspec.to_builtins(job, str_keys=True))
+        if wish == "run":
+            self._asked.add(name)
+            self._changed.set()
+        return self.show(name)
+
+    def list(self) -> list[dict[str, Any]]:
+        """Return every job, the newest first."""
+        newest = sorted(self._known.values(), key=lambda known: known.job.since, reverse=True)
+        return [self.show(known.job.id) for known in newest]
+
+    def show(self, name: str) -> dict[str, Any]:
+        """Return a job as people see it.
+
+        Raises:
+            NotFound: There is no such job.
+        """
+        known = self._find(name)
+        job, report = known.job, known.report
+        silent = self._clock.monotonic() - known.heard_at > 2 * _SILENT_SECONDS
+        state, message = known.state, report.message
+        if state in ("running", "waiting") and silent:
+            state, message = "waiting", "no process that has what it needs was heard of; it goes on when one is there"
+        progress = {name: value for name, value in report.progress.items() if name != "positions"}
+        return {
+            "id": job.id,
+            "kind": job.kind,
+            "state": state,
+            "message": message,
+            "by": job.by,
+            "since": iso(job.since),
+            "wishedBy": job.wished_by or None,
+            "wishedAt": iso(job.wished_at) if job.wished_at else None,
+            "owner": report.owner or None,
+            "updated": iso(report.at) if report.at else None,
+            "spec": job.spec,
+            "progress": progress,
+        }
+
+    def _find(self, name: str) -> _Known:
+        self._table.require()
+        if name not in self._known:
+            raise NotFound(f"there is no job {name[:60]!r}: see headrace jobs list", job=name[:60])
+        return self._known[name]
+
+    def _refuse_conflict(self, job: Job) -> None:
+        self._table.require()
+        for other in self._known.values():
+            if other.job.id == job.id:
+                return  # those behind it in the log give way to it
+            if other.state not in ENDED and self._conflict(job, other.job):
+                raise JobConflict(
+                    f"job {other.job.id} does that already ({other.state}, asked for by {other.job.by}): wait for it, "
+                    f"or stop it (headrace jobs stop {other.job.id})",
+                    job=other.job.id,
+                )
+
+    def _on_change(self, key: str, entry: Mapping[str, Any] | None) -> None:
+        name, is_report = key.removeprefix(_PREFIX), key.endswith(_REPORT)
+        name = name.removesuffix(_REPORT)
+        known = self._known.get(name)
+        try:
+            if entry is None:
+                if not is_report:
+                    self._end_run(self._known.pop(name, None))
+            elif is_report:
+                report = msgspec.convert(entry, Report)
+                if known and report.run >= known.report.run:
+                    known.report, known.heard_at = report, self._clock.monotonic()
+            else:
+                self._take(msgspec.convert(entry, Job))
+        except msgspec.ValidationError as cause:
+            log.error("entry %s of the control table is no job and is passed over: %s", key, cause)
+        self._changed.set()
+
+    def _take(self, job: Job) -> None:
+        known = self._known.get(job.id)
+        if known is None:
+            known = self._known[job.id] = _Known(job, self._clock.monotonic())
+            if found := self._table.items(_PREFIX + job.id + _REPORT):  # at the start it may lie before its job
+                known.report = msgspec.convert(next(iter(found.values())), Report)
+        known.job, known.heard_at = job, self._clock.monotonic()
+        if job.wish != "run":
+            self._end_run(known)
+
+    def _end_run(self, known: _Known | None) -> None:
+        if known and known.stop:
+            known.stop.set()
+
+    async def _watch(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), _LOOK_SECONDS)
+            self._changed.clear()
+            for known in [] if self._draining else list(self._known.values()):
+                if self._is_free(known) and (work := self._make(known.job)):
+                    known.stop = asyncio.Event()
+                    self._idle.clear()
+                    self._asked.discard(known.job.id)
+                    self.spawn(self._carry(known, work), known.job.id)
+            with contextlib.suppress(HeadraceError):
+                await self._clear_away()
+
+    def _is_free(self, known: _Known) -> bool:
+        if known.stop or known.job.wish != "run" or known.report.state in ENDED:
+            return False
+        silent = self._clock.monotonic() - known.heard_at > _SILENT_SECONDS
+        return silent or known.job.id in self._asked
+
+    async def _carry(self, known: _Known, work: Work) -> None:
+        job, stop = known.job, known.stop
+        assert stop
+        lease = self._lease_of(f"job.{job.id}")
+        try:
+            if await lease.acquire(_LEASE_SECONDS) and known.report.state not in ENDED:
+                await self._run(known, work, lease, stop)
+        except HeadraceError as error:
+            log.warning("job %s does not run here now: %s", job.id, error.description)
+        finally:
+            known.stop, known.heard_at = None, self._clock.monotonic()
+            if not any(other.stop for other in self._known.values()):
+                self._idle.set()
+            self._changed.set()
+            await lease.release()
+
+    async def _run(self, known: _Known, work: Work, lease: Lease, stop: asyncio.Event) -> None:
+        """Run a job under its lease; whatever happens to it ends the job and nothing else."""
+        number, before = known.report.run + 1, known.report.progress
+        last = dict(before)
+
+        async def tell(progress: Mapping[str, Any], state: State = "running", message: str = "") -> bool:
+            last.update(progress)
+            report = Report(state, number, self._owner, last, message, self._clock.time())
+            try:
+                await lease.check()
+                await self._table.put(f"{_PREFIX}{known.job.id}{_REPORT}", msgspec.to_builtins(report))
+            except LeaseLost:
+                stop.set()
+                return False
+            except HeadraceError as error:
+                log.warning("job %s cannot write down how far it is: %s", known.job.id, error.description)
+                await self._clock.sleep(_SAVE_AGAIN_SECONDS)
+                return False
+            return True
+
+        log.info("job %s runs here", known.job.id)
+        watch = self.spawn(_stop_if(lease.lost, stop), f"{known.job.id} lease")
+        end: tuple[State, str]
+        try:
+            await tell(before)
+            message = await work.run(before, tell, stop)
+            end = (_STANDS[known.job.wish], "") if stop.is_set() else ("done", message)
+        except Exception as cause:
+            end = (
+                "failed",
+                cause.description if isinstance(cause, HeadraceError) else f"{type(cause).__name__}: {cause}",
+            )
+            log.exception("job %s failed", known.job.id)
+        finally:
+            watch.cancel()
+        log.info("job %s is %s here %s", known.job.id, *end)
+        while not await tell({}, *end) and not (lease.lost.is_set() or self._draining):
+            pass
+
+    async def _clear_away(self) -> None:
+        """Remove what ended long ago."""
+        ended = [known for known in self._known.values() if known.state in ENDED and not known.stop]
+        ended.sort(key=lambda known: known.job.since, reverse=True)
+        oldest = self._clock.time() - _KEPT_SECONDS
+        old = [known.job.id for n, known in enumerate(ended) if n >= _KEPT_JOBS or known.job.since < oldest]
+        if old and self._table.is_loaded.is_set():
+            keys = [_PREFIX + name + end for name in old for end in (_REPORT, "")]
+            await self._table.put_all(dict.fromkeys(keys))
+
+
+async def _stop_if(lost: asyncio.Event, stop: asyncio.Event) -> None:
+    await lost.wait()
+    stop.set()
+
+
+def spec_of(job: Job, kind: type[msgspec.Struct]) -> Any:
+    """Return a job's spec as its kind reads it.
+
+    Raises:
+        InvalidRequest: It is none, as after a change of version.
+    """
+    try:
+        return msgspec.convert(job.spec, kind, str_keys=True)
+    except msgspec.ValidationError as cause:
+        raise InvalidRequest(f"job {job.id} was written by another version: {cause}") from cause

@@ -1,0 +1,200 @@
+"""A stretch of a topic delivered once more, beside the group and without touching it.
+
+Nothing is joined and nothing committed. How far a replay is stays with its job, as the offset and the map that a group
+would commit; so after a restart what had ended is not delivered again, but for what was not written down by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from headrace.config.consumers import FlowControl
+from headrace.delivery.pump import Pump
+from headrace.errors import HeadraceError
+from headrace.lifecycle import Clock, Deadline, Service
+from headrace.lifecycle.failpoints import reach
+from headrace.records import Committed, Record, TopicPartition
+
+log = logging.getLogger(__name__)
+
+_AGAIN_SECONDS = 1.0
+_SLICE_RECORDS = 500
+_SLICES_PER_SECOND = 10
+
+Read = Callable[[Mapping[TopicPartition, int], Mapping[TopicPartition, int]], AsyncGenerator[list[Record], None]]
+"""Reads partitions from offsets to before offsets, as `read_records`."""
+StartOffsets = Callable[[Sequence[TopicPartition]], Awaitable[Mapping[TopicPartition, int]]]
+"""Asks for the first offset that is still in each partition."""
+
+
+class Standing(NamedTuple):
+    """How far a replay is at one moment."""
+
+    positions: Mapping[TopicPartition, Committed]
+    """What a group would have committed."""
+    ended: int
+    """Records that ended in this run."""
+    counts: Mapping[str, int]
+    """How they ended, by the names of `Counts`."""
+
+
+class WindowSource(Service):
+    """Reads a window for a pump, and holds only so much that has not ended or is not written down as ended."""
+
+    def __init__(
+        self,
+        pump: Pump,
+        starts: Mapping[TopicPartition, Committed],
+        ends: Mapping[TopicPartition, int],
+        *,
+        read: Read,
+        start_offsets: StartOffsets,
+        limits: FlowControl,
+        rate_records: float | None,
+        clock: Clock,
+    ) -> None:
+        """Prepare; sets itself as the pump's source.
+
+        Args:
+            pump: Delivers.
+            starts: Where to begin, and what had ended above by an earlier run.
+            ends: Where to end, for the same partitions.
+            read: Reads.
+            start_offsets: Tells what is gone when reading fails.
+            limits: What may be held; its records are also the most that a kill lets repeat.
+            rate_records: Records per second at most.
+            clock: For the rate and for pauses.
+        """
+        super().__init__(f"{pump.name} source")
+        self.standing = Standing(starts, 0, pump.counts.read())
+        self.news = asyncio.Event()
+        """Set whenever there is more to write down, or nothing more to come."""
+        self.finished = False
+        """Whether the whole window has ended."""
+        self._pump = pump
+        self._ends = ends
+        self._positions = {partition: start.offset for partition, start in starts.items()}
+        self._read, self._start_offsets = read, start_offsets
+        self._limits, self._clock, self._rate = limits, clock, rate_records
+        self._epoch = int(clock.time() * 1000)
+        self._handed = self._ended = self._saved = self._bytes = 0
+        self._room = asyncio.Event()
+        self._due = 0.0
+        self._is_read = False
+        self._reading: asyncio.Task[None] | None = None
+        pump.source = self
+
+    @property
+    def unsaved(self) -> int:
+        """Records that came since what is written down, or wait to end: so many come again after a kill."""
+        return self._handed - self._saved
+
+    async def start(self) -> None:
+        self._pump.on_assigned(dict.fromkeys(self._ends, self._epoch), self.standing.positions)
+        self._reading = self.spawn(self._follow(), "read")
+
+    async def close(self, deadline: Deadline) -> None:
+        """Read no more, and let what is in flight end."""
+        if self._reading:
+            self._reading.cancel()
+        self.commit(await self._pump.on_revoked(list(self._ends), deadline))
+
+    def saved(self, standing: Standing) -> None:
+        """Take note that a standing is written down."""
+        self._saved = standing.ended
+        self._room.set()
+
+    def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None:
+        self._ended += records
+        self._bytes -= size_bytes
+        self._room.set()
+
+    def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
+        # The pump commits all that has ended since it did so last, so these numbers and offsets belong together.
+        positions = {**self.standing.positions, **offsets}
+        self.standing = Standing(positions, self._ended, self._pump.counts.read())
+        self._look()
+        self.news.set()
+
+    def _look(self) -> None:
+        if self._is_read and self.standing.ended == self._handed:
+            self.finished = True
+            self.news.set()
+
+    async def _follow(self) -> None:
+        while left := {p: at for p, at in self._positions.items() if at < self._ends[p]}:
+            try:
+                async with contextlib.aclosing(self._read(left, {p: self._ends[p] for p in left})) as batches:
+                    async for batch in batches:
+                        for part in self._parts(batch):
+                            await self._hand_over(part)
+                self._positions = dict(self._ends)
+            except HeadraceError as error:
+                starts = await self._first_offsets(list(left))
+                passed = {p: starts[p] for p in left if starts.get(p, 0) > self._positions[p]}
+                if not passed and not error.retriable:
+                    raise
+                log.warning("%s: %s; going on", self.name, error.description)
+                self._positions.update({p: min(start, self._ends[p]) for p, start in passed.items()})
+                await self._clock.sleep(_AGAIN_SECONDS)
+        self._is_read = True
+        for partition, end in self._ends.items():
+            self._pump.on_end(partition, self._epoch, end)
+        self._look()
+
+    async def _first_offsets(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        with contextlib.suppress(HeadraceError):
+            return await self._start_offsets(partitions)
+        return {}
+
+    def _parts(self, batch: Sequence[Record]) -> list[list[Record]]:
+        """Return neighbours of one partition, at most a tenth of a second of the rate."""
+        most = _SLICE_RECORDS
+        if self._rate:
+            most = max(1, min(most, int(self._rate / _SLICES_PER_SECOND)))
+        if most >= len(batch) and all(record.partition == batch[0].partition for record in batch):
+            return [list(batch)]
+        runs = [list(run) for _, run in itertools.groupby(batch, key=lambda record: record.partition)]
+        return [run[n : n + most] for run in runs for n in range(0, len(run), most)]
+
+    async def _hand_over(self, records: list[Record]) -> None:
+        partition, size = records[0].topic_partition, sum([record.size_bytes for record in records])
+        while not self._fits(len(records), size):
+            self._room.clear()
+            await self._room.wait()
+        if self._rate:
+            now = self._clock.monotonic()
+            await self._clock.sleep(self._due - now)
+            self._due = max(self._due, now) + len(records) / self._rate
+        self._handed += len(records)
+        self._bytes += size
+        self._positions[partition] = records[-1].offset + 1
+        reach("replay.read")
+        self._pump.on_records(partition, self._epoch, records)
+        await asyncio.sleep(0)
+
+    def _fits(self, records: int, size_bytes: int) -> bool:
+        if not self.unsaved:
+            return True
+        return self.unsaved + records <= self._limits.max_records and (
+            not self._bytes or self._bytes + size_bytes <= self._limits.max_bytes
+        )
+
+
+def counted(earlier: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
+    """Return how records ended in all runs of a replay."""
+    return {name: earlier.get(name, 0) + now.get(name, 0) for name in _TOLD}
+
+
+_TOLD = ("delivered", "dead_letters", "given_up", "skipped", "redeliveries", "refusals")
+_ENDINGS = ("delivered", "dead_letters", "given_up", "skipped")
+
+
+def missing(total: int, counts: Mapping[str, int]) -> int:
+    """Return how many offsets of a window held no record any more, once all of it has ended."""
+    return total - sum(counts.get(name, 0) for name in _ENDINGS)

@@ -1,0 +1,235 @@
+"""One run of a replay: a window through a pump of its own, told to its job as it goes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl
+from headrace.config.kafka import KafkaConfig
+from headrace.control.jobs import Job, Tell, spec_of
+from headrace.control.marks import Marks
+from headrace.control.replay import Standing, WindowSource, counted, missing
+from headrace.control.replay_targets import Produce, ReplayLetters, RestoredLetters, Target, TopicDestination
+from headrace.control.replay_window import Window
+from headrace.control.selection import Selection
+from headrace.delivery.dead_letter import origin_of, write_all
+from headrace.delivery.protocols import DeadLetterWriter, Destination
+from headrace.delivery.pump import Pump
+from headrace.errors import HeadraceError, InvalidRequest
+from headrace.kafka import Admin, read_records
+from headrace.lifecycle import Clock, Deadline, Service
+from headrace.lifecycle.failpoints import reach
+from headrace.records import Committed, Record, TopicPartition
+
+TO_TOPIC_FLOW = FlowControl()
+_TO_TOPIC = DeliveryConfig(batch=BatchConfig(max_records=500, max_bytes=1_048_576))
+_LOOK_SECONDS, _SAVE_SECONDS = 0.2, 1.0
+_SOON = 4
+"""Part of what may be held that must have ended before it is written down at once."""
+_DRAIN_SECONDS = 10.0
+_MAPS_CHARACTERS = 500_000
+
+
+class ReplaySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """What is replayed, and where to."""
+
+    window: Window
+    to: dict[str, str]
+    """`consumer`, `function` or `topic`, and its name."""
+    rate: float | None = None
+    """Records per second at most."""
+    last_retry: bool = False
+    letters: bool = False
+    """Dead letters, which go to a consumer or function as the records they were."""
+    selection: Selection | None = None
+    """A redrive: only these letters, and only those that have not ended; each that ends is marked."""
+    repeats_at_most: int = TO_TOPIC_FLOW.max_records
+    """Records that come again at most when the process is killed."""
+
+
+class Place(NamedTuple):
+    """What a run of a replay takes from the process."""
+
+    kafka: KafkaConfig
+    admin: Admin
+    produce: Produce
+    clock: Clock
+
+
+class ReplayWork:
+    """See `Work`."""
+
+    def __init__(self, job: Job, spec: ReplaySpec, place: Place, target: Target | None) -> None:
+        """Prepare; without a target it goes to a topic."""
+        self._job, self._spec, self._target = job, spec, target
+        self._place = place._replace(kafka=target.kafka, admin=target.admin) if target else place
+        self._problem: HeadraceError | None = None
+        self._marks: Marks | None = None
+        self._restored: RestoredLetters | None = None
+        self._earlier: dict[str, int] = {}
+
+    async def run(self, progress: Mapping[str, Any], tell: Tell, stop: asyncio.Event) -> str:
+        spec, place = self._spec, self._place
+        found = await place.admin.topic_ids([spec.window.topic])
+        if found.get(spec.window.topic) != spec.window.topic_id:
+            raise InvalidRequest(f"topic {spec.window.topic} was deleted or made anew: what was to be replayed is gone")
+        self._earlier = dict(progress.get("counts", {}))
+        pump = await self._pump()
+        source = WindowSource(
+            pump,
+            _starts(spec.window, progress),
+            spec.window.ends,
+            read=functools.partial(read_records, place.kafka),
+            start_offsets=place.admin.start_offsets,
+            limits=self._flow,
+            rate_records=spec.rate,
+            clock=place.clock,
+        )
+        try:
+            for service in (pump, source):
+                service.on_death = self._died(source)
+                await service.start()
+            await self._follow(source, tell, stop)
+            return self._said(source.standing)
+        finally:
+            for service in (source, pump):
+                await service.stop()
+
+    @property
+    def _flow(self) -> FlowControl:
+        flow = self._target.flow if self._target else TO_TOPIC_FLOW
+        return flow.model_copy(update={"max_records": self._spec.repeats_at_most})
+
+    async def _follow(self, source: WindowSource, tell: Tell, stop: asyncio.Event) -> None:
+        """Write down how far it is until nothing is left, or whoever runs it is to stop."""
+        clock, saved_at = self._place.clock, self._place.clock.monotonic()
+        written: Standing | None = None
+        while not (source.finished and written is source.standing):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(source.news.wait(), _LOOK_SECONDS)
+            source.news.clear()
+            if self._problem:
+                raise self._problem
+            if stop.is_set():
+                await source.close(Deadline(clock, _DRAIN_SECONDS))
+                await self._save(source, tell)
+                return
+            standing, now = source.standing, clock.monotonic()
+            urgent = source.finished or source.unsaved * _SOON >= self._flow.max_records
+            if (urgent or now - saved_at >= _SAVE_SECONDS) and await self._save(source, tell):
+                saved_at, written = now, standing
+
+    async def _save(self, source: WindowSource, tell: Tell) -> bool:
+        standing = source.standing
+        reach("replay.save")
+        if self._restored and self._marks:
+            ended = self._restored.ended(standing.positions)
+            for partition, offsets in ended.items():
+                if records := self._marks.records_for(partition.partition, offsets):
+                    await write_all(self._place.produce, records, "marks of dead letters")
+            self._restored.marked(ended)
+        if not await tell(self._progress(standing)):
+            return False
+        reach("replay.saved")
+        source.saved(standing)
+        return True
+
+    def _progress(self, standing: Standing) -> dict[str, Any]:
+        positions = {str(p.partition): list(at) for p, at in standing.positions.items()}
+        if sum(len(at.metadata) for at in standing.positions.values()) > _MAPS_CHARACTERS:
+            positions = {number: [offset, ""] for number, (offset, _) in positions.items()}
+        left = sum(end - standing.positions[place].offset for place, end in self._spec.window.ends.items())
+        counts = self._counts(standing)
+        total = self._spec.window.total
+        return {"positions": positions, "counts": counts, "total": total, "done": total - left}
+
+    def _counts(self, standing: Standing) -> dict[str, int]:
+        counts = counted(self._earlier, standing.counts)
+        if self._restored:
+            counts["passed"] = self._earlier.get("passed", 0) + self._restored.passed
+        return counts
+
+    def _said(self, standing: Standing) -> str:
+        gone = missing(self._spec.window.total, self._counts(standing))
+        plural = "offset of the window holds" if gone == 1 else "offsets of the window hold"
+        return f"{gone} {plural} no record any more (expired, compacted, aborted, or a marker)" if gone > 0 else ""
+
+    def _died(self, source: WindowSource) -> Any:
+        def died(service: Service) -> None:
+            cause = service.death
+            known = isinstance(cause, HeadraceError)
+            self._problem = cause if known else HeadraceError(f"{service.name} ended by itself: {cause}")  # type: ignore[assignment]
+            source.news.set()
+
+        return died
+
+    async def _pump(self) -> Pump:
+        spec, target, job = self._spec, self._target, self._job.id
+        destination: Destination
+        letters: DeadLetterWriter | None = None
+        if target is None:
+            topic = spec.to["topic"]
+            partitions = len((await self._place.admin.describe_topic(topic)).partitions)
+            destination, delivery, group = TopicDestination(topic, partitions, self._place.produce, job), _TO_TOPIC, job
+        else:
+            destination, delivery, group = target.destination, target.delivery, target.pump.group
+            letters = target.letters
+            if spec.letters:
+                await self._load_marks()
+                destination = self._restored = RestoredLetters(destination, self._wants)
+        # Tiers are for a partition that others wait for. Nobody waits for a replay.
+        retry = delivery.retry.model_copy(
+            update={"tiers": [], "keep_key_order": False, "last_retry": spec.last_retry or delivery.retry.last_retry}
+        )
+        pump = Pump(
+            f"job {job}",
+            group,
+            destination,
+            ReplayLetters(letters, job, of_letters=self._restored is not None, fail=self._fail),
+            delivery=delivery.model_copy(update={"retry": retry}),
+            clock=self._place.clock,
+            beside=target.pump if target else None,
+        )
+        pump.replay = job
+        return pump
+
+    async def _load_marks(self) -> None:
+        if self._spec.selection is not None:
+            self._marks = Marks(self._place.kafka, self._place.admin, self._spec.window.topic)
+            await self._marks.prepare()
+            await self._marks.load()
+
+    def _wants(self, record: Record) -> bool:
+        headers = record.headers
+        origin = origin_of(headers)
+        if origin is None:
+            return False
+        if self._marks and self._marks.is_ended(record.partition, record.offset):
+            return False
+        return self._spec.selection is None or self._spec.selection.matches(record, origin, headers)
+
+    def _fail(self, why: str) -> None:
+        self._problem = self._problem or HeadraceError(why)
+
+
+def make_replay(job: Job, place: Place, target_of: Any) -> ReplayWork | None:
+    """Return what runs a replay, or None if this process has not what it delivers to."""
+    spec: ReplaySpec = spec_of(job, ReplaySpec)
+    if "topic" in spec.to:
+        return ReplayWork(job, spec, place, None)
+    target = target_of(spec.to)
+    return ReplayWork(job, spec, place, target) if target else None
+
+
+def _starts(window: Window, progress: Mapping[str, Any]) -> dict[TopicPartition, Committed]:
+    reached = progress.get("positions", {})
+    return {
+        TopicPartition(window.topic, number): Committed(*reached.get(str(number), (start,)))
+        for number, (start, _) in window.ranges.items()
+    }

@@ -1,0 +1,181 @@
+"""Where a replay delivers to: what a reactive consumer or a function delivers to, or another topic."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from headrace.config.consumers import DeliveryConfig, FlowControl
+from headrace.config.kafka import KafkaConfig
+from headrace.delivery.dead_letter import DeadLetterTopic, restored
+from headrace.delivery.offset_map import decode
+from headrace.delivery.protocols import ACK, DeadLetter, DeadLetterWriter, Delivery, Destination, Outcome, Verdict
+from headrace.delivery.pump import Pump
+from headrace.errors import (
+    DeadLetterFailed,
+    DestinationUnavailable,
+    HeadraceError,
+    RecordRefused,
+    RecordTooLarge,
+)
+from headrace.kafka import Admin
+from headrace.records import Committed, Header, OutgoingRecord, Record, TopicPartition
+
+REPLAY = "headrace.replay"
+"""Header of a record that a replay wrote to a topic: the id of the job."""
+REPLAY_OF = "headrace.replay.of"
+"""Header beside it: `topic:partition:offset` of the record it was made from."""
+
+Produce = Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Any]]]
+"""Writes records and returns a result per record; an error stands in the place of each that failed."""
+
+
+class Target(NamedTuple):
+    """A reactive consumer or a function of this process, and what it delivers with."""
+
+    label: str
+    """`reactive consumer orders`."""
+    topics: Sequence[str]
+    fits: Callable[[str], bool] | None
+    """Which further topics it reads."""
+    letters: DeadLetterTopic | None
+    destination: Destination
+    delivery: DeliveryConfig
+    flow: FlowControl
+    pump: Pump
+    """What delivers for the group."""
+    kafka: KafkaConfig
+    admin: Admin
+    refusal: str = ""
+    """Why nothing may be replayed to it; empty if it may."""
+
+    def reads(self, topic: str) -> bool:
+        """Whether the group reads a topic."""
+        return topic in self.topics or bool(self.fits and self.fits(topic))
+
+    def writes_letters_to(self, topic: str) -> bool:
+        """Whether a topic is one its dead letters go to."""
+        if self.letters is None:
+            return False
+        before, origin, after = self.letters.topic_for("\0").partition("\0")
+        if not origin:
+            return topic == before
+        return (
+            topic.startswith(before) and topic.endswith(after) and self.reads(topic[len(before) :].removesuffix(after))
+        )
+
+
+class TopicDestination:
+    """Writes records to another topic: their bytes, headers and timestamp, and the partition if it is there too."""
+
+    def __init__(self, topic: str, partitions: int, produce: Produce, job: str) -> None:
+        self._topic, self._partitions, self._produce, self._job = topic, partitions, produce, job
+
+    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+        try:
+            results = await self._produce([self._outgoing(record) for record in delivery.records])
+        except HeadraceError as cause:
+            raise DestinationUnavailable(f"{self._topic} is not written: {cause.description}") from cause
+        return [self._outcome(result) for result in results]
+
+    def _outgoing(self, record: Record) -> OutgoingRecord:
+        headers: list[Header] = [header for header in record.headers if header[0] not in (REPLAY, REPLAY_OF)]
+        place = f"{record.topic}:{record.partition}:{record.offset}".encode()
+        headers += [(REPLAY, self._job.encode()), (REPLAY_OF, place)]
+        partition = record.partition if record.partition < self._partitions else None
+        time_ms = max(0, record.timestamp_ms)
+        return OutgoingRecord(self._topic, record.key, record.value, headers, partition, time_ms)
+
+    def _outcome(self, result: Any) -> Outcome:
+        if not isinstance(result, HeadraceError):
+            return ACK
+        if isinstance(result, RecordTooLarge | RecordRefused):
+            return Outcome(Verdict.DEAD_LETTER, type(result).__name__, result.description)
+        raise DestinationUnavailable(f"{self._topic} does not acknowledge: {result.description}") from result
+
+
+class RestoredLetters:
+    """Delivers dead letters as the records they were, each group of one partition together; others are passed over."""
+
+    def __init__(self, inner: Destination, wants: Callable[[Record], bool]) -> None:
+        """Prepare; `wants` says of a record of the dead letter topic whether it is to be delivered."""
+        self.passed = 0
+        """Records that were not wanted."""
+        self._inner, self._wants = inner, wants
+        self._begun: dict[TopicPartition, set[int]] = {}
+
+    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+        outcomes: list[Outcome] = [ACK] * len(delivery.records)
+        wanted = [index for index, record in enumerate(delivery.records) if self._wants(record)]
+        for group in _groups(wanted, [restored(delivery.records[index]) for index in wanted]):
+            records = list(group.values())
+            part = delivery._replace(partition=records[0].topic_partition, records=records)
+            for index, outcome in zip(group, await self._inner.deliver(part), strict=True):
+                outcomes[index] = outcome
+        self._begun.setdefault(delivery.partition, set()).update(delivery.records[index].offset for index in wanted)
+        self.passed += len(outcomes) - len(wanted)
+        return outcomes
+
+    def ended(self, positions: Mapping[TopicPartition, Committed]) -> dict[TopicPartition, list[int]]:
+        """Return letters that ended by now, as what would be committed says."""
+        found: dict[TopicPartition, list[int]] = {}
+        for partition, begun in self._begun.items():
+            at = positions[partition]
+            above = decode(at.metadata, at.offset) if at.metadata else None
+            done = [offset for offset in begun if offset < at.offset or (above and above.has(offset))]
+            found[partition] = sorted(done)
+        return found
+
+    def marked(self, ended: Mapping[TopicPartition, Sequence[int]]) -> None:
+        """Take note that it is written down of letters that they ended."""
+        for partition, offsets in ended.items():
+            self._begun[partition].difference_update(offsets)
+
+
+def _groups(indexes: Sequence[int], records: Sequence[Record]) -> list[dict[int, Record]]:
+    """Return records by the partition they came from; one that comes twice is in two groups."""
+    groups: list[dict[int, Record]] = []
+    open_groups: dict[TopicPartition, tuple[dict[int, Record], set[int]]] = {}
+    for index, record in zip(indexes, records, strict=True):
+        group, offsets = open_groups.get(record.topic_partition, (None, set()))
+        if group is None or record.offset in offsets:
+            group, offsets = {}, set()
+            open_groups[record.topic_partition] = group, offsets
+            groups.append(group)
+        group[index] = record
+        offsets.add(record.offset)
+    return groups
+
+
+class ReplayLetters:
+    """Writes what fails in a replay as dead letters that say so; those of dead letters as of the record they were."""
+
+    def __init__(
+        self, inner: DeadLetterWriter | None, job: str, *, of_letters: bool, fail: Callable[[str], None]
+    ) -> None:
+        """Prepare.
+
+        Args:
+            inner: Writes; None if there is nowhere to write to.
+            job: Id of the job.
+            of_letters: Whether dead letters are replayed.
+            fail: Ends the job, because a record can neither be delivered nor become a dead letter.
+        """
+        self._inner, self._job, self._of_letters, self._fail = inner, job, of_letters, fail
+
+    async def write(self, letters: Sequence[DeadLetter]) -> int | None:
+        if self._inner is None:
+            first = letters[0]
+            why = (
+                f"offset {first.record.offset} of {first.record.topic_partition} failed {first.attempts} times "
+                f"({first.outcome.error}: {first.outcome.reason[:200]}), and there are no dead letters here: replay "
+                "with lastRetry to pass over what fails"
+            )
+            self._fail(why)
+            raise DeadLetterFailed(why)
+        return await self._inner.write([self._of(letter) for letter in letters])
+
+    def _of(self, letter: DeadLetter) -> DeadLetter:
+        outcome = letter.outcome._replace(details=(*letter.outcome.details, ("replay", self._job)))
+        record = restored(letter.record) if self._of_letters else letter.record
+        return letter._replace(record=record, outcome=outcome)

@@ -1,0 +1,235 @@
+"""What operators ask of replays, checked and made into jobs. Nothing is begun unless all of it can be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any
+
+import msgspec
+
+from headrace.control.jobs import Job, Jobs, Work, spec_of
+from headrace.control.replay_run import TO_TOPIC_FLOW, Place, ReplaySpec, make_replay
+from headrace.control.replay_targets import Target
+from headrace.control.replay_window import Offsets, Window, check_readable, find_window
+from headrace.control.selection import Selection
+from headrace.errors import InvalidRequest, JobConflict, NotFound, ReplayMetadataInvalid, RequestError
+from headrace.kafka import check_topic
+
+Moment = Annotated[datetime, msgspec.Meta(tz=True)]
+_LETTER_KINDS = ("redrive", "drop", "quarantine")
+
+
+class Times(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A window of time, ISO 8601 with a zone: from `since` to before `until`."""
+
+    since: Moment | None = None
+    until: Moment | None = None
+
+
+class Destination(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Where to: one of them by its name."""
+
+    consumer: str = ""
+    function: str = ""
+    topic: str = ""
+
+
+class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """A window of a topic, and where to deliver it once more."""
+
+    topic: str
+    dead_letter: bool = False
+    """The dead letters of that topic instead."""
+    partition: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    offsets: Offsets | None = None
+    time: Times | None = None
+    to: Destination
+    rate: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """Records per second at most."""
+    last_retry: bool = False
+    """What fails is counted, and no dead letter again."""
+    dry_run: bool = False
+    """Say what would be replayed, and begin nothing."""
+
+
+class ReplayMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What `POST /adm/messagereplaymetadata` takes. Source: sidecar.md 8.6."""
+
+    topic_name: str = ""
+    dlq_indicator: bool = False
+    partition: int = -1
+    start_offset: int = -1
+    end_offset: int = -1
+    consumer_group: str = ""
+    timeout: int = 0
+    streaming_app: bool = False
+    destination_topic: str = ""
+    last_retry: bool = False
+
+
+class Replays:
+    """Begins replays, and makes what runs them."""
+
+    def __init__(self, place: Place, targets: Mapping[tuple[str, str], Target]) -> None:
+        """Prepare.
+
+        Args:
+            place: Kafka, a producer and a clock.
+            targets: What may be replayed to, by `consumer` or `function` and its name; as it is at any time.
+        """
+        self._place, self._targets = place, targets
+
+    def make(self, job: Job) -> Work | None:
+        """Return what runs a replay, or None if this process cannot."""
+        return make_replay(job, self._place, lambda to: self._targets.get(next(iter(to.items()))))
+
+    async def begin(self, jobs: Jobs, request: ReplayRequest, by: str) -> dict[str, Any]:
+        """Begin a replay and return its job, or say what it would be.
+
+        Raises:
+            InvalidRequest: What is asked for makes no sense, and why.
+            NotFound: There is no such topic, partition, consumer or function.
+            JobConflict: It runs already.
+        """
+        spec = await self._spec(request)
+        if request.dry_run:
+            return {"dryRun": True, "total": spec.window.total, "spec": msgspec.to_builtins(spec, str_keys=True)}
+        return await jobs.create("replay", msgspec.to_builtins(spec, str_keys=True), by)
+
+    async def begin_as_seed(self, jobs: Jobs, asked: ReplayMetadata, by: str) -> dict[str, Any]:
+        """Begin the replay that the seed's endpoint describes and return its job.
+
+        Raises:
+            ReplayMetadataInvalid: What is asked for makes no sense, and why in one line.
+            JobConflict: It runs already.
+        """
+        try:
+            return await self.begin(jobs, self._as_request(asked), by)
+        except (JobConflict, ReplayMetadataInvalid):
+            raise
+        except RequestError as error:
+            raise ReplayMetadataInvalid(error.description) from error
+
+    def _as_request(self, asked: ReplayMetadata) -> ReplayRequest:
+        found = [(key, t) for key, t in self._targets.items() if t.pump.group == asked.consumer_group]
+        readers = [key for key, target in found if target.reads(asked.topic_name)]
+        problem = (
+            "topicName is missing"
+            if not asked.topic_name
+            else "partition must be 0 or greater"
+            if asked.partition < 0
+            else "startOffset and endOffset must be 0 or greater"
+            if asked.start_offset < 0 or asked.end_offset < 0
+            else "startOffset must be less than endOffset"
+            if asked.start_offset >= asked.end_offset
+            else "consumerGroup is missing"
+            if not asked.consumer_group
+            else f"no consumer here has the group {asked.consumer_group[:100]}"
+            if not found
+            else f"topicName {asked.topic_name[:249]} is not read by the group {asked.consumer_group[:100]}"
+            if not readers
+            else "destinationTopic is missing, and streamingApp is true"
+            if asked.streaming_app and not asked.destination_topic
+            else ""
+        )
+        if problem:
+            raise ReplayMetadataInvalid(problem)
+        (kind, name), letters = readers[0], None
+        if asked.dlq_indicator and (letters := self._targets[kind, name].letters) is None:
+            raise ReplayMetadataInvalid(f"the group {asked.consumer_group} has no dead letters")
+        to = {"topic": asked.destination_topic} if asked.streaming_app else {kind: name}
+        return ReplayRequest(
+            topic=letters.topic_for(asked.topic_name) if letters else asked.topic_name,
+            partition=asked.partition,
+            offsets=Offsets(asked.start_offset, asked.end_offset),
+            to=Destination(**to),
+            last_retry=asked.last_retry,
+        )
+
+    async def _spec(self, request: ReplayRequest) -> ReplaySpec:
+        to: dict[str, str] = msgspec.to_builtins(request.to)
+        if len(to) != 1:
+            raise InvalidRequest("name one destination in to: a consumer, a function or a topic")
+        if request.offsets and request.time:
+            raise InvalidRequest("name offsets or time, not both")
+        ((kind, name),) = to.items()
+        target = self._target(kind, name) if kind != "topic" else None
+        topic = self._letters_of(request.topic, target) if request.dead_letter else check_topic(request.topic)
+        of_letters = False
+        if target:
+            of_letters = self._check(target, topic)
+        else:
+            await self._check_topic(topic, name)
+        admin = target.admin if target else self._place.admin
+        window = await self._window(admin, topic, request)
+        most = (target.flow if target else TO_TOPIC_FLOW).max_records
+        return ReplaySpec(
+            window=window,
+            to=to,
+            rate=request.rate,
+            last_retry=request.last_retry,
+            letters=of_letters,
+            repeats_at_most=most,
+        )
+
+    async def _window(self, admin: Any, topic: str, request: ReplayRequest) -> Window:
+        times = request.time or Times()
+        selection = Selection(
+            partition=request.partition, since_ms=_milliseconds(times.since), until_ms=_milliseconds(times.until)
+        )
+        return await find_window(admin, topic, selection, request.offsets, int(self._place.clock.time() * 1000))
+
+    def _target(self, kind: str, name: str) -> Target:
+        if target := self._targets.get((kind, name)):
+            return target
+        known = ", ".join(sorted(known for other, known in self._targets if other == kind)) or "none"
+        raise NotFound(f"there is no {kind} {name[:100]!r} in this process: known are {known}")
+
+    def _letters_of(self, topic: str, target: Target | None) -> str:
+        writers = [target] if target else [other for other in self._targets.values() if other.reads(topic)]
+        found = {writer.letters.topic_for(topic) for writer in writers if writer.letters}
+        if len(found) != 1:
+            which = f"any of {', '.join(sorted(found))}" if found else "unknown here"
+            raise InvalidRequest(f"the dead letter topic of {topic} is {which}: name it as topic, without deadLetter")
+        return found.pop()
+
+    def _check(self, target: Target, topic: str) -> bool:
+        """Return whether a topic holds dead letters of a target, which else reads it."""
+        if target.refusal:
+            raise InvalidRequest(f"{target.label} takes no replay: {target.refusal}")
+        if target.reads(topic):
+            return False
+        if target.writes_letters_to(topic):
+            return True
+        raise InvalidRequest(
+            f"{target.label} does not read {topic}, and its dead letters do not go there: replay one of its topics"
+        )
+
+    async def _check_topic(self, source: str, topic: str) -> None:
+        if topic == source:
+            raise InvalidRequest(f"{topic} is where the records come from: replay it to another topic", topic=topic)
+        check_readable(check_topic(topic))
+        await self._place.admin.describe_topic(topic)
+
+
+def conflict(one: Job, other: Job) -> bool:
+    """Whether two jobs must not run beside each other: they would send the same records to the same place."""
+    if letters := _letters_topic(one):
+        return letters == _letters_topic(other)
+    if one.kind != "replay" or other.kind != "replay":
+        return False
+    first, second = spec_of(one, ReplaySpec), spec_of(other, ReplaySpec)
+    return bool(first.to == second.to and first.window.overlaps(second.window))
+
+
+def _letters_topic(job: Job) -> str:
+    """Return the dead letter topic whose letters a job ends."""
+    if job.kind in _LETTER_KINDS:
+        return str(job.spec["topic"])
+    spec: ReplaySpec = spec_of(job, ReplaySpec)
+    return spec.window.topic if spec.selection is not None else ""
+
+
+def _milliseconds(moment: datetime | None) -> int | None:
+    return None if moment is None else int(moment.timestamp() * 1000)

@@ -12,6 +12,7 @@
     |   |-- IdempotencyKeyReused       |-- IdempotencyKeyBusy    |-- LeaseTaken
     |   |-- OffsetsKeptElsewhere
     |   |-- RegistrationConflict   |-- RegistrationQuota      |-- PreconditionFailed
+    |   |-- InvalidTopicName
     |   |-- NotFound
     |   |   |-- PathNotFound           |-- TopicNotFound        |-- PartitionNotFound
     |-- Unauthenticated                the caller is not known; it gets a token or a certificate; 401
@@ -36,6 +37,7 @@
     |   |-- FunctionInvalid            |-- WorkerLost
     |-- PipelineError
     |   |-- PipelineInvalid            |-- DriverLost
+    |-- ReadFailed                     Kafka or a backend was away while letters were delivered again; ask again
     |-- LeaseLost                      another process may do the same work now; this one stops
     |-- ServerBusy                     the connection limit is reached; send again later
     |-- Draining                       this process is going down; send to another one
@@ -166,6 +168,10 @@ class TopicNotFound(NotFound, code="ERR40006", message="KAFKA_TOPIC_NOT_FOUND"):
 
 class PartitionNotFound(NotFound, code="ERR40007", message="KAFKA_PARTITION_NOT_FOUND"):
     """The topic has no partition of this number."""
+
+
+class InvalidTopicName(RequestError, code="ERR30001", message="INVALID_TOPIC_NAME"):
+    """No reactive consumer of this process reads the topic."""
 
 
 class OriginRefused(RequestError, code="ERR40034", message="ORIGIN_REFUSED", status=403):
@@ -408,6 +414,17 @@ class PipelineInvalid(PipelineError, code="ERR40027", message="PIPELINE_INVALID"
 
 class DriverLost(PipelineError, code="ERR40028", message="PIPELINE_DRIVER_LOST", retriable=True):
     """The Spark driver process died; the run starts again from its checkpoint."""
+
+
+class ReadFailed(
+    HeadraceError,
+    code="ERR12205",
+    message="UNEXPECTED_CONSUMER_READ_EXCEPTION",
+    status=503,
+    retriable=True,
+    retry_after_seconds=2,
+):
+    """Kafka or the backend does not answer, so nothing more was delivered; what is left stays, ask again later."""
 
 
 class LeaseLost(HeadraceError, code="ERR40049", message="LEASE_LOST", status=503, retriable=True):

@@ -16,7 +16,7 @@ from headrace.records import Record
 class Judgement:
     """What becomes of the records of one delivery; each is in exactly one of the lists."""
 
-    __slots__ = ("again", "ended", "letters", "skipped", "together", "waiting", "why")
+    __slots__ = ("again", "ended", "letters", "rolled_back", "skipped", "together", "waiting", "why")
 
     def __init__(self) -> None:
         self.ended: list[Record] = []
@@ -31,6 +31,8 @@ class Judgement:
         """To be delivered again when the destination, which is to blame, is repaired; no attempt is used up."""
         self.together: list[Record] = []
         """Failed by one answer that blames none of them: to be delivered in two halves; no attempt is used up."""
+        self.rolled_back = False
+        """Whether so much failed that all of it is to be delivered again."""
         self.why = ""
         """Class of the last failure."""
 
@@ -99,6 +101,7 @@ def _rolls_back(batch: Batch, judged: Judgement, retry: RetryConfig) -> bool:
 def _rolled_back(batch: Batch, judged: Judgement) -> Judgement:
     whole = Judgement()
     whole.again = list(batch.records)
+    whole.rolled_back = True
     whole.why = judged.why
     return whole
 

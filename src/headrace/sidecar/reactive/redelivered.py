@@ -1,0 +1,143 @@
+"""Dead letters of one origin, delivered and judged as their consumer's own records are, but for attempts: one each."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from headrace.config.consumers import ReactiveConsumerConfig
+from headrace.delivery.batch import Batch
+from headrace.delivery.dead_letter import Origin
+from headrace.delivery.policy import judge
+from headrace.delivery.protocols import DeadLetter, DeadLetterWriter, Delivery, Destination, Outcome
+from headrace.errors import DeadLetterFailed, DestinationRefused
+from headrace.lifecycle import Clock
+from headrace.records import Record
+
+log = logging.getLogger(__name__)
+
+
+class LetterConsumer(NamedTuple):
+    """A reactive consumer as far as its dead letters need it."""
+
+    config: ReactiveConsumerConfig
+    destination: Destination
+    writer: DeadLetterWriter | None
+    """Where what fails again goes; None when dead letters are off."""
+
+
+class Letter(NamedTuple):
+    """A dead letter, its history, and the record it was."""
+
+    record: Record
+    origin: Origin
+    was: Record
+
+
+@dataclasses.dataclass(slots=True)
+class Redelivered:
+    """What became of a batch of letters."""
+
+    last: Letter
+    ended: int = 0
+    again: int = 0
+    """Those of them that are dead letters once more."""
+    given_up: int = 0
+    """Those of them that failed for the last time."""
+    left: int = 0
+    """Letters that were delivered and have not ended."""
+    why: str = ""
+    """Of what is left."""
+
+
+class OneOrigin:
+    """Delivers letters that came from one partition and group."""
+
+    def __init__(
+        self, consumer: LetterConsumer, delivery: Delivery, done: Redelivered, last_retry: bool, clock: Clock
+    ) -> None:
+        """Prepare.
+
+        Args:
+            consumer: Whose backend, policy and dead letters.
+            delivery: What all deliveries have in common.
+            done: Is added to.
+            last_retry: Whether what fails has ended.
+            clock: For the time of a failure.
+        """
+        self._consumer, self._delivery, self._done = consumer, delivery, done
+        self._last_retry, self._clock = last_retry, clock
+        # One attempt, but a threshold looks at what another attempt would be for.
+        self._policy = consumer.config.retry.model_copy(update={"attempts": 2, "deadline_seconds": None})
+
+    async def deliver(self, letters: Sequence[Letter]) -> list[Letter]:
+        """Deliver letters and return those that have ended.
+
+        A record that has several letters, as after a crash, is delivered once for all of them.
+
+        Raises:
+            DestinationUnavailable: The backend does not answer, or speaks of itself.
+        """
+        by_offset: dict[int, list[Letter]] = {}
+        for letter in letters:
+            by_offset.setdefault(letter.was.offset, []).append(letter)
+        ended = await self._deliver([by_offset[offset][0] for offset in sorted(by_offset)])
+        every = [copy for letter in ended for copy in by_offset[letter.was.offset]]
+        self._done.ended += len(every)
+        return every
+
+    async def _deliver(self, letters: Sequence[Letter]) -> list[Letter]:
+        records = [letter.was for letter in letters]
+        attempt = 1 + max(letter.origin.attempts for letter in letters)
+        try:
+            outcomes = await self._consumer.destination.deliver(
+                self._delivery._replace(records=records, attempt=attempt)
+            )
+        except DestinationRefused as refusal:
+            return self._leave(letters, refusal.description)
+        now = self._clock.time()
+        judged = judge(Batch(records), outcomes, self._policy, self._delivery.group, now)
+        if judged.rolled_back:
+            return self._leave(letters, f"more failed than retry.rollback_threshold_percent allows: {judged.why}")
+        of = {letter.was.offset: (letter, outcome) for letter, outcome in zip(letters, outcomes, strict=True)}
+        ended = [of[record.offset][0] for record in (*judged.ended, *judged.skipped)]
+        failed = [*judged.again, *(letter.record for letter in judged.letters)]
+        ended += await self._bury([_again(*of[record.offset], self._delivery.group, now) for record in failed], of)
+        self._leave([of[record.offset][0] for record in judged.waiting], judged.why)
+        together = [of[record.offset][0] for record in judged.together]
+        for half in (together[: len(together) // 2], together[len(together) // 2 :]):
+            ended += await self._deliver(half) if half else []
+        return ended
+
+    async def _bury(self, again: Sequence[DeadLetter], of: dict[int, tuple[Letter, Outcome]]) -> list[Letter]:
+        letters = [of[letter.record.offset][0] for letter in again]
+        if self._last_retry:
+            for letter in again:
+                what = f"{letter.record.topic_partition} offset {letter.record.offset}"
+                log.warning("dead letter of %s failed at its last retry (%s) and has ended", what, letter.outcome.error)
+            self._done.given_up += len(letters)
+        elif letters and self._consumer.writer is None:
+            return self._leave(letters, f"{again[0].outcome.error}, and dead letters are off")
+        elif letters and self._consumer.writer:
+            try:
+                await self._consumer.writer.write(again)
+            except DeadLetterFailed as failure:
+                return self._leave(letters, failure.description)
+            self._done.again += len(letters)
+        return letters
+
+    def _leave(self, letters: Sequence[Letter], why: str) -> list[Letter]:
+        self._done.left += len(letters)
+        self._done.why = why if letters else self._done.why
+        return []
+
+
+def _again(letter: Letter, outcome: Outcome, group: str, now: float) -> DeadLetter:
+    try:
+        first = datetime.fromisoformat(letter.origin.first_failure).timestamp()
+    except ValueError:
+        first = now
+    return DeadLetter(letter.was, group, letter.origin.attempts + 1, outcome, first, now)

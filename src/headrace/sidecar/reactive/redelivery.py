@@ -1,0 +1,301 @@
+"""Dead letters delivered again by the backend of their consumer, a batch per call, without joining its group.
+
+A letter is marked as ended after its delivery is judged, so a call that dies repeats letters and loses none.
+Source: sidecar.md 8.3 and defects 26 and 46.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple, Protocol
+
+import msgspec
+
+from headrace.config.kafka import KafkaConfig
+from headrace.config.topic_patterns import fits_any
+from headrace.delivery.dead_letter import origin_of, restored, write_all
+from headrace.delivery.protocols import Delivery
+from headrace.errors import (
+    DestinationUnavailable,
+    InvalidTopicName,
+    KafkaTimeout,
+    KafkaUnavailable,
+    LeaseTaken,
+    ReadFailed,
+    TopicNotFound,
+)
+from headrace.kafka import Admin, Lease, read_records
+from headrace.lifecycle import Clock, Service
+from headrace.records import OutgoingRecord, Record, TopicPartition
+from headrace.sidecar.reactive.redelivered import Letter, LetterConsumer, OneOrigin, Redelivered
+
+log = logging.getLogger(__name__)
+
+_READ_SECONDS: Final = 10.0
+_MOST_READ_SECONDS: Final = 60.0
+_IDLE_SECONDS: Final = 5.0
+_SWEEP_SECONDS: Final = 1.0
+
+
+class Marks(Protocol):
+    """Which letters of one topic have ended."""
+
+    async def prepare(self) -> None:
+        """Make what keeps the marks."""
+
+    async def load(self, *, settled: bool = False) -> None:
+        """Read them anew."""
+
+    def is_ended(self, partition: int, offset: int) -> bool:
+        """Return whether a letter has ended."""
+
+    def first_left(self, partition: int, start: int, end: int) -> int:
+        """Return the first offset from `start` to before `end` that has not ended; `end` if all have."""
+
+    def records_for(self, partition: int, offsets: Iterable[int]) -> list[OutgoingRecord]:
+        """Mark letters as ended, and return the records that say so."""
+
+
+class RedeliveryRequest(msgspec.Struct, frozen=True):
+    """What is asked for; other fields are ignored, as in the original."""
+
+    group: str | None = None
+    """Group of a consumer, to choose it; any other name is only told back. By default the topics choose."""
+    topic: str | None = None
+    """Topics that the letters came from, with commas between; by default all that the consumer reads."""
+    timeout: int | None = None
+    """How long to read letters at most, in milliseconds; 10 s by default, a minute at most."""
+    lastretry: bool = False
+    """Whether what fails again has ended, instead of being a dead letter once more. Of this call only."""
+
+
+class RedeliveryAnswer(msgspec.Struct, frozen=True):
+    """What became of a batch of dead letters; ask again until there are no records."""
+
+    group: str
+    instance: str
+    topics: list[str]
+    """Dead letter topics that were looked into."""
+    records: int
+    """Letters that were delivered to the backend."""
+    description: str
+    status: Literal["empty", "processed", "rolledBack"]
+    """`rolledBack` when some or all of them have not ended and will come again."""
+
+
+class Looked(NamedTuple):
+    """A dead letter topic and whose letters in it are meant."""
+
+    consumer: LetterConsumer
+    topic: str
+
+
+class _Kept(NamedTuple):
+    lease: Lease
+    marks: Marks
+    used: float
+
+
+class Redelivery(Service):
+    """Serves the calls; keeps a topic's lease for some seconds after one, because the next usually follows."""
+
+    def __init__(
+        self,
+        kafka: KafkaConfig,
+        admin: Admin,
+        consumers: Mapping[str, LetterConsumer],
+        produce: Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Any]]],
+        marks_of: Callable[[str], Marks],
+        clock: Clock,
+        host: str,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            kafka: Where letters are read.
+            admin: Tells where they end, and makes the topics of leases.
+            consumers: By name; others may come and go.
+            produce: Writes marks.
+            marks_of: What has ended of a topic.
+            clock: For ages and deadlines.
+            host: Name of this machine, for the answer.
+        """
+        super().__init__("dead letter redelivery")
+        self._kafka, self._admin, self._consumers, self._produce = kafka, admin, consumers, produce
+        self._marks_of, self._clock = marks_of, clock
+        self._instance = f"Reactive-Replay-{host}"
+        self._kept: dict[str, _Kept] = {}
+        self._busy: set[str] = set()
+
+    async def start(self) -> None:
+        self.spawn(self._sweep(), "sweep")
+
+    async def stop(self) -> None:
+        for topic in [*self._kept]:
+            await self._kept.pop(topic).lease.release()
+
+    def chosen(self, request: RedeliveryRequest) -> dict[str, LetterConsumer]:
+        """Return the topics whose dead letters are meant, each with its consumer.
+
+        Raises:
+            InvalidTopicName: No consumer of this process reads one of the topics.
+        """
+        consumers = [*self._consumers.values()]
+        of_group = [consumer for consumer in consumers if consumer.config.group == request.group]
+        consumers = of_group or consumers
+        asked = [name.strip() for name in (request.topic or "").split(",") if name.strip()]
+        found: dict[str, LetterConsumer] = {}
+        for name in asked or [topic for consumer in consumers for topic in consumer.config.topics]:
+            reads = (c for c in consumers if name in c.config.topics or fits_any(c.config.topic_patterns)(name))
+            consumer = next(reads, None)
+            if consumer is None:
+                group = f" of group {request.group}" if of_group else ""
+                raise InvalidTopicName(
+                    f"{name[:249]} is consumed by no reactive consumer{group} here: name topics as they stand in its "
+                    "topics, without the ending of their dead letter topic"
+                )
+            found.setdefault(name, consumer)
+        return found
+
+    async def run(self, request: RedeliveryRequest) -> RedeliveryAnswer:
+        """Deliver one batch of letters that are left, of the first topic that has any.
+
+        Raises:
+            InvalidTopicName: See `chosen`.
+            LeaseTaken: Others work on the letters of the topic.
+            ReadFailed: Kafka or the backend does not answer; what had not ended is left.
+        """
+        chosen = self.chosen(request)
+        looked = list(dict.fromkeys(Looked(c, c.config.dead_letter.topic_for(name)) for name, c in chosen.items()))
+        topics = list(dict.fromkeys(look.topic for look in looked))
+        group = request.group or (looked[0].consumer.config.group if looked else "")
+        try:
+            for look in looked:
+                with contextlib.suppress(TopicNotFound):
+                    if done := await self._of_topic(look, request):
+                        return RedeliveryAnswer(group, self._instance, topics, *_told(done, look.topic))
+        except (KafkaUnavailable, KafkaTimeout, DestinationUnavailable) as cause:
+            raise ReadFailed(f"dead letters are not delivered, and none is lost: {cause.description}") from cause
+        nothing = f"nothing is left in {', '.join(topics)}: nothing was processed"
+        return RedeliveryAnswer(group, self._instance, topics, 0, nothing, "empty")
+
+    async def _of_topic(self, look: Looked, request: RedeliveryRequest) -> Redelivered | None:
+        topic = look.topic
+        if topic in self._busy:
+            raise LeaseTaken(f"another call delivers letters of {topic} just now: call again when it is answered")
+        self._busy.add(topic)
+        try:
+            offsets = await self._admin.topic_offsets(topic)
+            marks = (await self._keep(topic)).marks
+            starts = {p: marks.first_left(p.partition, first, end) for p, (first, end) in offsets.items()}
+            ends = {p: end for p, (_, end) in offsets.items()}
+            letters = await self._read(look, starts, ends, marks, request.timeout)
+            return await self._deliver(look, letters, request.lastretry) if letters else None
+        finally:
+            if kept := self._kept.get(topic):
+                self._kept[topic] = kept._replace(used=self._clock.monotonic())
+            self._busy.discard(topic)
+
+    async def _deliver(self, look: Looked, letters: Sequence[Letter], last_retry: bool) -> Redelivered:
+        """Deliver letters by origin, and mark what has ended after each."""
+        done = Redelivered(letters[-1])
+        by_origin: defaultdict[tuple[str, TopicPartition], list[Letter]] = defaultdict(list)
+        for letter in letters:
+            by_origin[letter.origin.group, letter.origin.partition].append(letter)
+        for (group, partition), own in by_origin.items():
+            kept = await self._keep(look.topic)
+            await kept.lease.check()
+            delivery = Delivery(group, partition, 0, [], 1, self._instance)
+            ended = await OneOrigin(look.consumer, delivery, done, last_retry, self._clock).deliver(own)
+            marks: list[OutgoingRecord] = []
+            for number in {letter.record.partition for letter in ended}:
+                marks += kept.marks.records_for(
+                    number, [e.record.offset for e in ended if e.record.partition == number]
+                )
+            try:
+                await write_all(self._produce, marks, "marks") if marks else None
+            except BaseException:
+                await self._kept.pop(look.topic).lease.release()  # what it believes of the marks is not so
+                raise
+        return done
+
+    async def _read(
+        self,
+        look: Looked,
+        starts: Mapping[TopicPartition, int],
+        ends: Mapping[TopicPartition, int],
+        marks: Marks,
+        timeout_ms: int | None,
+    ) -> list[Letter]:
+        """Return letters that are left: one batch of the consumer at most."""
+        batch, config = look.consumer.config.batch, look.consumer.config
+        others = {c.config.group for c in self._consumers.values()} - {config.group}
+        seconds = _READ_SECONDS if timeout_ms is None else min(timeout_ms / 1000, _MOST_READ_SECONDS)
+        found: list[Letter] = []
+        size = 0
+        try:
+            async with asyncio.timeout(seconds), contextlib.aclosing(read_records(self._kafka, starts, ends)) as reader:
+                async for records in reader:
+                    for record in records:
+                        origin = None if marks.is_ended(*_place(record)) else origin_of(record.headers)
+                        if origin is None or origin.group in others:
+                            continue
+                        if found and size + record.size_bytes > batch.max_bytes:
+                            return found
+                        found.append(Letter(record, origin, restored(record)))
+                        size += record.size_bytes
+                        if len(found) == batch.max_records:
+                            return found
+        except TimeoutError:
+            if not found:
+                raise KafkaUnavailable(f"no letter of {look.topic} came within {seconds:g} s") from None
+        return found
+
+    async def _keep(self, topic: str) -> _Kept:
+        """Return the lease and the marks of a topic, taken now if they are not held."""
+        kept = self._kept.get(topic)
+        if kept and not kept.lease.lost.is_set():
+            return kept
+        if kept:
+            await self._kept.pop(topic).lease.release()
+        lease = Lease(self._kafka, self._admin, f"redrive.{topic}", self._clock, source=topic)
+        if not await lease.acquire():
+            raise LeaseTaken(f"{lease.holder} works on the letters of {topic}: wait until it is done, or end it")
+        marks = self._marks_of(topic)
+        try:
+            await marks.prepare()
+            await marks.load(settled=True)
+        except BaseException:
+            await lease.release()
+            raise
+        kept = self._kept[topic] = _Kept(lease, marks, self._clock.monotonic())
+        return kept
+
+    async def _sweep(self) -> None:
+        while True:
+            await self._clock.sleep(_SWEEP_SECONDS)
+            old = self._clock.monotonic() - _IDLE_SECONDS
+            for topic, kept in [*self._kept.items()]:
+                if topic not in self._busy and kept.used < old:
+                    del self._kept[topic]
+                    await kept.lease.release()
+
+
+def _place(record: Record) -> tuple[int, int]:
+    return record.partition, record.offset
+
+
+def _told(done: Redelivered, topic: str) -> tuple[int, str, Literal["processed", "rolledBack"]]:
+    """Return the last fields of an answer. Source: sidecar.md 8.3 (the end of the text)."""
+    last = done.last.record
+    where = f"partition:{last.partition}| offset:{last.offset}"
+    counts = f"{done.ended} ended" + (f", {done.again} of them as dead letters once more" if done.again else "")
+    counts += f", {done.given_up} of them failed for the last time" if done.given_up else ""
+    if done.left:
+        text = f"processing error and rollback: of {topic} {counts}, {done.left} are left ({done.why}); up to {where}"
+        return done.ended + done.left, text, "rolledBack"
+    return done.ended, f"success, letters of {topic} are processed: {counts}; up to {where}", "processed"

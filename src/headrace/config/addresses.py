@@ -35,14 +35,23 @@ def forbidden_host(host: str) -> str:
 def forbidden_address(address: str) -> str:
     """Return why an address must not be connected to, in words; empty when it may be, or is no address."""
     try:
-        ip = ip_address(address.partition("%")[0])
+        ip = _meant(address)
     except ValueError:
         return ""
-    if isinstance(ip, IPv6Address):
-        ip = _inner(ip) or ip
     if ip.is_link_local:
         return f"{ip} is a link-local address, where metadata services are"
     return f"{ip} is a cloud's metadata service" if ip in _METADATA else ""
+
+
+def is_this_machine(address: str) -> bool:
+    """Return whether connections to an IP address end at this machine or at no one in particular."""
+    ip = _meant(address)
+    return ip.is_loopback or ip.is_unspecified or ip.is_multicast
+
+
+def _meant(address: str) -> IPv4Address | IPv6Address:
+    ip = ip_address(address.partition("%")[0])
+    return (_inner(ip) or ip) if isinstance(ip, IPv6Address) and not ip.is_loopback else ip
 
 
 def _inner(ip: IPv6Address) -> IPv4Address | None:

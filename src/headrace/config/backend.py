@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
-from headrace.config.addresses import forbidden_host
+from headrace.config.addresses import forbidden_address, forbidden_host
 from headrace.config.section import Count, PositiveSeconds, Section, Url
 from headrace.config.transport import BackendTls, Headers, OAuth
 
@@ -71,6 +71,10 @@ class BackendConfig(Section):
         if self.oauth and any(name.lower() == "authorization" for name in self.headers):
             raise ValueError("has both oauth and a header Authorization: keep one")
         return self
+
+    def refuses(self, url: str, address: str) -> str:
+        """Return why an IP address that a URL turns out to have must not be connected to; empty when it may be."""
+        return "" if self.allow_link_local else forbidden_address(address)
 
     @property
     def secure(self) -> bool:

@@ -13,6 +13,7 @@ from headrace.config.control import ControlConfig
 from headrace.config.http import HttpConfig, SecurityConfig
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.config.producer import ProducerConfig
+from headrace.config.registrations import RegistrationsConfig
 from headrace.config.section import PositiveSeconds, Section
 
 
@@ -31,6 +32,8 @@ class HeadraceConfig(Section):
     """Producing over HTTP."""
     reactive_consumers: dict[str, ReactiveConsumerConfig] = Field(default_factory=dict)
     """Reactive consumers by name."""
+    registrations: RegistrationsConfig = RegistrationsConfig()
+    """Reactive consumers that are registered over HTTP."""
     functions: list[Path] = Field(default_factory=list)
     """Function files (Nuclio's `function.yaml`), relative to this file."""
     pipelines: list[Path] = Field(default_factory=list)

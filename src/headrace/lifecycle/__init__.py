@@ -1,6 +1,7 @@
 """How things live: the only place where tasks, threads and processes are born."""
 
 from headrace.lifecycle.clock import Clock, Deadline, ManualClock, SystemClock
+from headrace.lifecycle.lodgers import Lodgers, Lodging
 from headrace.lifecycle.processes import Child, ChildProcess, run_program, start_child
 from headrace.lifecycle.queues import BoundedQueue, gauges
 from headrace.lifecycle.service import Readiness, Service
@@ -13,6 +14,8 @@ __all__ = [
     "ChildProcess",
     "Clock",
     "Deadline",
+    "Lodgers",
+    "Lodging",
     "LoopBridge",
     "LoopThread",
     "ManualClock",

@@ -74,9 +74,9 @@ class Supervisor:
         Raises:
             ServiceDied: A service ended by itself; the others were drained.
         """
-        await _first_of(signals.drain_asked.wait(), self._death.wait())
+        await first_of(signals.drain_asked.wait(), self._death.wait())
         self.draining = True
-        await _first_of(self.drain(), signals.stop_asked.wait())
+        await first_of(self.drain(), signals.stop_asked.wait())
         await self.stop()
         for service in self._services:
             if service.death is not None:
@@ -120,7 +120,7 @@ class Supervisor:
         return service.readiness()
 
 
-async def _first_of(*works: Coroutine[Any, Any, object]) -> None:
+async def first_of(*works: Coroutine[Any, Any, object]) -> None:
     """Run all until the first of them has ended, and cancel the others."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:

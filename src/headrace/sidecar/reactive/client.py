@@ -217,19 +217,24 @@ def client_of(backend: BackendConfig, clock: Clock, tls: ssl.SSLContext | None =
         Client,
         timeout_seconds=backend.timeout_seconds,
         tls=tls,
-        forbidden=_anything if backend.allow_link_local else forbidden_address,
     )
     token = None
     if oauth := backend.oauth:
         server = ask(
-            oauth.token_url, max_answer_bytes=MAX_HEAD_BYTES, headers=token_headers(oauth), what="token server"
+            oauth.token_url,
+            max_answer_bytes=MAX_HEAD_BYTES,
+            headers=token_headers(oauth),
+            forbidden=functools.partial(backend.refuses, oauth.token_url),
+            what="token server",
         )
         token = Token(oauth, server.post, server.close, clock)
-    return ask(backend.url, max_answer_bytes=backend.max_answer_bytes, headers=backend.headers, token=token)
-
-
-def _anything(_: str) -> str:
-    return ""
+    return ask(
+        backend.url,
+        max_answer_bytes=backend.max_answer_bytes,
+        headers=backend.headers,
+        forbidden=functools.partial(backend.refuses, backend.url),
+        token=token,
+    )
 
 
 def _target(path: str, query: str) -> str:

@@ -1,0 +1,73 @@
+"""A registration's settings: read with the sentences of the file, and shown without their secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from pydantic import ValidationError
+
+from headrace.config.explain import explain
+from headrace.config.registrations import RegistrationConfig, RegistrationsConfig
+from headrace.config.show import MASK, mask
+from headrace.config.yaml_tree import Path, Problems
+from headrace.errors import InvalidRequest
+
+_MAX_DEPTH = 20
+
+
+def read_registration(settings: object, allowed: RegistrationsConfig, shared: Mapping[str, Any]) -> RegistrationConfig:
+    """Return the settings of a registration.
+
+    Args:
+        settings: As they were sent: what stands below the consumer's name in a file.
+        allowed: What the operator allows.
+        shared: Properties of every Kafka client.
+
+    Raises:
+        InvalidRequest: Every problem, with the name of its setting.
+    """
+    problems, broken = Problems(), set[Path]()
+    if not isinstance(settings, dict):
+        raise InvalidRequest("the body is no JSON object of settings: send what stands below a consumer's name")
+    _refuse_references(settings, (), problems, broken)
+    if (size := len(msgspec.json.encode(settings))) > allowed.limits.body_bytes:
+        problems.add("", (), f"it has {size} bytes, and registrations may have {allowed.limits.body_bytes} here")
+    try:
+        found = RegistrationConfig.model_validate(settings, context={"registrations": allowed})
+        found.consumer.client_properties(shared)
+    except ValidationError as cause:
+        errors = cause.errors(include_url=False, include_input=False)
+        explain(errors, settings, {}, broken, problems, RegistrationConfig)
+    except ValueError as cause:
+        problems.add("", ("consumer",), str(cause))
+    if problems.found:
+        raise InvalidRequest("; ".join(problems.found))
+    return found
+
+
+def shown(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a registration without secrets and without the values of headers, which may be some."""
+    found: dict[str, Any] = mask(settings)
+    backend = found.get("backend")
+    if isinstance(backend, dict) and isinstance(backend.get("headers"), dict):
+        backend["headers"] = dict.fromkeys(backend["headers"], MASK)
+    return found
+
+
+def _refuse_references(value: Any, at: Path, problems: Problems, broken: set[Path]) -> None:
+    """Refuse what would be replaced in a file, and what stands for a secret in an answer."""
+    if len(at) > _MAX_DEPTH:
+        raise InvalidRequest("the settings are nested too deeply")
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _refuse_references(item, (*at, key), problems, broken)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _refuse_references(item, (*at, index), problems, broken)
+    elif isinstance(value, str) and ("${" in value or MASK in value):
+        broken.add(at)
+        text = "holds ${, and references to the machine's environment and files are not for registrations"
+        mask_text = "is what answers show in place of a secret: write the secret itself"
+        problems.add("", at, mask_text if MASK in value else text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import confluent_kafka
@@ -26,17 +26,25 @@ class Commits:
     (reliability.md, row F5).
     """
 
-    def __init__(self, name: str, clock: Clock, epoch_of: Mapping[TopicPartition, int]) -> None:
+    def __init__(
+        self,
+        name: str,
+        clock: Clock,
+        epoch_of: Mapping[TopicPartition, int],
+        acknowledged: Callable[[Mapping[TopicPartition, int]], None] = lambda _: None,
+    ) -> None:
         """Prepare.
 
         Args:
             name: The consumer's, for the log.
             clock: For the pause before a repetition.
             epoch_of: The epochs of the present assignment, kept by the consumer.
+            acknowledged: Is told for which partitions a commit is acknowledged, and in which epochs.
         """
         self._name = name
         self._clock = clock
         self._epoch_of = epoch_of
+        self._acknowledged = acknowledged
         self._newest: dict[TopicPartition, tuple[int, Committed]] = {}
         self._sent: dict[TopicPartition, int] = {}
         self._under_way = False
@@ -76,6 +84,7 @@ class Commits:
         self._under_way = False
         reach("commit.acknowledged")
         failed = [p for p in offsets if error is not None or p.error is not None]
+        self._acknowledged({p: epoch for p, epoch in self._sent.items() if p not in from_client(failed)})
         if failed:
             log.warning("%s: commit failed: %s", self._name, error or failed[0].error)
             newer = self._newest

@@ -22,18 +22,18 @@ from headrace.config.kafka import KafkaConfig
 from headrace.errors import HeadraceError
 from headrace.kafka.assignment import Assignment
 from headrace.kafka.commits import Commits
-from headrace.kafka.error_map import to_error
 from headrace.kafka.flow import Flow
+from headrace.kafka.intake import Intake
 from headrace.kafka.listener import Listener
 from headrace.kafka.loop_side import LoopSide
 from headrace.kafka.names import check_group, check_topic
 from headrace.kafka.placement import Placement
 from headrace.kafka.positions import Gap, ReadPolicy, Start, start_of_log, to_client
+from headrace.kafka.problems import Problems
 from headrace.kafka.properties import member_properties
-from headrace.kafka.reader import to_record
 from headrace.lifecycle import Clock, Deadline, OwnedThread, Readiness, Service
 from headrace.lifecycle.failpoints import reach
-from headrace.records import Committed, Record, TopicPartition
+from headrace.records import Committed, TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +46,6 @@ _ROOM = 0.1
 _STORE_SECONDS = 30.0
 _DRAIN_SECONDS = 20.0
 _THREAD_STOP_SECONDS = 30.0
-_END = confluent_kafka.KafkaError._PARTITION_EOF
-_OUT_OF_RANGE = confluent_kafka.KafkaError._AUTO_OFFSET_RESET
 _DEFAULT_POLICY = ReadPolicy()
 
 
@@ -87,11 +85,17 @@ class Consumer(Service):
         self._room = threading.Event()
         self._freed = 0.0  # part of the room that was given back since the thread was woken last
         self._commands: deque[Callable[[], None]] = deque()
-        self._commits = Commits(name, clock, self._epoch_of)  # the thread's own, as is what follows
+        self._problems = Problems(group)
+        self._say = self._problems.say
+        # The thread's own, as is what follows.
         self._placement = Placement(policy, clock, self._say, self._ask_store if policy.stored_offsets else None)
+        self._commits = Commits(name, clock, self._epoch_of, self._placement.acknowledged)
+        self._seeks: dict[TopicPartition, Callable[[bool], None]] = {}
         self._seen_epochs: dict[TopicPartition, int] = {}  # the loop's view of `_epoch_of`, which is behind
-        self._problems: dict[str, str] = {"": f"group {group}: not joined yet"}
         self._loop = LoopSide(self)
+        self._intake = Intake(
+            group, listener, self._loop, self._flow, self._placement, self._epoch_of, clock, self._say
+        )
         self._thread: OwnedThread | None = None
         self._client: Any = None
         self._assignment: Any = None
@@ -124,7 +128,7 @@ class Consumer(Service):
             log.warning("consumer %s did not close in time and is abandoned", self.name)
 
     def readiness(self) -> Readiness:
-        reasons = [text for text in self._problems.values() if text]
+        reasons = self._problems.all()
         return Readiness(False, "; ".join(reasons)) if reasons else Readiness(True)
 
     def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None:
@@ -138,6 +142,27 @@ class Consumer(Service):
     def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
         epochs = {partition: self._seen_epochs.get(partition, 0) for partition in offsets}
         self._commands.append(functools.partial(self._commits.want, dict(offsets), epochs))
+
+    @property
+    def keeps_offsets_elsewhere(self) -> bool:
+        return self._policy.stored_offsets is not None
+
+    def trouble(self, partition: TopicPartition) -> str:
+        return self._problems.of(partition)
+
+    def pause(self, partition: TopicPartition) -> str:
+        if not self._flow.is_paused(partition):
+            return ""
+        return "nothing more is fetched until some of what is held has ended, as the bounds of flow are reached"
+
+    async def seek(self, partition: TopicPartition, epoch: int, offset: int) -> bool:
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def answered(done: bool) -> None:
+            self._loop.post(answer.set_result, done)
+
+        self._commands.append(lambda: self._seek(partition, epoch, offset, answered))
+        return await asyncio.shield(answer)  # the thread answers in any case
 
     def subscribe(self, topics: Sequence[str]) -> None:
         """Read these topics from now on; partitions of topics that stay are not taken away."""
@@ -169,7 +194,8 @@ class Consumer(Service):
                 first = client.poll(_BUSY_SECONDS if self._flow.records else _IDLE_SECONDS)
                 if first is not None:
                     reach("poll.after")
-                    self._take([first, *client.consume(min(_BATCH_RECORDS - 1, self._flow.half_room_records), 0)])
+                    more = client.consume(min(_BATCH_RECORDS - 1, self._flow.half_room_records), 0)
+                    self._intake.take(client, [first, *more])
         finally:
             client.close()  # runs _on_revoke for what is assigned
 
@@ -200,57 +226,6 @@ class Consumer(Service):
             self._client.pause(_plain(pause))
         if resume:
             self._client.resume(_plain(resume))
-
-    def _take(self, taken: list[Any]) -> None:
-        batches: dict[TopicPartition, list[Record]] = {}
-        batch: list[Record] = []
-        topic, partition = "", -1
-        for item in taken:
-            if item.error() is not None:
-                self._flush(batches)
-                self._on_event(item)
-                partition = -1
-                continue
-            record = to_record(item)
-            # Neighbours come from one partition mostly, so the look-up is rare.
-            if record.partition != partition or record.topic != topic:
-                topic, partition = record.topic, record.partition
-                batch = batches.setdefault(TopicPartition(topic, partition), [])
-            batch.append(record)
-        self._flush(batches)
-
-    def _flush(self, batches: dict[TopicPartition, list[Record]]) -> None:
-        if batches:
-            self._problems.pop("", None)
-        for partition, records in batches.items():
-            epoch = self._epoch_of.get(partition)
-            if epoch is None or self._placement.is_open(partition):
-                continue  # revoked inside this very poll, or behind what cannot be read
-            size = sum([record.size_bytes for record in records])
-            self._flow.taken(partition, len(records), size, self._clock.monotonic())
-            reach("hand-over.before")
-            self._loop.post(self._listener.on_records, partition, epoch, records)
-            reach("hand-over.after")
-        batches.clear()
-
-    def _on_event(self, item: Any) -> None:
-        error, code = item.error(), item.error().code()
-        partition = TopicPartition(item.topic() or "", item.partition() if item.partition() is not None else -1)
-        if code in _OF_A_PLACE and self._placement.is_open(partition):
-            return  # behind what cannot be read, where the client may not go on
-        if code == _END:
-            if epoch := self._epoch_of.get(partition):
-                self._loop.post(self._listener.on_end, partition, epoch, item.offset())
-        elif code == _OUT_OF_RANGE:
-            self._placement.out_of_range(partition, item.offset())
-        elif code in _BROKEN and partition in self._epoch_of:
-            self._placement.out_of_range(partition, item.offset())  # so it is fetched again, from here
-            self._client.pause(_plain([partition]))
-            self._say(str(partition), f"{partition}: {error.str()}; nothing behind it is read until that can be read")
-        elif code in _FENCED:
-            raise to_error(error, f"group {self._group}")
-        else:
-            self._say("", f"group {self._group}: {error.str()}")
 
     def _on_assign(self, client: Any, assigned: list[Any]) -> None:
         reach("assign.before")
@@ -284,10 +259,32 @@ class Consumer(Service):
             if isinstance(found, Gap):
                 self._pass(partition, found)
             elif isinstance(found, Start):
-                self._go_on_at(partition, found.offset)
-                self._take_up({partition: found})
+                self._begin_at(partition, found)
             else:
                 self._go_on_at(partition, found)
+
+    def _begin_at(self, partition: TopicPartition, start: Start) -> None:
+        sought = self._seeks.pop(partition, None)
+        if sought:
+            reach("seek.committed")
+        self._go_on_at(partition, start.offset)
+        self._take_up({partition: start})
+        if sought:
+            reach("seek.after")
+            sought(True)
+
+    def _seek(self, partition: TopicPartition, epoch: int, offset: int, answer: Callable[[bool], None]) -> None:
+        """Let go of a partition, and commit where it is to begin again; `_place` goes on with it."""
+        if self._epoch_of.get(partition) != epoch:
+            answer(False)
+            return
+        self._forget([partition])
+        start = Start(offset, Committed(offset), epoch=self._placement.new_epoch())
+        self._seeks[partition] = answer
+        self._epoch_of[partition] = start.epoch
+        self._placement.wait_for_commit(partition, start)
+        self._client.pause(_plain([partition]))
+        self._commits.want({partition: Committed(offset)}, {partition: start.epoch})
 
     def _pass(self, partition: TopicPartition, gap: Gap) -> None:
         """Do what the policy says about offsets that are missing."""
@@ -357,6 +354,8 @@ class Consumer(Service):
         self._placement.forget(partitions)
         for partition in partitions:
             self._epoch_of.pop(partition, None)
+            if sought := self._seeks.pop(partition, None):
+                sought(False)
 
     def _drained(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Committed]:
         """Wait until the loop has drained these partitions; its answer is what may be committed."""
@@ -388,26 +387,6 @@ class Consumer(Service):
     def _on_error(self, error: Any) -> None:
         if error.code() == confluent_kafka.KafkaError._ALL_BROKERS_DOWN:
             log.warning("%s: no broker answers", self.name)
-
-    def _say(self, about: str, problem: str) -> None:
-        """Set or clear what readiness says about a partition, or about the membership when `about` is empty."""
-        if problem:
-            if self._problems.get(about) != problem:  # it may be found again every second
-                log.warning("%s", problem)
-            self._problems[about] = problem
-        else:
-            self._problems.pop(about, None)
-
-
-_BROKEN = (
-    confluent_kafka.KafkaError._BAD_MSG,
-    confluent_kafka.KafkaError._BAD_COMPRESSION,
-    confluent_kafka.KafkaError._NOT_IMPLEMENTED,
-    confluent_kafka.KafkaError.INVALID_MSG,
-)
-"""A batch whose checksum, compression or format is wrong. The client would go on behind it, and not always rightly."""
-_OF_A_PLACE = (_END, _OUT_OF_RANGE, *_BROKEN)
-_FENCED = (confluent_kafka.KafkaError._FATAL, confluent_kafka.KafkaError._FENCED)
 
 
 def _plain(partitions: Sequence[TopicPartition]) -> list[Any]:

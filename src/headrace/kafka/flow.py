@@ -74,8 +74,9 @@ class Flow:
         return max(1, (self._limits.max_records - self._records) // 2)
 
     def is_paused(self, partition: TopicPartition) -> bool:
-        """Whether a partition is paused now."""
-        return partition in self._held and self._held[partition].paused
+        """Whether a partition is paused now; callable on any thread."""
+        held = self._held.get(partition)
+        return held is not None and held.paused
 
     def assigned(self, partitions: Iterable[TopicPartition]) -> None:
         """Begin to count for partitions; they start resumed."""

@@ -1,5 +1,5 @@
 """Where a member goes on in its partitions, as long as that is not known: asked again until Kafka, or the store of
-whoever keeps offsets with its own data, has answered.
+whoever keeps offsets with its own data, has answered; and where it goes on as soon as that is committed.
 
 For the thread that owns the consumer.
 """
@@ -22,7 +22,7 @@ AskStore = Callable[[Mapping[TopicPartition, int]], None]
 
 
 class Placement:
-    """Partitions that are ours, and for which it is not known where to go on; they are paused."""
+    """Partitions that are ours, and in which we cannot go on yet; they are paused."""
 
     def __init__(
         self, policy: ReadPolicy, clock: Clock, say: Callable[[str, str], None], ask_store: AskStore | None
@@ -43,6 +43,9 @@ class Placement:
         self._ask_store = ask_store
         self._open: dict[TopicPartition, int | None] = {}
         """Partition to the position that is out of range, or None if there is none yet."""
+        self._sought: dict[TopicPartition, Start] = {}
+        """Where to go on, once that is committed."""
+        self._committed: set[TopicPartition] = set()
         self._asked: dict[TopicPartition, int] = {}
         self._stored: dict[TopicPartition, tuple[int, int | None]] = {}
         self._seen: set[str] = set()
@@ -79,18 +82,30 @@ class Placement:
         self._open[partition] = position
 
     def is_open(self, partition: TopicPartition) -> bool:
-        """Whether it is not known where to go on."""
-        return partition in self._open
+        """Whether we cannot go on yet."""
+        return partition in self._open or partition in self._sought
+
+    def wait_for_commit(self, partition: TopicPartition, start: Start) -> None:
+        """Go on at another place, as soon as that is committed in its epoch."""
+        self._sought[partition] = start
+
+    def acknowledged(self, epochs: Mapping[TopicPartition, int]) -> None:
+        """Take note of commits that are acknowledged."""
+        self._committed |= {p for p, start in self._sought.items() if epochs.get(p) == start.epoch}
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
         """Drop partitions that are no longer ours."""
         for partition in partitions:
-            for known in (self._open, self._asked, self._stored):
+            for known in (self._open, self._sought, self._asked, self._stored):
                 known.pop(partition, None)
+            self._committed.discard(partition)
             self._say(str(partition), "")
 
     def found(self, client: Any) -> Iterator[tuple[TopicPartition, Start | Gap | int]]:
         """Yield open partitions for which it is known by now: where to begin, what is missing, or where it goes on."""
+        while self._committed:
+            partition = self._committed.pop()
+            yield partition, self._sought.pop(partition)
         if not self._open or self._clock.monotonic() < self._again_at:
             return
         self._again_at = self._clock.monotonic() + _AGAIN_SECONDS

@@ -66,6 +66,30 @@ class Report(msgspec.Struct, frozen=True, rename="camel"):
     at: float = 0.0
 
 
+class JobView(msgspec.Struct, frozen=True, rename="camel"):
+    """A job as people see it."""
+
+    id: str
+    kind: str
+    state: State
+    message: str
+    """Why it waits or failed, or what is to be said of the end."""
+    by: str
+    """Who asked for it."""
+    since: str
+    """ISO 8601, UTC."""
+    wished_by: str | None
+    """Who paused, stopped or resumed it last."""
+    wished_at: str | None
+    owner: str | None
+    """The process that runs it, or ran it last."""
+    updated: str | None
+    """When it was heard of last."""
+    spec: dict[str, Any]
+    """What was asked for, in full."""
+    progress: dict[str, Any]
+
+
 Tell = Callable[[Mapping[str, Any]], Awaitable[bool]]
 """Writes progress down; says whether that succeeded, for it may be tried again."""
 
@@ -91,6 +115,8 @@ class _Known:
         self.job = job
         self.report = Report()
         self.heard_at = heard_at
+        self.offset = 0
+        """Of its entry, if it was written here."""
         self.stop: asyncio.Event | None = None
         """Set to end its run; None while it does not run here."""
 
@@ -149,7 +175,7 @@ class Jobs(Service):
         running = [name for name, known in self._known.items() if known.stop]
         return Readiness(True, f"runs {', '.join(running)}" if running else "")
 
-    async def create(self, kind: str, spec: dict[str, Any], by: str) -> dict[str, Any]:
+    async def create(self, kind: str, spec: dict[str, Any], by: str) -> JobView:
         """Begin a job and return it.
 
         Raises:
@@ -158,7 +184,8 @@ class Jobs(Service):
         """
         job = Job(f"{kind}-{secrets.token_hex(5)}", kind, spec, by, self._clock.time())
         self._refuse_conflict(job)
-        await self._table.put(_PREFIX + job.id, msgspec.to_builtins(job, str_keys=True))
+        offset = await self._table.put(_PREFIX + job.id, msgspec.to_builtins(job, str_keys=True))
+        self._find(job.id).offset = offset
         try:
             self._refuse_conflict(job)  # another process was asked at the same time, and came before in the log
         except JobConflict:
@@ -168,7 +195,7 @@ class Jobs(Service):
         self._changed.set()
         return self.show(job.id)
 
-    async def wish(self, name: str, wish: Wish, by: str) -> dict[str, Any]:
+    async def wish(self, name: str, wish: Wish, by: str) -> JobView:
         """Pause a job, stop it for good, or let it go on; return it.
 
         Raises:
@@ -186,12 +213,16 @@ class Jobs(Service):
             self._changed.set()
         return self.show(name)
 
-    def list(self) -> list[dict[str, Any]]:
+    def entry_of(self, name: str) -> int:
+        """Return the offset of a job's entry in the table, if it began here."""
+        return self._find(name).offset
+
+    def list(self) -> list[JobView]:
         """Return every job, the newest first."""
         newest = sorted(self._known.values(), key=lambda known: known.job.since, reverse=True)
         return [self.show(known.job.id) for known in newest]
 
-    def show(self, name: str) -> dict[str, Any]:
+    def show(self, name: str) -> JobView:
         """Return a job as people see it.
 
         Raises:
@@ -204,20 +235,20 @@ class Jobs(Service):
         if state in ("running", "waiting") and silent:
             state, message = "waiting", "no process that has what it needs was heard of; it goes on when one is there"
         progress = {name: value for name, value in report.progress.items() if name != "positions"}
-        return {
-            "id": job.id,
-            "kind": job.kind,
-            "state": state,
-            "message": message,
-            "by": job.by,
-            "since": iso(job.since),
-            "wishedBy": job.wished_by or None,
-            "wishedAt": iso(job.wished_at) if job.wished_at else None,
-            "owner": report.owner or None,
-            "updated": iso(report.at) if report.at else None,
-            "spec": job.spec,
-            "progress": progress,
-        }
+        return JobView(
+            job.id,
+            job.kind,
+            state,
+            message,
+            job.by,
+            iso(job.since),
+            job.wished_by or None,
+            iso(job.wished_at) if job.wished_at else None,
+            report.owner or None,
+            iso(report.at) if report.at else None,
+            job.spec,
+            progress,
+        )
 
     def _find(self, name: str) -> _Known:
         self._table.require()

@@ -33,8 +33,6 @@ Produce = Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Any]]]
 class Target(NamedTuple):
     """A reactive consumer or a function of this process, and what it delivers with."""
 
-    label: str
-    """`reactive consumer orders`."""
     topics: Sequence[str]
     fits: Callable[[str], bool] | None
     """Which further topics it reads."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from headrace.control.jobs import Job, Jobs, Work, spec_of
+from headrace.control.jobs import Job, Jobs, JobView, Work, spec_of
 from headrace.control.replay_run import TO_TOPIC_FLOW, Place, ReplaySpec, make_replay
 from headrace.control.replay_targets import Target
 from headrace.control.replay_window import Offsets, Window, check_readable, find_window
@@ -53,6 +53,15 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Say what would be replayed, and begin nothing."""
 
 
+class DryRun(msgspec.Struct, frozen=True, rename="camel"):
+    """What would be done, and is not."""
+
+    total: int
+    """Offsets or letters in all."""
+    spec: dict[str, Any]
+    dry_run: bool = True
+
+
 class ReplayMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """What `POST /adm/messagereplaymetadata` takes. Source: sidecar.md 8.6."""
 
@@ -84,7 +93,7 @@ class Replays:
         """Return what runs a replay, or None if this process cannot."""
         return make_replay(job, self._place, lambda to: self._targets.get(next(iter(to.items()))))
 
-    async def begin(self, jobs: Jobs, request: ReplayRequest, by: str) -> dict[str, Any]:
+    async def begin(self, jobs: Jobs, request: ReplayRequest, by: str) -> JobView | DryRun:
         """Begin a replay and return its job, or say what it would be.
 
         Raises:
@@ -94,10 +103,10 @@ class Replays:
         """
         spec = await self._spec(request)
         if request.dry_run:
-            return {"dryRun": True, "total": spec.window.total, "spec": msgspec.to_builtins(spec, str_keys=True)}
+            return DryRun(spec.window.total, msgspec.to_builtins(spec, str_keys=True))
         return await jobs.create("replay", msgspec.to_builtins(spec, str_keys=True), by)
 
-    async def begin_as_seed(self, jobs: Jobs, asked: ReplayMetadata, by: str) -> dict[str, Any]:
+    async def begin_as_seed(self, jobs: Jobs, asked: ReplayMetadata, by: str) -> JobView | DryRun:
         """Begin the replay that the seed's endpoint describes and return its job.
 
         Raises:
@@ -158,7 +167,7 @@ class Replays:
         topic = self._letters_of(request.topic, target) if request.dead_letter else check_topic(request.topic)
         of_letters = False
         if target:
-            of_letters = self._check(target, topic)
+            of_letters = self._check(target, topic, f"{kind} {name}")
         else:
             await self._check_topic(topic, name)
         admin = target.admin if target else self._place.admin
@@ -194,16 +203,16 @@ class Replays:
             raise InvalidRequest(f"the dead letter topic of {topic} is {which}: name it as topic, without deadLetter")
         return found.pop()
 
-    def _check(self, target: Target, topic: str) -> bool:
+    def _check(self, target: Target, topic: str, label: str) -> bool:
         """Return whether a topic holds dead letters of a target, which else reads it."""
         if target.refusal:
-            raise InvalidRequest(f"{target.label} takes no replay: {target.refusal}")
+            raise InvalidRequest(f"{label} takes no replay: {target.refusal}")
         if target.reads(topic):
             return False
         if target.writes_letters_to(topic):
             return True
         raise InvalidRequest(
-            f"{target.label} does not read {topic}, and its dead letters do not go there: replay one of its topics"
+            f"{label} does not read {topic}, and its dead letters do not go there: replay one of its topics"
         )
 
     async def _check_topic(self, source: str, topic: str) -> None:

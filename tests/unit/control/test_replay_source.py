@@ -1,0 +1,215 @@
+"""A window as the source of a pump: what is read, held, paced and told, without Kafka and in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from random import Random
+from typing import Any
+
+from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl
+from headrace.control.replay import WindowSource, counted, missing
+from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict
+from headrace.delivery.pump import Pump
+from headrace.errors import KafkaError, KafkaUnavailable
+from headrace.lifecycle import Deadline, ManualClock
+from headrace.records import Committed, Record, TopicPartition
+
+P = TopicPartition("t", 0)
+
+
+class World:
+    """A log with holes, a destination that notes what it gets, and what may go wrong between."""
+
+    def __init__(self, offsets: Sequence[int], **settings: Any) -> None:
+        self.log = {offset: Record("t", 0, offset, 7, None, b"v", size_bytes=1) for offset in offsets}
+        self.start = 0
+        self.errors: list[Exception] = []
+        self.reads: list[int] = []
+        self.seen: list[int] = []
+        self.replays: set[str] = set()
+        self.answer: Callable[[Record], Outcome] = lambda record: ACK
+        self.letters: list[DeadLetter] = []
+        self.clock = ManualClock(1000.0)
+        self.delivery = DeliveryConfig(batch=BatchConfig(max_records=10), **settings)
+
+    async def read(
+        self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+    ) -> AsyncGenerator[list[Record], None]:
+        self.reads.append(starts[P])
+        if self.errors:
+            raise self.errors.pop(0)
+        wanted = [self.log[offset] for offset in sorted(self.log) if starts[P] <= offset < ends[P]]
+        for n in range(0, len(wanted), 7):
+            yield wanted[n : n + 7]
+
+    async def start_offsets(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        return {P: self.start}
+
+    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+        self.seen += [record.offset for record in delivery.records]
+        self.replays.add(delivery.replay)
+        return [self.answer(record) for record in delivery.records]
+
+    async def write(self, letters: Sequence[DeadLetter]) -> None:
+        self.letters += letters
+
+    async def open(
+        self, start: Committed, end: int, rate: float | None = None, most: int = 1000
+    ) -> tuple[Pump, WindowSource]:
+        pump = Pump("p", "g", self, self, delivery=self.delivery, clock=self.clock, chance=Random(1))
+        pump.replay = "job-1"
+        source = WindowSource(
+            pump,
+            {P: start},
+            {P: end},
+            read=self.read,
+            start_offsets=self.start_offsets,
+            limits=FlowControl(max_records=most),
+            rate_records=rate,
+            clock=self.clock,
+        )
+        await pump.start()
+        await source.start()
+        return pump, source
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        for _ in range(1000):
+            if condition():
+                return
+            await self.clock.advance(0.2)
+        raise AssertionError("it never came")
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(test())
+
+
+async def close(*services: Any) -> None:
+    for service in services:
+        await service.stop()
+
+
+def test_a_window_is_delivered_in_order_and_no_further() -> None:
+    """Each record once, with the job's id; holes are known by what did not come."""
+
+    async def test() -> None:
+        world = World([0, 1, 2, 5, 6, 9, 10, 11])
+        pump, source = await world.open(Committed(1), 10)
+        await world.until(lambda: source.finished)
+        assert (world.seen, world.replays) == ([1, 2, 5, 6, 9], {"job-1"})
+        assert (source.standing.ended, source.standing.positions) == (5, {P: Committed(10)})
+        assert missing(9, counted({}, source.standing.counts)) == 4
+        await close(source, pump)
+
+    run(test)
+
+
+def test_a_window_without_any_record_ends() -> None:
+    """All of it may have been removed from the log meanwhile."""
+
+    async def test() -> None:
+        world = World([])
+        pump, source = await world.open(Committed(0), 10)
+        await world.until(lambda: source.finished)
+        assert world.seen == []
+        await close(source, pump)
+
+    run(test)
+
+
+def test_what_had_ended_in_an_earlier_run_is_not_delivered_again() -> None:
+    """The map beside the position says so, as it does for a group; and numbers of both runs are one."""
+
+    async def test() -> None:
+        world = World(
+            range(20), ordering="none", retry={"attempts": 2, "first_delay_seconds": 600, "max_delay_seconds": 600}
+        )
+        world.answer = lambda record: ACK if record.offset != 3 else Outcome(Verdict.RETRY, "E")
+        pump, source = await world.open(Committed(0), 20)
+        await world.until(lambda: source.standing.ended == 19)
+        await source.close(Deadline(world.clock, 0))
+        standing = source.standing
+        assert standing.positions[P].offset == 3
+        await close(source, pump)
+
+        world.seen, world.answer = [], lambda record: ACK
+        pump, source = await world.open(standing.positions[P], 20)
+        await world.until(lambda: source.finished)
+        assert world.seen == [3]
+        assert counted(standing.counts, source.standing.counts)["delivered"] == 20
+        await close(source, pump)
+
+    run(test)
+
+
+def test_no_more_is_held_than_a_kill_may_repeat() -> None:
+    """Records that ended count until that is written down; so the number of repeats is known before."""
+
+    async def test() -> None:
+        world = World(range(100))
+        pump, source = await world.open(Committed(0), 100, most=30)
+        await world.clock.advance(60)
+        assert world.seen == list(range(28))  # it is read in sevens
+        assert source.unsaved == 28
+        source.saved(source.standing)
+        await world.clock.advance(60)
+        assert len(world.seen) == 56
+        await close(source, pump)
+
+    run(test)
+
+
+def test_the_rate_holds_from_the_first_second_on() -> None:
+    """Neither a burst at the start nor one after a pause."""
+
+    async def test() -> None:
+        world = World(range(1000))
+        pump, source = await world.open(Committed(0), 1000, rate=20)
+        times = []
+        for _ in range(10):
+            before = len(world.seen)
+            await world.clock.advance(1)
+            times.append(len(world.seen) - before)
+        assert all(18 <= count <= 22 for count in times)
+        await close(source, pump)
+
+    run(test)
+
+
+def test_a_broker_that_does_not_answer_and_a_log_that_moved_on_are_passed() -> None:
+    """Retention may take what was to be read next; an error that says nothing new ends the replay."""
+
+    async def test() -> None:
+        world = World(range(10, 20))
+        world.start = 10
+        world.errors = [KafkaError("out of range"), KafkaUnavailable("no broker")]
+        pump, source = await world.open(Committed(5), 20)
+        await world.until(lambda: source.finished)
+        assert world.reads[-1] == 10
+        assert world.seen == list(range(10, 20))
+        await close(source, pump)
+
+        world.errors = [KafkaError("not yours")]
+        pump, source = await world.open(Committed(15), 20)
+        await world.until(lambda: source.death is not None)
+        assert str(source.death) == "not yours"
+        await close(source, pump)
+
+    run(test)
+
+
+def test_two_pumps_know_the_same_of_their_destination() -> None:
+    """A replay finds out with the group that the backend is down; and is forgotten when it is over."""
+
+    async def test() -> None:
+        world = World(range(3))
+        live = Pump("live", "g", world, world, delivery=world.delivery, clock=world.clock, chance=Random(1))
+        beside = Pump("p", "g", world, world, delivery=world.delivery, clock=world.clock, beside=live)
+        assert beside.breaker is live.breaker
+        woken = len(live.breaker._wakes)
+        await beside.start()
+        await close(beside)
+        assert len(live.breaker._wakes) == woken - 1
+
+    run(test)

@@ -85,6 +85,7 @@ class RetryPath:
             beside=beside,
         )
         pump.waiting = waiting_of
+        beside.retries = pump
         return pump
 
 

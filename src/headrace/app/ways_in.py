@@ -220,7 +220,7 @@ class WaysIn:
             clock=self.clock,
             policy=policy,
         )
-        pump.source = consumer
+        pump.source = pump.member = consumer
         self.groups.setdefault(pump.group, []).extend(topics)
         return consumer
 

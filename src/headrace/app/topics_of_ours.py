@@ -21,17 +21,20 @@ def fits_of(
     """
     if not reactive.topic_patterns:
         return None
-    fits = fits_any(reactive.topic_patterns)
-    names = {config.audit.topic, config.producer.idempotency.topic}
+    fits, ours = fits_any(reactive.topic_patterns), is_ours(config, functions)
+    return lambda name: fits(name) and not ours(name)
+
+
+def is_ours(config: HeadraceConfig, functions: Iterable[FunctionSpec]) -> Callable[[str], bool]:
+    """Return whether a topic is a dead letter topic, a retry topic or one with notes of this process."""
+    names = {config.audit.topic, config.producer.idempotency.topic, config.control.topic}
     owners: list[ReactiveConsumerConfig | KafkaTrigger] = [*config.reactive_consumers.values()]
     owners += [trigger for function in functions for trigger in function.triggers]
     templates = {owner.dead_letter.topic for owner in owners}
     prefixes = ("_headrace-", *(f"{owner.group}.retry." for owner in owners))
-
-    def is_ours(name: str) -> bool:
-        return name in names or name.startswith(prefixes) or any(_made_of(template, name) for template in templates)
-
-    return lambda name: fits(name) and not is_ours(name)
+    return lambda name: (
+        name in names or name.startswith(prefixes) or any(_made_of(template, name) for template in templates)
+    )
 
 
 def _made_of(template: str, name: str) -> bool:

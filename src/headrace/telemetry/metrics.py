@@ -64,6 +64,14 @@ class Metrics(Collector):
         """Set how many records of a partition a group has not committed."""
         self._lag[group, topic, str(partition)] = records
 
+    def forget_deliveries(self, path: str) -> None:
+        """Show the counts of a way in no longer."""
+        self._deliveries.pop(path, None)
+
+    def forget_lag(self, group: str) -> None:
+        """Show the lag of a group no longer."""
+        self._lag = {labels: records for labels, records in self._lag.items() if labels[0] != group}
+
     def render(self) -> bytes:
         """Return every number in Prometheus' text format."""
         return generate_latest(self._registry)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import uvloop
 
+from headrace.app.control_room import Controls
 from headrace.app.uses import examination
 from headrace.app.ways_in import WaysIn
 from headrace.config.model import HeadraceConfig
@@ -39,6 +40,7 @@ from headrace.telemetry.audit_targets import AuditFile, AuditTopic
 from headrace.telemetry.logs import configure_logging
 from headrace.telemetry.metrics import Metrics
 from headrace.web.application import Application
+from headrace.web.routes.control import control_routes
 from headrace.web.routes.writing import Writing
 from headrace.web.server import WebService
 
@@ -85,9 +87,9 @@ class App:
             self.services.append(RegistryWatch(self.registry, clock))
         if wanted := {**self._wanted, **ways_in.wanted_topics}:
             self.services.append(OwnTopics(self.admin, wanted, clock))
-        self.services += ways_in.services
-        if ways_in.groups:
-            self.services.append(LagMonitor(self.admin, ways_in.groups, clock, self._publish_lag))
+        lag = LagMonitor(self.admin, ways_in.groups, clock, self._publish_lag)
+        controls = Controls(self, ways_in, lag)
+        self.services += [*controls.services, *ways_in.services, lag]
         self._examine = examination(config, ways_in.functions, self.admin)
         if config.durability == "report" and (config.reactive_consumers or config.functions):
             self.services.append(Durability(self._examine, clock))
@@ -100,8 +102,9 @@ class App:
         for service in [*(authenticator.services if authenticator else ()), *([tls] if tls else ())]:
             self.supervisor.add(service)
         writing = self._writing(produce)
+        readiness, routes = self.supervisor.readiness, control_routes(controls.room, config.http)
         application = Application(
-            config.http, produce, writing, self.supervisor.readiness, self.metrics, authenticator, self.audit
+            config.http, produce, writing, readiness, self.metrics, authenticator, self.audit, more=routes
         )
         self.web = WebService(config.http, application, tls=tls.context if tls else None, clock=clock)
         # Last to start and first to drain; and it answers health questions while the others drain.

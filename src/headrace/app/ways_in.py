@@ -13,6 +13,7 @@ from headrace.config.backend import BackendConfig
 from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl, ReactiveConsumerConfig
 from headrace.config.kafka import KafkaConfig
 from headrace.config.retry import DeadLetterConfig
+from headrace.control.steering import Steered
 from headrace.delivery.dead_letter import DeadLetterTopic
 from headrace.delivery.protocols import DeadLetterWriter, Destination
 from headrace.delivery.pump import Pump
@@ -74,6 +75,8 @@ class WaysIn:
         """Topics of ours that must exist, and the topic each takes its replication from."""
         self.groups: dict[str, list[str]] = {}
         """Groups whose lag is watched, and the topics each reads in any case."""
+        self.steered: list[Steered] = []
+        """What can be steered while it runs."""
         self._formats = {self.config.producer.key_format, self.config.producer.value_format}
         self.functions = [load_function(file) for file in self.config.functions]
         """What the function files say."""
@@ -117,6 +120,11 @@ class WaysIn:
         consumer = self._consumer(name, pump, self.config.kafka, reactive.topics, policy, reactive.flow)
         watch = Subscription(f"{name} topics", consumer, self.admin, self.clock, topics=reactive.topics, fits=fits)
         held = self._held(consumer, destination, backend)
+        pumps = [pump, *(service for service in retries if isinstance(service, Pump))]
+        called = name.removeprefix("reactive ")
+        self.steered.append(
+            Steered(called, "reactive", pumps, reactive, reactive.topics, backend.url, self.admin, fits)
+        )
         return [*tls, destination, *retries, pump, held, watch]
 
     def _retries(
@@ -168,6 +176,8 @@ class WaysIn:
         policy = ReadPolicy(trigger.auto_offset_reset, member=trigger.member)
         consumer = self._consumer(workers.name, pump, kafka, trigger.topics, policy)
         watch = Subscription(f"{workers.name} topics", consumer, admin, self.clock, topics=trigger.topics, fits=None)
+        called = f"{spec.name}.{trigger.name}"
+        self.steered.append(Steered(called, "function", [pump], delivery, trigger.topics, spec.handler, admin))
         return [workers, pump, consumer, watch]
 
     def _pipeline(self, spec: PipelineSpec) -> Service:

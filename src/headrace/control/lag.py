@@ -22,6 +22,8 @@ class PartitionLag(NamedTuple):
     committed: int | None
     end: int
     lag: int
+    written: int
+    """The end with open transactions, behind which nothing can be read until they end."""
 
 
 async def lag_of(admin: Admin, group: str, topics: Sequence[str] = ()) -> list[PartitionLag]:
@@ -44,10 +46,12 @@ async def lag_of(admin: Admin, group: str, topics: Sequence[str] = ()) -> list[P
     found = []
     for topic in {partition.topic for partition in committed}.union(topics):
         with contextlib.suppress(NotFound):
-            for partition, (first, end) in (await admin.topic_offsets(topic)).items():
+            offsets = await admin.topic_offsets(topic)
+            written = await admin.written_offsets(offsets)
+            for partition, (first, end) in offsets.items():
                 position = committed.get(partition)
                 lag = max(0, end - (first if position is None else position))
-                found.append(PartitionLag(partition, position, end, lag))
+                found.append(PartitionLag(partition, position, end, lag, max(end, written[partition])))
     return sorted(found)
 
 
@@ -74,16 +78,24 @@ class LagMonitor(Service):
         self._groups = groups
         self._clock = clock
         self._publish = publish
+        self._found: dict[str, dict[TopicPartition, PartitionLag]] = {}
+
+    def of(self, group: str) -> Mapping[TopicPartition, PartitionLag]:
+        """Return where a group stood a moment ago; empty while that is not known."""
+        return self._found.get(group, {})
 
     async def start(self) -> None:
         self.spawn(self._watch(), "watch")
 
     async def _watch(self) -> None:
         while True:
-            await self._clock.sleep(_INTERVAL_SECONDS)
-            for group, topics in self._groups.items():
+            for group, topics in list(self._groups.items()):
                 try:
-                    for entry in await lag_of(self._admin, group, topics):
-                        self._publish(group, entry.partition, entry.lag)
+                    found = await lag_of(self._admin, group, topics)
                 except HeadraceError as error:
                     log.debug("lag of %s is not known: %s", group, error.description)
+                else:
+                    self._found[group] = {entry.partition: entry for entry in found}
+                    for entry in found:
+                        self._publish(group, entry.partition, entry.lag)
+            await self._clock.sleep(_INTERVAL_SECONDS)

@@ -63,10 +63,11 @@ class GroupInfo(NamedTuple):
 
 
 class GroupMember(NamedTuple):
-    """A member of a group: its client id, and the partitions it is assigned."""
+    """A member of a group: its client id, the partitions it is assigned, and the address it calls from."""
 
     client: str
     partitions: Sequence[TopicPartition]
+    host: str
 
 
 class ClusterInfo(NamedTuple):
@@ -245,7 +246,9 @@ class Admin:
             else:
                 return [
                     GroupMember(
-                        m.client_id, [TopicPartition(p.topic, p.partition) for p in m.assignment.topic_partitions]
+                        m.client_id,
+                        [TopicPartition(p.topic, p.partition) for p in m.assignment.topic_partitions],
+                        m.host.lstrip("/"),
                     )
                     for m in members
                 ]

@@ -105,6 +105,10 @@ class ControlTable(FollowedTopic):
         """Return the entries whose keys begin so, the one written last at the end."""
         return {key: entry for key, entry in self._entries.items() if key.startswith(prefix)}
 
+    def get(self, key: str) -> Entry | None:
+        """Return an entry; None if there is none."""
+        return self._entries.get(key)
+
     def offset_of(self, key: str) -> int:
         """Return where in the log the entry of a key was written last; -1 if there is none."""
         return self._offsets.get(key, -1)

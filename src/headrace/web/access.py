@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from headrace.control.steering import Steered
 from headrace.errors import AuthTokenMissing, HeadraceError, PathNotFound
 from headrace.security import Authenticator, Principal
 from headrace.security.principals import ADMIN, METRICS, WRITE
@@ -42,6 +43,15 @@ RULES: Final[Mapping[tuple[str, str], Rule]] = {
     ("GET", "/specui/start.js"): OPEN,
     ("GET", "/specui/swagger-ui-bundle.js"): OPEN,
     ("GET", "/specui/swagger-ui.css"): OPEN,
+    ("GET", "/adm/reactive-consumers"): Rule((ADMIN,)),
+    ("GET", "/adm/reactive-consumers/{name}"): Rule((ADMIN,)),
+    ("POST", "/adm/reactive-consumers/{name}/pause"): Rule((ADMIN,)),
+    ("POST", "/adm/reactive-consumers/{name}/resume"): Rule((ADMIN,)),
+    ("POST", "/adm/reactive-consumers/{name}/seek"): Rule((ADMIN,)),
+    ("POST", "/adm/reactive-consumers/{name}/skip"): Rule((ADMIN,)),
+    ("PATCH", "/adm/reactive-consumers/{name}/settings"): Rule((ADMIN,)),
+    ("DELETE", "/adm/reactive-consumers/{name}/settings"): Rule((ADMIN,)),
+    ("DELETE", "/adm/reactive-consumers/{name}/commands/{id}"): Rule((ADMIN,)),
 }
 """Every endpoint by method and path."""
 
@@ -58,6 +68,12 @@ def require(scope: Scope, any_of: tuple[str, ...], action: str, name: str) -> No
     principal: Principal | None = scope.get(_PRINCIPAL)
     if principal:
         principal.require(any_of, action, name)
+
+
+def may_steer(scope: Scope, consumer: Steered) -> bool:
+    """Return whether the request's principal may see and steer a consumer."""
+    principal: Principal | None = scope.get(_PRINCIPAL)
+    return principal is None or ADMIN in principal.scopes
 
 
 def expires_at(scope: Scope) -> float:

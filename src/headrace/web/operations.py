@@ -16,6 +16,7 @@ from headrace.sidecar.produce_answer import ProduceError, ProduceResponse
 from headrace.sidecar.produce_request import ProduceRequest
 from headrace.sidecar.transactions import TransactionRequest, TransactionResponse
 from headrace.web.operation import BODY, HTML, JSON, KAFKA, NDJSON, SCRIPT, STYLE, TEXT, YAML, Errors, Operation, below
+from headrace.web.operations_control import CONTROL_OPERATIONS
 
 
 class Status(msgspec.Struct, rename="camel"):
@@ -57,7 +58,12 @@ class DocumentQuery(msgspec.Struct, forbid_unknown_fields=True):
 
 PARTS: Final = (Produced, ProduceError)
 """Types that others name in words only."""
-PARAMETERS: Final = {"topic": "Name of the topic.", "serviceId": "Any name: the answer is the process's own."}
+PARAMETERS: Final = {
+    "topic": "Name of the topic.",
+    "serviceId": "Any name: the answer is the process's own.",
+    "name": "Name of the consumer.",
+    "id": "What it was called in an earlier answer.",
+}
 """What stands in paths."""
 _CORRELATION: Final = "Names the request; it comes back in the answer"
 _IDS: Final = {
@@ -141,5 +147,6 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     ("GET", "/specui/start.js"): Operation("getStart", "Start of that page", {200: SCRIPT}),
     ("GET", "/specui/swagger-ui-bundle.js"): Operation("getCode", "Code of that page", {200: SCRIPT}),
     ("GET", "/specui/swagger-ui.css"): Operation("getStyle", "Style of that page", {200: STYLE}),
+    **CONTROL_OPERATIONS,
 }
 """Every endpoint by method and path."""

@@ -1,0 +1,55 @@
+"""What steers the consumers of a process: the control table, who does what it says, and what the endpoints speak to."""
+
+from __future__ import annotations
+
+import socket
+from typing import Protocol
+
+from headrace.app.ways_in import WaysIn
+from headrace.config.model import HeadraceConfig
+from headrace.control.commands import Commands
+from headrace.control.lag import LagMonitor
+from headrace.control.steered_status import Statuses
+from headrace.control.steering import Steering
+from headrace.kafka import Admin, ControlTable, Producer
+from headrace.lifecycle import Clock, Service
+from headrace.telemetry.audit import Audit
+from headrace.web.routes.control import ControlRoom
+
+
+class Surroundings(Protocol):
+    """What the process has made before."""
+
+    config: HeadraceConfig
+    clock: Clock
+    admin: Admin
+    inner_producer: Producer
+    audit: Audit | None
+
+
+class Controls:
+    """The control table of a process and what goes by it."""
+
+    def __init__(self, process: Surroundings, ways_in: WaysIn, lag: LagMonitor) -> None:
+        """Make them; nothing is started, no one is contacted."""
+        config, clock, audit = process.config, process.clock, process.audit
+        topics = [topic for one in ways_in.steered if one.admin is process.admin for topic in one.topics]
+        source = next(iter(topics), "")
+        self.member = f"{socket.gethostname()}:{config.http.port}"
+        """This process's name for people."""
+        self.table = ControlTable(
+            config.kafka, process.admin, config.control.topic, source, process.inner_producer, clock
+        )
+        self.steering = Steering(self.table, self.member, lag.of, clock)
+        for consumer in ways_in.steered:
+            self.steering.add(consumer)
+        self.services: list[Service] = [self.table, self.steering] if ways_in.steered else []
+        """To start before what consumes, so that what is paused does not begin."""
+
+        def note(action: str, target: str, reason: str, outcome: str) -> None:
+            if audit:
+                audit.control(action, target, reason=reason, outcome=outcome)
+
+        statuses = Statuses(self.steering, lag.of, self.member, clock)
+        self.room = ControlRoom(self.steering, statuses, Commands(self.steering, clock), note)
+        """What the endpoints speak to."""

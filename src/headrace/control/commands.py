@@ -1,0 +1,291 @@
+"""What people ask for while a consumer runs: checked against the cluster as a whole, then written to the control table.
+
+Nothing is half done: a request for several partitions of which one cannot be is refused for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import msgspec
+
+from headrace.control.steering import Steered, Steering, key_of, live_settings
+from headrace.errors import InvalidRequest, NotFound, OffsetsKeptElsewhere, PartitionNotFound, TopicNotFound
+from headrace.lifecycle import Clock
+from headrace.records import TopicPartition
+
+_PENDING = (
+    "no process of this deployment has done it yet for the partitions that are pending: none has them now, or it is "
+    "busy; the command waits and is done when one can. DELETE it to take it back"
+)
+
+
+class Where(msgspec.Struct, rename="camel", forbid_unknown_fields=True, kw_only=True):
+    """Partitions of what the consumer reads: of one topic or of all, some or all."""
+
+    topic: str | None = None
+    partitions: list[int] | None = None
+    """Needs `topic` if the consumer reads several."""
+    reason: str = ""
+    """Why; it is shown with what was asked, and noted in the audit."""
+
+
+class SeekRequest(Where, forbid_unknown_fields=True, kw_only=True):
+    """Go on elsewhere: one of `to`, `offset` and `time` says where."""
+
+    to: Literal["begin", "end"] | None = None
+    offset: int | None = None
+    time: int | str | None = None
+    """The first record with this timestamp or a later one: milliseconds since the epoch, or ISO 8601."""
+
+
+class SkipRequest(msgspec.Struct, rename="camel", forbid_unknown_fields=True, kw_only=True):
+    """Pass over one record for good, without a dead letter."""
+
+    partition: int
+    offset: int
+    reason: str
+    """Why, in writing; it is noted in the audit."""
+    topic: str | None = None
+    """Needed if the consumer reads several."""
+
+
+class SettingsRequest(msgspec.Struct, rename="camel", forbid_unknown_fields=True, kw_only=True):
+    """Settings to use in place of the file's; null takes the file's again, what is left out stays."""
+
+    rate_records: float | msgspec.UnsetType | None = msgspec.UNSET
+    """Records per second at most, in each process; null for no limit."""
+    max_records: int | msgspec.UnsetType | None = msgspec.UNSET
+    max_bytes: int | msgspec.UnsetType | None = msgspec.UNSET
+    linger_seconds: float | msgspec.UnsetType | None = msgspec.UNSET
+    max_in_flight: int | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class PartitionOutcome(msgspec.Struct, rename="camel"):
+    """What became of a command for one partition."""
+
+    topic: str
+    partition: int
+    offset: int
+    """Where it goes on, or which record is skipped."""
+    outcome: str
+    """`sought`, `skipped`, `will be skipped` (it is not here yet, or under way), `ended already`, `refused`, `pending`
+    or `taken back`."""
+    came_from: int | None = None
+    """The first record that had not ended when it was sought."""
+    by: str = ""
+    """The process that did it."""
+    why: str = ""
+
+
+class CommandAnswer(msgspec.Struct, rename="camel"):
+    """What became of a command until now."""
+
+    id: str
+    pending: bool
+    """Whether it waits for a process in some partition."""
+    results: Sequence[PartitionOutcome]
+    why: str = ""
+
+
+class Commands:
+    """Takes what is asked."""
+
+    def __init__(self, steering: Steering, clock: Clock) -> None:
+        self._steering = steering
+        self._clock = clock
+
+    async def pause(self, consumer: Steered, where: Where, by: str) -> None:
+        """Have a consumer, or partitions of it, stand still; what is under way ends.
+
+        Raises:
+            TopicNotFound, PartitionNotFound: It does not read that; as of `ControlTable.put` too.
+        """
+        entry = self._facts(by, where.reason, "since")
+        await self._steering.table.put_all(dict.fromkeys(await self._holds(consumer, where), entry))
+
+    async def resume(self, consumer: Steered, where: Where) -> None:
+        """Have it go on; without partitions, in all of them.
+
+        Raises:
+            InvalidRequest: It is paused as a whole, and only partitions are to go on.
+            TopicNotFound, PartitionNotFound: It does not read that; as of `ControlTable.put` too.
+        """
+        paused = self._steering.of(consumer, "hold/")
+        if _is_all(where):
+            wanted: Collection[str] = paused
+        elif self._steering.hold_of(consumer):
+            raise InvalidRequest(
+                f"{consumer.name} is paused as a whole: resume it as a whole, and pause partitions of it then"
+            )
+        else:
+            wanted = [key for key in await self._holds(consumer, where) if key in paused]
+        if wanted:
+            await self._steering.table.put_all(dict.fromkeys(wanted))
+
+    async def seek(self, consumer: Steered, request: SeekRequest, by: str, wait_seconds: float) -> CommandAnswer:
+        """Have a group go on elsewhere.
+
+        Raises:
+            InvalidRequest: It does not say where, or that is not in the log.
+            TopicNotFound, PartitionNotFound: It does not read that; as of `ControlTable.put` too.
+        """
+        member = consumer.pumps[0].member
+        if member and member.keeps_offsets_elsewhere:
+            raise OffsetsKeptElsewhere(group=consumer.group)
+        partitions = await self._partitions(consumer, request)
+        offsets = await self._resolve(consumer, request, partitions)
+        return await self._command(consumer, "seek", offsets, self._facts(by, request.reason), wait_seconds)
+
+    async def skip(self, consumer: Steered, request: SkipRequest, by: str, wait_seconds: float) -> CommandAnswer:
+        """Have one record end without being handled.
+
+        Raises:
+            InvalidRequest: There is no reason, or no such record.
+            TopicNotFound, PartitionNotFound: It does not read that; as of `ControlTable.put` too.
+        """
+        if not request.reason.strip():
+            raise InvalidRequest("reason is empty: a record that is passed over needs a written reason")
+        where = Where(topic=request.topic, partitions=[request.partition])
+        (partition, (start, end)), *_ = (await self._partitions(consumer, where, tiers=True)).items()
+        _check_offset(partition, request.offset, start, end - 1, "has no record")
+        facts = self._facts(by, request.reason)
+        return await self._command(consumer, "skip", {partition: request.offset}, facts, wait_seconds)
+
+    async def change(self, consumer: Steered, request: SettingsRequest, by: str) -> None:
+        """Use other settings from now on.
+
+        Raises:
+            InvalidRequest: They are not allowed, by the rules of the file; as of `ControlTable.put` too.
+        """
+        key = key_of("settings/", consumer.name)
+        asked = msgspec.structs.asdict(request)
+        changed = {**(self._steering.table.get(key) or {}), **self._facts(by, "", "since")}
+        changed |= {name: value for name, value in asked.items() if value is not msgspec.UNSET}
+        try:
+            live_settings(consumer.delivery, changed)
+        except ValueError as cause:
+            raise InvalidRequest(f"{consumer.name} cannot be set so: {_said(cause)}") from cause
+        await self._steering.table.put(key, changed)
+
+    async def reset(self, consumer: Steered) -> None:
+        """Use the settings of the file again."""
+        await self._steering.table.put(key_of("settings/", consumer.name), None)
+
+    async def _command(
+        self,
+        consumer: Steered,
+        action: str,
+        offsets: Mapping[TopicPartition, int],
+        facts: Mapping[str, Any],
+        wait_seconds: float,
+    ) -> CommandAnswer:
+        identity, results = await self._steering.command(consumer, action, offsets, facts, wait_seconds)
+        outcomes = [
+            PartitionOutcome(
+                *result.partition,
+                offset=offsets[result.partition],
+                outcome=result.outcome,
+                came_from=result.entry.get("from"),
+                by=str(result.entry.get("by", "")),
+                why=str(result.entry.get("why", "")),
+            )
+            for result in results
+        ]
+        pending = any(result.outcome == "pending" for result in results)
+        return CommandAnswer(identity, pending, outcomes, _PENDING if pending else "")
+
+    def _facts(self, by: str, reason: str, when: str = "at") -> dict[str, Any]:
+        return {"by": by, when: self._clock.time(), "reason": reason}
+
+    async def _holds(self, consumer: Steered, where: Where) -> list[str]:
+        if _is_all(where):
+            return [key_of("hold/", consumer.name)]
+        partitions = await self._partitions(consumer, where, tiers=True)
+        return [key_of("hold/", consumer.name, *partition) for partition in partitions]
+
+    async def _partitions(
+        self, consumer: Steered, where: Where, *, tiers: bool = False
+    ) -> dict[TopicPartition, tuple[int, int]]:
+        """Return the partitions that are meant, with the first offset and the end of each."""
+        if where.partitions is not None and not where.partitions:
+            raise InvalidRequest("partitions is empty: name some, or leave it out for all")
+        tier_topics = consumer.delivery.retry.tier_topics(consumer.group)
+        topics = self._steering.topics_of(consumer)
+        if where.partitions and where.topic is None and len(topics) > 1:
+            raise InvalidRequest(f"partitions of which topic? {consumer.name} reads {', '.join(topics)}: name it")
+        if where.topic in tier_topics and not tiers:
+            raise InvalidRequest(
+                f"{where.topic} holds records of {consumer.name} that wait for another try: they come again by "
+                "themselves, or skip one of them"
+            )
+        if where.topic is not None and where.topic not in (*topics, *tier_topics):
+            raise TopicNotFound(f"{consumer.name} does not read {where.topic}: it reads {', '.join(topics)}")
+        found: dict[TopicPartition, tuple[int, int]] = {}
+        for topic in topics if where.topic is None else [where.topic]:
+            offsets = await consumer.admin.topic_offsets(topic)
+            ends = await consumer.admin.written_offsets(offsets)
+            found |= {partition: (start, ends[partition]) for partition, (start, _) in offsets.items()}
+        if where.partitions is None:
+            return found
+        wanted = {
+            TopicPartition(topic, number) for topic in {one.topic for one in found} for number in where.partitions
+        }
+        if missing := wanted.difference(found):
+            raise PartitionNotFound(f"there is no partition {', '.join(map(str, sorted(missing)))}; nothing was done")
+        return {partition: offsets for partition, offsets in found.items() if partition in wanted}
+
+    async def _resolve(
+        self, consumer: Steered, request: SeekRequest, partitions: Mapping[TopicPartition, tuple[int, int]]
+    ) -> dict[TopicPartition, int]:
+        if sum(way is not None for way in (request.to, request.offset, request.time)) != 1:
+            raise InvalidRequest("where to? Name one of to (begin or end), offset and time")
+        if not partitions:
+            raise NotFound(f"{consumer.name} reads no topic yet")
+        if request.offset is not None:
+            for partition, (start, end) in partitions.items():
+                _check_offset(partition, request.offset, start, end, "cannot go on")
+            return dict.fromkeys(partitions, request.offset)
+        if request.to == "begin":
+            return {partition: start for partition, (start, _) in partitions.items()}
+        ends = await consumer.admin.end_offsets(partitions)
+        if request.time is None:
+            return ends
+        milliseconds = _milliseconds(request.time)
+        if milliseconds > self._clock.time() * 1000:
+            raise InvalidRequest(f"time {request.time} is in the future: to end is behind the last record")
+        return {**ends, **await consumer.admin.offsets_since(partitions, milliseconds)}
+
+
+def _is_all(where: Where) -> bool:
+    return where.topic is None and where.partitions is None
+
+
+def _check_offset(partition: TopicPartition, offset: int, start: int, end: int, what: str) -> None:
+    if not start <= offset <= end:
+        log = f"its log holds the offsets {start} to {end}" if end >= start else "its log is empty"
+        raise InvalidRequest(f"{partition} {what} at offset {offset}: {log}; nothing was done")
+
+
+def _milliseconds(time: int | str) -> int:
+    if isinstance(time, int):
+        return time
+    try:
+        moment = datetime.fromisoformat(time)
+        return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+    except (ValueError, OverflowError) as cause:
+        raise InvalidRequest(
+            f"time {time[:60]!r} is none: write it as 2026-01-31T12:00:00Z, or in milliseconds since the epoch"
+        ) from cause
+
+
+def _said(cause: ValueError) -> str:
+    """Return what is wrong in one sentence."""
+    errors = getattr(cause, "errors", None)
+    if errors is None:
+        return str(cause)
+    first = errors()[0]
+    field = ".".join(map(str, first["loc"]))
+    return f"{field}: {first['msg']}" if field else str(first["msg"])

@@ -1,0 +1,285 @@
+"""What people are told of a consumer: how far it is, and why it does not move."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from headrace.control.lag import PartitionLag
+from headrace.control.steering import Steered, Steering, paused_text, spelled
+from headrace.delivery import live
+from headrace.errors import HeadraceError
+from headrace.lifecycle import Clock
+from headrace.records import TopicPartition
+
+_MEMBERS_SECONDS = 5.0
+Members = Mapping[TopicPartition, str]
+"""Who has a partition, for people."""
+
+
+class Pause(msgspec.Struct, rename="camel"):
+    """Who has it stand still, since when, and why."""
+
+    by: str
+    since: str
+    reason: str
+
+
+class Settings(msgspec.Struct, rename="camel"):
+    """The settings that hold now."""
+
+    rate_records: float | None
+    """Records per second at most; null for no limit."""
+    max_records: int
+    max_bytes: int
+    linger_seconds: float
+    max_in_flight: int
+
+
+class BreakerStatus(msgspec.Struct, rename="camel"):
+    """Whether the destination is given anything."""
+
+    state: Literal["closed", "open", "half-open"]
+    until: str | None
+    why: str
+
+
+class Head(msgspec.Struct, rename="camel"):
+    """The first record that has not ended."""
+
+    offset: int
+    timestamp: int
+    """Milliseconds since the epoch, as Kafka has it."""
+    age_seconds: float
+    """Since it is the first."""
+    attempts: int
+
+
+class PartitionStatus(msgspec.Struct, rename="camel"):
+    """Where a partition stands, and in one sentence why it does not move."""
+
+    topic: str
+    partition: int
+    assigned: bool
+    """Whether this process has it."""
+    member: str
+    """Who has it; empty if nobody does, or it is not known."""
+    position: int | None
+    committed: int | None
+    end: int | None
+    lag: int | None
+    in_flight: int
+    open: int
+    head: Head | None
+    paused: Pause | None
+    why: str
+    """Empty while it moves."""
+
+
+class PendingCommand(msgspec.Struct, rename="camel"):
+    """A command that no process has done yet."""
+
+    id: str
+    action: str
+    topic: str
+    partition: int
+    offset: int
+    by: str
+    at: str
+    reason: str
+
+
+class Summary(msgspec.Struct, rename="camel"):
+    """A consumer, as this process sees it."""
+
+    name: str
+    kind: str
+    group: str
+    topics: Sequence[str]
+    destination: str
+    owner: str
+    paused: Pause | None
+    settings: Settings
+    breaker: BreakerStatus
+    counts: Mapping[str, int]
+    """Of this process, since its start."""
+    partitions_assigned: int
+    """To this process."""
+    lag: int | None
+    """Of the whole group; null while it is not known."""
+    in_flight: int
+    open: int
+    oldest_seconds: float | None
+    attempts: int
+    why: str
+
+
+class Details(Summary):
+    """A consumer and its partitions."""
+
+    partitions: Sequence[PartitionStatus]
+    commands: Sequence[PendingCommand]
+
+
+class Statuses:
+    """Tells of consumers from what this process knows already; asks Kafka for no number."""
+
+    def __init__(
+        self,
+        steering: Steering,
+        lag_of: Callable[[str], Mapping[TopicPartition, PartitionLag]],
+        member: str,
+        clock: Clock,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            steering: Whom to tell of.
+            lag_of: Where a group stood a moment ago.
+            member: Name of this process.
+            clock: For ages.
+        """
+        self._steering = steering
+        self._lag_of = lag_of
+        self._member = member
+        self._clock = clock
+        self._members: dict[str, tuple[float, Members | None]] = {}
+
+    def summary(self, consumer: Steered) -> Summary:
+        """Return how a consumer is."""
+        return Summary(**self._summary(consumer, self._partitions(consumer, None)))
+
+    async def details(self, consumer: Steered) -> Details:
+        """Return how a consumer and each of its partitions is; who has those that others have is asked of Kafka."""
+        partitions = self._partitions(consumer, None)
+        if not all(one.assigned for one in partitions):
+            partitions = self._partitions(consumer, await self._ask_members(consumer))
+        commands = [
+            PendingCommand(
+                str(command.entry.get("id")),
+                command.action,
+                *command.partition,
+                command.offset,
+                str(command.entry.get("by", "")),
+                spelled(command.entry.get("at")),
+                str(command.entry.get("reason", "")),
+            )
+            for command in self._steering.pending(consumer)
+        ]
+        return Details(**self._summary(consumer, partitions), partitions=partitions, commands=commands)
+
+    async def _ask_members(self, consumer: Steered) -> Members | None:
+        asked_at, members = self._members.get(consumer.group, (-_MEMBERS_SECONDS, None))
+        now = self._clock.monotonic()
+        if now - asked_at >= _MEMBERS_SECONDS:
+            members = None
+            with contextlib.suppress(HeadraceError):
+                everybody = [one for pump in consumer.pumps for one in await consumer.admin.group_members(pump.group)]
+                members = {
+                    partition: f"{one.client} at {one.host}" for one in everybody for partition in one.partitions
+                }
+            self._members[consumer.group] = now, members
+        return members
+
+    def _summary(self, consumer: Steered, partitions: Sequence[PartitionStatus]) -> dict[str, Any]:
+        own = [one for one in partitions if one.assigned]
+        heads = [one.head for one in own if one.head]
+        lags = [one.lag for one in partitions if one.lag is not None]
+        breaker = consumer.pumps[0].status().breaker
+        entry = self._steering.hold_of(consumer)
+        return {
+            "name": consumer.name,
+            "kind": consumer.kind,
+            "group": consumer.group,
+            "topics": consumer.topics,
+            "destination": consumer.destination,
+            "owner": consumer.owner,
+            "paused": _pause(entry),
+            "settings": Settings(*consumer.pumps[0].settings),
+            "breaker": BreakerStatus(breaker.state, spelled(breaker.until) or None, breaker.why),
+            "counts": self._counts(consumer),
+            "partitions_assigned": len(own),
+            "lag": sum(lags) if lags else None,
+            "in_flight": sum(one.in_flight for one in own),
+            "open": sum(one.open for one in own),
+            "oldest_seconds": max((head.age_seconds for head in heads), default=None),
+            "attempts": max((head.attempts for head in heads), default=0),
+            "why": paused_text(entry) if entry else next((one.why for one in own if one.why), ""),
+        }
+
+    def _counts(self, consumer: Steered) -> dict[str, int]:
+        total: Counter[str] = Counter()
+        for pump in consumer.pumps:
+            total.update(pump.counts.read())
+        return {_camel(name): count for name, count in total.items()}
+
+    def _partitions(self, consumer: Steered, members: Members | None) -> list[PartitionStatus]:
+        holds = self._steering.holds_of(consumer)
+        found = []
+        for pump in consumer.pumps:
+            own, lags = pump.status().partitions, self._lag_of(pump.group)
+            known = {one for one in lags if pump.group != consumer.group or consumer.reads(one.topic)}
+            for partition in sorted(known.union(own)):
+                lag, hold = lags.get(partition), _pause(holds.get(partition))
+                here = own.get(partition)
+                found.append(self._here(partition, here, lag, hold) if here else _away(partition, lag, hold, members))
+        return found
+
+    def _here(
+        self, partition: TopicPartition, here: live.PartitionStatus, lag: PartitionLag | None, hold: Pause | None
+    ) -> PartitionStatus:
+        end, committed, why = lag.end if lag else None, here.committed, here.why
+        if not why and lag and lag.written > lag.end == here.position and not here.open_records:
+            why = f"a transaction is open at offset {end}; records behind it cannot be read until it ends"
+        behind = None if end is None or committed is None else max(0, end - committed)
+        head = here.head and Head(
+            here.head.offset, here.head.timestamp_ms, max(0.0, self._clock.time() - here.head.since), here.head.attempts
+        )
+        return PartitionStatus(
+            *partition,
+            assigned=True,
+            member=self._member,
+            position=here.position,
+            committed=committed,
+            end=end,
+            lag=lag.lag if behind is None and lag else behind,
+            in_flight=here.in_flight,
+            open=here.open_records,
+            head=head,
+            paused=hold,
+            why=why,
+        )
+
+
+def _away(
+    partition: TopicPartition, lag: PartitionLag | None, hold: Pause | None, members: Members | None
+) -> PartitionStatus:
+    member = members.get(partition, "") if members else ""
+    nobody = "no process of this group has it now" if members is not None else ""
+    return PartitionStatus(
+        *partition,
+        assigned=False,
+        member=member,
+        position=None,
+        committed=lag and lag.committed,
+        end=lag and lag.end,
+        lag=lag and lag.lag,
+        in_flight=0,
+        open=0,
+        head=None,
+        paused=hold,
+        why=f"another process has it, which knows more: {member}" if member else nobody,
+    )
+
+
+def _pause(entry: Mapping[str, Any] | None) -> Pause | None:
+    return Pause(str(entry.get("by", "")), spelled(entry.get("since")), str(entry.get("reason", ""))) if entry else None
+
+
+def _camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(map(str.title, others))

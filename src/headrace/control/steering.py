@@ -1,0 +1,402 @@
+"""Steering what consumes: pauses, changed settings, seeks and skips, kept in the control table.
+
+Every process reads the table and does what concerns the partitions it has. So a command may be given to any process,
+follows its partition over rebalances, and outlives restarts. Entries, with names in the spelling of URLs:
+
+    hold/<consumer>[/<topic>/<partition>]              paused, until it is taken away
+    settings/<consumer>                                settings in place of the file's
+    seek/<consumer>/<topic>/<partition>                a command, taken away by the process that has done it
+    skip/<consumer>/<topic>/<partition>/<offset>       the same, and taken away once its commit is old
+    done/<id>/<topic>/<partition>                      what became of a command, for an hour
+
+A process does a command after it has read the table to its end, so what another one has done and said is not done
+again. A crash between a seek's commit and its word in the table has it done once more by the next owner: the records
+delivered in between come again, none is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import uuid
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
+
+from headrace.config.consumers import BatchConfig, DeliveryConfig
+from headrace.delivery.live import LiveSettings
+from headrace.delivery.pump import Pump
+from headrace.errors import HeadraceError, RequestError
+from headrace.kafka import Admin, ControlTable
+from headrace.lifecycle import Clock, Service
+from headrace.records import TopicPartition
+
+log = logging.getLogger(__name__)
+
+NOT_READ = "the control state is not read yet"
+_AGAIN_SECONDS = 0.5
+_COMMITTED_SECONDS = 5.0
+_KEPT_SECONDS = 3600.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Steered:
+    """A consumer that can be steered, and the pumps that deliver its records."""
+
+    name: str
+    kind: str
+    """`reactive` or `function`."""
+    pumps: Sequence[Pump]
+    """Its own, and that of its retry tiers if there are any."""
+    delivery: DeliveryConfig
+    """What the file says."""
+    topics: Sequence[str]
+    """What it reads in any case."""
+    destination: str
+    """Where its records go, for people."""
+    admin: Admin
+    """The door to the cluster it reads."""
+    fits: Callable[[str], bool] | None = None
+    """Whether it reads a topic that its patterns fit."""
+    owner: str = ""
+    """Who registered it; empty if the file names it."""
+
+    @property
+    def group(self) -> str:
+        """The consumer group."""
+        return self.pumps[0].group
+
+    def reads(self, topic: str) -> bool:
+        """Return whether it reads a topic, apart from its retry tiers."""
+        return topic in self.topics or bool(self.fits and self.fits(topic))
+
+
+class Command(NamedTuple):
+    """A seek or skip that is not done."""
+
+    key: str
+    action: str
+    partition: TopicPartition
+    offset: int
+    entry: Mapping[str, Any]
+
+    @property
+    def id(self) -> str:
+        """Names what was asked at once."""
+        return str(self.entry.get("id"))
+
+
+class _Place(NamedTuple):
+    name: str
+    partition: TopicPartition | None
+
+
+class Result(NamedTuple):
+    """What became of a command."""
+
+    partition: TopicPartition
+    outcome: str
+    """`sought`, `skipped`, `will be skipped`, `ended already`, `refused`, `pending`, `taken back`."""
+    entry: Mapping[str, Any]
+
+
+class Steering(Service):
+    """Does in this process what the table says, and writes to the table what is asked of this process."""
+
+    def __init__(
+        self, table: ControlTable, member: str, lag_of: Callable[[str], Collection[TopicPartition]], clock: Clock
+    ) -> None:
+        """Prepare.
+
+        Args:
+            table: What all processes know.
+            member: This process's name for people.
+            lag_of: The partitions a group has, as far as this process knows.
+            clock: Time.
+        """
+        super().__init__("steering")
+        self.table = table
+        self.consumers: dict[str, Steered] = {}
+        """By name."""
+        self._member = member
+        self._lag_of = lag_of
+        self._clock = clock
+        self._wake = asyncio.Event()
+        self._heard = asyncio.Event()
+        self._rounds: set[str] = set()
+        self._unsaid: dict[str, dict[str, Mapping[str, Any] | None]] = {}
+        self._skips: dict[str, tuple[str, float]] = {}  # key to the id and when it was done
+
+    async def start(self) -> None:
+        for prefix, on_change in (
+            ("hold/", self._on_hold),
+            ("settings/", self._on_settings),
+            ("seek/", self._on_command),
+            ("skip/", self._on_command),
+            ("done/", lambda key, entry: self._heard.set()),
+        ):
+            self.table.watch(prefix, on_change)
+        self.spawn(self._let_go(), "let go")
+        self.spawn(self._serve(), "commands")
+        self.spawn(self._tidy(), "tidy")
+
+    def add(self, consumer: Steered) -> None:
+        """Steer a consumer from now on; before its source starts."""
+        self.consumers[consumer.name] = consumer
+        if self.table.is_loaded.is_set():
+            for prefix, apply in (("hold/", self._on_hold), ("settings/", self._on_settings)):
+                for key, entry in self.of(consumer, prefix).items():
+                    apply(key, entry)
+        elif not self.table.known.is_set():
+            consumer.pumps[0].hold(None, NOT_READ)
+        self._wake.set()
+
+    def remove(self, name: str) -> None:
+        """Steer a consumer no longer; its entries stay."""
+        self.consumers.pop(name, None)
+
+    def of(self, consumer: Steered, prefix: str) -> dict[str, Mapping[str, Any]]:
+        """Return a consumer's entries of one kind (`hold/`)."""
+        own = key_of(prefix, consumer.name)
+        return {key: entry for key, entry in self.table.items(own).items() if key[len(own) :][:1] in ("", "/")}
+
+    def hold_of(self, consumer: Steered) -> Mapping[str, Any] | None:
+        """Return who has a consumer stand still as a whole, if anybody does."""
+        return self.table.get(key_of("hold/", consumer.name))
+
+    def holds_of(self, consumer: Steered) -> dict[TopicPartition, Mapping[str, Any]]:
+        """Return who has which of its partitions stand still."""
+        placed = [(_place(key), entry) for key, entry in self.of(consumer, "hold/").items()]
+        return {place.partition: entry for place, entry in placed if place and place.partition}
+
+    def topics_of(self, consumer: Steered) -> list[str]:
+        """Return the topics it reads, as far as this process knows."""
+        here = {partition.topic for partition in consumer.pumps[0].lanes}
+        known = {partition.topic for partition in self._lag_of(consumer.group) if consumer.reads(partition.topic)}
+        return sorted({*consumer.topics, *here, *known})
+
+    def pending(self, consumer: Steered) -> list[Command]:
+        """Return what no process has done yet."""
+        commands = self._commands(consumer)
+        return [one for one in commands if not self.table.get(key_of("done/", one.id, *one.partition))]
+
+    def _commands(self, consumer: Steered) -> list[Command]:
+        entries = {**self.of(consumer, "seek/"), **self.of(consumer, "skip/")}
+        return [command for key, entry in entries.items() if (command := _command(key, entry))]
+
+    async def command(
+        self,
+        consumer: Steered,
+        action: str,
+        offsets: Mapping[TopicPartition, int],
+        facts: Mapping[str, Any],
+        wait_seconds: float,
+    ) -> tuple[str, list[Result]]:
+        """Give a command for partitions, and wait for whoever has them.
+
+        Args:
+            consumer: Whose.
+            action: `seek` or `skip`.
+            offsets: Where each partition is to go on, or which record is to be skipped.
+            facts: Who, when, why.
+            wait_seconds: How long.
+
+        Returns:
+            The command's id, and what became of it for each partition until then.
+        """
+        identity = uuid.uuid4().hex[:12]
+        keys = {
+            partition: key_of(f"{action}/", consumer.name, *partition, *((offset,) if action == "skip" else ()))
+            for partition, offset in offsets.items()
+        }
+        await self.table.put_all(
+            {key: {"id": identity, "offset": offsets[partition], **facts} for partition, key in keys.items()}
+        )
+        done = {partition: key_of("done/", identity, *partition) for partition in offsets}
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_seconds):
+                while not all(map(self.table.get, done.values())):
+                    self._heard.clear()
+                    await self._heard.wait()
+        return identity, [self._result(partition, keys[partition], identity, done[partition]) for partition in offsets]
+
+    async def take_back(self, consumer: Steered, identity: str) -> list[TopicPartition]:
+        """Take a command away where it is not done yet; return these partitions."""
+        pending = [command for command in self.pending(consumer) if command.id == identity]
+        if pending:
+            await self.table.put_all(dict.fromkeys([command.key for command in pending]))
+        return [command.partition for command in pending]
+
+    def _result(self, partition: TopicPartition, key: str, identity: str, done: str) -> Result:
+        if said := self.table.get(done):
+            return Result(partition, str(said.get("outcome")), said)
+        waits = (self.table.get(key) or {}).get("id") == identity
+        return Result(partition, "pending" if waits else "taken back", {})
+
+    # What the table says ---------------------------------------------------------------------------------------------
+
+    async def _let_go(self) -> None:
+        await self.table.known.wait()
+        for consumer in self.consumers.values():
+            if not self.hold_of(consumer):
+                consumer.pumps[0].release_hold(None)
+
+    def _on_hold(self, key: str, entry: Mapping[str, Any] | None) -> None:
+        place = _place(key)
+        consumer = self.consumers.get(place.name) if place else None
+        if place and consumer:
+            partitions = [place.partition] if place.partition else None
+            for pump in consumer.pumps if partitions else consumer.pumps[:1]:
+                if entry is None:
+                    pump.release_hold(partitions)
+                else:
+                    pump.hold(partitions, paused_text(entry))
+
+    def _on_settings(self, key: str, entry: Mapping[str, Any] | None) -> None:
+        place = _place(key)
+        if place and (consumer := self.consumers.get(place.name)):
+            self._change(consumer, entry)
+
+    def _change(self, consumer: Steered, entry: Mapping[str, Any] | None) -> None:
+        try:
+            settings = live_settings(consumer.delivery, entry or {})
+        except ValueError as cause:
+            log.error("%s: changed settings do not fit the file and are passed over: %s", consumer.name, cause)
+            settings = live_settings(consumer.delivery, {})
+        consumer.pumps[0].change(settings)
+
+    def _on_command(self, key: str, entry: Mapping[str, Any] | None) -> None:
+        self._heard.set()
+        self._wake.set()
+
+    # Doing commands --------------------------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        while True:
+            self._wake.clear()
+            waiting = False
+            for name, consumer in self.consumers.items():
+                unsaid = name in self._unsaid
+                waiting = waiting or unsaid or bool(self._commands(consumer))
+                if name not in self._rounds and (unsaid or self._due(consumer)):
+                    self._rounds.add(name)
+                    self.spawn(self._round(consumer), "round")
+            with contextlib.suppress(TimeoutError):
+                # Whoever is assigned the partition next is not told of it; so it looks again.
+                await asyncio.wait_for(self._wake.wait(), _AGAIN_SECONDS if waiting else None)
+
+    def _due(self, consumer: Steered) -> list[tuple[Command, Pump]]:
+        """Return what can be done here, and is not done already."""
+        done = self._unsaid.get(consumer.name, ())
+        commands = [command for command in self._commands(consumer) if command.key not in done]
+        return [(one, pump) for one in commands for pump in consumer.pumps if one.partition in pump.lanes]
+
+    async def _round(self, consumer: Steered) -> None:
+        """Do what is due for one consumer, and say so; what cannot be said is said later and not done again."""
+        try:
+            if any(self._skips.get(command.key, ("",))[0] != command.id for command, _ in self._due(consumer)):
+                await self.table.catch_up()
+            said = self._unsaid.setdefault(consumer.name, {})
+            await asyncio.gather(*[self._do(command, pump, said) for command, pump in self._due(consumer)])
+            if said:
+                await self.table.put_all(said)
+            del self._unsaid[consumer.name]
+        except HeadraceError as error:
+            log.warning("%s: a command is not done or not told yet: %s", consumer.name, error.description)
+        finally:
+            self._rounds.discard(consumer.name)
+
+    async def _do(self, command: Command, pump: Pump, said: dict[str, Mapping[str, Any] | None]) -> None:
+        told: dict[str, Any] = {"by": self._member, "at": self._clock.time()}
+        tracker = pump.lanes[command.partition].tracker
+        try:
+            if command.action == "seek":
+                told |= {"from": tracker.frontier, "to": command.offset}
+                outcome = "sought" if await pump.seek(command.partition, command.offset) else "not assigned"
+            else:
+                outcome = pump.skip(command.partition, command.offset, str(command.entry.get("reason", "")))
+        except RequestError as error:
+            outcome, told["why"] = "refused", error.description
+        if outcome == "not assigned":
+            return
+        if command.action == "skip":
+            identity, since = self._skips.get(command.key, ("", 0.0))
+            if identity == command.id:
+                # Until the commit that tells of it is old, whoever has the partition after a crash must do it again.
+                if (
+                    tracker.commit_offset or 0
+                ) > command.offset and self._clock.monotonic() - since > _COMMITTED_SECONDS:
+                    del self._skips[command.key]
+                    said[command.key] = None
+                return
+            self._skips[command.key] = command.id, self._clock.monotonic()
+        else:
+            said[command.key] = None
+        said[key_of("done/", command.id, *command.partition)] = {**told, "outcome": outcome}
+        log.info("%s: %s by %s: %s", command.partition, command.action, command.entry.get("by"), outcome)
+
+    async def _tidy(self) -> None:
+        while True:
+            await self._clock.sleep(_KEPT_SECONDS / 4)
+            limit = self._clock.time() - _KEPT_SECONDS
+            old = [key for key, entry in self.table.items("done/").items() if float(entry.get("at") or 0) < limit]
+            if old:
+                with contextlib.suppress(HeadraceError):
+                    await self.table.put_all(dict.fromkeys(old))
+
+
+def key_of(prefix: str, *parts: object) -> str:
+    """Return the key of an entry."""
+    return prefix + "/".join(quote(str(part), safe="") for part in parts)
+
+
+def paused_text(entry: Mapping[str, Any]) -> str:
+    """Return who has something stand still, since when and why, in one sentence."""
+    reason = f": {entry['reason']}" if entry.get("reason") else ""
+    return f"paused by {entry.get('by') or 'somebody unnamed'} since {spelled(entry.get('since'))}{reason}"
+
+
+def spelled(seconds: Any) -> str:
+    """Return a time (seconds since the epoch) in ISO 8601; empty if it is none."""
+    known = isinstance(seconds, int | float)
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z") if known else ""
+
+
+def live_settings(delivery: DeliveryConfig, changed: Mapping[str, Any]) -> LiveSettings:
+    """Return the settings of the file, with those in their place that were changed.
+
+    Raises:
+        ValueError: They are not allowed, by the rules of the file.
+    """
+    new = delivery
+    if changed:
+        given = delivery.model_dump(exclude_unset=True)
+        batch = {name: changed[name] for name in BatchConfig.model_fields if changed.get(name) is not None}
+        given["batch"] = {**given.get("batch", {}), **batch}
+        if changed.get("max_in_flight") is not None:
+            given["max_in_flight"] = changed["max_in_flight"]
+        new = type(delivery).model_validate(given)
+    rate = changed.get("rate_records")
+    if rate is not None and not (isinstance(rate, int | float) and 0 < rate < 1e9):
+        raise ValueError(f"a rate is more than 0 records per second, and less than 1e9; this is {rate!r}")
+    return LiveSettings(rate, new.batch.max_records, new.batch.max_bytes, new.batch.linger_seconds, new.max_in_flight)
+
+
+def _place(key: str) -> _Place | None:
+    """Return what a key speaks of; None, with an alarm, if it is none of ours."""
+    name, *place = [unquote(part) for part in key.split("/")[1:]]
+    try:
+        return _Place(name, TopicPartition(place[0], int(place[1])) if place else None)
+    except (ValueError, LookupError):
+        log.error("the control table has the entry %r, which is passed over: its name is none", key)
+        return None
+
+
+def _command(key: str, entry: Mapping[str, Any]) -> Command | None:
+    place, offset = _place(key), entry.get("offset")
+    if place is None or place.partition is None or not isinstance(offset, int):
+        return None
+    return Command(key, key.partition("/")[0], place.partition, offset, entry)

@@ -1,0 +1,165 @@
+"""`/adm/reactive-consumers`: how what runs is, and steering it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from headrace.config.http import HttpConfig
+from headrace.control.commands import CommandAnswer, Commands, SeekRequest, SettingsRequest, SkipRequest, Where
+from headrace.control.steered_status import Details, Statuses, Summary
+from headrace.control.steering import Steered, Steering
+from headrace.errors import HeadraceError, NotFound
+from headrace.telemetry.correlation import caller
+from headrace.web.access import may_steer
+from headrace.web.bodies import answer, body_of, query_of
+
+CONSUMERS: Final = "/adm/reactive-consumers"
+CONSUMER: Final = CONSUMERS + "/{name}"
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=60)]
+
+
+class Consumers(msgspec.Struct):
+    """Every consumer of this process that the caller may see."""
+
+    consumers: list[Summary]
+
+
+class WaitQuery(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
+    """How long to wait for the process that has the partition."""
+
+    wait_seconds: _Seconds = 10.0
+
+
+class TakenBack(msgspec.Struct):
+    """Partitions in which a command waited no longer."""
+
+    id: str
+    partitions: list[str]
+
+
+class ControlRoom(NamedTuple):
+    """What the endpoints speak to."""
+
+    steering: Steering
+    statuses: Statuses
+    commands: Commands
+    note: Callable[[str, str, str, str], None]
+    """Notes an operation in the audit: action, target, reason, outcome."""
+
+
+class _Endpoints:
+    def __init__(self, room: ControlRoom, settings: HttpConfig) -> None:
+        self._room = room
+        self._settings = settings
+
+    async def list(self, request: Request) -> Response:
+        room = self._room
+        shown = [
+            room.statuses.summary(one) for one in room.steering.consumers.values() if may_steer(request.scope, one)
+        ]
+        return answer(Consumers(sorted(shown, key=lambda one: one.name)))
+
+    async def show(self, request: Request) -> Response:
+        return answer(await self._details(self._consumer(request)))
+
+    async def pause(self, request: Request) -> Response:
+        consumer, where = self._consumer(request), await self._body(request, Where)
+        await self._noted("pause", consumer, where, self._room.commands.pause(consumer, where, caller.get()))
+        return answer(await self._details(consumer))
+
+    async def resume(self, request: Request) -> Response:
+        consumer, where = self._consumer(request), await self._body(request, Where)
+        await self._noted("resume", consumer, where, self._room.commands.resume(consumer, where))
+        return answer(await self._details(consumer))
+
+    async def seek(self, request: Request) -> Response:
+        consumer, asked = self._consumer(request), await self._body(request, SeekRequest)
+        wait = query_of(request, WaitQuery).wait_seconds
+        return self._commanded(
+            await self._noted("seek", consumer, asked, self._room.commands.seek(consumer, asked, caller.get(), wait))
+        )
+
+    async def skip(self, request: Request) -> Response:
+        consumer, asked = self._consumer(request), await self._body(request, SkipRequest)
+        wait = query_of(request, WaitQuery).wait_seconds
+        return self._commanded(
+            await self._noted("skip", consumer, asked, self._room.commands.skip(consumer, asked, caller.get(), wait))
+        )
+
+    async def settings(self, request: Request) -> Response:
+        consumer, commands = self._consumer(request), self._room.commands
+        if request.method == "DELETE":
+            await self._noted("reset settings", consumer, None, commands.reset(consumer))
+        else:
+            asked = await self._body(request, SettingsRequest)
+            await self._noted("change settings", consumer, asked, commands.change(consumer, asked, caller.get()))
+        return answer(await self._details(consumer))
+
+    async def take_back(self, request: Request) -> Response:
+        consumer, identity = self._consumer(request), request.path_params["id"]
+        taken = await self._noted(
+            f"take back {identity}", consumer, None, self._room.steering.take_back(consumer, identity)
+        )
+        if not taken:
+            raise NotFound(f"no command {identity[:60]} of {consumer.name} waits: it is done, or there was none")
+        return answer(TakenBack(identity, [str(partition) for partition in taken]))
+
+    def _consumer(self, request: Request) -> Steered:
+        consumers, name = self._room.steering.consumers, request.path_params["name"]
+        consumer = consumers.get(name)
+        if consumer is None or not may_steer(request.scope, consumer):
+            seen = [known for known, one in consumers.items() if may_steer(request.scope, one)]
+            near = difflib.get_close_matches(name, seen, 1, 0.5)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(seen)) or 'none'}"
+            raise NotFound(f"no consumer here is called {name[:60]!r}: {hint}")
+        return consumer
+
+    async def _details(self, consumer: Steered) -> Details:
+        return await self._room.statuses.details(consumer)
+
+    async def _body(self, request: Request, kind: type[Any]) -> Any:
+        return await body_of(request, kind, self._settings)
+
+    async def _noted(self, action: str, consumer: Steered, asked: Any, work: Awaitable[Any]) -> Any:
+        """Do something, and note in the audit who asked for it and how it ended."""
+        target = f"{consumer.kind} {consumer.name}"
+        told = msgspec.json.encode({name: value for name, value in _said(asked) if name != "reason"}).decode()
+        action = action if told == "{}" else f"{action} {told}"
+        reason = getattr(asked, "reason", "")
+        try:
+            done = await work
+        except HeadraceError as error:
+            self._room.note(action, target, reason or error.description, "FAILURE")
+            raise
+        self._room.note(action, target, reason, "SUCCESS")
+        return done
+
+    def _commanded(self, done: CommandAnswer) -> Response:
+        return answer(done, 202 if done.pending else 200)
+
+
+def _said(asked: Any) -> list[tuple[str, Any]]:
+    fields = msgspec.structs.asdict(asked).items() if asked is not None else ()
+    return [(name, value) for name, value in fields if value is not None and value is not msgspec.UNSET]
+
+
+def control_routes(room: ControlRoom, settings: HttpConfig) -> list[Route]:
+    """Return the endpoints."""
+    to = _Endpoints(room, settings)
+    return [
+        Route(CONSUMERS, to.list),
+        Route(CONSUMER, to.show),
+        Route(f"{CONSUMER}/pause", to.pause, methods=["POST"]),
+        Route(f"{CONSUMER}/resume", to.resume, methods=["POST"]),
+        Route(f"{CONSUMER}/seek", to.seek, methods=["POST"]),
+        Route(f"{CONSUMER}/skip", to.skip, methods=["POST"]),
+        Route(f"{CONSUMER}/settings", to.settings, methods=["PATCH", "DELETE"]),
+        Route(f"{CONSUMER}/commands/{{id}}", to.take_back, methods=["DELETE"]),
+    ]

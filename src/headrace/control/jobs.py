@@ -162,6 +162,7 @@ class Jobs(Service):
     async def start(self) -> None:
         self._table.watch(_PREFIX, self._on_change)
         self.spawn(self._watch(), "watch")
+        self.spawn(self._look_often(), "look")
 
     async def drain(self, deadline: Deadline) -> None:
         """Let the runs here end where they are; others go on with them, or this process when it is there again."""
@@ -300,10 +301,14 @@ class Jobs(Service):
         if known and known.stop:
             known.stop.set()
 
+    async def _look_often(self) -> None:
+        while True:
+            await self._clock.sleep(_LOOK_SECONDS)
+            self._changed.set()
+
     async def _watch(self) -> None:
         while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), _LOOK_SECONDS)
+            await self._changed.wait()
             self._changed.clear()
             for known in [] if self._draining else list(self._known.values()):
                 if self._is_free(known) and (work := self._make(known.job)):

@@ -1,0 +1,337 @@
+"""Jobs: what becomes of one, who runs it, and what is said of it; table and leases in memory, time virtual."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any
+
+import pytest
+
+from headrace.control.jobs import Job, Jobs, Tell
+from headrace.errors import InvalidRequest, JobConflict, KafkaUnavailable, LeaseLost, NotFound
+from headrace.lifecycle import Deadline, ManualClock
+
+
+class Table:
+    """The table that all processes of a test share."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Any] = {}
+        self.watches: list[Callable[[str, Any], None]] = []
+        self.is_loaded = asyncio.Event()
+        self.is_loaded.set()
+        self.fails = 0
+
+    def require(self) -> None: ...
+
+    def watch(self, prefix: str, on_change: Callable[[str, Any], None]) -> None:
+        self.watches.append(on_change)
+        for key, entry in self.entries.items():
+            on_change(key, entry)
+
+    def items(self, prefix: str) -> dict[str, Any]:
+        return {key: entry for key, entry in self.entries.items() if key.startswith(prefix)}
+
+    async def put(self, key: str, entry: Any) -> int:
+        if self.fails:
+            self.fails -= 1
+            raise KafkaUnavailable("no broker")
+        self.entries.pop(key, None)
+        if entry is not None:
+            self.entries[key] = entry
+        for on_change in list(self.watches):
+            on_change(key, entry)
+        return len(self.entries)
+
+    async def put_all(self, entries: Mapping[str, Any]) -> int:
+        for key, entry in entries.items():
+            await self.put(key, entry)
+        return 0
+
+
+class House:
+    """Leases, and the work that is done under them."""
+
+    def __init__(self) -> None:
+        self.table = Table()
+        self.clock = ManualClock(1_000_000.0)
+        self.holders: dict[str, Lease] = {}
+        self.runs: list[tuple[str, str, Mapping[str, Any]]] = []
+        self.end: Callable[[Tell, asyncio.Event], Awaitable[str]] = until_told
+        self.processes: list[Jobs] = []
+
+    async def process(self, name: str, able: bool = True) -> Jobs:
+        def make(job: Job) -> Any:
+            return Work(self, name, job) if able else None
+
+        jobs = Jobs(
+            self.table,  # type: ignore[arg-type]
+            lambda lease: Lease(self, lease),  # type: ignore[arg-type,return-value]
+            make,
+            lambda one, other: one.spec["place"] == other.spec["place"],
+            self.clock,
+        )
+        self.processes.append(jobs)
+        await jobs.start()
+        return jobs
+
+    async def wait(self, condition: Callable[[], bool]) -> None:
+        for _ in range(200):
+            if condition():
+                return
+            await asyncio.sleep(0)
+            await self.clock.advance(0.5)
+        raise AssertionError("it never came")
+
+    async def kill(self, jobs: Jobs) -> None:
+        """End a process without a word; its lease is free."""
+        self.table.watches.remove(jobs._on_change)
+        for task in list(jobs._tasks):
+            task.cancel()
+        await self.clock.settle()
+        self.holders.clear()
+
+
+class Lease:
+    def __init__(self, house: House, name: str) -> None:
+        self.house, self.name, self.lost = house, name, asyncio.Event()
+
+    async def acquire(self, limit_seconds: float = 0.0) -> bool:
+        return self.house.holders.setdefault(self.name, self) is self
+
+    async def check(self) -> None:
+        if self.house.holders.get(self.name) is not self:
+            self.lost.set()
+            raise LeaseLost("gone")
+
+    async def release(self) -> None:
+        if self.house.holders.get(self.name) is self:
+            del self.house.holders[self.name]
+
+
+class Work:
+    def __init__(self, house: House, process: str, job: Job) -> None:
+        self.house, self.process, self.job = house, process, job
+
+    async def run(self, progress: Mapping[str, Any], tell: Tell, stop: asyncio.Event) -> str:
+        self.house.runs.append((self.job.id, self.process, dict(progress)))
+        return await self.house.end(tell, stop)
+
+
+async def until_told(tell: Tell, stop: asyncio.Event) -> str:
+    await tell({"done": 5})
+    await stop.wait()
+    return ""
+
+
+async def at_once(tell: Tell, stop: asyncio.Event) -> str:
+    await tell({"done": 9, "positions": {"0": [9, ""]}})
+    return "all of it"
+
+
+def run(test: Callable[[House], Coroutine[Any, Any, None]]) -> None:
+    async def in_house() -> None:
+        house = House()
+        try:
+            await test(house)
+        finally:
+            for jobs in house.processes:
+                await jobs.stop()
+
+    asyncio.run(asyncio.wait_for(in_house(), 30))
+
+
+def test_a_job_is_done_and_says_so() -> None:
+    """At once where it was asked for; positions are nobody's business."""
+
+    async def test(house: House) -> None:
+        house.end = at_once
+        jobs = await house.process("a")
+        begun = await jobs.create("replay", {"place": 1}, "ann")
+        assert (begun.state, begun.by, begun.owner) == ("waiting", "ann", None)
+        await house.wait(lambda: jobs.show(begun.id).state == "done")
+        shown = jobs.show(begun.id)
+        assert (shown.message, shown.progress) == ("all of it", {"done": 9})
+        assert [job.id for job in jobs.list()] == [begun.id]
+        with pytest.raises(JobConflict, match="done already"):
+            await jobs.wish(begun.id, "pause", "ann")
+        with pytest.raises(NotFound, match="no job 'x'"):
+            jobs.show("x")
+
+    run(test)
+
+
+def test_a_job_is_paused_goes_on_and_is_stopped_by_any_process() -> None:
+    """It goes on where it was, and who wished that is said."""
+
+    async def test(house: House) -> None:
+        jobs, other = await house.process("a"), await house.process("b")
+        job = (await jobs.create("replay", {"place": 1}, "ann")).id
+        await house.wait(lambda: len(house.runs) == 1 and bool(jobs.show(job).progress))
+        paused = await other.wish(job, "pause", "bob")
+        assert (paused.state, paused.wished_by) == ("paused", "bob")
+        await house.wait(lambda: not house.holders)
+        await house.clock.advance(60)
+        assert len(house.runs) == 1
+        await other.wish(job, "run", "bob")
+        await house.wait(lambda: len(house.runs) == 2)
+        assert house.runs[1] == (job, "b", {"done": 5})
+        await jobs.wish(job, "stop", "ann")
+        await house.wait(lambda: not house.holders)
+        assert {jobs.show(job).state, other.show(job).state} == {"stopped"}
+
+    run(test)
+
+
+def test_another_process_goes_on_when_one_is_killed() -> None:
+    """After a silence, and only one that has what the job needs; a job that nobody can run waits and says so."""
+
+    async def test(house: House) -> None:
+        jobs = await house.process("a")
+        unable = await house.process("b", able=False)
+        job = (await jobs.create("replay", {"place": 1}, "ann")).id
+        await house.wait(lambda: house.runs != [] and bool(unable.show(job).progress))
+        await house.kill(jobs)
+        await house.clock.advance(30)
+        shown = unable.show(job)
+        assert (len(house.runs), shown.state) == (1, "waiting")
+        assert "no process" in shown.message
+        await house.process("c")
+        await house.wait(lambda: len(house.runs) == 2)
+        assert house.runs[1] == (job, "c", {"done": 5})
+
+    run(test)
+
+
+def test_a_process_that_drains_leaves_its_jobs_to_others() -> None:
+    """They wait, and go on elsewhere or after a restart."""
+
+    async def test(house: House) -> None:
+        jobs = await house.process("a")
+        job = (await jobs.create("replay", {"place": 1}, "ann")).id
+        await house.wait(lambda: house.runs != [])
+        await jobs.drain(Deadline(house.clock, 10))
+        assert jobs.show(job).state == "waiting"
+        await house.kill(jobs)
+        again = await house.process("a again")
+        await house.wait(lambda: len(house.runs) == 2)
+        assert again.show(job).state == "running"
+
+    run(test)
+
+
+def test_who_lost_the_lease_writes_nothing_more() -> None:
+    """A process that slept finds another run there, whose word counts, also if its own comes later."""
+
+    async def test(house: House) -> None:
+        jobs = await house.process("a")
+        job = (await jobs.create("replay", {"place": 1}, "ann")).id
+        await house.wait(lambda: house.runs != [] and bool(jobs.show(job).progress))
+        sleeper = house.holders.pop(f"job.{job}")
+        late = dict(house.table.entries[f"job/{job}/report"])
+        other = await house.process("b")
+        house.end = at_once
+        await house.wait(lambda: other.show(job).state == "done")
+        sleeper.lost.set()
+        await house.clock.settle()
+        await house.table.put(f"job/{job}/report", late)
+        assert {jobs.show(job).state, other.show(job).state} == {"done"}
+
+    run(test)
+
+
+def test_a_failure_ends_the_job_and_nothing_else() -> None:
+    """Whatever it is; the process goes on and takes the next one."""
+
+    async def test(house: House) -> None:
+        jobs = await house.process("a")
+        for cause, said in (
+            (InvalidRequest("the topic is gone"), "the topic is gone"),
+            (ZeroDivisionError("by 0"), "ZeroDivisionError: by 0"),
+        ):
+
+            async def fail(tell: Tell, stop: asyncio.Event, cause: Exception = cause) -> str:
+                raise cause
+
+            house.end = fail
+            job = (await jobs.create("replay", {"place": 1}, "ann")).id
+            await house.wait(lambda job=job: jobs.show(job).state == "failed")  # type: ignore[misc]
+            assert (jobs.show(job).message, jobs.death) == (said, None)
+
+    run(test)
+
+
+def test_the_same_again_is_refused_while_it_runs() -> None:
+    """At any process, also when both are asked at one time: the first in the table wins. Then it may be."""
+
+    async def test(house: House) -> None:
+        jobs, other = await house.process("a"), await house.process("b")
+        first = (await jobs.create("replay", {"place": 1}, "ann")).id
+        with pytest.raises(JobConflict, match=f"job {first} does that already"):
+            await other.create("replay", {"place": 1}, "bob")
+        await other.create("replay", {"place": 2}, "bob")
+        await jobs.wish(first, "stop", "ann")
+
+        before, put = house.table.put, house.table.put
+
+        async def slow(key: str, entry: Any) -> int:
+            house.table.put = before  # type: ignore[method-assign]
+            await jobs.create("replay", {"place": 1}, "ann")
+            return await put(key, entry)
+
+        house.table.put = slow  # type: ignore[method-assign]
+        with pytest.raises(JobConflict):
+            await other.create("replay", {"place": 1}, "bob")
+        assert [job.by for job in jobs.list() if job.spec == {"place": 1} and job.state != "stopped"] == ["ann"]
+
+    run(test)
+
+
+def test_what_is_not_written_down_is_told_again() -> None:
+    """The end of a job must be known, or it would run once more."""
+
+    async def test(house: House) -> None:
+        async def end(tell: Tell, stop: asyncio.Event) -> str:
+            house.table.fails = 3
+            return ""
+
+        house.end = end
+        jobs = await house.process("a")
+        job = (await jobs.create("replay", {"place": 1}, "ann")).id
+        await house.wait(lambda: jobs.show(job).state == "done")
+
+    run(test)
+
+
+def test_old_jobs_are_taken_away() -> None:
+    """Those that ended a week ago, and all but the newest hundred; what has not ended stays."""
+
+    async def test(house: House) -> None:
+        async def put(name: str, days: float, wish: str) -> None:
+            since = house.clock.time() - days * 86_400
+            entry = {"id": name, "kind": "replay", "spec": {}, "by": "ann", "since": since, "wish": wish}
+            await house.table.put(f"job/{name}", entry)
+
+        await put("old", 8, "stop")
+        await put("paused", 8, "pause")
+        for n in range(101):
+            await put(f"new-{n}", 1 + n / 1000, "stop")
+        jobs = await house.process("a")
+        await house.wait(lambda: len(jobs.list()) == 101)
+        left = {job.id for job in jobs.list()}
+        assert left == {"paused", *(f"new-{n}" for n in range(100))}
+
+    run(test)
+
+
+def test_an_entry_that_is_no_job_is_passed_over() -> None:
+    """Somebody else may have written it."""
+
+    async def test(house: House) -> None:
+        await house.table.put("job/x", {"id": 3})
+        await house.table.put("job/y/report", {"state": "asleep"})
+        jobs = await house.process("a")
+        assert jobs.list() == []
+
+    run(test)

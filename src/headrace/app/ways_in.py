@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from headrace.app import retry_path
@@ -12,7 +12,9 @@ from headrace.app.topics_of_ours import fits_of
 from headrace.config.backend import BackendConfig
 from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl, ReactiveConsumerConfig
 from headrace.config.kafka import KafkaConfig
+from headrace.config.model import HeadraceConfig
 from headrace.config.retry import DeadLetterConfig
+from headrace.control.replay_targets import Target
 from headrace.control.steering import Steered
 from headrace.delivery.dead_letter import DeadLetterTopic
 from headrace.delivery.protocols import DeadLetterWriter, Destination
@@ -33,6 +35,7 @@ from headrace.security import BackendTlsFiles
 from headrace.sidecar.reactive.health_wait import AfterHealth
 from headrace.sidecar.reactive.http_destination import HttpDestination
 from headrace.sidecar.reactive.kept_offsets import KeptOffsets
+from headrace.sidecar.reactive.redelivered import LetterConsumer
 from headrace.sidecar.reactive.stored import Stored
 from headrace.telemetry.metrics import Metrics
 
@@ -41,6 +44,7 @@ log = logging.getLogger(__name__)
 _FUNCTION_BATCH = BatchConfig(max_records=256, max_bytes=1_048_576)
 _FUNCTION_IN_FLIGHT = 1000
 _FUNCTION_FLOW = FlowControl()
+_KEPT_ELSEWHERE = "its backend keeps the group's offsets (backend.offsets_path), and a replay would move them"
 
 
 class Surroundings(retry_path.Surroundings, Protocol):
@@ -55,15 +59,15 @@ class Surroundings(retry_path.Surroundings, Protocol):
 class WaysIn:
     """The services that consume, and what they need from the rest of the process."""
 
-    def __init__(self, process: Surroundings) -> None:
-        """Make every service; nothing is started, no one is contacted.
+    def __init__(self, process: Surroundings, config: HeadraceConfig | None = None) -> None:
+        """Make every service of the process's configuration, or of another; nothing is started, no one is contacted.
 
         Raises:
             ConfigError: A client property is not allowed.
             FunctionInvalid: A function file is not usable.
             PipelineInvalid: A pipeline file is not usable.
         """
-        self.config = process.config
+        self.config = config or process.config
         self.clock = process.clock
         self.metrics = process.metrics
         self.admin = process.admin
@@ -77,6 +81,10 @@ class WaysIn:
         """Groups whose lag is watched, and the topics each reads in any case."""
         self.steered: list[Steered] = []
         """What can be steered while it runs."""
+        self.targets: dict[tuple[str, str], Target] = {}
+        """What records may be replayed to: `consumer` or `function`, and its name."""
+        self.letter_consumers: dict[str, LetterConsumer] = {}
+        """Reactive consumers by name, as their dead letters need them."""
         self._formats = {self.config.producer.key_format, self.config.producer.value_format}
         self.functions = [load_function(file) for file in self.config.functions]
         """What the function files say."""
@@ -105,7 +113,8 @@ class WaysIn:
         context = tls[0].context if tls else None
         destination = HttpDestination(f"{name} backend", backend, reactive.retry, stored, self.clock, context)
         letters = self._letters(reactive.dead_letter, reactive.topics)
-        fits = fits_of(reactive, self.config, self.functions)
+        self.letter_consumers[name.removeprefix("reactive ")] = LetterConsumer(reactive, destination, letters)
+        fits = self._fits(reactive)
         kept = KeptOffsets(destination.client, backend.offsets_path).ask if backend.offsets_path else None
         policy = ReadPolicy(reactive.auto_offset_reset, reactive.on_gap, fits is not None, reactive.consumer, kept)
         for warning in reactive.warnings(self.config.kafka.properties):
@@ -125,7 +134,22 @@ class WaysIn:
         self.steered.append(
             Steered(called, "reactive", pumps, reactive, reactive.topics, backend.url, self.admin, fits)
         )
+        self.targets["consumer", name.removeprefix("reactive ")] = Target(
+            reactive.topics,
+            fits,
+            letters,
+            destination,
+            reactive,
+            reactive.flow,
+            pump,
+            self.config.kafka,
+            self.admin,
+            _KEPT_ELSEWHERE if kept else "",
+        )
         return [*tls, destination, *retries, pump, held, watch]
+
+    def _fits(self, reactive: ReactiveConsumerConfig) -> Callable[[str], bool] | None:
+        return fits_of(reactive, self.config, self.functions)
 
     def _retries(
         self, name: str, path: retry_path.RetryPath, reactive: ReactiveConsumerConfig, beside: Pump
@@ -178,6 +202,9 @@ class WaysIn:
         watch = Subscription(f"{workers.name} topics", consumer, admin, self.clock, topics=trigger.topics, fits=None)
         called = f"{spec.name}.{trigger.name}"
         self.steered.append(Steered(called, "function", [pump], delivery, trigger.topics, spec.handler, admin))
+        target = Target(trigger.topics, None, letters, destination, delivery, _FUNCTION_FLOW, pump, kafka, admin)
+        self.targets["function", f"{spec.name}.{trigger.name}"] = target
+        self.targets.setdefault(("function", spec.name), target)
         return [workers, pump, consumer, watch]
 
     def _pipeline(self, spec: PipelineSpec) -> Service:

@@ -1,0 +1,119 @@
+"""The options by which commands name records: partition, offsets, time, and what they are like."""
+
+from __future__ import annotations
+
+import functools
+import re
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from headrace.control.selection import Selection
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+class Moment(click.ParamType[int]):
+    """A point in time: ISO 8601, UTC where no zone is given, or how long ago (`90s`, `15m`, `2h`, `1d`); in ms."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        if ago := re.fullmatch(r"(\d{1,9})([smhd])", value):
+            return max(0, int((time.time() - int(ago[1]) * _UNITS[ago[2]]) * 1000))
+        try:
+            found = datetime.fromisoformat(value)
+            return int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
+        except (ValueError, OverflowError):
+            self.fail(f"{value!r} is neither a time such as 2026-01-31T08:00 nor an age such as 2h", param, ctx)
+
+
+class Offsets(click.ParamType[tuple[int, int | None]]):
+    """One offset, or the first and the last: `17`, `17-40`, `17-`."""
+
+    name = "first-last"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int | None]:
+        if isinstance(value, tuple):
+            return value
+        found = re.fullmatch(r"(\d{1,18})(-(\d{0,18}))?", value)
+        if not found:
+            self.fail(f"{value!r} is no offset (17), and no first and last one (17-40, 17-)", param, ctx)
+        first = int(found[1])
+        last = first if found[2] is None else int(found[3]) if found[3] else None
+        return first, last
+
+
+class Pair(click.ParamType[tuple[str, bytes]]):
+    """`NAME=VALUE`."""
+
+    name = "name=value"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, bytes]:
+        if isinstance(value, tuple):
+            return value
+        header, equals, text = value.partition("=")
+        if not equals or not header:
+            self.fail(f"{value!r} is not NAME=VALUE", param, ctx)
+        return header, text.encode()
+
+
+_OPTIONS = (
+    click.option("--partition", type=click.IntRange(0), help="Only this partition of the topic."),
+    click.option("--offsets", type=Offsets(), help="Only this offset (17), or from one to one (17-40, 17-)."),
+    click.option(
+        "--since", type=Moment(), help="Letters written at this time or later: 2026-01-31T08:00, or 2h (ago)."
+    ),
+    click.option("--until", type=Moment(), help="Letters written before this time."),
+    click.option("--origin", multiple=True, metavar="TOPIC", help="Letters that came from this topic."),
+    click.option("--group", multiple=True, help="Letters of this consumer group."),
+    click.option("--error", multiple=True, metavar="CLASS", help="Letters of this error class."),
+    click.option("--key", multiple=True, help="Letters whose key is this text."),
+    click.option(
+        "--header", multiple=True, type=Pair(), help="Letters that have this header; all of them, if several."
+    ),
+)
+
+
+def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that name letters; it gets `selection`. Options that may repeat mean any of them."""
+
+    @functools.wraps(command)
+    def run(  # noqa: PLR0913 one per option
+        *,
+        partition: int | None,
+        offsets: tuple[int, int | None] | None,
+        since: int | None,
+        until: int | None,
+        origin: tuple[str, ...],
+        group: tuple[str, ...],
+        error: tuple[str, ...],
+        key: tuple[str, ...],
+        header: tuple[tuple[str, bytes], ...],
+        **others: Any,
+    ) -> Any:
+        if offsets is not None and partition is None:
+            raise click.UsageError("--offsets needs --partition: offsets count within a partition")
+        first, last = offsets or (None, None)
+        selection = Selection(
+            partition=partition,
+            first=first,
+            last=last,
+            since_ms=since,
+            until_ms=until,
+            topics=origin,
+            groups=group,
+            errors=error,
+            keys=[text.encode() for text in key],
+            headers=header,
+        )
+        return command(selection=selection, **others)
+
+    for option in reversed(_OPTIONS):
+        run = option(run)
+    return run

@@ -1,0 +1,622 @@
+"""A pump that is held, sought, changed, and whose records are skipped, under a clock that tests own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from random import Random
+from typing import Any
+
+import pytest
+
+from headrace.config.consumers import BatchConfig, DeliveryConfig
+from headrace.config.retry import RetryConfig
+from headrace.delivery.live import LiveSettings
+from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict
+from headrace.delivery.pump import Pump
+from headrace.errors import DeadLetterFailed, DestinationUnavailable, OffsetsKeptElsewhere
+from headrace.lifecycle import Deadline, ManualClock
+from headrace.records import Committed, Record, TopicPartition
+
+P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
+RETRY = Outcome(Verdict.RETRY, "E", "again")
+BURY = Outcome(Verdict.DEAD_LETTER, "E", "never")
+
+
+class Bed:
+    """A pump with a source, a destination and a dead letter topic around it, all of them this one."""
+
+    def __init__(self, *, ordering: str = "partition", max_records: int = 2, attempts: int = 3, **given: Any) -> None:
+        self.clock = ManualClock()
+        self.answers: dict[int, Outcome] = {}
+        """By offset; everything else ends well."""
+        self.free = asyncio.Event()
+        """While it is not set, deliveries hang."""
+        self.free.set()
+        self.down = self.letters_down = False
+        self.deliveries: list[Delivery] = []
+        self.letters: list[int] = []
+        self.commits: dict[TopicPartition, Committed] = {}
+        self.seeks: list[tuple[TopicPartition, int, int]] = []
+        self.is_lost = self.keeps_offsets_elsewhere = False
+        self.released = 0
+        self.says = self.paused = ""
+        self.epoch = 2
+        letters = None if given.pop("without_letters", False) else self
+        batch = BatchConfig(max_records=max_records, linger_seconds=given.pop("linger_seconds", 0))
+        retry = RetryConfig(attempts=attempts, first_delay_seconds=1, max_delay_seconds=8)
+        config = DeliveryConfig(ordering=ordering, batch=batch, retry=retry, **given)  # type: ignore[arg-type]
+        self.pump = Pump("pump", "g", self, letters, delivery=config, clock=self.clock, chance=Random(1))
+        self.pump.source = self.pump.member = self
+
+    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+        self.deliveries.append(delivery)
+        await self.free.wait()
+        if self.down:
+            raise DestinationUnavailable("connection refused")
+        return [self.answers.get(record.offset, ACK) for record in delivery.records]
+
+    async def write(self, letters: Sequence[DeadLetter]) -> None:
+        await asyncio.sleep(0)
+        if self.letters_down:
+            raise DeadLetterFailed("no room")
+        self.letters += [letter.record.offset for letter in letters]
+
+    def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None:
+        self.released += records
+
+    def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
+        self.commits.update(offsets)
+
+    def trouble(self, partition: TopicPartition) -> str:
+        return self.says
+
+    def pause(self, partition: TopicPartition) -> str:
+        return self.paused
+
+    async def seek(self, partition: TopicPartition, epoch: int, offset: int) -> bool:
+        await asyncio.sleep(0)
+        lane = self.pump.lanes.get(partition)
+        if self.is_lost or not lane or lane.tracker.epoch != epoch:
+            return False
+        self.seeks.append((partition, epoch, offset))
+        self.commits[partition] = Committed(offset)
+        self.epoch += 1
+        self.pump.on_assigned({partition: self.epoch}, {partition: Committed(offset)})
+        return True
+
+    def feed(self, *offsets: int, partition: TopicPartition = P0, key: bytes | None = None) -> None:
+        epoch = self.pump.lanes[partition].tracker.epoch
+        records = [Record(*partition, offset, 1000 + offset, key, b"v", size_bytes=1) for offset in offsets]
+        self.pump.on_records(partition, epoch, records)
+
+    @property
+    def delivered(self) -> list[list[int]]:
+        return [[record.offset for record in delivery.records] for delivery in self.deliveries]
+
+    def why(self, partition: TopicPartition = P0) -> str:
+        return self.pump.status().partitions[partition].why
+
+
+def run(bed: Callable[[], Bed], test: Callable[[Bed], Coroutine[Any, Any, None]]) -> None:
+    """Run a test with a bed whose pump has two partitions."""
+
+    async def main() -> None:
+        made = bed()
+        await made.pump.start()
+        made.pump.on_assigned({P0: 1, P1: 2}, {})
+        await test(made)
+        assert made.pump.death is None
+        await made.pump.stop()
+
+    asyncio.run(main())
+
+
+# Hold ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_held_partition_begins_nothing_and_ends_what_is_under_way() -> None:
+    """What is in flight is committed, the rest waits, other partitions go on; the status says who wants it so."""
+
+    async def test(bed: Bed) -> None:
+        bed.free.clear()
+        bed.feed(0, 1, 2)
+        await bed.clock.settle()
+        bed.pump.hold([P0], "it is paused by alice")
+        bed.free.set()
+        bed.feed(0, partition=P1)
+        await bed.clock.advance(1)
+        assert bed.delivered == [[0, 1], [0]]
+        assert bed.commits[P0] == Committed(2)
+        assert (bed.why(), bed.why(P1)) == ("it is paused by alice", "")
+        bed.pump.release_hold([P0])
+        await bed.clock.advance(1)
+        assert bed.delivered[2:] == [[2]]
+        assert bed.why() == ""
+
+    run(Bed, test)
+
+
+def test_a_hold_of_the_whole_holds_what_is_assigned_later_and_the_retry_tiers() -> None:
+    """It stays through assignments, beside holds of single partitions, and is no reason not to be ready."""
+
+    async def test(bed: Bed) -> None:
+        tiers = Pump("tiers", "g.retry", bed, bed, delivery=DeliveryConfig(), clock=bed.clock, beside=bed.pump)
+        bed.pump.retries = tiers
+        tiers.on_assigned({P0: 1}, {})
+        bed.pump.hold(None, "nothing is known yet")
+        bed.pump.hold([P1], "it is paused")
+        bed.pump.on_lost([P0, P1])
+        bed.pump.on_assigned({P0: 3, P1: 4}, {})
+        bed.feed(0)
+        bed.feed(0, partition=P1)
+        tiers.on_records(P0, 1, [Record(*P0, 0, 0, None, None)])
+        await bed.clock.advance(60)
+        assert bed.delivered == []
+        assert bed.pump.readiness().ready
+        bed.pump.release_hold(None)
+        await bed.clock.advance(1)
+        assert bed.delivered == [[0], [0]]
+        assert (bed.why(), bed.why(P1)) == ("", "it is paused")
+        await tiers.stop()
+
+    run(Bed, test)
+
+
+def test_a_hold_keeps_retries_and_dead_letters_too() -> None:
+    """A record in its pause is not tried, and a letter that could not be written is not written, until the end."""
+
+    async def test(bed: Bed) -> None:
+        bed.letters_down, bed.answers[0] = True, BURY
+        bed.answers[5] = RETRY
+        bed.feed(0)
+        bed.feed(5, partition=P1)
+        await bed.clock.settle()
+        bed.pump.hold([P0, P1], "paused")
+        bed.letters_down = False
+        await bed.clock.advance(60)
+        assert (bed.delivered, bed.letters) == ([[0], [5]], [])
+        bed.pump.release_hold([P0, P1])
+        await bed.clock.advance(60)
+        assert bed.letters == [0, 5]
+
+    run(Bed, test)
+
+
+# Seek ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_seek_waits_for_what_is_in_flight_and_begins_in_a_new_epoch() -> None:
+    """Nothing new begins meanwhile; the new offset is committed without a map, and what was taken comes again."""
+
+    async def test(bed: Bed) -> None:
+        bed.free.clear()
+        bed.feed(10, 11, 12, 13)
+        await bed.clock.settle()
+        seek = asyncio.create_task(bed.pump.seek(P0, 5))
+        await bed.clock.settle()
+        assert bed.why() == "a seek to offset 5 waits for what is in flight"
+        bed.free.set()
+        assert await seek
+        assert (bed.delivered, bed.seeks) == ([[10, 11]], [(P0, 1, 5)])
+        bed.feed(5, 6)
+        await bed.clock.advance(1)
+        assert bed.delivered == [[10, 11], [5, 6]]
+        assert bed.deliveries[1].epoch == 3
+        assert bed.commits[P0] == Committed(7)
+
+    run(Bed, test)
+
+
+def test_a_seek_fences_what_does_not_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the deadline on its results mean nothing, so the partition goes on though the handler hangs."""
+    monkeypatch.setattr("headrace.delivery.pump._DRAIN_SECONDS", 0)
+
+    async def test(bed: Bed) -> None:
+        bed.free.clear()
+        bed.feed(0, 1)
+        await bed.clock.settle()
+        assert await bed.pump.seek(P0, 7)
+        assert bed.pump.counts.abandoned == 2
+        bed.free.set()
+        bed.feed(7)
+        await bed.clock.advance(1)
+        assert bed.delivered == [[0, 1], [7]]
+        assert bed.commits[P0] == Committed(8)
+
+    run(Bed, test)
+
+
+def test_a_seek_of_what_is_not_ours_says_so() -> None:
+    """Never assigned, lost while it drained, lost before the commit was acknowledged: each is a no."""
+
+    async def test(bed: Bed) -> None:
+        assert not await bed.pump.seek(TopicPartition("t", 9), 5)
+        bed.free.clear()
+        bed.feed(0)
+        await bed.clock.settle()
+        seek = asyncio.create_task(bed.pump.seek(P0, 5))
+        await bed.clock.settle()
+        bed.pump.on_lost([P0])
+        bed.pump.on_assigned({P0: 9}, {})
+        bed.free.set()
+        assert not await seek
+        bed.is_lost = True
+        assert not await bed.pump.seek(P1, 5)
+        assert bed.seeks == []
+
+    run(Bed, test)
+
+
+def test_seeks_of_a_partition_follow_one_another_though_their_callers_are_gone() -> None:
+    """Two at once both happen, the last one last; and who gives up leaves no partition that goes on nowhere."""
+
+    async def test(bed: Bed) -> None:
+        bed.free.clear()
+        bed.feed(0)
+        await bed.clock.settle()
+        first, second = (asyncio.create_task(bed.pump.seek(P0, offset)) for offset in (5, 6))
+        await bed.clock.settle()
+        first.cancel()
+        bed.free.set()
+        assert await second
+        assert [offset for _, _, offset in bed.seeks] == [5, 6]
+        assert bed.why() == ""
+
+    run(Bed, test)
+
+
+def test_a_held_partition_is_sought_and_stays_held() -> None:
+    """It begins there when it is released."""
+
+    async def test(bed: Bed) -> None:
+        bed.pump.hold([P0], "paused")
+        assert await bed.pump.seek(P0, 5)
+        bed.feed(5)
+        await bed.clock.advance(1)
+        assert (bed.delivered, bed.why()) == ([], "paused")
+        bed.pump.release_hold([P0])
+        await bed.clock.settle()
+        assert bed.delivered == [[5]]
+
+    run(Bed, test)
+
+
+def test_a_group_whose_offsets_are_kept_elsewhere_is_not_sought() -> None:
+    """The refusal changes nothing: the partition goes on."""
+
+    async def test(bed: Bed) -> None:
+        bed.keeps_offsets_elsewhere = True
+        with pytest.raises(OffsetsKeptElsewhere):
+            await bed.pump.seek(P0, 5)
+        bed.feed(0)
+        await bed.clock.settle()
+        assert bed.delivered == [[0]]
+
+    run(Bed, test)
+
+
+# Skip ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ordering", ["partition", "key", "none"])
+def test_a_record_is_skipped_while_it_is_in_flight(ordering: str) -> None:
+    """Its attempt is given up, the others of that attempt are delivered again, and the commit passes it."""
+
+    async def test(bed: Bed) -> None:
+        bed.free.clear()
+        for offset, key in ((0, b"a"), (1, b"b"), (2, b"c"), (3, b"b")):
+            bed.feed(offset, key=key)
+        await bed.clock.settle()
+        assert bed.pump.skip(P0, 1, "the handler hangs on it") == "skipped"
+        bed.free.set()
+        await bed.clock.advance(1)
+        later = [offsets for offsets in bed.delivered if 1 not in offsets]
+        assert {0, 2, 3} == {offset for offsets in later for offset in offsets}
+        assert bed.commits[P0] == Committed(4)
+        assert (bed.pump.counts.delivered, bed.pump.counts.skipped_by_hand, bed.released) == (3, 1, 4)
+
+    run(lambda: Bed(ordering=ordering, max_records=4), test)
+
+
+def test_an_answer_that_comes_in_spite_of_all_means_nothing() -> None:
+    """A destination that does not let itself be cancelled brings results of a delivery that was given back."""
+
+    async def test(bed: Bed) -> None:
+        async def stubborn(delivery: Delivery) -> Sequence[Outcome]:
+            bed.deliveries.append(delivery)
+            try:
+                await bed.free.wait()
+            except asyncio.CancelledError:
+                if len(bed.deliveries) % 2:
+                    raise DestinationUnavailable("cancelled") from None
+            return [ACK] * len(delivery.records)
+
+        bed.deliver = stubborn  # type: ignore[method-assign]
+        for first in (0, 10):
+            bed.free.clear()
+            bed.feed(first, first + 1)
+            await bed.clock.settle()
+            assert bed.pump.skip(P0, first, "it hangs") == "skipped"
+            await bed.clock.settle()
+            assert bed.pump.lanes[P0].tracker.is_open(first + 1)
+            bed.free.set()
+            await bed.clock.advance(30)
+        assert bed.commits[P0] == Committed(12)
+        assert bed.pump.counts.delivered == 2
+
+    run(Bed, test)
+
+
+def test_a_record_is_skipped_before_it_begins() -> None:
+    """While it is ready, waits behind its key, in its retry pause, and before it comes from Kafka."""
+
+    async def test(bed: Bed) -> None:
+        bed.answers[0] = RETRY
+        for offset, key in ((0, b"a"), (1, b"a"), (2, b"a"), (3, b"b")):
+            bed.feed(offset, key=key)
+        bed.pump.hold([P0], "paused")
+        bed.feed(4, key=b"c")
+        await bed.clock.settle()
+        assert bed.delivered == [[0], [3]]
+        said = [bed.pump.skip(P0, offset, "it is wrong") for offset in (1, 4, 0, 9)]
+        assert said == ["skipped", "skipped", "skipped", "will be skipped"]
+        bed.pump.release_hold([P0])
+        bed.feed(7, 9, key=b"d")
+        await bed.clock.advance(30)
+        assert bed.delivered == [[0], [3], [2], [7]]
+        assert bed.commits[P0] == Committed(10)
+
+    run(lambda: Bed(ordering="key"), test)
+
+
+def test_a_skip_says_what_it_did(caplog: pytest.LogCaptureFixture) -> None:
+    """What has ended, or lies in a hole, has ended already; what is not ours is not assigned; the log says why."""
+
+    async def test(bed: Bed) -> None:
+        bed.feed(5, 9)
+        await bed.clock.advance(1)
+        assert [bed.pump.skip(P0, offset, "why not") for offset in (4, 5, 7)] == ["ended already"] * 3
+        assert bed.pump.skip(TopicPartition("t", 9), 1, "why not") == "not assigned"
+        assert bed.pump.skip(P1, 1, "why not") == "will be skipped"
+        bed.feed(1, partition=P1)
+        assert "t-1: offset 1 is skipped, as somebody said: why not" in caplog.text
+
+    run(Bed, test)
+
+
+def test_a_record_is_skipped_whose_dead_letter_cannot_be_written() -> None:
+    """At once, whatever is left of the pause; the letters beside it are still written."""
+
+    async def test(bed: Bed) -> None:
+        bed.letters_down, bed.answers = True, {0: BURY, 1: BURY}
+        bed.feed(0, 1, 2)
+        await bed.clock.advance(10)
+        assert bed.why() == "no room"
+        assert bed.pump.skip(P0, 0, "never mind") == "skipped"
+        bed.letters_down = False
+        await bed.clock.settle()
+        assert bed.letters == [1]
+        await bed.clock.advance(1)
+        assert (bed.delivered, bed.commits[P0]) == ([[0, 1], [2]], Committed(3))
+
+    run(Bed, test)
+
+
+def test_a_lane_that_stands_for_good_moves_when_the_blamed_record_is_skipped() -> None:
+    """Dead letters are off: the first is skipped, the second is blamed then; with that the partition moves."""
+
+    async def test(bed: Bed) -> None:
+        bed.answers = {0: BURY, 1: BURY}
+        bed.feed(0, 1, 2)
+        await bed.clock.advance(10)
+        assert "offset 0 failed" in bed.why()
+        bed.pump.skip(P0, 0, "never mind")
+        await bed.clock.advance(1)
+        assert "offset 1 failed" in bed.why()
+        bed.pump.skip(P0, 1, "never mind")
+        await bed.clock.advance(1)
+        assert (bed.delivered, bed.why(), bed.commits[P0]) == ([[0, 1], [2]], "", Committed(3))
+        assert bed.pump.readiness().ready
+
+    run(lambda: Bed(without_letters=True), test)
+
+
+def test_a_record_is_skipped_in_a_half_that_waits() -> None:
+    """One answer failed the whole; the other records of the half keep their turn."""
+
+    async def test(bed: Bed) -> None:
+        bed.answers = dict.fromkeys(range(4), Outcome(Verdict.RETRY, "HTTP 500", "no", 500))
+        bed.feed(0, 1, 2, 3)
+        await bed.clock.settle()
+        assert bed.pump.skip(P0, 2, "it is wrong") == "skipped"
+        assert bed.pump.skip(P0, 3, "it is wrong") == "skipped"
+        bed.answers.clear()
+        bed.feed(4)
+        await bed.clock.advance(30)
+        assert (bed.delivered, bed.commits[P0]) == ([[0, 1, 2, 3], [0, 1], [4]], Committed(5))
+
+    run(lambda: Bed(max_records=4), test)
+
+
+def test_a_skip_while_a_partition_is_sought_counts_where_it_begins() -> None:
+    """What is drained then is gone; the skip waits for the record to come again."""
+
+    async def test(bed: Bed) -> None:
+        bed.free.clear()
+        bed.feed(0, 1, 2)
+        await bed.clock.settle()
+        seek = asyncio.create_task(bed.pump.seek(P0, 1))
+        await bed.clock.settle()
+        assert bed.pump.skip(P0, 2, "it is wrong") == "will be skipped"
+        bed.free.set()
+        assert await seek
+        bed.feed(1, 2, 3)
+        await bed.clock.advance(1)
+        assert bed.delivered[1:] == [[1, 3]]
+
+    run(Bed, test)
+
+
+# Change --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_rate_is_kept_whatever_the_size_of_deliveries_and_can_be_taken_back() -> None:
+    """Ten a second over all partitions, in portions of a second at most; without it all goes at once."""
+
+    async def test(bed: Bed) -> None:
+        bed.pump.change(bed.pump.settings._replace(rate_records=10, max_records=100))
+        bed.feed(*range(500))
+        bed.feed(*range(500), partition=P1)
+        await bed.clock.advance(60)
+        assert 580 <= sum(len(offsets) for offsets in bed.delivered) <= 620
+        assert max(len(offsets) for offsets in bed.delivered) == 10
+        assert {bed.why(), bed.why(P1)} == {"deliveries are limited to 10 records a second"}
+        assert bed.pump.settings == LiveSettings(10, 100, 102_400, 0, 64)
+        bed.pump.change(bed.pump.settings._replace(rate_records=None))
+        await bed.clock.advance(1)
+        assert bed.pump.counts.delivered == 1000
+
+    run(Bed, test)
+
+
+def test_the_size_of_deliveries_changes_for_those_that_begin_from_then_on() -> None:
+    """Records and bytes; also how long a delivery waits to fill up, though records wait already."""
+
+    async def test(bed: Bed) -> None:
+        bed.feed(*range(4))
+        await bed.clock.settle()
+        bed.pump.change(bed.pump.settings._replace(max_records=3, linger_seconds=5))
+        bed.feed(4, 5)
+        await bed.clock.advance(1)
+        assert bed.delivered == [[0, 1], [2, 3]]
+        bed.feed(6)
+        await bed.clock.settle()
+        assert bed.delivered[2:] == [[4, 5, 6]]
+        bed.feed(7, 8)
+        await bed.clock.settle()
+        bed.pump.change(bed.pump.settings._replace(linger_seconds=0, max_bytes=1))
+        await bed.clock.settle()
+        assert bed.delivered[3:] == [[7], [8]]
+
+    run(Bed, test)
+
+
+def test_more_or_fewer_deliveries_are_under_way() -> None:
+    """Fewer: what is under way ends, and nothing begins before there is room. More: at once."""
+
+    async def test(bed: Bed) -> None:
+        bed.pump.on_lost([P1])
+        bed.free.clear()
+        bed.feed(*range(20))
+        await bed.clock.settle()
+        assert len(bed.deliveries) == 4
+        bed.pump.change(bed.pump.settings._replace(max_in_flight=6))
+        await bed.clock.settle()
+        assert len(bed.deliveries) == 6
+        bed.pump.change(bed.pump.settings._replace(max_in_flight=1))
+        await bed.clock.settle()
+        assert (len(bed.deliveries), bed.pump.settings.max_in_flight) == (6, 1)
+        bed.free.set()
+        await bed.clock.settle()
+        bed.free.clear()
+        bed.feed(*range(20, 30))
+        bed.pump.on_assigned({P1: 3}, {})
+        bed.feed(0, partition=P1)
+        await bed.clock.settle()
+        assert bed.pump.breaker.limit.under_way == 1
+        assert bed.why(P1) == "all 1 deliveries that may be under way at a time are those of other partitions"
+
+    run(lambda: Bed(ordering="none", max_records=1, max_in_flight=4), test)
+
+
+# Status --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_status_says_where_a_partition_stands() -> None:
+    """Position, what is committed, what is open and in flight, and the first record with its age and attempts."""
+
+    async def test(bed: Bed) -> None:
+        bed.answers[2] = RETRY
+        bed.feed(0, 1, 2, 3, 4)
+        await bed.clock.settle()
+        stands = bed.pump.status().partitions[P0]
+        assert stands[:5] == (1, 5, 2, 2, 0)
+        assert stands.head == (2, 1002, 1, 1_000_000.0)
+        assert stands.why == "offset 2 failed 1 of 3 times, a retry is due at 13:46:40 UTC"
+        assert bed.pump.status().partitions[P1][:6] == (2, None, None, 0, 0, None)
+        assert bed.pump.status().breaker == ("closed", None, "")
+
+    run(Bed, test)
+
+
+def test_the_status_blames_whoever_is_to_blame() -> None:
+    """A slow handler, a backend that is down, letters that are not acknowledged, what the consumer says."""
+
+    async def test(bed: Bed) -> None:
+        bed.free.clear()
+        bed.feed(0)
+        await bed.clock.advance(4)
+        assert bed.why() == ""
+        await bed.clock.advance(3)
+        assert bed.why().startswith("the handler is slow: offset 0 is in flight for 7 s, attempt 1")
+        bed.down = True
+        bed.free.set()
+        await bed.clock.settle()
+        assert bed.why().startswith("the breaker of pump is open until")
+        assert bed.why().endswith("connection refused")
+        assert bed.pump.status().breaker.state == "open"
+        bed.down = False
+        await bed.clock.advance(60)
+        assert bed.why() == ""
+        bed.paused = "the bounds of flow are reached"
+        assert bed.why() == "the bounds of flow are reached"
+        bed.says = "offsets 3 to 5 are gone"
+        assert bed.why() == "offsets 3 to 5 are gone"
+        bed.pump.hold([P0], "paused")
+        assert bed.why() == "paused"
+
+    run(Bed, test)
+
+
+def test_the_status_of_many_partitions_looks_at_no_record_behind_the_first() -> None:
+    """Of a lane in order nothing but its first record is read, however much is open."""
+    seen = 0
+
+    class Counted(Record):
+        def __getattribute__(self, name: str) -> Any:
+            nonlocal seen
+            seen += name == "offset"
+            return super().__getattribute__(name)
+
+    async def test(bed: Bed) -> None:
+        nonlocal seen
+        places = [TopicPartition("t", number) for number in range(1000)]
+        bed.pump.hold(None, "paused")
+        bed.pump.on_assigned(dict.fromkeys(places, 1), {})
+        for place in places:
+            bed.pump.on_records(place, 1, [Counted(*place, offset, 0, None, None) for offset in range(20)])
+        seen = 0
+        assert len(bed.pump.status().partitions) == 1000
+        assert seen == 1000
+
+    run(Bed, test)
+
+
+def test_a_revoke_in_the_middle_of_a_seek_ends_both() -> None:
+    """The revoke drains and commits what has ended; the seek says that the partition is not ours."""
+
+    async def test(bed: Bed) -> None:
+        bed.free.clear()
+        bed.feed(0, 1)
+        await bed.clock.settle()
+        seek = asyncio.create_task(bed.pump.seek(P0, 9))
+        await bed.clock.settle()
+        revoke = asyncio.create_task(bed.pump.on_revoked([P0], Deadline(bed.clock, 60)))
+        await bed.clock.settle()
+        bed.free.set()
+        assert await revoke == {P0: Committed(2)}
+        assert not await seek
+        assert P0 not in bed.pump.lanes
+
+    run(Bed, test)

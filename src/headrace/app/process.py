@@ -11,6 +11,7 @@ from collections.abc import Callable
 import uvloop
 
 from headrace.app.control_room import Controls
+from headrace.app.dead_letters import dead_letters
 from headrace.app.uses import examination
 from headrace.app.ways_in import WaysIn
 from headrace.config.model import HeadraceConfig
@@ -102,7 +103,9 @@ class App:
         for service in [*(authenticator.services if authenticator else ()), *([tls] if tls else ())]:
             self.supervisor.add(service)
         writing = self._writing(produce)
-        readiness, routes = self.supervisor.readiness, control_routes(controls.room, config.http)
+        redelivery, letters = dead_letters(self, ways_in.letter_consumers)
+        self.supervisor.add(redelivery)
+        readiness, routes = self.supervisor.readiness, [*letters, *control_routes(controls.room, config.http)]
         application = Application(
             config.http, produce, writing, readiness, self.metrics, authenticator, self.audit, more=routes
         )

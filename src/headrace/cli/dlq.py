@@ -1,19 +1,38 @@
-"""`headrace dlq`: list, show, redrive."""
+"""`headrace dlq`: list, show, search, stats; what changes letters is in `redrive.py`."""
+
+from __future__ import annotations
 
 import contextlib
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from typing import Any, get_args
 
 import click
+import msgspec
 
-from headrace.cli.connection import Place, kafka_options, open_producer
-from headrace.cli.output import counted, print_json, print_rows, progress
-from headrace.control.dead_letters import dead_letter_topics, letters, summary
-from headrace.control.redrive import Redrive, Redriven, RedriveOptions
-from headrace.delivery.dead_letter import Origin, own_headers
-from headrace.errors import InvalidRequest
+from headrace.cli.connection import Place, kafka_options, registry_option
+from headrace.cli.output import counted, print_rows
+from headrace.cli.selection_options import selection_options
+from headrace.cli.text import FORMATS, open_codecs
+from headrace.control.letter_pages import DeadLetters, LetterPage
+from headrace.control.letter_scan import Order, ScanOptions, State
+from headrace.control.letter_text import ShownLetter
+from headrace.control.selection import Selection
 from headrace.kafka import Admin
 from headrace.lifecycle import SystemClock
-from headrace.records import Record
+
+_OPTIONS = (
+    click.option("--scan-records", type=click.IntRange(1), default=10_000, show_default=True, help="Read at most."),
+    click.option("--scan-seconds", type=click.FloatRange(0, min_open=True), default=5.0, show_default=True),
+    click.option("--state", type=click.Choice(get_args(State)), default="all", help="Letters that are left, or ended."),
+    click.option("--text", default="", help="What error class, reason or excerpt contain, in any case."),
+)
+_PAGED = (
+    click.option("--max", "most", type=click.IntRange(1), default=10, show_default=True, help="Letters at most."),
+    click.option("--order", type=click.Choice(get_args(Order)), default="newest", show_default=True, help="First."),
+    click.option("--cursor", default="", help="Go on behind the page that gave it."),
+    click.option("--key-format", type=click.Choice(FORMATS), default="", help="Of keys; by default what fits."),
+    click.option("--value-format", type=click.Choice(FORMATS), default="", help="Of values; by default what fits."),
+)
 
 
 @click.group()
@@ -28,103 +47,140 @@ def dlq() -> None:
 @click.argument("topic", required=False)
 @kafka_options
 async def list_(topic: str | None, place: Place, output: str) -> None:
-    """Say per dead letter topic how many letters there are, how many are not redriven yet, and their error classes.
+    """Say how many letters each dead letter topic has at most, how many are left, and from when they are.
 
-    Looks at topics named *.dlq, and with -c at those the file names.
+    Looks at topics named *.dlq and *.quarantine, and with -c at those the file names. Reads no letter: transactions,
+    compaction and records that are no letters make the numbers larger than what there is; stats counts letters.
 
     Example: headrace dlq list
     """
-    admin = Admin(place.kafka)
-    consumers = place.file.reactive_consumers.values() if place.file else ()
-    configured = {c.dead_letter.topic_for(origin) for c in consumers for origin in c.topics}
-    found = []
-    for name in [topic] if topic else await dead_letter_topics(admin, configured):
-        try:
-            found.append(await summary(place.kafka, admin, name))
-        except InvalidRequest:
-            if topic:
-                raise  # else it is named like one, but holds other records
-    print_rows([numbers._asdict() for numbers in found], output, "no dead letter topics")
+    async with _letters(place) as letters:
+        rows = [msgspec.structs.asdict(row) for row in await letters.topics.counts(topic)]
+    print_rows(rows, output, "no dead letter topics")
+
+
+def _with(options: tuple[Callable[[Any], Any], ...]) -> Callable[[Any], Any]:
+    def add(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
 
 
 @dlq.command()
 @click.argument("topic")
-@click.option("--partition", type=click.IntRange(0), help="Only this partition.")
-@click.option("--offset", type=click.IntRange(0), help="From this offset on; needs --partition.")
-@click.option("--max", "limit", type=click.IntRange(1), default=10, show_default=True, help="Letters at most.")
+@selection_options
+@_with(_PAGED)
+@_with(_OPTIONS)
 @kafka_options
-async def show(topic: str, partition: int | None, offset: int | None, limit: int, place: Place, output: str) -> None:
+@registry_option
+async def show(topic: str, selection: Selection, place: Place, output: str, **asked: Any) -> None:
     """Show letters: where each came from, what went wrong, its key and value.
 
-    Example: headrace dlq show orders.dlq --partition 0 --offset 17 --max 1
+    Example: headrace dlq show orders.dlq --partition 0 --offsets 17
     """
-    if offset is not None and partition is None:
-        raise click.UsageError("--offset needs --partition: offsets count within a partition")
-    found: list[dict[str, Any]] = []
-    async with contextlib.aclosing(letters(place.kafka, Admin(place.kafka), topic, partition, offset)) as reader:
-        async for record, origin in reader:
-            found.append(_shown(record, origin))
-            if len(found) == limit:
-                break
-    if output == "json":
-        print_json(found)
-    elif not found:
-        click.echo("no dead letters")
-    for letter in found if output == "text" else ():
-        click.echo("\n".join(f"{name:14} {value}" for name, value in letter.items()) + "\n")
+    await _page(topic, selection, place, output, asked)
 
 
 @dlq.command()
 @click.argument("topic")
-@click.option("--dry-run", is_flag=True, help="Say what would go where; send nothing.")
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Letters per second at most.")
-@click.option("--from-beginning", is_flag=True, help="Also letters that were redriven before.")
-@click.option("--skip-foreign", is_flag=True, help="Pass over records that are no dead letters.")
+@selection_options
+@_with(_PAGED)
+@_with(_OPTIONS)
 @kafka_options
-async def redrive(topic: str, place: Place, output: str, rate: float | None, **chosen: bool) -> None:
-    """Send letters back to the partitions they came from, with the key, value and headers they had.
+@registry_option
+async def search(topic: str, selection: Selection, place: Place, output: str, **asked: Any) -> None:
+    """Search letters by error, origin, key, header, time or text; ends at a limit, and says how to go on.
 
-    Interrupt it at any time: the next redrive goes on behind the last letter that is acknowledged. Letters that arrive
-    meanwhile wait for the next redrive. Every group that reads the origin's topic gets the records again.
-
-    Example: headrace dlq redrive orders.dlq --rate 100
+    Example: headrace dlq search orders.dlq --error "HTTP 500" --since 2h
     """
-    options = RedriveOptions(rate_records=rate, **chosen)
-    with progress(f"redrive {topic}") as show_progress:
-        async with open_producer(place.kafka) as back:
-            work = Redrive(place.kafka, Admin(place.kafka), topic, back.produce, SystemClock())
-            done = await work.run(options, show_progress)
+    await _page(topic, selection, place, output, asked)
+
+
+@dlq.command()
+@click.argument("topic")
+@selection_options
+@click.option("--bucket", "bucket_seconds", type=click.IntRange(1), default=3600, show_default=True, help="Seconds.")
+@_with(_OPTIONS)
+@kafka_options
+async def stats(topic: str, selection: Selection, bucket_seconds: int, place: Place, output: str, **asked: Any) -> None:
+    """Count letters by error class, origin, status and time; by default those of the day before the newest.
+
+    Example: headrace dlq stats orders.dlq --since 7d --bucket 86400
+    """
+    async with _letters(place) as letters:
+        found = await letters.statistics(topic, selection, _scan(asked), bucket_seconds)
     if output == "json":
-        print_json({"topic": topic, "dry_run": options.dry_run, **done._asdict()})
-    else:
-        click.echo(_sentence(topic, done, options.dry_run))
+        return _print(found)
+    window = f"since {found.since}" if found.since else "in all"
+    click.echo(f"{counted(found.letters, 'letter')} in {topic} {window}, {found.left} left")
+    for title in ("errors", "topics", "statuses", "times"):
+        for name, count in getattr(found, title).items():
+            click.echo(f"{title:10}{count:>8}  {name}")
+    if found.partial:
+        said = f"scanned {found.scanned} of up to {found.scanned + found.remaining}"
+        click.echo(f"partial, the newest letters only: {said}; raise --scan-records or --scan-seconds")
+    return None
 
 
-def _shown(record: Record, origin: Origin) -> dict[str, Any]:
-    return {
-        "letter": f"{record.topic_partition} offset {record.offset}",
-        "origin": f"{origin.partition} offset {origin.offset}",
-        "group": origin.group,
-        "attempts": origin.attempts,
-        "first failure": origin.first_failure,
-        "last failure": origin.last_failure,
-        "error": origin.error,
-        "reason": origin.reason,
-        "key": _text(record.key),
-        "value": _text(record.value),
-        "headers": {name: _text(value) for name, value in own_headers(record.headers)},
+async def _page(topic: str, selection: Selection, place: Place, output: str, asked: dict[str, Any]) -> None:
+    scan = _scan(asked)._replace(order=asked["order"], cursor=asked["cursor"])
+    async with _letters(place) as letters:
+        formats = asked["key_format"] or "", asked["value_format"] or ""
+        page = await letters.page(topic, selection, scan, asked["most"], formats)
+    if output == "json":
+        return _print(page)
+    for letter in page.letters:
+        click.echo(_block(topic, letter) + "\n")
+    click.echo(_went(page), err=bool(page.letters))
+    return None
+
+
+@contextlib.asynccontextmanager
+async def _letters(place: Place) -> AsyncIterator[DeadLetters]:
+    consumers = place.file.reactive_consumers.values() if place.file else ()
+    async with open_codecs(place.registry) as codecs:
+        yield DeadLetters(place.kafka, Admin(place.kafka), codecs, SystemClock(), consumers)
+
+
+def _scan(asked: dict[str, Any]) -> ScanOptions:
+    return ScanOptions(
+        state=asked["state"],
+        text=asked["text"],
+        limit_records=asked["scan_records"],
+        limit_seconds=asked["scan_seconds"],
+    )
+
+
+def _print(found: msgspec.Struct) -> None:
+    click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+
+
+def _block(topic: str, letter: ShownLetter) -> str:
+    origin, result = letter.origin, msgspec.to_builtins(letter.result)
+    lines = {
+        "letter": f"{topic}-{letter.partition} offset {letter.offset}" + (", ended" if letter.ended else ""),
+        "origin": f"{origin.topic}-{origin.partition} offset {origin.offset}",
+        "group": letter.group,
+        "attempts": letter.attempts,
+        "redrives": letter.redrives,
+        "first failure": letter.first_failure,
+        "last failure": letter.last_failure,
+        "error": letter.error,
+        "status": letter.status,
+        "reason": letter.reason,
+        **{f"result {name}": text for name, text in result.items()},
+        f"key ({letter.key_format})": bytes(letter.key).decode(),
+        f"value ({letter.value_format})": bytes(letter.value).decode(),
+        "headers": ", ".join(f"{name}: {text}" for name, text in letter.headers),
     }
+    return "\n".join(f"{name:16} {text}" for name, text in lines.items() if text not in ("", 0))
 
 
-def _text(value: bytes | None) -> str | None:
-    return None if value is None else value.decode(errors="backslashreplace")
-
-
-def _sentence(topic: str, done: Redriven, dry_run: bool) -> str:
-    if not done.records:
-        text = f"nothing left to redrive in {topic}"
-    else:
-        verb = "would go back" if dry_run else "back and acknowledged"
-        targets = ", ".join(f"{count} to {target}" for target, count in sorted(done.targets.items()))
-        text = f"{counted(done.records, 'letter')} of {topic} {verb}: {targets}"
-    return text + (f"; {counted(done.foreign, 'record')} passed over: no dead letter" if done.foreign else "")
+def _went(page: LetterPage) -> str:
+    said = f"scanned {page.scanned} of up to {page.scanned + page.remaining}, found {len(page.letters)}"
+    foreign = f"; {counted(page.foreign, 'record')} passed over: no dead letter" if page.foreign else ""
+    if not page.scanned and not page.remaining:
+        return f"no dead letters in {page.topic}"
+    return said + foreign + (f"; go on with --cursor {page.cursor}" if page.cursor else "")

@@ -1,84 +1,124 @@
-"""Dead letters as operators meet them: how many are left and why, and one by one."""
+"""Dead letter topics as operators meet them: which there are, and how many letters each holds, by offsets alone."""
 
-import contextlib
-from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Mapping
-from typing import NamedTuple
+from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+
+import msgspec
+
+from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.kafka import KafkaConfig
-from headrace.control.topics import read_window, window
-from headrace.delivery.dead_letter import Origin, letter_of, origin_of
+from headrace.config.topic_patterns import fits_any
+from headrace.control.marks import Marks, load_marks
 from headrace.errors import InvalidRequest
 from headrace.kafka import Admin
-from headrace.records import Record
+from headrace.records import TopicPartition
+
+_ENDINGS = (".dlq", ".quarantine")
+_LAST_MS = 253_402_300_799_000  # the end of the year 9999
 
 
-class Summary(NamedTuple):
+class LetterCount(msgspec.Struct, frozen=True, rename="camel"):
     """A dead letter topic in numbers."""
 
     topic: str
-    total: int
-    """Letters in the topic."""
+    partitions: int
+    letters: int
+    """Letters in the topic at most: offsets, of which transactions, compaction and foreign records take some."""
     left: int
-    """Letters that are not redriven yet."""
-    errors: Mapping[str, int]
-    """Error class to how many of those that are left."""
-    foreign: int
-    """Records that are no dead letters."""
+    """Those of them that have not ended."""
+    exact: bool
+    """Whether `left` is exact, which offsets tell only of none; statistics read the letters and count them."""
+    oldest: str | None
+    """Time of the first letter; None without any. ISO 8601, UTC."""
+    newest: str | None
+    """Time of the newest letter."""
+
+
+class LetterCounts(msgspec.Struct, frozen=True):
+    """Every dead letter topic in numbers."""
+
+    topics: list[LetterCount]
+
+
+class DeadLetterTopics:
+    """The dead letter topics of a cluster: those of the configuration, and those named `*.dlq` or `*.quarantine`."""
+
+    def __init__(self, kafka: KafkaConfig, admin: Admin, consumers: Iterable[ReactiveConsumerConfig] = ()) -> None:
+        """Look there; `consumers` are those whose dead letter topics are known by their settings."""
+        self._kafka = kafka
+        self._admin = admin
+        self._consumers = list(consumers)
+
+    async def names(self) -> dict[str, tuple[int, ReactiveConsumerConfig | None]]:
+        """Return each with the number of its partitions and the consumer that writes it, in the order of names."""
+        sizes = {topic.name: len(topic.partitions) for topic in await self._admin.list_topics()}
+        writers: dict[str, ReactiveConsumerConfig] = {}
+        for consumer in self._consumers:
+            for origin in {*consumer.topics, *filter(fits_any(consumer.topic_patterns), sizes)}:
+                writers.setdefault(consumer.dead_letter.topic_for(origin), consumer)
+        chosen = (name for name in sizes if name.endswith(_ENDINGS) or name in writers)
+        return {name: (sizes[name], writers.get(name)) for name in chosen}
+
+    async def counts(self, only: str | None = None) -> list[LetterCount]:
+        """Return every dead letter topic, or one, in numbers. No letter is read.
+
+        Raises:
+            TopicNotFound: The cluster does not have the topic.
+            InvalidRequest: It is no dead letter topic.
+        """
+        names = await self.names()
+        if only is not None:
+            if only not in names:
+                await self._admin.describe_topic(only)
+                raise not_one(
+                    only, "its name does not end in .dlq or .quarantine, and no consumer of the file writes it"
+                )
+            names = {only: names[only]}
+        partitions = [TopicPartition(name, number) for name, (size, _) in names.items() for number in range(size)]
+        starts, ends = await self._admin.start_offsets(partitions), await self._admin.end_offsets(partitions)
+        times = await self._admin.time_bounds(partitions)
+        ended = await load_marks(self._kafka, self._admin, names)
+        return [
+            _count(topic, [p for p in partitions if p.topic == topic], starts, ends, times, ended) for topic in names
+        ]
+
+
+def not_one(topic: str, why: str) -> InvalidRequest:
+    """Return the error for a topic that is no dead letter topic."""
+    return InvalidRequest(f"{topic} is no dead letter topic: {why}. See headrace dlq list", topic=topic)
+
+
+def _count(
+    topic: str,
+    partitions: Sequence[TopicPartition],
+    starts: Mapping[TopicPartition, int],
+    ends: Mapping[TopicPartition, int],
+    times: Mapping[TopicPartition, tuple[int, int]],
+    ended: Mapping[str, Marks],
+) -> LetterCount:
+    letters = sum(ends[p] - starts[p] for p in partitions)
+    gone = sum(ended[topic].ended_count(p.partition, starts[p], ends[p]) for p in partitions)
+    known = [times[p] for p in partitions if p in times]
+    return LetterCount(
+        topic,
+        len(partitions),
+        letters,
+        letters - gone,
+        exact=letters == gone,
+        oldest=iso_ms(min(first for first, _ in known)) if known else None,
+        newest=iso_ms(max(last for _, last in known)) if known else None,
+    )
+
+
+def iso_ms(milliseconds: int) -> str:
+    """Return a timestamp of Kafka as ISO 8601, UTC; one that no calendar has as it is."""
+    if not 0 <= milliseconds <= _LAST_MS:
+        return str(milliseconds)
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def group_of(topic: str) -> str:
     """Return the group whose committed position is how far a dead letter topic is redriven."""
     return f"headrace.redrive.{topic}"
-
-
-async def dead_letter_topics(admin: Admin, configured: Iterable[str] = ()) -> list[str]:
-    """Return the dead letter topics of the cluster: those that are configured and those named `*.dlq`."""
-    wanted = set(configured)
-    names = [topic.name for topic in await admin.list_topics()]
-    return [name for name in names if name.endswith(".dlq") or name in wanted]
-
-
-async def summary(kafka: KafkaConfig, admin: Admin, topic: str) -> Summary:
-    """Read a dead letter topic through and count.
-
-    Raises:
-        TopicNotFound: The cluster does not have the topic.
-        InvalidRequest: It holds records, and none is a dead letter.
-    """
-    starts, ends = await window(admin, topic)
-    committed = await admin.committed(group_of(topic))
-    total = left = foreign = 0
-    errors: Counter[str] = Counter()
-    async for batch in read_window(kafka, starts, ends):
-        for record in batch:
-            origin = origin_of(record.headers)
-            total += 1
-            if origin is None:
-                foreign += 1
-            elif record.offset >= committed.get(record.topic_partition, 0):
-                left += 1
-                errors[origin.error] += 1
-    if total and foreign == total:
-        raise InvalidRequest(
-            f"{topic} is no dead letter topic: none of its records has headrace.dlq headers. See headrace dlq list",
-            topic=topic,
-        )
-    return Summary(topic, total - foreign, left, dict(errors.most_common()), foreign)
-
-
-async def letters(
-    kafka: KafkaConfig, admin: Admin, topic: str, partition: int | None = None, offset: int | None = None
-) -> AsyncGenerator[tuple[Record, Origin], None]:
-    """Read dead letters with what their headers say, in offset order inside each partition.
-
-    Raises:
-        TopicNotFound: The cluster does not have the topic.
-        PartitionNotFound: The topic does not have the partition.
-        InvalidRequest: The offset is not in the log, or a record is no dead letter.
-    """
-    starts, ends = await window(admin, topic, partition, offset)
-    async with contextlib.aclosing(read_window(kafka, starts, ends)) as batches:
-        async for batch in batches:
-            for record in batch:
-                yield record, letter_of(record)

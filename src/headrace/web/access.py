@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from headrace.control.steering import Steered
 from headrace.errors import AuthTokenMissing, HeadraceError, PathNotFound
 from headrace.security import Authenticator, Principal
-from headrace.security.principals import ADMIN, METRICS, WRITE
+from headrace.security.principals import ADMIN, METRICS, READ, WRITE
 from headrace.telemetry.correlation import caller
 from headrace.web.exchange import headers_of
 
@@ -43,6 +43,11 @@ RULES: Final[Mapping[tuple[str, str], Rule]] = {
     ("GET", "/specui/start.js"): OPEN,
     ("GET", "/specui/swagger-ui-bundle.js"): OPEN,
     ("GET", "/specui/swagger-ui.css"): OPEN,
+    ("GET", "/adm/dead-letters"): Rule((ADMIN,)),
+    ("GET", "/adm/dead-letters/{topic}"): Rule((ADMIN,)),
+    ("GET", "/adm/dead-letters/{topic}/statistics"): Rule((ADMIN,)),
+    ("GET", "/consumers/deadLetter/reactive"): Rule((READ, WRITE), "consume"),
+    ("POST", "/consumers/deadLetter/reactive"): Rule((READ, WRITE), "consume"),
     ("GET", "/adm/reactive-consumers"): Rule((ADMIN,)),
     ("GET", "/adm/reactive-consumers/{name}"): Rule((ADMIN,)),
     ("POST", "/adm/reactive-consumers/{name}/pause"): Rule((ADMIN,)),

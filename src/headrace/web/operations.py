@@ -17,6 +17,7 @@ from headrace.sidecar.produce_request import ProduceRequest
 from headrace.sidecar.transactions import TransactionRequest, TransactionResponse
 from headrace.web.operation import BODY, HTML, JSON, KAFKA, NDJSON, SCRIPT, STYLE, TEXT, YAML, Errors, Operation, below
 from headrace.web.operations_control import CONTROL_OPERATIONS
+from headrace.web.operations_dead_letters import DEAD_LETTERS
 
 
 class Status(msgspec.Struct, rename="camel"):
@@ -148,5 +149,6 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     ("GET", "/specui/swagger-ui-bundle.js"): Operation("getCode", "Code of that page", {200: SCRIPT}),
     ("GET", "/specui/swagger-ui.css"): Operation("getStyle", "Style of that page", {200: STYLE}),
     **CONTROL_OPERATIONS,
+    **DEAD_LETTERS,
 }
 """Every endpoint by method and path."""

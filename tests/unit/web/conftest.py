@@ -15,6 +15,7 @@ from headrace.config.http import HttpConfig, SecurityConfig
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.config.producer import ProducerConfig
 from headrace.config.transactions import IdempotencyConfig
+from headrace.control.letter_pages import LetterPage, LetterStatistics
 from headrace.formats.codecs import Codecs
 from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import check_topic
@@ -23,9 +24,11 @@ from headrace.records import OutgoingRecord, Produced
 from headrace.security import Authenticator, TlsFiles
 from headrace.sidecar.idempotency import Idempotency
 from headrace.sidecar.produce import ProduceService
+from headrace.sidecar.reactive.redelivery import RedeliveryAnswer, RedeliveryRequest
 from headrace.sidecar.transactions import Transactions
 from headrace.telemetry.metrics import Metrics
 from headrace.web.application import Application
+from headrace.web.routes.dead_letters import dead_letter_routes
 from headrace.web.routes.writing import Writing
 from headrace.web.server import WebService
 
@@ -90,12 +93,46 @@ class Kafka:
         return 3
 
 
+class Letters:
+    """Has no dead letters, and fails as Kafka does."""
+
+    def __init__(self, kafka: Kafka) -> None:
+        self._kafka = kafka
+        self.topics = self
+        self.asked: list[RedeliveryRequest] = []
+
+    def _fail(self) -> None:
+        if self._kafka.failure:
+            raise self._kafka.failure
+
+    async def counts(self) -> list[Any]:
+        self._fail()
+        return []
+
+    async def page(self, topic: str, *_: Any) -> LetterPage:
+        self._fail()
+        return LetterPage(topic, [], 0, 0, 0, "")
+
+    async def statistics(self, topic: str, *_: Any) -> LetterStatistics:
+        self._fail()
+        return LetterStatistics(topic, None, None, 0, 0, {}, {}, {}, {}, 0, 0, False)
+
+    def chosen(self, request: RedeliveryRequest) -> dict[str, Any]:
+        self._fail()
+        return {} if request.topic is None else dict.fromkeys(request.topic.split(","))
+
+    async def run(self, request: RedeliveryRequest) -> RedeliveryAnswer:
+        self.asked.append(request)
+        return RedeliveryAnswer("g", "i", [], 0, "", "empty")
+
+
 class House:
     """A running server and what it talks to."""
 
     def __init__(self, web: WebService, kafka: Kafka, metrics: Metrics, services: dict[str, Readiness]) -> None:
         self.web, self.kafka, self.metrics, self.services = web, kafka, metrics, services
         self.tls: TlsFiles | None = None
+        self.letters: Any = None
         self._writers: list[asyncio.StreamWriter] = []
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -147,12 +184,14 @@ async def _opened(**settings: Any) -> AsyncIterator[House]:
     writing = Writing(transactions, idempotency, metrics)
     authenticator = Authenticator(security, SystemClock()) if security.mode != "none" else None
     tls = TlsFiles(config.tls, SystemClock()) if config.tls.certificate else None
-    application = Application(config, produce, writing, lambda: services, metrics, authenticator)
+    letters: Any = Letters(kafka)
+    more = dead_letter_routes(letters, letters, config)
+    application = Application(config, produce, writing, lambda: services, metrics, authenticator, more=more)
     web = WebService(config, application, tls=tls.context if tls else None)
     await idempotency.start()
     await web.start()
     house = House(web, kafka, metrics, services)
-    house.tls = tls
+    house.tls, house.letters = tls, letters
     try:
         yield house
     finally:

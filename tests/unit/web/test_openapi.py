@@ -168,9 +168,9 @@ def usual(method: str, path: str, more: str = "", value: int = 1) -> bytes:
 
 
 def keyed_requests(method: str, path: str) -> list[Any]:
-    """Return what makes the answers of keys, and of transactions."""
+    """Return what makes the answers of keys, and of transactions; and what else an endpoint fails with."""
     if path not in (POST, TRANSACTIONS):
-        return []
+        return [error() for error in OPERATIONS[method, path].errors]
     key = "Idempotency-Key: k\r\n"
     found = [usual(method, path, key, value) for value in (1, 1, 2)]
     if path == TRANSACTIONS:

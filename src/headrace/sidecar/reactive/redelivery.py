@@ -11,7 +11,7 @@ import contextlib
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -61,13 +61,13 @@ class Marks(Protocol):
 
 
 class RedeliveryRequest(msgspec.Struct, frozen=True):
-    """What is asked for; other fields are ignored, as in the original."""
+    """Which dead letters are delivered again; other fields are ignored, as in the original."""
 
     group: str | None = None
     """Group of a consumer, to choose it; any other name is only told back. By default the topics choose."""
     topic: str | None = None
     """Topics that the letters came from, with commas between; by default all that the consumer reads."""
-    timeout: int | None = None
+    timeout: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """How long to read letters at most, in milliseconds; 10 s by default, a minute at most."""
     lastretry: bool = False
     """Whether what fails again has ended, instead of being a dead letter once more. Of this call only."""

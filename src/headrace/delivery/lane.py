@@ -156,6 +156,7 @@ class Lane:
         self._begun -= len(records)
         if self._rules.ordering == "key":
             self.backlog.release(records)
+            self._linger()
         if self._halves and self._begun == sum(len(half.records) for half in self._halves):
             self._again.append(self._halves.pop())
         if self._beyond:
@@ -269,6 +270,7 @@ class Lane:
             self.ended([record])
             return record
         record = self.backlog.remove(offset) or pop(self._beyond, offset)
+        self._linger()
         if self._beyond:
             self._admit()
         return record

@@ -145,7 +145,9 @@ class Pump(Service):
                 self._mark(partition)
             if skips := self._skips.get(partition):
                 for offset in [record.offset for record in records if record.offset in skips]:
-                    self._skip(lane, offset, skips.pop(offset))
+                    reason = skips.pop(offset)
+                    if lane.tracker.is_open(offset):  # it may have ended before this assignment
+                        self._skip(lane, offset, reason)
             self.offer(lane)
             reach("enqueue.after")
 

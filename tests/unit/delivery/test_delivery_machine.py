@@ -1,7 +1,7 @@
 """Pump, lanes, dispatcher, tracker and offset map together, against the plainest model of what was promised.
 
 Records arrive, fail, hang, time passes, the destination and the dead letter topic go down, partitions are revoked,
-lost, and taken up again from what was committed.
+lost, and taken up again from what was committed; people hold and seek them, skip records, and change how much goes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig
 from headrace.config.retry import RetryConfig
+from headrace.delivery import pump as pump_module
+from headrace.delivery.live import LiveSettings
 from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict
 from headrace.delivery.pump import Pump
 from headrace.errors import DeadLetterFailed, DestinationUnavailable
@@ -54,7 +56,12 @@ class World:
         self.under_way = 0
         self.ordering = ordering
         self.wrong: list[str] = []
-        self.epochs = 0
+        self.epochs = self.seeks = 0
+        self.unwanted = {partition: set[int]() for partition in PARTITIONS}
+        """What somebody said is to be skipped."""
+        self.held: set[TopicPartition] = set()
+        self.is_held = False
+        self.keeps_offsets_elsewhere = False
         config = DeliveryConfig(
             ordering=ordering,  # type: ignore[arg-type]
             max_in_flight=max_in_flight,
@@ -62,11 +69,19 @@ class World:
             retry=RetryConfig(attempts=3, first_delay_seconds=1, max_delay_seconds=4),
         )
         self.pump = Pump("pump", "g", self, self, delivery=config, clock=self.clock, chance=Random(1))
-        self.pump.source = self
+        self.pump.source = self.pump.member = self
+
+    def over(self, partition: TopicPartition) -> set[int]:
+        """Return what has ended, or may be passed because somebody said so."""
+        return self.ended[partition] | self.unwanted[partition]
 
     async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
         partition, ended = delivery.partition, self.ended[delivery.partition]
         self.under_way += 1
+        if self.is_held or partition in self.held:
+            self.wrong.append("a delivery of a held partition began")
+        if unwanted := [r.offset for r in delivery.records if r.offset in self.unwanted[partition]]:
+            self.wrong.append(f"{unwanted} were to be skipped")
         if self.under_way > self.most:
             self.wrong.append(f"{self.under_way} deliveries at a time")
         try:
@@ -100,7 +115,7 @@ class World:
     def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
         for partition, committed in offsets.items():
             passed = [r.offset for r in self.logs[partition] if r.offset < committed.offset]
-            if open_ones := set(passed) - self.ended[partition]:
+            if open_ones := set(passed) - self.over(partition):
                 self.wrong.append(f"{committed.offset} is committed, {open_ones} have not ended")
             if partition in self.committed and committed.offset < self.committed[partition].offset:
                 self.wrong.append("a commit goes back")
@@ -120,7 +135,7 @@ class World:
         if self.ordering == "key" and len(set(keys)) < len(keys):
             self.wrong.append("two records of a key in one delivery")
         for earlier in self.logs[partition]:
-            if earlier.offset in self.ended[partition] or earlier.offset >= last:
+            if earlier.offset in self.over(partition) or earlier.offset >= last:
                 continue
             if self.ordering == "partition" and earlier.offset < first:
                 self.wrong.append(f"{first} began before {earlier.offset} had ended")
@@ -136,6 +151,26 @@ class World:
         self.known[partition] = set(self.noted[partition])
         self.at_start[partition] = set(self.noted[partition])
         self.pump.on_assigned({partition: self.epochs}, {partition: committed} if committed else {})
+        for offset in self.unwanted[partition]:  # said again, because it may not have been committed
+            self.pump.skip(partition, offset, "still")
+
+    def trouble(self, partition: TopicPartition) -> str:
+        return ""
+
+    def pause(self, partition: TopicPartition) -> str:
+        return ""
+
+    async def seek(self, partition: TopicPartition, epoch: int, offset: int) -> bool:
+        await asyncio.sleep(0)
+        if self.epoch_of[partition] != epoch:
+            return False
+        self.seeks += 1
+        self.committed[partition] = Committed(offset)
+        passed = {record.offset for record in self.logs[partition] if record.offset < offset}
+        self.ended[partition] = passed  # sought over, and what is behind is to come again
+        self.noted[partition] = set()
+        self.assign(partition)
+        return True
 
     def fetch(self, partition: TopicPartition) -> None:
         """Hand over what the owner has not had yet."""
@@ -205,6 +240,59 @@ class DeliveryMachine(RuleBasedStateMachine):
         world.fetch(partition)
         await world.clock.settle()
 
+    @rule(partition=st.sampled_from([*PARTITIONS, None]), held=st.booleans())
+    def hold(self, partition: TopicPartition | None, held: bool) -> None:
+        world, places = self.world, [partition] if partition else None
+        if partition:
+            (world.held.add if held else world.held.discard)(partition)
+        else:
+            world.is_held = held
+        pump = world.pump
+        self._do(lambda: pump.hold(places, "held") if held else pump.release_hold(places))
+
+    @rule(partition=st.sampled_from(PARTITIONS), place=st.integers(0, 20), ends=st.booleans(), is_lost=st.booleans())
+    def seek(self, partition: TopicPartition, place: int, ends: bool, is_lost: bool) -> None:
+        self.runner.run(self._seek(partition, place, ends, is_lost))
+
+    async def _seek(self, partition: TopicPartition, place: int, ends: bool, is_lost: bool) -> None:
+        world = self.world
+        if ends:
+            world.hanging.set()
+        pump_module._DRAIN_SECONDS = 60 if ends else 0
+        log, before = world.logs[partition], world.seeks
+        seek = asyncio.create_task(world.pump.seek(partition, min(place, log[-1].offset + 1 if log else 0)))
+        if is_lost:
+            await asyncio.sleep(0)
+            world.pump.on_lost([partition])
+            world.assign(partition)
+        if await seek != (world.seeks > before):
+            world.wrong.append("a seek says what is not so")
+        world.fetch(partition)
+        await world.clock.settle()
+
+    @rule(partition=st.sampled_from(PARTITIONS), place=st.integers(0, 30))
+    def skip(self, partition: TopicPartition, place: int) -> None:
+        def skip() -> None:
+            said = self.world.pump.skip(partition, place, "it is wrong")
+            exists = any(record.offset == place for record in self.world.logs[partition])
+            if said == "ended already" and exists and place not in self.world.over(partition):
+                self.world.wrong.append(f"{place} has not ended")
+            elif said != "ended already":
+                self.world.unwanted[partition].add(place)
+
+        self._do(skip)
+
+    @rule(
+        rate=st.sampled_from([None, 3, 1000]),
+        max_records=st.integers(1, 4),
+        linger_seconds=st.sampled_from([0, 0.3]),
+        max_in_flight=st.sampled_from([1, 2, 5]),
+    )
+    def settings(self, rate: float | None, max_records: int, linger_seconds: float, max_in_flight: int) -> None:
+        self.world.most = max_in_flight
+        wanted = LiveSettings(rate, max_records, 1000, linger_seconds, max_in_flight)
+        self._do(lambda: self.world.pump.change(wanted))
+
     @rule(partition=st.sampled_from(PARTITIONS))
     def lose(self, partition: TopicPartition) -> None:
         def lose() -> None:
@@ -229,7 +317,7 @@ class DeliveryMachine(RuleBasedStateMachine):
             self.runner.run(self._heal())
             self.nothing_went_wrong()
             for partition, log in self.world.logs.items():
-                assert self.world.ended[partition] == {record.offset for record in log}
+                assert self.world.over(partition) >= {record.offset for record in log}
                 if log:
                     assert self.world.committed[partition] == Committed(log[-1].offset + 1)
         finally:
@@ -238,7 +326,12 @@ class DeliveryMachine(RuleBasedStateMachine):
     async def _heal(self) -> None:
         self.world.down = self.world.letters_down = False
         self.world.hanging.set()
+        self.world.pump.release_hold(None)
+        self.world.pump.release_hold(PARTITIONS)
+        self.world.held, self.world.is_held = set(), False
+        self.world.pump.change(self.world.pump.settings._replace(rate_records=None))
         await self.world.clock.advance(400)
+        assert not [status.why for status in self.world.pump.status().partitions.values() if status.why]
         await self.world.pump.stop()
 
     def _do(self, call: object) -> None:

@@ -30,8 +30,8 @@ _PAGED = (
     click.option("--max", "most", type=click.IntRange(1), default=10, show_default=True, help="Letters at most."),
     click.option("--order", type=click.Choice(get_args(Order)), default="newest", show_default=True, help="First."),
     click.option("--cursor", default="", help="Go on behind the page that gave it."),
-    click.option("--key-format", type=click.Choice(FORMATS), default="", help="Of keys; by default what fits."),
-    click.option("--value-format", type=click.Choice(FORMATS), default="", help="Of values; by default what fits."),
+    click.option("--key-format", type=click.Choice(FORMATS), help="Of keys; by default what fits."),
+    click.option("--value-format", type=click.Choice(FORMATS), help="Of values; by default what fits."),
 )
 
 

@@ -12,6 +12,7 @@ import uvloop
 
 from headrace.app.control_room import Controls
 from headrace.app.dead_letters import dead_letters
+from headrace.app.replays import jobs_of
 from headrace.app.uses import examination
 from headrace.app.ways_in import WaysIn
 from headrace.config.model import HeadraceConfig
@@ -90,7 +91,8 @@ class App:
             self.services.append(OwnTopics(self.admin, wanted, clock))
         lag = LagMonitor(self.admin, ways_in.groups, clock, self._publish_lag)
         controls = Controls(self, ways_in, lag)
-        self.services += [*controls.services, *ways_in.services, lag]
+        jobs, routes_of_jobs = jobs_of(self, controls, ways_in.targets)
+        self.services += [*controls.services, *ways_in.services, *([jobs] if ways_in.steered else ()), lag]
         self._examine = examination(config, ways_in.functions, self.admin)
         if config.durability == "report" and (config.reactive_consumers or config.functions):
             self.services.append(Durability(self._examine, clock))
@@ -105,7 +107,8 @@ class App:
         writing = self._writing(produce)
         redelivery, letters = dead_letters(self, ways_in.letter_consumers)
         self.supervisor.add(redelivery)
-        readiness, routes = self.supervisor.readiness, [*letters, *control_routes(controls.room, config.http)]
+        readiness = self.supervisor.readiness
+        routes = [*letters, *control_routes(controls.room, config.http), *routes_of_jobs]
         application = Application(
             config.http, produce, writing, readiness, self.metrics, authenticator, self.audit, more=routes
         )

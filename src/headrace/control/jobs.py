@@ -219,7 +219,12 @@ class Jobs(Service):
         return self._find(name).offset
 
     def list(self) -> list[JobView]:
-        """Return every job, the newest first."""
+        """Return every job, the newest first.
+
+        Raises:
+            KafkaUnavailable: The table is not read.
+        """
+        self._table.require()
         newest = sorted(self._known.values(), key=lambda known: known.job.since, reverse=True)
         return [self.show(known.job.id) for known in newest]
 

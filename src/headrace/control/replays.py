@@ -13,7 +13,14 @@ from headrace.control.replay_run import TO_TOPIC_FLOW, Place, ReplaySpec, make_r
 from headrace.control.replay_targets import Target
 from headrace.control.replay_window import Offsets, Window, check_readable, find_window
 from headrace.control.selection import Selection
-from headrace.errors import InvalidRequest, JobConflict, NotFound, ReplayMetadataInvalid, RequestError
+from headrace.errors import (
+    InvalidRequest,
+    JobConflict,
+    NotFound,
+    ProducerNotEnabled,
+    ReplayMetadataInvalid,
+    RequestError,
+)
 from headrace.kafka import check_topic
 
 Moment = Annotated[datetime, msgspec.Meta(tz=True)]
@@ -80,14 +87,15 @@ class ReplayMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 class Replays:
     """Begins replays, and makes what runs them."""
 
-    def __init__(self, place: Place, targets: Mapping[tuple[str, str], Target]) -> None:
+    def __init__(self, place: Place, targets: Mapping[tuple[str, str], Target], *, producing: bool = True) -> None:
         """Prepare.
 
         Args:
             place: Kafka, a producer and a clock.
             targets: What may be replayed to, by `consumer` or `function` and its name; as it is at any time.
+            producing: Whether producing is on, which the seed's endpoint needs as it always did.
         """
-        self._place, self._targets = place, targets
+        self._place, self._targets, self._producing = place, targets, producing
 
     def make(self, job: Job) -> Work | None:
         """Return what runs a replay, or None if this process cannot."""
@@ -110,9 +118,12 @@ class Replays:
         """Begin the replay that the seed's endpoint describes and return its job.
 
         Raises:
+            ProducerNotEnabled: Producing is off.
             ReplayMetadataInvalid: What is asked for makes no sense, and why in one line.
             JobConflict: It runs already.
         """
+        if not self._producing:
+            raise ProducerNotEnabled()
         try:
             return await self.begin(jobs, self._as_request(asked), by)
         except (JobConflict, ReplayMetadataInvalid):

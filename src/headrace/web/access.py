@@ -57,6 +57,13 @@ RULES: Final[Mapping[tuple[str, str], Rule]] = {
     ("PATCH", "/adm/reactive-consumers/{name}/settings"): Rule((ADMIN,)),
     ("DELETE", "/adm/reactive-consumers/{name}/settings"): Rule((ADMIN,)),
     ("DELETE", "/adm/reactive-consumers/{name}/commands/{id}"): Rule((ADMIN,)),
+    ("POST", "/adm/replays"): Rule((ADMIN,)),
+    ("POST", "/adm/messagereplaymetadata"): Rule((ADMIN,)),
+    ("GET", "/adm/jobs"): Rule((ADMIN,)),
+    ("GET", "/adm/jobs/{job}"): Rule((ADMIN,)),
+    ("POST", "/adm/jobs/{job}/pause"): Rule((ADMIN,)),
+    ("POST", "/adm/jobs/{job}/resume"): Rule((ADMIN,)),
+    ("POST", "/adm/jobs/{job}/stop"): Rule((ADMIN,)),
 }
 """Every endpoint by method and path."""
 

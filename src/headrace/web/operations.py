@@ -18,6 +18,8 @@ from headrace.sidecar.transactions import TransactionRequest, TransactionRespons
 from headrace.web.operation import BODY, HTML, JSON, KAFKA, NDJSON, SCRIPT, STYLE, TEXT, YAML, Errors, Operation, below
 from headrace.web.operations_control import CONTROL_OPERATIONS
 from headrace.web.operations_dead_letters import DEAD_LETTERS
+from headrace.web.operations_jobs import JOB_OPERATIONS
+from headrace.web.operations_registrations import REGISTRATION_OPERATIONS
 
 
 class Status(msgspec.Struct, rename="camel"):
@@ -64,6 +66,7 @@ PARAMETERS: Final = {
     "serviceId": "Any name: the answer is the process's own.",
     "name": "Name of the consumer.",
     "id": "What it was called in an earlier answer.",
+    "job": "Id of the job.",
 }
 """What stands in paths."""
 _CORRELATION: Final = "Names the request; it comes back in the answer"
@@ -150,5 +153,7 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     ("GET", "/specui/swagger-ui.css"): Operation("getStyle", "Style of that page", {200: STYLE}),
     **CONTROL_OPERATIONS,
     **DEAD_LETTERS,
+    **JOB_OPERATIONS,
+    **REGISTRATION_OPERATIONS,
 }
 """Every endpoint by method and path."""

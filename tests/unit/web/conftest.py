@@ -15,7 +15,9 @@ from headrace.config.http import HttpConfig, SecurityConfig
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.config.producer import ProducerConfig
 from headrace.config.transactions import IdempotencyConfig
+from headrace.control.jobs import JobView
 from headrace.control.letter_pages import LetterPage, LetterStatistics
+from headrace.control.replays import DryRun, ReplayMetadata, ReplayRequest
 from headrace.formats.codecs import Codecs
 from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import check_topic
@@ -29,6 +31,7 @@ from headrace.sidecar.transactions import Transactions
 from headrace.telemetry.metrics import Metrics
 from headrace.web.application import Application
 from headrace.web.routes.dead_letters import dead_letter_routes
+from headrace.web.routes.jobs import job_routes
 from headrace.web.routes.writing import Writing
 from headrace.web.server import WebService
 
@@ -126,6 +129,37 @@ class Letters:
         return RedeliveryAnswer("g", "i", [], 0, "", "empty")
 
 
+VIEW = JobView("j", "replay", "running", "", "ann", "now", None, None, None, None, {}, {})
+
+
+class Work:
+    """Has one job, and fails as Kafka does; stands for jobs and replays."""
+
+    def __init__(self, kafka: Kafka) -> None:
+        self._kafka = kafka
+
+    def show(self, name: str) -> JobView:
+        if self._kafka.failure:
+            raise self._kafka.failure
+        return VIEW
+
+    def list(self) -> list[JobView]:
+        return [self.show("j")]
+
+    def entry_of(self, name: str) -> int:
+        return 7
+
+    async def wish(self, name: str, wish: str, by: str) -> JobView:
+        return self.show(name)
+
+    async def begin(self, jobs: Any, asked: ReplayRequest, by: str) -> JobView | DryRun:
+        view = self.show("j")
+        return DryRun(3, {}) if asked.dry_run else view
+
+    async def begin_as_seed(self, jobs: Any, asked: ReplayMetadata, by: str) -> JobView:
+        return self.show("j")
+
+
 class House:
     """A running server and what it talks to."""
 
@@ -185,7 +219,8 @@ async def _opened(**settings: Any) -> AsyncIterator[House]:
     authenticator = Authenticator(security, SystemClock()) if security.mode != "none" else None
     tls = TlsFiles(config.tls, SystemClock()) if config.tls.certificate else None
     letters: Any = Letters(kafka)
-    more = dead_letter_routes(letters, letters, config)
+    work: Any = Work(kafka)
+    more = [*dead_letter_routes(letters, letters, config), *job_routes(work, work, config, lambda *_: None)]
     application = Application(config, produce, writing, lambda: services, metrics, authenticator, more=more)
     web = WebService(config, application, tls=tls.context if tls else None)
     await idempotency.start()

@@ -164,13 +164,16 @@ def usual(method: str, path: str, more: str = "", value: int = 1) -> bytes:
     body = json.dumps({"records": [{"value": value}]})
     if path == TRANSACTIONS:
         body = json.dumps({"topics": [{"topic": "t", "records": [{"value": value}]}]})
-    return request(method, path, more, body=body.encode()) if path in (POST, TRANSACTIONS) else request(method, path)
+    elif path != POST:
+        example = OPERATIONS[method, path].example
+        return request(method, path, body=json.dumps(example).encode() if example else b"")
+    return request(method, path, more, body=body.encode())
 
 
 def keyed_requests(method: str, path: str) -> list[Any]:
     """Return what makes the answers of keys, and of transactions; and what else an endpoint fails with."""
     if path not in (POST, TRANSACTIONS):
-        return [error() for error in OPERATIONS[method, path].errors]
+        return [usual(method, path), *(error() for error in OPERATIONS[method, path].errors), *dry_runs(method, path)]
     key = "Idempotency-Key: k\r\n"
     found = [usual(method, path, key, value) for value in (1, 1, 2)]
     if path == TRANSACTIONS:
@@ -179,6 +182,14 @@ def keyed_requests(method: str, path: str) -> list[Any]:
         found += [request(method, path, "Content-Encoding: gzip\r\n")]
         found += [error() for error in OPERATIONS[method, path].errors if issubclass(error, errors.KafkaError)]
     return found
+
+
+def dry_runs(method: str, path: str) -> list[bytes]:
+    """Return the usual request to an endpoint that can say what it would do, so that it does that."""
+    example = OPERATIONS[method, path].example
+    if not isinstance(example, dict) or "dryRun" not in example:
+        return []
+    return [request(method, path, body=json.dumps({**example, "dryRun": not example["dryRun"]}).encode())]
 
 
 def produce_requests(house: Any) -> list[Any]:

@@ -1,0 +1,34 @@
+"""Replays and jobs of one process, bound to what they need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from starlette.routing import Route
+
+from headrace.app.control_room import Controls, Surroundings
+from headrace.control.jobs import Job, Jobs, Work
+from headrace.control.replay_run import Place
+from headrace.control.replay_targets import Target
+from headrace.control.replays import Replays, conflict
+from headrace.kafka import Lease
+from headrace.web.routes.jobs import job_routes
+
+
+def jobs_of(
+    process: Surroundings, controls: Controls, targets: Mapping[tuple[str, str], Target]
+) -> tuple[Jobs, list[Route]]:
+    """Return the service that runs jobs, to start after all that carries records, and its endpoints."""
+    config, admin, clock = process.config, process.admin, process.clock
+    produce = process.inner_producer.produce
+    place = Place(config.kafka, admin, produce, clock)
+    replays = Replays(place, targets, producing=config.producer.enabled)
+
+    def lease_of(name: str) -> Lease:
+        return Lease(config.kafka, admin, name, clock)
+
+    def make(job: Job) -> Work | None:
+        return replays.make(job) if job.kind == "replay" else None
+
+    jobs = Jobs(controls.table, lease_of, make, conflict, clock)
+    return jobs, job_routes(jobs, replays, config.http, controls.room.note)

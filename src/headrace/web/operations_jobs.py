@@ -1,0 +1,52 @@
+"""What the endpoints of jobs and replays take and answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from headrace import errors
+from headrace.control.jobs import JobView
+from headrace.control.replays import DryRun, ReplayMetadata, ReplayRequest
+from headrace.web.operation import BODY, JSON, KAFKA, Errors, Operation
+from headrace.web.routes.jobs import JOB, JOBS, REPLAY_METADATA, REPLAYS, JobList, ReplayAccepted
+
+_KNOWN: Final[Errors] = (errors.NotFound, errors.KafkaUnavailable)
+_WISH: Final[Errors] = (*_KNOWN, errors.JobConflict, *KAFKA)
+
+JOB_OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
+    ("POST", REPLAYS): Operation(
+        "postReplay",
+        "Deliver a window of a topic once more",
+        {200: DryRun, 202: JobView},
+        request={JSON: ReplayRequest},
+        example={
+            "topic": "orders",
+            "partition": 0,
+            "offsets": {"start": 0, "end": 100},
+            "to": {"consumer": "billing"},
+            "dryRun": True,
+        },
+        errors=(*BODY, *KAFKA, errors.NotFound, errors.JobConflict),
+    ),
+    ("POST", REPLAY_METADATA): Operation(
+        "postReplayMetadata",
+        "Deliver a window of a topic once more, as the original takes it",
+        {200: ReplayAccepted},
+        request={JSON: ReplayMetadata},
+        example={
+            "topicName": "orders",
+            "partition": 0,
+            "startOffset": 0,
+            "endOffset": 100,
+            "consumerGroup": "billing",
+        },
+        errors=(*BODY, *KAFKA, errors.ReplayMetadataInvalid, errors.JobConflict, errors.ProducerNotEnabled),
+    ),
+    ("GET", JOBS): Operation("getJobs", "Every job", {200: JobList}, errors=(errors.KafkaUnavailable,)),
+    ("GET", JOB): Operation("getJob", "How far a job is", {200: JobView}, errors=_KNOWN),
+    ("POST", f"{JOB}/pause"): Operation("pauseJob", "Pause a job", {200: JobView}, errors=_WISH),
+    ("POST", f"{JOB}/resume"): Operation("resumeJob", "Let a paused job go on", {200: JobView}, errors=_WISH),
+    ("POST", f"{JOB}/stop"): Operation("stopJob", "End a job for good", {200: JobView}, errors=_WISH),
+}
+"""By method and path."""

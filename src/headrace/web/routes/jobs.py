@@ -1,0 +1,99 @@
+"""Jobs, and replays as jobs: `/adm/jobs...`, `/adm/replays`, `/adm/messagereplaymetadata`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from headrace.config.http import HttpConfig
+from headrace.control.jobs import Jobs, JobView, Wish
+from headrace.control.replays import DryRun, ReplayMetadata, ReplayRequest, Replays
+from headrace.errors import ReplayMetadataInvalid
+from headrace.records import Produced
+from headrace.telemetry.correlation import caller
+from headrace.web.bodies import answer, body_of
+from headrace.web.exchange import headers_of, read_json
+
+REPLAYS, REPLAY_METADATA = "/adm/replays", "/adm/messagereplaymetadata"
+JOBS, JOB = "/adm/jobs", "/adm/jobs/{job}"
+
+
+class JobList(msgspec.Struct):
+    """Every job, the newest first."""
+
+    jobs: list[JobView]
+
+
+class ReplayAccepted(msgspec.Struct):
+    """The answer of the original, and the job. The offset is that of the job in the control topic."""
+
+    offsets: list[Produced]
+    request_status: str = msgspec.field(name="requestStatus")
+    job_id: str = msgspec.field(name="jobId")
+
+
+Note = Callable[[str, str, str, str], None]
+"""Notes an operation in the audit: action, target, reason, outcome."""
+
+
+def job_routes(jobs: Jobs, replays: Replays, settings: HttpConfig, note: Note) -> list[Route]:
+    """Return the endpoints."""
+
+    async def list_jobs(request: Request) -> Response:
+        return answer(JobList(jobs.list()))
+
+    async def show(request: Request) -> Response:
+        return answer(jobs.show(request.path_params["job"]))
+
+    async def pause(request: Request) -> Response:
+        return await wish(request, "pause")
+
+    async def resume(request: Request) -> Response:
+        return await wish(request, "run")
+
+    async def stop(request: Request) -> Response:
+        return await wish(request, "stop")
+
+    async def wish(request: Request, what: Wish) -> Response:
+        shown = await jobs.wish(request.path_params["job"], what, who())
+        note(f"job {what}", shown.id, "", shown.state)
+        return answer(shown)
+
+    async def replay(request: Request) -> Response:
+        asked = await body_of(request, ReplayRequest, settings)
+        return begun(await replays.begin(jobs, asked, who()), note)
+
+    async def metadata(request: Request) -> Response:
+        body = await read_json(request.receive, headers_of(request.scope), settings)
+        try:
+            asked = msgspec.json.decode(body or b"{}", type=ReplayMetadata)
+        except (msgspec.DecodeError, UnicodeDecodeError) as cause:
+            raise ReplayMetadataInvalid(str(cause)[:200].replace("\n", " ")) from cause
+        job = cast(JobView, await replays.begin_as_seed(jobs, asked, who()))
+        begun(job, note)
+        return answer(ReplayAccepted([Produced(0, jobs.entry_of(job.id))], "OK", job.id))
+
+    return [
+        Route(REPLAYS, replay, methods=["POST"]),
+        Route(REPLAY_METADATA, metadata, methods=["POST"]),
+        Route(JOBS, list_jobs),
+        Route(JOB, show),
+        *(Route(f"{JOB}/{call.__name__}", call, methods=["POST"]) for call in (pause, resume, stop)),
+    ]
+
+
+def begun(what: JobView | DryRun, note: Note) -> Response:
+    """Return the answer to a request for a job, and note one that began."""
+    if isinstance(what, JobView):
+        note(f"{what.kind} begun", what.id, "", what.state)
+    return answer(what, 202 if isinstance(what, JobView) else 200)
+
+
+def who() -> str:
+    """Return who asks, for people."""
+    return caller.get() or "anonymous"

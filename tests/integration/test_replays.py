@@ -1,0 +1,339 @@
+"""Replays in a running process: a window once more, to the backend, a function or a topic, and no group touched."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.records import OutgoingRecord, TopicPartition
+from headrace.testing import Answer, HeadraceProcess
+
+FUNCTION = """
+apiVersion: nuclio.io/v1
+kind: NuclioFunction
+metadata: {{name: copy}}
+spec:
+  handler: copy_it:handler
+  triggers:
+    in:
+      kind: kafka-cluster
+      attributes: {{brokers: ["{brokers}"], topics: ["{topic}"], consumerGroup: "{topic}-fn", initialOffset: latest,
+                    outputTopic: "{topic}-out"}}
+"""
+HANDLER = """
+def handler(context, event):
+    return {"replay": event.headers["X-Headrace-Replay"].decode(), "offset": event.offset}
+"""
+
+
+@pytest.fixture
+def push(site: Any, headrace: Any, backend: Any) -> Callable[..., HeadraceProcess]:
+    """Start a process that pushes a topic to the backend: `push(topic, **settings of the consumer)`."""
+
+    def start(topic: str, *, more: Any = None, env: Any = None, **settings: Any) -> HeadraceProcess:
+        consumer = {
+            "topics": [topic],
+            "group": f"{topic}-push",
+            "retry": {"attempts": 2, "first_delay_seconds": 0.05, "max_delay_seconds": 0.1},
+            **settings,
+            "backend": {"url": backend.url, **settings.get("backend", {})},
+        }
+        control = {"control": {"topic": f"_headrace-control-{topic}"}}
+        config = {**site.config, **control, **(more or {}), "reactive_consumers": {"push": consumer}}
+        return headrace(config, env=env)
+
+    return start
+
+
+def begin(site: Any, process: HeadraceProcess, topic: str, **request: Any) -> dict[str, Any]:
+    """Begin a replay to the consumer and return its job."""
+    asked = {"topic": topic, "to": {"consumer": "push"}, **request}
+    answer = site.ask(f"{process.url}/adm/replays", asked)
+    assert answer.status == 202, answer.body
+    return answer.body  # type: ignore[no-any-return]
+
+
+def job(site: Any, process: HeadraceProcess, name: str) -> dict[str, Any]:
+    answer = site.ask(f"{process.url}/adm/jobs/{name}")
+    assert answer.status == 200, answer.body
+    return answer.body  # type: ignore[no-any-return]
+
+
+def wait_for(site: Any, process: HeadraceProcess, name: str, state: str = "done") -> dict[str, Any]:
+    def reached() -> bool:
+        found = job(site, process, name)
+        assert found["state"] not in {"failed", "stopped", "done"} - {state}, found
+        return bool(found["state"] == state)
+
+    site.wait_until(reached, f"{name} to be {state}")
+    return job(site, process, name)
+
+
+def all_offsets(site: Any) -> Mapping[str, Mapping[TopicPartition, int]]:
+    """Return what every group has committed."""
+
+    async def ask() -> Mapping[str, Mapping[TopicPartition, int]]:
+        groups = [group.name for group in await site.admin.list_groups()]
+        return {name: found for name in groups if (found := await site.admin.committed(name))}
+
+    return asyncio.run(ask())
+
+
+def replayed(backend: Any, name: str) -> list[dict[str, Any]]:
+    """Return the records that a job delivered, in their order."""
+    requests = [request for request in backend.requests if request.headers.get("x-headrace-replay") == name]
+    return [record for request in requests for record in request.body]
+
+
+def test_a_window_goes_to_the_backend_once_more(site: Any, topic: Any, push: Any, backend: Any) -> None:
+    """The same records with the same ids, told apart by the job's; nothing that any group has committed moves."""
+    name = topic(2)
+    site.write(name, *(OutgoingRecord(name, b"k", b"%d" % n, None, n % 2) for n in range(40)))
+    process = push(name)
+    site.wait_committed(f"{name}-push", name, 20)
+    site.wait_committed(f"{name}-push", name, 20, 1)
+    before, first = all_offsets(site), {entry["deliveryId"] for entry in backend.records}
+
+    asked = {"partition": 1, "offsets": {"start": 5, "end": 15}}
+    dry = site.ask(f"{process.url}/adm/replays", {"topic": name, "to": {"consumer": "push"}, "dryRun": True, **asked})
+    assert (dry.status, dry.body["total"], dry.body["dryRun"]) == (200, 10, True)
+    begun = begin(site, process, name, **asked)
+    assert (begun["kind"], begun["by"]) == ("replay", "anonymous")
+    done = wait_for(site, process, begun["id"])
+    assert (done["progress"]["done"], done["progress"]["counts"]["delivered"], done["message"]) == (10, 10, "")
+    found = replayed(backend, begun["id"])
+    assert [(entry["partition"], entry["offset"]) for entry in found] == [(1, n) for n in range(5, 15)]
+    assert {entry["replay"] for entry in found} == {begun["id"]}
+    assert {entry["deliveryId"] for entry in found} <= first
+
+    whole = begin(site, process, name)
+    wait_for(site, process, whole["id"])
+    assert len(replayed(backend, whole["id"])) == 40
+    assert all_offsets(site) == before
+    listed = site.ask(f"{process.url}/adm/jobs").body["jobs"]
+    assert [entry["id"] for entry in listed] == [whole["id"], begun["id"]]
+
+
+def test_what_fails_in_a_replay_is_a_dead_letter_that_says_so(site: Any, topic: Any, push: Any, backend: Any) -> None:
+    """By the consumer's own policy; and its dead letters are replayed as the records they were, to the same end."""
+    name = topic()
+    site.write_json(name, *range(6))
+    process = push(name)
+    site.wait_committed(f"{name}-push", name, 6)
+
+    def answer(request: Any) -> Answer:
+        bodies = [{"record": entry, "processed": entry["offset"] != 3} for entry in request.body]
+        return Answer(body=bodies)
+
+    backend.answer = answer
+    failed = begin(site, process, name)
+    done = wait_for(site, process, failed["id"])
+    counts = done["progress"]["counts"]
+    assert (counts["delivered"], counts["dead_letters"], counts["redeliveries"]) == (5, 1, 1)
+    (letter,) = site.records(f"{name}.dlq")
+    headers = dict(letter.headers)
+    assert (headers["headrace.dlq.replay"], headers["headrace.dlq.offset"]) == (failed["id"].encode(), b"3")
+
+    again = begin(site, process, name, deadLetter=True)
+    wait_for(site, process, again["id"])
+    *letters, last = site.records(f"{name}.dlq")
+    assert len(letters) == 1
+    assert dict(last.headers)["headrace.dlq.offset"] == b"3"
+    assert dict(last.headers)["headrace.dlq.topic"] == name.encode()
+    backend.answer = Answer()
+    good = begin(site, process, name, deadLetter=True)
+    wait_for(site, process, good["id"])
+    assert [entry["deliveryId"] for entry in replayed(backend, good["id"])] == [f"{name}-push:{name}:0:3"] * 2
+
+    backend.answer = answer
+    given_up = begin(site, process, name, lastRetry=True)
+    done = wait_for(site, process, given_up["id"])
+    assert (done["progress"]["counts"]["given_up"], len(site.records(f"{name}.dlq"))) == (1, 2)
+
+
+def test_a_window_goes_to_another_topic_as_it_is(site: Any, topic: Any, push: Any, backend: Any) -> None:
+    """Key, value, headers and timestamp, the partition where there is one; headers say which job and which record."""
+    name, wide, narrow = topic(3), topic(3), topic(1)
+    sent = [OutgoingRecord(name, b"k%d" % n, b"v", [("h", b"%d" % n)], n % 3, 1_700_000_000_000 + n) for n in range(9)]
+    site.write(name, *sent)
+    process = push(name)
+    for target, places in ((wide, {0, 1, 2}), (narrow, {0})):
+        begun = begin(site, process, name, to={"topic": target})
+        wait_for(site, process, begun["id"])
+        found = site.records(target)
+        assert {record.partition for record in found} == places
+        for record in found:
+            original = sent[int(record.headers[0][1])]
+            assert (record.key, record.value, record.timestamp_ms) == (original.key, b"v", original.timestamp_ms)
+            of = f"{name}:{original.partition}:{int(record.headers[0][1]) // 3}".encode()
+            assert record.headers[1:] == [("headrace.replay", begun["id"].encode()), ("headrace.replay.of", of)]
+        assert len(found) == 9
+
+
+def test_a_window_goes_to_a_function(site: Any, topic: Any, headrace: Any, tmp_path: Path) -> None:
+    """Its handler sees by a header of the event that it is a replay; the group has read nothing of it."""
+    name = topic()
+    site.write_json(name, *range(5))
+    (tmp_path / "function.yaml").write_text(FUNCTION.format(brokers=site.kafka.bootstrap_servers, topic=name))
+    (tmp_path / "copy_it.py").write_text(HANDLER)
+    control = {"topic": f"_headrace-control-{name}"}
+    process = headrace({**site.config, "control": control, "functions": [str(tmp_path / "function.yaml")]})
+    begun = begin(site, process, name, to={"function": "copy"}, partition=0, offsets={"start": 1, "end": 4})
+    wait_for(site, process, begun["id"])
+    out = [json.loads(record.value or b"") for record in site.records(f"{name}-out")]
+    assert out == [{"replay": begun["id"], "offset": n} for n in (1, 2, 3)]
+
+
+def test_a_time_window_is_what_was_written_then(site: Any, topic: Any, push: Any, backend: Any) -> None:
+    """From `since` on and before `until`, by the timestamps of the records."""
+    name = topic()
+    start = int(time.time() * 1000) - 3_600_000
+    site.write(name, *(OutgoingRecord(name, None, b"%d" % n, None, 0, start + n * 60_000) for n in range(10)))
+    process = push(name)
+    site.wait_committed(f"{name}-push", name, 10)
+    window = {
+        "since": datetime.fromtimestamp((start + 3 * 60_000) / 1000, UTC).isoformat(),
+        "until": datetime.fromtimestamp((start + 6 * 60_000) / 1000, UTC).isoformat(),
+    }
+    begun = begin(site, process, name, time=window)
+    wait_for(site, process, begun["id"])
+    assert [entry["offset"] for entry in replayed(backend, begun["id"])] == [3, 4, 5]
+
+
+def test_what_is_gone_from_the_log_is_said_and_not_fatal(site: Any, topic: Any, push: Any, backend: Any) -> None:
+    """Retention took the start of the window, and a transaction left a marker."""
+    name = topic()
+    site.write_json(name, *range(10))
+    process = push(name)
+    site.wait_committed(f"{name}-push", name, 10)
+    asyncio.run(_delete_before(site, name, 4))
+    begun = begin(site, process, name, partition=0, offsets={"start": 0, "end": 10})
+    done = wait_for(site, process, begun["id"])
+    assert done["message"].startswith("4 offsets of the window hold no record any more")
+    assert [entry["offset"] for entry in replayed(backend, begun["id"])] == list(range(4, 10))
+
+
+async def _delete_before(site: Any, topic: str, offset: int) -> None:
+    from confluent_kafka import TopicPartition as Place
+    from confluent_kafka.admin import AdminClient
+
+    client = AdminClient({"bootstrap.servers": site.kafka.bootstrap_servers})
+    for future in client.delete_records([Place(topic, 0, offset)]).values():
+        await asyncio.to_thread(future.result)
+
+
+def test_a_replay_is_paused_goes_on_and_is_stopped(site: Any, topic: Any, push: Any, backend: Any) -> None:
+    """Nothing comes while it is paused; it goes on where it was, also after a restart, and delivers nothing twice."""
+    name = topic()
+    site.write_json(name, *range(300))
+    process = push(name)
+    site.wait_committed(f"{name}-push", name, 300)
+    begun = begin(site, process, name, rate=20)
+    backend.wait_for(lambda b: len(replayed(b, begun["id"])) >= 10)
+    conflict = site.ask(f"{process.url}/adm/replays", {"topic": name, "to": {"consumer": "push"}})
+    assert (conflict.status, conflict.body["code"]) == (409, "ERR40053")
+    paused = site.ask(f"{process.url}/adm/jobs/{begun['id']}/pause", {}).body
+    assert paused["state"] == "paused"
+    site.wait_until(lambda: job(site, process, begun["id"])["progress"].get("done", 0) >= 10, "the progress")
+    process.terminate()
+    process = push(name)
+    assert job(site, process, begun["id"])["state"] == "paused"
+    seen = [entry["offset"] for entry in replayed(backend, begun["id"])]
+    assert seen == list(range(len(seen)))
+    assert len(seen) < 300
+    site.ask(f"{process.url}/adm/jobs/{begun['id']}/resume", {})
+    backend.wait_for(lambda b: len(replayed(b, begun["id"])) >= len(seen) + 10)
+    found = [entry["offset"] for entry in replayed(backend, begun["id"])]
+    assert found == list(range(len(found)))
+    assert site.ask(f"{process.url}/adm/jobs/{begun['id']}/stop", {}).body["state"] == "stopped"
+    assert site.ask(f"{process.url}/adm/jobs/{begun['id']}/resume", {}).status == 409
+
+
+BAD: list[tuple[dict[str, Any], int, str]] = [
+    ({"to": {}}, 400, "one destination"),
+    ({"to": {"consumer": "push", "topic": "x"}}, 400, "one destination"),
+    ({"to": {"consumer": "nobody"}}, 404, "known are push"),
+    ({"to": {"function": "nothing"}}, 404, "known are none"),
+    ({"to": {"topic": "{topic}"}}, 400, "another topic"),
+    ({"to": {"topic": "_headrace-control"}}, 400, "internal"),
+    ({"to": {"topic": "missing-{topic}"}}, 404, "does not exist"),
+    ({"topic": "missing-{topic}"}, 400, "does not read"),
+    ({"topic": "missing-{topic}", "to": {"topic": "{other}"}}, 404, "does not exist"),
+    ({"topic": "__consumer_offsets", "to": {"topic": "{other}"}}, 400, "internal"),
+    ({"topic": "{other}"}, 400, "does not read"),
+    ({"partition": 7}, 404, "no partition 7"),
+    ({"partition": 0, "offsets": {"start": 3, "end": 3}}, 400, "empty"),
+    ({"partition": 0, "offsets": {"start": 3, "end": 2}}, 400, "reversed"),
+    ({"partition": 0, "offsets": {"start": -3, "end": 2}}, 400, "negative"),
+    ({"partition": 0, "offsets": {"start": 0, "end": 11}}, 400, "beyond the log"),
+    ({"offsets": {"start": 0, "end": 1}}, 400, "need a partition"),
+    ({"time": {"since": "2999-01-01T00:00:00Z"}}, 400, "in the future"),
+    ({"time": {"until": "2999-01-01T00:00:00Z"}}, 400, "in the future"),
+    ({"time": {"since": "2020-01-02T00:00:00Z", "until": "2020-01-01T00:00:00Z"}}, 400, "reversed"),
+    ({"time": {"until": "2020-01-01T00:00:00Z"}}, 400, "empty"),
+    ({"time": {"since": "2020-01-01T00:00:00"}}, 400, "timezone"),
+    ({"time": {}, "partition": 0, "offsets": {"start": 0, "end": 1}}, 400, "not both"),
+    ({"rate": 0}, 400, "rate"),
+    ({"lastRety": True}, 400, "did you mean lastRetry"),
+]
+
+
+def test_what_makes_no_sense_is_refused_and_nothing_begins(site: Any, topic: Any, push: Any, backend: Any) -> None:
+    """Each with a status and a sentence; the same over the seed's endpoint, with its code."""
+    name, other = topic(2), topic()
+    site.write_json(name, *range(10))
+    process = push(name)
+
+    def filled(value: Any) -> Any:
+        return json.loads(json.dumps(value).replace("{topic}", name).replace("{other}", other))
+
+    for changes, status, said in BAD:
+        answer = site.ask(f"{process.url}/adm/replays", {"topic": name, "to": {"consumer": "push"}, **filled(changes)})
+        assert (answer.status, said in answer.body["description"]) == (status, True), (changes, answer.body)
+
+    usual = {"topicName": name, "partition": 0, "startOffset": 0, "endOffset": 5, "consumerGroup": f"{name}-push"}
+    for wrong, said in (
+        ({"topicName": ""}, "topicName is missing"),
+        ({"topicName": other}, "is not read by the group"),
+        ({"partition": -1}, "partition must be"),
+        ({"partition": 9}, "no partition 9"),
+        ({"startOffset": 5}, "startOffset must be less"),
+        ({"endOffset": 50}, "beyond the log"),
+        ({"startOffset": -1}, "0 or greater"),
+        ({"consumerGroup": ""}, "consumerGroup is missing"),
+        ({"consumerGroup": "nobody"}, "no consumer here has the group"),
+        ({"streamingApp": True}, "destinationTopic is missing"),
+        ({"partition": "x"}, "partition"),
+        ({"dlqIndicator": True}, "beyond the log"),
+    ):
+        answer = site.ask(f"{process.url}/adm/messagereplaymetadata", {**usual, **wrong})
+        assert (answer.status, answer.body["code"]) == (400, "ERR12218"), (wrong, answer.body)
+        assert said in answer.body["description"], (wrong, answer.body)
+    assert site.ask(f"{process.url}/adm/jobs").body == {"jobs": []}
+
+
+def test_the_seeds_endpoint_replays_to_the_backend_and_to_a_topic(
+    site: Any, topic: Any, push: Any, backend: Any
+) -> None:
+    """Its answer is that of a produce request, and names the job."""
+    name, other = topic(), topic()
+    site.write_json(name, *range(10))
+    process = push(name)
+    site.wait_committed(f"{name}-push", name, 10)
+    usual = {"topicName": name, "partition": 0, "startOffset": 2, "endOffset": 5, "consumerGroup": f"{name}-push"}
+    answer = site.ask(f"{process.url}/adm/messagereplaymetadata", {**usual, "timeout": 100, "extra": 1})
+    assert answer.status == 200, answer.body
+    ((place,), status) = answer.body["offsets"], answer.body["requestStatus"]
+    assert (place["partition"], place["offset"] >= 0, status) == (0, True, "OK")
+    wait_for(site, process, answer.body["jobId"])
+    assert [entry["offset"] for entry in replayed(backend, answer.body["jobId"])] == [2, 3, 4]
+    to_topic = {**usual, "streamingApp": True, "destinationTopic": other}
+    wait_for(site, process, site.ask(f"{process.url}/adm/messagereplaymetadata", to_topic).body["jobId"])
+    assert len(site.records(other)) == 3

@@ -24,6 +24,7 @@ from headrace.formats.registry import SchemaRegistry
 from headrace.formats.registry_watch import RegistryWatch
 from headrace.kafka import (
     Admin,
+    BulkProducer,
     OwnTopics,
     Producer,
     StateTopic,
@@ -82,9 +83,9 @@ class App:
         self.registry = SchemaRegistry(config.schema_registry, clock)
         self.codecs = Codecs(self.registry, plain_unions=config.schema_registry.avro_unions == "plain")
         self._wanted: dict[str, str] = {}
-        ways_in = WaysIn(self)
         self.services: list[Service] = [self.topics, *dict.fromkeys([self.producer, self.inner_producer])]
         self.audit = self._audit()
+        ways_in = WaysIn(self)
         if ways_in.need_registry or "schema_registry" in config.model_fields_set:
             self.services.append(RegistryWatch(self.registry, clock))
         if wanted := {**self._wanted, **ways_in.wanted_topics}:
@@ -156,8 +157,8 @@ class App:
         target: AuditTarget = AuditFile(settings)
         if settings.to == "topic":
             # Of its own, so notes never take the room or the turn of the records they tell of.
-            producer = Producer(self.config.kafka, self.config.producer.lasting, "audit_producer")
-            target = AuditTopic(settings.topic, producer.produce)
+            producer = BulkProducer(self.config.kafka, self.config.producer.lasting, "audit_producer")
+            target = AuditTopic(settings.topic, producer.write)
             self.services.append(producer)
             if self.config.kafka.create_topics:
                 self._wanted[settings.topic] = ""

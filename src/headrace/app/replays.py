@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from starlette.routing import Route
 
 from headrace.app.control_room import Controls, Surroundings
+from headrace.app.noting import noted_produce
 from headrace.control.jobs import Job, Jobs, Work
 from headrace.control.replay_run import Place
 from headrace.control.replay_targets import Target
@@ -21,7 +22,8 @@ def jobs_of(
     """Return the service that runs jobs, to start after all that carries records, and its endpoints."""
     config, admin, clock = process.config, process.admin, process.clock
     produce = process.inner_producer.produce
-    place = Place(config.kafka, admin, produce, clock)
+    noted = noted_produce(process.audit, produce, "STREAMING_PRODUCER")
+    place = Place(config.kafka, admin, produce, noted, clock)
     replays = Replays(place, targets, producing=config.producer.enabled)
 
     def lease_of(name: str) -> Lease:

@@ -85,6 +85,7 @@ class RetryPath:
             beside=beside,
         )
         pump.waiting = waiting_of
+        pump.first_of = lambda record: waiting_of(record).origin
         beside.retries = pump
         return pump
 

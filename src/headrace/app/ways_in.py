@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from headrace.app import retry_path
+from headrace.app.noting import noted_produce, witness_of
 from headrace.app.topics_of_ours import fits_of
 from headrace.config.backend import BackendConfig
 from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl, ReactiveConsumerConfig
@@ -37,6 +38,7 @@ from headrace.sidecar.reactive.http_destination import HttpDestination
 from headrace.sidecar.reactive.kept_offsets import KeptOffsets
 from headrace.sidecar.reactive.redelivered import LetterConsumer
 from headrace.sidecar.reactive.stored import Stored
+from headrace.telemetry.audit import Audit
 from headrace.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -54,6 +56,7 @@ class Surroundings(retry_path.Surroundings, Protocol):
     topics: TopicDirectory
     registry: SchemaRegistry
     codecs: Codecs
+    audit: Audit | None
 
 
 class WaysIn:
@@ -73,6 +76,7 @@ class WaysIn:
         self.admin = process.admin
         self.topics = process.topics
         self.inner_producer = process.inner_producer
+        self.audit = process.audit
         self.registry = process.registry
         self.codecs = process.codecs
         self.wanted_topics: dict[str, str] = {}
@@ -179,7 +183,7 @@ class WaysIn:
             workers.serve,
             trigger,
             self.clock,
-            produce=self.inner_producer.produce,
+            produce=noted_produce(self.audit, self.inner_producer.produce, "STREAMING_PRODUCER"),
             schema_of=self._schema_of,
             partitions_of=self.topics.partitions_of,
         )
@@ -193,6 +197,7 @@ class WaysIn:
         )
         letters = self._letters(trigger.dead_letter, trigger.topics)
         pump = self._pump(workers.name, trigger.group, destination, letters, delivery)
+        pump.witness = witness_of(self.audit, "STREAMING_CONSUMER", trigger.group)
         kafka, admin = self.config.kafka, self.admin
         if trigger.brokers:
             kafka = kafka.model_copy(update={"bootstrap_servers": ",".join(trigger.brokers)})
@@ -219,9 +224,8 @@ class WaysIn:
         if not dead_letter.enabled:
             return None
         creates = self.config.kafka.create_topics
-        letters = DeadLetterTopic(
-            dead_letter.topic, self.inner_producer.produce, self.admin.ensure_topic_like if creates else None
-        )
+        produce = noted_produce(self.audit, self.inner_producer.produce)
+        letters = DeadLetterTopic(dead_letter.topic, produce, self.admin.ensure_topic_like if creates else None)
         if creates:
             self.wanted_topics.update({letters.topic_for(topic): topic for topic in topics})
         return letters
@@ -235,6 +239,7 @@ class WaysIn:
         delivery: DeliveryConfig,
     ) -> Pump:
         pump = Pump(f"{name} delivery", group, destination, letters, delivery=delivery, clock=self.clock)
+        pump.witness = witness_of(self.audit, "REACTIVE_CONSUMER", group)
         self.metrics.watch_deliveries(name, pump.counts.read)
         return pump
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from headrace.config.section import Count, Section, TopicName
 
@@ -29,8 +29,11 @@ class AuditConfig(Section):
     """How keys of records are noted: the first half of their SHA-256, as they are, or not at all."""
     service_id: str = "headrace"
     """Name of this Headrace in the notes."""
-    max_pending_bytes: Count = 8_388_608
-    """Bytes of requests whose notes are not written yet; above, notes are dropped and counted."""
+    max_pending_bytes: Count = 33_554_432
+    """Bytes of records whose notes are not written yet; above, notes are dropped and counted."""
+    busy_share: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Largest part of a processor that notes take while the process is busy, so that carrying records goes first; `1`:
+    as much as they need."""
 
     @model_validator(mode="before")
     @classmethod

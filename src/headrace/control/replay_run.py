@@ -18,7 +18,7 @@ from headrace.control.replay import Standing, WindowSource, counted, missing
 from headrace.control.replay_targets import Produce, ReplayLetters, RestoredLetters, Target, TopicDestination
 from headrace.control.replay_window import Window
 from headrace.control.selection import Selection
-from headrace.delivery.dead_letter import origin_of, write_all
+from headrace.delivery.dead_letter import origin_of, restored, write_all
 from headrace.delivery.protocols import DeadLetterWriter, Destination
 from headrace.delivery.pump import Pump
 from headrace.errors import HeadraceError, InvalidRequest
@@ -59,6 +59,8 @@ class Place(NamedTuple):
     kafka: KafkaConfig
     admin: Admin
     produce: Produce
+    noted: Produce
+    """The same, for what an audit notes."""
     clock: Clock
 
 
@@ -176,7 +178,7 @@ class ReplayWork:
         if target is None:
             topic = spec.to["topic"]
             partitions = len((await self._place.admin.describe_topic(topic)).partitions)
-            destination, delivery, group = TopicDestination(topic, partitions, self._place.produce, job), _TO_TOPIC, job
+            destination, delivery, group = TopicDestination(topic, partitions, self._place.noted, job), _TO_TOPIC, job
         else:
             destination, delivery, group = target.destination, target.delivery, target.pump.group
             letters = target.letters
@@ -197,6 +199,8 @@ class ReplayWork:
             beside=target.pump if target else None,
         )
         pump.replay = job
+        if self._restored:
+            pump.first_of = restored
         return pump
 
     async def _load_marks(self) -> None:

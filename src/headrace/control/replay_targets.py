@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from headrace.config.consumers import DeliveryConfig, FlowControl
 from headrace.config.kafka import KafkaConfig
 from headrace.delivery.dead_letter import DeadLetterTopic, restored
 from headrace.delivery.offset_map import decode
-from headrace.delivery.protocols import ACK, DeadLetter, DeadLetterWriter, Delivery, Destination, Outcome, Verdict
+from headrace.delivery.protocols import (
+    ACK,
+    ELSEWHERE,
+    DeadLetter,
+    DeadLetterWriter,
+    Delivery,
+    Destination,
+    Outcome,
+    Verdict,
+)
 from headrace.delivery.pump import Pump
 from headrace.errors import (
     DeadLetterFailed,
@@ -103,7 +112,7 @@ class RestoredLetters:
         self._begun: dict[TopicPartition, set[int]] = {}
 
     async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
-        outcomes: list[Outcome] = [ACK] * len(delivery.records)
+        outcomes: list[Outcome] = [ELSEWHERE] * len(delivery.records)
         wanted = [index for index, record in enumerate(delivery.records) if self._wants(record)]
         for group in _groups(wanted, [restored(delivery.records[index]) for index in wanted]):
             records = list(group.values())
@@ -161,7 +170,7 @@ class ReplayLetters:
         """
         self._inner, self._job, self._of_letters, self._fail = inner, job, of_letters, fail
 
-    async def write(self, letters: Sequence[DeadLetter]) -> int | None:
+    async def write(self, letters: Sequence[DeadLetter]) -> Collection[int] | None:
         if self._inner is None:
             first = letters[0]
             why = (

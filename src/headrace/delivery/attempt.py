@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from headrace.config.retry import RetryConfig
@@ -14,6 +14,7 @@ from headrace.delivery.lane import Lane
 from headrace.delivery.policy import Judgement, judge
 from headrace.delivery.protocols import (
     ACK,
+    ELSEWHERE,
     DeadLetter,
     DeadLetterWriter,
     Delivery,
@@ -104,7 +105,9 @@ class AttemptRules(Protocol):
 class Attempts:
     """Makes the attempts of one pump."""
 
-    def __init__(self, rules: AttemptRules, on_ended: Callable[[Lane, Sequence[Record]], None]) -> None:
+    def __init__(
+        self, rules: AttemptRules, on_ended: Callable[[Lane, Sequence[Record], str, Sequence[Outcome]], None]
+    ) -> None:
         self._rules = rules
         self._on_ended = on_ended
 
@@ -146,7 +149,8 @@ class Attempts:
         rules, attempt = self._rules, batch.attempt
         now = rules.clock.time()
         judged = judge(batch, outcomes, rules.retry, rules.group, now)
-        well = outcomes.count(ACK) + len(judged.skipped)
+        acked = [outcome for outcome in outcomes if outcome.verdict is Verdict.ACK]
+        well = len(acked) + len(judged.skipped)
         # Whoever comes from a tier was doubted before: a process that has nothing but them would never see a success.
         fresh = batch.attempt == 1 and not rules.waiting
         doubts = _doubts(batch, judged, outcomes) if fresh else []
@@ -160,11 +164,11 @@ class Attempts:
         else:
             lane.moves()
         if judged.ended:
-            self._end(lane, judged.ended)
+            self._end(lane, judged.ended, acked)
         if judged.skipped:
             rules.counts.skipped += len(judged.skipped)
             log.info("%s: skipped=%d by policy: %s", lane.label, len(judged.skipped), judged.why)
-            self._on_ended(lane, judged.skipped)
+            self._on_ended(lane, judged.skipped, "skipped", [Outcome(Verdict.RETRY, judged.why)] * len(judged.skipped))
         if again := judged.again:
             reach("retry.before")
             rules.counts.redeliveries += len(again)
@@ -194,7 +198,7 @@ class Attempts:
         if lane.is_over:
             self._rules.counts.late += len(batch.records)
             return None
-        failure, delayed = (result, 0) if isinstance(result, DeadLetterFailed) else (None, result)
+        failure, delayed = (result, ()) if isinstance(result, DeadLetterFailed) else (None, result)
         missing = set(failure.parameters.get("missing", range(len(batch.letters)))) if failure else set()
         if written := [letter for index, letter in enumerate(batch.letters) if index not in missing]:
             self._buried(lane, written, delayed)
@@ -207,32 +211,35 @@ class Attempts:
 
     async def _write(
         self, lane: Lane, writer: DeadLetterWriter, letters: Sequence[DeadLetter]
-    ) -> DeadLetterFailed | int:
+    ) -> DeadLetterFailed | Collection[int]:
         """Write letters, and say so if that takes long: Kafka may hold a write for minutes before it fails.
 
-        Returns how many are delivered later, or why it failed.
+        Returns the places of those that are delivered later, or why it failed.
         """
         why = f"dead letters={len(letters)} from offset {letters[0].record.offset} on are not acknowledged"
         if not lane.trouble:
             lane.waits(why)
         alarm = self._rules.later(_SLOW_SECONDS, lambda: log.warning("%s waits, %s yet", lane.label, why))
         try:
-            return await writer.write(letters) or 0
+            return await writer.write(letters) or ()
         except DeadLetterFailed as failure:
             return failure
         finally:
             alarm.cancel()
 
-    def _buried(self, lane: Lane, letters: Sequence[DeadLetter], delayed: int) -> None:
+    def _buried(self, lane: Lane, letters: Sequence[DeadLetter], delayed: Collection[int]) -> None:
         lane.moves()
-        dead = len(letters) - delayed
-        self._rules.counts.dead_letters += dead
-        self._rules.counts.delayed += delayed
-        what = f"dead letters={dead}" + (f", delayed={delayed}" if delayed else "")
+        dead = [letter for place, letter in enumerate(letters) if place not in delayed]
+        self._rules.counts.dead_letters += len(dead)
+        self._rules.counts.delayed += len(delayed)
+        what = f"dead letters={len(dead)}" + (f", delayed={len(delayed)}" if delayed else "")
         offset, error_class = letters[0].record.offset, letters[0].outcome.error
         level = logging.WARNING if dead else logging.INFO
         log.log(level, "%s: %s, the first is offset %d: %s", lane.label, what, offset, error_class)
-        self._on_ended(lane, _records(letters))
+        if dead:
+            self._on_ended(lane, _records(dead), "dead letter", [letter.outcome for letter in dead])
+        if delayed:
+            self._on_ended(lane, [letters[place].record for place in delayed], "", ())
 
     def _give_up(self, lane: Lane, batch: Batch) -> None:
         """End records that must not become dead letters again; each is named, because nothing else holds it."""
@@ -240,11 +247,16 @@ class Attempts:
             failed = f"offset {letter.record.offset} failed {letter.attempts} times ({letter.outcome.error})"
             log.warning("%s: %s and is given up, because retry.last_retry is on", lane.label, failed)
         self._rules.counts.given_up += len(batch.letters)
-        self._on_ended(lane, batch.records)
+        self._on_ended(lane, batch.records, "given up", [letter.outcome for letter in batch.letters])
 
-    def _end(self, lane: Lane, records: Sequence[Record]) -> None:
+    def _end(self, lane: Lane, records: Sequence[Record], outcomes: Sequence[Outcome] = ()) -> None:
         self._rules.counts.delivered += len(records)
-        self._on_ended(lane, records)
+        if ELSEWHERE in outcomes:
+            told = list(zip(records, outcomes, strict=True))
+            self._on_ended(lane, [record for record, outcome in told if outcome == ELSEWHERE], "", ())
+            records = [record for record, outcome in told if outcome != ELSEWHERE]
+        if records:
+            self._on_ended(lane, records, "delivered", ())
 
 
 def _doubts(batch: Batch, judged: Judgement, outcomes: Sequence[Outcome]) -> list[Doubt]:

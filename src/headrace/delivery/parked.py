@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from headrace.delivery.dead_letter import write_all
-from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Destination, Outcome, Verdict
+from headrace.delivery.protocols import ELSEWHERE, DeadLetter, Delivery, Destination, Outcome, Verdict
 from headrace.errors import DeadLetterFailed, DestinationUnavailable, HeadraceError
 from headrace.records import OutgoingRecord, Record, TopicPartition
 
@@ -162,4 +162,4 @@ class KeyOrder:
             await self._park(behind)
         answered = await self._inner.deliver(delivery._replace(records=free)) if free else ()
         outcomes = {record.offset: outcome for record, outcome in zip(free, answered, strict=True)}
-        return [outcomes.get(record.offset, ACK) for record in delivery.records]
+        return [outcomes.get(record.offset, ELSEWHERE) for record in delivery.records]

@@ -7,7 +7,7 @@ implement `Destination`; a producer of dead letters implements `DeadLetterWriter
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from headrace.records import Committed, Record, TopicPartition
@@ -43,6 +43,8 @@ class Outcome(NamedTuple):
 
 ACK = Outcome(Verdict.ACK)
 """The outcome of a success; compared by identity on the hot path."""
+ELSEWHERE = Outcome(Verdict.ACK, "elsewhere")
+"""The outcome of a record that has ended here without a delivery: it waits in a tier, or was not asked for."""
 
 
 class Delivery(NamedTuple):
@@ -91,11 +93,11 @@ class Destination(Protocol):
 class DeadLetterWriter(Protocol):
     """Writes dead letters."""
 
-    async def write(self, letters: Sequence[DeadLetter]) -> int | None:
+    async def write(self, letters: Sequence[DeadLetter]) -> Collection[int] | None:
         """Write every letter and return when all are acknowledged by all in-sync replicas.
 
         Returns:
-            How many of them are no dead letters yet and will be delivered again: those a retry tier took.
+            Places of those that are no dead letters yet and will be delivered again, because a retry tier took them.
 
         Raises:
             DeadLetterFailed: At least one is not acknowledged; the call is repeated, so letters may come twice.
@@ -113,6 +115,23 @@ class DeadLetter(NamedTuple):
     """Seconds since the epoch."""
     last_failed_at: float
     """Seconds since the epoch."""
+
+
+class Witness(Protocol):
+    """Is told of everything that has ended, on the loop and in whole batches; so it keeps them, and works later."""
+
+    def __call__(
+        self, records: Sequence[Record], size_bytes: int, how: str, outcomes: Sequence[Outcome], replay: str
+    ) -> None:
+        """Take note of records that have ended together.
+
+        Args:
+            records: As they lie where they came from at first.
+            size_bytes: What they count for.
+            how: `delivered`, `dead letter`, `skipped`, `given up`, or `skipped by hand` with the reason.
+            outcomes: What was said of each, if anything was.
+            replay: Id of the job that delivered them once more; else empty.
+        """
 
 
 class Source(Protocol):

@@ -15,7 +15,7 @@ from headrace.delivery.breaker import Breaker
 from headrace.delivery.dispatcher import Dispatcher
 from headrace.delivery.lane import Lane
 from headrace.delivery.live import LiveSettings, PumpStatus, status_of
-from headrace.delivery.protocols import DeadLetterWriter, Destination, Membership, Source, Waiting
+from headrace.delivery.protocols import DeadLetterWriter, Destination, Membership, Outcome, Source, Waiting, Witness
 from headrace.delivery.rate import Rate
 from headrace.errors import OffsetsKeptElsewhere
 from headrace.lifecycle import Clock, Deadline, Readiness, Service
@@ -81,6 +81,10 @@ class Pump(Service):
         """The same consumer as `source`, if it has a group whose place can be changed. Set before start."""
         self.retries: Pump | None = None
         """The pump that delivers from the retry tiers of this one, if there are any. Set before start."""
+        self.witness: Witness | None = beside.witness if beside else None
+        """Told of what has ended. Set before start."""
+        self.first_of: Callable[[Record], Record] | None = None
+        """Returns a record as it lay where it came from at first, if these are copies. Set before start."""
         self._lanes: dict[TopicPartition, Lane] = {}
         self.breaker: Breaker
         if beside:
@@ -329,7 +333,7 @@ class Pump(Service):
         self.counts.skipped_by_hand += 1
         log.warning("%s: offset %d is skipped, as somebody said: %s", lane.label, offset, reason)
         if record:
-            self._release(lane.partition, [record])
+            self._release(lane.partition, [record], f"skipped by hand: {reason}")
         self._mark(lane.partition)
 
     async def _drain(self, lanes: Sequence[Lane], deadline: Deadline) -> None:
@@ -349,17 +353,24 @@ class Pump(Service):
             self.counts.abandoned += abandoned
             log.warning("%s: abandoned=%d records in flight; they will be delivered again", self.name, abandoned)
 
-    def _ended(self, lane: Lane, records: Sequence[Record]) -> None:
+    def _ended(self, lane: Lane, records: Sequence[Record], how: str, outcomes: Sequence[Outcome]) -> None:
         if lane.tracker.done([record.offset for record in records], lane.tracker.epoch):
             lane.head_since = self.clock.time()
         reach("ended.after")
         lane.ended(records)
-        self._release(lane.partition, records)
+        self._release(lane.partition, records, how, outcomes)
         self._mark(lane.partition)
 
-    def _release(self, partition: TopicPartition, records: Sequence[Record]) -> None:
+    def _release(
+        self, partition: TopicPartition, records: Sequence[Record], how: str = "", outcomes: Sequence[Outcome] = ()
+    ) -> None:
+        """Give back the room of records that have ended; those that have ended in a way of their own are told of."""
+        size_bytes = sum([record.size_bytes for record in records])
         if self.source:
-            self.source.release(partition, len(records), sum([record.size_bytes for record in records]))
+            self.source.release(partition, len(records), size_bytes)
+        if how and self.witness:
+            records = [self.first_of(record) for record in records] if self.first_of else records
+            self.witness(records, size_bytes, how, outcomes, self.replay)
 
     def _mark(self, partition: TopicPartition) -> None:
         self._dirty.add(partition)

@@ -7,7 +7,7 @@ the first is enough. Source: delivery.md 2.1 (uForwarder), 4.5.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -16,7 +16,7 @@ from headrace.delivery.dead_letter import iso, write_all
 from headrace.delivery.parked import ParkedKeys
 from headrace.delivery.policy import action_of
 from headrace.delivery.protocols import (
-    ACK,
+    ELSEWHERE,
     DeadLetter,
     DeadLetterWriter,
     Delivery,
@@ -68,13 +68,14 @@ class Tiers:
         self._dead_letters = dead_letters
         self._topics = retry.tier_topics(group)
 
-    async def write(self, letters: Sequence[DeadLetter]) -> int:
+    async def write(self, letters: Sequence[DeadLetter]) -> Collection[int]:
         """Write every letter; see `DeadLetterWriter`. If one fails, all are to be repeated."""
         now = self._clock.time()
         delayed: list[tuple[DeadLetter, int]] = []
+        places: list[int] = []
         dead: list[DeadLetter] = []
         ended: list[Waiting] = []
-        for letter in letters:
+        for place, letter in enumerate(letters):
             topic, tier = letter.record.topic, 0
             if topic in self._topics:
                 waiting = waiting_of(letter.record)
@@ -83,6 +84,7 @@ class Tiers:
                 ended.append(waiting)
             if self._may_wait(letter, tier, now):
                 delayed.append((letter, tier))
+                places.append(place)
             else:
                 dead.append(letter)
         if delayed:
@@ -91,7 +93,7 @@ class Tiers:
             await self._bury(dead)
         for waiting in ended:
             await self.end(waiting)
-        return len(delayed)
+        return places
 
     async def end(self, waiting: Waiting) -> None:
         """Let go what waits behind a record that has ended.
@@ -117,7 +119,7 @@ class Tiers:
         for letter, tier in letters:
             record, due = letter.record, now + self.retry.tiers[tier]
             entry = next(entries, None) if record.key is not None else None
-            headers = [*record.headers, *_headers_of(letter, due, entry)]
+            headers = [*record.headers, *waiting_headers(letter, due, entry)]
             outgoing.append(OutgoingRecord(self._topics[tier], record.key, record.value, headers))
         await write_all(self._produce, outgoing, f"records of {letters[0][0].record.topic} that are to wait")
 
@@ -151,7 +153,7 @@ class TierDestination:
         if tiers.parked and waiting.parked is not None:
             await tiers.parked.catch_up(delivery, waiting.parked)
             if origin.offset not in tiers.parked.of(origin):
-                return ACK
+                return ELSEWHERE
         one = delivery._replace(group=tiers.group, partition=origin.topic_partition, records=[origin])
         outcome = (await self._inner.deliver(one))[0]
         if outcome.verdict is Verdict.ACK or action_of(outcome, tiers.retry) == "skip":
@@ -175,7 +177,8 @@ def waiting_of(record: Record) -> Waiting:
         return Waiting(record)
 
 
-def _headers_of(letter: DeadLetter, due: float, parked: int | None) -> list[Header]:
+def waiting_headers(letter: DeadLetter, due: float, parked: int | None = None) -> list[Header]:
+    """Return the headers that stand last in a record of a tier, and say what it is."""
     record = letter.record
     texts = (
         record.topic,

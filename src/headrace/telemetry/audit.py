@@ -1,61 +1,55 @@
-"""The audit: who wrote what, and who was refused, noted without holding up the work that is noted.
+"""The audit: who wrote, consumed and steered what, and who was refused, noted without holding up what is noted.
 
-Callers hand over whole batches and go on; a task of its own makes notes of them and writes those. What comes while the
-budget is used up is dropped and counted. Source: sidecar.md 9; reliability.md 4.7.
+Callers hand over whole batches and go on; a task of its own has notes made of them and written, on a thread. What
+comes while the budget is used up is dropped; what is dropped, or lost on the way, is counted, alarmed, and noted as
+soon as there is room again, so the trail itself says that it has a hole. Source: sidecar.md 9; reliability.md 4.7.
 """
 
 import asyncio
-import hashlib
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, NamedTuple, Protocol
 
-import msgspec
-
 from headrace.config.audit import AuditConfig
-from headrace.errors import FatalKafkaError, HeadraceError, KafkaTimeout
-from headrace.lifecycle import Clock, Deadline, Service, run_blocking
+from headrace.errors import HeadraceError
+from headrace.lifecycle import Clock, Deadline, Readiness, Service, run_blocking
 from headrace.lifecycle.queues import register_gauge
-from headrace.records import OutgoingRecord, Produced
-from headrace.telemetry.correlation import caller, correlation_id, new_correlation_id, new_correlation_ids
+from headrace.records import OutgoingRecord, Produced, Record
+from headrace.telemetry.audit_notes import (
+    AuditNote,
+    Consumption,
+    Line,
+    Said,
+    consumption_lines,
+    production_lines,
+    reason_of,
+    shown_key,
+)
+from headrace.telemetry.audit_pace import Pace
+from headrace.telemetry.correlation import caller, correlation_id, new_correlation_id
 from headrace.telemetry.metrics import Metrics
+
+log = logging.getLogger(__name__)
 
 _REFUSALS_PER_SECOND: Final = 100
 _NOTE_BYTES: Final = 1000
-_UNKNOWN: Final = (KafkaTimeout, FatalKafkaError)
-_encode_json = msgspec.json.Encoder().encode
+_RECORD_BYTES: Final = 300
+_ALARM_SECONDS: Final = 60.0
 
-
-class AuditNote(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True, gc=False):
-    """One line of the audit, in the original's words; what says nothing is left out."""
-
-    id: str
-    service_id: str
-    audit_type: str
-    audit_status: str
-    timestamp: int
-    caller: str = ""
-    topic: str | None = None
-    partition: int | None = None
-    offset: int | None = None
-    key: str | None = None
-    correlation_id: str = ""
-    traceability_id: str = ""
-    action: str = ""
-    target: str = ""
-    reason: str = ""
-    address: str = ""
-    stacktrace: str = ""
+Produce = Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Produced | HeadraceError]]]
+"""Writes records and returns one result per record, in their order."""
 
 
 class AuditTarget(Protocol):
     """Where notes go."""
 
-    async def write(self, notes: Sequence[tuple[str, bytes]]) -> int:
-        """Write notes (correlation id, JSON text); return how many are lost, after saying why in the log."""
+    def write(self, notes: Iterable[Line]) -> int:
+        """Write notes, on a thread; return how many are lost, after saying why in the log."""
 
 
 class _Batch(NamedTuple):
-    make: Callable[[], Iterable[AuditNote]]
+    make: Callable[[], Iterable[Line]]
+    notes: int
     size_bytes: int
 
 
@@ -68,46 +62,107 @@ class Audit(Service):
         self._target = target
         self._metrics = metrics
         self._clock = clock
+        self._key_of = shown_key(settings.keys)
         self._batches: list[_Batch] = []
         self._pending_bytes = 0
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self._refusals = (0, 0)
+        self._missing = 0
+        """Notes that are dropped or lost since the process began."""
+        self._told = 0
+        """Those of them that the trail tells of."""
+        self._alarmed_at = float("-inf")
 
     async def start(self) -> None:
         register_gauge("audit_pending_bytes", lambda: self._pending_bytes)
         self.spawn(self._run(), "write")
 
     async def drain(self, deadline: Deadline) -> None:
-        await self._idle.wait()
+        await asyncio.wait_for(self._idle.wait(), deadline.remaining_seconds)
 
-    def put(self, make: Callable[[], Iterable[AuditNote]], count: int, size_bytes: int) -> None:
+    def readiness(self) -> Readiness:
+        """Ready in any case; the reason says whether the trail has holes."""
+        return Readiness(True, f"{self._missing} notes are missing in the audit" if self._missing else "")
+
+    def put(self, make: Callable[[], Iterable[Line]], count: int, size_bytes: int) -> None:
         """Note `count` things later: `make` gives the notes, on a thread, and keeps `size_bytes` until then."""
         if self._pending_bytes and self._pending_bytes + size_bytes > self._settings.max_pending_bytes:
-            self._metrics.audit_notes("dropped", count)
+            self._miss("dropped", count)
             return
-        self._batches.append(_Batch(make, size_bytes))
+        self._batches.append(_Batch(make, count, size_bytes))
         self._pending_bytes += size_bytes
-        self._idle.clear()
-        self._wake.set()
+        if not self._wake.is_set():
+            self._idle.clear()
+            self._wake.set()
 
     def produced(
-        self, records: Sequence[OutgoingRecord], results: Sequence[Produced | HeadraceError], written: int
+        self,
+        records: Sequence[OutgoingRecord],
+        results: Sequence[Produced | HeadraceError],
+        written: int,
+        size_bytes: int | None = None,
+        audit_type: str = "PRODUCER",
     ) -> None:
-        """Note the records of one request, of which `written` are certainly in Kafka."""
+        """Note the records of one request.
+
+        Args:
+            records: What was to be written.
+            results: One per record.
+            written: How many are certainly in Kafka.
+            size_bytes: What the records count for; by default counted here.
+            audit_type: `PRODUCER`, or `STREAMING_PRODUCER` for what a function or a job writes.
+        """
         wanted = self._settings.records
         if wanted == "none" or (wanted == "failed" and written == len(results)):
             return
-        who, now = caller.get(), self._now()
+        shared, failed_only = self._note(audit_type, "SUCCESS", caller=caller.get()), wanted == "failed"
+        if size_bytes is None:
+            size_bytes = sum([record.size_bytes for record in records])
+        self.put(
+            lambda: production_lines(shared, self._key_of, records, results, failed_only),
+            len(results) - written if failed_only else len(results),
+            size_bytes + _RECORD_BYTES * len(records),
+        )
 
-        def make() -> Iterable[AuditNote]:
-            for identity, record, result in zip(new_correlation_ids(len(records)), records, results, strict=True):
-                if wanted == "all" or isinstance(result, HeadraceError):
-                    yield self._production(identity.decode(), record, result, who, now)
+    def noting(self, produce: Produce, audit_type: str = "PRODUCER") -> Produce:
+        """Return something that writes records and notes them."""
 
-        count = len(results) if wanted == "all" else len(results) - written
-        self.put(make, count, sum([record.size_bytes for record in records]))
+        async def produce_noted(records: Sequence[OutgoingRecord]) -> Sequence[Produced | HeadraceError]:
+            results = await produce(records)
+            self.produced(records, results, sum(isinstance(r, Produced) for r in results), audit_type=audit_type)
+            return results
+
+        return produce_noted
+
+    def consumed(
+        self, whose: Consumption, records: Sequence[Record], size_bytes: int, how: str, outcomes: Sequence[Said]
+    ) -> None:
+        """Note records that ended.
+
+        Args:
+            whose: Who consumed them.
+            records: What ended.
+            size_bytes: Bytes of these records.
+            how: `delivered`, or how they ended otherwise.
+            outcomes: What was said of each, if they did not end well and anything was said; else empty.
+        """
+        wanted, well = self._settings.records, how == "delivered"
+        if wanted == "none" or (wanted == "failed" and well):
+            return
+        shared = self._note(
+            whose.audit_type,
+            "SUCCESS" if well else "FAILURE",
+            group=whose.group,
+            replay=whose.replay,
+            reason="" if well else how,
+        )
+        self.put(
+            lambda: consumption_lines(shared, self._key_of, whose, records, outcomes),
+            len(records),
+            size_bytes + _RECORD_BYTES * len(records),
+        )
 
     def refused(self, action: str, address: str, error: HeadraceError) -> None:
         """Note what a caller may not do; of more than 100 in a second the rest is dropped."""
@@ -115,9 +170,9 @@ class Audit(Service):
         count = self._refusals[1] + 1 if self._refusals[0] == second else 1
         self._refusals = second, count
         if count > _REFUSALS_PER_SECOND:
-            self._metrics.audit_notes("dropped", 1)
+            self._miss("dropped", 1)
             return
-        self._put_one("ACCESS", "DENIED", action=action[:300], address=address, stacktrace=_reason(error))
+        self._put_one("ACCESS", "DENIED", action=action[:300], address=address, stacktrace=reason_of(error))
 
     def control(self, action: str, target: str, *, reason: str = "", outcome: str = "SUCCESS") -> None:
         """Note what the caller of this request did to something of ours, whatever `audit.records` says.
@@ -131,72 +186,57 @@ class Audit(Service):
         self._put_one("CONTROL", outcome, action=action[:300], target=target[:300], reason=reason[:1000])
 
     def _put_one(self, audit_type: str, audit_status: str, **said: str) -> None:
-        note = AuditNote(
-            id=new_correlation_id().decode(),
-            service_id=self._settings.service_id,
-            audit_type=audit_type,
-            audit_status=audit_status,
-            timestamp=self._now(),
-            caller=caller.get(),
-            correlation_id=correlation_id.get(),
-            **said,
-        )
-        self.put(lambda: (note,), 1, _NOTE_BYTES)
+        note = self._note(audit_type, audit_status, caller=caller.get(), correlation_id=correlation_id.get(), **said)
+        note.id = new_correlation_id().decode()
+        self.put(lambda: (note.line,), 1, _NOTE_BYTES)
 
-    def _production(
-        self, identity: str, record: OutgoingRecord, result: Produced | HeadraceError, who: str, now: int
-    ) -> AuditNote:
-        headers = dict(record.headers or ())
-        status, reason, partition, offset = "SUCCESS", "", record.partition or 0, 0
-        if isinstance(result, HeadraceError):
-            status, reason = "UNKNOWN" if isinstance(result, _UNKNOWN) else "FAILURE", _reason(result)
-        else:
-            partition, offset = result.partition, result.offset
-        return AuditNote(
-            id=identity,
-            service_id=self._settings.service_id,
-            audit_type="PRODUCER",
-            audit_status=status,
-            timestamp=now,
-            caller=who,
-            topic=record.topic,
-            partition=partition,
-            offset=offset,
-            key=self._key(record.key),
-            correlation_id=_text(headers.get("X-Correlation-Id")),
-            traceability_id=_text(headers.get("X-Traceability-Id")),
-            stacktrace=reason,
-        )
+    def _note(self, audit_type: str, audit_status: str, **said: str) -> AuditNote:
+        now = int(self._clock.time() * 1000)
+        about: dict[str, str | int] = {"service_id": self._settings.service_id, "timestamp": now, **said}
+        return AuditNote(audit_type=audit_type, audit_status=audit_status, **about)  # type: ignore[arg-type]
 
-    def _key(self, key: bytes | None) -> str | None:
-        if key is None or self._settings.keys == "none":
-            return None
-        return _text(key) if self._settings.keys == "text" else hashlib.sha256(key).hexdigest()[:32]
-
-    def _now(self) -> int:
-        return int(self._clock.time() * 1000)
+    def _miss(self, outcome: str, count: int) -> None:
+        """Count notes that are not written, and say so at once, and then once a minute."""
+        self._metrics.audit_notes(outcome, count)
+        self._missing += count
+        if count and self._clock.monotonic() - self._alarmed_at >= _ALARM_SECONDS:
+            self._alarmed_at = self._clock.monotonic()
+            log.warning("audit: %d notes are missing so far, the last because they were %s", self._missing, outcome)
 
     async def _run(self) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
             batches, self._batches = self._batches, []
-            notes = await run_blocking(_encoded, batches)
-            lost = await self._target.write(notes)
-            self._metrics.audit_notes("written", len(notes) - lost)
-            self._metrics.audit_notes("lost", lost)
-            self._pending_bytes -= sum(batch.size_bytes for batch in batches)
+            count = sum([batch.notes for batch in batches])
+            lost = await run_blocking(self._write, batches, count)
+            self._metrics.audit_notes("written", count - lost)
+            self._miss("lost", lost)
+            self._pending_bytes -= sum([batch.size_bytes for batch in batches])
+            if self._missing > self._told:
+                await self._tell_of_hole()
             if not self._batches:
                 self._idle.set()
 
+    async def _tell_of_hole(self) -> None:
+        """Write how many notes are missing; if that is lost too, the next one tells of all of them."""
+        missing = self._missing
+        note = self._note("DROPPED", "FAILURE", reason="notes that are missing before this one")
+        note.id, note.count = new_correlation_id().decode(), missing - self._told
+        hole = _Batch(lambda: (note.line,), 1, 0)
+        if not await run_blocking(self._write, [hole], 1):
+            self._told = missing
 
-def _encoded(batches: Iterable[_Batch]) -> list[tuple[str, bytes]]:
-    return [(note.correlation_id, _encode_json(note)) for batch in batches for note in batch.make()]
+    def _write(self, batches: Sequence[_Batch], count: int) -> int:
+        """Make and write notes, on a thread; return how many are lost."""
+        try:
+            return self._target.write(self._lines(batches))
+        except Exception:  # boundary: the user sees lost notes counted and alarmed, and work goes on
+            log.exception("audit: a defect, for which %d notes are lost", count)
+            return count
 
-
-def _reason(error: HeadraceError) -> str:
-    return f"{error.code} {error.message}: {error.description}"
-
-
-def _text(data: bytes | None) -> str:
-    return (data or b"").decode(errors="replace")
+    def _lines(self, batches: Iterable[_Batch]) -> Iterable[Line]:
+        pace = Pace(self._settings.busy_share)
+        for batch in batches:
+            yield from batch.make()
+            pace.keep()

@@ -3,22 +3,14 @@
 import contextlib
 import logging
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Iterable
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
-from typing import Final
 
 from headrace.config.audit import AuditConfig
-from headrace.errors import HeadraceError
-from headrace.lifecycle import run_blocking
-from headrace.records import OutgoingRecord, Produced
+from headrace.telemetry.audit_notes import Line
 
 log = logging.getLogger(__name__)
-
-_CHUNK: Final = 1000
-
-Produce = Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Produced | HeadraceError]]]
-"""Writes records and returns one result per record, in their order."""
 
 
 class AuditFile:
@@ -28,12 +20,13 @@ class AuditFile:
         """Prepare; the file is made with its first note, and opened anew each time, so others may move it away."""
         self._settings = settings
 
-    async def write(self, notes: Sequence[tuple[str, bytes]]) -> int:
+    def write(self, notes: Iterable[Line]) -> int:
+        lines = [line for _, line in notes]
         try:
-            await run_blocking(self._append, b"".join([line + b"\n" for _, line in notes]).decode())
+            self._append(b"\n".join([*lines, b""]).decode())
         except OSError as cause:
-            log.warning("audit: %d notes are lost, because %s: %s", len(notes), self._settings.file, cause.strerror)
-            return len(notes)
+            log.warning("audit: %d notes are lost, because %s: %s", len(lines), self._settings.file, cause.strerror)
+            return len(lines)
         return 0
 
     def _append(self, text: str) -> None:
@@ -48,25 +41,15 @@ class AuditFile:
 class AuditTopic:
     """Records with the correlation id as key."""
 
-    def __init__(self, topic: str, produce: Produce) -> None:
+    def __init__(self, topic: str, write: Callable[[str, Iterable[Line]], tuple[int, str]]) -> None:
+        """Prepare; `write` writes keys and values, on a thread, and returns how many are lost, and why."""
         self._topic = topic
-        self._produce = produce
+        self._write = write
 
-    async def write(self, notes: Sequence[tuple[str, bytes]]) -> int:
-        lost = 0
-        for start in range(0, len(notes), _CHUNK):
-            records = [
-                OutgoingRecord(self._topic, identity.encode() or None, line)
-                for identity, line in notes[start : start + _CHUNK]
-            ]
-            failures: list[HeadraceError]
-            try:
-                failures = [r for r in await self._produce(records) if isinstance(r, HeadraceError)]
-            except HeadraceError as error:
-                failures = [error] * len(records)
-            if failures:
-                log.warning("audit: %d notes are lost, because %s", len(failures), failures[0].description)
-            lost += len(failures)
+    def write(self, notes: Iterable[Line]) -> int:
+        lost, why = self._write(self._topic, notes)
+        if lost:
+            log.warning("audit: %d notes are lost, because %s", lost, why)
         return lost
 
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.config.audit import AuditConfig
 from headrace.errors import AuthTokenScopeMismatch, HeadraceError, KafkaTimeout, RecordTooLarge
 from headrace.lifecycle import Deadline, ManualClock
-from headrace.records import OutgoingRecord, Produced
+from headrace.records import Header, OutgoingRecord, Produced, Record
 from headrace.telemetry.audit import Audit
+from headrace.telemetry.audit_notes import Consumption, Line
 from headrace.telemetry.audit_targets import AuditFile, AuditTopic
 from headrace.telemetry.correlation import caller, correlation_id
 from headrace.telemetry.metrics import Metrics
@@ -25,16 +30,22 @@ RESULTS = [Produced(2, 7), RecordTooLarge("too large"), KafkaTimeout("no answer"
 
 
 class Target:
-    """Keeps notes; can be held back."""
+    """Keeps notes; can be held back, and can lose what it is given."""
 
     def __init__(self) -> None:
         self.notes: list[Any] = []
-        self.gate = asyncio.Event()
+        self.keys: list[bytes] = []
+        self.gate = threading.Event()
         self.gate.set()
+        self.loses = False
 
-    async def write(self, notes: Sequence[tuple[str, bytes]]) -> int:
-        await self.gate.wait()
-        self.notes += [json.loads(line) for _, line in notes]
+    def write(self, notes: Iterable[Line]) -> int:
+        self.gate.wait(60)
+        lines = list(notes)
+        if self.loses:
+            return len(lines)
+        self.keys += [key for key, _ in lines]
+        self.notes += [json.loads(line) for _, line in lines]
         return 0
 
 
@@ -178,33 +189,87 @@ def test_a_flood_of_refusals_does_not_flood_the_audit() -> None:
             audit.refused("GET /", "127.0.0.1", AuthTokenScopeMismatch())
 
     notes, metrics = audited(flood)
-    assert len(notes) == 100
+    assert [note["auditType"] for note in notes] == ["ACCESS"] * 100 + ["DROPPED"]
+    assert notes[-1]["count"] == 900
     assert counted(metrics) == {"dropped": 900, "written": 100, "lost": 0}
 
 
-def test_a_target_that_stands_still_costs_notes_and_nothing_else() -> None:
-    """Above the budget notes are dropped and counted; memory stays bounded; it goes on when the target does."""
+def test_a_target_that_stands_still_costs_notes_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    """Above the budget notes are dropped; the trail itself says where it has a hole, and how large it is."""
 
     async def main() -> None:
-        target, metrics = Target(), Metrics()
-        audit = Audit(AuditConfig(to="file", max_pending_bytes=200), target, metrics, ManualClock())
+        target, metrics, clock = Target(), Metrics(), ManualClock()
+        audit = Audit(AuditConfig(to="file", max_pending_bytes=2000), target, metrics, clock)
         await audit.start()
         target.gate.clear()
         for _ in range(50):
             audit.produced(RECORDS[:1], RESULTS[:1], 1)
             await asyncio.sleep(0)
         dropped = counted(metrics)["dropped"]
-        assert audit._pending_bytes <= 200
+        assert audit._pending_bytes <= 2000
         assert 0 < dropped < 50
+        assert audit.readiness() == (True, f"{dropped:.0f} notes are missing in the audit")
         target.gate.set()
-        await audit.drain(Deadline(ManualClock(), 1))
-        assert len(target.notes) == 50 - dropped
+        await audit.drain(Deadline(clock, 1))
+        notes = [note for note in target.notes if note["auditType"] == "PRODUCER"]
+        [hole] = [note for note in target.notes if note["auditType"] != "PRODUCER"]
+        assert len(notes) == 50 - dropped
+        assert (hole["auditType"], hole["auditStatus"], hole["count"]) == ("DROPPED", "FAILURE", dropped)
         audit.produced(RECORDS[:1], RESULTS[:1], 1)
-        await audit.drain(Deadline(ManualClock(), 1))
-        assert len(target.notes) == 51 - dropped
+        await audit.drain(Deadline(clock, 1))
+        assert [note["auditType"] for note in target.notes[len(notes) + 1 :]] == ["PRODUCER"]
+        assert counted(metrics) == {"dropped": dropped, "lost": 0, "written": 51 - dropped}
         await audit.stop()
 
     asyncio.run(main())
+    assert len(caplog.records) == 1
+
+
+def test_missing_notes_are_alarmed_at_once_and_then_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """With the number so far; what is lost is told with the next notes that are not."""
+
+    async def main() -> None:
+        target, clock = Target(), ManualClock()
+        audit = Audit(AuditConfig(to="file"), target, Metrics(), clock)
+        await audit.start()
+        target.loses = True
+        for _ in range(130):
+            audit.control("pause", "reactive orders")
+            await audit.drain(Deadline(clock, 1))
+            await clock.advance(1.0)
+        target.loses = False
+        audit.control("pause", "reactive orders")
+        await audit.drain(Deadline(clock, 1))
+        assert [(note["auditType"], note.get("count")) for note in target.notes] == [
+            ("CONTROL", None),
+            ("DROPPED", 130),
+        ]
+        await audit.stop()
+
+    asyncio.run(main())
+    alarms = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert [text.split()[1] for text in alarms] == ["1", "61", "121"]
+
+
+def test_a_note_that_cannot_be_made_is_lost_and_work_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    """It is counted, and what comes after it is noted."""
+
+    def fail() -> Iterable[Line]:
+        raise ValueError("a defect")
+
+    async def main() -> None:
+        target, metrics = Target(), Metrics()
+        audit = Audit(AuditConfig(to="file"), target, metrics, ManualClock())
+        await audit.start()
+        audit.put(fail, 3, 10)
+        await audit.drain(Deadline(ManualClock(), 1))
+        audit.control("pause", "reactive orders")
+        await audit.drain(Deadline(ManualClock(), 1))
+        assert counted(metrics) == {"written": 1, "lost": 3}
+        await audit.stop()
+
+    asyncio.run(main())
+    assert "a defect, for which 3 notes are lost" in caplog.text
 
 
 def test_the_file_is_put_aside_when_it_is_full(tmp_path: Path) -> None:
@@ -212,11 +277,8 @@ def test_the_file_is_put_aside_when_it_is_full(tmp_path: Path) -> None:
     file = tmp_path / "log" / "audit.log"
     target = AuditFile(AuditConfig(file=file, max_file_bytes=100, old_files=2))
 
-    async def main() -> None:
-        for number in range(20):
-            assert await target.write([("c", f'{{"n":{number}}}'.encode())] * 2) == 0
-
-    asyncio.run(main())
+    for number in range(20):
+        assert target.write([(b"c", f'{{"n":{number}}}'.encode())] * 2) == 0
     assert sorted(path.name for path in file.parent.iterdir()) == ["audit.log", "audit.log.1", "audit.log.2"]
     for path in file.parent.iterdir():
         assert path.stat().st_size <= 100
@@ -229,26 +291,157 @@ def test_a_file_that_cannot_be_written_is_said_and_counted(tmp_path: Path, caplo
     """And work goes on."""
     (tmp_path / "log").write_text("a file where the folder should be")
     target = AuditFile(AuditConfig(file=tmp_path / "log" / "audit.log"))
-    assert asyncio.run(target.write([("c", b"{}"), ("c", b"{}")])) == 2
+    assert target.write([(b"c", b"{}"), (b"c", b"{}")]) == 2
     assert "2 notes are lost" in caplog.text
 
 
 def test_the_topic_gets_the_correlation_id_as_key(caplog: pytest.LogCaptureFixture) -> None:
-    """What Kafka does not take is counted as lost."""
-    written: list[OutgoingRecord] = []
+    """What Kafka does not take is counted as lost, and the log says why."""
+    written: list[tuple[str, Line]] = []
 
-    async def take(records: Sequence[OutgoingRecord]) -> list[Produced | HeadraceError]:
-        written.extend(records)
-        return [Produced(0, 0) if record.key == b"c-1" else KafkaTimeout("no answer") for record in records]
+    def take(topic: str, notes: Iterable[Line]) -> tuple[int, str]:
+        written.extend((topic, note) for note in notes)
+        return 1, "no answer"
 
-    async def refuse(records: Sequence[OutgoingRecord]) -> list[Produced | HeadraceError]:
-        raise RecordTooLarge("no room")
-
-    notes = [("c-1", b"{}"), ("", b"[]")]
-    assert asyncio.run(AuditTopic("sidecar-audit", take).write(notes)) == 1
-    assert [(r.topic, r.key, r.value, r.headers) for r in written] == [
-        ("sidecar-audit", b"c-1", b"{}", None),
-        ("sidecar-audit", None, b"[]", None),
-    ]
-    assert asyncio.run(AuditTopic("sidecar-audit", refuse).write(notes)) == 2
+    assert AuditTopic("sidecar-audit", take).write([(b"c-1", b"{}"), (b"", b"[]")]) == 1
+    assert written == [("sidecar-audit", (b"c-1", b"{}")), ("sidecar-audit", (b"", b"[]"))]
     assert "1 notes are lost, because no answer" in caplog.text
+
+
+class Said(NamedTuple):
+    """What a destination said of a record."""
+
+    error: str = ""
+    details: tuple[tuple[str, str], ...] = ()
+
+
+def taken(offset: int, headers: list[Header] | None = None, key: bytes | None = b"k") -> Record:
+    return Record("orders", 2, offset, 5, key, b"secret value", lambda: headers)
+
+
+PUSHED = Consumption("REACTIVE_CONSUMER", "billing")
+
+
+def consume(*records: Record, how: str = "delivered", said: Sequence[Said] = (), whose: Consumption = PUSHED) -> Any:
+    """Return the notes of records that ended."""
+
+    def act(audit: Audit) -> None:
+        audit.consumed(whose, records, 100, how, said)
+
+    notes, _ = audited(act, to="file")
+    assert "secret" not in json.dumps(notes)
+    assert {len(note.pop("id")) for note in notes} == {22}
+    return notes
+
+
+def test_each_record_that_was_delivered_has_a_note() -> None:
+    """Ids come from its headers; without them its correlation id is that of the delivery."""
+    headers: list[Header] = [("X-Correlation-Id", b'c"1\\'), ("X-Traceability-Id", b"t-1")]
+    first, second = consume(taken(7), taken(8, headers, None))
+    usual = {
+        "serviceId": "headrace",
+        "auditType": "REACTIVE_CONSUMER",
+        "auditStatus": "SUCCESS",
+        "timestamp": 1_000_000,
+        "group": "billing",
+        "topic": "orders",
+        "partition": 2,
+    }
+    key = "8254c329a92850f6d539dd376f4816ee"
+    assert first == {**usual, "offset": 7, "key": key, "correlationId": "billing:orders:2:7"}
+    assert second == {**usual, "offset": 8, "correlationId": 'c"1\\', "traceabilityId": "t-1"}
+
+
+@pytest.mark.parametrize(
+    ("how", "said", "shown"),
+    [
+        (
+            "dead letter",
+            Said("ValueError"),
+            {"reason": "dead letter: ValueError", "correlationId": "billing:orders:2:7"},
+        ),
+        (
+            "given up",
+            Said("HTTP 409", (("correlation_id", "r-1"), ("traceability_id", "s-1"), ("result_timestamp", "77"))),
+            {"reason": "given up: HTTP 409", "correlationId": "r-1", "traceabilityId": "s-1", "timestamp": 77},
+        ),
+        ("skipped", Said("HTTP 404"), {"reason": "skipped: HTTP 404"}),
+        ("skipped by hand: ticket 12", None, {"reason": "skipped by hand: ticket 12"}),
+    ],
+)
+def test_a_record_that_ended_otherwise_is_a_failure(how: str, said: Said | None, shown: dict[str, Any]) -> None:
+    """How it ended, the class of the failure, and ids of the result where the record has none."""
+    [note] = consume(taken(7), how=how, said=[said] if said else [])
+    assert note["auditStatus"] == "FAILURE"
+    assert {name: note.get(name) for name in shown} == shown
+    assert (note["topic"], note["partition"], note["offset"]) == ("orders", 2, 7)
+
+
+def test_ids_of_the_record_come_before_those_of_the_result() -> None:
+    """As in the original."""
+    said = Said("ValueError", (("correlation_id", "r-1"), ("traceability_id", "s-1")))
+    [note] = consume(taken(7, [("X-Correlation-Id", b"c-1")]), how="dead letter", said=[said])
+    assert (note["correlationId"], note["traceabilityId"]) == ("c-1", "s-1")
+
+
+def test_replays_and_redriven_records_are_told_apart() -> None:
+    """By the job, and by the place the record had first, which its delivery is named after."""
+    redriven: list[Header] = [("headrace.redrive.of", b"orders:0:3")]
+    for how in ("delivered", "dead letter"):
+        [note] = consume(taken(7, redriven), how=how, whose=Consumption("STREAMING_CONSUMER", "g", "job-1"))
+        assert (note["replay"], note["redriveOf"], note["correlationId"]) == ("job-1", "orders:0:3", "g:orders:0:3")
+        assert note["auditType"] == "STREAMING_CONSUMER"
+
+
+@pytest.mark.parametrize("settings", [{}, {"to": "file", "records": "none"}])
+def test_consumed_records_follow_the_switch_of_produced_ones(settings: Any) -> None:
+    """By default what went well is not noted."""
+
+    def act(audit: Audit) -> None:
+        audit.consumed(PUSHED, [taken(1)], 10, "delivered", ())
+        audit.consumed(PUSHED, [taken(2)], 10, "dead letter", [Said("ValueError")])
+
+    notes, _ = audited(act, **settings)
+    assert [note["offset"] for note in notes] == ([2] if not settings else [])
+
+
+def test_what_others_write_is_noted_with_its_outcome() -> None:
+    """Dead letters and results of functions go through the same door."""
+
+    async def main() -> None:
+        target = Target()
+        audit = Audit(AuditConfig(to="file"), target, Metrics(), ManualClock())
+        await audit.start()
+
+        async def write(records: Sequence[OutgoingRecord]) -> Sequence[Produced | HeadraceError]:
+            return RESULTS
+
+        assert await audit.noting(write, "STREAMING_PRODUCER")(RECORDS) == RESULTS
+        await audit.drain(Deadline(ManualClock(), 1))
+        await audit.stop()
+        assert [(note["auditType"], note["auditStatus"]) for note in target.notes] == [
+            ("STREAMING_PRODUCER", status) for status in ("SUCCESS", "FAILURE", "UNKNOWN")
+        ]
+
+    asyncio.run(main())
+
+
+HOSTILE = st.lists(st.tuples(st.sampled_from(["X-Correlation-Id", "X-Traceability-Id", "a"]), st.binary() | st.none()))
+ENDS = st.sampled_from(["delivered", "dead letter", "skipped", "given up"])
+
+
+@given(st.lists(st.tuples(HOSTILE, st.binary() | st.none(), ENDS), max_size=30))
+def test_there_is_one_note_for_each_record_that_ended(ends: list[tuple[list[Header], bytes | None, str]]) -> None:
+    """Whatever stands in its headers and key, and however it ended; each with an id of its own."""
+
+    def act(audit: Audit) -> None:
+        for offset, (headers, key, how) in enumerate(ends):
+            said = [] if how == "delivered" else [Said("ValueError")]
+            audit.consumed(PUSHED, [taken(offset, headers, key)], 10, how, said)
+
+    notes, metrics = audited(act, to="file", keys="text")
+    assert [note["offset"] for note in notes] == list(range(len(ends)))
+    assert [note["auditStatus"] == "SUCCESS" for note in notes] == [how == "delivered" for _, _, how in ends]
+    assert all(note["correlationId"] for note in notes)
+    assert len({note["id"] for note in notes}) == len(ends)
+    assert counted(metrics).get("written", 0) == len(ends)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 
 from headrace.cli.api import Api
 from headrace.errors import HeadraceError
-from headrace.testing import Answer, HeadraceProcess
+from headrace.records import OutgoingRecord
+from headrace.testing import HeadraceProcess
 
 
 @pytest.fixture
@@ -19,7 +21,7 @@ def push(site: Any, headrace: Any, backend: Any) -> Callable[..., HeadraceProces
     """Start a process of one deployment that pushes a topic to the backend; each call adds one."""
     table = f"_headrace-control-{uuid.uuid4().hex[:12]}"
 
-    def start(topic: str, *, more: Any = None, **settings: Any) -> HeadraceProcess:
+    def start(topic: str, *, more: Any = None, env: Any = None, **settings: Any) -> HeadraceProcess:
         consumer = {
             "topics": [topic],
             "group": f"{topic}-push",
@@ -28,7 +30,7 @@ def push(site: Any, headrace: Any, backend: Any) -> Callable[..., HeadraceProces
             **settings,
         }
         config = {**site.config, "control": {"topic": table}, "reactive_consumers": {"push": consumer}, **(more or {})}
-        return headrace(config)
+        return headrace(config, env=env)
 
     return start
 
@@ -72,4 +74,193 @@ def test_each_command_on_one_process(site: Any, topic: Any, push: Any, backend: 
         f"{name}-push",
         [name],
     )
-    print(json.dumps(api.get(CONSUMER), indent=1))
+
+
+def has(api: Api, place: str) -> list[int]:
+    """Return the partitions that a process has."""
+    return [one["partition"] for one in api.get(place)["partitions"] if one["assigned"]]
+
+
+def test_a_command_reaches_the_process_that_has_the_partition(site: Any, topic: Any, push: Any, backend: Any) -> None:
+    """Whichever process is asked; each knows who has what it has not."""
+    name = topic(2)
+    first = Api(push(name).url)
+    second = Api(push(name).url)
+    for partition in (0, 1):
+        site.write(name, *(OutgoingRecord(name, b"k", b"%d" % n, None, partition) for n in range(5)))
+        site.wait_committed(f"{name}-push", name, 5, partition)
+    site.wait_until(lambda: len(has(first, CONSUMER)) == len(has(second, CONSUMER)) == 1, "one partition for each")
+    [theirs] = has(second, CONSUMER)
+    elsewhere = {}
+
+    def is_told() -> bool:
+        elsewhere.update({one["partition"]: one for one in first.get(CONSUMER)["partitions"]}.get(theirs, {}))
+        return elsewhere.get("lag") == 0 and " at 127.0.0.1" in elsewhere["member"]
+
+    site.wait_until(is_told, "the first process to know of the other's partition")
+    assert not elsewhere["assigned"]
+    assert elsewhere["why"].startswith("another process has it")
+    first.post(f"{CONSUMER}/pause", {"topic": name, "partitions": [theirs]})
+    sought = first.post(f"{CONSUMER}/seek?waitSeconds=60", {"to": "begin", "partitions": [theirs]})
+    assert [(one["partition"], one["outcome"], one["cameFrom"]) for one in sought["results"]] == [(theirs, "sought", 5)]
+    skipped = first.post(
+        f"{CONSUMER}/skip?waitSeconds=60", {"partition": theirs, "offset": 1, "reason": "it is no order"}
+    )
+    assert skipped["results"][0]["by"] == sought["results"][0]["by"]
+    before = len(backend.accepted)
+    first.post(f"{CONSUMER}/resume")
+    site.wait_committed(f"{name}-push", name, 5, theirs)
+    assert [(r["partition"], r["offset"]) for r in backend.accepted[before:]] == [(theirs, n) for n in (0, 2, 3, 4)]
+    everywhere = first.post(f"{CONSUMER}/seek?waitSeconds=60", {"offset": 5})
+    assert {one["outcome"] for one in everywhere["results"]} == {"sought"}
+    assert len({one["by"] for one in everywhere["results"]}) == 2
+
+
+def test_a_pause_and_settings_survive_rebalances_and_restarts(site: Any, topic: Any, push: Any, backend: Any) -> None:
+    """Who comes later holds what is held, until somebody lets it go; the status says by whom and why."""
+    name = topic(2)
+    one = push(name)
+    api = Api(one.url)
+    api.post(f"{CONSUMER}/pause", {"reason": "night"})
+    api.patch(f"{CONSUMER}/settings", {"maxRecords": 3, "rateRecords": 1000.5})
+    late = Api(push(name).url)
+    site.wait_until(lambda: len(has(late, CONSUMER)) == 1, "the second process to get a partition")
+    one.kill()
+    one.start()
+    one.wait_ready()
+    for partition in (0, 1):
+        site.write(name, *(OutgoingRecord(name, b"k", b"%d" % n, None, partition) for n in range(5)))
+
+    def held() -> list[str]:
+        parts = [part for who in (api, late) for part in who.get(CONSUMER)["partitions"] if part["assigned"]]
+        return [part["why"] for part in parts if part["open"] == 5]
+
+    site.wait_until(lambda: len(held()) == 2, "both partitions to be read and held")
+    assert all(why.startswith("paused by ") and why.endswith(": night") for why in held())
+    assert backend.requests == []
+    for who in (api, late):
+        shown = who.get(CONSUMER)
+        assert shown["paused"]["reason"] == "night"
+        assert (shown["settings"]["maxRecords"], shown["settings"]["rateRecords"]) == (3, 1000.5)
+    late.post(f"{CONSUMER}/resume")
+    backend.wait_for(lambda b: len(b.accepted) == 10)
+    assert max(len(request.body) for request in backend.requests) <= 3
+
+
+def test_a_command_waits_for_a_process_that_can_do_it(site: Any, topic: Any, push: Any, backend: Any) -> None:
+    """Nobody has done it yet: that is said, and it can be taken back; who comes back does it."""
+    name = topic()
+    site.write_json(name, *range(5))
+    processes = [push(name, consumer={"session_timeout_seconds": 300}) for _ in range(2)]
+    site.wait_committed(f"{name}-push", name, 5)
+    apis = [Api(process.url) for process in processes]
+    site.wait_until(lambda: sum(len(has(api, CONSUMER)) for api in apis) == 1, "one of them to have the partition")
+    owner = 0 if has(apis[0], CONSUMER) else 1
+    asked = apis[1 - owner]
+    processes[owner].server.signal(signal.SIGSTOP)
+    try:
+        sought = asked.post(f"{CONSUMER}/seek?waitSeconds=0", {"to": "begin", "reason": "again"})
+        assert sought["pending"]
+        assert "the command waits" in sought["why"]
+        [waiting] = asked.get(CONSUMER)["commands"]
+        assert (waiting["id"], waiting["offset"], waiting["reason"]) == (sought["id"], 0, "again")
+        taken = asked.delete(f"{CONSUMER}/commands/{sought['id']}")
+        assert taken["partitions"] == [f"{name}-0"]
+        with pytest.raises(HeadraceError, match="is done, or there was none"):
+            asked.delete(f"{CONSUMER}/commands/{sought['id']}")
+        again = asked.post(f"{CONSUMER}/seek?waitSeconds=0", {"offset": 2})
+        assert again["pending"]
+    finally:
+        processes[owner].server.signal(signal.SIGCONT)
+    backend.wait_for(lambda b: len(b.accepted) == 8)
+    assert offsets(backend.accepted[5:]) == [2, 3, 4]
+    site.wait_until(lambda: asked.get(CONSUMER)["commands"] == [], "the command to be done")
+
+
+REFUSED = [
+    ("seek", {}, 400, "Name one of to"),
+    ("seek", {"to": "begin", "offset": 1}, 400, "Name one of to"),
+    ("seek", {"offset": 4}, 400, "its log holds the offsets 0 to 3"),
+    ("seek", {"offset": -1}, 400, "its log holds the offsets 0 to 3"),
+    ("seek", {"time": "2999-01-01T00:00:00Z"}, 400, "is in the future"),
+    ("seek", {"time": "tomorrow"}, 400, "write it as 2026-01-31T12:00:00Z"),
+    ("seek", {"to": "begin", "topic": "nowhere"}, 404, "push does not read nowhere"),
+    ("seek", {"to": "begin", "partitions": [0, 9]}, 404, "there is no partition"),
+    ("seek", {"to": "begin", "partitions": []}, 400, "partitions is empty"),
+    ("seek", {"to": "middle"}, 400, "Invalid enum value 'middle'"),
+    ("seek", {"too": "begin"}, 400, "did you mean to"),
+    ("skip", {"partition": 0, "offset": 1}, 400, "missing required field `reason`"),
+    ("skip", {"partition": 0, "offset": 1, "reason": " "}, 400, "needs a written reason"),
+    ("skip", {"partition": 0, "offset": 3, "reason": "x"}, 400, "has no record at offset 3"),
+    ("skip", {"partition": 1, "offset": 0, "reason": "x"}, 404, "there is no partition"),
+    ("pause", {"partitions": [1]}, 404, "there is no partition"),
+    ("settings", {"maxRecords": 0}, 400, "greater than or equal to 1"),
+    ("settings", {"maxRecords": 1_000_000}, 400, "batch is larger than flow"),
+    ("settings", {"rateRecords": 0}, 400, "a rate is more than 0"),
+    ("settings", {"maxRecord": 1}, 400, "did you mean maxRecords"),
+]
+
+
+def test_what_cannot_be_is_refused_and_nothing_is_half_done(site: Any, topic: Any, push: Any) -> None:
+    """Each with what is wrong and what would be right; what others asked for before stays as it was."""
+    name = topic()
+    site.write_json(name, *range(3))
+    api = Api(push(name).url)
+    site.wait_committed(f"{name}-push", name, 3)
+    for action, body, status, said in REFUSED:
+        with pytest.raises(HeadraceError) as refused:
+            (api.patch if action == "settings" else api.post)(f"{CONSUMER}/{action}", body)
+        assert (refused.value.parameters["status"], said in refused.value.description) == (status, True), (
+            action,
+            body,
+            refused.value.description,
+        )
+    with pytest.raises(HeadraceError, match="did you mean push"):
+        api.post("/adm/reactive-consumers/pusj/pause")
+    shown = api.get(CONSUMER)
+    assert (shown["paused"], shown["commands"], shown["partitions"][0]["committed"]) == (None, [], 3)
+    assert shown["settings"]["maxRecords"] == 100
+
+
+def test_only_administrators_steer(site: Any, topic: Any, push: Any) -> None:
+    """401 for strangers, 403 with the scope for others; who did what is in the status."""
+    scopes = {"reader": ["kafka:r", "kafka:w"], "alice": ["admin"]}
+    principals = {name: {"token": f"${{env:{name}}}", "scopes": given} for name, given in scopes.items()}
+    security = {"mode": "token", "principals": principals}
+    url = push(topic(), more={"security": security}, env={name: f"{name:->16}" for name in scopes}).url
+    for token, status in (("", 401), (f"{'reader':->16}", 403)):
+        for ask in (lambda api: api.get(CONSUMER), lambda api: api.post(f"{CONSUMER}/pause")):
+            with pytest.raises(HeadraceError) as refused:
+                ask(Api(url, token))
+            assert refused.value.parameters["status"] == status
+    paused = Api(url, f"{'alice':->16}").post(f"{CONSUMER}/pause")
+    assert paused["paused"]["by"] == "alice"
+
+
+def test_the_commands_of_the_command_line(site: Any, topic: Any, push: Any, backend: Any) -> None:
+    """What HTTP says, for people at 100 columns and for programs; 1 is the exit code where nothing was done."""
+    name = topic()
+    site.write_json(name, *range(5))
+    process = push(name)
+    site.wait_committed(f"{name}-push", name, 5)
+
+    def run(*words: str, code: int = 0) -> str:
+        done = site.cli("reactive", *words, "--url", process.url, code=code)
+        assert max(map(len, done.stdout.splitlines()), default=0) <= 100
+        return done.stdout + done.stderr
+
+    assert "push" in run("list")
+    assert json.loads(run("list", "--output", "json"))[0]["name"] == "push"
+    assert "paused by somebody unnamed since" in run("pause", "push", "--reason", "night")
+    assert "sought" in run("seek", "push", "--to", "1", "--partition", "0")
+    assert "skip" in run("skip", "push", "3", "--partition", "0", "--reason", "no order")
+    assert "max_in_flight" not in run("set", "push", "--max-records", "1", "--rate", "500")
+    assert json.loads(run("status", "push", "--output", "json"))["settings"]["rateRecords"] == 500
+    assert "greater than or equal to 1" in run("set", "push", "--max-records", "0", code=1)
+    assert "nothing is to be changed" in run("set", "push", code=2)
+    assert "paused" not in run("resume", "push")
+    site.wait_committed(f"{name}-push", name, 5)
+    assert offsets(backend.accepted[5:]) == [1, 2, 4]
+    assert "maxRecords 100" in run("set", "push", "--reset")
+    assert "no consumer here is called" in run("status", "nobody", code=1)
+    assert "no Headrace answers" in site.cli("reactive", "list", "--url", "http://127.0.0.1:9", code=1).stderr

@@ -21,6 +21,7 @@ _COMMANDS = {
     "produce": "Write lines to a topic.",
     "consume": "Read a topic.",
     "dlq": "Dead letters: list, show, redrive.",
+    "reactive": "Live consumers: see why each moves or not, pause, seek, skip.",
     "doctor": "Check what durability rests on, and say what to do.",
 }
 """Command to its line in the help. Each is the object of the same name in the module of the same name."""

@@ -23,6 +23,9 @@ class FakeAdmin:
             raise TopicNotFound("no such topic")
         return {P0: (5, 10), P1: (0, 0)}
 
+    async def written_offsets(self, partitions: Any) -> dict[TopicPartition, int]:
+        return {P0: 12, P1: 0}
+
     async def committed(self, group: str) -> dict[TopicPartition, int]:
         return {P0: 8} if group == "g" else {}
 
@@ -75,9 +78,9 @@ def test_reading_that_falls_silent_ends_with_an_error(monkeypatch: pytest.Monkey
 def test_lag_covers_partitions_without_a_committed_offset() -> None:
     """Partitions of a topic the group reads count from their first record until something is committed."""
     found = asyncio.run(lag_of(FakeAdmin(), "g"))  # type: ignore[arg-type]
-    assert [(entry.partition, entry.committed, entry.end, entry.lag) for entry in found] == [
-        (P0, 8, 10, 2),
-        (P1, None, 0, 0),
+    assert [(entry.partition, entry.committed, entry.end, entry.lag, entry.written) for entry in found] == [
+        (P0, 8, 10, 2, 12),
+        (P1, None, 0, 0, 0),
     ]
 
 

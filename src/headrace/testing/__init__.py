@@ -2,6 +2,7 @@
 
 from headrace.devcluster import Answer, Cluster, HeadraceProcess, Received, RecordingBackend, Registry
 from headrace.testing.ledger import Fault, Sent, check_produced
+from headrace.testing.operations import Operation, Pause, Seek, Skip
 from headrace.testing.proxy import FaultProxy
 from headrace.testing.push_ledger import Attempt, Commit, Pushed, check_pushed
 
@@ -13,11 +14,15 @@ __all__ = [
     "Fault",
     "FaultProxy",
     "HeadraceProcess",
+    "Operation",
+    "Pause",
     "Pushed",
     "Received",
     "RecordingBackend",
     "Registry",
+    "Seek",
     "Sent",
+    "Skip",
     "check_produced",
     "check_pushed",
 ]

@@ -16,12 +16,11 @@ from headrace.delivery.dead_letter import Origin, origin_of
 from headrace.delivery.offset_map import decode
 from headrace.records import Record
 from headrace.testing.ledger import Fault, sentences
+from headrace.testing.operations import TICK_SECONDS, Operation, Pause, Skip, eras
 
 if TYPE_CHECKING:  # the pytest plugin is loaded in every test run of whoever has Headrace installed
     from headrace.config.consumers import Ordering
 
-_TICK_SECONDS = 0.001
-"""Kafka's times are whole milliseconds, so what is later may seem to be earlier by so much."""
 _NEVER = math.inf
 Said = Iterator[tuple[str, str]]
 
@@ -61,30 +60,56 @@ class Pushed(NamedTuple):
     """In the order of the broker."""
 
 
-def check_pushed(run: Pushed, ordering: Ordering = "partition", faults: Sequence[Fault] = ()) -> list[str]:
+def check_pushed(
+    run: Pushed,
+    ordering: Ordering = "partition",
+    faults: Sequence[Fault] = (),
+    operations: Sequence[Operation] = (),
+) -> list[str]:
     """Return what contradicts the promises of a delivery, a sentence each; empty if nothing does.
 
     A sentence begins with its kind: `lost` (committed, never handled), `skipped` (committed, never delivered),
     `ahead` (committed before it had ended), `back` (an offset was committed below an earlier one), `order` (delivered
     before an earlier record of its key or partition had ended), `repeat` (delivered again after an attempt that ended
-    it, and no fault explains that), `phantom` (not what is in the topic), `behind` (the commits do not reach the end).
+    it, and no fault explains that), `phantom` (not what is in the topic), `behind` (the commits do not reach the end),
+    `unwanted` (delivered after it was skipped), `paused` (delivered while its partition was).
 
     Args:
         run: What happened.
         ordering: The order that was promised.
         faults: What may have cost repeats: of records that no commit had ended when the fault began.
+        operations: What people did to the partition. A seek explains that the group goes on at its offset, a skip that
+            this one record is never handled; neither explains anything beside that.
     """
-    ends = _ends(run)
-    claims = _claims(run)
-    return sentences(
-        [
-            *_phantoms(run),
-            *_unfinished(run, ends, claims),
-            *_commits(run, ends, claims),
-            *_disorder(run, ordering, ends),
-            *_repeats(run, claims, faults),
-        ]
-    )
+    found = [*_phantoms(run), *_during_pauses(run, operations)]
+    for era in eras(run, faults, operations):
+        ends, claims = _ends(era.run, era.skips), _claims(era.run)
+        found += _unfinished(era.run, ends, claims)
+        found += _behind(era.run) if era.is_last else ()
+        found += _commits(era.run, ends, claims)
+        found += _disorder(era.run, ordering, ends)
+        found += _repeats(era.run, claims, era.faults, era.skips)
+        found += _unwanted(era.run, claims, era.faults, era.skips)
+    return sentences(found)
+
+
+def _during_pauses(run: Pushed, operations: Sequence[Operation]) -> Said:
+    pauses = [operation for operation in operations if isinstance(operation, Pause)]
+    for attempt in run.attempts:
+        if any(pause.begin < attempt.at < pause.end for pause in pauses):
+            yield "paused", f"offset {attempt.offset} came at {attempt.at:.3f}, while the partition was paused"
+
+
+def _unwanted(run: Pushed, claims: Mapping[int, float], faults: Sequence[Fault], skips: Sequence[Skip]) -> Said:
+    """What was skipped comes again only where a fault undid that before it was committed."""
+    for attempt in run.attempts:
+        for skip in skips:
+            undone = any(
+                skip.end <= fault.end and attempt.at >= fault.begin and claims[skip.offset] >= fault.begin
+                for fault in faults
+            )
+            if attempt.offset == skip.offset and attempt.at > skip.end and not undone:
+                yield "unwanted", f"offset {skip.offset} came at {attempt.at:.3f}, skipped by {skip.end:.3f}"
 
 
 def _origins(run: Pushed) -> Iterator[tuple[Record, Origin]]:
@@ -93,13 +118,15 @@ def _origins(run: Pushed) -> Iterator[tuple[Record, Origin]]:
             yield letter, origin
 
 
-def _ends(run: Pushed) -> dict[int, float]:
-    """Return when each record had ended for the first time, that is handled or in the dead letter topic."""
+def _ends(run: Pushed, skips: Sequence[Skip]) -> dict[int, float]:
+    """Return when each record had ended for the first time: handled, in the dead letter topic, or skipped."""
     ends: dict[int, float] = defaultdict(lambda: _NEVER)
     for attempt in run.attempts:
         ends[attempt.offset] = min(ends[attempt.offset], attempt.ended_at)
     for letter, origin in _origins(run):
         ends[origin.offset] = min(ends[origin.offset], letter.timestamp_ms / 1000)
+    for skip in skips:
+        ends[skip.offset] = min(ends[skip.offset], skip.begin)
     return ends
 
 
@@ -138,6 +165,9 @@ def _unfinished(run: Pushed, ends: Mapping[int, float], claims: Mapping[int, flo
         if ends[record.offset] == _NEVER and claims[record.offset] < _NEVER:
             kind, what = ("lost", "handled") if record.offset in seen else ("skipped", "delivered")
             yield kind, f"offset {record.offset} is committed and was never {what}"
+
+
+def _behind(run: Pushed) -> Said:
     reached = run.commits[-1].offset if run.commits else 0
     if run.log and reached <= run.log[-1].offset:
         yield "behind", f"the group stands at {reached}, and the last record is at {run.log[-1].offset}"
@@ -146,7 +176,7 @@ def _unfinished(run: Pushed, ends: Mapping[int, float], claims: Mapping[int, flo
 def _commits(run: Pushed, ends: Mapping[int, float], claims: Mapping[int, float]) -> Said:
     for record in run.log:
         ended, claimed = ends[record.offset], claims[record.offset]
-        if claimed < _NEVER and ended > claimed + _TICK_SECONDS:
+        if claimed < _NEVER and ended > claimed + TICK_SECONDS:
             yield "ahead", f"offset {record.offset} was committed at {claimed:.3f} and ended at {ended:.3f}"
     for before, commit in zip(run.commits, run.commits[1:], strict=False):
         if commit.offset < before.offset:
@@ -176,7 +206,7 @@ def _disorder(run: Pushed, ordering: Ordering, ends: Mapping[int, float]) -> Sai
             had = latest[lane][index - 1] if index else -_NEVER
         else:
             had = max((ends[offset] for offset in lanes[lane][before + 1 : index]), default=-_NEVER)
-        if had > attempt.at + _TICK_SECONDS:
+        if had > attempt.at + TICK_SECONDS:
             yield "order", f"offset {attempt.offset} came at {attempt.at:.3f}, one before it ended at {had:.3f}"
 
 
@@ -188,11 +218,15 @@ def _running_latest(times: Iterable[float]) -> list[float]:
     return found
 
 
-def _repeats(run: Pushed, claims: Mapping[int, float], faults: Sequence[Fault]) -> Said:
+def _repeats(run: Pushed, claims: Mapping[int, float], faults: Sequence[Fault], skips: Sequence[Skip]) -> Said:
     """Whatever comes after an attempt that ended it, even if that is still under way, is one too many."""
-    came = [(attempt.at, attempt.offset, attempt.ended_at < _NEVER) for attempt in run.attempts]
+    given_up = _given_up(run, skips)
+    came = [
+        (attempt.at, attempt.offset, attempt.ended_at < _NEVER and attempt.request not in given_up)
+        for attempt in run.attempts
+    ]
     # An attempt and the letter that follows from it may lie within the same millisecond.
-    came += [(letter.timestamp_ms / 1000 + _TICK_SECONDS, origin.offset, True) for letter, origin in _origins(run)]
+    came += [(letter.timestamp_ms / 1000 + TICK_SECONDS, origin.offset, True) for letter, origin in _origins(run)]
     first: dict[int, float] = {}
     counts = [0] * len(faults)
     for at, offset, ended in sorted(came):
@@ -201,7 +235,7 @@ def _repeats(run: Pushed, claims: Mapping[int, float], faults: Sequence[Fault]) 
                 first[offset] = at
             continue
         for number, fault in enumerate(faults):
-            began = fault.begin - _TICK_SECONDS
+            began = fault.begin - TICK_SECONDS
             if at >= began and claims[offset] >= began and first[offset] <= fault.end:
                 counts[number] += 1
                 break
@@ -211,3 +245,13 @@ def _repeats(run: Pushed, claims: Mapping[int, float], faults: Sequence[Fault]) 
     for fault, count in zip(faults, counts, strict=True):
         if count > fault.most:
             yield "repeat", f"{count} records came again after one fault, {fault.most} were in flight at most"
+
+
+def _given_up(run: Pushed, skips: Sequence[Skip]) -> set[int]:
+    """Return the requests that were given up for a record in them, so the others of them come again."""
+    return {
+        attempt.request
+        for attempt in run.attempts
+        for skip in skips
+        if attempt.offset == skip.offset and attempt.at <= skip.end and attempt.ended_at >= skip.begin
+    }

@@ -1,0 +1,181 @@
+"""The checker of deliveries explains by a seek, a skip or a pause exactly what that does, and nothing beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from headrace.delivery.offset_map import encode
+from headrace.records import Record
+from headrace.testing import Attempt, Commit, Fault, Operation, Pause, Pushed, Seek, Skip, check_pushed
+
+LOG = [Record("t", 0, offset, 0, b"k", b"v%d" % offset) for offset in range(20)]
+LOST = {"skipped", "ahead", "order"}
+"""What a record is that was committed and never came, if others came behind it."""
+
+
+class Story:
+    """One record a second, committed at once; the clock goes on with every step."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.attempts: list[Attempt] = []
+        self.commits: list[Commit] = []
+        self.operations: list[Operation] = []
+
+    def deliver(self, *offsets: int) -> None:
+        for offset in offsets:
+            self.attempt([offset], 0.5)
+            self.commit(offset + 1)
+
+    def attempt(self, offsets: Sequence[int], seconds: float) -> None:
+        number = len(self.attempts)
+        for offset in offsets:
+            record = LOG[offset]
+            self.attempts.append(Attempt(number, self.now, offset, record.key, record.value, self.now + seconds))
+        self.now += min(seconds, 0.5)
+
+    def commit(self, offset: int, metadata: str = "") -> None:
+        self.commits.append(Commit(self.now, offset, metadata))
+        self.now += 0.5
+
+    def seek(self, offset: int, committed: int | None = None) -> None:
+        begin = self.now
+        self.now += 0.2
+        self.commit(offset if committed is None else committed)
+        self.operations.append(Seek(begin, self.now, offset))
+        self.now += 0.1
+
+    def skip(self, offset: int) -> None:
+        self.operations.append(Skip(self.now, self.now + 0.1, offset))
+        self.now += 0.2
+
+    def kinds(self, **given: Any) -> set[str]:
+        run = Pushed(LOG, self.attempts, [], self.commits)
+        found = check_pushed(run, "partition", **{"operations": self.operations, **given})
+        return {text.partition(":")[0] for text in found}
+
+
+def test_a_seek_back_explains_that_all_comes_again() -> None:
+    """And only with it: the same history without the seek goes back, and repeats."""
+    story = Story()
+    story.deliver(*range(10))
+    story.seek(4)
+    story.deliver(*range(4, 20))
+    assert story.kinds() == set()
+    assert story.kinds(operations=()) == {"back", "repeat"}
+
+
+def test_a_seek_explains_the_jump_to_its_offset_and_no_other() -> None:
+    """What is sought over need not come; a commit beyond the offset, and what is lost behind it, are still caught."""
+    for committed, missing, kinds in ((12, 0, set()), (13, 0, LOST), (12, 15, LOST)):
+        story = Story()
+        story.deliver(*range(5))
+        story.seek(12, committed)
+        story.deliver(*(offset for offset in range(committed, 20) if offset != missing))
+        assert story.kinds() == kinds
+
+
+def test_what_was_lost_before_a_seek_is_still_lost() -> None:
+    """A record that was committed and never came is not excused by a seek that follows; nor is one out of order."""
+    story = Story()
+    story.deliver(0, 1, 3)
+    story.seek(10)
+    story.deliver(*range(10, 20))
+    assert story.kinds() == LOST
+
+
+def test_a_seek_that_is_repeated_after_a_crash_is_two() -> None:
+    """It was committed, the process died before it began there, another one did it again: two cuts, nothing wrong."""
+    story = Story()
+    story.deliver(*range(10))
+    begin = story.now
+    story.commit(3)
+    story.deliver(3, 4, 5)
+    story.commit(3)
+    story.operations.append(Seek(begin, story.now, 3))
+    story.deliver(*range(3, 20))
+    assert story.kinds() == set()
+
+
+def test_a_commit_of_where_a_seek_began_is_no_second_seek() -> None:
+    """What is under way while the same offset is committed again belongs to one history."""
+    story = Story()
+    story.deliver(*range(10))
+    story.seek(15)
+    story.attempt([15, 16], 2.0)
+    story.commit(15)
+    story.now += 2
+    story.commit(17)
+    story.deliver(17, 18, 19)
+    story.operations = [Seek(0.0, story.now, 15)]
+    assert story.kinds() == set()
+
+
+def test_a_map_is_no_seek() -> None:
+    """A commit at the offset of a seek that carries what has ended above it belongs to the usual progress."""
+    story = Story()
+    story.deliver(*range(5))
+    story.operations.append(Seek(story.now, story.now + 1, 12))
+    story.commit(12, encode(12, 14, [12]))
+    story.deliver(*range(12, 20))
+    assert "skipped" in story.kinds()
+
+
+def test_a_skip_explains_one_record_and_not_the_one_beside_it() -> None:
+    """A record that is lost beside it is still caught, and so is one that was committed before it was skipped."""
+    story = Story()
+    story.deliver(0, 1)
+    story.skip(2)
+    story.deliver(*range(3, 20))
+    assert story.kinds() == set()
+    assert story.kinds(operations=()) == LOST
+    del story.attempts[4]
+    assert story.kinds() == LOST
+    late = Story()
+    late.deliver(0, 1, 3)
+    late.skip(2)
+    late.deliver(*range(4, 20))
+    assert late.kinds() == {"ahead", "order"}
+
+
+def test_a_skip_explains_that_its_mates_come_again() -> None:
+    """The attempt it was part of was given up, though the backend handled all of it; nobody else comes twice."""
+    story = Story()
+    story.deliver(0)
+    story.attempt([1, 2, 3], 5.0)
+    story.skip(2)
+    story.attempt([1, 3], 0.5)
+    story.commit(4)
+    story.deliver(*range(4, 20))
+    assert story.kinds() == set()
+    assert "repeat" in story.kinds(operations=())
+    story.attempt([7], 0.5)
+    assert story.kinds() == {"repeat"}
+
+
+@pytest.mark.parametrize(("faults", "kinds"), [((), {"unwanted"}), ([Fault(2.0, 99.0)], set())])
+def test_a_skipped_record_that_comes_is_unwanted_unless_a_fault_undid_that(
+    faults: Sequence[Fault], kinds: set[str]
+) -> None:
+    """A crash before the commit takes the skip with it, until it is said again."""
+    story = Story()
+    story.deliver(0, 1)
+    story.skip(2)
+    story.deliver(*range(2, 20))
+    assert story.kinds(faults=faults) == kinds
+
+
+def test_nothing_comes_while_a_partition_is_paused() -> None:
+    """From when what was in flight had ended until it was released."""
+    story = Story()
+    story.deliver(*range(10))
+    begin = story.now
+    story.now += 5
+    story.operations.append(Pause(begin, story.now - 0.1))
+    story.deliver(*range(10, 20))
+    assert story.kinds() == set()
+    story.operations.append(Pause(begin, story.now))
+    assert story.kinds() == {"paused"}

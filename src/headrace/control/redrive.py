@@ -1,187 +1,399 @@
-"""Dead letters back to where they came from.
+"""Dead letters to where somebody wants them: back to where they came from, elsewhere, into quarantine, or nowhere.
 
-How far a topic is redriven is the committed position of a consumer group (`headrace.redrive.<topic>`), so progress is
-visible, and a redrive that was interrupted goes on where it stood. Kafka forgets the position of an unused group after
-`offsets.retention.minutes` (7 days); a redrive after that starts at the first letter again.
+Letters go in slices, one after the other: the records of a slice, then the marks that say so (`marks`). While one slice
+is on its way the next is read. A run that is killed between the two sends that slice once more when it is started
+again; with `exactly_once` records and marks are one transaction, and nothing is sent twice.
 """
 
+from __future__ import annotations
+
+import asyncio
 import contextlib
-from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections import Counter, defaultdict
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
 
 from headrace.config.kafka import KafkaConfig
-from headrace.control.dead_letters import group_of
-from headrace.control.topics import read_window, window
-from headrace.delivery.dead_letter import (
-    REDRIVE_COUNT,
-    REDRIVE_OF,
-    Origin,
-    letter_of,
-    origin_of,
-    own_headers,
-)
-from headrace.errors import HeadraceError, InvalidRequest
-from headrace.kafka import Admin
+from headrace.control.dead_letters import iso_ms
+from headrace.control.marks import MARKS_TOPIC, Marks
+from headrace.control.redrive_target import QUARANTINE, Target, redriven_count, refuse_circle
+from headrace.control.selection import Selection, selected_window
+from headrace.control.topics import read_window
+from headrace.delivery.dead_letter import letter_of, origin_of, own_headers
+from headrace.errors import HeadraceError, InvalidRequest, KafkaError, LeaseTaken, RecordTooLarge
+from headrace.kafka import Admin, Lease, TransactionSession
 from headrace.lifecycle import Clock
-from headrace.records import Header, OutgoingRecord, Record, TopicPartition
+from headrace.lifecycle.failpoints import reach
+from headrace.records import OutgoingRecord, Record, TopicPartition
 
-Produce = Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Any]]]
-"""Writes records and returns a result per record; an error stands in the place of each that failed."""
-
-_SLICE_RECORDS = 500
+SLICE_LETTERS = 2000
+"""How many letters a run that was killed sends again at most; with a rate, those of one second if they are fewer."""
+_EXACT_SLICE_LETTERS = 10_000
 _SLICE_BYTES = 8_388_608
+_SESSIONS = 3
+"""Sessions in a row that may fail without a letter gone."""
+_HOUR_MS = 3_600_000
+
+Answer = asyncio.Future[list[Any]]
+"""Where and whether records were written."""
+Place = tuple[int, int]
+"""Partition and offset of a letter."""
+
+
+class Sender(Protocol):
+    """Writes records, as a `Producer` does."""
+
+    def send(self, records: Sequence[OutgoingRecord], done: Callable[[list[Any]], None]) -> None:
+        """Write records, then call `done` with a result for each."""
+
+
+class RedriveOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How letters go."""
+
+    dry_run: bool = False
+    """Count what would go where; write and mark nothing."""
+    exactly_once: bool = False
+    """Write records and marks in transactions: a run that is killed repeats nothing when it is started again."""
+    rate_records: float | None = None
+    """Records per second at most."""
+    max_redrives: int = 5
+    """Letters whose record was redriven so often already are kept back: they would go round for ever."""
+    quarantine_above: bool = False
+    """Move those to the quarantine topic instead."""
+    from_beginning: bool = False
+    """Also letters that have ended before; not with `exactly_once`."""
+    skip_foreign: bool = False
+    """Pass over records that are no dead letters instead of refusing them."""
+    wait_seconds: float = 0.0
+    """How long to wait for another run on the same topic to end."""
+    by: str = ""
+    """Who does it; stands in the marks."""
 
 
 class Redriven(NamedTuple):
-    """What a redrive did, or would do."""
+    """What a run did, or would do."""
 
     records: int
+    """Letters that ended: sent, moved or dropped."""
     targets: Mapping[str, int]
-    """Topic to how many letters went back to it."""
+    """Topic to how many letters went there."""
+    errors: Mapping[str, int]
+    """Error class to how many letters."""
+    hours: Mapping[str, int]
+    """Hour in which letters were written to how many: ISO 8601, UTC."""
     foreign: int
     """Records passed over because they are no dead letters."""
+    kept_back: int
+    """Letters left where they are because they were redriven too often."""
+    too_large: Sequence[str]
+    """Letters left where they are because the target does not take them, each with the reason."""
 
 
-class RedriveOptions(NamedTuple):
-    """How letters go back."""
+Item = tuple[Record, OutgoingRecord | None, str]
+"""A letter, what is written for it, and its error class."""
 
-    dry_run: bool = False
-    """Count what would go where; write and commit nothing."""
-    rate_records: float | None = None
-    """Records per second at most."""
-    from_beginning: bool = False
-    """Start at the first letter, whatever was redriven already."""
-    skip_foreign: bool = False
-    """Pass over records that are no dead letters instead of refusing them."""
+
+class _Slice:
+    """Letters that go together."""
+
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+        self.size_bytes = 0
+        self.answer: Answer | None = None
+
+    @property
+    def records(self) -> list[OutgoingRecord]:
+        return [record for _, record, _ in self.items if record]
+
+
+class _Tally:
+    """Counts over all sessions of a run; what stays where it is, by place, because a session reads it again."""
+
+    def __init__(self) -> None:
+        self.met = False
+        self.records = 0
+        self.targets: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
+        self.hours: Counter[int] = Counter()
+        self.foreign: set[Place] = set()
+        self.kept_back: set[Place] = set()
+        self.too_large: dict[Place, str] = {}
+
+    def add(self, items: Sequence[Item]) -> None:
+        self.records += len(items)
+        self.targets.update([record.topic for _, record, _ in items if record])
+        self.errors.update([error for _, _, error in items])
+        self.hours.update([letter.timestamp_ms // _HOUR_MS for letter, _, _ in items])
+
+    def result(self) -> Redriven:
+        hours = {iso_ms(hour * _HOUR_MS): count for hour, count in sorted(self.hours.items())}
+        targets, errors = dict(self.targets.most_common()), dict(self.errors.most_common())
+        stay = len(self.foreign), len(self.kept_back), [*self.too_large.values()]
+        return Redriven(self.records, targets, errors, hours, *stay)
 
 
 class Redrive:
-    """Sends the letters of one dead letter topic back."""
+    """One run over the letters of one dead letter topic; one at a time has its lease."""
 
-    def __init__(self, kafka: KafkaConfig, admin: Admin, topic: str, produce: Produce, clock: Clock) -> None:
+    def __init__(
+        self,
+        kafka: KafkaConfig,
+        admin: Admin,
+        topic: str,
+        sender: Sender,
+        clock: Clock,
+        *,
+        selection: Selection | None = None,
+        target: Target | None = None,
+        options: RedriveOptions | None = None,
+    ) -> None:
+        """Prepare; by default everything goes back to where it came from."""
         self._kafka = kafka
         self._admin = admin
         self._topic = topic
-        self._group = group_of(topic)
-        self._produce = produce
+        self._sender = sender
         self._clock = clock
+        self._selection = selection or Selection()
+        self._target = target or Target()
+        self._options = options or RedriveOptions()
+        self._skips_ended = self._options.exactly_once or not self._options.from_beginning
+        self._marks = Marks(kafka, admin, topic)
+        self._lease = Lease(kafka, admin, f"redrive.{topic}", clock, source=topic)
+        self._session: TransactionSession | None = None
         self._partitions: dict[str, int] = {}
+        self._tally = _Tally()
+        self._under_way: _Slice | None = None
+        self._unsure: Sequence[Item] = ()
+        self._passed = 0
+        self._next_at = 0.0
 
-    async def run(
-        self, options: RedriveOptions, progress: Callable[[int, int], None] = lambda done, total: None
-    ) -> Redriven:
-        """Send every letter that is left back to the partition it came from, and commit what is acknowledged.
+    async def run(self, progress: Callable[[int, int], None] = lambda done, total: None) -> Redriven:
+        """Send every letter that is meant and has not ended, and mark it.
 
         Key, value and the record's own headers are those the record had; `headrace.redrive.count` says how often it
         came back, `headrace.redrive.of` which record it was first. Its timestamp is now, because an old one could be
-        beyond the topic's retention.
+        beyond the topic's retention. No consumer group is touched.
 
-        If cancelled or killed, letters that went back and were not committed yet go back again next time; none is
-        passed over. Two redrives of one topic at a time send letters twice.
+        If cancelled, the slice under way ends first. If it fails, what went is marked; run it again to go on.
 
         Args:
-            options: How.
-            progress: Told letters done and letters in all after each step.
+            progress: Told offsets done and offsets in all after each slice.
 
         Raises:
-            TopicNotFound: The dead letter topic, or one that letters came from, does not exist.
-            InvalidRequest: A record is no dead letter, came from this very topic, or the group stands beyond the log.
-            KafkaError: A letter could not be written; those before it are committed.
+            TopicNotFound: The dead letter topic, or one that letters go to, does not exist.
+            InvalidRequest: The window is none, no letter is meant, letters would go in circles, or a record is no
+                dead letter.
+            LeaseTaken: Another run on this topic is under way.
+            LeaseLost: Another run may have begun.
+            KafkaError: A letter could not be written.
         """
-        starts, ends = await self._left(options.from_beginning)
-        total, done, foreign = sum(ends.values()) - sum(starts.values()), 0, 0
-        targets: Counter[str] = Counter()
-        async with contextlib.aclosing(self._slices(starts, ends, options.rate_records)) as slices:
-            async for records in slices:
-                letters = [r for r in records if not options.skip_foreign or origin_of(r.headers)]
-                outgoing = [await self._outgoing(record) for record in letters]
-                if not options.dry_run:
-                    results = await self._produce(outgoing) if outgoing else []
-                    await self._commit(records, dict(zip(map(_place, letters), results, strict=True)))
-                targets.update(record.topic for record in outgoing)
-                foreign += len(records) - len(letters)
-                done += len(records)
-                progress(done, total)
-                if options.rate_records and not options.dry_run:
-                    await self._clock.sleep(len(outgoing) / options.rate_records)
-        if not options.dry_run:
-            await self._admin.alter_group_offsets(self._group, ends)
-        return Redriven(done - foreign, dict(targets), foreign)
-
-    async def _left(self, from_beginning: bool) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-        starts, ends = await window(self._admin, self._topic)
-        committed = {} if from_beginning else await self._admin.committed(self._group)
-        for partition, first in starts.items():
-            position = committed.get(partition, first)
-            if position > ends[partition]:
-                raise InvalidRequest(
-                    f"{partition} ends at {ends[partition]}, and group {self._group} stands at {position}: the topic "
-                    "was deleted and made again since the last redrive. Redrive it with --from-beginning",
-                    topic=self._topic,
-                )
-            starts[partition] = max(first, position)
-        return starts, ends
-
-    async def _slices(
-        self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], rate: float | None
-    ) -> AsyncGenerator[list[Record], None]:
-        """Yield records in steps of about a second of the rate, and small enough for the producer's budget."""
-        most = max(1, min(_SLICE_RECORDS, int(rate or _SLICE_RECORDS)))
-        async with contextlib.aclosing(read_window(self._kafka, starts, ends)) as batches:
-            async for batch in batches:
-                part: list[Record] = []
-                size = 0
-                for record in batch:
-                    if part and (len(part) >= most or size + record.size_bytes > _SLICE_BYTES):
-                        yield part
-                        part, size = [], 0
-                    part.append(record)
-                    size += record.size_bytes
-                if part:
-                    yield part
-
-    async def _commit(self, records: Sequence[Record], results: Mapping[tuple[TopicPartition, int], Any]) -> None:
-        """Commit each partition up to its first letter that failed, then raise that failure if there is one."""
-        positions: dict[TopicPartition, int] = {}
-        stopped: dict[TopicPartition, HeadraceError] = {}
-        for record in records:
-            partition = record.topic_partition
-            if isinstance(failure := results.get(_place(record)), HeadraceError):
-                stopped.setdefault(partition, failure)
-            if partition not in stopped:
-                positions[partition] = record.offset + 1
-        if positions:
-            await self._admin.alter_group_offsets(self._group, positions)
-        for failure in stopped.values():
-            raise failure
-
-    async def _outgoing(self, record: Record) -> OutgoingRecord:
-        """Return the record that goes back from a letter."""
-        origin = letter_of(record)
-        target, wanted = origin.partition
-        if target == self._topic or target.startswith("__"):
-            raise InvalidRequest(
-                f"record {record.offset} of {record.topic_partition} says it came from {target}: redriving there is "
-                "refused, because it is the dead letter topic itself or internal to Kafka",
+        self._target.check(self._topic)
+        await self._admin.describe_topic(self._topic)
+        if self._target.topic:
+            await self._learn(self._target.topic)
+        if self._options.dry_run:
+            await self._marks.load()
+            return await self._pass(progress)
+        if not await self._lease.acquire(self._options.wait_seconds):
+            raise LeaseTaken(
+                f"{self._topic} is worked on by {self._lease.holder}: let it end, or wait for it (--wait). One that "
+                "was killed is counted out after 10 s",
                 topic=self._topic,
             )
-        if target not in self._partitions:
-            self._partitions[target] = len((await self._admin.describe_topic(target)).partitions)
+        try:
+            await self._marks.prepare()
+            if self._kafka.create_topics and (self._target.kind == "quarantine" or self._options.quarantine_above):
+                await self._admin.ensure_topic_like(self._topic + QUARANTINE, self._topic)
+            if self._options.exactly_once:
+                return await self._sessions(progress)
+            await self._marks.load(settled=True)
+            return await self._pass(progress)
+        finally:
+            await self._lease.release()
+
+    async def _sessions(self, progress: Callable[[int, int], None]) -> Redriven:
+        """Run in sessions: each shuts out those before it, and then the marks tell what they have committed."""
+        failures = 0
+        while True:
+            self._session = TransactionSession(self._kafka, f"headrace-redrive-{self._topic}")
+            await self._session.start()
+            before = self._tally.records + len(self._tally.too_large)
+            try:
+                await self._written(self._session.submit([OutgoingRecord(MARKS_TOPIC, b"session", None, None, 0)]))
+                await self._marks.load(settled=True)
+                if self._unsure and self._marks.is_ended(*_place(self._unsure[0][0])):
+                    self._tally.add(self._unsure)
+                self._unsure = ()
+                return await self._pass(progress)
+            except KafkaError:
+                moved = self._tally.records + len(self._tally.too_large) > before
+                failures = 0 if moved else failures + 1
+                if failures == _SESSIONS:
+                    raise
+            finally:
+                await self._session.stop()
+            await self._lease.check()
+
+    async def _pass(self, progress: Callable[[int, int], None]) -> Redriven:
+        now_ms = int(self._clock.time() * 1000)
+        starts, ends = await selected_window(self._admin, self._topic, self._selection, now_ms)
+        if self._skips_ended:
+            starts = {p: self._marks.first_left(p.partition, first, ends[p]) for p, first in starts.items()}
+        total, self._passed = sum(ends.values()) - sum(starts.values()), 0
+        try:
+            async with contextlib.aclosing(self._slices(starts, ends)) as slices:
+                async for part in slices:
+                    await self._land()
+                    if self._options.dry_run:
+                        self._tally.add(part.items)
+                    elif part.items:
+                        await self._pace(len(part.items))
+                        await self._lease.check()
+                        self._submit(part)
+                    progress(self._passed, total)
+        finally:
+            await self._land()
+        if self._selection.filters and not self._tally.met:
+            left = sum(e - starts[p] - self._marks.ended_count(p.partition, starts[p], e) for p, e in ends.items())
+            raise InvalidRequest(f"nothing matches: {self._topic} has {left} letters left, and none is selected")
+        if not self._options.dry_run:
+            await self._written(self._send(self._marks.outlived(await self._admin.start_offsets(starts))))
+        return self._tally.result()
+
+    async def _slices(
+        self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+    ) -> AsyncGenerator[_Slice, None]:
+        """Yield letters that are meant; the last slice may be empty."""
+        most = _EXACT_SLICE_LETTERS if self._options.exactly_once else SLICE_LETTERS
+        most = max(1, min(most, int(self._options.rate_records or most)))
+        part = _Slice()
+        async with contextlib.aclosing(read_window(self._kafka, starts, ends)) as batches:
+            async for batch in batches:
+                for letter in batch:
+                    item = await self._item(letter)
+                    if item is None:
+                        continue
+                    part.items.append(item)
+                    part.size_bytes += letter.size_bytes
+                    if len(part.items) >= most or part.size_bytes >= _SLICE_BYTES:
+                        yield part
+                        part = _Slice()
+                self._passed += len(batch)
+        yield part
+
+    async def _item(self, letter: Record) -> Item | None:
+        """Return what is to be done with a record of the window, if it is a letter that is meant and left."""
+        place = _place(letter)
+        if place in self._tally.too_large or (self._skips_ended and self._marks.is_ended(*place)):
+            return None
+        headers = letter.headers
+        origin = origin_of(headers)
+        if origin is None:
+            if not self._options.skip_foreign:
+                letter_of(letter)  # says why not
+            self._tally.foreign.add(place)
+            return None
+        if not self._selection.matches(letter, origin, headers):
+            return None
+        self._tally.met = True
+        target, own = self._target, own_headers(headers)
+        count = redriven_count(own)
+        if count >= self._options.max_redrives and target.goes_round:
+            if not self._options.quarantine_above or self._topic.endswith(QUARANTINE):
+                self._tally.kept_back.add(place)
+                return None
+            target = Target("quarantine", reason=f"redriven {count} times")
+        topic = target.topic_of(self._topic, origin)
+        if not topic:
+            return letter, None, origin.error
+        if topic not in self._partitions:
+            refuse_circle(topic, self._topic, f"record {letter.offset} of {letter.topic_partition} came from {topic}")
+            await self._learn(topic)
+        back, wanted = target.outgoing(letter, own, origin, self._clock)
         # A topic that was made again with fewer partitions: the key chooses.
-        partition = wanted if 0 <= wanted < self._partitions[target] else None
-        return OutgoingRecord(target, record.key, record.value, _redriven_headers(record.headers, origin), partition)
+        partition = wanted if wanted is not None and 0 <= wanted < self._partitions[topic] else None
+        return letter, OutgoingRecord(topic, letter.key, letter.value, back, partition), origin.error
+
+    async def _learn(self, topic: str) -> None:
+        self._partitions[topic] = len((await self._admin.describe_topic(topic)).partitions)
+
+    async def _pace(self, letters: int) -> None:
+        if rate := self._options.rate_records:
+            now = self._clock.monotonic()
+            if self._next_at > now:
+                await self._clock.sleep(self._next_at - now)
+            self._next_at = max(self._next_at, now) + letters / rate
+
+    def _submit(self, part: _Slice) -> None:
+        marks = self._marks_of(part.items) if self._session else []
+        part.answer = self._send([*part.records, *marks])
+        self._under_way = part
+        reach("redrive.submitted")
+
+    async def _land(self) -> None:
+        """Wait until the slice under way is written and marked. If cancelled meanwhile, it is under way still."""
+        if part := self._under_way:
+            try:
+                await self._finish(part)
+            except HeadraceError:
+                self._under_way = None
+                raise
+            self._under_way = None
+
+    async def _finish(self, part: _Slice) -> None:
+        assert part.answer
+        results = await asyncio.shield(part.answer)
+        failed: dict[Place, HeadraceError] = {}
+        writing = (item for item in part.items if item[1])
+        for (letter, record, _), result in zip(writing, results, strict=False):
+            if isinstance(result, RecordTooLarge) and not self._session:
+                # One that is too large fails those that travelled with it, so now each goes by itself.
+                (result,) = await asyncio.shield(self._send([record] if record else []))
+            if isinstance(result, RecordTooLarge):
+                where = f"{letter.topic_partition} offset {letter.offset}"
+                self._tally.too_large[_place(letter)] = f"{where}: {result.description}"
+            if isinstance(result, HeadraceError):
+                failed[_place(letter)] = result
+        reach("redrive.sent")
+        if self._session:
+            self._unsure = part.items
+            await self._written(part.answer)
+            self._unsure = ()
+        ended = [item for item in part.items if _place(item[0]) not in failed]
+        if not self._session:
+            await self._written(self._send(self._marks_of(ended)))
+        reach("redrive.marked")
+        self._tally.add(ended)
+        for failure in failed.values():
+            if not isinstance(failure, RecordTooLarge):
+                raise failure
+
+    def _send(self, records: Sequence[OutgoingRecord]) -> Answer:
+        if self._session and records:
+            return self._session.submit(records)
+        answer: Answer = asyncio.get_running_loop().create_future()
+        self._sender.send(records, lambda results: None if answer.done() else answer.set_result(results))
+        return answer
+
+    async def _written(self, answer: Answer) -> None:
+        for result in await asyncio.shield(answer):
+            if isinstance(result, HeadraceError):
+                raise result
+
+    def _marks_of(self, items: Sequence[Item]) -> list[OutgoingRecord]:
+        places: defaultdict[int, list[int]] = defaultdict(list)
+        for letter, _, _ in items:
+            places[letter.partition].append(letter.offset)
+        why = f"{self._target.kind}: {self._target.reason}".removesuffix(": ")
+        headers = [("headrace.by", self._options.by.encode()), ("headrace.why", why.encode())]
+        return [
+            record
+            for partition, offsets in places.items()
+            for record in self._marks.records_for(partition, offsets, headers)
+        ]
 
 
-def _redriven_headers(headers: Sequence[Header], origin: Origin) -> list[Header]:
-    own = own_headers(headers)
-    earlier = dict(own)
-    counted = earlier.get(REDRIVE_COUNT) or b""
-    count = int(counted) + 1 if counted.isdigit() else 1
-    first = earlier.get(REDRIVE_OF) or f"{origin.partition.topic}:{origin.partition.partition}:{origin.offset}".encode()
-    kept = [header for header in own if header[0] not in (REDRIVE_COUNT, REDRIVE_OF)]
-    return [*kept, (REDRIVE_COUNT, str(count).encode()), (REDRIVE_OF, first)]
-
-
-def _place(record: Record) -> tuple[TopicPartition, int]:
-    return record.topic_partition, record.offset
+def _place(record: Record) -> Place:
+    return record.partition, record.offset

@@ -54,7 +54,13 @@ class Origin(msgspec.Struct, frozen=True):
     result_timestamp: str = ""
 
 
-_OPTIONAL = ("reason", "status", "excerpt", "key", "correlation_id", "traceability_id", "result_timestamp")
+_PREFIX_LENGTH = len(PREFIX)
+_TEXTS = [PREFIX + name for name in ("topic", "group", "first_failure", "last_failure", "error")]
+_NUMBERS = [PREFIX + name for name in ("partition", "offset", "timestamp", "attempts")]
+_OPTIONAL = [
+    PREFIX + name
+    for name in ("reason", "status", "excerpt", "key", "correlation_id", "traceability_id", "result_timestamp")
+]
 
 
 def headers_of(letter: DeadLetter, left_out: int = 0) -> list[Header]:
@@ -90,28 +96,20 @@ def headers_of(letter: DeadLetter, left_out: int = 0) -> list[Header]:
 
 def origin_of(headers: Sequence[Header]) -> Origin | None:
     """Return the history a dead letter carries, or None if the record is no dead letter of ours."""
-    found = {name[len(PREFIX) :]: (value or b"").decode(errors="replace") for name, value in headers if _is_ours(name)}
+    found = dict(headers)
     try:
-        return Origin(
-            TopicPartition(found["topic"], int(found["partition"])),
-            int(found["offset"]),
-            int(found["timestamp"]),
-            found["group"],
-            int(found["attempts"]),
-            found["first_failure"],
-            found["last_failure"],
-            found["error"],
-            *(found.get(name, "") for name in _OPTIONAL),
-        )
+        topic, group, first, last, error = [(found[name] or b"").decode(errors="replace") for name in _TEXTS]
+        partition, offset, timestamp, attempts = [int(found[name] or b"") for name in _NUMBERS]
     except (KeyError, ValueError):
         return None
+    more = [value.decode(errors="replace") if (value := found.get(name)) else "" for name in _OPTIONAL]
+    return Origin(TopicPartition(topic, partition), offset, timestamp, group, attempts, first, last, error, *more)
 
 
 def own_headers(headers: Sequence[Header]) -> list[Header]:
     """Return the headers without an earlier history of ours: what the record had when it was produced."""
-    if not any(_is_ours(name) for name, _ in headers):
-        return list(headers)
-    return [header for header in headers if not _is_ours(header[0]) and header[0] != STACK_TRACE]
+    own = [header for header in headers if header[0][:_PREFIX_LENGTH] != PREFIX]
+    return own if len(own) == len(headers) else [header for header in own if header[0] != STACK_TRACE]
 
 
 def letter_of(record: Record) -> Origin:
@@ -248,10 +246,6 @@ def _cut(text: str, size_bytes: int) -> bytes:
     """Return the text as UTF-8, without the character that would be cut in two."""
     data = text.encode(errors="replace")
     return data if len(data) <= size_bytes else data[:size_bytes].decode(errors="ignore").encode()
-
-
-def _is_ours(name: str) -> bool:
-    return name.startswith(PREFIX)
 
 
 def iso(seconds: float) -> str:

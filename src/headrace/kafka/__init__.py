@@ -14,6 +14,7 @@ from headrace.kafka.reader import read_records
 from headrace.kafka.state_topic import StateTopic
 from headrace.kafka.subscription import Subscription
 from headrace.kafka.topics import TopicDirectory
+from headrace.kafka.transaction_session import TransactionSession
 from headrace.kafka.transactions import TransactionalProducers
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Subscription",
     "TopicDirectory",
     "TopicInfo",
+    "TransactionSession",
     "TransactionalProducers",
     "check_group",
     "check_topic",

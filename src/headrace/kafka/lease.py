@@ -133,7 +133,7 @@ class Lease:
         self.lost.set()
 
     async def _prepare(self) -> None:
-        if not any(topic.name == LOCK_TOPIC for topic in await self._admin.list_topics()):
+        if not await self._admin.has_topic(LOCK_TOPIC):
             if not self._kafka.create_topics:
                 raise TopicNotFound(f"topic {LOCK_TOPIC} does not exist, and kafka.create_topics is false: create it")
             await self._admin.ensure_topic_like(LOCK_TOPIC, self._source, 1)

@@ -239,14 +239,17 @@ class _Writer:
             client.commit_transaction()
         except _BROKEN as cause:  # whatever it is: what was asked for first may have been done
             log.warning("a commit of %s failed: %s", self._properties["transactional.id"], cause)
-            for job in jobs:
-                job.in_doubt = True
-            self._in_doubt += jobs
+            self._doubted(jobs)
             self._close()
             return
         self._guard.ended(time.monotonic())
         for job in jobs:
             self._post(job)
+
+    def _doubted(self, jobs: list[_Job]) -> None:
+        for job in jobs:
+            job.in_doubt = True
+        self._in_doubt += jobs
 
     def _abort(self, client: confluent_kafka.Producer, jobs: list[_Job]) -> None:
         """End a transaction of which nothing may be seen; of several requests in it each gets another one alone."""
@@ -272,6 +275,8 @@ class _Writer:
 class TransactionalProducers(Service):
     """Writes requests as transactions. Nothing is opened before `open` or the first request."""
 
+    _writer = _Writer
+
     def __init__(
         self, kafka: KafkaConfig, settings: ProducerConfig, id_prefix: str, name: str = "transactions"
     ) -> None:
@@ -293,7 +298,7 @@ class TransactionalProducers(Service):
             return
         bridge = LoopBridge(asyncio.get_running_loop(), self._finish)
         for number in range(self._settings.transactions.producers):
-            writer = _Writer(self._properties(f"{self._id_prefix}-{number}"), self._jobs, bridge.post)
+            writer = self._writer(self._properties(f"{self._id_prefix}-{number}"), self._jobs, bridge.post)
             thread = OwnedThread(f"{self.name}-{number}", writer.run, self.die)
             self._threads.append(thread)
             thread.start()

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from headrace.config.kafka import KafkaConfig
-from headrace.control.dead_letters import group_of
+from headrace.control.dead_letters import DeadLetterTopics
 from headrace.control.lag import lag_of
 from headrace.control.topics import read_window, window
 from headrace.devcluster import RecordingBackend
@@ -99,8 +99,8 @@ class Ledger:
         return sum(end for _, end in (await self._admin.topic_offsets(topic)).values())
 
     async def _letters_left(self) -> int:
-        redriven = sum((await self._admin.committed(group_of(self._letters))).values())
-        return await self._end(self._letters) - redriven
+        (found,) = await DeadLetterTopics(self._kafka, self._admin).counts(self._letters)
+        return found.left
 
     async def _lag(self) -> int:
         """Return the records behind over all groups; a group that has not committed yet is behind by one at least."""

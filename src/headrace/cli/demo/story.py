@@ -16,7 +16,7 @@ from headrace.cli.demo.counting import Counts, Ledger
 from headrace.cli.demo.flights import REFUSED_CARRIER, Expected, expected, requests
 from headrace.cli.output import install_progress, progress
 from headrace.config.kafka import KafkaConfig
-from headrace.control.redrive import Redrive, RedriveOptions
+from headrace.control.redrive import Redrive
 from headrace.devcluster import Answer, Cluster, HeadraceProcess, RecordingBackend, Registry, start_together
 from headrace.errors import EnvironmentProblem, HeadraceError
 from headrace.kafka import Admin
@@ -112,7 +112,7 @@ class Story:
         self._say(f"Repairing the backend and redriving {at_rest.letters_left} dead letters")
         self._backend.answer = Answer()
         async with open_producer(kafka) as back:
-            await Redrive(kafka, Admin(kafka), LETTERS, back.produce, SystemClock()).run(RedriveOptions())
+            await Redrive(kafka, Admin(kafka), LETTERS, back, SystemClock()).run()
         final = await self._until(headrace, ledger, lambda c: c.finished(want.long_delays))
         self._mark("redriven")
         ok = self._table(want, posted, at_rest, final)

@@ -1,0 +1,112 @@
+"""What becomes of a dead letter: back to its origin, a tier or a topic, into quarantine, or dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from headrace.delivery.dead_letter import PREFIX, REDRIVE_COUNT, REDRIVE_OF, Origin, restored
+from headrace.delivery.protocols import DeadLetter, Outcome, Verdict
+from headrace.delivery.tiers import waiting_headers
+from headrace.errors import InvalidRequest
+from headrace.lifecycle import Clock
+from headrace.records import Header, Record
+
+QUARANTINE = ".quarantine"
+"""Ending of the name of the topic where letters go that nobody is to redrive by mistake."""
+_OURS = ("__", "_headrace-")
+_DIGITS = 10
+
+
+class Target(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where letters go."""
+
+    kind: Literal["origin", "tier", "topic", "quarantine", "drop"] = "origin"
+    topic: str = ""
+    """The tier's topic, or the topic; the others name it themselves."""
+    delay_seconds: int = 0
+    """Of the tier."""
+    reason: str = ""
+    """Why letters are dropped or in quarantine; is kept with the mark and the letter."""
+
+    @property
+    def goes_round(self) -> bool:
+        """Whether a letter may come back from there."""
+        return self.kind in ("origin", "tier", "topic")
+
+    def check(self, source: str) -> None:
+        """Return if letters of a topic may go there.
+
+        Raises:
+            InvalidRequest: They would go in circles, or where nobody may write.
+        """
+        if self.kind in ("tier", "topic"):
+            refuse_circle(self.topic, source, f"{source} cannot be redriven to {self.topic}")
+        if self.kind == "quarantine" and source.endswith(QUARANTINE):
+            raise InvalidRequest(f"{source} is a quarantine topic already: redrive or drop its letters", topic=source)
+
+    def topic_of(self, source: str, origin: Origin) -> str:
+        """Return the topic a letter goes to; empty for none."""
+        if self.kind == "origin":
+            return origin.partition.topic
+        return {"quarantine": source + QUARANTINE, "drop": ""}.get(self.kind, self.topic)
+
+    def outgoing(self, letter: Record, own: Sequence[Header], origin: Origin, clock: Clock) -> Outgoing:
+        """Return what is written for a letter: headers, and the partition it would have.
+
+        Args:
+            letter: The letter.
+            own: Headers its record had when it failed.
+            origin: What its headers say.
+            clock: For when it is due in a tier.
+        """
+        if self.kind == "quarantine":
+            place = f"{letter.topic}:{letter.partition}:{letter.offset}"
+            marked = [(f"{PREFIX}quarantined_from", place.encode()), (f"{PREFIX}quarantined_why", self.reason.encode())]
+            return [*letter.headers, *marked], letter.partition
+        back = _redriven_headers(own, origin)
+        if self.kind == "tier":
+            failed = DeadLetter(
+                restored(letter), origin.group, origin.attempts, Outcome(Verdict.DEAD_LETTER, origin.error), 0.0, 0.0
+            )
+            back += waiting_headers(failed, clock.time() + self.delay_seconds)
+        return back, None if self.kind == "topic" else origin.partition.partition
+
+
+Outgoing = tuple[list[Header], int | None]
+
+
+def refuse_circle(target: str, source: str, what: str) -> None:
+    """Return unless letters of `source` would go in circles or do harm.
+
+    Raises:
+        InvalidRequest: They would.
+    """
+    if target == source or target.startswith(_OURS):
+        raise InvalidRequest(
+            f"{what}: redriving there is refused, because it is the dead letter topic itself or internal", topic=source
+        )
+
+
+def redriven_count(own: Sequence[Header]) -> int:
+    """Return how often a record with these headers was redriven."""
+    for name, value in own:
+        if name == REDRIVE_COUNT:
+            return int(value) if value and value.isdigit() and len(value) < _DIGITS else 0
+    return 0
+
+
+def _redriven_headers(own: Sequence[Header], origin: Origin) -> list[Header]:
+    first, count = f"{origin.partition.topic}:{origin.partition.partition}:{origin.offset}".encode(), b"1"
+    kept = []
+    for header in own:
+        name, value = header
+        if name == REDRIVE_OF:
+            first = value or first
+        elif name == REDRIVE_COUNT:
+            count = str(redriven_count([header]) + 1).encode()
+        else:
+            kept.append(header)
+    return [*kept, (REDRIVE_COUNT, count), (REDRIVE_OF, first)]

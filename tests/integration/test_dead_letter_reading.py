@@ -1,0 +1,241 @@
+"""Dead letters on a real broker as operators look at them: by the command and over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from headrace.config.kafka import SchemaRegistryConfig
+from headrace.control.dead_letters import DeadLetterTopics
+from headrace.control.letter_pages import DeadLetters, LetterPage
+from headrace.control.letter_scan import Order, ScanOptions
+from headrace.control.marks import Marks
+from headrace.control.selection import Selection
+from headrace.delivery.dead_letter import DeadLetterTopic
+from headrace.delivery.protocols import DeadLetter, Outcome, Verdict
+from headrace.errors import InvalidRequest
+from headrace.formats.codecs import Codecs
+from headrace.formats.registry import SchemaRegistry
+from headrace.kafka import Admin
+from headrace.lifecycle import SystemClock
+from headrace.records import Header, OutgoingRecord, Record
+
+OWN: list[Header] = [("tenant", b"acme"), ("bytes", b"\xff")]
+
+
+def letters_of(topic: str, values: Sequence[bytes], group: str = "g") -> list[OutgoingRecord]:
+    """Return records as a reactive consumer writes them: every third is an HTTP 500, the others a ValueError."""
+    written: list[OutgoingRecord] = []
+
+    async def produce(records: Sequence[OutgoingRecord]) -> list[Any]:
+        written.extend(records)
+        return [None] * len(records)
+
+    letters = []
+    for n, value in enumerate(values):
+        error, status = ("HTTP 500", 500) if n % 3 == 0 else ("ValueError", None)
+        details = (("key", f"order-{n}"), ("correlation_id", "c-1"))
+        outcome = Outcome(Verdict.RETRY, error, f"no such order {n}", status, details)
+        record = Record(topic, 0, n, 1_700_000_000_000 + n, b"k%d" % n, value, lambda: OWN)
+        letters.append(DeadLetter(record, group, 5, outcome, 1.0, 2.0))
+    if letters:
+        asyncio.run(DeadLetterTopic("{topic}.dlq", produce, None).write(letters))
+    return written
+
+
+def buried(site: Any, kafka: Any, topic: str, values: Sequence[bytes], partitions: int = 1) -> str:
+    """Make a dead letter topic with these letters, in turns over its partitions."""
+    dlq = f"{topic}.dlq"
+    kafka.create_topic(dlq, partitions, {})
+    letters = letters_of(topic, values)
+    site.write(
+        dlq,
+        *(OutgoingRecord(dlq, r.key, r.value, r.headers, n % partitions) for n, r in enumerate(letters)),
+    )
+    return dlq
+
+
+def paged(site: Any, dlq: str, selection: Selection, options: ScanOptions, most: int) -> LetterPage:
+    """Return a page as the command and the endpoint have it."""
+
+    async def main() -> LetterPage:
+        registry = SchemaRegistry(SchemaRegistryConfig(), SystemClock())
+        letters = DeadLetters(site.kafka, Admin(site.kafka), Codecs(registry), SystemClock())
+        try:
+            return await letters.page(dlq, selection, options, most)
+        finally:
+            await registry.close()
+
+    return asyncio.run(main())
+
+
+def test_a_list_is_made_of_offsets_and_reads_no_letter(
+    site: Any, kafka: Any, topic: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers and times of many topics; whoever read a letter for them would fail here."""
+    dlqs = [buried(site, kafka, topic(), [b"v"] * count, 2) for count in (3, 0, 7)]
+    monkeypatch.setattr("headrace.control.marks.read_window", None)
+    monkeypatch.setattr("headrace.kafka.reader.confluent_kafka.Consumer", None)
+
+    async def main() -> dict[str, Any]:
+        admin = Admin(site.kafka)
+
+        async def no_marks(name: str) -> bool:
+            return False
+
+        monkeypatch.setattr(admin, "has_topic", no_marks)
+        return {row.topic: row for row in await DeadLetterTopics(site.kafka, admin).counts()}
+
+    rows = asyncio.run(main())
+    assert [(rows[d].letters, rows[d].left, rows[d].partitions, rows[d].exact) for d in dlqs] == [
+        (3, 3, 2, False),
+        (0, 0, 2, True),
+        (7, 7, 2, False),
+    ]
+    assert rows[dlqs[1]].oldest is rows[dlqs[1]].newest is None
+    oldest, newest = rows[dlqs[2]].oldest, rows[dlqs[2]].newest
+    assert oldest is not None
+    assert newest is not None
+
+
+def test_what_has_ended_is_left_no_more(site: Any, kafka: Any, topic: Any) -> None:
+    """Marks count by topic and partition, and one reading of them serves all topics."""
+    one, other = (buried(site, kafka, topic(), [b"v"] * 6, 2) for _ in range(2))
+
+    async def main() -> list[Any]:
+        admin = Admin(site.kafka)
+        marks = Marks(site.kafka, admin, one)
+        await marks.prepare()
+        await marks.load()
+        return [*marks.records_for(0, [0, 2]), *marks.records_for(1, [1])]
+
+    site.write("_headrace-redriven", *asyncio.run(main()))
+    rows = {row["topic"]: row for row in json.loads(site.cli("dlq", "list", "--output", "json").stdout)}
+    assert (rows[one]["letters"], rows[one]["left"]) == (6, 3)
+    assert (rows[other]["letters"], rows[other]["left"]) == (6, 6)
+    left = json.loads(site.cli("dlq", "show", one, "--state", "left", "--output", "json").stdout)
+    assert sorted((x["partition"], x["offset"]) for x in left["letters"]) == [(0, 1), (1, 0), (1, 2)]
+    assert (left["scanned"], left["remaining"], left["cursor"]) == (6, 0, "")
+
+
+def test_a_letter_says_where_it_came_from_and_what_it_holds(site: Any, kafka: Any, topic: Any) -> None:
+    """History, result, own headers; JSON, text and bytes each as what they are."""
+    name = topic()
+    dlq = buried(site, kafka, name, [b'{"count": 12345678901234567890.10}', b"plain", b"\xfe\x01"])
+    page = json.loads(site.cli("dlq", "show", dlq, "--order", "oldest", "--output", "json").stdout)
+    first, second, third = page["letters"]
+    assert (first["error"], first["status"], first["reason"]) == ("HTTP 500", "500", "no such order 0")
+    assert (first["group"], first["attempts"], first["ended"], first["redrives"]) == ("g", 5, False, 0)
+    assert first["origin"] == {"topic": name, "partition": 0, "offset": 0, "timestamp": "2023-11-14T22:13:20.000+00:00"}
+    assert first["result"] == {"key": "order-0", "correlationId": "c-1"}
+    assert first["headers"] == [["tenant", "acme"], ["bytes", "\\xff"]]
+    assert (first["keyFormat"], first["key"], first["valueFormat"]) == ("string", "k0", "json")
+    assert (second["valueFormat"], second["value"]) == ("string", "plain")
+    assert (third["valueFormat"], third["value"]) == ("binary", base64.b64encode(b"\xfe\x01").decode())
+    said = site.cli("dlq", "show", dlq, "--order", "oldest", "--max", "1")
+    assert 'value (json)     {"count": 12345678901234567890.10}' in said.stdout
+    assert "go on with --cursor oldest.0-1" in said.stderr
+    asked = site.cli("dlq", "show", dlq, "--max", "1", "--value-format", "binary", "--output", "json")
+    assert json.loads(asked.stdout)["letters"][0]["valueFormat"] == "binary"
+
+
+@pytest.mark.parametrize("order", ["newest", "oldest"])
+def test_pages_over_partitions_hold_every_letter_once(site: Any, kafka: Any, topic: Any, order: Order) -> None:
+    """By the cursor, with gaps of other records between; within a partition in order."""
+    name = topic()
+    dlq = buried(site, kafka, name, [b"%d" % n for n in range(60)], 3)
+    site.write(dlq, *(OutgoingRecord(dlq, None, b"foreign", None, n % 2) for n in range(5)))
+    site.write(dlq, *(OutgoingRecord(dlq, r.key, r.value, r.headers, 1) for r in letters_of(name, [b"x"] * 10)))
+    seen: list[tuple[int, int]] = []
+    foreign, cursor, pages = 0, "", 0
+    while pages == 0 or cursor:
+        page = paged(site, dlq, Selection(), ScanOptions(order, cursor), 16)
+        seen += [(letter.partition, letter.offset) for letter in page.letters]
+        foreign, cursor, pages = foreign + page.foreign, page.cursor, pages + 1
+    assert len(seen) == len(set(seen)) == 70
+    assert foreign == 5
+    assert pages >= 5
+    for partition in range(3):
+        own = [offset for at, offset in seen if at == partition]
+        assert own == sorted(own, reverse=order == "newest")
+
+
+def test_a_search_ends_at_its_limit_and_goes_on(site: Any, kafka: Any, topic: Any) -> None:
+    """By error, key, header, text and time; a limit of records says how far it came."""
+    name = topic()
+    dlq = buried(site, kafka, name, [b"%d" % n for n in range(30)], 2)
+
+    def search(options: ScanOptions | None = None, **selection: Any) -> LetterPage:
+        return paged(site, dlq, Selection(**selection), options or ScanOptions(), 50)
+
+    now = int(time.time() * 1000)
+    assert len(search(errors=["HTTP 500"]).letters) == 10
+    assert [bytes(letter.key) for letter in search(keys=[b"k7"]).letters] == [b'"k7"']
+    assert len(search(headers=[("tenant", b"acme")]).letters) == 30
+    assert search(headers=[("tenant", b"other")]).letters == []
+    assert [bytes(letter.key) for letter in search(ScanOptions(text="ORDER 12")).letters] == [b'"k12"']
+    assert search(until_ms=now - 86_400_000).letters == []
+    assert len(search(since_ms=now - 3_600_000).letters) == 30
+    some = search(ScanOptions(limit_records=10), errors=["HTTP 500"])
+    assert (some.scanned, some.remaining) == (10, 20)
+    rest = search(ScanOptions(cursor=some.cursor), errors=["HTTP 500"])
+    assert (rest.scanned, rest.remaining, rest.cursor) == (20, 0, "")
+    assert len(some.letters) + len(rest.letters) == 10
+    with pytest.raises(InvalidRequest, match="oldest is asked for"):
+        search(ScanOptions("oldest", some.cursor))
+    said = site.cli("dlq", "search", dlq, "--error", "HTTP 500", "--scan-records", "10").stderr
+    assert f"scanned 10 of up to 30, found {len(some.letters)}; go on with --cursor {some.cursor}" in said
+
+
+def test_letters_are_counted_and_a_limit_is_said(site: Any, kafka: Any, topic: Any) -> None:
+    """By error class, origin, status and time."""
+    name = topic()
+    dlq = buried(site, kafka, name, [b"%d" % n for n in range(30)], 2)
+    found = json.loads(site.cli("dlq", "stats", dlq, "--output", "json").stdout)
+    assert (found["letters"], found["left"], found["partial"]) == (30, 30, False)
+    assert found["errors"] == {"ValueError": 20, "HTTP 500": 10}
+    assert found["topics"] == {name: 30}
+    assert found["statuses"] == {"500": 10}
+    assert sum(found["times"].values()) == 30
+    said = site.cli("dlq", "stats", dlq, "--scan-records", "10").stdout
+    assert "partial, the newest letters only: scanned 10 of up to 30" in said
+
+
+def test_topics_that_are_empty_or_missing_or_none(site: Any, kafka: Any, topic: Any) -> None:
+    """Each is said clearly."""
+    ordinary, empty = topic(), buried(site, kafka, topic(), [])
+    site.write(ordinary, OutgoingRecord(ordinary, None, b"v"))
+    assert site.cli("dlq", "show", empty).stdout == f"no dead letters in {empty}\n"
+    assert site.cli("dlq", "stats", empty).stdout == f"0 letters in {empty} in all, 0 left\n"
+    for command in ("list", "show", "search", "stats"):
+        assert "is no dead letter topic" in site.cli("dlq", command, ordinary, code=1).stderr
+        assert "does not exist" in site.cli("dlq", command, f"{ordinary}.none", code=1).stderr
+
+
+def test_the_same_over_http(site: Any, kafka: Any, topic: Any, headrace: Any) -> None:
+    """List, page, search and statistics, for administrators only."""
+    name = topic()
+    dlq = buried(site, kafka, name, [b'{"n": %d}' % n for n in range(30)], 2)
+    url = headrace(site.config).url
+    rows = {row["topic"]: row for row in site.ask(f"{url}/adm/dead-letters").body["topics"]}
+    assert rows[dlq]["left"] == 30
+    query = urlencode({"error": "HTTP 500", "limit": 4, "order": "oldest"})
+    page = site.ask(f"{url}/adm/dead-letters/{dlq}?{query}").body
+    assert [letter["value"]["n"] for letter in page["letters"]] == sorted(
+        letter["value"]["n"] for letter in page["letters"]
+    )
+    assert {letter["error"] for letter in page["letters"]} == {"HTTP 500"}
+    assert page["cursor"].startswith("oldest.")
+    assert site.ask(f"{url}/adm/dead-letters/{dlq}/statistics").body["errors"]["ValueError"] == 20
+    nearest = site.ask(f"{url}/adm/dead-letters/{dlq}?limt=4")
+    assert nearest.status == 400
+    assert "did you mean limit?" in nearest.body["description"]
+    assert site.ask(f"{url}/adm/dead-letters/{dlq}?since=2001-01-01T00:00:00Z&until=2000-01-01T00:00:00Z").status == 400
+    assert site.ask(f"{url}/adm/dead-letters/{name}.none").status == 404

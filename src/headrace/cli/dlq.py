@@ -1,4 +1,4 @@
-"""`headrace dlq`: list, show, search, stats; what changes letters is in `redrive.py`."""
+"""`headrace dlq`: list, show, search, stats; what changes letters is in `dlq_redrive.py`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from headrace.cli.connection import Place, kafka_options, registry_option
+from headrace.cli.dlq_redrive import drop, quarantine, redrive
 from headrace.cli.output import counted, print_rows
 from headrace.cli.selection_options import selection_options
 from headrace.cli.text import FORMATS, open_codecs
@@ -41,6 +42,10 @@ def dlq() -> None:
 
     Example: headrace dlq redrive orders.dlq --dry-run
     """
+
+
+for _command in (redrive, quarantine, drop):
+    dlq.add_command(_command)
 
 
 @dlq.command("list")

@@ -117,8 +117,3 @@ def iso_ms(milliseconds: int) -> str:
     if not 0 <= milliseconds <= _LAST_MS:
         return str(milliseconds)
     return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
-
-
-def group_of(topic: str) -> str:
-    """Return the group whose committed position is how far a dead letter topic is redriven."""
-    return f"headrace.redrive.{topic}"

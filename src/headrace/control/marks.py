@@ -134,7 +134,7 @@ class Marks:
             self._blocks.pop((int(partition), int(number)), None)
             return
         try:
-            block = zlib.decompress(value)
+            block = zlib.decompressobj().decompress(value, _BLOCK_BYTES + 1)
         except zlib.error:
             return  # nothing of ours: its letters count as left, and go back once more
         if len(block) == _BLOCK_BYTES:

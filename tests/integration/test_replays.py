@@ -337,3 +337,50 @@ def test_the_seeds_endpoint_replays_to_the_backend_and_to_a_topic(
     to_topic = {**usual, "streamingApp": True, "destinationTopic": other}
     wait_for(site, process, site.ask(f"{process.url}/adm/messagereplaymetadata", to_topic).body["jobId"])
     assert len(site.records(other)) == 3
+
+
+def letters_of(site: Any, process: HeadraceProcess, name: str) -> dict[str, Any]:
+    return next(one for one in site.ask(f"{process.url}/adm/dead-letters").body["topics"] if one["topic"] == name)  # type: ignore[no-any-return]
+
+
+def test_letters_are_redriven_dropped_and_moved_by_jobs(site: Any, topic: Any, push: Any, backend: Any) -> None:
+    """To where they came from, to the backend as what they were, aside and away; each is marked, and not met again."""
+    name = topic()
+    site.write_json(name, *range(8))
+    backend.answer = lambda request: Answer(body=[{"record": e, "processed": False} for e in request.body])
+    process = push(name, retry={"attempts": 1})
+    site.wait_until(lambda: len(site.records(f"{name}.dlq")) == 8, "the dead letters")
+    url = f"{process.url}/adm/dead-letters/{name}.dlq"
+    backend.answer = Answer()
+    before = all_offsets(site)
+
+    dry = site.ask(f"{url}/redrive", {"dryRun": True, "keys": ["k1", "k2"]})
+    assert (dry.status, dry.body["records"], dry.body["targets"]) == (200, 2, {name: 2})
+    assert len(dry.body["hours"]) in (1, 2)
+    for bad, status in (
+        ({"toConsumer": "push", "toTopic": "x"}, 400),
+        ({"toConsumer": "nobody"}, 404),
+        ({"fist": 1}, 400),
+    ):
+        assert site.ask(f"{url}/redrive", bad).status == status
+    assert site.ask(f"{url}/drop", {}).status == 400
+
+    def run(kind: str, **asked: Any) -> dict[str, Any]:
+        answer = site.ask(f"{url}/{kind}", asked)
+        assert answer.status == 202, answer.body
+        return wait_for(site, process, answer.body["id"])
+
+    done = run("redrive", toConsumer="push", keys=["k1", "k2"])
+    assert (done["kind"], done["progress"]["counts"]["delivered"]) == ("redrive", 8)
+    assert done["progress"]["counts"]["passed"] == 6
+    sent = replayed(backend, done["id"])
+    assert [entry["deliveryId"] for entry in sent] == [f"{name}-push:{name}:0:{n}" for n in (1, 2)]
+    assert run("redrive", toConsumer="push", keys=["k1", "k3"])["progress"]["counts"]["passed"] == 7
+    assert all_offsets(site) == before
+    assert run("drop", keys=["k4"], reason="for this test")["progress"]["records"] == 1
+    assert run("quarantine", keys=["k5"])["progress"]["targets"] == {f"{name}.dlq.quarantine": 1}
+    assert letters_of(site, process, f"{name}.dlq")["left"] == 3
+    assert run("redrive", exactlyOnce=True)["progress"]["records"] == 3
+    assert letters_of(site, process, f"{name}.dlq")["left"] == 0
+    again = site.ask(f"{url}/redrive", {})
+    assert again.status == 400 or wait_for(site, process, again.body["id"])["progress"]["records"] == 0

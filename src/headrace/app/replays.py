@@ -9,6 +9,7 @@ from starlette.routing import Route
 from headrace.app.control_room import Controls, Surroundings
 from headrace.app.noting import noted_produce
 from headrace.control.jobs import Job, Jobs, Work
+from headrace.control.letter_jobs import LetterJobs
 from headrace.control.replay_run import Place
 from headrace.control.replay_targets import Target
 from headrace.control.replays import Replays, conflict
@@ -26,11 +27,13 @@ def jobs_of(
     place = Place(config.kafka, admin, produce, noted, clock)
     replays = Replays(place, targets, producing=config.producer.enabled)
 
+    letters = LetterJobs(config.kafka, admin, process.inner_producer, clock, replays)
+
     def lease_of(name: str) -> Lease:
         return Lease(config.kafka, admin, name, clock)
 
     def make(job: Job) -> Work | None:
-        return replays.make(job) if job.kind == "replay" else None
+        return replays.make(job) if job.kind == "replay" else letters.make(job)
 
     jobs = Jobs(controls.table, lease_of, make, conflict, clock)
-    return jobs, job_routes(jobs, replays, config.http, controls.room.note)
+    return jobs, job_routes(jobs, replays, letters, config.http, controls.room.note)

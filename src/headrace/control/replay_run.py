@@ -21,8 +21,8 @@ from headrace.control.selection import Selection
 from headrace.delivery.dead_letter import origin_of, restored, write_all
 from headrace.delivery.protocols import DeadLetterWriter, Destination
 from headrace.delivery.pump import Pump
-from headrace.errors import HeadraceError, InvalidRequest
-from headrace.kafka import Admin, read_records
+from headrace.errors import HeadraceError, InvalidRequest, LeaseTaken
+from headrace.kafka import Admin, Lease, read_records
 from headrace.lifecycle import Clock, Deadline, Service
 from headrace.lifecycle.failpoints import reach
 from headrace.records import Committed, Record, TopicPartition
@@ -33,6 +33,7 @@ _LOOK_SECONDS, _SAVE_SECONDS = 0.2, 1.0
 _SOON = 4
 """Part of what may be held that must have ended before it is written down at once."""
 _DRAIN_SECONDS = 10.0
+_LEASE_SECONDS = 20.0
 _MAPS_CHARACTERS = 500_000
 
 
@@ -73,6 +74,7 @@ class ReplayWork:
         self._place = place._replace(kafka=target.kafka, admin=target.admin) if target else place
         self._problem: HeadraceError | None = None
         self._marks: Marks | None = None
+        self._lease: Lease | None = None
         self._restored: RestoredLetters | None = None
         self._earlier: dict[str, int] = {}
 
@@ -82,6 +84,19 @@ class ReplayWork:
         if found.get(spec.window.topic) != spec.window.topic_id:
             raise InvalidRequest(f"topic {spec.window.topic} was deleted or made anew: what was to be replayed is gone")
         self._earlier = dict(progress.get("counts", {}))
+        if spec.selection is None:
+            return await self._deliver(progress, tell, stop)
+        # Whoever writes marks writes whole blocks of them, so one at a time does.
+        lease = self._lease = Lease(place.kafka, place.admin, f"redrive.{spec.window.topic}", place.clock)
+        if not await lease.acquire(_LEASE_SECONDS):
+            raise LeaseTaken(f"{spec.window.topic} is worked on by {lease.holder}: let it end, and begin again")
+        try:
+            return await self._deliver(progress, tell, stop)
+        finally:
+            await lease.release()
+
+    async def _deliver(self, progress: Mapping[str, Any], tell: Tell, stop: asyncio.Event) -> str:
+        spec, place = self._spec, self._place
         pump = await self._pump()
         source = WindowSource(
             pump,
@@ -130,7 +145,8 @@ class ReplayWork:
     async def _save(self, source: WindowSource, tell: Tell) -> bool:
         standing = source.standing
         reach("replay.save")
-        if self._restored and self._marks:
+        if self._restored and self._marks and self._lease:
+            await self._lease.check()
             ended = self._restored.ended(standing.positions)
             for partition, offsets in ended.items():
                 if records := self._marks.records_for(partition.partition, offsets):

@@ -109,10 +109,40 @@ class Replays:
             NotFound: There is no such topic, partition, consumer or function.
             JobConflict: It runs already.
         """
-        spec = await self._spec(request)
-        if request.dry_run:
-            return DryRun(spec.window.total, msgspec.to_builtins(spec, str_keys=True))
-        return await jobs.create("replay", msgspec.to_builtins(spec, str_keys=True), by)
+        return await self.start(jobs, "replay", await self._spec(request), by, dry_run=request.dry_run)
+
+    async def start(self, jobs: Jobs, kind: str, spec: ReplaySpec, by: str, *, dry_run: bool) -> JobView | DryRun:
+        """Begin the job of a spec, or say what it would be.
+
+        Raises:
+            JobConflict: It runs already.
+        """
+        plain = msgspec.to_builtins(spec, str_keys=True)
+        return DryRun(spec.window.total, plain) if dry_run else await jobs.create(kind, plain, by)
+
+    async def letters_spec(
+        self, topic: str, selection: Selection, consumer: str, rate: float | None, last_retry: bool
+    ) -> ReplaySpec:
+        """Return what redrives selected dead letters to the backend of a consumer.
+
+        Raises:
+            NotFound: There is no such consumer, topic or partition.
+            InvalidRequest: They are not the consumer's, or the window holds none.
+        """
+        target = self._target("consumer", consumer)
+        if not self._check(target, topic, f"consumer {consumer}"):
+            raise InvalidRequest(f"{topic} is a topic that consumer {consumer} reads, and no dead letter topic")
+        whole = msgspec.structs.replace(selection, since_ms=None, until_ms=None)
+        window = await find_window(target.admin, topic, whole, None, int(self._place.clock.time() * 1000))
+        return ReplaySpec(
+            window=window,
+            to={"consumer": consumer},
+            rate=rate,
+            last_retry=last_retry,
+            letters=True,
+            selection=selection,
+            repeats_at_most=target.flow.max_records,
+        )
 
     async def begin_as_seed(self, jobs: Jobs, asked: ReplayMetadata, by: str) -> JobView | DryRun:
         """Begin the replay that the seed's endpoint describes and return its job.
@@ -196,7 +226,7 @@ class Replays:
     async def _window(self, admin: Any, topic: str, request: ReplayRequest) -> Window:
         times = request.time or Times()
         selection = Selection(
-            partition=request.partition, since_ms=_milliseconds(times.since), until_ms=_milliseconds(times.until)
+            partition=request.partition, since_ms=milliseconds(times.since), until_ms=milliseconds(times.until)
         )
         return await find_window(admin, topic, selection, request.offsets, int(self._place.clock.time() * 1000))
 
@@ -245,11 +275,11 @@ def conflict(one: Job, other: Job) -> bool:
 
 def _letters_topic(job: Job) -> str:
     """Return the dead letter topic whose letters a job ends."""
-    if job.kind in _LETTER_KINDS:
-        return str(job.spec["topic"])
-    spec: ReplaySpec = spec_of(job, ReplaySpec)
-    return spec.window.topic if spec.selection is not None else ""
+    if job.kind not in _LETTER_KINDS:
+        return ""
+    return str(job.spec.get("topic") or job.spec["window"]["topic"])
 
 
-def _milliseconds(moment: datetime | None) -> int | None:
+def milliseconds(moment: datetime | None) -> int | None:
+    """Return a point in time as Kafka counts it."""
     return None if moment is None else int(moment.timestamp() * 1000)

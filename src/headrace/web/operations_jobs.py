@@ -7,12 +7,26 @@ from typing import Final
 
 from headrace import errors
 from headrace.control.jobs import JobView
+from headrace.control.letter_jobs import LettersReport, LettersRequest
 from headrace.control.replays import DryRun, ReplayMetadata, ReplayRequest
 from headrace.web.operation import BODY, JSON, KAFKA, Errors, Operation
-from headrace.web.routes.jobs import JOB, JOBS, REPLAY_METADATA, REPLAYS, JobList, ReplayAccepted
+from headrace.web.routes.jobs import JOB, JOBS, LETTERS, REPLAY_METADATA, REPLAYS, JobList, ReplayAccepted
 
 _KNOWN: Final[Errors] = (errors.NotFound, errors.KafkaUnavailable)
+_BODY: Final = tuple(error for error in BODY if error not in (errors.RequestBodyMissing, errors.TooManyRecords))
 _WISH: Final[Errors] = (*_KNOWN, errors.JobConflict, *KAFKA)
+
+
+def _of_letters(name: str, summary: str, example: Mapping[str, str]) -> Operation:
+    return Operation(
+        name,
+        summary,
+        {200: (LettersReport, DryRun), 202: JobView},
+        request={JSON: LettersRequest},
+        example={"errors": ["HTTP 400"], "dryRun": True, **example},
+        errors=(*_BODY, *KAFKA, errors.NotFound, errors.JobConflict),
+    )
+
 
 JOB_OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     ("POST", REPLAYS): Operation(
@@ -27,7 +41,7 @@ JOB_OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
             "to": {"consumer": "billing"},
             "dryRun": True,
         },
-        errors=(*BODY, *KAFKA, errors.NotFound, errors.JobConflict),
+        errors=(*_BODY, *KAFKA, errors.NotFound, errors.JobConflict),
     ),
     ("POST", REPLAY_METADATA): Operation(
         "postReplayMetadata",
@@ -41,8 +55,11 @@ JOB_OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
             "endOffset": 100,
             "consumerGroup": "billing",
         },
-        errors=(*BODY, *KAFKA, errors.ReplayMetadataInvalid, errors.JobConflict, errors.ProducerNotEnabled),
+        errors=(*_BODY, *KAFKA, errors.ReplayMetadataInvalid, errors.JobConflict, errors.ProducerNotEnabled),
     ),
+    ("POST", f"{LETTERS}/redrive"): _of_letters("redriveLetters", "Send dead letters back, or elsewhere", {}),
+    ("POST", f"{LETTERS}/drop"): _of_letters("dropLetters", "Give dead letters up", {"reason": "test data"}),
+    ("POST", f"{LETTERS}/quarantine"): _of_letters("quarantineLetters", "Move dead letters aside", {}),
     ("GET", JOBS): Operation("getJobs", "Every job", {200: JobList}, errors=(errors.KafkaUnavailable,)),
     ("GET", JOB): Operation("getJob", "How far a job is", {200: JobView}, errors=_KNOWN),
     ("POST", f"{JOB}/pause"): Operation("pauseJob", "Pause a job", {200: JobView}, errors=_WISH),

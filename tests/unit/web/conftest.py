@@ -17,7 +17,7 @@ from headrace.config.producer import ProducerConfig
 from headrace.config.transactions import IdempotencyConfig
 from headrace.control.jobs import JobView
 from headrace.control.letter_pages import LetterPage, LetterStatistics
-from headrace.control.replays import DryRun, ReplayMetadata, ReplayRequest
+from headrace.control.replays import DryRun, ReplayMetadata
 from headrace.formats.codecs import Codecs
 from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import check_topic
@@ -152,9 +152,9 @@ class Work:
     async def wish(self, name: str, wish: str, by: str) -> JobView:
         return self.show(name)
 
-    async def begin(self, jobs: Any, asked: ReplayRequest, by: str) -> JobView | DryRun:
+    async def begin(self, jobs: Any, *asked: Any) -> JobView | DryRun:
         view = self.show("j")
-        return DryRun(3, {}) if asked.dry_run else view
+        return DryRun(3, {}) if asked[-2].dry_run else view
 
     async def begin_as_seed(self, jobs: Any, asked: ReplayMetadata, by: str) -> JobView:
         return self.show("j")
@@ -220,7 +220,7 @@ async def _opened(**settings: Any) -> AsyncIterator[House]:
     tls = TlsFiles(config.tls, SystemClock()) if config.tls.certificate else None
     letters: Any = Letters(kafka)
     work: Any = Work(kafka)
-    more = [*dead_letter_routes(letters, letters, config), *job_routes(work, work, config, lambda *_: None)]
+    more = [*dead_letter_routes(letters, letters, config), *job_routes(work, work, work, config, lambda *_: None)]
     application = Application(config, produce, writing, lambda: services, metrics, authenticator, more=more)
     web = WebService(config, application, tls=tls.context if tls else None)
     await idempotency.start()

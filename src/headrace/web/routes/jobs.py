@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Awaitable, Callable
+from typing import cast, get_args
 
 import msgspec
 from starlette.requests import Request
@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from headrace.config.http import HttpConfig
 from headrace.control.jobs import Jobs, JobView, Wish
+from headrace.control.letter_jobs import Kind, LetterJobs, LettersReport, LettersRequest
 from headrace.control.replays import DryRun, ReplayMetadata, ReplayRequest, Replays
 from headrace.errors import ReplayMetadataInvalid
 from headrace.records import Produced
@@ -20,6 +21,7 @@ from headrace.web.bodies import answer, body_of
 from headrace.web.exchange import headers_of, read_json
 
 REPLAYS, REPLAY_METADATA = "/adm/replays", "/adm/messagereplaymetadata"
+LETTERS = "/adm/dead-letters/{topic}"
 JOBS, JOB = "/adm/jobs", "/adm/jobs/{job}"
 
 
@@ -41,7 +43,7 @@ Note = Callable[[str, str, str, str], None]
 """Notes an operation in the audit: action, target, reason, outcome."""
 
 
-def job_routes(jobs: Jobs, replays: Replays, settings: HttpConfig, note: Note) -> list[Route]:
+def job_routes(jobs: Jobs, replays: Replays, letters: LetterJobs, settings: HttpConfig, note: Note) -> list[Route]:
     """Return the endpoints."""
 
     async def list_jobs(request: Request) -> Response:
@@ -78,7 +80,16 @@ def job_routes(jobs: Jobs, replays: Replays, settings: HttpConfig, note: Note) -
         begun(job, note)
         return answer(ReplayAccepted([Produced(0, jobs.entry_of(job.id))], "OK", job.id))
 
+    def of_letters(kind: Kind) -> Callable[[Request], Awaitable[Response]]:
+        async def work(request: Request) -> Response:
+            asked = await body_of(request, LettersRequest, settings)
+            return begun(await letters.begin(jobs, kind, request.path_params["topic"], asked, who()), note)
+
+        return work
+
+    kinds: tuple[Kind, ...] = get_args(Kind)
     return [
+        *(Route(f"{LETTERS}/{kind}", of_letters(kind), methods=["POST"]) for kind in kinds),
         Route(REPLAYS, replay, methods=["POST"]),
         Route(REPLAY_METADATA, metadata, methods=["POST"]),
         Route(JOBS, list_jobs),
@@ -87,7 +98,7 @@ def job_routes(jobs: Jobs, replays: Replays, settings: HttpConfig, note: Note) -
     ]
 
 
-def begun(what: JobView | DryRun, note: Note) -> Response:
+def begun(what: JobView | DryRun | LettersReport, note: Note) -> Response:
     """Return the answer to a request for a job, and note one that began."""
     if isinstance(what, JobView):
         note(f"{what.kind} begun", what.id, "", what.state)

@@ -1,0 +1,198 @@
+"""Redrive, drop and quarantine as jobs: one run over letters each, which goes on where marks say that it was."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from headrace.config.kafka import KafkaConfig
+from headrace.control.jobs import Job, Jobs, JobView, Tell, Work, spec_of
+from headrace.control.redrive import Redrive, Redriven, RedriveOptions, Sender
+from headrace.control.redrive_target import Target
+from headrace.control.replay_window import check_readable
+from headrace.control.replays import Moment, Replays, milliseconds
+from headrace.control.selection import Selection, selected_window
+from headrace.errors import InvalidRequest
+from headrace.kafka import Admin, check_topic
+from headrace.lifecycle import Clock
+from headrace.lifecycle.supervisor import first_of
+
+Kind = Literal["redrive", "drop", "quarantine"]
+_WAIT_SECONDS = 20.0
+"""For the lease of a run that was killed."""
+
+
+class LettersRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """Which letters, where to, and how; what is left out sets no condition."""
+
+    partition: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    first: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """First offset; needs `partition`."""
+    last: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    since: Moment | None = None
+    until: Moment | None = None
+    topics: list[str] = []
+    """That letters came from."""
+    groups: list[str] = []
+    errors: list[str] = []
+    keys: list[str] = []
+    headers: dict[str, str] = {}
+    to_topic: str = ""
+    """Of a redrive: this topic instead of where they came from."""
+    to_consumer: str = ""
+    """Of a redrive: the backend of this consumer, as the records they were."""
+    reason: str = ""
+    """Why they are dropped or moved; needed to drop."""
+    rate: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """Letters per second at most."""
+    exactly_once: bool = False
+    max_redrives: Annotated[int, msgspec.Meta(ge=1)] = 5
+    """Letters whose record was redriven so often are kept back."""
+    quarantine_above: bool = False
+    """They are moved to quarantine instead."""
+    skip_foreign: bool = False
+    last_retry: bool = False
+    """With `toConsumer`: what fails is counted, and no dead letter again."""
+    dry_run: bool = False
+
+    def selection(self) -> Selection:
+        """Return what is asked for as the other tools understand it."""
+        return Selection(
+            partition=self.partition,
+            first=self.first,
+            last=self.last,
+            since_ms=milliseconds(self.since),
+            until_ms=milliseconds(self.until),
+            topics=self.topics,
+            groups=self.groups,
+            errors=self.errors,
+            keys=[key.encode() for key in self.keys],
+            headers=[(name, value.encode()) for name, value in self.headers.items()],
+        )
+
+
+class LettersReport(msgspec.Struct, frozen=True, rename="camel"):
+    """What a run would do: how many letters, where to, of which errors and hours, and what stays where it is."""
+
+    records: int
+    targets: Mapping[str, int]
+    errors: Mapping[str, int]
+    hours: Mapping[str, int]
+    foreign: int
+    kept_back: int
+    too_large: Sequence[str]
+    dry_run: bool = True
+
+
+class _Spec(msgspec.Struct, frozen=True, omit_defaults=True):
+    topic: str
+    selection: Selection
+    target: Target
+    options: RedriveOptions
+
+
+class LetterJobs:
+    """Begins such jobs, and makes what runs them; any process can."""
+
+    def __init__(self, kafka: KafkaConfig, admin: Admin, sender: Sender, clock: Clock, replays: Replays) -> None:
+        self._kafka, self._admin, self._sender, self._clock = kafka, admin, sender, clock
+        self._replays = replays
+
+    def make(self, job: Job) -> Work | None:
+        """Return what runs a job; None for a redrive to a backend that is not here."""
+        if "window" in job.spec:
+            return self._replays.make(job)
+        return _LetterWork(self._redrive(spec_of(job, _Spec)), self._clock)
+
+    async def begin(
+        self, jobs: Jobs, kind: Kind, topic: str, asked: LettersRequest, by: str
+    ) -> JobView | LettersReport | Any:
+        """Begin a job, or say what it would do.
+
+        Raises:
+            InvalidRequest: What is asked for makes no sense, and why.
+            TopicNotFound, PartitionNotFound: There is no such place.
+            NotFound: There is no such consumer.
+            JobConflict: Letters of the topic are worked on already.
+        """
+        check_readable(check_topic(topic))
+        targets = bool(asked.to_consumer) + bool(asked.to_topic)
+        if targets and (kind != "redrive" or targets > 1):
+            raise InvalidRequest("toTopic or toConsumer: one of them, and of a redrive only")
+        if asked.to_consumer:
+            spec = await self._replays.letters_spec(
+                topic, asked.selection(), asked.to_consumer, asked.rate, asked.last_retry
+            )
+            return await self._replays.start(jobs, kind, spec, by, dry_run=asked.dry_run)
+        made = self._spec(kind, topic, asked, by)
+        if asked.dry_run:
+            return LettersReport(**(await self._redrive(made).run())._asdict())
+        made.target.check(topic)
+        if made.target.topic:
+            await self._admin.describe_topic(made.target.topic)
+        now_ms = int(self._clock.time() * 1000)
+        await selected_window(self._admin, topic, made.selection, now_ms)
+        return await jobs.create(kind, msgspec.to_builtins(made), by)
+
+    def _spec(self, kind: Kind, topic: str, asked: LettersRequest, by: str) -> _Spec:
+        if kind == "drop" and not asked.reason:
+            raise InvalidRequest("reason is missing: letters that are dropped go nowhere, so say why")
+        if kind == "redrive":
+            target = Target("topic", asked.to_topic) if asked.to_topic else Target()
+        else:
+            target = Target(kind, reason=asked.reason)
+        options = RedriveOptions(
+            dry_run=asked.dry_run,
+            exactly_once=asked.exactly_once,
+            rate_records=asked.rate,
+            max_redrives=asked.max_redrives,
+            quarantine_above=asked.quarantine_above,
+            skip_foreign=asked.skip_foreign,
+            wait_seconds=_WAIT_SECONDS,
+            by=by,
+        )
+        return _Spec(topic, asked.selection(), target, options)
+
+    def _redrive(self, spec: _Spec) -> Redrive:
+        return Redrive(
+            self._kafka,
+            self._admin,
+            spec.topic,
+            self._sender,
+            self._clock,
+            selection=spec.selection,
+            target=spec.target,
+            options=spec.options,
+        )
+
+
+class _LetterWork:
+    def __init__(self, redrive: Redrive, clock: Clock) -> None:
+        self._redrive, self._clock = redrive, clock
+        self._result: Redriven | None = None
+        self._progress: dict[str, int] = {}
+
+    async def run(self, progress: Mapping[str, Any], tell: Tell, stop: asyncio.Event) -> str:
+        """See `Work`. Numbers are those of this run: what earlier ones did is marked, and is not met again."""
+        await first_of(self._all_of_it(), self._tell_often(tell, stop))
+        if self._result is None:
+            return ""
+        done = self._result
+        await tell({**self._progress, "records": done.records, "targets": dict(done.targets)})
+        said = [f"{done.foreign} records passed over: no dead letters"] if done.foreign else []
+        said += [f"{done.kept_back} letters kept back: redriven too often"] if done.kept_back else []
+        return "; ".join([*said, *(f"not sent: {line}" for line in done.too_large[:10])])
+
+    async def _all_of_it(self) -> None:
+        self._result = await self._redrive.run(self._note)
+
+    def _note(self, done: int, total: int) -> None:
+        self._progress = {"done": done, "total": total}
+
+    async def _tell_often(self, tell: Tell, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            await tell(self._progress)
+            await self._clock.sleep(0.5)

@@ -43,7 +43,8 @@ class Controls:
         self.steering = Steering(self.table, self.member, lag.of, clock)
         for consumer in ways_in.steered:
             self.steering.add(consumer)
-        self.services: list[Service] = [self.table, self.steering] if ways_in.steered else []
+        used = ways_in.steered or config.registrations.backends
+        self.services: list[Service] = [self.table, self.steering] if used else []
         """To start before what consumes, so that what is paused does not begin."""
 
         def note(action: str, target: str, reason: str, outcome: str) -> None:

@@ -12,6 +12,7 @@ import uvloop
 
 from headrace.app.control_room import Controls
 from headrace.app.dead_letters import dead_letters
+from headrace.app.registrations import RegisteredConsumers
 from headrace.app.replays import jobs_of
 from headrace.app.uses import examination
 from headrace.app.ways_in import WaysIn
@@ -76,7 +77,7 @@ class App:
         self.topics = TopicDirectory(self.admin, clock)
         self.producer = Producer(config.kafka, config.producer)
         self.inner_producer = self.producer
-        if config.reactive_consumers or config.functions:
+        if config.reactive_consumers or config.functions or config.registrations.backends:
             # Its records may be larger: a dead letter is a record that Kafka took, and headers.
             lasting = config.producer.lasting.model_copy(update={"max_record_bytes": _LARGEST_RECORD_BYTES})
             self.inner_producer = Producer(config.kafka, lasting, "inner_producer")
@@ -93,7 +94,9 @@ class App:
         lag = LagMonitor(self.admin, ways_in.groups, clock, self._publish_lag)
         controls = Controls(self, ways_in, lag)
         jobs, routes_of_jobs = jobs_of(self, controls, ways_in.targets)
-        self.services += [*controls.services, *ways_in.services, *([jobs] if ways_in.steered else ()), lag]
+        self.services += [*controls.services, *ways_in.services, *([jobs] if controls.services else ()), lag]
+        registered = RegisteredConsumers(self, ways_in, controls) if config.registrations.backends else None
+        self.services += registered.services if registered else ()
         self._examine = examination(config, ways_in.functions, self.admin)
         if config.durability == "report" and (config.reactive_consumers or config.functions):
             self.services.append(Durability(self._examine, clock))
@@ -110,6 +113,7 @@ class App:
         self.supervisor.add(redelivery)
         readiness = self.supervisor.readiness
         routes = [*letters, *control_routes(controls.room, config.http), *routes_of_jobs]
+        routes += registered.routes if registered else ()
         application = Application(
             config.http, produce, writing, readiness, self.metrics, authenticator, self.audit, more=routes
         )

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from headrace.errors import AuthTokenScopeMismatch, ScopeTokenScopeMismatch
 
 READ, WRITE, ADMIN, METRICS = "kafka:r", "kafka:w", "admin", "metrics"
+SEE_OWN, CHANGE_OWN = "consumers:r", "consumers:w"
 _PATTERNS = ("produce:", "consume:", "group:")
 
 

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from headrace.control.steering import Steered
 from headrace.errors import AuthTokenMissing, HeadraceError, PathNotFound
 from headrace.security import Authenticator, Principal
-from headrace.security.principals import ADMIN, METRICS, READ, WRITE
+from headrace.security.principals import ADMIN, CHANGE_OWN, METRICS, READ, SEE_OWN, WRITE
 from headrace.telemetry.correlation import caller
 from headrace.web.exchange import headers_of
 
@@ -28,6 +28,8 @@ class Rule(NamedTuple):
 
 
 OPEN: Final = Rule(())
+_SEE: Final = Rule((ADMIN, SEE_OWN, CHANGE_OWN))
+_CHANGE: Final = Rule((ADMIN, CHANGE_OWN))
 RULES: Final[Mapping[tuple[str, str], Rule]] = {
     ("POST", "/producers/{topic}"): Rule((WRITE,), "produce", "topic"),
     ("POST", "/transactions"): Rule((WRITE,), "produce"),
@@ -48,15 +50,19 @@ RULES: Final[Mapping[tuple[str, str], Rule]] = {
     ("GET", "/adm/dead-letters/{topic}/statistics"): Rule((ADMIN,)),
     ("GET", "/consumers/deadLetter/reactive"): Rule((READ, WRITE), "consume"),
     ("POST", "/consumers/deadLetter/reactive"): Rule((READ, WRITE), "consume"),
-    ("GET", "/adm/reactive-consumers"): Rule((ADMIN,)),
-    ("GET", "/adm/reactive-consumers/{name}"): Rule((ADMIN,)),
-    ("POST", "/adm/reactive-consumers/{name}/pause"): Rule((ADMIN,)),
-    ("POST", "/adm/reactive-consumers/{name}/resume"): Rule((ADMIN,)),
-    ("POST", "/adm/reactive-consumers/{name}/seek"): Rule((ADMIN,)),
-    ("POST", "/adm/reactive-consumers/{name}/skip"): Rule((ADMIN,)),
-    ("PATCH", "/adm/reactive-consumers/{name}/settings"): Rule((ADMIN,)),
-    ("DELETE", "/adm/reactive-consumers/{name}/settings"): Rule((ADMIN,)),
-    ("DELETE", "/adm/reactive-consumers/{name}/commands/{id}"): Rule((ADMIN,)),
+    ("GET", "/adm/reactive-consumers"): _SEE,
+    ("GET", "/adm/reactive-consumers/{name}"): _SEE,
+    ("POST", "/adm/reactive-consumers/{name}/pause"): _CHANGE,
+    ("POST", "/adm/reactive-consumers/{name}/resume"): _CHANGE,
+    ("POST", "/adm/reactive-consumers/{name}/seek"): _CHANGE,
+    ("POST", "/adm/reactive-consumers/{name}/skip"): _CHANGE,
+    ("PATCH", "/adm/reactive-consumers/{name}/settings"): _CHANGE,
+    ("DELETE", "/adm/reactive-consumers/{name}/settings"): _CHANGE,
+    ("DELETE", "/adm/reactive-consumers/{name}/commands/{id}"): _CHANGE,
+    ("GET", "/reactive-consumers"): _SEE,
+    ("GET", "/reactive-consumers/{name}"): _SEE,
+    ("PUT", "/reactive-consumers/{name}"): Rule((CHANGE_OWN,)),
+    ("DELETE", "/reactive-consumers/{name}"): _CHANGE,
     ("POST", "/adm/dead-letters/{topic}/redrive"): Rule((ADMIN,)),
     ("POST", "/adm/dead-letters/{topic}/drop"): Rule((ADMIN,)),
     ("POST", "/adm/dead-letters/{topic}/quarantine"): Rule((ADMIN,)),
@@ -80,20 +86,25 @@ def require(scope: Scope, any_of: tuple[str, ...], action: str, name: str) -> No
     Raises:
         AuthTokenScopeMismatch, ScopeTokenScopeMismatch: It may not.
     """
-    principal: Principal | None = scope.get(_PRINCIPAL)
+    principal = principal_of(scope)
     if principal:
         principal.require(any_of, action, name)
 
 
+def principal_of(scope: Scope) -> Principal | None:
+    """Return who sends a request; None where nobody has to say."""
+    return scope.get(_PRINCIPAL)
+
+
 def may_steer(scope: Scope, consumer: Steered) -> bool:
-    """Return whether the request's principal may see and steer a consumer."""
-    principal: Principal | None = scope.get(_PRINCIPAL)
-    return principal is None or ADMIN in principal.scopes
+    """Return whether the request's principal may see and steer a consumer: its owner, and administrators."""
+    principal = principal_of(scope)
+    return principal is None or ADMIN in principal.scopes or consumer.owner == principal.name
 
 
 def expires_at(scope: Scope) -> float:
     """Return until when the request's principal is known, in seconds since the epoch; what lasts longer ends then."""
-    principal: Principal | None = scope.get(_PRINCIPAL)
+    principal = principal_of(scope)
     return principal.expires_at if principal else float("inf")
 
 

@@ -9,13 +9,13 @@ import importlib.metadata
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import msgspec
 
 from headrace import errors
 from headrace.errors import HeadraceError
-from headrace.security.principals import ADMIN, METRICS, READ, WRITE
+from headrace.security.principals import ADMIN, CHANGE_OWN, METRICS, READ, SEE_OWN, WRITE
 from headrace.web.access import OPEN, RULES, Rule
 from headrace.web.middleware import ALWAYS_OPEN
 from headrace.web.operation import JSON, YAML, Operation
@@ -44,6 +44,8 @@ _SECURITY: Final = {
                     READ: "Kafka consumer",
                     ADMIN: "Administration",
                     METRICS: "Metrics",
+                    SEE_OWN: "Seeing one's own registered consumers",
+                    CHANGE_OWN: "Registering consumers, and changing one's own",
                 },
             }
         },
@@ -87,7 +89,7 @@ def _schemas() -> Json:
         (*itertools.chain(*map(_several, operation.answers.values())), *operation.request.values())
         for operation in OPERATIONS.values()
     )
-    structs = [kind for kind in (*types, *PARTS, Status) if isinstance(kind, type)]
+    structs = [kind for kind in (*types, *PARTS, Status) if not isinstance(kind, str)]
     return msgspec.json.schema_components(structs, ref_template=_REF)[1]
 
 
@@ -129,6 +131,8 @@ def _several(kinds: type | str | tuple[type | str, ...]) -> tuple[type | str, ..
 
 
 def _ref(kind: type) -> Json:
+    if items := get_args(kind):
+        return {"type": "array", "items": _ref(items[0])}
     return {"$ref": _REF.format(name=kind.__name__)}
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,14 +16,17 @@ from headrace.config.http import HttpConfig, SecurityConfig
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.config.producer import ProducerConfig
 from headrace.config.transactions import IdempotencyConfig
+from headrace.control.commands import CommandAnswer
 from headrace.control.jobs import JobView
 from headrace.control.letter_pages import LetterPage, LetterStatistics
+from headrace.control.registrations import Registration
 from headrace.control.replays import DryRun, ReplayMetadata
+from headrace.control.steered_status import BreakerStatus, Details, Settings, Summary
 from headrace.formats.codecs import Codecs
 from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import check_topic
 from headrace.lifecycle import ManualClock, Readiness, SystemClock
-from headrace.records import OutgoingRecord, Produced
+from headrace.records import OutgoingRecord, Produced, TopicPartition
 from headrace.security import Authenticator, TlsFiles
 from headrace.sidecar.idempotency import Idempotency
 from headrace.sidecar.produce import ProduceService
@@ -30,8 +34,10 @@ from headrace.sidecar.reactive.redelivery import RedeliveryAnswer, RedeliveryReq
 from headrace.sidecar.transactions import Transactions
 from headrace.telemetry.metrics import Metrics
 from headrace.web.application import Application
+from headrace.web.routes.control import ControlRoom, control_routes
 from headrace.web.routes.dead_letters import dead_letter_routes
 from headrace.web.routes.jobs import job_routes
+from headrace.web.routes.registrations import RegistrationRoom, registration_routes
 from headrace.web.routes.writing import Writing
 from headrace.web.server import WebService
 
@@ -160,6 +166,84 @@ class Work:
         return self.show("j")
 
 
+class Notes:
+    """Takes notes of nothing, and fails as Kafka does; stands for the audit."""
+
+    def __init__(self, kafka: Kafka) -> None:
+        self._kafka = kafka
+
+    def produced(self, *_: Any) -> None:
+        """Nothing is kept."""
+
+    refused = produced
+
+    def reported(self, _: Any) -> list[Any]:
+        if self._kafka.failure:
+            raise self._kafka.failure
+        return []
+
+
+class Room:
+    """Has one consumer, `t`, and fails as Kafka does; stands for steering, statuses and commands."""
+
+    def __init__(self, kafka: Kafka) -> None:
+        self._kafka = kafka
+        self.consumers = {"t": SimpleNamespace(name="t", kind="reactive", owner="")}
+
+    async def details(self, consumer: Any) -> Details:
+        return Details(
+            **{name: getattr(self.summary(consumer), name) for name in Summary.__struct_fields__},
+            partitions=[],
+            commands=[],
+        )
+
+    def summary(self, consumer: Any) -> Summary:
+        settings, breaker = Settings(None, 1, 1, 0.0, 1), BreakerStatus("closed", None, "")
+        return Summary("t", "reactive", "g", [], "", "", None, settings, breaker, {}, 0, None, 0, 0, None, 0, "")
+
+    async def pause(self, *_: Any) -> None:
+        if self._kafka.failure:
+            raise self._kafka.failure
+
+    resume = change = reset = pause
+
+    async def seek(self, consumer: Any, request: Any, by: str, wait_seconds: float) -> CommandAnswer:
+        await self.pause()
+        return CommandAnswer("i", not wait_seconds, [])
+
+    skip = seek
+
+    async def take_back(self, *_: Any) -> list[TopicPartition]:
+        await self.pause()
+        return [TopicPartition("t", 0)]
+
+
+class Registered:
+    """Has one registered consumer, and fails as Kafka does."""
+
+    def __init__(self, kafka: Kafka) -> None:
+        self._kafka = kafka
+        self._new = False
+
+    def one_of(self, *_: Any) -> Registration:
+        if self._kafka.failure:
+            raise self._kafka.failure
+        return Registration("ann", "t", 7, 7, 0, {"group": "g"}, None)
+
+    def all_of(self, *_: Any) -> list[Registration]:
+        return [self.one_of()]
+
+    def refusal_of(self, *_: Any) -> None:
+        """It runs."""
+
+    async def put(self, *_: Any) -> tuple[Registration, bool]:
+        self._new = not self._new
+        return self.one_of(), self._new
+
+    async def remove(self, *_: Any) -> Registration:
+        return self.one_of()
+
+
 class House:
     """A running server and what it talks to."""
 
@@ -221,7 +305,12 @@ async def _opened(**settings: Any) -> AsyncIterator[House]:
     letters: Any = Letters(kafka)
     work: Any = Work(kafka)
     more = [*dead_letter_routes(letters, letters, config), *job_routes(work, work, work, config, lambda *_: None)]
-    application = Application(config, produce, writing, lambda: services, metrics, authenticator, more=more)
+    room: Any = Room(kafka)
+    more += control_routes(ControlRoom(room, room, room, lambda *_: None), config)
+    registered: Any = Registered(kafka)
+    more += registration_routes(RegistrationRoom(registered, lambda _: Readiness(True), lambda *_: None), config)
+    notes: Any = Notes(kafka)
+    application = Application(config, produce, writing, lambda: services, metrics, authenticator, notes, more=more)
     web = WebService(config, application, tls=tls.context if tls else None)
     await idempotency.start()
     await web.start()

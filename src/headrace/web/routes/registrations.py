@@ -1,0 +1,169 @@
+"""`/reactive-consumers`: consumers that teams register, change and remove; each sees its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from headrace.config.http import HttpConfig
+from headrace.config.registered import shown
+from headrace.control.registrations import Registration, Registrations
+from headrace.errors import HeadraceError, InvalidRequest
+from headrace.lifecycle import Readiness
+from headrace.security.principals import ADMIN
+from headrace.web.access import principal_of
+from headrace.web.bodies import answer
+from headrace.web.exchange import headers_of, read_json
+
+REGISTRATIONS: Final = "/reactive-consumers"
+REGISTRATION: Final = REGISTRATIONS + "/{name}"
+_ANYBODY: Final = "anonymous"
+_TAG: Final = re.compile(rb'"(\d{1,18})"')
+
+
+class RegistrationSettings(msgspec.Struct):
+    """What stands below a consumer's name in the file, with what else may stand there, and `enabled`."""
+
+    topics: list[str]
+    group: str
+    backend: dict[str, Any]
+    enabled: bool = True
+
+
+class RegistrationView(msgspec.Struct, rename="camel", omit_defaults=True):
+    """A registered consumer."""
+
+    name: str
+    owner: str
+    version: int
+    """Its `ETag`; another one after each change."""
+    changed_at: str
+    state: Literal["running", "waiting", "disabled", "refused"]
+    """`waiting`: it is to run, and `why` says what for; `refused`: it may not, and `why` says what to change."""
+    why: str = ""
+    settings: dict[str, Any] | None = None
+    """What was registered, without secrets and without the values of headers."""
+
+
+class RegistrationList(msgspec.Struct):
+    """Registered consumers, by name."""
+
+    consumers: list[RegistrationView]
+
+
+class Removed(msgspec.Struct):
+    """A consumer that is registered no longer; its group keeps its offsets."""
+
+    name: str
+
+
+class RegistrationRoom(NamedTuple):
+    """What the endpoints speak to."""
+
+    registrations: Registrations
+    readiness_of: Callable[[str], Readiness]
+    """How what runs under a name is."""
+    note: Callable[[str, str, str, str], None]
+    """Notes an operation in the audit: action, target, reason, outcome."""
+
+
+class _Endpoints:
+    def __init__(self, room: RegistrationRoom, settings: HttpConfig) -> None:
+        self._room = room
+        self._settings = settings
+
+    async def list(self, request: Request) -> Response:
+        found = self._room.registrations.all_of(_whose(request))
+        return answer(RegistrationList([self._view(one) for one in found]))
+
+    async def show(self, request: Request) -> Response:
+        return self._answer(self._room.registrations.one_of(_whose(request), request.path_params["name"]))
+
+    async def put(self, request: Request) -> Response:
+        name, principal = request.path_params["name"], principal_of(request.scope)
+        headers = headers_of(request.scope)
+        body = await read_json(request.receive, headers, self._settings)
+        try:
+            config = msgspec.json.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
+            raise InvalidRequest(f"the body is no JSON: {str(cause)[:200]}") from cause
+        owner = principal.name if principal else _ANYBODY
+        with _Noted(self._room, "register", name):
+            one, new = await self._room.registrations.put(owner, principal, name, config, _expected(headers))
+        return self._answer(one, 201 if new else 200)
+
+    async def remove(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        with _Noted(self._room, "unregister", name):
+            await self._room.registrations.remove(_whose(request), name, _expected(headers_of(request.scope)))
+        return answer(Removed(name))
+
+    def _answer(self, one: Registration, status: int = 200) -> Response:
+        view = self._view(one)
+        view.settings = shown(one.config)
+        response = answer(view, status)
+        response.headers["etag"] = f'"{one.version}"'
+        return response
+
+    def _view(self, one: Registration) -> RegistrationView:
+        at = datetime.fromtimestamp(one.at_ms / 1000, UTC).isoformat(timespec="milliseconds")
+        view = RegistrationView(one.name, one.owner, one.version, at, "running")
+        if refused := self._room.registrations.refusal_of(one):
+            view.state, view.why = "refused", refused.description
+        elif one.settings and not one.settings.enabled:
+            view.state = "disabled"
+        elif why := self._room.readiness_of(one.name):
+            view.state, view.why = "running" if why.ready else "waiting", why.reason
+        return view
+
+
+class _Noted:
+    """Notes in the audit who changed what, and whether it came to its end."""
+
+    def __init__(self, room: RegistrationRoom, action: str, name: str) -> None:
+        self._note = room.note
+        self._said = action, f"reactive {name}"
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None or isinstance(error, HeadraceError):
+            self._note(*self._said, error.description if error else "", "FAILURE" if error else "SUCCESS")
+
+
+def _whose(request: Request) -> str | None:
+    """Return whose registrations a caller sees; None for everybody's."""
+    principal = principal_of(request.scope)
+    return principal.name if principal and ADMIN not in principal.scopes else None
+
+
+def _expected(headers: dict[bytes, bytes]) -> int | None:
+    match, none = headers.get(b"if-match"), headers.get(b"if-none-match")
+    if none is not None:
+        if none != b"*" or match is not None:
+            raise InvalidRequest("If-None-Match is taken as *, alone: register only what is not there yet")
+        return -1
+    if match is None:
+        return None
+    if not (tag := _TAG.fullmatch(match)):
+        raise InvalidRequest('If-Match is taken as one ETag of ours, in quotes: If-Match: "17"')
+    return int(tag[1])
+
+
+def registration_routes(room: RegistrationRoom, settings: HttpConfig) -> list[Route]:
+    """Return the endpoints."""
+    to = _Endpoints(room, settings)
+    return [
+        Route(REGISTRATIONS, to.list),
+        Route(REGISTRATION, to.show),
+        Route(REGISTRATION, to.put, methods=["PUT"]),
+        Route(REGISTRATION, to.remove, methods=["DELETE"]),
+    ]

@@ -1,0 +1,301 @@
+"""Consumers that teams register in running processes: they come, change, go, and leave the others alone."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import uuid
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import pytest
+
+from headrace.records import OutgoingRecord
+from headrace.testing import HeadraceProcess
+
+PLACE = "/reactive-consumers"
+
+
+SECURITY: dict[str, Any] = {
+    "mode": "token",
+    "principals": {
+        "ann": {"token": "${env:ANN}", "scopes": ["consumers:w", "consume:test-*", "group:test-*"]},
+        "bob": {"token": "${env:BOB}", "scopes": ["consumers:w", "kafka:r"]},
+        "eve": {"token": "${env:EVE}", "scopes": ["consumers:r", "kafka:r"]},
+        "ops": {"token": "${env:OPS}", "scopes": ["admin"]},
+    },
+}
+
+
+def token_of(name: str) -> str:
+    return "-".join([name] * 5)
+
+
+def by(name: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token_of(name)}"}
+
+
+class Said(NamedTuple):
+    """What an endpoint answered."""
+
+    status: int
+    body: Any
+    tag: str
+
+
+def ask(process: HeadraceProcess, method: str, path: str, body: Any = None, **headers: str) -> Said:
+    """Ask, with headers whose names have underscores here."""
+    client = http.client.HTTPConnection(urlsplit(process.url).netloc, timeout=120)
+    try:
+        return ask_on(client, method, path, body, **headers)
+    finally:
+        client.close()
+
+
+def ask_on(client: http.client.HTTPConnection, method: str, path: str, body: Any = None, **headers: str) -> Said:
+    """Ask on a connection that is kept."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    data = None if body is None else json.dumps(body)
+    client.request(method, path, data, {"Content-Type": "application/json", **named} if data else named)
+    answer = client.getresponse()
+    text = answer.read()
+    return Said(answer.status, json.loads(text) if text else None, answer.getheader("ETag") or "")
+
+
+class Deployment:
+    """Processes that share a control table."""
+
+    def __init__(self, site: Any, headrace: Callable[..., HeadraceProcess], backend: Any) -> None:
+        self.site, self.backend = site, backend
+        self._headrace = headrace
+        self.table = f"_headrace-control-{uuid.uuid4().hex[:12]}"
+        self.list = [backend.url.rpartition("/")[0] + "/"]
+
+    def start(self, *, backends: list[str] | None = None, **more: Any) -> HeadraceProcess:
+        """Add a process; what is not named has its default."""
+        registrations = {"backends": backends or self.list, **more.pop("registrations", {})}
+        config = {**self.site.config, "control": {"topic": self.table}, "registrations": registrations, **more}
+        return self._headrace(config, env={who.upper(): token_of(who) for who in SECURITY["principals"]})
+
+    def consumer(self, topic: str, **more: Any) -> dict[str, Any]:
+        """Return settings of a consumer of a topic."""
+        return {
+            "topics": [topic],
+            "group": f"{topic}-group",
+            "backend": {"url": self.backend.url},
+            "consumer": {"session_timeout_seconds": 6},
+            **more,
+        }
+
+    def wait_state(self, process: HeadraceProcess, name: str, state: str, why: str = "", **who: str) -> dict[str, Any]:
+        """Wait until a process says so of a consumer."""
+        seen: dict[str, Any] = {}
+
+        def told() -> bool:
+            said = ask(process, "GET", f"{PLACE}/{name}", **who)
+            seen.update(said.body)
+            return said.status == 200 and said.body["state"] == state and why in said.body.get("why", "")
+
+        self.site.wait_until(told, f"{name} to be {state}: {why}")
+        return seen
+
+
+@pytest.fixture
+def deployment(site: Any, headrace: Any, backend: Any) -> Deployment:
+    return Deployment(site, headrace, backend)
+
+
+def test_registered_changed_disabled_removed(deployment: Deployment, topic: Any) -> None:
+    """Records arrive, a change loses none, and who comes back goes on where the group was."""
+    site, backend, name = deployment.site, deployment.backend, topic()
+    group = f"{name}-group"
+    process = deployment.start()
+    assert ask(process, "GET", PLACE).body == {"consumers": []}
+    site.write_json(name, *range(10))
+    settings = deployment.consumer(name)
+    first = ask(process, "PUT", f"{PLACE}/x", settings, If_None_Match="*")
+    assert (first.status, first.body["owner"], first.body["settings"]) == (201, "anonymous", settings)
+    site.wait_committed(group, name, 10)
+    assert deployment.wait_state(process, "x", "running")["version"] == int(first.tag.strip('"'))
+    status = ask(process, "GET", "/adm/reactive-consumers/x").body
+    assert (status["owner"], status["group"], status["topics"]) == ("anonymous", group, [name])
+    assert 'path="reactive x"' in site.ask(f"{process.url}/metrics").body
+
+    changed = ask(process, "PUT", f"{PLACE}/x", {**settings, "batch": {"max_records": 1}}, If_Match=first.tag)
+    assert (changed.status, changed.tag != first.tag) == (200, True)
+    assert ask(process, "PUT", f"{PLACE}/x", settings, If_Match=first.tag).status == 412
+    site.write_json(name, *range(10))
+    site.wait_committed(group, name, 20)
+    assert {len(request.body) for request in backend.requests[-10:]} == {1}
+
+    assert ask(process, "PUT", f"{PLACE}/x", {**settings, "enabled": False}).status == 200
+    deployment.wait_state(process, "x", "disabled")
+    site.wait_until(lambda: "x" not in names_of(process), "the consumer to be gone")
+    site.write_json(name, *range(5))
+    assert ask(process, "PUT", f"{PLACE}/x", settings).status == 200
+    site.wait_committed(group, name, 25)
+
+    assert ask(process, "DELETE", f"{PLACE}/x").body == {"name": "x"}
+    assert [ask(process, method, f"{PLACE}/x").status for method in ("GET", "DELETE")] == [404, 404]
+    site.wait_until(lambda: "x" not in names_of(process), "the consumer to be gone")
+    site.wait_until(
+        lambda: 'path="reactive x"' not in site.ask(f"{process.url}/metrics").body and group not in lag_of(process),
+        "its numbers to be gone",
+    )
+    assert site.committed(group)[(name, 0)] == 25
+    assert [record["offset"] for record in backend.accepted] == list(range(25))
+    assert process.terminate() == 0
+
+
+def names_of(process: HeadraceProcess) -> list[str]:
+    return [one["name"] for one in ask(process, "GET", "/adm/reactive-consumers").body["consumers"]]
+
+
+def lag_of(process: HeadraceProcess) -> str:
+    client = http.client.HTTPConnection(urlsplit(process.url).netloc, timeout=120)
+    client.request("GET", "/metrics")
+    text = client.getresponse().read().decode()
+    client.close()
+    return "\n".join(line for line in text.splitlines() if line.startswith("headrace_consumer_lag"))
+
+
+def test_owners_are_apart(deployment: Deployment, topic: Any) -> None:
+    """What is another's is missing; names, topics in a group and places are given once; scopes count."""
+    name, other = topic(), topic()
+    process = deployment.start(security=SECURITY, registrations={"max_per_owner": 1})
+    settings = deployment.consumer(name)
+
+    def put(who: str, what: str, body: Any, **headers: str) -> tuple[int, str]:
+        said = ask(process, "PUT", f"{PLACE}/{what}", body, **by(who), **headers)
+        return said.status, said.body.get("code", "")
+
+    assert put("ann", "x", settings) == (201, "")
+    assert put("bob", "x", deployment.consumer(other)) == (409, "ERR40061")
+    assert put("bob", "y", settings) == (409, "ERR40061")
+    assert put("ann", "y", deployment.consumer(other)) == (429, "ERR40062")
+    assert put("eve", "y", deployment.consumer(other)) == (403, "ERR10005")
+    assert put("ann", "y", deployment.consumer(other, group="others")) == (403, "ERR10005")
+    assert put("ann", "y", deployment.consumer("orders", group="test-g")) == (403, "ERR10005")
+    assert put("bob", "y", deployment.consumer("__consumer_offsets", group="g")) == (400, "ERR11004")
+    assert put("bob", "y", deployment.consumer(f"{name}.dlq", group="g")) == (400, "ERR11004")
+    for url in ("http://169.254.169.254/", "http://127.0.0.1:1/in", f"{deployment.backend.url}/../../admin"):
+        assert put("bob", "y", {**settings, "group": "g", "backend": {"url": url}}) == (400, "ERR11004")
+    assert put("bob", "y", deployment.consumer(other)) == (201, "")
+
+    def seen(who: str, path: str) -> list[str]:
+        return [one["name"] for one in ask(process, "GET", path, **by(who)).body["consumers"]]
+
+    assert {who: seen(who, PLACE) for who in ("ann", "bob", "eve", "ops")} == {
+        "ann": ["x"],
+        "bob": ["y"],
+        "eve": [],
+        "ops": ["x", "y"],
+    }
+    deployment.wait_state(process, "x", "running", **by("ann"))
+    deployment.wait_state(process, "y", "running", **by("bob"))
+    assert (seen("ann", "/adm/reactive-consumers"), seen("ops", "/adm/reactive-consumers")) == (["x"], ["x", "y"])
+    missing = ask(process, "GET", f"{PLACE}/y", **by("ann"))
+    assert (missing.status, missing.body["description"]) == (404, ask_missing(process)["description"])
+    assert ask(process, "GET", "/adm/reactive-consumers/y", **by("ann")).status == 404
+    assert ask(process, "POST", "/adm/reactive-consumers/y/pause", {}, **by("ann")).status == 404
+    assert ask(process, "POST", "/adm/reactive-consumers/x/pause", {"reason": "r"}, **by("eve")).status == 403
+    assert ask(process, "POST", "/adm/reactive-consumers/x/pause", {"reason": "r"}, **by("ann")).status == 200
+    assert ask(process, "DELETE", f"{PLACE}/y", **by("ann")).status == 404
+    assert ask(process, "DELETE", f"{PLACE}/y", **by("ops")).status == 200
+    assert ask(process, "DELETE", f"{PLACE}/x", **by("ann")).status == 200
+    assert seen("ops", PLACE) == []
+    # The one who comes next under this name is not paused.
+    assert put("bob", "x", settings) == (201, "")
+    deployment.site.write_json(name, 1)
+    deployment.site.wait_committed(f"{name}-group", name, 1)
+
+
+def ask_missing(process: HeadraceProcess) -> dict[str, Any]:
+    said = ask(process, "GET", f"{PLACE}/never", **by("ann")).body
+    return {**said, "description": said["description"].replace("never", "y")}
+
+
+def test_two_processes_agree_and_a_killed_one_comes_back(deployment: Deployment, topic: Any) -> None:
+    """One is asked, both deliver; what dies loses nothing, neither records nor registrations."""
+    site, backend, name = deployment.site, deployment.backend, topic(2)
+    group = f"{name}-group"
+    one, two = deployment.start(), deployment.start()
+    assert ask(one, "PUT", f"{PLACE}/x", deployment.consumer(name)).status == 201
+    first = ask(two, "PUT", f"{PLACE}/x", deployment.consumer(name, ordering="key"))
+    assert first.status == 200
+    site.wait_until(lambda: has(one) == has(two) == 1, "both to have a partition")
+    write(site, name, 20)
+    backend.wait_for(lambda b: len({(r["partition"], r["offset"]) for r in b.accepted}) == 40)
+
+    one.kill()
+    write(site, name, 10)
+    backend.wait_for(lambda b: len({(r["partition"], r["offset"]) for r in b.accepted}) == 60)
+    two.terminate()
+    again = [deployment.start(), deployment.start()]
+    for process in again:
+        said = deployment.wait_state(process, "x", "running")
+        assert (said["version"], said["settings"]["ordering"]) == (first.body["version"], "key")
+    write(site, name, 10)
+    for partition in (0, 1):
+        site.wait_committed(group, name, 40, partition)
+    assert ask(again[0], "DELETE", f"{PLACE}/x").status == 200
+    site.wait_until(lambda: names_of(again[1]) == [], "the other one to let it go")
+
+
+def has(process: HeadraceProcess) -> int:
+    said = ask(process, "GET", "/adm/reactive-consumers/x")
+    return int(said.body["partitionsAssigned"]) if said.status == 200 else -1
+
+
+def write(site: Any, topic: str, count: int) -> None:
+    site.write(topic, *(OutgoingRecord(topic, b"k", b"1", None, p) for p in (0, 1) for _ in range(count)))
+
+
+def test_damaged_and_narrowed_entries_are_passed_over(deployment: Deployment, topic: Any) -> None:
+    """They are said in log, metrics and to whoever looks; the others run, and a wider list brings them back."""
+    site, name, other = deployment.site, topic(), topic()
+    process = deployment.start()
+    for what, place in (("x", name), ("y", other)):
+        url = f"{deployment.backend.url}/{what}"
+        assert ask(process, "PUT", f"{PLACE}/{what}", deployment.consumer(place, backend={"url": url})).status == 201
+    assert process.terminate() == 0
+    site.write(
+        deployment.table,
+        OutgoingRecord(deployment.table, b"registration/anonymous/torn", b'{"config": {'),
+        OutgoingRecord(deployment.table, b"registration/anonymous/odd", b'{"config": 7, "at": 1}'),
+    )
+    process = deployment.start(backends=[f"{deployment.backend.url}/y"])
+    site.write_json(other, 1, 2)
+    site.wait_committed(f"{other}-group", other, 2)
+    deployment.wait_state(process, "x", "refused", "which is not allowed here")
+    deployment.wait_state(process, "odd", "refused", "damaged")
+    numbers = site.ask(f"{process.url}/metrics").body
+    assert 'headrace_depth{name="registrations_refused"} 2.0' in numbers
+    assert 'headrace_depth{name="control_corrupt_entries"} 1.0' in numbers
+    assert "registration/anonymous/x does not run: " in process.output
+    assert site.ask(f"{process.url}/health/readiness").status == 200
+    assert process.terminate() == 0
+    process = deployment.start()
+    deployment.wait_state(process, "x", "running")
+
+
+def test_a_consumer_that_dies_ends_nobody_else(deployment: Deployment, topic: Any) -> None:
+    """It is said of it alone and tried again; the process stays ready, and another one's backend is not disturbed."""
+    site, name, other = deployment.site, topic(), topic()
+    process = deployment.start()
+    # Only the broker knows which assignors there are; it tells when the consumer joins, and that ends its life.
+    broken = deployment.consumer(name, consumer={"group_protocol": "consumer", "remote_assignor": "nonsense"})
+    unready = deployment.consumer(name, group="unready", backend={"url": deployment.list[0] + "503"})
+    assert ask(process, "PUT", f"{PLACE}/broken", broken).status == 201
+    assert ask(process, "PUT", f"{PLACE}/unready", unready).status == 201
+    assert ask(process, "PUT", f"{PLACE}/sound", deployment.consumer(other)).status == 201
+    deployment.wait_state(process, "broken", "waiting", "ended by itself")
+    site.write_json(other, *range(5))
+    site.wait_committed(f"{other}-group", other, 5)
+    assert deployment.wait_state(process, "sound", "running")
+    assert site.ask(f"{process.url}/health/readiness").status == 200
+    assert ask(process, "PUT", f"{PLACE}/broken", deployment.consumer(name)).status == 200
+    site.write_json(name, 1)
+    site.wait_committed(f"{name}-group", name, 1)
+    assert process.terminate() == 0

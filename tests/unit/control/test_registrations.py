@@ -1,0 +1,410 @@
+"""Registered consumers: the order of the log decides, and every process that reads it comes to the same end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.config.registrations import RegistrationsConfig
+from headrace.control.registrations import PREFIX, House, Reader, Registration, Registrations
+from headrace.errors import (
+    Forbidden,
+    HeadraceError,
+    InvalidRequest,
+    NotFound,
+    PreconditionFailed,
+    RegistrationConflict,
+    RegistrationQuota,
+)
+from headrace.lifecycle import ManualClock, gauges
+from headrace.security import Principal
+
+Entry = Mapping[str, Any]
+URL = "http://localhost:8444/in"
+ALLOWED = RegistrationsConfig(backends=["http://localhost:8444/"], max_per_owner=2, max_in_all=3)
+FILE = Reader("reactive_consumers.filed", "filed", ["orders"])
+
+
+def config(group: str = "g", *topics: str, **more: Any) -> dict[str, Any]:
+    return {"topics": list(topics or ("t",)), "group": group, "backend": {"url": URL}, **more}
+
+
+class Table:
+    """One process's view of a shared log, which it reads as far as the test lets it."""
+
+    def __init__(self, log: list[tuple[str, Entry | None]], rng: random.Random | None = None) -> None:
+        self.log = log
+        self.rng = rng
+        self.position = 0
+        self.entries: dict[str, tuple[int, Entry]] = {}
+        self.on_change: Callable[[str, Entry | None], None] = lambda key, entry: None
+
+    def watch(self, prefix: str, on_change: Callable[[str, Entry | None], None]) -> None:
+        assert prefix == PREFIX
+        self.on_change = on_change
+
+    def require(self) -> None:
+        """It is read."""
+
+    async def catch_up(self) -> None:
+        if self.rng:
+            await self._others()
+            self.read()
+
+    def items(self, prefix: str) -> dict[str, Entry]:
+        return {key: entry for key, (_, entry) in self.entries.items() if key.startswith(prefix)}
+
+    def offset_of(self, key: str) -> int:
+        return self.entries[key][0]
+
+    async def put(self, key: str, entry: Entry | None) -> int:
+        return await self.put_all({key: entry})
+
+    async def put_all(self, entries: Mapping[str, Entry | None]) -> int:
+        if self.rng:
+            await self._others()
+        self.log.extend(entries.items())
+        offset = len(self.log) - 1
+        if self.rng:
+            await self._others()
+        self.read(offset + 1)
+        return offset
+
+    async def _others(self) -> None:
+        assert self.rng
+        for _ in range(self.rng.randrange(4)):
+            await asyncio.sleep(0)
+
+    def read(self, end: int | None = None) -> None:
+        """Read up to an offset, or all."""
+        for offset in range(self.position, len(self.log) if end is None else max(end, self.position)):
+            key, entry = self.log[offset]
+            self.entries.pop(key, None)
+            if entry is not None:
+                self.entries[key] = (offset, entry)
+            self.position = offset + 1
+            if key.startswith(PREFIX):
+                self.on_change(key, entry)
+
+
+class Process:
+    """One process: its view of the log, and what it runs."""
+
+    def __init__(
+        self, log: list[tuple[str, Entry | None]], allowed: RegistrationsConfig = ALLOWED, **more: Any
+    ) -> None:
+        self.table = Table(log, more.get("rng"))
+        self.running: Mapping[str, Registration] = {}
+        house = House(allowed, {}, {"filed"}, [FILE], lambda topic: topic.startswith("_"))
+        self.made = Registrations(self.table, house, ManualClock(), self._apply)  # type: ignore[arg-type]
+
+    def _apply(self, running: Mapping[str, Registration]) -> None:
+        self.running = running
+
+    async def settle(self) -> dict[str, tuple[str, int]]:
+        """Read all, and return what runs: name to owner and version."""
+        self.table.read()
+        self.made._settle()
+        return {name: (one.owner, one.version) for name, one in self.running.items()}
+
+    async def put(self, owner: str, name: str, config: Any, expected: int | None = None) -> Registration:
+        return (await self.made.put(owner, None, name, config, expected))[0]
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(test())
+
+
+async def refused(work: Coroutine[Any, Any, Any], error: type[HeadraceError]) -> str:
+    with pytest.raises(error) as caught:
+        await work
+    return caught.value.description
+
+
+def test_registered_changed_and_removed() -> None:
+    """Every process runs what the log says last; a version is where it was written."""
+
+    async def test() -> None:
+        log: list[tuple[str, Entry | None]] = []
+        one, two = Process(log), Process(log)
+        first, new = await one.made.put("a", None, "x", config())
+        assert (first.version, new) == (0, True)
+        changed, new = await two.settle() and await two.made.put("a", None, "x", config(max_in_flight=2), 0)
+        assert (changed.version, new, changed.since) == (1, False, 0)
+        assert await one.settle() == await two.settle() == {"x": ("a", 1)}
+        await two.put("a", "x", config(enabled=False))
+        assert await one.settle() == {}
+        assert one.made.one_of("a", "x").version == 2
+        await one.made.remove("a", "x")
+        assert await two.settle() == {}
+        await refused(two.made.remove("a", "x"), NotFound)
+
+    run(test)
+
+
+def test_others_came_first() -> None:
+    """Names, topics in a group, places: of the file, of others, of one's own; nothing is written."""
+
+    async def test() -> None:
+        log: list[tuple[str, Entry | None]] = []
+        one = Process(log)
+        await one.put("a", "x", config("g", "t"))
+        size = len(log)
+        for owner, name, settings_, error in (
+            ("a", "filed", config("h"), RegistrationConflict),
+            ("b", "x", config("h"), RegistrationConflict),
+            ("b", "y", config("g", "u", "t"), RegistrationConflict),
+            ("b", "y", config("g", topic_patterns=["u.*"]), RegistrationConflict),
+            ("b", "y", config("filed", "orders"), RegistrationConflict),
+            ("b", "y/z", config("h"), InvalidRequest),
+            ("b", "y", config("headrace.x"), InvalidRequest),
+            ("b", "y", config("h", "_x"), InvalidRequest),
+        ):
+            await refused(one.put(owner, name, settings_), error)
+        assert len(log) == size
+        await one.put("a", "y", config("g", "u"))
+        assert "a has 2 registrations" in await refused(one.put("a", "z", config("h")), RegistrationQuota)
+        await one.put("b", "v", config("filed", "payments"))
+        assert "there are 3" in await refused(one.put("c", "w", config("h")), RegistrationQuota)
+        await refused(one.put("b", "v", config("g", "t")), RegistrationConflict)
+        assert (await one.settle())["v"][0] == "b"
+
+    run(test)
+
+
+def test_a_change_to_other_topics_queues_anew() -> None:
+    """So nobody loses what was given by somebody who was there before and wants it later."""
+
+    async def test() -> None:
+        log: list[tuple[str, Entry | None]] = []
+        one, two = Process(log), Process(log)
+        await one.put("a", "x", config("g", "t"))
+        await two.settle()
+        await one.put("b", "y", config("h", "t"))  # which the other one has not read yet
+        await refused(two.put("a", "x", config("h", "t")), RegistrationConflict)
+        for process in (one, two):
+            assert {name: owner for name, (owner, _) in (await process.settle()).items()} == {"x": "a", "y": "b"}
+            assert process.running["x"].settings
+            assert process.running["x"].settings.group == "g"
+
+    run(test)
+
+
+@pytest.mark.parametrize("what", ["name", "quota", "topic"])
+def test_of_two_at_once_the_first_in_the_log_wins(what: str) -> None:
+    """The other one is told, takes its entry back, and in the meantime nobody runs it."""
+
+    async def test() -> None:
+        log: list[tuple[str, Entry | None]] = []
+        one, two, third = Process(log), Process(log), Process(log)
+        if what == "quota":
+            await one.put("a", "w", config("q"))
+            await two.settle()
+        owners = {"name": ("a", "b"), "quota": ("a", "a"), "topic": ("a", "b")}[what]
+        names = ("x", "x") if what == "name" else ("x", "y")
+        groups = ("g", "g") if what == "topic" else ("g", "h")
+        seen: list[dict[str, tuple[str, int]]] = []
+        taken_back = third.table.on_change
+
+        def look(key: str, entry: Entry | None) -> None:
+            taken_back(key, entry)
+            third.made._settle()
+            seen.append({name: (r.owner, r.version) for name, r in third.running.items() if name in names})
+
+        third.table.on_change = look
+        await one.put(owners[0], names[0], config(groups[0]))
+        error = RegistrationQuota if what == "quota" else RegistrationConflict
+        await refused(two.put(owners[1], names[1], config(groups[1])), error)
+        await third.settle()
+        assert [state for state in seen if state] == [{"x": seen[-1]["x"]}] * len([state for state in seen if state])
+        assert await one.settle() == await two.settle() == await third.settle()
+        assert [one.owner for one in third.made.all_of(None) if one.name in names] == [owners[0]]
+
+    run(test)
+
+
+def test_a_version_guards_a_change_even_against_one_that_is_not_read_yet() -> None:
+    """Whoever comes second is told, and what the first one wrote stands again."""
+
+    async def test() -> None:
+        log: list[tuple[str, Entry | None]] = []
+        one, two = Process(log), Process(log)
+        first = await one.put("a", "x", config())
+        await two.settle()
+        await refused(one.put("a", "x", config(), first.version + 7), PreconditionFailed)
+        await refused(one.put("a", "x", config(), -1), PreconditionFailed)
+        await refused(one.put("a", "y", config("h"), 3), PreconditionFailed)
+        await refused(one.made.remove("a", "x", 3), PreconditionFailed)
+        await one.put("a", "x", config(max_in_flight=2), first.version)
+        await refused(two.put("a", "x", config(max_in_flight=3), first.version), PreconditionFailed)
+        await one.settle()
+        await two.settle()
+        assert one.running["x"].settings == two.running["x"].settings
+        assert one.running["x"].settings
+        assert one.running["x"].settings.max_in_flight == 2
+        await one.made.remove("a", "x")
+        await refused(two.put("a", "x", config()), RegistrationConflict)
+        assert await one.settle() == await two.settle() == {}
+
+    run(test)
+
+
+def test_entries_that_are_not_valid_any_more_are_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    """The others run; log, gauge and whoever looks say why; nothing is taken away, so a wider list brings them back."""
+
+    async def test() -> None:
+        log: list[tuple[str, Entry | None]] = []
+        before = Process(log)
+        await before.put("a", "x", config(max_in_flight=9))
+        await before.put("b", "y", config("h", max_in_flight=1))
+        log += [
+            (f"{PREFIX}c/z", {"config": "no object", "at": 1, "scopes": None}),
+            (f"{PREFIX}c/v", {"config": config("v"), "at": "now"}),
+            (f"{PREFIX}nobody", {"config": config("n"), "at": 1}),
+            (f"{PREFIX}c/w", {}),
+        ]
+        wide = RegistrationsConfig(**{**ALLOWED.model_dump(), "max_in_all": 9, "max_per_owner": 9})
+        tight = RegistrationsConfig(**{**wide.model_dump(), "limits": {"max_in_flight": 8}})
+        other = RegistrationsConfig(**{**wide.model_dump(), "backends": ["http://elsewhere/"]})
+        process = Process(log, tight)
+        await process.made.start()
+        assert list(await process.settle()) == ["y"]
+        why = {one.name: str(process.made.refusal_of(one)) for one in process.made.all_of(None)}
+        assert "max_in_flight is 9" in why["x"]
+        assert all("damaged" in why[name] for name in ("z", "v", "w", "nobody"))
+        assert why["y"] == "None"
+        assert (gauges()["registrations"], gauges()["registrations_refused"]) == (6, 5)
+        assert "registration/a/x does not run: max_in_flight is 9" in caplog.text
+        assert "registration/c/z does not run" in caplog.text
+        await process.made.stop()
+        assert await Process(log, other).settle() == {}
+        assert set(await Process(log, wide).settle()) == {"x", "y"}
+        few = RegistrationsConfig(**{**wide.model_dump(), "max_in_all": 1})
+        assert list(await Process(log, few).settle()) == ["x"]
+        assert len(log) == 6
+
+    run(test)
+
+
+def test_owners_see_their_own() -> None:
+    """Another's is missing to them; whoever sees all sees the one that has the name."""
+
+    async def test() -> None:
+        process = Process([])
+        await process.put("a/b", "x", config())
+        assert [one.name for one in process.made.all_of("a/b")] == ["x"]
+        assert process.made.all_of("a") == process.made.all_of("b") == []
+        await refused(process.made.remove("b", "x"), NotFound)
+        assert process.made.one_of(None, "x").owner == "a/b"
+        await process.made.remove(None, "x")
+        assert process.made.all_of(None) == []
+
+    run(test)
+
+
+def test_what_a_caller_may_read_counts_when_it_registers_and_after() -> None:
+    """Its scopes are noted; topics that patterns find later are held against them too."""
+
+    async def test() -> None:
+        process = Process([])
+        principal = Principal("a", frozenset(["consumers:w", "consume:t.*", "group:g*"]))
+        for bad in (config("h", "t.1"), config("g", "u"), config("g", "t.1", "u")):
+            await refused(process.made.put("a", principal, "x", bad), Forbidden)
+        nothing = Principal("a", frozenset(["consumers:w"]))
+        await refused(process.made.put("a", nothing, "x", config()), Forbidden)
+        one, _ = await process.made.put("a", principal, "x", config("g1", "t.1", topic_patterns=[".*"]))
+        await process.settle()
+        assert [topic for topic in ("t.1", "t.2", "u", "_t.3") if process.running["x"].may_read(topic)] == [
+            "t.1",
+            "t.2",
+        ]
+        assert one.principal == Principal("a", principal.scopes)
+
+    run(test)
+
+
+def test_what_it_was_steered_with_goes_with_it() -> None:
+    """The next one of its name does not begin paused; another one's pause stays."""
+
+    async def test() -> None:
+        log: list[tuple[str, Entry | None]] = []
+        process = Process(log)
+        await process.put("a", "x", config())
+        log += [(key, {}) for key in ("hold/x", "hold/x/t/0", "settings/x", "skip/x/t/0/1", "hold/xy")]
+        await process.settle()
+        await process.made.remove("a", "x")
+        assert list(process.table.items("")) == ["hold/xy"]
+
+    run(test)
+
+
+OWNERS, NAMES, GROUPS = ("a", "b"), ("x", "y", "z"), ("g", "h")
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["put", "put", "put", "guarded", "remove"]),
+        st.integers(0, 1),
+        st.sampled_from(OWNERS),
+        st.sampled_from(NAMES),
+        st.sampled_from(GROUPS),
+        st.sampled_from([["t"], ["u"], ["t", "u"]]),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(STEPS, st.integers(0, 2**32))
+def test_any_interleaving_ends_equal(steps: list[Any], seed: int) -> None:
+    """Two processes act at once and read the log late; a third reads only what compaction leaves of it."""
+
+    async def test() -> None:
+        rng, log, said = random.Random(seed), [], []  # type: ignore[var-annotated]
+        processes = [Process(log, rng=rng) for _ in range(2)]
+
+        turns = {(owner, name): asyncio.Lock() for owner in OWNERS for name in NAMES}
+
+        async def act(kind: str, process: Process, owner: str, name: str, group: str, topics: list[str]) -> None:
+            async with turns[owner, name]:  # an owner waits for one answer before it asks again for the same name
+                await ask(kind, process, owner, name, group, topics)
+
+        async def ask(kind: str, process: Process, owner: str, name: str, group: str, topics: list[str]) -> None:
+            await process.table._others()
+            held = [one.version for one in process.made.all_of(owner) if one.name == name]
+            try:
+                if kind == "remove":
+                    await process.made.remove(owner, name)
+                else:
+                    expected = (held or [-1])[0] if kind == "guarded" else None
+                    one = await process.put(owner, name, config(group, *topics), expected)
+                    said.append(one)
+            except (HeadraceError, KeyError) as error:
+                assert isinstance(error, NotFound | PreconditionFailed | RegistrationConflict | RegistrationQuota), (
+                    error
+                )
+
+        await asyncio.gather(*(act(kind, processes[at], *more) for kind, at, *more in steps))
+        ends = [await process.settle() for process in processes]
+        last = {key: offset for offset, (key, _) in enumerate(log)}
+        fresh = Process(log)
+        for offset, (key, _) in enumerate(log):
+            if last[key] != offset:
+                log[offset] = (f"{PREFIX}gone/gone", None)
+        ends.append(await fresh.settle())
+        assert ends[0] == ends[1] == ends[2]
+        running = fresh.running.values()
+        assert all(count <= 2 for count in Counter(one.owner for one in running).values())
+        assert len(running) <= 3
+        pairs = [(one.settings.group, topic) for one in running if one.settings for topic in one.settings.topics]
+        assert len(pairs) == len(set(pairs))
+        for one in said:  # whoever was told yes runs, unless its own owner has changed or removed it since
+            if last.get(one.key) == one.version:
+                assert ends[0].get(one.name) == (one.owner, one.version)
+
+    run(test)

@@ -12,7 +12,7 @@
     |   |-- IdempotencyKeyReused       |-- IdempotencyKeyBusy    |-- LeaseTaken
     |   |-- OffsetsKeptElsewhere
     |   |-- RegistrationConflict   |-- RegistrationQuota      |-- PreconditionFailed
-    |   |-- InvalidTopicName
+    |   |-- InvalidTopicName           |-- AuditNotTaken
     |   |-- NotFound
     |   |   |-- PathNotFound           |-- TopicNotFound        |-- PartitionNotFound
     |-- Unauthenticated                the caller is not known; it gets a token or a certificate; 401
@@ -152,6 +152,10 @@ class MethodNotAllowed(RequestError, code="ERR10008", message="METHOD_NOT_ALLOWE
 
 class ProducerNotEnabled(RequestError, code="ERR12216", message="PRODUCER_NOT_ENABLED"):
     """Producing is switched off on this server (producer.enabled: false)."""
+
+
+class AuditNotTaken(RequestError, code="ERR30004", message="AUDIT_ACTIVE_PROCEDURE_ERROR"):
+    """What a client reports of its records is not as it should be, or nothing is audited here; nothing was noted."""
 
 
 class NotFound(RequestError, code="ERR40005", message="NOT_FOUND", status=404):

@@ -117,7 +117,9 @@ class WaysIn:
         context = tls[0].context if tls else None
         destination = HttpDestination(f"{name} backend", backend, reactive.retry, stored, self.clock, context)
         letters = self._letters(reactive.dead_letter, reactive.topics)
-        self.letter_consumers[name.removeprefix("reactive ")] = LetterConsumer(reactive, destination, letters)
+        self.letter_consumers[name.removeprefix("reactive ")] = LetterConsumer(
+            reactive, destination, letters, witness_of(self.audit, "REACTIVE_CONSUMER", reactive.group)
+        )
         fits = self._fits(reactive)
         kept = KeptOffsets(destination.client, backend.offsets_path).ask if backend.offsets_path else None
         policy = ReadPolicy(reactive.auto_offset_reset, reactive.on_gap, fits is not None, reactive.consumer, kept)

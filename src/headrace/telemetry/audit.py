@@ -10,8 +10,10 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, NamedTuple, Protocol
 
+import msgspec
+
 from headrace.config.audit import AuditConfig
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, ProducerQueueFull
 from headrace.lifecycle import Clock, Deadline, Readiness, Service, run_blocking
 from headrace.lifecycle.queues import register_gauge
 from headrace.records import OutgoingRecord, Produced, Record
@@ -19,6 +21,7 @@ from headrace.telemetry.audit_notes import (
     AuditNote,
     Consumption,
     Line,
+    Reported,
     Said,
     consumption_lines,
     production_lines,
@@ -26,7 +29,7 @@ from headrace.telemetry.audit_notes import (
     shown_key,
 )
 from headrace.telemetry.audit_pace import Pace
-from headrace.telemetry.correlation import caller, correlation_id, new_correlation_id
+from headrace.telemetry.correlation import caller, correlation_id, new_correlation_id, new_correlation_ids
 from headrace.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -88,7 +91,7 @@ class Audit(Service):
 
     def put(self, make: Callable[[], Iterable[Line]], count: int, size_bytes: int) -> None:
         """Note `count` things later: `make` gives the notes, on a thread, and keeps `size_bytes` until then."""
-        if self._pending_bytes and self._pending_bytes + size_bytes > self._settings.max_pending_bytes:
+        if not self._has_room(size_bytes):
             self._miss("dropped", count)
             return
         self._batches.append(_Batch(make, count, size_bytes))
@@ -96,6 +99,9 @@ class Audit(Service):
         if not self._wake.is_set():
             self._idle.clear()
             self._wake.set()
+
+    def _has_room(self, size_bytes: int) -> bool:
+        return not self._pending_bytes or self._pending_bytes + size_bytes <= self._settings.max_pending_bytes
 
     def produced(
         self,
@@ -163,6 +169,30 @@ class Audit(Service):
             len(records),
             size_bytes + _RECORD_BYTES * len(records),
         )
+
+    def reported(self, reports: Sequence[Reported]) -> list[AuditNote]:
+        """Note what a client says of records that it fetched, whatever `audit.records` says, and return the notes.
+
+        Raises:
+            ProducerQueueFull: There is no room; nothing is noted.
+        """
+        size_bytes = _NOTE_BYTES * len(reports)
+        if not self._has_room(size_bytes):
+            raise ProducerQueueFull("too many notes wait to be written (audit.max_pending_bytes): send this again")
+        shared = self._note("ACTIVE_CONSUMER", "SUCCESS", caller=caller.get())
+        notes = []
+        for identity, report in zip(new_correlation_ids(len(reports)), reports, strict=True):
+            topic, partition, offset, processed, key, correlation, trace, timestamp = report
+            about = {"topic": topic, "partition": partition, "offset": offset, "traceability_id": trace}
+            note = msgspec.structs.replace(shared, **about)
+            note.id, note.correlation_id = identity.decode(), correlation or identity.decode()
+            note.key = None if key is None else self._key_of(key.encode())
+            note.audit_status = "SUCCESS" if processed else "FAILURE"
+            note.timestamp = shared.timestamp if timestamp is None else timestamp
+            notes.append(note)
+        if notes:
+            self.put(lambda: [note.line for note in notes], len(notes), size_bytes)
+        return notes
 
     def refused(self, action: str, address: str, error: HeadraceError) -> None:
         """Note what a caller may not do; of more than 100 in a second the rest is dropped."""

@@ -79,6 +79,19 @@ class Consumption(NamedTuple):
     """Id of the job that delivered them once more."""
 
 
+class Reported(NamedTuple):
+    """What a client says of a record that it fetched."""
+
+    topic: str
+    partition: int
+    offset: int
+    processed: bool
+    key: str | None
+    correlation_id: str
+    traceability_id: str
+    timestamp: int | None
+
+
 def shown_key(how: str) -> Callable[[bytes | None], str | None]:
     """Return what shows a record's key in the way that `audit.keys` says."""
     if how == "none":

@@ -50,6 +50,7 @@ RULES: Final[Mapping[tuple[str, str], Rule]] = {
     ("GET", "/adm/dead-letters/{topic}/statistics"): Rule((ADMIN,)),
     ("GET", "/consumers/deadLetter/reactive"): Rule((READ, WRITE), "consume"),
     ("POST", "/consumers/deadLetter/reactive"): Rule((READ, WRITE), "consume"),
+    ("POST", "/consumers/active/audit"): Rule((READ, WRITE), "consume"),
     ("GET", "/adm/reactive-consumers"): _SEE,
     ("GET", "/adm/reactive-consumers/{name}"): _SEE,
     ("POST", "/adm/reactive-consumers/{name}/pause"): _CHANGE,

@@ -17,6 +17,7 @@ from headrace.web.access import Guard
 from headrace.web.hot_path import HotPath
 from headrace.web.middleware import Edge, Gate
 from headrace.web.origin import Origins
+from headrace.web.routes.audit import audit_routes
 from headrace.web.routes.documents import document_routes
 from headrace.web.routes.health import health_routes
 from headrace.web.routes.metrics import metrics_route
@@ -48,6 +49,7 @@ class Application:
             *health_routes(readiness),
             metrics_route(metrics),
             *document_routes(),
+            *audit_routes(audit, settings),
             *more,
         ]
         self._labels = {route.endpoint: route.path for route in routes}

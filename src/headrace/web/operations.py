@@ -16,6 +16,7 @@ from headrace.sidecar.produce_answer import ProduceError, ProduceResponse
 from headrace.sidecar.produce_request import ProduceRequest
 from headrace.sidecar.transactions import TransactionRequest, TransactionResponse
 from headrace.web.operation import BODY, HTML, JSON, KAFKA, NDJSON, SCRIPT, STYLE, TEXT, YAML, Errors, Operation, below
+from headrace.web.operations_audit import AUDIT_OPERATIONS
 from headrace.web.operations_control import CONTROL_OPERATIONS
 from headrace.web.operations_dead_letters import DEAD_LETTERS
 from headrace.web.operations_jobs import JOB_OPERATIONS
@@ -151,6 +152,7 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     ("GET", "/specui/start.js"): Operation("getStart", "Start of that page", {200: SCRIPT}),
     ("GET", "/specui/swagger-ui-bundle.js"): Operation("getCode", "Code of that page", {200: SCRIPT}),
     ("GET", "/specui/swagger-ui.css"): Operation("getStyle", "Style of that page", {200: STYLE}),
+    **AUDIT_OPERATIONS,
     **CONTROL_OPERATIONS,
     **DEAD_LETTERS,
     **JOB_OPERATIONS,

@@ -23,6 +23,7 @@ from headrace.lifecycle import Readiness
 from headrace.web.access import RULES
 from headrace.web.openapi import document, errors_of
 from headrace.web.operations import OPERATIONS
+from headrace.web.routes.control import WaitQuery
 
 SOURCE = Path(headrace.__file__).parent
 RECORD = b'{"records":[{"value":1}]}'
@@ -156,7 +157,8 @@ async def guarded_answers(opened: Any) -> Answers:
 
 
 def code_of(answer: Any) -> str:
-    return answer.json.get("code", "") if answer.headers["content-type"] == "application/json" else ""
+    is_json = answer.headers["content-type"] == "application/json"
+    return answer.json.get("code", "") if is_json and isinstance(answer.json, dict) else ""
 
 
 def usual(method: str, path: str, more: str = "", value: int = 1) -> bytes:
@@ -187,6 +189,8 @@ def keyed_requests(method: str, path: str) -> list[Any]:
 def dry_runs(method: str, path: str) -> list[bytes]:
     """Return the usual request to an endpoint that can say what it would do, so that it does that."""
     example = OPERATIONS[method, path].example
+    if OPERATIONS[method, path].query is WaitQuery:
+        return [usual(method, path).replace(b" HTTP/1.1", b"?waitSeconds=0 HTTP/1.1", 1)]
     if not isinstance(example, dict) or "dryRun" not in example:
         return []
     return [request(method, path, body=json.dumps({**example, "dryRun": not example["dryRun"]}).encode())]

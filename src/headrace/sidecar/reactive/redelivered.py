@@ -12,7 +12,7 @@ from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.delivery.batch import Batch
 from headrace.delivery.dead_letter import Origin
 from headrace.delivery.policy import judge
-from headrace.delivery.protocols import DeadLetter, DeadLetterWriter, Delivery, Destination, Outcome
+from headrace.delivery.protocols import DeadLetter, DeadLetterWriter, Delivery, Destination, Outcome, Witness
 from headrace.errors import DeadLetterFailed, DestinationRefused
 from headrace.lifecycle import Clock
 from headrace.records import Record
@@ -27,6 +27,8 @@ class LetterConsumer(NamedTuple):
     destination: Destination
     writer: DeadLetterWriter | None
     """Where what fails again goes; None when dead letters are off."""
+    witness: Witness | None = None
+    """Told of what has ended."""
 
 
 class Letter(NamedTuple):
@@ -104,6 +106,8 @@ class OneOrigin:
             return self._leave(letters, f"more failed than retry.rollback_threshold_percent allows: {judged.why}")
         of = {letter.was.offset: (letter, outcome) for letter, outcome in zip(letters, outcomes, strict=True)}
         ended = [of[record.offset][0] for record in (*judged.ended, *judged.skipped)]
+        self._tell(judged.ended, "delivered")
+        self._tell(judged.skipped, "skipped", [of[record.offset][1] for record in judged.skipped])
         failed = [*judged.again, *(letter.record for letter in judged.letters)]
         ended += await self._bury([_again(*of[record.offset], self._delivery.group, now) for record in failed], of)
         self._leave([of[record.offset][0] for record in judged.waiting], judged.why)
@@ -119,6 +123,7 @@ class OneOrigin:
                 what = f"{letter.record.topic_partition} offset {letter.record.offset}"
                 log.warning("dead letter of %s failed at its last retry (%s) and has ended", what, letter.outcome.error)
             self._done.given_up += len(letters)
+            self._tell([letter.record for letter in again], "given up", [letter.outcome for letter in again])
         elif letters and self._consumer.writer is None:
             return self._leave(letters, f"{again[0].outcome.error}, and dead letters are off")
         elif letters and self._consumer.writer:
@@ -127,7 +132,13 @@ class OneOrigin:
             except DeadLetterFailed as failure:
                 return self._leave(letters, failure.description)
             self._done.again += len(letters)
+            self._tell([letter.record for letter in again], "dead letter", [letter.outcome for letter in again])
         return letters
+
+    def _tell(self, records: Sequence[Record], how: str, outcomes: Sequence[Outcome] = ()) -> None:
+        if records and self._consumer.witness:
+            size_bytes = sum([record.size_bytes for record in records])
+            self._consumer.witness(records, size_bytes, how, outcomes, self._delivery.replay)
 
     def _leave(self, letters: Sequence[Letter], why: str) -> list[Letter]:
         self._done.left += len(letters)

@@ -333,14 +333,15 @@ class Redrive:
         reach("redrive.submitted")
 
     async def _land(self) -> None:
-        """Wait until the slice under way is written and marked. If cancelled meanwhile, it is under way still."""
+        """Wait until the slice under way is written and marked, also if cancelled meanwhile."""
         if part := self._under_way:
             try:
                 await self._finish(part)
-            except HeadraceError:
-                self._under_way = None
+            except asyncio.CancelledError:
+                await self._finish(part)
                 raise
-            self._under_way = None
+            finally:
+                self._under_way = None
 
     async def _finish(self, part: _Slice) -> None:
         assert part.answer

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import itertools
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -9,69 +10,123 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config.kafka import KafkaConfig
-from headrace.control import dead_letters, redrive
+from headrace.control import marks, redrive
+from headrace.control.marks import MARKS_TOPIC, Marks
 from headrace.control.redrive import Redrive, Redriven, RedriveOptions
-from headrace.delivery.dead_letter import headers_of
+from headrace.control.redrive_target import Target
+from headrace.control.selection import Selection
+from headrace.delivery.dead_letter import headers_of, origin_of
 from headrace.delivery.protocols import DeadLetter, Outcome, Verdict
-from headrace.errors import HeadraceError, InvalidRequest, KafkaTimeout, TopicNotFound
+from headrace.delivery.tiers import waiting_of
+from headrace.errors import (
+    HeadraceError,
+    InvalidRequest,
+    KafkaTimeout,
+    LeaseLost,
+    LeaseTaken,
+    RecordTooLarge,
+    TopicNotFound,
+    TransactionAborted,
+)
 from headrace.kafka import PartitionInfo, TopicInfo
-from headrace.lifecycle import SystemClock
 from headrace.records import Header, OutgoingRecord, Produced, Record, TopicPartition
 
 DLQ = "orders.dlq"
+HOUR_MS = 3_600_000
 
 
 class FakeKafka:
-    """Topics, a log for each partition, and committed offsets: what redrive needs of a cluster."""
+    """Topics, a log for each partition, ids of topics, and a lease: what redrive needs of a cluster."""
 
     def __init__(self) -> None:
-        self.partitions = {"orders": 2, DLQ: 1}
+        self.partitions = {"orders": 2, DLQ: 2}
+        self.ids = {DLQ: "first"}
         self.logs: dict[TopicPartition, list[Record]] = {}
         self.first: dict[TopicPartition, int] = {}
-        self.offsets: dict[str, dict[TopicPartition, int]] = {}
         self.produced: list[OutgoingRecord] = []
+        self.sends: list[int] = []
         self.fail_at: set[int] = set()
+        self.too_large: set[bytes] = set()
         self.calls = 0
+        self.holder = ""
+        self.lease_held = False
+        self.lease_checks = 10**9
+        self.commits: list[str] = []
 
-    def letter(self, number: int, *, topic: str = "orders", headers: Sequence[Header] = (), partition: int = 0) -> None:
+    def letter(
+        self,
+        number: int,
+        *,
+        topic: str = "orders",
+        headers: Sequence[Header] = (),
+        partition: int = 0,
+        group: str = "billing",
+        at_ms: int = 9,
+    ) -> None:
         """Append one dead letter of a record `number` that came from `topic`."""
         origin = Record(topic, 1, number, 5, f"k{number}".encode(), f"v{number}".encode(), lambda: list(headers))
         outcome = Outcome(Verdict.DEAD_LETTER, f"E{number % 2}", "no")
-        self.append(partition, origin, headers_of(DeadLetter(origin, "billing", 5, outcome, 1.0, 2.0)))
+        self.append(partition, origin, headers_of(DeadLetter(origin, group, 5, outcome, 1.0, 2.0)), at_ms)
 
-    def append(self, partition: int, origin: Record, headers: list[Header]) -> None:
-        place = TopicPartition(DLQ, partition)
-        log = self.logs.setdefault(place, [])
-        log.append(Record(DLQ, partition, len(log), 9, origin.key, origin.value, lambda: headers, 4))
+    def append(self, partition: int, origin: Record, headers: list[Header], at_ms: int = 9) -> None:
+        self._append(DLQ, partition, OutgoingRecord(DLQ, origin.key, origin.value, headers), at_ms)
+
+    def _append(self, topic: str, partition: int, record: OutgoingRecord, at_ms: int = 9) -> None:
+        log = self.logs.setdefault(TopicPartition(topic, partition), [])
+        headers = record.headers or []
+        log.append(Record(topic, partition, len(log), at_ms, record.key, record.value, headers.copy, 4))
+
+    # The admin.
 
     async def topic_offsets(self, topic: str) -> dict[TopicPartition, tuple[int, int]]:
+        await self.describe_topic(topic)
         places = [TopicPartition(topic, number) for number in range(self.partitions[topic])]
         return {place: (self.first.get(place, 0), len(self.logs.get(place, []))) for place in places}
+
+    async def start_offsets(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        return {place: self.first.get(place, 0) for place in places}
+
+    async def end_offsets(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        return {place: len(self.logs.get(place, [])) for place in places}
+
+    written_offsets = end_offsets
+
+    async def offsets_since(self, places: Iterable[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
+        found = {p: [r.offset for r in self.logs.get(p, []) if r.timestamp_ms >= timestamp_ms] for p in places}
+        return {place: offsets[0] for place, offsets in found.items() if offsets}
 
     async def describe_topic(self, topic: str) -> TopicInfo:
         if topic not in self.partitions:
             raise TopicNotFound(f"topic {topic} does not exist")
         return TopicInfo(topic, [PartitionInfo(number, 1, [1], [1]) for number in range(self.partitions[topic])])
 
-    async def list_topics(self) -> list[TopicInfo]:
-        return [TopicInfo(name, []) for name in sorted(self.partitions)]
+    async def has_topic(self, topic: str) -> bool:
+        return topic in self.partitions
 
-    async def committed(self, group: str) -> dict[TopicPartition, int]:
-        return dict(self.offsets.get(group, {}))
+    async def topic_ids(self, names: Iterable[str]) -> dict[str, str]:
+        return {name: self.ids[name] for name in names if name in self.ids}
 
-    async def alter_group_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-        self.offsets.setdefault(group, {}).update(offsets)
+    async def ensure_topic_like(self, name: str, source: str, partitions: int = 0, configs: Any = None) -> None:
+        self.partitions.setdefault(name, partitions or self.partitions[source])
 
-    async def produce(self, records: Sequence[OutgoingRecord]) -> list[Any]:
-        results: list[Any] = []
-        for record in records:
-            self.calls += 1
-            if self.calls in self.fail_at:
-                results.append(KafkaTimeout("no answer"))
-            else:
-                self.produced.append(record)
-                results.append(Produced(0, 0))
-        return results
+    # The producer.
+
+    def send(self, records: Sequence[OutgoingRecord], done: Callable[[list[Any]], None]) -> None:
+        self.sends.append(len(records))
+        batch_fails = len(records) > 1 and any(record.value in self.too_large for record in records)
+        done([self._write(record, batch_fails) for record in records])
+
+    def _write(self, record: OutgoingRecord, too_large: bool = False) -> Any:
+        self.calls += 1
+        if self.calls in self.fail_at:
+            return KafkaTimeout("no answer")
+        if too_large or record.value in self.too_large:
+            return RecordTooLarge("too large")
+        if record.topic == MARKS_TOPIC:
+            self._append(MARKS_TOPIC, 0, record)
+        else:
+            self.produced.append(record)
+        return Produced(0, 0)
 
     async def read(
         self, kafka: KafkaConfig, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
@@ -81,36 +136,116 @@ class FakeKafka:
                 yield records
 
     @property
-    def position(self) -> int | None:
-        return self.offsets.get(f"headrace.redrive.{DLQ}", {}).get(TopicPartition(DLQ, 0))
+    def values(self) -> list[bytes | None]:
+        return [record.value for record in self.produced]
+
+    def ended(self) -> set[int]:
+        """Return the offsets of partition 0 that a new process finds marked."""
+        found = Marks(KafkaConfig(), self, DLQ)  # type: ignore[arg-type]
+        asyncio.run(found.load())
+        return {o for o in range(len(self.logs.get(TopicPartition(DLQ, 0), []))) if found.is_ended(0, o)}
+
+
+class FakeLease:
+    def __init__(self, fake: FakeKafka) -> None:
+        self._fake = fake
+        self.holder = fake.holder
+
+    async def acquire(self, limit_seconds: float = 0.0) -> bool:
+        self._fake.lease_held = not self._fake.holder
+        return self._fake.lease_held
+
+    async def check(self) -> None:
+        self._fake.lease_checks -= 1
+        if self._fake.lease_checks < 0:
+            raise LeaseLost()
+
+    async def release(self) -> None:
+        self._fake.lease_held = False
+
+
+class FakeSession:
+    """All records of a request are written, or none; what happens to each commit is scripted."""
+
+    def __init__(self, fake: FakeKafka) -> None:
+        self._fake = fake
+        self._over = False
+
+    async def start(self) -> None:
+        """Nothing to do."""
+
+    async def stop(self) -> None:
+        self._over = True
+
+    def submit(self, records: Sequence[OutgoingRecord]) -> asyncio.Future[list[Any]]:
+        answer: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+        what = self._fake.commits.pop(0) if self._fake.commits else "commit"
+        large = [
+            RecordTooLarge("too large") if r.value in self._fake.too_large else TransactionAborted() for r in records
+        ]
+        if self._over or what == "abort" or any(isinstance(result, RecordTooLarge) for result in large):
+            answer.set_result(large)
+        else:
+            written = [self._fake._write(record) for record in records]
+            answer.set_result([KafkaTimeout("in doubt")] * len(records) if what == "doubt" else written)
+        self._over = self._over or answer.result()[0].__class__ is not Produced
+        return answer
+
+
+def install(fake: FakeKafka, patch: pytest.MonkeyPatch) -> None:
+    for module in (redrive, marks):
+        patch.setattr(module, "read_window", fake.read)
+    patch.setattr(redrive, "Lease", lambda *_, **__: FakeLease(fake))
+    patch.setattr(redrive, "TransactionSession", lambda *_: FakeSession(fake))
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeKafka:
+def fake() -> Iterator[FakeKafka]:
     made = FakeKafka()
-    for module in (redrive, dead_letters):
-        monkeypatch.setattr(module, "read_window", made.read)
-    return made
+    with pytest.MonkeyPatch.context() as patch:
+        install(made, patch)
+        yield made
 
 
-class Impatient(SystemClock):
+class Impatient:
+    """A clock whose time passes whenever somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+        self.pauses: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
     async def sleep(self, seconds: float) -> None:
-        """Do not wait."""
+        self.pauses.append(seconds)
+        self.now += seconds
 
 
-def run(fake: FakeKafka, **options: Any) -> Redriven:
-    work = Redrive(KafkaConfig(), fake, DLQ, fake.produce, Impatient())  # type: ignore[arg-type]
-    return asyncio.run(work.run(RedriveOptions(**options)))
-
-
-def summary(fake: FakeKafka) -> Any:
-    return asyncio.run(dead_letters.summary(KafkaConfig(), fake, DLQ))  # type: ignore[arg-type]
+def run(fake: FakeKafka, target: Target | None = None, clock: Any = None, /, **chosen: Any) -> Redriven:
+    selecting = {name: chosen.pop(name) for name in list(chosen) if name in Selection.__struct_fields__}
+    work = Redrive(
+        KafkaConfig(),
+        fake,  # type: ignore[arg-type]
+        DLQ,
+        fake,
+        clock or Impatient(),
+        selection=Selection(**selecting),
+        target=target,
+        options=RedriveOptions(**chosen),
+    )
+    return asyncio.run(work.run())
 
 
 def test_a_letter_goes_back_as_it_came(fake: FakeKafka) -> None:
     """Key, value, own headers and partition are the record's own; count and first identity are added."""
     fake.letter(7, headers=[("a", b"1"), ("a", None)])
-    assert run(fake) == Redriven(1, {"orders": 1}, 0)
+    assert run(fake) == Redriven(
+        1, {"orders": 1}, {"E1": 1}, {"1970-01-01T00:00:00.000+00:00": 1}, foreign=0, kept_back=0, too_large=[]
+    )
     (record,) = fake.produced
     assert (record.topic, record.partition, record.key, record.value) == ("orders", 1, b"k7", b"v7")
     assert record.headers == [
@@ -120,6 +255,7 @@ def test_a_letter_goes_back_as_it_came(fake: FakeKafka) -> None:
         ("headrace.redrive.of", b"orders:1:7"),
     ]
     assert record.timestamp_ms == 0
+    assert not fake.lease_held
 
 
 def test_a_letter_that_came_back_before_keeps_its_first_identity_and_counts_up(fake: FakeKafka) -> None:
@@ -133,97 +269,173 @@ def test_a_letter_that_came_back_before_keeps_its_first_identity_and_counts_up(f
     ]
 
 
-def test_a_count_that_is_no_number_starts_again(fake: FakeKafka) -> None:
+@pytest.mark.parametrize("count", [b"many", b"", b"9" * 5000, None])
+def test_a_count_that_is_no_number_starts_again(fake: FakeKafka, count: bytes | None) -> None:
     """A foreign value of the counting header does not stop a redrive."""
-    fake.letter(1, headers=[("headrace.redrive.count", b"many")])
+    fake.letter(1, headers=[("headrace.redrive.count", count)])
     run(fake)
     assert ("headrace.redrive.count", b"1") in (fake.produced[0].headers or [])
 
 
 def test_second_redrive_sends_nothing_and_new_letters_only(fake: FakeKafka) -> None:
-    """Progress is kept: what went back stays back, what arrives later is left for the next run."""
+    """What went back stays back, what arrives later is left for the next run, and all can be sent again."""
     fake.letter(1)
     assert run(fake).records == 1
     assert run(fake).records == 0
     fake.letter(2)
-    assert summary(fake).left == 1
     assert run(fake).records == 1
-    assert [record.value for record in fake.produced] == [b"v1", b"v2"]
+    assert fake.values == [b"v1", b"v2"]
     assert run(fake, from_beginning=True).records == 2
 
 
-def test_dry_run_changes_nothing(fake: FakeKafka) -> None:
-    """A dry run counts what would go where."""
+def test_a_topic_made_anew_begins_anew(fake: FakeKafka) -> None:
+    """Marks belong to the topic, not to its name."""
     fake.letter(1)
-    fake.letter(2)
-    assert run(fake, dry_run=True) == Redriven(2, {"orders": 2}, 0)
+    run(fake)
+    fake.ids[DLQ] = "second"
+    assert run(fake).records == 1
+
+
+def test_dry_run_changes_nothing(fake: FakeKafka) -> None:
+    """A dry run counts what would go where, by error and hour, also while another run has the lease."""
+    fake.holder = "somebody"
+    fake.letter(1)
+    fake.letter(2, at_ms=3 * HOUR_MS)
+    found = run(fake, dry_run=True)
+    assert (found.records, found.targets, found.errors) == (2, {"orders": 2}, {"E1": 1, "E0": 1})
+    assert found.hours == {"1970-01-01T00:00:00.000+00:00": 1, "1970-01-01T03:00:00.000+00:00": 1}
+    assert fake.sends == []
+    assert MARKS_TOPIC not in fake.partitions
+
+
+def test_a_filtered_redrive_leaves_exactly_the_rest(fake: FakeKafka) -> None:
+    """Letters end in any order; what a filter left is what the next run without it sends."""
+    for number in range(10):
+        fake.letter(number, partition=number % 2)
+    assert run(fake, errors=["E1"]).records == 5
+    assert sorted(fake.values) == [b"v1", b"v3", b"v5", b"v7", b"v9"]  # type: ignore[type-var]
+    assert run(fake, dry_run=True).records == 5
+    assert run(fake).records == 5
+    assert sorted(fake.values) == [f"v{number}".encode() for number in range(10)]  # type: ignore[type-var]
+
+
+def test_a_filter_that_matches_nothing_is_said(fake: FakeKafka) -> None:
+    """A dry run and a run refuse alike, with what is left."""
+    fake.letter(1)
+    for dry_run in (True, False):
+        with pytest.raises(InvalidRequest, match=r"nothing matches: orders\.dlq has 1 letters left"):
+            run(fake, errors=["Other"], dry_run=dry_run)
     assert fake.produced == []
-    assert fake.offsets == {}
 
 
-def test_failure_commits_what_is_before_it_and_says_why(fake: FakeKafka) -> None:
-    """The committed position stops at the first letter that is not acknowledged."""
+def test_failure_marks_what_went_and_says_why(fake: FakeKafka) -> None:
+    """What is not acknowledged is left for the next run, and only that."""
     for number in range(5):
         fake.letter(number)
     fake.fail_at = {3}
     with pytest.raises(KafkaTimeout):
         run(fake)
-    assert fake.position == 2
-    run(fake)
-    assert {record.value for record in fake.produced} == {f"v{number}".encode() for number in range(5)}
-    assert fake.position == 5
+    assert fake.ended() == {0, 1, 3, 4}
+    assert run(fake).records == 1
+    assert sorted(fake.values) == [f"v{number}".encode() for number in range(5)]  # type: ignore[type-var]
+
+
+def test_marks_that_are_not_written_are_said_and_cost_one_slice(fake: FakeKafka, monkeypatch: Any) -> None:
+    """Without a mark letters go once more: at most those of one slice."""
+    monkeypatch.setattr(redrive, "SLICE_LETTERS", 2)
+    for number in range(5):
+        fake.letter(number)
+    fake.fail_at = {6}  # two records, their mark, two records, their mark
+    with pytest.raises(KafkaTimeout):
+        run(fake)
+    assert run(fake).records == 3
+    assert sorted(fake.values) == [b"v0", b"v1", b"v2", b"v2", b"v3", b"v3", b"v4"]  # type: ignore[type-var]
 
 
 @given(failures=st.sets(st.integers(1, 60)), letters=st.integers(0, 30), rate=st.sampled_from([None, 1000.0]))
 def test_no_letter_is_passed_over_whatever_fails(failures: set[int], letters: int, rate: float | None) -> None:
-    """Runs repeated until success deliver every letter, and no position passes an undelivered one."""
+    """Runs repeated until success deliver every letter, and nothing is marked that was not delivered."""
     with pytest.MonkeyPatch.context() as patch:
         fake = FakeKafka()
-        patch.setattr(redrive, "read_window", fake.read)
-        patch.setattr(redrive, "_SLICE_RECORDS", 7)
+        install(fake, patch)
+        patch.setattr(redrive, "SLICE_LETTERS", 7)
         for number in range(letters):
             fake.letter(number)
         fake.fail_at = failures
         for _ in range(100):
             try:
-                run(fake)
+                run(fake, rate_records=rate)
                 break
             except HeadraceError:
-                delivered = {record.value for record in fake.produced}
-                assert all(f"v{number}".encode() in delivered for number in range(fake.position or 0))
-        assert {record.value for record in fake.produced} == {f"v{number}".encode() for number in range(letters)}
-        assert fake.position == letters
+                assert {f"v{offset}".encode() for offset in fake.ended()} <= {*fake.values}
+        assert {*fake.values} == {f"v{number}".encode() for number in range(letters)}
+        assert fake.ended() == set(range(letters))
+
+
+@given(
+    commits=st.lists(st.sampled_from(["commit", "abort", "doubt"]), max_size=8),
+    letters=st.integers(0, 20),
+    large=st.sets(st.integers(0, 19), max_size=2),
+)
+def test_exactly_once_is_once_whatever_happens_to_commits(commits: list[str], letters: int, large: set[int]) -> None:
+    """Aborted and doubtful transactions, and letters that do not fit: each other letter is there once, and counted."""
+    with pytest.MonkeyPatch.context() as patch:
+        fake = FakeKafka()
+        install(fake, patch)
+        patch.setattr(redrive, "_EXACT_SLICE_LETTERS", 3)
+        for number in range(letters):
+            fake.letter(number)
+        fake.commits, fake.too_large = [*commits], {f"v{number}".encode() for number in large}
+        counted = 0
+        for _ in range(10):
+            try:
+                done = run(fake, exactly_once=True)
+                counted += done.records
+                break
+            except (KafkaTimeout, TransactionAborted, RecordTooLarge):
+                counted = len(fake.ended())
+        stay = large & set(range(letters))
+        assert sorted(fake.values) == sorted(f"v{n}".encode() for n in set(range(letters)) - stay)  # type: ignore[type-var]
+        assert fake.ended() == set(range(letters)) - stay
+        assert counted == letters - len(stay)
+        assert len(done.too_large) == len(stay)
 
 
 def test_rate_bounds_records_per_second(fake: FakeKafka) -> None:
-    """Letters go in steps of a second of the rate, with pauses that add up to it."""
-    pauses: list[float] = []
-
-    class Clock(SystemClock):
-        async def sleep(self, seconds: float) -> None:
-            pauses.append(seconds)
-
+    """Letters go in steps of a second of the rate, the first at once, and nobody waits behind the last."""
+    clock = Impatient()
     for number in range(25):
         fake.letter(number)
-    work = Redrive(KafkaConfig(), fake, DLQ, fake.produce, Clock())  # type: ignore[arg-type]
-    asyncio.run(work.run(RedriveOptions(rate_records=10)))
-    assert pauses == [1.0, 1.0, 0.5]
+    assert run(fake, None, clock, rate_records=10).records == 25
+    assert clock.pauses == [1.0, 1.0]
+    assert [sent for sent in fake.sends if sent > 1] == [10, 10, 5]
+
+
+def test_a_slow_target_earns_no_burst(fake: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time that was lost is not made up for: no second has more than the rate."""
+    clock = Impatient()
+    for number in range(3):
+        fake.letter(number)
+    send, sent_at = fake.send, []
+
+    def slow(records: Sequence[OutgoingRecord], done: Callable[[list[Any]], None]) -> None:
+        if records and records[0].topic != MARKS_TOPIC:
+            sent_at.append(clock.monotonic())
+            clock.now += 30.0 if len(sent_at) == 1 else 0.0
+        send(records, done)
+
+    monkeypatch.setattr(fake, "send", slow)
+    run(fake, None, clock, rate_records=1)
+    assert [round(later - earlier, 3) for earlier, later in itertools.pairwise(sent_at)] == [30.0, 1.0]
 
 
 def test_steps_stay_within_the_producers_budget(fake: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large letters go in small steps."""
-    monkeypatch.setattr(redrive, "_SLICE_BYTES", 9)
-    sizes: list[int] = []
-
-    async def produce(records: Sequence[OutgoingRecord]) -> list[Any]:
-        sizes.append(len(records))
-        return await fake.produce(records)
-
+    monkeypatch.setattr(redrive, "_SLICE_BYTES", 8)
     for number in range(5):
         fake.letter(number)  # 4 bytes each
-    work = Redrive(KafkaConfig(), fake, DLQ, produce, SystemClock())  # type: ignore[arg-type]
-    asyncio.run(work.run(RedriveOptions()))
-    assert sizes == [2, 2, 1]
+    run(fake)
+    assert fake.sends == [2, 1, 2, 1, 1, 1, 0]
 
 
 def test_a_record_that_is_no_letter_is_refused_by_its_place(fake: FakeKafka) -> None:
@@ -232,25 +444,28 @@ def test_a_record_that_is_no_letter_is_refused_by_its_place(fake: FakeKafka) -> 
     fake.append(0, Record("x", 0, 0, 0, None, b"foreign"), [])
     with pytest.raises(InvalidRequest, match=r"record 1 of orders\.dlq-0 is no dead letter"):
         run(fake)
-    assert run(fake, skip_foreign=True) == Redriven(1, {"orders": 1}, 1)
-    assert summary(fake).foreign == 1
+    assert fake.produced == []
+    assert run(fake, skip_foreign=True)[:2] == (1, {"orders": 1})
 
 
-@pytest.mark.parametrize("source", [DLQ, "__consumer_offsets"])
+@pytest.mark.parametrize("source", [DLQ, "__consumer_offsets", "_headrace-redriven"])
 def test_redriving_onto_the_dead_letter_topic_or_an_internal_one_is_refused(fake: FakeKafka, source: str) -> None:
-    """A letter that names its own topic or Kafka's would go in circles or do harm."""
+    """A letter that names its own topic or an internal one, or a target that is one, would do harm."""
     fake.letter(1, topic=source)
-    with pytest.raises(InvalidRequest, match=f"says it came from {source}"):
+    with pytest.raises(InvalidRequest, match=f"came from {source}: redriving there is refused"):
         run(fake)
+    with pytest.raises(InvalidRequest, match=f"cannot be redriven to {source}: redriving there is refused"):
+        run(fake, Target("topic", source))
     assert fake.produced == []
 
 
-def test_an_origin_that_is_gone_is_named(fake: FakeKafka) -> None:
-    """Letters of a topic that was deleted stay where they are."""
+def test_targets_that_are_gone_are_named(fake: FakeKafka) -> None:
+    """Letters of a topic that was deleted stay where they are, as do all when the named target is not there."""
     fake.letter(1, topic="gone")
-    with pytest.raises(TopicNotFound, match="topic gone does not exist"):
-        run(fake)
-    assert fake.position is None
+    for target in (None, Target("topic", "gone"), Target("tier", "gone", 10)):
+        with pytest.raises(TopicNotFound, match="topic gone does not exist"):
+            run(fake, target)
+    assert fake.ended() == set()
 
 
 def test_an_origin_with_fewer_partitions_lets_the_key_choose(fake: FakeKafka) -> None:
@@ -261,43 +476,156 @@ def test_an_origin_with_fewer_partitions_lets_the_key_choose(fake: FakeKafka) ->
     assert fake.produced[0].partition is None
 
 
-def test_a_position_beyond_the_log_is_not_reset_silently(fake: FakeKafka) -> None:
-    """After the topic was made again, the old position is told and nothing is sent."""
-    fake.letter(1)
-    fake.offsets[f"headrace.redrive.{DLQ}"] = {TopicPartition(DLQ, 0): 9}
-    with pytest.raises(InvalidRequest, match=r"ends at 1, and group headrace\.redrive\.orders\.dlq stands at 9"):
-        run(fake)
-    assert run(fake, from_beginning=True).records == 1
-
-
-def test_letters_that_expired_are_behind_the_start(fake: FakeKafka) -> None:
-    """A log whose first records were deleted by retention is redriven from its first record."""
-    fake.letter(1)
-    fake.letter(2)
-    fake.first[TopicPartition(DLQ, 0)] = 1
+def test_letters_that_expired_are_behind_the_start_and_their_marks_go(
+    fake: FakeKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log whose first records were deleted is redriven from its first; marks of whole blocks below are taken back."""
+    monkeypatch.setattr(marks, "BLOCK_OFFSETS", 8)
+    monkeypatch.setattr(marks, "_BLOCK_BYTES", 1)
+    for number in range(20):
+        fake.letter(number)
+    run(fake)
+    fake.first[TopicPartition(DLQ, 0)] = 17
+    fake.letter(20)
     assert run(fake).records == 1
-    assert fake.produced[0].value == b"v2"
+    log = fake.logs[TopicPartition(MARKS_TOPIC, 0)]
+    assert [record.key for record in log if record.value is None] == [b"first:0:0", b"first:0:1"]
+    assert run(fake).records == 0
 
 
-def test_summary_counts_what_is_left_by_error(fake: FakeKafka) -> None:
-    """Total, left and error classes of those left."""
+def test_a_record_that_was_redriven_too_often_is_kept_back(fake: FakeKafka) -> None:
+    """At the limit it is not sent and stays left; when asked for it is moved to quarantine instead."""
+    for count in (b"1", b"2", b"3"):
+        fake.letter(int(count), headers=[("headrace.redrive.count", count)])
+    assert run(fake, max_redrives=2).kept_back == 2
+    assert fake.values == [b"v1"]
+    moved = run(fake, max_redrives=2, quarantine_above=True)
+    assert (moved.records, moved.targets, moved.kept_back) == (2, {f"{DLQ}.quarantine": 2}, 0)
+    assert fake.partitions[f"{DLQ}.quarantine"] == 2
+    assert run(fake).records == 0
+
+
+def test_quarantine_moves_letters_as_they_are(fake: FakeKafka) -> None:
+    """The letter in quarantine is a dead letter of the same origin, with where it was and why; it can be redriven."""
+    fake.letter(3, headers=[("a", b"1")])
+    moved = run(fake, Target("quarantine", reason="ticket 17"))
+    assert moved.targets == {f"{DLQ}.quarantine": 1}
+    (record,) = fake.produced
+    before = fake.logs[TopicPartition(DLQ, 0)][0]
+    assert (record.key, record.value, record.partition) == (before.key, before.value, 0)
+    assert (record.headers or [])[: len(before.headers)] == before.headers
+    assert (record.headers or [])[len(before.headers) :] == [
+        ("headrace.dlq.quarantined_from", b"orders.dlq:0:0"),
+        ("headrace.dlq.quarantined_why", b"ticket 17"),
+    ]
+    assert origin_of(record.headers or []) == origin_of(before.headers)
+    assert fake.ended() == {0}
+
+
+def test_drop_marks_and_writes_nothing_else(fake: FakeKafka) -> None:
+    """Dropped letters have ended; who did it and why stands beside the mark."""
+    fake.letter(1)
+    assert run(fake, Target("drop", reason="test data"), by="ann@desk").records == 1
+    assert fake.produced == []
+    assert fake.ended() == {0}
+    (mark,) = fake.logs[TopicPartition(MARKS_TOPIC, 0)]
+    assert mark.headers == [("headrace.by", b"ann@desk"), ("headrace.why", b"drop: test data")]
+
+
+def test_a_tier_gets_the_record_as_it_waits_there(fake: FakeKafka) -> None:
+    """What goes to a tier is what a consumer would have put there, due after the delay, with a new deadline."""
+    fake.partitions["billing.retry.60s"] = 2
+    fake.letter(3, headers=[("a", b"1")])
+    fake.letter(4, group="other")
+    clock = Impatient()
+    assert run(fake, Target("tier", "billing.retry.60s", 60), clock, groups=["billing"]).records == 1
+    (record,) = fake.produced
+    headers = record.headers or []
+    waiting = waiting_of(Record(record.topic, 0, 0, 0, record.key, record.value, headers.copy))
+    assert (waiting.origin.topic, waiting.origin.partition, waiting.origin.offset) == ("orders", 1, 3)
+    assert waiting.origin.headers[:2] == [("a", b"1"), ("headrace.redrive.count", b"1")]
+    assert (waiting.attempts, waiting.first_failed_at, waiting.due) == (5, 0.0, clock.time() + 60)
+    assert record.partition == 1
+
+
+def test_a_letter_that_does_not_fit_stays_and_the_others_go(fake: FakeKafka) -> None:
+    """One that is too large fails those that travel with it; alone it is named, and they are sent."""
+    for number in range(4):
+        fake.letter(number)
+    fake.too_large = {b"v2"}
+    done = run(fake)
+    assert (done.records, done.too_large) == (3, [f"{DLQ}-0 offset 2: too large"])
+    assert fake.ended() == {0, 1, 3}
+
+
+def test_a_second_run_is_refused_and_told_of_the_first(fake: FakeKafka) -> None:
+    """Who has the lease, and nothing is done."""
+    fake.letter(1)
+    fake.holder = "host-process-1-since-2026"
+    with pytest.raises(LeaseTaken, match="worked on by host-process-1-since-2026"):
+        run(fake)
+    assert fake.sends == []
+
+
+def test_a_lost_lease_ends_it_before_the_next_slice(fake: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was under way is marked; nothing more is sent."""
+    monkeypatch.setattr(redrive, "SLICE_LETTERS", 2)
     for number in range(5):
         fake.letter(number)
-    fake.offsets[f"headrace.redrive.{DLQ}"] = {TopicPartition(DLQ, 0): 2}
-    found = summary(fake)
-    assert (found.topic, found.total, found.left, found.errors) == (DLQ, 5, 3, {"E0": 2, "E1": 1})
+    fake.lease_checks = 1
+    with pytest.raises(LeaseLost):
+        run(fake)
+    assert fake.values == [b"v0", b"v1"]
+    assert fake.ended() == {0, 1}
 
 
-def test_summary_of_an_ordinary_topic_is_refused(fake: FakeKafka) -> None:
-    """A topic without any dead letter is none; an empty one may be."""
-    assert summary(fake).total == 0
-    fake.append(0, Record("x", 0, 0, 0, None, b"foreign"), [])
-    with pytest.raises(InvalidRequest, match="is no dead letter topic"):
-        summary(fake)
+def test_an_interrupted_run_ends_the_slice_that_is_under_way(fake: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cancelled between sending and the acknowledgement, it still marks what it sent."""
+    fake.letter(1)
+    held: list[Callable[[], None]] = []
+    sent = asyncio.Event()
+    send = fake.send
+
+    def slow(records: Sequence[OutgoingRecord], done: Callable[[list[Any]], None]) -> None:
+        if held:
+            send(records, done)
+        else:
+            held.append(lambda: send(records, done))
+            sent.set()
+
+    monkeypatch.setattr(fake, "send", slow)
+
+    async def interrupted() -> None:
+        work = Redrive(KafkaConfig(), fake, DLQ, fake, Impatient())  # type: ignore[arg-type]
+        running = asyncio.ensure_future(work.run())
+        await sent.wait()
+        running.cancel()
+        await asyncio.sleep(0)
+        held[0]()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(interrupted())
+    assert fake.values == [b"v1"]
+    assert fake.ended() == {0}
 
 
-def test_topics_are_found_by_name_and_configuration(fake: FakeKafka) -> None:
-    """Topics named *.dlq and configured ones that exist."""
-    fake.partitions["broken"] = 1
-    found = dead_letters.dead_letter_topics(fake, {"broken", "absent"})  # type: ignore[arg-type]
-    assert asyncio.run(found) == ["broken", DLQ]
+@pytest.mark.parametrize(
+    ("selecting", "said"),
+    [
+        ({"partition": 0, "first": 3}, "offset 3 is not in"),
+        ({"partition": 0, "first": 1, "last": 0}, "reversed"),
+        ({"first": 0}, "an offset needs a partition"),
+        ({"since_ms": 10**13}, "in the future"),
+        ({"since_ms": 20, "until_ms": 10}, "reversed"),
+        ({"since_ms": 20, "until_ms": 20}, "empty"),
+        ({"since_ms": 20}, "holds nothing since"),
+    ],
+)
+def test_windows_that_are_none_are_refused(fake: FakeKafka, selecting: Mapping[str, int], said: str) -> None:
+    """Empty, reversed, in the future, beyond the log: each says what it is, and nothing is sent."""
+    for number in range(3):
+        fake.letter(number)
+    with pytest.raises(InvalidRequest, match=said):
+        run(fake, **selecting)
+    assert fake.produced == []

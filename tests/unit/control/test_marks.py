@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import AsyncGenerator, Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.config.kafka import KafkaConfig
+from headrace.control import marks
+from headrace.control.marks import BLOCK_OFFSETS, MARKS_TOPIC, Marks, load_marks
+from headrace.errors import TopicNotFound
+from headrace.records import OutgoingRecord, Record, TopicPartition
+
+_PLACE = TopicPartition(MARKS_TOPIC, 0)
+_offsets = st.one_of(st.integers(0, 40), st.integers(BLOCK_OFFSETS - 20, BLOCK_OFFSETS + 20), st.integers(0, 2**40))
+
+
+class FakeAdmin:
+    """One log of marks, and ids of topics."""
+
+    def __init__(self) -> None:
+        self.log: list[Record] = []
+        self.ids = {"a.dlq": "ida", "b.dlq": "idb"}
+        self.exists = True
+
+    def append(self, records: Iterable[OutgoingRecord]) -> None:
+        for record in records:
+            self.log.append(Record(MARKS_TOPIC, 0, len(self.log), 0, record.key, record.value))
+
+    async def topic_ids(self, names: Iterable[str]) -> dict[str, str]:
+        return {name: self.ids[name] for name in names if name in self.ids}
+
+    async def has_topic(self, name: str) -> bool:
+        return self.exists
+
+    async def start_offsets(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        return {_PLACE: 0}
+
+    async def end_offsets(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        return {_PLACE: len(self.log)}
+
+    written_offsets = end_offsets
+
+    async def read(self, kafka: Any, starts: Any, ends: Any) -> AsyncGenerator[list[Record], None]:
+        yield self.log
+
+    def marks(self, topic: str = "a.dlq") -> Marks:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(marks, "read_window", self.read)
+            made = Marks(KafkaConfig(), self, topic)  # type: ignore[arg-type]
+            asyncio.run(made.load())
+            return made
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.sets(_offsets, max_size=30)), max_size=6))
+def test_what_was_marked_is_found_by_another_process(steps: list[tuple[int, set[int]]]) -> None:
+    """Offsets of any pattern, marked in any order, over restarts; and nothing else is."""
+    admin = FakeAdmin()
+    expected: set[tuple[int, int]] = set()
+    for partition, offsets in steps:
+        admin.append(admin.marks().records_for(partition, offsets))
+        expected |= {(partition, offset) for offset in offsets}
+    found = admin.marks()
+    near = {(p, o + step) for p, o in expected for step in (-1, 0, 1) if o + step >= 0}
+    assert {place for place in near if found.is_ended(*place)} == expected
+    assert not any(admin.marks("b.dlq").is_ended(*place) for place in expected)
+
+
+@given(st.sets(st.integers(0, 100), max_size=101), st.integers(0, 100), st.integers(0, 100))
+def test_counts_and_first_left_are_those_of_the_offsets(ended: set[int], start: int, end: int) -> None:
+    """Counting and skipping look at bits, and say what looking at every offset would."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(marks, "BLOCK_OFFSETS", 16)
+        patch.setattr(marks, "_BLOCK_BYTES", 2)
+        found = FakeAdmin().marks()
+        found.records_for(0, ended)
+        window = range(start, end)
+        assert found.ended_count(0, start, end) == len(ended & {*window})
+        assert found.first_left(0, start, end) == next((o for o in window if o not in ended), end)
+        assert found.ended_count(1, start, end) == 0
+
+
+def test_a_topic_made_anew_has_no_marks_and_what_is_none_is_passed_over() -> None:
+    """The id counts; tombstones, foreign records and broken values leave letters where they are."""
+    admin = FakeAdmin()
+    admin.append(admin.marks().records_for(0, [1, 2]))
+    bomb = zlib.compress(bytes(10_000_000))
+    for key, value in ((b"ida:0:1", b"broken"), (b"ida:x:0", b""), (b"\xff", b""), (None, b""), (b"ida:0:2", bomb)):
+        admin.append([OutgoingRecord(MARKS_TOPIC, key, value)])
+    found = admin.marks()
+    assert found.is_ended(0, 2)
+    assert not found.is_ended(0, BLOCK_OFFSETS)
+    admin.append(found.outlived({TopicPartition("a.dlq", 0): BLOCK_OFFSETS}))
+    assert not admin.marks().is_ended(0, 2)
+    admin.ids["a.dlq"] = "other"
+    assert not admin.marks().is_ended(0, 2)
+
+
+def test_marks_of_several_topics_are_read_at_once() -> None:
+    """Each topic gets its own; without the topic of marks nobody has any."""
+    admin = FakeAdmin()
+    for topic, offset in (("a.dlq", 1), ("b.dlq", 2)):
+        admin.append(admin.marks(topic).records_for(0, [offset]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(marks, "read_window", admin.read)
+        both = asyncio.run(load_marks(KafkaConfig(), admin, ["a.dlq", "b.dlq", "gone.dlq"]))  # type: ignore[arg-type]
+        assert [both[topic].ended_count(0, 0, 10) for topic in both] == [1, 1, 0]
+        admin.exists = False
+        none = asyncio.run(load_marks(KafkaConfig(), admin, ["a.dlq"]))  # type: ignore[arg-type]
+        assert none["a.dlq"].ended_count(0, 0, 10) == 0
+
+
+def test_marks_of_a_topic_that_is_not_there_are_refused() -> None:
+    """One topic that does not exist is named."""
+    with pytest.raises(TopicNotFound, match=r"gone\.dlq"):
+        FakeAdmin().marks("gone.dlq")

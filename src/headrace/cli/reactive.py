@@ -12,6 +12,7 @@ import click
 from headrace.cli.api import Api, api_options, part
 from headrace.cli.output import counted, print_json, print_rows
 from headrace.cli.reactive_top import top
+from headrace.cli.registrations import register, registrations, remove
 
 _CONSUMERS = "/adm/reactive-consumers"
 _COLUMNS = 100
@@ -29,7 +30,8 @@ def reactive() -> None:
     """
 
 
-reactive.add_command(top)
+for _command in (top, register, registrations, remove):
+    reactive.add_command(_command)
 
 
 def _where(command: Callable[..., Any]) -> Callable[..., Any]:

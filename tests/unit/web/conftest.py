@@ -191,6 +191,7 @@ class Room:
         self.consumers = {"t": SimpleNamespace(name="t", kind="reactive", owner="")}
 
     async def details(self, consumer: Any) -> Details:
+        await self.pause()
         return Details(
             **{name: getattr(self.summary(consumer), name) for name in Summary.__struct_fields__},
             partitions=[],

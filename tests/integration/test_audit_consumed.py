@@ -1,0 +1,182 @@
+"""What the running process notes of what it consumed: a note for each record that ended, none for what did not."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from headrace.records import Header, OutgoingRecord
+from headrace.testing import Answer
+
+RETRY = {"attempts": 2, "first_delay_seconds": 0.05, "max_delay_seconds": 0.1}
+HANDLER = """
+def handler(context, event):
+    if event.offset == 1:
+        raise ValueError("poison")
+    return {"offset": event.offset}
+"""
+
+
+def notes(site: Any, topic: str, kind: str) -> list[Any]:
+    """Return the notes of one type."""
+    return [note for record in site.records(topic) if (note := json.loads(record.value))["auditType"] == kind]
+
+
+def judged(request: Any) -> Answer:
+    """Answer a batch: what says so fails."""
+    return Answer(
+        body=[
+            {"processed": not entry["value"].get("bad"), "stacktrace": "ValueError: no", "correlationId": "r-1"}
+            for entry in request.body
+        ]
+    )
+
+
+def test_each_record_that_ended_has_one_note(site: Any, topic: Any, headrace: Any, backend: Any) -> None:
+    """Delivered or a dead letter, with ids of its headers, of its result or of its delivery; and the letter has one."""
+    name = topic()
+    own: list[Header] = [("X-Correlation-Id", b"c-1"), ("X-Traceability-Id", b"t-1")]
+    again: list[Header] = [("headrace.redrive.of", f"{name}:0:77".encode())]
+    given: list[tuple[dict[str, Any], list[Header] | None]] = [({"n": 0}, None), ({"n": 1}, own), ({"n": 2}, again)]
+    given += [({"n": 3, "bad": True}, None), ({"n": 4, "bad": True}, own)]
+    site.write(name, *(OutgoingRecord(name, b"k", json.dumps(v).encode(), h) for v, h in given))
+    backend.answer = judged
+    # The first answer is a whole batch that fails: it is rolled back, and leaves no note.
+    backend.script.append(Answer(fails=lambda record: True))
+    consumer = {"topics": [name], "group": "g", "retry": RETRY, "backend": {"url": backend.url}}
+    consumer["retry"] = {**RETRY, "attempts": 3, "rollback_threshold_percent": 50}
+    process = headrace(
+        {**site.config, "audit": {"to": "topic", "topic": f"{name}-audit"}, "reactive_consumers": {"push": consumer}}
+    )
+    site.wait_committed("g", name, 5)
+    assert process.terminate() == 0
+    found = sorted(notes(site, f"{name}-audit", "REACTIVE_CONSUMER"), key=lambda note: note["offset"])
+    assert [(note["offset"], note["auditStatus"], note["correlationId"]) for note in found] == [
+        (0, "SUCCESS", f"g:{name}:0:0"),
+        (1, "SUCCESS", "c-1"),
+        (2, "SUCCESS", f"g:{name}:0:77"),
+        (3, "FAILURE", "r-1"),
+        (4, "FAILURE", "c-1"),
+    ]
+    assert {(note["group"], note["topic"], note["partition"]) for note in found} == {("g", name, 0)}
+    assert [note.get("traceabilityId") for note in found] == [None, "t-1", None, None, "t-1"]
+    assert found[2]["redriveOf"] == f"{name}:0:77"
+    assert found[3]["reason"] == "dead letter: ValueError"
+    letters = notes(site, f"{name}-audit", "PRODUCER")
+    assert [(note["topic"], note["offset"], note["auditStatus"]) for note in letters] == [
+        (f"{name}.dlq", 0, "SUCCESS"),
+        (f"{name}.dlq", 1, "SUCCESS"),
+    ]
+
+
+def test_records_that_wait_in_a_tier_are_noted_when_they_end(
+    site: Any, topic: Any, headrace: Any, backend: Any
+) -> None:
+    """Under the place they came from, once, also where they only waited behind another of their key."""
+    name = topic()
+    site.write(name, *(OutgoingRecord(name, b"k", b'{"bad":%s}' % bad, None, 0) for bad in (b"true", b"false")))
+    calls: Counter[int] = Counter()
+
+    def answer(request: Any) -> Answer:
+        calls.update(entry["offset"] for entry in request.body)
+        return Answer(body=[{"processed": entry["offset"] == 1 or calls[0] > 1} for entry in request.body])
+
+    backend.answer = answer
+    retry = {"attempts": 1, "first_delay_seconds": 0.05, "tiers": [1], "keep_key_order": True}
+    consumer = {
+        "topics": [name],
+        "group": f"{name}-g",
+        "ordering": "key",
+        "batch": {"max_records": 1},
+        "retry": retry,
+        "backend": {"url": backend.url},
+    }
+    process = headrace(
+        {**site.config, "audit": {"to": "topic", "topic": f"{name}-audit"}, "reactive_consumers": {"push": consumer}}
+    )
+    site.wait_until(lambda: len(notes(site, f"{name}-audit", "REACTIVE_CONSUMER")) >= 2, "both notes")
+    assert process.terminate() == 0
+    found = notes(site, f"{name}-audit", "REACTIVE_CONSUMER")
+    assert sorted((note["topic"], note["offset"], note["auditStatus"]) for note in found) == [
+        (name, 0, "SUCCESS"),
+        (name, 1, "SUCCESS"),
+    ]
+
+
+def test_a_function_is_a_stream(site: Any, topic: Any, headrace: Any, tmp_path: Path) -> None:
+    """What it consumed and what it wrote have notes of their own types."""
+    name, target = topic(), topic()
+    site.write_json(name, 0, 1, 2)
+    (tmp_path / "work.py").write_text(HANDLER)
+    attributes = {"topics": [name], "consumerGroup": f"{name}-work", "outputTopic": target, "attempts": 1}
+    trigger = {"kind": "kafka-cluster", "numWorkers": 1, "attributes": attributes}
+    spec = {"handler": "work:handler", "triggers": {"in": trigger}}
+    (tmp_path / "function.yaml").write_text(yaml.safe_dump({"metadata": {"name": "work"}, "spec": spec}))
+    audit = {"to": "topic", "topic": f"{name}-audit"}
+    process = headrace({**site.config, "audit": audit, "functions": [str(tmp_path / "function.yaml")]})
+    site.wait_committed(f"{name}-work", name, 3)
+    assert process.terminate() == 0
+    consumed = notes(site, audit["topic"], "STREAMING_CONSUMER")
+    assert sorted((note["offset"], note["auditStatus"]) for note in consumed) == [
+        (0, "SUCCESS"),
+        (1, "FAILURE"),
+        (2, "SUCCESS"),
+    ]
+    written = notes(site, audit["topic"], "STREAMING_PRODUCER")
+    assert [(note["topic"], note["auditStatus"]) for note in written] == [(target, "SUCCESS")] * 2
+    assert [note["topic"] for note in notes(site, audit["topic"], "PRODUCER")] == [f"{name}.dlq"]
+
+
+def test_what_is_steered_and_replayed_is_noted(site: Any, topic: Any, headrace: Any, backend: Any) -> None:
+    """Who did it, and the records once more under the job's id."""
+    name = topic()
+    site.write_json(name, {"n": 0}, {"n": 1})
+    consumer = {"topics": [name], "group": f"{name}-g", "backend": {"url": backend.url, "mode": "status"}}
+    process = headrace(
+        {
+            **site.config,
+            "audit": {"to": "topic", "topic": f"{name}-audit"},
+            "control": {"topic": f"_headrace-control-{name}"},
+            "reactive_consumers": {"push": consumer},
+        }
+    )
+    site.wait_committed(f"{name}-g", name, 2)
+    assert site.ask(f"{process.url}/adm/reactive-consumers/push/pause", {"reason": "ticket 12"}).status == 200
+    assert site.ask(f"{process.url}/adm/reactive-consumers/push/resume", {}).status == 200
+    replay = {"topic": name, "partition": 0, "offsets": {"start": 0, "end": 1}, "to": {"consumer": "push"}}
+    job = site.ask(f"{process.url}/adm/replays", replay).body["id"]
+    site.wait_until(lambda: len(notes(site, f"{name}-audit", "REACTIVE_CONSUMER")) == 3, "the note of the replay")
+    assert process.terminate() == 0
+    found = notes(site, f"{name}-audit", "REACTIVE_CONSUMER")
+    assert sorted((note["offset"], note.get("replay", "")) for note in found) == [(0, ""), (0, job), (1, "")]
+    done = notes(site, f"{name}-audit", "CONTROL")
+    assert [note["action"] for note in done][:2] == ["pause", "resume"]
+    assert done[0]["reason"] == "ticket 12"
+
+
+@pytest.mark.parametrize("to", ["topic", "file"])
+def test_a_client_reports_what_became_of_its_records(
+    site: Any, topic: Any, headrace: Any, tmp_path: Path, to: str
+) -> None:
+    """Noted whatever the switches say, and answered; bad input leaves nothing."""
+    name = f"{topic()}-audit"
+    process = headrace({**site.config, "audit": {"to": to, "records": "none", "topic": name}})
+    url = f"{process.url}/consumers/active/audit"
+    results = [{"record": {"topic": "orders", "partition": 0, "offset": n}, "processed": not n} for n in range(3)]
+    answer = site.ask(url, results)
+    assert answer.status == 200
+    refused = site.ask(url, [*results, {"processed": True}])
+    assert (refused.status, refused.body["code"], refused.body["metadata"]["index"]) == (400, "ERR30004", 3)
+    assert process.terminate() == 0
+    if to == "topic":
+        found = notes(site, name, "ACTIVE_CONSUMER")
+    else:
+        [file] = tmp_path.rglob("sidecar-audit.log")
+        found = [json.loads(line) for line in file.read_text().splitlines()]
+    assert found == answer.body
+    assert [note["auditStatus"] for note in found] == ["SUCCESS", "FAILURE", "FAILURE"]

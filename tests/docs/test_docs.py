@@ -264,7 +264,7 @@ def test_the_backends_shown_take_what_their_mode_sends(mode: Any, tmp_path: Path
         assert json.loads(_WRITERS[mode](stored, delivery, [record])[0]) in shown
 
 
-def test_what_the_troubleshooting_page_quotes_is_said() -> None:
+def test_what_the_control_page_quotes_is_said() -> None:
     """Every sentence for a partition that stands still is one of the source."""
     said = "\n".join(
         node.value
@@ -272,7 +272,7 @@ def test_what_the_troubleshooting_page_quotes_is_said() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     )
-    section = text_of("docs/troubleshooting.md").split("## A partition stands still")[1].split("\n## ")[0]
+    section = text_of("docs/control.md").split("## Why a partition does not move")[1].split("\n## ")[0]
     quoted = re.findall(r"^\| `([^`]+)`", section, re.MULTILINE)
     assert len(quoted) > 10
     assert [text for text in quoted for part in text.split("…") if part.strip(": ") not in said] == []

@@ -196,9 +196,9 @@ def _show(one: Mapping[str, Any], output: str) -> None:
     settings = ", ".join(f"{name} {value}" for name, value in one["settings"].items() if value is not None)
     click.echo(f"{one['name']} ({one['kind']}), group {one['group']}, to {one['destination']}")
     click.echo(f"  {settings}")
-    for about, said in (("", one["why"]), ("breaker: ", one["breaker"]["why"])):
-        if said:
-            click.echo(_wrapped(about + said))
+    of_all = one["why"] if one["paused"] else one["breaker"]["why"]
+    if of_all:
+        click.echo(_wrapped(of_all))
     for waiting in one["commands"]:
         click.echo(_wrapped("waits to be done: {action} {topic}-{partition} at {offset} ({id})".format(**waiting)))
     rows = [
@@ -214,7 +214,7 @@ def _show(one: Mapping[str, Any], output: str) -> None:
     print_rows(rows, output, "no partitions are known yet")
     reasons: dict[str, list[str]] = {}
     for row in one["partitions"]:
-        if row["why"] and row["why"] != one["why"]:
+        if row["why"] and row["why"] != of_all:
             reasons.setdefault(row["why"], []).append(f"{row['topic']}-{row['partition']}")
     for why, partitions in reasons.items():
         named = ", ".join(partitions) if len(partitions) <= _NAMED else counted(len(partitions), "partition")

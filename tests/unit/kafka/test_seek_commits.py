@@ -1,0 +1,116 @@
+"""A place that was sought is begun once its commit is acknowledged, in its own epoch, and not by anybody else's."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headrace.kafka.commits import Commits
+from headrace.kafka.placement import Placement
+from headrace.kafka.positions import ReadPolicy, Start
+from headrace.kafka.problems import Problems
+from headrace.lifecycle import ManualClock
+from headrace.records import Committed, TopicPartition
+
+PLACE, OTHER = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+class Bench:
+    """Commits and places of two partitions, with a client that only takes what it is given."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.epochs = {PLACE: 1, OTHER: 1}
+        self.problems = Problems("g")
+        self.placement = Placement(ReadPolicy(), self.clock, self.problems.say, None)
+        self.commits = Commits("c", self.clock, self.epochs, self.placement.acknowledged)
+        self.sent: list[tuple[int, int]] = []
+
+    def commit(self, offsets: list[Any], asynchronous: bool) -> None:
+        self.sent += [(item.partition, item.offset) for item in offsets]
+
+    def seek(self, offset: int, epoch: int) -> Start:
+        start = Start(offset, Committed(offset), epoch=epoch)
+        self.commits.forget([PLACE])
+        self.epochs[PLACE] = epoch
+        self.placement.wait_for_commit(PLACE, start)
+        self.want(PLACE, offset, epoch)
+        return start
+
+    def want(self, partition: TopicPartition, offset: int, epoch: int) -> None:
+        self.commits.want({partition: Committed(offset)}, {partition: epoch})
+        self.commits.send_due(self)
+
+    def report(self, partition: TopicPartition, offset: int, failed: str | None = None) -> None:
+        item = SimpleNamespace(topic="t", partition=partition.partition, offset=offset, metadata="", error=failed)
+        self.commits.reported(None, [item])
+        self.commits.send_due(self)
+
+    def begun(self) -> list[Any]:
+        return list(self.placement.found(self))
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_it_begins_once_the_commit_is_acknowledged(bench: Bench) -> None:
+    """Until then the partition is not open, and afterwards it is yielded once."""
+    start = bench.seek(50, 2)
+    assert (bench.begun(), bench.placement.is_open(PLACE)) == ([], True)
+    bench.report(PLACE, 50)
+    assert bench.begun() == [(PLACE, start)]
+    assert (bench.begun(), bench.placement.is_open(PLACE)) == ([], False)
+
+
+def test_it_is_committed_behind_what_was_under_way(bench: Bench) -> None:
+    """A report of the epoch before, or of another partition, begins nothing; the old offset is not sent again."""
+    bench.want(PLACE, 9, 1)
+    start = bench.seek(5, 2)
+    assert bench.sent == [(0, 9)]
+    bench.report(PLACE, 9, failed="not the coordinator")
+    assert bench.begun() == []
+    bench.clock._now += 2
+    bench.commits.send_due(bench)
+    assert bench.sent == [(0, 9), (0, 5)]
+    bench.report(PLACE, 5)
+    assert bench.begun() == [(PLACE, start)]
+
+
+def test_a_commit_that_fails_is_sent_until_it_is_taken(bench: Bench) -> None:
+    """As long as the partition is ours."""
+    start = bench.seek(5, 2)
+    bench.report(PLACE, 5, failed="not the coordinator")
+    assert bench.begun() == []
+    bench.clock._now += 2
+    bench.commits.send_due(bench)
+    assert bench.sent == [(0, 5), (0, 5)]
+    bench.report(PLACE, 5)
+    assert bench.begun() == [(PLACE, start)]
+
+
+def test_what_is_lost_meanwhile_is_not_begun(bench: Bench) -> None:
+    """An acknowledgement that comes late changes nothing; nor does one of a seek before the last."""
+    bench.seek(5, 2)
+    bench.placement.forget([PLACE])
+    bench.report(PLACE, 5)
+    assert bench.begun() == []
+    bench.seek(6, 3)
+    start = bench.seek(7, 4)
+    bench.report(PLACE, 6)
+    assert bench.begun() == []
+    bench.report(PLACE, 7)
+    assert bench.begun() == [(PLACE, start)]
+
+
+def test_problems_are_those_of_the_partition_or_of_the_membership(bench: Bench) -> None:
+    """The partition's own goes first."""
+    assert bench.problems.of(PLACE) == "group g: not joined yet"
+    bench.problems.say(str(PLACE), "offset 5 is gone")
+    assert (bench.problems.of(PLACE), bench.problems.of(OTHER)) == ("offset 5 is gone", "group g: not joined yet")
+    bench.problems.say("", "")
+    bench.problems.say(str(PLACE), "")
+    assert (bench.problems.of(PLACE), bench.problems.all()) == ("", [])

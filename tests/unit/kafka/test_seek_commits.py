@@ -93,10 +93,14 @@ def test_a_commit_that_fails_is_sent_until_it_is_taken(bench: Bench) -> None:
 
 
 def test_what_is_lost_meanwhile_is_not_begun(bench: Bench) -> None:
-    """An acknowledgement that comes late changes nothing; nor does one of a seek before the last."""
+    """Before its commit is acknowledged or after; nor by an acknowledgement of a seek before the last."""
     bench.seek(5, 2)
     bench.placement.forget([PLACE])
     bench.report(PLACE, 5)
+    assert bench.begun() == []
+    bench.seek(5, 2)
+    bench.report(PLACE, 5)
+    bench.placement.forget([PLACE])
     assert bench.begun() == []
     bench.seek(6, 3)
     start = bench.seek(7, 4)

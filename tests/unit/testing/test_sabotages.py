@@ -226,13 +226,13 @@ real_delivered, real_on_revoked, real_on_lost, real_take = (
 
 
 async def commit_before_the_letter_is_acknowledged(self: Any, lane: Any, batch: Any) -> None:
-    self._on_ended(lane, batch.records)
+    self._on_ended(lane, batch.records, "dead letter", ())
     await real_write(self, lane, self._rules.dead_letters, batch.letters)
 
 
 async def swallow_the_error_of_a_letter(self: Any, lane: Any, writer: Any, letters: Any) -> Any:
     result = await real_write(self, lane, writer, letters)
-    return 0 if isinstance(result, DeadLetterFailed) else result
+    return () if isinstance(result, DeadLetterFailed) else result
 
 
 def commit_what_was_handed_out(self: Any, partition: Any, epoch: Any, records: Any) -> None:

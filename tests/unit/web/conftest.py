@@ -126,9 +126,9 @@ class Letters:
         self._fail()
         return LetterStatistics(topic, None, None, 0, 0, {}, {}, {}, {}, 0, 0, False)
 
-    def chosen(self, request: RedeliveryRequest) -> dict[str, Any]:
+    def chosen(self, request: RedeliveryRequest) -> list[tuple[str, Any]]:
         self._fail()
-        return {} if request.topic is None else dict.fromkeys(request.topic.split(","))
+        return [(topic, None) for topic in (request.topic or "").split(",") if topic]
 
     async def run(self, request: RedeliveryRequest) -> RedeliveryAnswer:
         self.asked.append(request)

@@ -138,8 +138,8 @@ class Redelivery(Service):
         for topic in [*self._kept]:
             await self._kept.pop(topic).lease.release()
 
-    def chosen(self, request: RedeliveryRequest) -> dict[str, LetterConsumer]:
-        """Return the topics whose dead letters are meant, each with its consumer.
+    def chosen(self, request: RedeliveryRequest) -> list[tuple[str, LetterConsumer]]:
+        """Return the topics whose dead letters are meant, each with every consumer that reads it.
 
         Raises:
             InvalidTopicName: No consumer of this process reads one of the topics.
@@ -148,17 +148,16 @@ class Redelivery(Service):
         of_group = [consumer for consumer in consumers if consumer.config.group == request.group]
         consumers = of_group or consumers
         asked = [name.strip() for name in (request.topic or "").split(",") if name.strip()]
-        found: dict[str, LetterConsumer] = {}
+        found: list[tuple[str, LetterConsumer]] = []
         for name in asked or [topic for consumer in consumers for topic in consumer.config.topics]:
-            reads = (c for c in consumers if name in c.config.topics or fits_any(c.config.topic_patterns)(name))
-            consumer = next(reads, None)
-            if consumer is None:
+            reads = [c for c in consumers if name in c.config.topics or fits_any(c.config.topic_patterns)(name)]
+            found += [(name, consumer) for consumer in reads]
+            if not reads:
                 group = f" of group {request.group}" if of_group else ""
                 raise InvalidTopicName(
                     f"{name[:249]} is consumed by no reactive consumer{group} here: name topics as they stand in its "
                     "topics, without the ending of their dead letter topic"
                 )
-            found.setdefault(name, consumer)
         return found
 
     async def run(self, request: RedeliveryRequest) -> RedeliveryAnswer:
@@ -170,11 +169,12 @@ class Redelivery(Service):
             ReadFailed: Kafka or the backend does not answer; what had not ended is left.
         """
         chosen = self.chosen(request)
-        looked = list(dict.fromkeys(Looked(c, c.config.dead_letter.topic_for(name)) for name, c in chosen.items()))
-        topics = list(dict.fromkeys(look.topic for look in looked))
-        group = request.group or (looked[0].consumer.config.group if looked else "")
+        places = [(consumer, consumer.config.dead_letter.topic_for(name)) for name, consumer in chosen]
+        looked = {(consumer.config.group, topic): Looked(consumer, topic) for consumer, topic in places}
+        topics = list(dict.fromkeys(topic for _, topic in looked))
+        group = request.group or next((group for group, _ in looked), "")
         try:
-            for look in looked:
+            for look in looked.values():
                 with contextlib.suppress(TopicNotFound):
                     if done := await self._of_topic(look, request):
                         return RedeliveryAnswer(group, self._instance, topics, *_told(done, look.topic))

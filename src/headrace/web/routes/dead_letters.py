@@ -106,7 +106,7 @@ def dead_letter_routes(letters: DeadLetters, redelivery: Redelivery, settings: H
 
     async def redeliver(request: Request) -> Response:
         wanted = await _asked(request, settings)
-        for topic in redelivery.chosen(wanted):
+        for topic, _ in redelivery.chosen(wanted):
             require(request.scope, (READ, WRITE), "consume", topic)
         return answer(await redelivery.run(wanted))
 

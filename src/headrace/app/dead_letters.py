@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import functools
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Protocol
-
-from starlette.routing import Route
 
 from headrace.config.model import HeadraceConfig
 from headrace.control.letter_pages import DeadLetters
@@ -17,6 +15,7 @@ from headrace.kafka import Admin, Producer
 from headrace.lifecycle import Clock, Service
 from headrace.sidecar.reactive.redelivered import LetterConsumer
 from headrace.sidecar.reactive.redelivery import Redelivery
+from headrace.web.application import Routes
 from headrace.web.routes.dead_letters import dead_letter_routes
 
 
@@ -30,7 +29,7 @@ class Surroundings(Protocol):
     inner_producer: Producer
 
 
-def dead_letters(process: Surroundings, consumers: Mapping[str, LetterConsumer]) -> tuple[Service, Sequence[Route]]:
+def dead_letters(process: Surroundings, consumers: Mapping[str, LetterConsumer]) -> tuple[Service, Routes]:
     """Return what delivers letters again, by these consumers, and the endpoints of all that is done with letters."""
     config, admin, clock = process.config, process.admin, process.clock
     marks_of = functools.partial(Marks, config.kafka, admin)

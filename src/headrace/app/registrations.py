@@ -6,8 +6,6 @@ import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from starlette.routing import Route
-
 from headrace.app.control_room import Controls
 from headrace.app.topics_of_ours import is_ours
 from headrace.app.ways_in import Surroundings, WaysIn
@@ -18,6 +16,7 @@ from headrace.control.registrations import House, Reader, Registration, Registra
 from headrace.functions.spec import FunctionSpec
 from headrace.kafka import OwnTopics
 from headrace.lifecycle import Lodgers, Lodging, Service
+from headrace.web.application import Routes
 from headrace.web.routes.registrations import RegistrationRoom, registration_routes
 
 _OF_ANYBODY = re.compile(r"_.*|.+\.dlq|.+\.retry\.\d+s")
@@ -46,7 +45,7 @@ class RegisteredConsumers:
         self.services: Sequence[Service] = [self._lodgers, self._registrations]
         """Downstream first; after the table and the producers."""
         room = RegistrationRoom(self._registrations, self._lodgers.readiness_of, controls.room.note)
-        self.routes: Sequence[Route] = registration_routes(room, config.http)
+        self.routes: Routes = registration_routes(room, config.http)
 
     def _is_taken(self, topic: str) -> bool:
         return _OF_ANYBODY.fullmatch(topic) is not None or self._is_ours(topic)

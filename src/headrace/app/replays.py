@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from starlette.routing import Route
-
 from headrace.app.control_room import Controls, Surroundings
 from headrace.app.noting import noted_produce
 from headrace.control.jobs import Job, Jobs, Work
@@ -14,12 +12,13 @@ from headrace.control.replay_run import Place
 from headrace.control.replay_targets import Target
 from headrace.control.replays import Replays, conflict
 from headrace.kafka import Lease
+from headrace.web.application import Routes
 from headrace.web.routes.jobs import job_routes
 
 
 def jobs_of(
     process: Surroundings, controls: Controls, targets: Mapping[tuple[str, str], Target]
-) -> tuple[Jobs, list[Route]]:
+) -> tuple[Jobs, Routes]:
     """Return the service that runs jobs, to start after all that carries records, and its endpoints."""
     config, admin, clock = process.config, process.admin, process.clock
     produce = process.inner_producer.produce

@@ -25,6 +25,9 @@ from headrace.web.routes.produce import PATH, PREFIX, ProduceRoute
 from headrace.web.routes.transactions import TRANSACTIONS, TransactionRoute
 from headrace.web.routes.writing import Writing
 
+Routes = Sequence[Route]
+"""Endpoints, for whoever puts a process together."""
+
 
 class Application:
     """The ASGI app: edge, gate, routes."""
@@ -39,7 +42,7 @@ class Application:
         authenticator: Authenticator | None = None,
         audit: Audit | None = None,
         *,
-        more: Sequence[Route] = (),
+        more: Routes = (),
     ) -> None:
         """Make the endpoints, `more` beside those of every process; without an authenticator everybody may use all."""
         self._produce = ProduceRoute(produce, writing, metrics, settings)

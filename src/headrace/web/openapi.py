@@ -182,6 +182,8 @@ def older(node: Any) -> Any:
     if {"type": "null"} in node.get("anyOf", ()):
         rest = [part for part in node.pop("anyOf") if part != {"type": "null"}]
         node |= {"nullable": True} | (rest[0] if len(rest) == 1 and "$ref" not in rest[0] else {"anyOf": rest})
+    if not isinstance(bound := node.get("exclusiveMinimum", True), bool):
+        node |= {"minimum": bound, "exclusiveMinimum": True}
     if "prefixItems" in node:
         node["items"] = {"anyOf": node.pop("prefixItems")}
     return {key: older(value) for key, value in node.items()}

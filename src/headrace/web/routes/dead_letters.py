@@ -45,7 +45,7 @@ class _Window(msgspec.Struct, rename="camel", forbid_unknown_fields=True, kw_onl
     text: Annotated[str, Meta(description="In error class, reason or excerpt, in any case.")] = ""
     state: State = "all"
     scan_records: Annotated[int, Meta(ge=1, le=100_000, description="Records read at most.")] = 10_000
-    scan_seconds: Annotated[float, Meta(gt=0, le=30, description="How long to go on reading.")] = 5.0
+    scan_seconds: Annotated[float, Meta(ge=0.1, le=30, description="How long to go on reading.")] = 5.0
 
     def options(self, order: Order = "newest", cursor: str = "") -> ScanOptions:
         """Return how far the search goes."""

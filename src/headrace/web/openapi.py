@@ -81,7 +81,7 @@ def errors_of(path: str, operation: Operation, rule: Rule) -> tuple[type[Headrac
     """Return every error that a request to an endpoint may be answered with, but those of a defect."""
     guard = () if rule == OPEN else _GUARD
     gate = () if path.startswith(ALWAYS_OPEN) else _GATE
-    return *operation.errors, *guard, *gate, *_EDGE
+    return tuple(dict.fromkeys((*operation.errors, *guard, *gate, *_EDGE)))
 
 
 def _schemas() -> Json:

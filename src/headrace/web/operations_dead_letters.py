@@ -19,9 +19,8 @@ from headrace.web.routes.dead_letters import (
     StatisticsQuery,
 )
 
-_READING: Final[Errors] = (errors.InvalidRequest, errors.TooManyRequests, *KAFKA)
+_READING: Final[Errors] = (errors.InvalidRequest, *KAFKA)
 _REDELIVERY: Final[Errors] = (
-    errors.InvalidRequest,
     errors.InvalidTopicName,
     errors.LeaseTaken,
     errors.LeaseLost,
@@ -45,7 +44,11 @@ DEAD_LETTERS: Final[Mapping[tuple[str, str], Operation]] = {
         errors=_READING,
     ),
     ("GET", REDELIVERY): Operation(
-        "DLTopicReplayReactive", _AGAIN, {200: RedeliveryAnswer}, query=RedeliveryRequest, errors=_REDELIVERY
+        "DLTopicReplayReactive",
+        _AGAIN,
+        {200: RedeliveryAnswer},
+        query=RedeliveryRequest,
+        errors=(errors.InvalidRequest, *_REDELIVERY),
     ),
     ("POST", REDELIVERY): Operation(
         "DLTopicReplayReactivePost",

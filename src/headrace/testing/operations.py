@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from headrace.delivery.offset_map import decode
 from headrace.testing.ledger import Fault
 
 if TYPE_CHECKING:
@@ -61,16 +62,17 @@ def eras(run: Pushed, faults: Sequence[Fault], operations: Sequence[Operation]) 
     """
     seeks = [operation for operation in operations if isinstance(operation, Seek)]
     skips = [operation for operation in operations if isinstance(operation, Skip)]
+    plain = [None if decode(commit.metadata, commit.offset) else commit.offset for commit in run.commits]
+    before = [None, *plain]
     cuts = [
         number
         for number, commit in enumerate(run.commits)
-        if not commit.metadata
+        # The same said again, before anything else was committed, begins nothing new.
+        if plain[number] != before[number]
         and any(
-            seek.offset == commit.offset and seek.begin - TICK_SECONDS <= commit.at <= seek.end + TICK_SECONDS
+            seek.offset == plain[number] and seek.begin - TICK_SECONDS <= commit.at <= seek.end + TICK_SECONDS
             for seek in seeks
         )
-        # The same said again, before anything else was committed, begins nothing new.
-        and run.commits[number - 1 : number] != [commit._replace(at=run.commits[number - 1].at)]
     ]
     times = [run.commits[number].at + TICK_SECONDS for number in cuts]
     era_of_attempt = [bisect_right(times, attempt.at) for attempt in run.attempts]

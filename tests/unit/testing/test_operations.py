@@ -44,7 +44,7 @@ class Story:
     def seek(self, offset: int, committed: int | None = None) -> None:
         begin = self.now
         self.now += 0.2
-        self.commit(offset if committed is None else committed)
+        self.commit(offset if committed is None else committed, "\0")  # as the client writes that there is no text
         self.operations.append(Seek(begin, self.now, offset))
         self.now += 0.1
 

@@ -53,7 +53,7 @@ class SkipRequest(msgspec.Struct, rename="camel", forbid_unknown_fields=True, kw
 
 
 class SettingsRequest(msgspec.Struct, rename="camel", forbid_unknown_fields=True, kw_only=True):
-    """Settings to use in place of the file's; null takes the file's again, what is left out stays."""
+    """Settings to use in place of the file's; what is null is the file's again, what is left out stays."""
 
     rate_records: float | msgspec.UnsetType | None = msgspec.UNSET
     """Records per second at most, in each process; null for no limit."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import http.client
 import json
 import uuid
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -299,3 +301,44 @@ def test_a_consumer_that_dies_ends_nobody_else(deployment: Deployment, topic: An
     site.write_json(name, 1)
     site.wait_committed(f"{name}-group", name, 1)
     assert process.terminate() == 0
+
+
+def test_a_thousand_in_and_out(deployment: Deployment, topic: Any) -> None:
+    """By two processes at once, of which one is killed in between; three of them run all the time."""
+    site, backend, names = deployment.site, deployment.backend, [topic() for _ in range(3)]
+    places = {"max_per_owner": 1000, "max_in_all": 1000}
+    processes = [deployment.start(registrations=places) for _ in range(2)]
+
+    def settings(number: int) -> dict[str, Any]:
+        place = names[number % 3]
+        return deployment.consumer(place, group=f"{place}-{number}", enabled=number < 3)
+
+    def each(method: str, statuses: set[int]) -> None:
+        def share(worker: int) -> set[int]:
+            client = http.client.HTTPConnection(urlsplit(processes[worker % 2].url).netloc, timeout=120)
+            bodies = {n: settings(n) if method == "PUT" else None for n in range(worker, 1000, 4)}
+            found = {ask_on(client, method, f"{PLACE}/c{n}", body).status for n, body in bodies.items()}
+            client.close()
+            return found
+
+        with ThreadPoolExecutor(4) as pool:
+            assert set().union(*pool.map(share, range(4))) == statuses
+
+    each("PUT", {201})
+    assert ask(processes[0], "PUT", f"{PLACE}/more", settings(1000)).body["code"] == "ERR40062"
+    processes[0].kill()
+    processes[0] = deployment.start(registrations=places)
+    for number, place in enumerate(names):
+        site.write_json(place, 1)
+        site.wait_committed(f"{place}-{number}", place, 1)
+    for process in processes:
+        states = Counter(one["state"] for one in ask(process, "GET", PLACE).body["consumers"])
+        assert sum(states.values()) == 1000
+        assert states["disabled"] == 997
+    each("DELETE", {200})
+    for process in processes:
+        site.wait_until(lambda at=process: ask(at, "GET", PLACE).body == {"consumers": []}, "all of them to be gone")
+        site.wait_until(lambda at=process: names_of(at) == [], "nothing to run any more")
+    assert sorted({record["topic"] for record in backend.accepted}) == sorted(names)
+    assert processes[1].terminate() == 0
+    assert ask(processes[0], "GET", PLACE).body == {"consumers": []}

@@ -123,7 +123,7 @@ class RegistrationsConfig(Section):
     metadata addresses are never allowed, nor is another name that stands for this machine."""
     max_per_owner: Count = 20
     """Registrations of one owner, those that are not enabled included."""
-    max_in_all: Count = 200
+    max_in_all: Count = 100
     """Registrations of all owners together."""
     limits: RegistrationLimits = RegistrationLimits()
     """What one of them may ask for."""

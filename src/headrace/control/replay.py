@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 _AGAIN_SECONDS = 1.0
 _SLICE_RECORDS = 500
 _SLICES_PER_SECOND = 10
+_PARTS = 4
+"""So many parts of what may be held are handed over, and written down as ended, one after the other."""
 
 Read = Callable[[Mapping[TopicPartition, int], Mapping[TopicPartition, int]], AsyncGenerator[list[Record], None]]
 """Reads partitions from offsets to before offsets, as `read_records`."""
@@ -81,6 +83,7 @@ class WindowSource(Service):
         self._positions = {partition: start.offset for partition, start in starts.items()}
         self._read, self._start_offsets = read, start_offsets
         self._limits, self._clock, self._rate = limits, clock, rate_records
+        self._some = max(1, limits.max_records // _PARTS)
         self._epoch = int(clock.time() * 1000)
         self._handed = self._ended = self._saved = self._bytes = 0
         self._room = asyncio.Event()
@@ -94,6 +97,11 @@ class WindowSource(Service):
         """Records that came since what is written down, or wait to end: so many come again after a kill."""
         return self._handed - self._saved
 
+    @property
+    def is_urgent(self) -> bool:
+        """Whether so much has ended, or all of it, that it should be written down now."""
+        return self.finished or self._ended - self._saved >= self._some
+
     async def start(self) -> None:
         self._pump.on_assigned(dict.fromkeys(self._ends, self._epoch), self.standing.positions)
         self._reading = self.spawn(self._follow(), "read")
@@ -104,6 +112,10 @@ class WindowSource(Service):
             self._reading.cancel()
         self.commit(await self._pump.on_revoked(list(self._ends), deadline))
 
+    def take_stock(self) -> None:
+        """Bring `standing` up to date."""
+        self._pump.commit_now()
+
     def saved(self, standing: Standing) -> None:
         """Take note that a standing is written down."""
         self._saved = standing.ended
@@ -113,6 +125,8 @@ class WindowSource(Service):
         self._ended += records
         self._bytes -= size_bytes
         self._room.set()
+        if self.is_urgent:
+            self.news.set()
 
     def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
         # The pump commits all that has ended since it did so last, so these numbers and offsets belong together.
@@ -154,7 +168,7 @@ class WindowSource(Service):
 
     def _parts(self, batch: Sequence[Record]) -> list[list[Record]]:
         """Return neighbours of one partition, at most a tenth of a second of the rate."""
-        most = _SLICE_RECORDS
+        most = min(_SLICE_RECORDS, self._some)
         if self._rate:
             most = max(1, min(most, int(self._rate / _SLICES_PER_SECOND)))
         if most >= len(batch) and all(record.partition == batch[0].partition for record in batch):

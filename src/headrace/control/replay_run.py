@@ -30,8 +30,6 @@ from headrace.records import Committed, Record, TopicPartition
 TO_TOPIC_FLOW = FlowControl()
 _TO_TOPIC = DeliveryConfig(batch=BatchConfig(max_records=500, max_bytes=1_048_576))
 _LOOK_SECONDS, _SAVE_SECONDS = 0.2, 1.0
-_SOON = 4
-"""Part of what may be held that must have ended before it is written down at once."""
 _DRAIN_SECONDS = 10.0
 _LEASE_SECONDS = 20.0
 _MAPS_CHARACTERS = 500_000
@@ -137,10 +135,12 @@ class ReplayWork:
                 await source.close(Deadline(clock, _DRAIN_SECONDS))
                 await self._save(source, tell)
                 return
-            standing, now = source.standing, clock.monotonic()
-            urgent = source.finished or source.unsaved * _SOON >= self._flow.max_records
-            if (urgent or now - saved_at >= _SAVE_SECONDS) and await self._save(source, tell):
-                saved_at, written = now, standing
+            now = clock.monotonic()
+            if source.is_urgent or now - saved_at >= _SAVE_SECONDS:
+                source.take_stock()
+                standing = source.standing
+                if await self._save(source, tell):
+                    saved_at, written = now, standing
 
     async def _save(self, source: WindowSource, tell: Tell) -> bool:
         standing = source.standing

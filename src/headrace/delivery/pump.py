@@ -387,10 +387,11 @@ class Pump(Service):
         while True:
             await self._changed.wait()
             self._changed.clear()
-            self._commit()
+            self.commit_now()
             await self.clock.sleep(_COMMIT_SECONDS)
 
-    def _commit(self) -> None:
+    def commit_now(self) -> None:
+        """Tell the source what has ended since it was told last; it is told often anyway."""
         commits = {p: commit for p in self._dirty if (commit := self._lanes[p].tracker.commit)}
         self._dirty.clear()
         if commits and self.source:

@@ -1,27 +1,26 @@
-"""Dead letters on a real broker: seen, redriven, and none lost when a redrive is killed."""
+"""Dead letters on a real broker: redriven, moved and dropped, all or selected ones."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
-import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
-from headrace.control.dead_letters import group_of
 from headrace.delivery.dead_letter import DeadLetterTopic
 from headrace.delivery.protocols import DeadLetter, Outcome, Verdict
 from headrace.kafka import Admin, Producer, read_records
-from headrace.records import OutgoingRecord, Record, TopicPartition
+from headrace.records import OutgoingRecord, Record
 
 COMMAND = [sys.executable, "-m", "headrace.cli.main"]
 
@@ -53,7 +52,7 @@ async def read_all(settings: KafkaConfig, topic: str) -> list[Record]:
     return [record async for batch in read_records(settings, starts, ends) for record in batch]
 
 
-async def write_letters(settings: KafkaConfig, topic: str, count: int) -> None:
+async def write_letters(settings: KafkaConfig, topic: str, count: int, errors: Sequence[str] = ("HTTP 400",)) -> None:
     """Write `count` records to the topic, and each as a dead letter, as a reactive consumer would."""
     producer = Producer(settings, ProducerConfig())
     await producer.start()
@@ -62,28 +61,30 @@ async def write_letters(settings: KafkaConfig, topic: str, count: int) -> None:
         [OutgoingRecord(topic, f"k{n}".encode(), f"v{n}\xff".encode("latin-1"), own) for n in range(count)]
     )
     letters = [
-        DeadLetter(record, "billing", 5, Outcome(Verdict.DEAD_LETTER, "HTTP 400", "no such order"), 1.0, 2.0)
-        for record in await read_all(settings, topic)
+        DeadLetter(record, "billing", 5, Outcome(Verdict.DEAD_LETTER, errors[n % len(errors)], "no"), 1.0, 2.0)
+        for n, record in enumerate(sorted(await read_all(settings, topic), key=lambda r: r.value or b""))
     ]
     await DeadLetterTopic("{topic}.dlq", producer.produce, Admin(settings).ensure_topic_like).write(letters)
     await producer.stop()
 
 
-def test_letters_are_listed_shown_and_redriven_byte_for_byte(headrace: Any, topic: Any, settings: KafkaConfig) -> None:
-    """The whole way: numbers, one letter, a dry run, the redrive, and nothing left; records come back as they were."""
+def values(settings: KafkaConfig, topic: str) -> list[bytes]:
+    return sorted(record.value or b"" for record in asyncio.run(read_all(settings, topic)))
+
+
+def left(headrace: Any, dlq: str) -> int:
+    return int(json.loads(headrace("dlq", "list", dlq, "--output", "json").stdout)[0]["left"])
+
+
+def test_letters_are_counted_and_redriven_byte_for_byte(headrace: Any, topic: Any, settings: KafkaConfig) -> None:
+    """The whole way: numbers, a dry run, the redrive, and nothing left; records come back as they were."""
     name = topic(3)
     dlq = f"{name}.dlq"
     asyncio.run(write_letters(settings, name, 40))
-    (row,) = [row for row in json.loads(headrace("dlq", "list", "--output", "json").stdout) if row["topic"] == dlq]
-    assert row == {"topic": dlq, "total": 40, "left": 40, "errors": {"HTTP 400": 40}, "foreign": 0}
-    (shown,) = json.loads(headrace("dlq", "show", dlq, "--max", "1", "--output", "json").stdout)
-    assert (shown["error"], shown["reason"], shown["group"], shown["attempts"]) == (
-        "HTTP 400",
-        "no such order",
-        "billing",
-        5,
-    )
-    assert f"40 letters of {dlq} would go back: 40 to {name}" in headrace("dlq", "redrive", dlq, "--dry-run").stdout
+    assert left(headrace, dlq) == 40
+    said = headrace("dlq", "redrive", dlq, "--dry-run").stdout
+    assert said.startswith(f"40 letters of {dlq} would go back: 40 to {name}\n")
+    assert "  error  HTTP 400" in said
     assert len(asyncio.run(read_all(settings, name))) == 40
     said = headrace("dlq", "redrive", dlq).stdout
     assert said == f"40 letters of {dlq} back and acknowledged: 40 to {name}\n"
@@ -102,53 +103,141 @@ def test_letters_are_listed_shown_and_redriven_byte_for_byte(headrace: Any, topi
         assert len(record.headers) == 4
 
     assert headrace("dlq", "redrive", dlq).stdout == f"nothing left to redrive in {dlq}\n"
-    lag = json.loads(headrace("groups", "lag", group_of(dlq), "--output", "json").stdout)
-    assert sum(entry["lag"] for entry in lag) == 0
-    assert json.loads(headrace("dlq", "list", dlq, "--output", "json").stdout)[0]["left"] == 0
+    assert left(headrace, dlq) == 0
 
 
-def test_places_that_are_not_there_and_topics_that_are_none(headrace: Any, topic: Any, settings: KafkaConfig) -> None:
-    """Offsets beyond the log, missing partitions and ordinary topics are refused with what is there."""
+def test_a_filtered_redrive_leaves_exactly_the_rest(headrace: Any, topic: Any, settings: KafkaConfig) -> None:
+    """By error first and exactly once, then all: each once; what matches nothing is an error; made anew, all is new."""
+    name = topic(2)
+    dlq = f"{name}.dlq"
+    asyncio.run(write_letters(settings, name, 40, errors=("HTTP 400", "KeyError", "KeyError", "KeyError")))
+    words = ["dlq", "redrive", dlq, "--error", "HTTP 400", "--origin", name, "--since", "1h"]
+    assert "10 letters" in headrace(*words, "--exactly-once").stdout
+    for more in ([], ["--dry-run"]):
+        assert f"nothing matches: {dlq} has 30 letters left" in headrace(*words, *more, code=1).stderr
+    assert left(headrace, dlq) == 30
+    done = json.loads(headrace("dlq", "redrive", dlq, "--output", "json").stdout)
+    assert (done["records"], done["targets"], done["errors"]) == (30, {name: 30}, {"KeyError": 30})
+    assert values(settings, name) == sorted([*values(settings, dlq)] * 2)
+
+    asyncio.run(anew(settings, dlq))
+    asyncio.run(write_letters(settings, name, 1))  # each of the records there is a letter now
+    assert left(headrace, dlq) == 81
+    assert json.loads(headrace("dlq", "redrive", dlq, "--output", "json").stdout)["records"] == 81
+
+
+async def anew(settings: KafkaConfig, topic: str) -> None:
+    """Delete a topic; whoever writes letters makes it."""
+    client = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
+    for future in client.delete_topics([topic]).values():
+        await asyncio.to_thread(future.result, 60)
+    while await Admin(settings).has_topic(topic):
+        continue
+
+
+def test_letters_go_elsewhere(headrace: Any, topic: Any, settings: KafkaConfig, tmp_path: Path) -> None:
+    """To a topic, to a tier of a consumer, into quarantine and out of it again, or nowhere."""
+    name, other = topic(2), topic(1)
+    dlq, tier = f"{name}.dlq", "billing.retry.60s"
+    asyncio.run(write_letters(settings, name, 8))
+    asyncio.run(Admin(settings).create_topic(tier))
+    file = tmp_path / "headrace.yaml"
+    reactive = {
+        "topics": [name],
+        "group": "billing",
+        "backend": {"url": "http://127.0.0.1:1"},
+        "retry": {"tiers": [60]},
+    }
+    kafka = {"bootstrap_servers": settings.bootstrap_servers}
+    file.write_text(json.dumps({"kafka": kafka, "reactive_consumers": {"bills": reactive}}))
+    one = ["--key", "k0"]
+    assert f"1 to {other}" in headrace("dlq", "redrive", dlq, *one, "--to-topic", other).stdout
+    assert values(settings, other) == [b"v0\xff"]
+    to_tier = ["--to-tier", "60", "--consumer", "bills", "-c", str(file)]
+    assert f"1 to {tier}" in headrace("dlq", "redrive", dlq, "--key", "k1", *to_tier).stdout
+    (waiting,) = [
+        r for r in asyncio.run(read_all(settings, tier)) if dict(r.headers)["headrace.retry.topic"] == name.encode()
+    ]
+    assert waiting.value == b"v1\xff"
+    assert "2 letters" in headrace("dlq", "quarantine", dlq, "--key", "k2", "--key", "k3", "--reason", "later").stdout
+    assert "4 letters" in headrace("dlq", "drop", dlq, "--reason", "test data").stdout
+    assert left(headrace, dlq) == 0
+    assert len(values(settings, name)) == 8
+    assert f"2 to {name}" in headrace("dlq", "redrive", f"{dlq}.quarantine", "--exactly-once").stdout
+    assert sorted(values(settings, name)) == sorted([*values(settings, dlq), b"v2\xff", b"v3\xff"])
+
+
+def test_what_is_no_window_no_topic_or_a_circle_is_refused(headrace: Any, topic: Any, settings: KafkaConfig) -> None:
+    """Each says what is wrong, and nothing is sent."""
     name = topic()
     asyncio.run(write_letters(settings, name, 3))
     dlq = f"{name}.dlq"
-    assert "it holds 0 to 2" in headrace("dlq", "show", dlq, "--partition", "0", "--offset", "3", code=1).stderr
-    assert "no partition 9: it has 0 to 0" in headrace("dlq", "show", dlq, "--partition", "9", code=1).stderr
-    assert "--offset needs --partition" in headrace("dlq", "show", dlq, "--offset", "0", code=2).stderr
-    for command in ("list", "show", "redrive"):
-        assert "is no dead letter" in headrace("dlq", command, name, code=1).stderr
+    redrive = ("dlq", "redrive", dlq)
+    first = ("--partition", "0", "--offsets")
+    assert "it holds 0 to 2" in headrace(*redrive, *first, "3", code=1).stderr
+    assert "no partition 9" in headrace(*redrive, "--partition", "9", code=1).stderr
+    assert "in the future" in headrace(*redrive, "--since", "2999-01-01", code=1).stderr
+    assert "does not exist" in headrace(*redrive, "--to-topic", f"{name}.gone", code=1).stderr
+    assert "refused" in headrace(*redrive, "--to-topic", dlq, code=1).stderr
+    assert "needs --partition" in headrace(*redrive, "--offsets", "0", code=2).stderr
+    assert "neither a time" in headrace(*redrive, "--since", "soon", code=2).stderr
+    for command in (["redrive"], ["quarantine"], ["drop", "--reason", "x"]):
+        assert "is no dead letter" in headrace("dlq", *command, name, code=1).stderr
+    assert "does not exist" in headrace("dlq", "redrive", f"{name}.gone", code=1).stderr
     assert len(asyncio.run(read_all(settings, name))) == 3
+    assert left(headrace, dlq) == 3
 
 
-def test_a_killed_redrive_loses_nothing_and_goes_on(env: Any, headrace: Any, topic: Any, settings: KafkaConfig) -> None:
-    """Killed twice on its way, the third run ends it: each letter is back at least once, few twice."""
-    name = topic(2)
+def test_a_letter_too_large_for_its_target_stays(headrace: Any, topic: Any, settings: KafkaConfig) -> None:
+    """The others go, it is named and is left, in either mode, and the exit code says so."""
+    name = topic()
     dlq = f"{name}.dlq"
-    asyncio.run(write_letters(settings, name, 300))
-    for target in (40, 120):
-        with subprocess.Popen([*COMMAND, "dlq", "redrive", dlq, "--rate", "50"], env=env) as redriving:
-            deadline = time.monotonic() + 150
-            while asyncio.run(count(settings, name)) < 300 + target:
-                assert time.monotonic() < deadline
-            redriving.kill()
-        assert asyncio.run(unredriven_below_commit(settings, name, dlq)) == []
+    asyncio.run(write_letters(settings, name, 20))
+    asyncio.run(write_one_large(settings, name, dlq))
+    for mode in ([], ["--exactly-once"]):
+        small = topic(1, **{"max.message.bytes": "3000"})
+        done = headrace("dlq", "redrive", dlq, "--to-topic", small, *mode, code=1)
+        assert f"not sent: {dlq}-0 offset 20" in done.stderr
+        assert len(values(settings, small)) == (0 if mode else 20)
+        assert left(headrace, dlq) == 1
+
+
+async def write_one_large(settings: KafkaConfig, topic: str, dlq: str) -> None:
+    producer = Producer(settings, ProducerConfig())
+    await producer.start()
+    letter = (await read_all(settings, dlq))[0]
+    await producer.produce([OutgoingRecord(dlq, b"large", bytes(10_000), letter.headers, 0)])
+    await producer.stop()
+
+
+def test_one_run_at_a_time(env: Any, headrace: Any, topic: Any, settings: KafkaConfig) -> None:
+    """While one is in the middle of its work others are refused and told who it is, and do nothing."""
+    name = topic()
+    dlq = f"{name}.dlq"
+    asyncio.run(write_letters(settings, name, 5))
+    slow = {**env, "HEADRACE_FAILPOINTS": "redrive.sent=delay:90"}
+    with subprocess.Popen([*COMMAND, "dlq", "redrive", dlq], env=slow, stderr=subprocess.PIPE, text=True) as first:
+        assert first.stderr
+        assert "failpoint redrive.sent" in first.stderr.readline()
+        for words in (["drop", dlq, "--reason", "x"], ["redrive", dlq, "--wait", "0.5"]):
+            assert f"process-{first.pid}-since-" in headrace("dlq", *words, code=1).stderr
+        first.kill()
+    assert values(settings, name) == sorted(values(settings, dlq) * 2)
+
+
+def test_interrupted_by_ctrl_c_nothing_is_half_done(env: Any, headrace: Any, topic: Any, settings: KafkaConfig) -> None:
+    """The slice under way is marked before the command ends, so the next run sends the rest and nothing twice."""
+    name = topic()
+    dlq = f"{name}.dlq"
+    asyncio.run(write_letters(settings, name, 100))
+    slow = {**env, "HEADRACE_FAILPOINTS": "redrive.submitted=delay:2@2"}
+    words = [*COMMAND, "dlq", "redrive", dlq, "--rate", "20"]
+    with subprocess.Popen(words, env=slow, stderr=subprocess.PIPE, text=True) as first:
+        assert first.stderr
+        assert "failpoint redrive.submitted" in first.stderr.readline()
+        first.send_signal(signal.SIGINT)
+        assert first.wait(100) == 130
+    went = 100 - left(headrace, dlq)
+    assert len(values(settings, name)) == 100 + went
     headrace("dlq", "redrive", dlq)
-    times = Counter(record.value for record in asyncio.run(read_all(settings, name)))
-    assert len(times) == 300
-    assert min(times.values()) >= 2
-    assert sum(times.values()) <= 600 + 2 * 50
-
-
-async def count(settings: KafkaConfig, topic: str) -> int:
-    return sum(end for _, end in (await Admin(settings).topic_offsets(topic)).values())
-
-
-async def unredriven_below_commit(settings: KafkaConfig, topic: str, dlq: str) -> list[TopicPartition]:
-    """Return the places of letters below the committed position whose record did not come back."""
-    committed = await Admin(settings).committed(group_of(dlq))
-    times = Counter(record.value for record in await read_all(settings, topic))
-    return [
-        letter.topic_partition
-        for letter in await read_all(settings, dlq)
-        if letter.offset < committed.get(letter.topic_partition, 0) and times[letter.value] < 2
-    ]
+    assert values(settings, name) == sorted(values(settings, dlq) * 2)

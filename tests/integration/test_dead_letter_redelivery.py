@@ -1,0 +1,249 @@
+"""`/consumers/deadLetter/reactive` on a real broker: every row of sidecar.md 8.3, and defects 26 and 46."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from headrace.delivery.dead_letter import DeadLetterTopic, origin_of
+from headrace.delivery.protocols import DeadLetter, Outcome, Verdict
+from headrace.devcluster import Received
+from headrace.kafka import Admin, Lease
+from headrace.lifecycle import SystemClock
+from headrace.records import Header, OutgoingRecord
+from headrace.testing import Answer
+
+OWN: list[Header] = [("own", b"h")]
+
+
+class Letters:
+    """A topic with dead letters of a group, and a process whose consumer they belong to."""
+
+    def __init__(self, site: Any, kafka: Any, name: str, partitions: int = 2) -> None:
+        self.site, self.name, self.dlq, self.group = site, name, f"{name}.dlq", f"{name}-g"
+        kafka.create_topic(self.dlq, partitions, {})
+
+    def bury(self, count: int = 0, group: str = "") -> None:
+        """Write records and a letter of every record; what comes before the process, its consumer does not read."""
+        self.site.write(self.name, *(OutgoingRecord(self.name, b"k%d" % n, b'{"n":%d}' % n, OWN) for n in range(count)))
+        letters = [
+            DeadLetter(r, group or self.group, 3, Outcome(Verdict.RETRY, "HTTP 500", "no", 500), 1.0, 2.0)
+            for r in self.site.records(self.name)
+        ]
+        written: list[OutgoingRecord] = []
+
+        async def produce(records: Any) -> list[Any]:
+            written.extend(records)
+            return [None] * len(records)
+
+        asyncio.run(DeadLetterTopic("{topic}.dlq", produce, None).write(letters))
+        self.site.write(self.dlq, *written)
+
+    def config(self, backend: Any, **settings: Any) -> dict[str, Any]:
+        """Return a configuration whose consumer reads what comes from now on."""
+        consumer = {
+            "topics": [self.name],
+            "group": self.group,
+            "auto_offset_reset": "latest",
+            "batch": {"max_records": 4},
+            **settings,
+            "backend": {"url": backend.url, "timeout_seconds": 20},
+        }
+        return {**self.site.config, "reactive_consumers": {"push": consumer}}
+
+
+@pytest.fixture
+def letters(site: Any, kafka: Any, topic: Any) -> Letters:
+    return Letters(site, kafka, topic(2))
+
+
+@pytest.fixture
+def again(site: Any, headrace: Any, backend: Any, letters: Letters) -> Callable[..., Callable[..., Any]]:
+    """Start a process, `again(**settings of the consumer)`; what comes back asks it for one batch."""
+
+    def start(**settings: Any) -> Callable[..., Any]:
+        url = headrace(letters.config(backend, **settings)).url + "/consumers/deadLetter/reactive"
+
+        def ask(body: Any = None, **query: Any) -> Any:
+            return site.ask(f"{url}?{urlencode(query)}", body)
+
+        return ask
+
+    return start
+
+
+def test_a_caller_loops_until_nothing_is_left(again: Any, letters: Letters, backend: Any) -> None:
+    """Empty, processed, empty again: each letter once, as the record it was, under the identity it had at first."""
+    letters.site.write(
+        letters.name, *(OutgoingRecord(letters.name, b"k%d" % n, b'{"n":%d}' % n, OWN) for n in range(10))
+    )
+    call = again()
+    empty = call().body
+    assert (empty["records"], empty["status"], empty["group"]) == (0, "empty", letters.group)
+    assert empty["topics"] == [letters.dlq]
+    assert set(empty) == {"group", "instance", "topics", "records", "description", "status"}
+    letters.bury()
+    counts = []
+    while (answer := call(topic=letters.name).body)["records"]:
+        assert answer["status"] == "processed"
+        assert "success" in answer["description"]
+        assert "| offset:" in answer["description"]
+        counts.append(answer["records"])
+    assert sum(counts) == 10
+    assert max(counts) <= 4
+    origins = {(r.partition, r.offset): r for r in letters.site.records(letters.name)}
+    assert sorted((r["partition"], r["offset"]) for r in backend.accepted) == sorted(origins)
+    for record in backend.accepted:
+        assert record["topic"] == letters.name
+        assert record["deliveryId"] == f"{letters.group}:{letters.name}:{record['partition']}:{record['offset']}"
+        assert record["attempt"] == 4
+        assert record["headers"]["own"] == "h"
+        assert record["timestamp"] == origins[record["partition"], record["offset"]].timestamp_ms
+    assert not any("headrace.dlq" in name for record in backend.accepted for name in record["headers"])
+    assert backend.requests[-1].headers["host"].startswith("127.0.0.1:")
+    assert len(letters.site.records(letters.dlq)) == 10
+
+
+def test_what_fails_again_is_a_letter_again_unless_it_was_the_last_retry(
+    again: Any, letters: Letters, backend: Any
+) -> None:
+    """`lastretry` is of its own call: the next one without it keeps what fails (defect 26)."""
+    letters.bury(3)
+    backend.answer = Answer(fails=lambda record: record["value"]["n"] == 1, stacktrace="ValueError: still no")
+    call = again()
+    last = call({"group": letters.group, "topic": letters.name, "lastretry": True, "unknown": 1}).body
+    assert (last["records"], last["status"]) == (3, "processed")
+    assert "1 of them failed for the last time" in last["description"]
+    assert call().body["status"] == "empty"
+    letters.bury()
+    first = call().body
+    assert (first["records"], first["status"]) == (3, "processed")
+    assert "1 of them as dead letters once more" in first["description"]
+    records = letters.site.records(letters.dlq)
+    assert len(records) == 7
+    (repeated,) = [origin for r in records if (origin := origin_of(r.headers)) and origin.attempts == 4]
+    assert (repeated.error, repeated.group) == ("ValueError", letters.group)
+    assert repeated.first_failure == "1970-01-01T00:00:01.000+00:00"
+    assert call(lastretry="true").body["records"] == 1
+    assert call().body["status"] == "empty"
+
+
+def test_too_many_failures_roll_the_batch_back(again: Any, letters: Letters, backend: Any) -> None:
+    """By the consumer's threshold: nothing has ended, and the next call has the same letters."""
+    letters.bury(2)
+    backend.answer = Answer(fails=lambda record: True)
+    call = again(retry={"rollback_threshold_percent": 30, "rollback_min_records": 1})
+    for _ in range(2):
+        answer = call()
+        assert (answer.status, answer.body["status"], answer.body["records"]) == (200, "rolledBack", 2)
+        assert "rollback" in answer.body["description"]
+        assert "| offset:" in answer.body["description"]
+    assert len(letters.site.records(letters.dlq)) == 2
+    backend.answer = Answer()
+    assert call().body["status"] == "processed"
+
+
+def test_one_bad_letter_of_a_request_that_fails_as_a_whole_is_found(again: Any, letters: Letters, backend: Any) -> None:
+    """In mode `status` a request is cut in halves as in the consumer itself; the good ones end."""
+
+    def answer(request: Received) -> Answer:
+        return Answer(status=422 if any(entry["value"]["n"] == 2 for entry in request.body) else 200)
+
+    letters.bury(4)
+    backend.answer = answer
+    call = again()
+    answered = call().body
+    assert (answered["records"], answered["status"]) == (4, "processed")
+    assert sorted(entry["value"]["n"] for entry in backend.accepted) == [0, 1, 3]
+
+
+def test_a_backend_that_is_away_loses_nothing(again: Any, letters: Letters, backend: Any) -> None:
+    """ERR12205, at once and again; when it is back every letter is delivered."""
+    letters.bury(3)
+    call = again()
+    backend.stop()
+    for _ in range(2):
+        answer = call()
+        assert (answer.status, answer.body["code"]) == (503, "ERR12205")
+        assert answer.body["metadata"]["retriable"] is True
+        assert int(answer.headers["retry-after"]) > 0
+    backend.start()
+    assert call().body["status"] == "processed"
+    assert sorted(entry["value"]["n"] for entry in backend.accepted) == [0, 1, 2]
+
+
+def test_topics_that_nobody_reads_and_parameters_that_are_none(again: Any, letters: Letters) -> None:
+    """ERR30001 for a topic that is not in the file; another group is only told back."""
+    call = again()
+    unknown = call(topic=f"{letters.name},nobodys")
+    assert (unknown.status, unknown.body["code"]) == (400, "ERR30001")
+    assert "nobodys is consumed by no reactive consumer here" in unknown.body["description"]
+    assert call(topic=letters.dlq).body["code"] == "ERR30001"
+    for wrong in ({"timeout": "soon"}, {"lastretry": "perhaps"}, {"timeout": -1}):
+        assert call(**wrong).status == 400
+    assert call(group="replays", timeout=2000, colour="blue").body["group"] == "replays"
+
+
+def test_two_calls_at_a_time_share_nothing(again: Any, letters: Letters, backend: Any) -> None:
+    """One delivers, the other is told to come back; so is whoever comes while a redrive has the lease."""
+    letters.bury(2)
+    came, go = threading.Event(), threading.Event()
+
+    def answer(request: Received) -> Answer:
+        came.set()
+        go.wait(120)
+        return Answer()
+
+    backend.answer = answer
+    call = again()
+    found: list[Any] = []
+    first = threading.Thread(target=lambda: found.append(call()))
+    first.start()
+    letters.site.wait_until(lambda: came.is_set() or found, "the first delivery")
+    second = call(lastretry=True)
+    go.set()
+    first.join(120)
+    assert (second.status, second.body["code"]) == (409, "ERR40048")
+    assert "another call delivers letters" in second.body["description"]
+    assert (found[0].body["records"], found[0].body["status"]) == (2, "processed")
+    assert len(backend.accepted) == 2
+
+
+def test_a_redrive_and_a_call_exclude_each_other(again: Any, letters: Letters) -> None:
+    """By the lease of the topic, over all processes."""
+    letters.bury(1)
+    call = again()
+    kafka = letters.site.kafka
+
+    async def while_leased() -> Any:
+        lease = Lease(kafka, Admin(kafka), f"redrive.{letters.dlq}", SystemClock(), source=letters.dlq)
+        assert await lease.acquire(60)
+        try:
+            return await asyncio.to_thread(call)
+        finally:
+            await lease.release()
+
+    refused = asyncio.run(while_leased())
+    assert (refused.status, refused.body["code"]) == (409, "ERR40048")
+    assert "works on the letters" in refused.body["description"]
+    assert call().body["records"] == 1
+
+
+def test_no_group_is_joined_and_letters_of_others_are_left(again: Any, letters: Letters, backend: Any) -> None:
+    """The live group stays as it is; a letter is the one's whose group it has, when that group is known here."""
+    letters.bury(2)
+    letters.bury(0, "another")
+    call = again()
+    admin = Admin(letters.site.kafka)
+    groups = {group.name for group in asyncio.run(admin.list_groups())}
+    before = asyncio.run(admin.committed(letters.group))
+    assert call().body["records"] == 4
+    assert {entry["deliveryId"].split(":")[0] for entry in backend.accepted} == {letters.group, "another"}
+    after = {group.name for group in asyncio.run(admin.list_groups())} - groups
+    assert {name for name in after if not name.startswith("headrace.lease.")} == set()
+    assert asyncio.run(admin.committed(letters.group)) == before

@@ -1,0 +1,302 @@
+"""Dead letters in pages: every letter once whatever the gaps, limits that hold, and keys and values decoded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, cast
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.config.consumers import ReactiveConsumerConfig
+from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
+from headrace.control import letter_pages, letter_scan
+from headrace.control.dead_letters import DeadLetterTopics, iso_ms
+from headrace.control.letter_pages import DeadLetters
+from headrace.control.letter_scan import Letter, Order, Scan, ScanOptions, parsed
+from headrace.control.letter_text import LetterText
+from headrace.control.selection import Selection
+from headrace.delivery.dead_letter import Origin, headers_of
+from headrace.delivery.protocols import DeadLetter, Outcome, Verdict
+from headrace.errors import InvalidRequest, RegistryUnavailable, TooManyRequests
+from headrace.formats.codecs import Codecs
+from headrace.formats.registry import SchemaRegistry
+from headrace.lifecycle import ManualClock
+from headrace.records import Header, Record, TopicPartition
+
+Log = Mapping[int, Sequence[int]]
+"""Partition to the offsets that have a letter."""
+
+
+def headers(error: str = "ValueError") -> list[Header]:
+    outcome = Outcome(Verdict.RETRY, error, "Too LATE for it")
+    return headers_of(DeadLetter(Record("t", 0, 7, 5, None, None), "g", 3, outcome, 1.0, 2.0))
+
+
+def letter_at(partition: int, offset: int, foreign: bool = False, size: int = 1) -> Record:
+    own = [] if foreign else headers("HTTP 500" if offset % 2 else "ValueError")
+    return Record("t.dlq", partition, offset, offset * 10 + partition, None, b"v", lambda: own, size)
+
+
+class Cluster:
+    """One topic: every partition has offsets 0 to its end, and records at some of them."""
+
+    servers = "nowhere"
+
+    def __init__(self, log: Log, ends: Mapping[int, int], foreign: frozenset[int] = frozenset()) -> None:
+        self.log, self.ends, self.foreign = log, ends, foreign
+        self.rounds: list[int] = []
+        self.size = 1
+
+    async def topic_offsets(self, name: str) -> dict[TopicPartition, tuple[int, int]]:
+        return {TopicPartition(name, partition): (0, end) for partition, end in self.ends.items()}
+
+    async def read(
+        self, kafka: KafkaConfig, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+    ) -> AsyncIterator[list[Record]]:
+        found = [
+            letter_at(p.partition, offset, offset in self.foreign, self.size)
+            for p, start in starts.items()
+            for offset in self.log[p.partition]
+            if start <= offset < ends[p]
+        ]
+        self.rounds.append(len(found))
+        for record in found:
+            yield [record]
+
+    def is_ended(self, partition: int, offset: int) -> bool:
+        return offset % 3 == 0
+
+
+async def page_of(
+    cluster: Cluster, options: ScanOptions, most: int, selection: Selection | None = None
+) -> tuple[list[tuple[int, int]], Scan]:
+    scan = Scan(KafkaConfig(), cast(Any, cluster), "t.dlq", cast(Any, cluster), ManualClock(), options)
+    found = []
+    async for record, _, _ in scan.letters(selection or Selection()):
+        found.append((record.partition, record.offset))
+        if len(found) == most:
+            break
+    return found, scan
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> Cluster:
+    ends = draw(st.dictionaries(st.integers(0, 3), st.integers(0, 40), min_size=1))
+    log = {p: sorted(draw(st.sets(st.integers(0, end - 1)))) if end else [] for p, end in ends.items()}
+    return Cluster(log, ends)
+
+
+@given(clusters(), st.sampled_from(["newest", "oldest"]), st.integers(1, 9), st.integers(1, 9), st.integers(1, 60))
+def test_pages_hold_every_letter_once_and_in_order(
+    cluster: Cluster, order: Order, most: int, limit: int, first_round: int
+) -> None:
+    """Whatever is compacted away, however small pages and scans are; and the cursor ends with the log."""
+    seen: list[tuple[int, int]] = []
+
+    async def main() -> None:
+        cursor, step = "", 0
+        while step == 0 or cursor:
+            found, scan = await page_of(cluster, ScanOptions(order, cursor, limit_records=limit), most)
+            assert scan.scanned <= limit + len(cluster.ends)
+            seen.extend(found)
+            assert cursor != scan.cursor or not cursor
+            cursor, step = scan.cursor, step + 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(letter_scan, "read_window", cluster.read)
+        patch.setattr(letter_scan, "_FIRST_ROUND", first_round)
+        asyncio.run(main())
+    assert sorted(seen) == sorted((p, offset) for p, offsets in cluster.log.items() for offset in offsets)
+    for partition in cluster.log:
+        own = [offset for at, offset in seen if at == partition]
+        assert own == sorted(own, reverse=order == "newest")
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    made = Cluster({0: range(0, 400, 2), 1: range(300)}, {0: 400, 1: 300})
+    monkeypatch.setattr(letter_scan, "read_window", made.read)
+    return made
+
+
+def test_the_newest_page_reads_only_the_end(cluster: Cluster) -> None:
+    """One round over the last offsets, merged by time; nothing below is read for it."""
+    found, scan = asyncio.run(page_of(cluster, ScanOptions(), 4))
+    assert found == [(0, 398), (0, 396), (0, 394), (0, 392)]
+    assert len(cluster.rounds) == 1
+    assert cluster.rounds[0] <= 100
+    assert scan.cursor == "newest.0-392.1-300"
+
+
+def test_what_is_asked_for(cluster: Cluster) -> None:
+    """Whether a letter has ended, text in any case, error classes: all at once."""
+    options = ScanOptions("oldest", state="left", text="too late")
+    found, scan = asyncio.run(page_of(cluster, options, 3, Selection(errors=["HTTP 500"])))
+    assert found == [(1, 1), (1, 5), (1, 7)]
+    assert scan.scanned < 30
+    ended, _ = asyncio.run(page_of(cluster, ScanOptions("oldest", state="ended"), 2))
+    assert ended == [(0, 0), (1, 0)]
+    assert asyncio.run(page_of(cluster, ScanOptions(text="elsewhere"), 1))[0] == []
+
+
+def test_rounds_grow_and_shrink_with_the_size_of_letters(cluster: Cluster) -> None:
+    """Small ones are read by the thousand; where a round is too large for memory it is read again in parts."""
+    asyncio.run(page_of(cluster, ScanOptions(), 1000))
+    assert cluster.rounds == [75, 300, 125]
+    cluster.rounds.clear()
+    cluster.size = letter_scan._ROUND_BYTES // 10
+    found, _ = asyncio.run(page_of(cluster, ScanOptions(), 1000))
+    assert len(found) == 500
+    assert max(cluster.rounds[1:]) <= 30
+
+
+def test_time_ends_a_scan_behind_a_round(cluster: Cluster) -> None:
+    """Never before it has come on, so a reader with a cursor always does."""
+    _, scan = asyncio.run(page_of(cluster, ScanOptions(limit_seconds=0.0), 1000))
+    assert scan.scanned == 0
+    clock = ManualClock()
+    clock.monotonic = iter(range(100)).__next__  # type: ignore[method-assign]
+    scan = Scan(KafkaConfig(), cast(Any, cluster), "t.dlq", cast(Any, cluster), clock, ScanOptions(limit_seconds=1.5))
+
+    async def main() -> None:
+        async for _ in scan.letters(Selection()):
+            pass
+
+    asyncio.run(main())
+    assert 0 < scan.scanned < 500
+    assert scan.cursor
+
+
+def test_a_topic_of_other_records_is_refused(cluster: Cluster) -> None:
+    """And one that has some among its letters is not."""
+    cluster.foreign = frozenset(range(400))
+    with pytest.raises(InvalidRequest, match=r"none has headrace\.dlq headers"):
+        asyncio.run(page_of(cluster, ScanOptions(limit_records=10), 1))
+    cluster.foreign = frozenset({399, 299, 298})
+    found, scan = asyncio.run(page_of(cluster, ScanOptions(), 1000))
+    assert (len(found), scan.foreign) == (497, 3)
+
+
+@pytest.mark.parametrize("cursor", ["newest.0-1", "oldest", "oldest.0-1.", "oldest.0", "0:1", "oldest.0-1" + "1" * 30])
+def test_cursors_that_are_none(cursor: str) -> None:
+    """Of the other order, cut off, or made up."""
+    if cursor == "oldest":
+        assert parsed(cursor, "oldest") == {}
+        return
+    with pytest.raises(InvalidRequest, match="the cursor is"):
+        parsed(cursor, "oldest")
+
+
+class Registry(SchemaRegistry):
+    """Does not answer, and counts."""
+
+    asked = 0
+
+    async def by_id(self, schema_id: int) -> Any:
+        self.asked += 1
+        raise RegistryUnavailable("away")
+
+
+@pytest.mark.parametrize(
+    ("data", "wanted", "format_name", "text"),
+    [
+        (None, None, "null", b"null"),
+        (b'{"a": 1.10}', None, "json", b'{"a": 1.10}'),
+        (b"[1]", "string", "string", b'"[1]"'),
+        (b"{broken", "json", "string", b'"{broken"'),
+        (b"17", None, "string", b'"17"'),
+        (b"", None, "string", b'""'),
+        (b"\xff", "json", "binary", b'"/w=="'),
+        (b"\0\0\0\0\x01\xfe", "avro", "binary", b'"AAAAAAH+"'),
+        (b"\0\0\0\0\x01a", None, "string", b'"\\u0000\\u0000\\u0000\\u0000\\u0001a"'),
+    ],
+)
+def test_values_are_decoded_as_far_as_they_can_be(
+    data: bytes | None, wanted: str | None, format_name: str, text: bytes
+) -> None:
+    """As asked, else as what fits, else base64; and the registry is asked once when it is away."""
+
+    async def main() -> None:
+        registry = Registry(SchemaRegistryConfig(), ManualClock())
+        reader = LetterText(Codecs(registry), None, wanted)
+        record = Record("t.dlq", 0, 1, 5, None, data, headers)
+        letter = Letter(record, Origin(TopicPartition("t", 0), 7, 5, "g", 3, "", "", "E"), False)
+        for _ in range(2):
+            shown = await reader.shown(letter)
+            assert (shown.value_format, bytes(shown.value)) == (format_name, text)
+        assert registry.asked <= 1
+        await registry.close()
+
+    asyncio.run(main())
+
+
+def test_no_more_than_two_read_at_a_time(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third is told to wait; and a reader that failed makes room."""
+    gate = asyncio.Event()
+
+    class Marks:
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        async def load(self) -> None:
+            await gate.wait()
+            raise InvalidRequest("gone")
+
+    async def names() -> dict[str, Any]:
+        return {}
+
+    monkeypatch.setattr(letter_pages, "Marks", Marks)
+
+    async def main() -> None:
+        registry = Registry(SchemaRegistryConfig(), ManualClock())
+        letters = DeadLetters(KafkaConfig(), cast(Any, cluster), Codecs(registry), ManualClock())
+        monkeypatch.setattr(letters.topics, "names", names)
+        asks = [asyncio.ensure_future(letters.page("t.dlq", Selection(), ScanOptions(), 1)) for _ in range(2)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        with pytest.raises(TooManyRequests, match="2 others"):
+            await letters.page("t.dlq", Selection(), ScanOptions(), 1)
+        gate.set()
+        assert [type(error) for error in await asyncio.gather(*asks, return_exceptions=True)] == [InvalidRequest] * 2
+        assert letters._scans == 0
+        await registry.close()
+
+    asyncio.run(main())
+
+
+def test_which_topics_are_dead_letter_topics() -> None:
+    """By their ending, and by the settings of a consumer that reads what they are named after."""
+
+    class Topics:
+        async def list_topics(self) -> list[Any]:
+            names = ["a.dlq", "a.quarantine", "letters", "metrics.1", "metrics.1-failed", "orders", "other-failed"]
+            return [msgspec.structs.replace(Named(name)) for name in names]
+
+    def consumer(**settings: Any) -> ReactiveConsumerConfig:
+        url = {"url": "http://127.0.0.1:1"}
+        return ReactiveConsumerConfig.model_validate({"group": "g", "backend": url, **settings})
+
+    consumers = [
+        consumer(topics=["orders"], dead_letter={"topic": "letters"}),
+        consumer(topic_patterns=[r"metrics\..*"], dead_letter={"topic": "{topic}-failed"}),
+    ]
+    found = asyncio.run(DeadLetterTopics(KafkaConfig(), cast(Any, Topics()), consumers).names())
+    assert list(found) == ["a.dlq", "a.quarantine", "letters", "metrics.1-failed"]
+    assert found["letters"] == (1, consumers[0])
+    assert found["a.dlq"] == (1, None)
+
+
+class Named(msgspec.Struct):
+    name: str
+    partitions: Sequence[int] = (0,)
+
+
+def test_times_that_no_calendar_has() -> None:
+    """A record may claim any time; it is shown as it is."""
+    assert iso_ms(0) == "1970-01-01T00:00:00.000+00:00"
+    assert iso_ms(-1) == "-1"
+    assert iso_ms(2**62) == str(2**62)

@@ -384,3 +384,29 @@ def test_letters_are_redriven_dropped_and_moved_by_jobs(site: Any, topic: Any, p
     assert letters_of(site, process, f"{name}.dlq")["left"] == 0
     again = site.ask(f"{url}/redrive", {})
     assert again.status == 400 or wait_for(site, process, again.body["id"])["progress"]["records"] == 0
+
+
+def test_the_commands_begin_watch_and_steer(site: Any, topic: Any, push: Any, backend: Any) -> None:
+    """Over the same HTTP API: dry run, to the end, detached, paused, resumed, stopped; a refusal is exit code 1."""
+    name = topic()
+    site.write_json(name, *range(30))
+    process = push(name)
+    site.wait_committed(f"{name}-push", name, 30)
+    to = ["--to-consumer", "push", "--url", process.url]
+    window = ["--partition", "0", "--offsets", "3:7"]
+    dry = site.cli("replay", name, *to, *window, "--dry-run").stdout
+    assert f"would replay 4 offsets of {name}: 3 to 6 of partition 0" in dry
+    said = site.cli("replay", name, *to, *window).stdout
+    assert "state     done" in said
+    assert "4 delivered" in said
+    begun = json.loads(site.cli("replay", name, *to, "--rate", "1", "--detach", "--output", "json").stdout)["id"]
+    refused = site.cli("replay", name, *to, code=1).stderr
+    assert f"job {begun} does that already" in refused
+    for step, state in (("pause", "paused"), ("resume", "waiting"), ("stop", "stopped")):
+        assert state in site.cli("jobs", step, begun, "--url", process.url).stdout
+    listed = site.cli("jobs", "list", "--url", process.url).stdout.splitlines()
+    assert [line.split()[2] for line in listed[1:]] == ["stopped", "done"]
+    shown = site.cli("jobs", "show", begun, "--follow", "--url", process.url, "--output", "json").stdout
+    assert json.loads(shown)["state"] == "stopped"
+    site.cli("replay", name, "--url", process.url, code=2)
+    site.cli("replay", name, *to, "--offsets", "7", code=2)

@@ -21,6 +21,8 @@ _COMMANDS = {
     "produce": "Write lines to a topic.",
     "consume": "Read a topic.",
     "dlq": "Dead letters: list, show, redrive.",
+    "replay": "Deliver a window of a topic once more: to a backend, a function or a topic.",
+    "jobs": "Replays and other long work: see, pause, resume, stop.",
     "reactive": "Live consumers: see why each moves or not, pause, seek, skip.",
     "doctor": "Check what durability rests on, and say what to do.",
 }

@@ -268,9 +268,11 @@ class Lane:
         """
         if record := self._remove_begun(offset):
             self.ended([record])
-            return record
-        record = self.backlog.remove(offset) or pop(self._beyond, offset)
-        self._linger()
+        else:
+            record = self.backlog.remove(offset) or pop(self._beyond, offset)
+            self._linger()
+        if not self.blocked:
+            self.moves()  # it may have been the trouble; if not, that is said again
         if self._beyond:
             self._admit()
         return record
@@ -301,7 +303,6 @@ class Lane:
                         waiting.insert(index, found[1])
                     if batch.letters:  # what could not be written blocked the lane
                         self._unblock()
-                        self.moves()
                     return found[0]
         return None
 

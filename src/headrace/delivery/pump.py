@@ -271,11 +271,11 @@ class Pump(Service):
         portion = min(settings.max_records, max(1, int(rate))) if rate else settings.max_records
         values = {"max_bytes": settings.max_bytes, "linger_seconds": settings.linger_seconds}
         self.batch = self.batch.model_copy(update={"max_records": portion, **values})
-        self.rate.change(rate)
-        if self.retries:
-            self.retries.rate.change(rate)
         self.breaker.limit.change(settings.max_in_flight)
         self.breaker.resize(portion)
+        self.rate.change(rate)  # which may begin deliveries
+        if self.retries:
+            self.retries.rate.change(rate)
         for lane in self._lanes.values():
             lane.change()
             self.offer(lane)

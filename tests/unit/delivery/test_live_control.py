@@ -385,6 +385,24 @@ def test_a_skip_says_what_it_did(caplog: pytest.LogCaptureFixture) -> None:
     run(Bed, test)
 
 
+def test_with_the_record_its_trouble_is_gone() -> None:
+    """It was in its retry pause and the only one; nothing is left to be said of it."""
+
+    async def test(bed: Bed) -> None:
+        bed.answers[0] = RETRY
+        bed.feed(0)
+        await bed.clock.settle()
+        bed.pump.hold([P0], "paused")
+        await bed.clock.advance(20)
+        assert "offset 0 failed 1 of 3 times" in bed.pump.readiness().reason
+        bed.pump.skip(P0, 0, "it is wrong")
+        bed.pump.release_hold([P0])
+        await bed.clock.advance(20)
+        assert (bed.pump.readiness().ready, bed.why(), bed.delivered) == (True, "", [[0]])
+
+    run(Bed, test)
+
+
 def test_a_record_is_skipped_whose_dead_letter_cannot_be_written() -> None:
     """At once, whatever is left of the pause; the letters beside it are still written."""
 
@@ -500,6 +518,22 @@ def test_the_size_of_deliveries_changes_for_those_that_begin_from_then_on() -> N
         assert bed.delivered[3:] == [[7], [8]]
 
     run(Bed, test)
+
+
+def test_what_is_changed_at_once_holds_at_once() -> None:
+    """A rate that is taken back begins no more deliveries than the bound that comes with it allows."""
+
+    async def test(bed: Bed) -> None:
+        bed.pump.on_lost([P1])
+        bed.free.clear()
+        bed.pump.change(bed.pump.settings._replace(rate_records=1, max_in_flight=2))
+        bed.feed(0, 1, 2)
+        await bed.clock.settle()
+        bed.pump.change(bed.pump.settings._replace(rate_records=None, max_in_flight=1))
+        await bed.clock.settle()
+        assert bed.delivered == [[0]]
+
+    run(lambda: Bed(ordering="none", max_records=1), test)
 
 
 def test_more_or_fewer_deliveries_are_under_way() -> None:

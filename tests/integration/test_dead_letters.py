@@ -175,14 +175,10 @@ def test_what_is_no_window_no_topic_or_a_circle_is_refused(headrace: Any, topic:
     redrive = ("dlq", "redrive", dlq)
     first = ("--partition", "0", "--offsets")
     assert "it holds 0 to 2" in headrace(*redrive, *first, "3", code=1).stderr
-    assert "no partition 9" in headrace(*redrive, "--partition", "9", code=1).stderr
-    assert "in the future" in headrace(*redrive, "--since", "2999-01-01", code=1).stderr
     assert "does not exist" in headrace(*redrive, "--to-topic", f"{name}.gone", code=1).stderr
     assert "refused" in headrace(*redrive, "--to-topic", dlq, code=1).stderr
-    assert "needs --partition" in headrace(*redrive, "--offsets", "0", code=2).stderr
     assert "neither a time" in headrace(*redrive, "--since", "soon", code=2).stderr
-    for command in (["redrive"], ["quarantine"], ["drop", "--reason", "x"]):
-        assert "is no dead letter" in headrace("dlq", *command, name, code=1).stderr
+    assert "is no dead letter" in headrace("dlq", "drop", name, "--reason", "x", code=1).stderr
     assert "does not exist" in headrace("dlq", "redrive", f"{name}.gone", code=1).stderr
     assert len(asyncio.run(read_all(settings, name))) == 3
     assert left(headrace, dlq) == 3

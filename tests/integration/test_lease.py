@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -47,15 +49,17 @@ def settings(kafka: Any) -> KafkaConfig:
 
 
 @pytest.fixture
-def holder(settings: KafkaConfig, topic: Callable[..., str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A process that holds a lease, and the lease's name."""
-    name = topic()
-    words = [sys.executable, "-c", _HOLDER, settings.bootstrap_servers, name]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout
-        assert process.stdout.readline() == "held\n"
-        yield process, name
-        process.kill()
+def holders(settings: KafkaConfig, topic: Callable[..., str]) -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """Two processes that hold a lease each, by the name of the lease."""
+    names = topic(), topic()
+    start = functools.partial(subprocess.Popen, stdout=subprocess.PIPE, text=True)
+    started = {name: start([sys.executable, "-c", _HOLDER, settings.bootstrap_servers, name]) for name in names}
+    with contextlib.ExitStack() as stack:
+        for process in started.values():
+            stack.enter_context(process)
+            stack.callback(process.kill)
+        assert [process.stdout.readline() for process in started.values() if process.stdout] == ["held\n", "held\n"]
+        yield started
 
 
 def lease_of(settings: KafkaConfig, name: str) -> Lease:
@@ -112,32 +116,19 @@ def test_of_many_that_come_at_once_one_has_it_at_a_time(settings: KafkaConfig, t
     run(work)
 
 
-def test_a_killed_holder_loses_it_with_its_session(settings: KafkaConfig, holder: Any) -> None:
-    """Nobody gets it while the dead one is still counted in, and then the one that waits does."""
-    process, name = holder
-    process.kill()
-    process.wait()
+def test_holders_that_are_killed_or_sleep_lose_it_with_their_session(settings: KafkaConfig, holders: Any) -> None:
+    """Who waits gets it then; and the one that slept finds out when it wakes, before it does more."""
+    (killed, first), (sleeping, second) = holders.items()
+    first.kill()
+    second.send_signal(signal.SIGSTOP)
 
     async def work() -> None:
-        lease = lease_of(settings, name)
-        assert await lease.acquire(_PATIENCE_SECONDS)
-        await lease.release()
-
-    run(work)
-
-
-def test_a_holder_that_slept_finds_out_before_it_does_more(settings: KafkaConfig, holder: Any) -> None:
-    """A process that was stopped while another took over has lost it when it wakes."""
-    process, name = holder
-    os.kill(process.pid, signal.SIGSTOP)
-
-    async def work() -> None:
-        lease = lease_of(settings, name)
-        assert await lease.acquire(_PATIENCE_SECONDS)
-        os.kill(process.pid, signal.SIGCONT)
-        assert process.stdout
-        assert process.stdout.readline() == "lost\n"
-        await lease.check()
-        await lease.release()
+        leases = [lease_of(settings, name) for name in (killed, sleeping)]
+        assert await asyncio.gather(*(lease.acquire(_PATIENCE_SECONDS) for lease in leases)) == [True, True]
+        second.send_signal(signal.SIGCONT)
+        assert second.stdout.readline() == "lost\n"
+        for lease in leases:
+            await lease.check()
+            await lease.release()
 
     run(work)

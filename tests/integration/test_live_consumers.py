@@ -1,0 +1,301 @@
+"""Members of a group are held and sought, and records skipped, on the real broker and under load; the ledger judges."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl, Ordering
+from headrace.config.kafka import KafkaConfig
+from headrace.config.membership import ConsumerConfig
+from headrace.config.producer import ProducerConfig
+from headrace.delivery.protocols import ACK, Delivery, Outcome
+from headrace.delivery.pump import Pump
+from headrace.kafka import Admin, Consumer, Producer, ReadPolicy
+from headrace.lifecycle import Deadline, SystemClock
+from headrace.records import OutgoingRecord, TopicPartition
+from headrace.testing import Operation, Pause, Seek, Skip, check_pushed
+from headrace.testing.evidence import gather
+
+CLOCK = SystemClock()
+RECORDS = 400
+"""In each partition."""
+PROTOCOLS = pytest.mark.parametrize(
+    "membership",
+    [{}, {"assignors": ["range"]}, {"group_protocol": "consumer"}],
+    ids=["cooperative", "eager", "kip-848"],
+)
+
+
+async def until(condition: Callable[[], object], what: str, seconds: float = 120) -> None:
+    """Wait for a condition."""
+    deadline = Deadline(CLOCK, seconds)
+    while not condition():
+        assert not deadline.passed, f"waited in vain for {what}"
+        await asyncio.sleep(0.01)
+
+
+class Handler:
+    """A slow destination that writes a journal."""
+
+    def __init__(self, journal: Path) -> None:
+        self.journal = journal.open("a")
+        self._requests = itertools.count()
+        self.hangs_at: tuple[TopicPartition, int] | None = None
+        """A delivery with this record never ends."""
+        self.handled = 0
+
+    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+        number, records = next(self._requests), delivery.records
+        named = [
+            (f"g:{r.topic}:{r.partition}:{r.offset}", (r.key or b"").decode(), (r.value or b"").decode())
+            for r in records
+        ]
+        self._write({"request": number, "at": time.time(), "records": named})
+        await asyncio.sleep(0.02)
+        if self.hangs_at and self.hangs_at in {(r.topic_partition, r.offset) for r in records}:
+            await asyncio.Event().wait()
+        self._write({"request": number, "at": time.time(), "ended": list(range(len(records)))})
+        self.handled += len(records)
+        return [ACK] * len(records)
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        self.journal.write(json.dumps(entry) + "\n")
+        self.journal.flush()
+
+
+class Member:
+    """A process, as far as its pump and its consumer are one."""
+
+    def __init__(self, scene: Scene, **policy: Any) -> None:
+        config = DeliveryConfig(ordering=scene.ordering, batch=BatchConfig(max_records=5), max_in_flight=8)
+        self.pump = Pump("member", scene.group, scene.handler, None, delivery=config, clock=CLOCK)
+        self.consumer = Consumer(
+            scene.kafka,
+            name="member",
+            group=scene.group,
+            topics=[scene.topic],
+            listener=self.pump,
+            flow=FlowControl(),
+            clock=CLOCK,
+            policy=ReadPolicy(member=ConsumerConfig(**scene.membership), **policy),
+        )
+        self.pump.source = self.pump.member = self.consumer
+
+    async def __aenter__(self) -> Member:
+        await self.pump.start()
+        await self.consumer.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.consumer.drain(Deadline(CLOCK, 20))
+        await self.consumer.stop()
+        await self.pump.stop()
+        assert (self.consumer.death, self.pump.death) == (None, None)
+
+
+class Scene:
+    """A topic with records, a group, and what people do to it."""
+
+    def __init__(self, kafka: Any, topic: str, folder: Path) -> None:
+        self.kafka = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers, request_timeout_seconds=60)
+        self.admin = Admin(self.kafka)
+        self.topic, self.group = topic, f"{topic}-group"
+        kafka.create_topic(f"{topic}.dlq", 1, {})
+        self.journal = folder / "journal"
+        self.handler = Handler(self.journal)
+        self.ordering: Ordering = "partition"
+        self.membership: dict[str, Any] = {}
+        self.places = [TopicPartition(topic, number) for number in range(3)]
+        self.operations: dict[TopicPartition, list[Operation]] = {place: [] for place in self.places}
+        self.written = 0
+
+    async def write(self, records: int) -> None:
+        """Write so many records to each partition, of a few keys."""
+        producer = Producer(self.kafka, ProducerConfig())
+        await producer.start()
+        for _ in range(records):
+            n = self.written
+            self.written += 1
+            batch = [OutgoingRecord(self.topic, b"k%d" % (n % 7), b"%d" % n, None, p.partition) for p in self.places]
+            assert not [result for result in await producer.produce(batch) if isinstance(result, Exception)]
+        await producer.stop()
+
+    async def seek(self, members: Sequence[Member], place: TopicPartition, offset: int) -> None:
+        """Seek wherever the partition is, until that is acknowledged."""
+        begin, deadline = time.time(), Deadline(CLOCK, 120)
+        while not any([await member.pump.seek(place, offset) for member in members if place in member.pump.lanes]):
+            assert not deadline.passed, "nobody could seek"
+            await asyncio.sleep(0.05)
+        self.operations[place].append(Seek(begin, time.time(), offset))
+
+    async def done(self) -> None:
+        """Wait until the group has committed the end of every partition."""
+        deadline = Deadline(CLOCK, 120)
+        while (at := await self.admin.committed(self.group)) != dict.fromkeys(self.places, self.written):
+            assert not deadline.passed, f"the group stands at {at}"
+            await asyncio.sleep(0.1)
+
+    async def check(self) -> None:
+        """Ask the ledger."""
+        for run in await gather(self.kafka, self.admin, self.group, self.topic, self.journal):
+            place = run.log[0].topic_partition
+            assert check_pushed(run, self.ordering, (), self.operations[place]) == [], place
+
+
+@pytest.fixture
+def scene(kafka: Any, topic: Callable[..., str], tmp_path: Path) -> Iterator[Scene]:
+    made = Scene(kafka, topic(3), tmp_path)
+    yield made
+    made.handler.journal.close()
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(test())
+
+
+@PROTOCOLS
+def test_seeks_under_load_are_exact(scene: Scene, membership: dict[str, Any]) -> None:
+    """Back, forward and twice, with deliveries in flight: nothing comes twice or too early, and nothing is lost."""
+    scene.membership = membership
+    first, second, third = scene.places
+
+    async def test() -> None:
+        await scene.write(RECORDS)
+        async with Member(scene) as member:
+            await until(lambda: scene.handler.handled > 60, "some deliveries")
+            await asyncio.gather(
+                scene.seek([member], first, 3),
+                scene.seek([member], second, RECORDS - 20),
+                scene.seek([member], third, 90),
+                scene.seek([member], third, 7),
+            )
+            committed = await scene.admin.committed(scene.group)
+            assert committed[second] >= RECORDS - 20
+            await scene.done()
+            await scene.seek([member], first, RECORDS - 5)
+            await scene.write(5)
+            await scene.done()
+            assert not [status.why for status in member.pump.status().partitions.values() if status.why]
+        await scene.check()
+
+    run(test)
+
+
+@PROTOCOLS
+def test_seeks_while_members_come_and_go_are_exact(scene: Scene, membership: dict[str, Any]) -> None:
+    """Whoever has the partition at last does it; a seek that was lost on the way has left nothing behind."""
+    scene.membership = membership
+    place = scene.places[1]
+
+    async def test() -> None:
+        await scene.write(RECORDS)
+        async with Member(scene) as stays:
+            await until(lambda: scene.handler.handled > 60, "some deliveries")
+            for offset in (5, 40):
+                async with Member(scene) as comes:
+                    members = [stays, comes]
+                    await scene.seek(members, place, offset)
+                    await until(lambda: comes.pump.lanes, "a partition of its own")
+                    await scene.seek(members, scene.places[0], offset + 3)
+                await scene.seek([stays], scene.places[2], offset)
+            await scene.done()
+        await scene.check()
+
+    run(test)
+
+
+def test_a_held_partition_stands_still_through_rebalances(scene: Scene) -> None:
+    """Nothing of it comes while others go on; with its release everything does, and nobody is left paused."""
+    scene.ordering = "key"
+    held, *others = scene.places
+
+    async def test() -> None:
+        await scene.write(RECORDS)
+        async with Member(scene) as stays:
+            await until(lambda: scene.handler.handled > 60, "some deliveries")
+            members = [stays]
+            stays.pump.hold([held], "it is paused")
+            await until(lambda: not stays.pump.status().partitions[held].in_flight, "what is in flight to end")
+            begin = time.time()
+            async with Member(scene) as comes:
+                comes.pump.hold([held], "it is paused")
+                members.append(comes)
+                await until(lambda: comes.pump.lanes, "a partition of its own")
+            await until(lambda: len(stays.pump.lanes) == 3, "all partitions again")
+            assert stays.pump.status().partitions[held].why == "it is paused"
+            await scene.write(50)
+            await until(
+                lambda: all(stays.pump.status().partitions[p].committed == scene.written for p in others), "the others"
+            )
+            scene.operations[held].append(Pause(begin, time.time()))
+            stays.pump.release_hold([held])
+            await scene.done()
+        await scene.check()
+
+    run(test)
+
+
+@pytest.mark.parametrize("ordering", ["partition", "key"])
+def test_a_record_that_hangs_is_skipped(scene: Scene, ordering: Ordering) -> None:
+    """In flight with others: these come again, it does not, and what waited behind it goes on; one is not there yet."""
+    scene.ordering = ordering
+    place = scene.places[2]
+    scene.handler.hangs_at = (place, 42)
+
+    async def test() -> None:
+        await scene.write(RECORDS)
+        async with Member(scene) as member:
+            for offset in (42, RECORDS + 2):
+                begin = time.time()
+                if offset == 42:
+                    await until(lambda: 42 in hangs(member, place), "the record to hang")
+                assert member.pump.skip(place, offset, "it hangs") in ("skipped", "will be skipped")
+                scene.operations[place].append(Skip(begin, time.time(), offset))
+            await scene.write(10)
+            await scene.done()
+            assert member.pump.counts.skipped_by_hand == 2
+        await scene.check()
+
+    run(test)
+
+
+def hangs(member: Member, place: TopicPartition) -> list[int]:
+    """Return what is under way of a partition."""
+    lane = member.pump.lanes.get(place)
+    return [record.offset for batch in lane.under_way.values() for record in batch.records] if lane else []
+
+
+@pytest.mark.parametrize("on_gap", ["stop", "continue"])
+def test_a_seek_to_where_nothing_is_meets_the_policy(scene: Scene, on_gap: str) -> None:
+    """Beyond the end it stands still and says why, until it is sought elsewhere; or goes on at the start."""
+    place = scene.places[0]
+
+    async def test() -> None:
+        await scene.write(50)
+        async with Member(scene, on_gap=on_gap) as member:
+            await scene.done()
+            handled = scene.handler.handled
+            assert await member.pump.seek(place, 1000)
+            if on_gap == "stop":
+                await until(lambda: "no longer in the log" in why(member, place), "the gap to be said")
+                assert await member.pump.seek(place, 30)
+                await until(lambda: scene.handler.handled == handled + 20, "what is left")
+            else:
+                await until(lambda: scene.handler.handled == handled + 50, "all once more")
+            await scene.done()
+            assert why(member, place) == ""
+
+    run(test)
+
+
+def why(member: Member, place: TopicPartition) -> str:
+    """Return why a partition does not move."""
+    return member.pump.status().partitions[place].why

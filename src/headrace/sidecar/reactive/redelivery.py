@@ -66,7 +66,7 @@ class RedeliveryRequest(msgspec.Struct, frozen=True):
     group: str | None = None
     """Group of a consumer, to choose it; any other name is only told back. By default the topics choose."""
     topic: str | None = None
-    """Topics that the letters came from, with commas between; by default all that the consumer reads."""
+    """Topics that the letters came from, with commas between; by default those in the consumer's `topics`."""
     timeout: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """How long to read letters at most, in milliseconds; 10 s by default, a minute at most."""
     lastretry: bool = False
@@ -149,7 +149,7 @@ class Redelivery(Service):
         consumers = of_group or consumers
         asked = [name.strip() for name in (request.topic or "").split(",") if name.strip()]
         found: list[tuple[str, LetterConsumer]] = []
-        for name in asked or [topic for consumer in consumers for topic in consumer.config.topics]:
+        for name in dict.fromkeys(asked or [topic for consumer in consumers for topic in consumer.config.topics]):
             reads = [c for c in consumers if name in c.config.topics or fits_any(c.config.topic_patterns)(name)]
             found += [(name, consumer) for consumer in reads]
             if not reads:

@@ -1,0 +1,174 @@
+"""Dead letters of one origin: judged as their consumer's own records are, each delivered once, none lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import pytest
+
+from headrace.config.consumers import ReactiveConsumerConfig
+from headrace.config.kafka import KafkaConfig
+from headrace.delivery.dead_letter import headers_of, letter_of, restored
+from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict
+from headrace.errors import DeadLetterFailed, DestinationRefused, DestinationUnavailable, InvalidTopicName
+from headrace.lifecycle import ManualClock
+from headrace.records import Record, TopicPartition
+from headrace.sidecar.reactive.redelivered import Letter, LetterConsumer, OneOrigin, Redelivered
+from headrace.sidecar.reactive.redelivery import Redelivery, RedeliveryRequest
+
+FAILED = Outcome(Verdict.RETRY, "ValueError", "no")
+
+
+class House:
+    """A backend that answers by the offset, and a dead letter topic."""
+
+    def __init__(self, answer: Callable[[Sequence[int]], Sequence[Outcome]], **retry: Any) -> None:
+        self.answer = answer
+        self.deliveries: list[Delivery] = []
+        self.written: list[DeadLetter] = []
+        self.broken = False
+        self.config = consumer_config(retry=retry)
+
+    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+        self.deliveries.append(delivery)
+        return self.answer([record.offset for record in delivery.records])
+
+    async def write(self, letters: Sequence[DeadLetter]) -> None:
+        if self.broken:
+            raise DeadLetterFailed("the topic is away")
+        self.written += letters
+
+    def redeliver(
+        self, letters: Sequence[Letter], last_retry: bool = False, writes: bool = True
+    ) -> tuple[list[Letter], Redelivered]:
+        done = Redelivered(letters[-1])
+        consumer = LetterConsumer(self.config, self, self if writes else None)
+        delivery = Delivery("g", TopicPartition("t", 0), 0, [], 1, "replay")
+        one = OneOrigin(consumer, delivery, done, last_retry, ManualClock())
+        return asyncio.run(one.deliver(letters)), done
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(delivery.records) for delivery in self.deliveries]
+
+
+def consumer_config(**settings: Any) -> ReactiveConsumerConfig:
+    base = {"topics": ["t"], "group": "g", "backend": {"url": "http://127.0.0.1:1"}}
+    return ReactiveConsumerConfig.model_validate({**base, **settings})
+
+
+def letter(offset: int, at: int, attempts: int = 3) -> Letter:
+    failed = DeadLetter(Record("t", 0, offset, 5, None, b"v"), "g", attempts, FAILED, 1.0, 2.0)
+    stored = Record("t.dlq", 0, at, 9, None, b"v", lambda: headers_of(failed))
+    return Letter(stored, letter_of(stored), restored(stored))
+
+
+def fails(*bad: int, outcome: Outcome = FAILED) -> Callable[[Sequence[int]], Sequence[Outcome]]:
+    return lambda offsets: [outcome if offset in bad else ACK for offset in offsets]
+
+
+def test_records_come_in_their_order_and_each_once() -> None:
+    """Two letters of one record, as a crash leaves them, are one delivery, and both end."""
+    house = House(fails())
+    ended, done = house.redeliver([letter(8, 0), letter(5, 1, attempts=4), letter(8, 2)])
+    (delivery,) = house.deliveries
+    assert [record.offset for record in delivery.records] == [5, 8]
+    assert (delivery.group, delivery.partition, delivery.attempt, delivery.replay) == ("g", ("t", 0), 5, "replay")
+    assert sorted(one.record.offset for one in ended) == [0, 1, 2]
+    assert (done.ended, done.again, done.left) == (3, 0, 0)
+
+
+def test_what_fails_is_a_letter_with_its_whole_history() -> None:
+    """One attempt more, the first failure kept; it has ended, because its new letter is there."""
+    house = House(fails(2))
+    ended, done = house.redeliver([letter(n, n) for n in (1, 2, 3)])
+    (again,) = house.written
+    assert (again.record.offset, again.attempts, again.first_failed_at) == (2, 4, 1.0)
+    assert len(ended) == 3
+    assert (done.ended, done.again, done.given_up, done.left) == (3, 1, 0, 0)
+
+
+def test_the_last_retry_writes_nothing() -> None:
+    """What fails has ended, and is counted."""
+    house = House(fails(1, 2))
+    ended, done = house.redeliver([letter(1, 1), letter(2, 2)], last_retry=True)
+    assert (len(ended), done.given_up, house.written) == (2, 2, [])
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_what_cannot_be_kept_has_not_ended(writes: bool) -> None:
+    """The dead letter topic is away, or dead letters are off: the letter stays, and it is said why."""
+    house = House(fails(2))
+    house.broken = True
+    ended, done = house.redeliver([letter(1, 1), letter(2, 2)], writes=writes)
+    assert [one.was.offset for one in ended] == [1]
+    assert (done.ended, done.left) == (1, 1)
+    assert ("away" if writes else "dead letters are off") in done.why
+
+
+@pytest.mark.parametrize(("bad", "left"), [((1,), 0), ((1, 2), 4), ((1, 2, 3, 4), 4)])
+def test_a_threshold_rolls_the_delivery_back(bad: tuple[int, ...], left: int) -> None:
+    """As in the consumer: more than the percentage, also when all fail; and up to it what failed is a letter."""
+    house = House(fails(*bad), rollback_threshold_percent=25)
+    ended, done = house.redeliver([letter(n, n) for n in (1, 2, 3, 4)])
+    assert (len(ended), done.left, len(house.written)) == (4 - left, left, 0 if left else 1)
+
+
+def test_an_answer_for_all_is_cut_in_halves() -> None:
+    """Until the one to blame is found."""
+    status = Outcome(Verdict.RETRY, "HTTP 422", "no", 422)
+    house = House(lambda offsets: [status if 3 in offsets else ACK] * len(offsets))
+    ended, done = house.redeliver([letter(n, n) for n in range(8)])
+    assert house.sizes == [8, 4, 2, 2, 1, 1, 4]
+    assert (len(ended), done.again, [one.record.offset for one in house.written]) == (8, 1, [3])
+
+
+def test_a_policy_may_skip_or_blame_the_backend() -> None:
+    """A skipped record has ended; one that waits for its backend has not."""
+    house = House(fails(1), errors={"ValueError": "skip"})
+    assert house.redeliver([letter(1, 1)])[1].ended == 1
+    house = House(fails(1), errors={"ValueError": "unavailable"})
+    ended, done = house.redeliver([letter(1, 1), letter(2, 2)])
+    assert ([one.was.offset for one in ended], done.left, done.why) == ([2], 1, "ValueError")
+
+
+def test_an_answer_that_is_none_leaves_all() -> None:
+    """And a backend that is away is the caller's to tell."""
+
+    def refuse(offsets: Sequence[int]) -> Sequence[Outcome]:
+        raise DestinationRefused("2 results for 1 record")
+
+    def away(offsets: Sequence[int]) -> Sequence[Outcome]:
+        raise DestinationUnavailable("away")
+
+    assert House(refuse).redeliver([letter(1, 1)])[1].why == "2 results for 1 record"
+    with pytest.raises(DestinationUnavailable):
+        House(away).redeliver([letter(1, 1)])
+
+
+def test_which_consumers_are_meant() -> None:
+    """By group if it is one here, else by topic; all topics when none is named."""
+
+    def one(group: str, **settings: Any) -> LetterConsumer:
+        return LetterConsumer(consumer_config(group=group, **settings), cast(Any, None), None)
+
+    consumers = {
+        "a": one("a", topics=["orders", "refunds"]),
+        "b": one("b", topics=["orders"]),
+        "c": one("c", topics=[], topic_patterns=[r"metrics\..*"]),
+    }
+    nothing = cast(Any, None)
+    redelivery = Redelivery(KafkaConfig(), nothing, consumers, nothing, nothing, ManualClock(), "h")
+
+    def chosen(**asked: Any) -> list[tuple[str, str]]:
+        return [(topic, c.config.group) for topic, c in redelivery.chosen(RedeliveryRequest(**asked))]
+
+    assert chosen(group="b") == [("orders", "b")]
+    assert chosen(topic="orders") == [("orders", "a"), ("orders", "b")]
+    assert chosen(topic=" refunds , metrics.1,", group="elsewhere") == [("refunds", "a"), ("metrics.1", "c")]
+    assert chosen() == [("orders", "a"), ("orders", "b"), ("refunds", "a")]
+    for wrong in ({"topic": "refunds", "group": "b"}, {"topic": "orders.dlq"}):
+        with pytest.raises(InvalidTopicName):
+            chosen(**wrong)

@@ -1,0 +1,84 @@
+"""The endpoints of dead letters: what they take, and whose topics a caller may touch."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+PATH = "/consumers/deadLetter/reactive"
+SCOPES = {"other": ["consume:other*", "group:g"], "reader": ["kafka:r"], "writer": ["kafka:w"], "boss": ["admin"]}
+SECURITY = {"mode": "token", "principals": {n: {"token": f"{n:->16}", "scopes": s} for n, s in SCOPES.items()}}
+
+
+def request(name: str, query: str = "", body: bytes | None = None, path: str = PATH) -> bytes:
+    head = f"{'GET' if body is None else 'POST'} {path}{query} HTTP/1.1\r\nHost: h\r\n"
+    head += f"Authorization: Bearer {name:->16}\r\nContent-Length: {len(body or b'')}\r\n"
+    return f"{head}Content-Type: application/json\r\n\r\n".encode() + (body or b"")
+
+
+@pytest.mark.parametrize(
+    ("name", "query", "status"),
+    [
+        ("reader", "?topic=t", 200),
+        ("writer", "?topic=t,u", 200),
+        ("other", "?topic=other.1", 200),
+        ("other", "?topic=other.1,t", 403),
+        ("boss", "?topic=t", 403),
+        ("reader", "?topic=_internal", 403),
+    ],
+)
+def test_a_caller_touches_its_own_topics(opened: Any, name: str, query: str, status: int) -> None:
+    """By pattern, each topic that is named; in the query and in the body."""
+
+    async def main() -> None:
+        async with opened(security=SECURITY) as house:
+            assert (await house.ask(request(name, query))).status == status
+            body = b'{"topic":"%s"}' % query.partition("=")[2].encode()
+            assert (await house.ask(request(name, "", body))).status == status
+            assert len(house.letters.asked) == (2 if status == 200 else 0)
+
+    asyncio.run(main())
+
+
+def test_nothing_of_a_call_is_left_for_the_next(opened: Any) -> None:
+    """Defect 26: `lastretry`, group and topics are those of the call; what is unknown is ignored (decisions.md 4)."""
+
+    async def main() -> None:
+        async with opened(security=SECURITY) as house:
+            for ask in (
+                request("reader", "?lastretry=true&group=g&topic=t&timeout=5&colour=blue"),
+                request("reader"),
+                request("reader", "?group=q", b'{"group":"b","lastretry":true,"colour":1}'),
+                request("reader", "?group=q", b""),
+            ):
+                assert (await house.ask(ask)).status == 200
+            asked = [(one.group, one.topic, one.timeout, one.lastretry) for one in house.letters.asked]
+            assert asked == [
+                ("g", "t", 5, True),
+                (None, None, None, False),
+                ("b", None, None, True),
+                ("q", None, None, False),
+            ]
+            for wrong in ("?timeout=-1", "?timeout=x", "?lastretry=perhaps"):
+                assert (await house.ask(request("reader", wrong))).json["code"] == "ERR11004"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "query",
+    "limit=0 limit=501 scanRecords=100001 scanSeconds=31 order=random since=yesterday header=x "
+    "since=2026-01-01T00:00:00 partition=-1 what=this".split(),
+)
+def test_limits_cannot_be_lifted(opened: Any, query: str) -> None:
+    """And what is no window is refused with what is wrong."""
+
+    async def main() -> None:
+        async with opened(security=SECURITY) as house:
+            answer = await house.ask(request("boss", f"?{query}", path="/adm/dead-letters/t.dlq"))
+            assert (answer.status, answer.json["code"]) == (400, "ERR11004")
+            assert (await house.ask(request("boss", "?limit=500", path="/adm/dead-letters/t.dlq"))).status == 200
+
+    asyncio.run(main())

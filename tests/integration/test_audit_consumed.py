@@ -159,6 +159,28 @@ def test_what_is_steered_and_replayed_is_noted(site: Any, topic: Any, headrace: 
     assert done[0]["reason"] == "ticket 12"
 
 
+def test_a_redrive_over_http_is_noted(site: Any, topic: Any, headrace: Any, backend: Any) -> None:
+    """Who asked for it, the record that was written again, and its delivery under the place it had first."""
+    name = topic()
+    site.write_json(name, 0)
+    backend.answer = lambda request: Answer(fails=lambda record: len(backend.requests) == 1)
+    consumer = {"topics": [name], "group": f"{name}-g", "retry": {"attempts": 1}, "backend": {"url": backend.url}}
+    audit = {"to": "topic", "topic": f"{name}-audit"}
+    control = {"topic": f"_headrace-control-{name}"}
+    process = headrace({**site.config, "audit": audit, "control": control, "reactive_consumers": {"push": consumer}})
+    site.wait_committed(f"{name}-g", name, 1)
+    assert site.ask(f"{process.url}/adm/dead-letters/{name}.dlq/redrive", {}).status == 202
+    site.wait_until(lambda: len(notes(site, audit["topic"], "REACTIVE_CONSUMER")) == 2, "the second delivery")
+    assert process.terminate() == 0
+    delivered = notes(site, audit["topic"], "REACTIVE_CONSUMER")
+    assert [(n["offset"], n["auditStatus"], n.get("redriveOf")) for n in delivered] == [
+        (0, "FAILURE", None),
+        (1, "SUCCESS", f"{name}:0:0"),
+    ]
+    assert [n["topic"] for n in notes(site, audit["topic"], "PRODUCER")] == [f"{name}.dlq", name]
+    assert [n["action"] for n in notes(site, audit["topic"], "CONTROL")] == ["redrive"]
+
+
 @pytest.mark.parametrize("to", ["topic", "file"])
 def test_a_client_reports_what_became_of_its_records(
     site: Any, topic: Any, headrace: Any, tmp_path: Path, to: str

@@ -27,6 +27,7 @@ def jobs_of(
     replays = Replays(place, targets, producing=config.producer.enabled)
 
     letters = LetterJobs(config.kafka, admin, process.inner_producer, clock, replays)
+    letters.on_sent = process.audit.sent if process.audit else None
 
     def lease_of(name: str) -> Lease:
         return Lease(config.kafka, admin, name, clock)

@@ -31,7 +31,7 @@ class AuditConfig(Section):
     """Name of this Headrace in the notes."""
     max_pending_bytes: Count = 33_554_432
     """Bytes of records whose notes are not written yet; above, notes are dropped and counted."""
-    busy_share: Annotated[float, Field(gt=0, le=1)] = 0.1
+    busy_share: Annotated[float, Field(gt=0, le=1)] = 0.05
     """Largest part of a processor that notes take while the process is busy, so that carrying records goes first; `1`:
     as much as they need."""
 

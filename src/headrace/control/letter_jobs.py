@@ -10,7 +10,7 @@ import msgspec
 
 from headrace.config.kafka import KafkaConfig
 from headrace.control.jobs import Job, Jobs, JobView, Tell, Work, spec_of
-from headrace.control.redrive import Redrive, Redriven, RedriveOptions, Sender
+from headrace.control.redrive import Redrive, Redriven, RedriveOptions, Sender, Sent
 from headrace.control.redrive_target import Target
 from headrace.control.replay_window import check_readable
 from headrace.control.replays import Moment, Replays, milliseconds
@@ -97,6 +97,9 @@ class _Spec(msgspec.Struct, frozen=True, omit_defaults=True):
 class LetterJobs:
     """Begins such jobs, and makes what runs them; any process can."""
 
+    on_sent: Sent | None = None
+    """Told of records that are written, or not."""
+
     def __init__(self, kafka: KafkaConfig, admin: Admin, sender: Sender, clock: Clock, replays: Replays) -> None:
         self._kafka, self._admin, self._sender, self._clock = kafka, admin, sender, clock
         self._replays = replays
@@ -157,7 +160,7 @@ class LetterJobs:
         return _Spec(topic, asked.selection(), target, options)
 
     def _redrive(self, spec: _Spec) -> Redrive:
-        return Redrive(
+        redrive = Redrive(
             self._kafka,
             self._admin,
             spec.topic,
@@ -167,6 +170,8 @@ class LetterJobs:
             target=spec.target,
             options=spec.options,
         )
+        redrive.on_sent = self.on_sent
+        return redrive
 
 
 class _LetterWork:

@@ -42,6 +42,10 @@ Place = tuple[int, int]
 """Partition and offset of a letter."""
 
 
+Sent = Callable[[Sequence[OutgoingRecord], Sequence[Any]], None]
+"""Is told what became of records."""
+
+
 class Sender(Protocol):
     """Writes records, as a `Producer` does."""
 
@@ -161,6 +165,8 @@ class Redrive:
         self._skips_ended = self._options.exactly_once or not self._options.from_beginning
         self._marks = Marks(kafka, admin, topic)
         self._lease = Lease(kafka, admin, f"redrive.{topic}", clock, source=topic)
+        self.on_sent: Sent | None = None
+        """Told of records that are written, or not, with their results. Set before `run`."""
         self._session: TransactionSession | None = None
         self._partitions: dict[str, int] = {}
         self._tally = _Tally()
@@ -347,6 +353,7 @@ class Redrive:
         assert part.answer
         results = await asyncio.shield(part.answer)
         failed: dict[Place, HeadraceError] = {}
+        sent: list[Any] = []
         writing = (item for item in part.items if item[1])
         for (letter, record, _), result in zip(writing, results, strict=False):
             if isinstance(result, RecordTooLarge) and not self._session:
@@ -357,6 +364,9 @@ class Redrive:
                 self._tally.too_large[_place(letter)] = f"{where}: {result.description}"
             if isinstance(result, HeadraceError):
                 failed[_place(letter)] = result
+            sent.append(result)
+        if sent and self.on_sent:
+            self.on_sent(part.records, sent)
         reach("redrive.sent")
         if self._session:
             self._unsure = part.items

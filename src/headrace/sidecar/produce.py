@@ -49,6 +49,8 @@ class Prepared(NamedTuple):
     key_schema_id: int | None
     """None where no schema was needed."""
     value_schema_id: int | None
+    size_bytes: int | None = None
+    """What the records count for; None to have them counted."""
 
 
 class Producing(Protocol):
@@ -156,6 +158,7 @@ class ProduceService:
         admit()
         # What came stands for what goes: its bytes are counted already, and a record's own headers are among them.
         size = len(body) + len(prepared.records) * sum(map(len, filter(None, ids)))
+        prepared = prepared._replace(size_bytes=size)
         self._producer.send(prepared.records, lambda results: done(prepared, results), partitions, size)
         return True
 
@@ -168,7 +171,7 @@ class ProduceService:
         keys, values, settings = prepared.key_schema_id, prepared.value_schema_id, self._settings
         answer = answer_of(results, keys, values, settings.always_200, settings.acks)
         if self._audit:
-            self._audit.produced(prepared.records, results, answer.written_records)
+            self._audit.produced(prepared.records, results, answer.written_records, prepared.size_bytes)
         return answer
 
     def write(self, records: Sequence[OutgoingRecord], size_bytes: int, done: Callable[[list[Result]], None]) -> None:

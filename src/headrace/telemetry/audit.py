@@ -67,6 +67,7 @@ class Audit(Service):
         self._clock = clock
         self._key_of = shown_key(settings.keys)
         self._batches: list[_Batch] = []
+        self._open = 0
         self._pending_bytes = 0
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
@@ -85,6 +86,11 @@ class Audit(Service):
     async def drain(self, deadline: Deadline) -> None:
         await asyncio.wait_for(self._idle.wait(), deadline.remaining_seconds)
 
+    async def stop(self) -> None:
+        await super().stop()
+        if self._open:
+            log.warning("audit: %d notes were not written when the process had to end", self._open)
+
     def readiness(self) -> Readiness:
         """Ready in any case; the reason says whether the trail has holes."""
         return Readiness(True, f"{self._missing} notes are missing in the audit" if self._missing else "")
@@ -95,6 +101,7 @@ class Audit(Service):
             self._miss("dropped", count)
             return
         self._batches.append(_Batch(make, count, size_bytes))
+        self._open += count
         self._pending_bytes += size_bytes
         if not self._wake.is_set():
             self._idle.clear()
@@ -132,12 +139,22 @@ class Audit(Service):
             size_bytes + _RECORD_BYTES * len(records),
         )
 
+    def sent(
+        self,
+        records: Sequence[OutgoingRecord],
+        results: Sequence[Produced | HeadraceError],
+        audit_type: str = "PRODUCER",
+    ) -> None:
+        """Note records as `produced` does, for those who have not counted what is written."""
+        written = sum(isinstance(result, Produced) for result in results)
+        self.produced(records, results, written, audit_type=audit_type)
+
     def noting(self, produce: Produce, audit_type: str = "PRODUCER") -> Produce:
         """Return something that writes records and notes them."""
 
         async def produce_noted(records: Sequence[OutgoingRecord]) -> Sequence[Produced | HeadraceError]:
             results = await produce(records)
-            self.produced(records, results, sum(isinstance(r, Produced) for r in results), audit_type=audit_type)
+            self.sent(records, results, audit_type)
             return results
 
         return produce_noted
@@ -242,6 +259,7 @@ class Audit(Service):
             lost = await run_blocking(self._write, batches, count)
             self._metrics.audit_notes("written", count - lost)
             self._miss("lost", lost)
+            self._open -= count
             self._pending_bytes -= sum([batch.size_bytes for batch in batches])
             if self._missing > self._told:
                 await self._tell_of_hole()

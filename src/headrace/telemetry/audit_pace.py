@@ -24,7 +24,7 @@ class Pace:
         pause = own / self._share - wall
         if pause < _WORTH_SECONDS and wall < _WORTH_SECONDS:
             return
-        if pause > 0 and all_threads > _BUSY * wall:
+        if pause > 0 and all_threads - own > _BUSY * wall:
             time.sleep(pause)
         self._began = self._now()
 

@@ -445,3 +445,21 @@ def test_there_is_one_note_for_each_record_that_ended(ends: list[tuple[list[Head
     assert all(note["correlationId"] for note in notes)
     assert len({note["id"] for note in notes}) == len(ends)
     assert counted(metrics).get("written", 0) == len(ends)
+
+
+def test_notes_that_are_left_at_the_end_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    """When a drain has no more time, the log has their number."""
+
+    async def main() -> None:
+        target = Target()
+        target.gate.clear()
+        audit = Audit(AuditConfig(to="file"), target, Metrics(), ManualClock())
+        await audit.start()
+        audit.produced(RECORDS, RESULTS, 1)
+        with pytest.raises(TimeoutError):
+            await audit.drain(Deadline(ManualClock(), 0))
+        await audit.stop()
+        target.gate.set()
+
+    asyncio.run(main())
+    assert "3 notes were not written when the process had to end" in caplog.text

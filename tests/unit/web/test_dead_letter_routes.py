@@ -69,8 +69,18 @@ def test_nothing_of_a_call_is_left_for_the_next(opened: Any) -> None:
 
 @pytest.mark.parametrize(
     "query",
-    "limit=0 limit=501 scanRecords=100001 scanSeconds=31 order=random since=yesterday header=x "
-    "since=2026-01-01T00:00:00 partition=-1 what=this".split(),
+    [
+        "limit=0",
+        "limit=501",
+        "scanRecords=100001",
+        "scanSeconds=31",
+        "order=random",
+        "since=yesterday",
+        "header=x",
+        "since=2026-01-01T00:00:00",
+        "partition=-1",
+        "what=this",
+    ],
 )
 def test_limits_cannot_be_lifted(opened: Any, query: str) -> None:
     """And what is no window is refused with what is wrong."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import cast, get_args
+from typing import Any, get_args
 
 import msgspec
 from starlette.requests import Request
@@ -14,7 +14,7 @@ from headrace.config.http import HttpConfig
 from headrace.control.jobs import Jobs, JobView, Wish
 from headrace.control.letter_jobs import Kind, LetterJobs, LettersReport, LettersRequest
 from headrace.control.replays import DryRun, ReplayMetadata, ReplayRequest, Replays
-from headrace.errors import ReplayMetadataInvalid
+from headrace.errors import HeadraceError, ReplayMetadataInvalid
 from headrace.records import Produced
 from headrace.telemetry.correlation import caller
 from headrace.web.bodies import answer, body_of
@@ -46,6 +46,17 @@ Note = Callable[[str, str, str, str], None]
 def job_routes(jobs: Jobs, replays: Replays, letters: LetterJobs, settings: HttpConfig, note: Note) -> list[Route]:
     """Return the endpoints."""
 
+    async def noted(action: str, target: str, reason: str, work: Awaitable[Any]) -> Any:
+        """Do something, and note in the audit who asked for it and how it ended; a dry run is no deed."""
+        try:
+            done = await work
+        except HeadraceError as error:
+            note(action, target, reason or error.description, "FAILURE")
+            raise
+        if isinstance(done, JobView):
+            note(action, target if target == done.id else f"{target} as {done.id}", reason, "SUCCESS")
+        return done
+
     async def list_jobs(request: Request) -> Response:
         return answer(JobList(jobs.list()))
 
@@ -62,13 +73,12 @@ def job_routes(jobs: Jobs, replays: Replays, letters: LetterJobs, settings: Http
         return await wish(request, "stop")
 
     async def wish(request: Request, what: Wish) -> Response:
-        shown = await jobs.wish(request.path_params["job"], what, who())
-        note(f"job {what}", shown.id, "", shown.state)
-        return answer(shown)
+        name = request.path_params["job"]
+        return answer(await noted(f"job {what}", name, "", jobs.wish(name, what, who())))
 
     async def replay(request: Request) -> Response:
         asked = await body_of(request, ReplayRequest, settings)
-        return begun(await replays.begin(jobs, asked, who()), note)
+        return begun(await noted("replay", asked.topic, "", replays.begin(jobs, asked, who())))
 
     async def metadata(request: Request) -> Response:
         body = await read_json(request.receive, headers_of(request.scope), settings)
@@ -76,14 +86,14 @@ def job_routes(jobs: Jobs, replays: Replays, letters: LetterJobs, settings: Http
             asked = msgspec.json.decode(body or b"{}", type=ReplayMetadata)
         except (msgspec.DecodeError, UnicodeDecodeError) as cause:
             raise ReplayMetadataInvalid(str(cause)[:200].replace("\n", " ")) from cause
-        job = cast(JobView, await replays.begin_as_seed(jobs, asked, who()))
-        begun(job, note)
+        job = await noted("replay", asked.topic_name, "", replays.begin_as_seed(jobs, asked, who()))
         return answer(ReplayAccepted([Produced(0, jobs.entry_of(job.id))], "OK", job.id))
 
     def of_letters(kind: Kind) -> Callable[[Request], Awaitable[Response]]:
         async def work(request: Request) -> Response:
             asked = await body_of(request, LettersRequest, settings)
-            return begun(await letters.begin(jobs, kind, request.path_params["topic"], asked, who()), note)
+            topic = request.path_params["topic"]
+            return begun(await noted(kind, topic, asked.reason, letters.begin(jobs, kind, topic, asked, who())))
 
         return work
 
@@ -98,10 +108,8 @@ def job_routes(jobs: Jobs, replays: Replays, letters: LetterJobs, settings: Http
     ]
 
 
-def begun(what: JobView | DryRun | LettersReport, note: Note) -> Response:
-    """Return the answer to a request for a job, and note one that began."""
-    if isinstance(what, JobView):
-        note(f"{what.kind} begun", what.id, "", what.state)
+def begun(what: JobView | DryRun | LettersReport) -> Response:
+    """Return the answer to a request for a job."""
     return answer(what, 202 if isinstance(what, JobView) else 200)
 
 

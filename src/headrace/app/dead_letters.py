@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from headrace.config.model import HeadraceConfig
@@ -29,12 +29,14 @@ class Surroundings(Protocol):
     inner_producer: Producer
 
 
-def dead_letters(process: Surroundings, consumers: Mapping[str, LetterConsumer]) -> tuple[Service, Routes]:
-    """Return what delivers letters again, by these consumers, and the endpoints of all that is done with letters."""
+def dead_letters(
+    process: Surroundings, consumers: Mapping[str, LetterConsumer], note: Callable[[str, str, str, str], None]
+) -> tuple[Service, Routes]:
+    """Return what delivers letters again, by these consumers and with a note, and the endpoints of letters."""
     config, admin, clock = process.config, process.admin, process.clock
     marks_of = functools.partial(Marks, config.kafka, admin)
     host = socket.gethostname()
     produce = process.inner_producer.produce
     redelivery = Redelivery(config.kafka, admin, consumers, produce, marks_of, clock, host)
     letters = DeadLetters(config.kafka, admin, process.codecs, clock, config.reactive_consumers.values())
-    return redelivery, dead_letter_routes(letters, redelivery, config.http)
+    return redelivery, dead_letter_routes(letters, redelivery, config.http, note)

@@ -109,7 +109,7 @@ class App:
         for service in [*(authenticator.services if authenticator else ()), *([tls] if tls else ())]:
             self.supervisor.add(service)
         writing = self._writing(produce)
-        redelivery, letters = dead_letters(self, ways_in.letter_consumers)
+        redelivery, letters = dead_letters(self, ways_in.letter_consumers, controls.room.note)
         self.supervisor.add(redelivery)
         readiness = self.supervisor.readiness
         routes = [*letters, *control_routes(controls.room, config.http), *routes_of_jobs]

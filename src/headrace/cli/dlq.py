@@ -83,24 +83,23 @@ def _with(options: tuple[Callable[[Any], Any], ...]) -> Callable[[Any], Any]:
 async def show(topic: str, selection: Selection, place: Place, output: str, **asked: Any) -> None:
     """Show letters: where each came from, what went wrong, its key and value.
 
-    Example: headrace dlq show orders.dlq --partition 0 --offsets 17
-    """
-    await _page(topic, selection, place, output, asked)
-
-
-@dlq.command()
-@click.argument("topic")
-@selection_options
-@_with(_PAGED)
-@_with(_OPTIONS)
-@kafka_options
-@registry_option
-async def search(topic: str, selection: Selection, place: Place, output: str, **asked: Any) -> None:
-    """Search letters by error, origin, key, header, time or text; ends at a limit, and says how to go on.
+    The options say which; a search ends at its limits, and says how to go on. `show` and `search` are one command.
 
     Example: headrace dlq search orders.dlq --error "HTTP 500" --since 2h
     """
-    await _page(topic, selection, place, output, asked)
+    scan = _scan(asked)._replace(order=asked["order"], cursor=asked["cursor"])
+    async with _letters(place) as letters:
+        formats = asked["key_format"] or "", asked["value_format"] or ""
+        page = await letters.page(topic, selection, scan, asked["most"], formats)
+    if output == "json":
+        return _print(page)
+    for letter in page.letters:
+        click.echo(_block(topic, letter) + "\n")
+    click.echo(_went(page), err=bool(page.letters))
+    return None
+
+
+dlq.add_command(show, "search")
 
 
 @dlq.command()
@@ -126,19 +125,6 @@ async def stats(topic: str, selection: Selection, bucket_seconds: int, place: Pl
     if found.partial:
         said = f"scanned {found.scanned} of up to {found.scanned + found.remaining}"
         click.echo(f"partial, the newest letters only: {said}; raise --scan-records or --scan-seconds")
-    return None
-
-
-async def _page(topic: str, selection: Selection, place: Place, output: str, asked: dict[str, Any]) -> None:
-    scan = _scan(asked)._replace(order=asked["order"], cursor=asked["cursor"])
-    async with _letters(place) as letters:
-        formats = asked["key_format"] or "", asked["value_format"] or ""
-        page = await letters.page(topic, selection, scan, asked["most"], formats)
-    if output == "json":
-        return _print(page)
-    for letter in page.letters:
-        click.echo(_block(topic, letter) + "\n")
-    click.echo(_went(page), err=bool(page.letters))
     return None
 
 

@@ -109,6 +109,7 @@ class Letters:
         self._kafka = kafka
         self.topics = self
         self.asked: list[RedeliveryRequest] = []
+        self.notes: list[Sequence[str]] = []
 
     def _fail(self) -> None:
         if self._kafka.failure:
@@ -132,7 +133,9 @@ class Letters:
 
     async def run(self, request: RedeliveryRequest) -> RedeliveryAnswer:
         self.asked.append(request)
-        return RedeliveryAnswer("g", "i", [], 0, "", "empty")
+        if request.group == "away":
+            raise errors.ReadFailed("away")
+        return RedeliveryAnswer("g", "i", ["t.dlq"], request.timeout or 0, "so many", "rolledBack")
 
 
 VIEW = JobView("j", "replay", "running", "", "ann", "now", None, None, None, None, {}, {})
@@ -305,7 +308,10 @@ async def _opened(**settings: Any) -> AsyncIterator[House]:
     tls = TlsFiles(config.tls, SystemClock()) if config.tls.certificate else None
     letters: Any = Letters(kafka)
     work: Any = Work(kafka)
-    more = [*dead_letter_routes(letters, letters, config), *job_routes(work, work, work, config, lambda *_: None)]
+    more = [
+        *dead_letter_routes(letters, letters, config, lambda *told: letters.notes.append(told)),
+        *job_routes(work, work, work, config, lambda *_: None),
+    ]
     room: Any = Room(kafka)
     more += control_routes(ControlRoom(room, room, room, lambda *_: None), config)
     registered: Any = Registered(kafka)

@@ -92,3 +92,18 @@ def test_limits_cannot_be_lifted(opened: Any, query: str) -> None:
             assert (await house.ask(request("boss", "?limit=500", path="/adm/dead-letters/t.dlq"))).status == 200
 
     asyncio.run(main())
+
+
+def test_who_asked_for_it_is_noted(opened: Any) -> None:
+    """When letters were delivered, and when they could not be; a question that finds none is no deed."""
+
+    async def main() -> None:
+        async with opened() as house:
+            for query in ("", "?timeout=3", "?group=away&topic=t"):
+                await house.get(PATH + query)
+            assert house.letters.notes == [
+                ("redeliver", "t.dlq", "so many", "FAILURE"),
+                ("redeliver", "t", "away", "FAILURE"),
+            ]
+
+    asyncio.run(main())

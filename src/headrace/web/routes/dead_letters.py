@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated, Final
 
@@ -16,7 +17,7 @@ from headrace.control.dead_letters import LetterCounts
 from headrace.control.letter_pages import DeadLetters
 from headrace.control.letter_scan import Order, ScanOptions, State
 from headrace.control.selection import Selection
-from headrace.errors import InvalidRequest
+from headrace.errors import HeadraceError, InvalidRequest
 from headrace.security.principals import READ, WRITE
 from headrace.sidecar.reactive.redelivery import Redelivery, RedeliveryRequest
 from headrace.web.access import require
@@ -86,8 +87,10 @@ class StatisticsQuery(_Window, kw_only=True):
     bucket_seconds: Annotated[int, Meta(ge=1, le=31_536_000)] = 3600
 
 
-def dead_letter_routes(letters: DeadLetters, redelivery: Redelivery, settings: HttpConfig) -> list[Route]:
-    """Return the endpoints."""
+def dead_letter_routes(
+    letters: DeadLetters, redelivery: Redelivery, settings: HttpConfig, note: Callable[[str, str, str, str], None]
+) -> list[Route]:
+    """Return the endpoints; `note` puts an operation into the audit: action, target, reason, outcome."""
 
     async def counts(request: Request) -> Response:
         return answer(LetterCounts(await letters.topics.counts()))
@@ -108,7 +111,15 @@ def dead_letter_routes(letters: DeadLetters, redelivery: Redelivery, settings: H
         wanted = await _asked(request, settings)
         for topic, _ in redelivery.chosen(wanted):
             require(request.scope, (READ, WRITE), "consume", topic)
-        return answer(await redelivery.run(wanted))
+        try:
+            done = await redelivery.run(wanted)
+        except HeadraceError as error:
+            note("redeliver", wanted.topic or "", error.description, "FAILURE")
+            raise
+        if done.records:
+            outcome = "SUCCESS" if done.status == "processed" else "FAILURE"
+            note("redeliver", ", ".join(done.topics), done.description, outcome)
+        return answer(done)
 
     return [
         Route(LIST, counts),

@@ -82,9 +82,8 @@ class AuditTable:
             missing = sum(notes.get("dropped", 0) + notes.get("lost", 0) for notes in self.notes[row])
             share = missing / (missing + sum(notes.get("written", 0) for notes in self.notes[row]))
             cost = 1 - audited / without
-            lines.append(
-                f"| {title}, rec/s | {without:,.0f} | {audited:,.0f} | **{cost:.0%}** | {share:.0%} of notes | <= 10 % |"
-            )
+            rates = f"{without:,.0f} | {audited:,.0f} | **{cost:.0%}**"
+            lines.append(f"| {title}, rec/s | {rates} | {share:.0%} of notes | <= 10 % |")
         return lines
 
 

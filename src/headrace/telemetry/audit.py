@@ -261,7 +261,7 @@ class Audit(Service):
             self._miss("lost", lost)
             self._open -= count
             self._pending_bytes -= sum([batch.size_bytes for batch in batches])
-            if self._missing > self._told:
+            if self._missing > self._told and not lost:
                 await self._tell_of_hole()
             if not self._batches:
                 self._idle.set()

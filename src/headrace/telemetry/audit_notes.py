@@ -206,7 +206,7 @@ _LINE: Final = b'%b"partition":%d,"offset":%d,"correlationId":%b,"id":"%b"%b}'
 
 def _head(shared: AuditNote, topic: str) -> bytes:
     """Return the beginning of every note of a topic, up to the comma behind what they share."""
-    return _encode_json(msgspec.structs.replace(shared, topic=topic))[:-1].replace(b'"id":"",', b"", 1) + b","
+    return _encode_json(msgspec.structs.replace(shared, topic=topic))[:-1] + b","
 
 
 def _tail(key: str | None, trace: bytes, redrive_of: bytes) -> bytes:

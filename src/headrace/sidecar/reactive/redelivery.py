@@ -10,11 +10,12 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
+from headrace.config.consumers import BatchConfig
 from headrace.config.kafka import KafkaConfig
 from headrace.config.topic_patterns import fits_any
 from headrace.delivery.dead_letter import origin_of, restored, write_all
@@ -30,14 +31,17 @@ from headrace.errors import (
 )
 from headrace.kafka import Admin, Lease, read_records
 from headrace.lifecycle import Clock, Service
-from headrace.records import OutgoingRecord, Record, TopicPartition
+from headrace.records import OutgoingRecord, TopicPartition
 from headrace.sidecar.reactive.redelivered import Letter, LetterConsumer, OneOrigin, Redelivered
 
 log = logging.getLogger(__name__)
 
 _READ_SECONDS: Final = 10.0
 _MOST_READ_SECONDS: Final = 60.0
-_IDLE_SECONDS: Final = 5.0
+_ENDED_RECORDS: Final = 5_000
+_IDLE_SECONDS: Final = 2.0
+_WAIT_SECONDS: Final = 5.0
+"""For a lease: longer than another process keeps one that it does not use."""
 _SWEEP_SECONDS: Final = 1.0
 
 
@@ -92,6 +96,26 @@ class Looked(NamedTuple):
 
     consumer: LetterConsumer
     topic: str
+
+
+class _Batch:
+    """Letters up to the size of a delivery."""
+
+    def __init__(self, limits: BatchConfig) -> None:
+        self._limits = limits
+        self._size = 0
+        self.letters: list[Letter] = []
+        self.full = False
+
+    def take(self, letter: Letter) -> bool:
+        """Add a letter; return whether another one may fit."""
+        self._size += letter.record.size_bytes
+        if self.letters and self._size > self._limits.max_bytes:
+            self.full = True
+            return False
+        self.letters.append(letter)
+        self.full = len(self.letters) >= self._limits.max_records
+        return not self.full
 
 
 class _Kept(NamedTuple):
@@ -190,24 +214,21 @@ class Redelivery(Service):
         self._busy.add(topic)
         try:
             offsets = await self._admin.topic_offsets(topic)
-            marks = (await self._keep(topic)).marks
-            starts = {p: marks.first_left(p.partition, first, end) for p, (first, end) in offsets.items()}
-            ends = {p: end for p, (_, end) in offsets.items()}
-            letters = await self._read(look, starts, ends, marks, request.timeout)
-            return await self._deliver(look, letters, request.lastretry) if letters else None
+            kept = await self._keep(topic)
+            letters = await self._read(look, offsets, kept.marks, request.timeout)
+            return await self._deliver(look, kept, letters, request.lastretry) if letters else None
         finally:
-            if kept := self._kept.get(topic):
-                self._kept[topic] = kept._replace(used=self._clock.monotonic())
+            if topic in self._kept:
+                self._kept[topic] = self._kept[topic]._replace(used=self._clock.monotonic())
             self._busy.discard(topic)
 
-    async def _deliver(self, look: Looked, letters: Sequence[Letter], last_retry: bool) -> Redelivered:
+    async def _deliver(self, look: Looked, kept: _Kept, letters: Sequence[Letter], last_retry: bool) -> Redelivered:
         """Deliver letters by origin, and mark what has ended after each."""
         done = Redelivered(letters[-1])
         by_origin: defaultdict[tuple[str, TopicPartition], list[Letter]] = defaultdict(list)
         for letter in letters:
             by_origin[letter.origin.group, letter.origin.partition].append(letter)
         for (group, partition), own in by_origin.items():
-            kept = await self._keep(look.topic)
             await kept.lease.check()
             delivery = Delivery(group, partition, 0, [], 1, self._instance)
             ended = await OneOrigin(look.consumer, delivery, done, last_retry, self._clock).deliver(own)
@@ -226,34 +247,51 @@ class Redelivery(Service):
     async def _read(
         self,
         look: Looked,
-        starts: Mapping[TopicPartition, int],
-        ends: Mapping[TopicPartition, int],
+        offsets: Mapping[TopicPartition, tuple[int, int]],
         marks: Marks,
         timeout_ms: int | None,
     ) -> list[Letter]:
         """Return letters that are left: one batch of the consumer at most."""
-        batch, config = look.consumer.config.batch, look.consumer.config
-        others = {c.config.group for c in self._consumers.values()} - {config.group}
+        others = {c.config.group for c in self._consumers.values()} - {look.consumer.config.group}
         seconds = _READ_SECONDS if timeout_ms is None else min(timeout_ms / 1000, _MOST_READ_SECONDS)
-        found: list[Letter] = []
-        size = 0
+        ahead = {place: first for place, (first, _) in offsets.items()}
+        ends = {place: end for place, (_, end) in offsets.items()}
+        batch = _Batch(look.consumer.config.batch)
         try:
-            async with asyncio.timeout(seconds), contextlib.aclosing(read_records(self._kafka, starts, ends)) as reader:
-                async for records in reader:
-                    for record in records:
-                        origin = None if marks.is_ended(*_place(record)) else origin_of(record.headers)
-                        if origin is None or origin.group in others:
-                            continue
-                        if found and size + record.size_bytes > batch.max_bytes:
-                            return found
-                        found.append(Letter(record, origin, restored(record)))
-                        size += record.size_bytes
-                        if len(found) == batch.max_records:
-                            return found
+            async with asyncio.timeout(seconds):
+                while not batch.full and any(first < ends[place] for place, first in ahead.items()):
+                    ahead = {p: marks.first_left(p.partition, first, ends[p]) for p, first in ahead.items()}
+                    await self._read_on(ahead, ends, marks, others, batch)
         except TimeoutError:
-            if not found:
+            if not batch.letters:
                 raise KafkaUnavailable(f"no letter of {look.topic} came within {seconds:g} s") from None
-        return found
+        return batch.letters
+
+    async def _read_on(
+        self,
+        ahead: dict[TopicPartition, int],
+        ends: Mapping[TopicPartition, int],
+        marks: Marks,
+        others: Collection[str],
+        batch: _Batch,
+    ) -> None:
+        """Read until the batch is full or the end; or until so many have ended that it is better to go past them."""
+        ended = 0
+        async with contextlib.aclosing(read_records(self._kafka, dict(ahead), ends)) as reader:
+            async for records in reader:
+                for record in records:
+                    if marks.is_ended(record.partition, record.offset):
+                        ended += 1
+                    elif (
+                        (origin := origin_of(record.headers))
+                        and origin.group not in others
+                        and not batch.take(Letter(record, origin, restored(record)))
+                    ):
+                        return
+                    ahead[record.topic_partition] = record.offset + 1
+                if ended > _ENDED_RECORDS:
+                    return
+        ahead.update(ends)  # offsets without records have been passed too
 
     async def _keep(self, topic: str) -> _Kept:
         """Return the lease and the marks of a topic, taken now if they are not held."""
@@ -263,7 +301,7 @@ class Redelivery(Service):
         if kept:
             await self._kept.pop(topic).lease.release()
         lease = Lease(self._kafka, self._admin, f"redrive.{topic}", self._clock, source=topic)
-        if not await lease.acquire():
+        if not await lease.acquire(_WAIT_SECONDS):
             raise LeaseTaken(f"{lease.holder} works on the letters of {topic}: wait until it is done, or end it")
         marks = self._marks_of(topic)
         try:
@@ -283,10 +321,6 @@ class Redelivery(Service):
                 if topic not in self._busy and kept.used < old:
                     del self._kept[topic]
                     await kept.lease.release()
-
-
-def _place(record: Record) -> tuple[int, int]:
-    return record.partition, record.offset
 
 
 def _told(done: Redelivered, topic: str) -> tuple[int, str, Literal["processed", "rolledBack"]]:

@@ -1,0 +1,278 @@
+"""Calls for dead letters: what is read, when it is marked, and how long a topic is kept; without Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import pytest
+
+from headrace.config.consumers import ReactiveConsumerConfig
+from headrace.config.kafka import KafkaConfig
+from headrace.delivery.dead_letter import headers_of
+from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict
+from headrace.errors import (
+    DeadLetterFailed,
+    DestinationUnavailable,
+    KafkaUnavailable,
+    LeaseLost,
+    LeaseTaken,
+    ReadFailed,
+    TopicNotFound,
+)
+from headrace.lifecycle import ManualClock
+from headrace.records import OutgoingRecord, Record, TopicPartition
+from headrace.sidecar.reactive import redelivery as module
+from headrace.sidecar.reactive.redelivered import LetterConsumer
+from headrace.sidecar.reactive.redelivery import Redelivery, RedeliveryAnswer, RedeliveryRequest
+
+FAILED = Outcome(Verdict.RETRY, "ValueError", "no")
+
+
+def letter_at(offset: int, group: str = "g", size: int = 1) -> Record:
+    failed = DeadLetter(Record("t", 0, 1000 + offset, 5, None, b"v"), group, 3, FAILED, 1.0, 2.0)
+    headers = headers_of(failed) if group else []
+    return Record("t.dlq", offset % 2, offset // 2, 9, None, b"v", lambda: headers, size)
+
+
+class World:
+    """A dead letter topic of two partitions, marks, leases and a backend; what happens is written down in order."""
+
+    def __init__(self, letters: Sequence[Record]) -> None:
+        self.letters = letters
+        self.ended: set[tuple[int, int]] = set()
+        self.log: list[str] = []
+        self.taken = self.kafka_away = self.silent = self.marks_fail = False
+        self.failure: Exception | None = None
+        self.clock = ManualClock()
+        self.leases: list[World] = []
+        self.lost = asyncio.Event()
+        self.holder = "somebody"
+        self.reads = 0
+
+    async def topic_offsets(self, name: str) -> dict[TopicPartition, tuple[int, int]]:
+        if self.kafka_away:
+            raise KafkaUnavailable("no broker answers")
+        if name != "t.dlq":
+            raise TopicNotFound(f"{name} does not exist")
+        ends = {0: 0, 1: 0} | {r.partition: r.offset + 1 for r in self.letters}
+        return {TopicPartition(name, partition): (0, end) for partition, end in ends.items()}
+
+    async def read(
+        self, kafka: KafkaConfig, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+    ) -> AsyncIterator[list[Record]]:
+        self.reads += 1
+        if self.silent:
+            await asyncio.Event().wait()
+        for record in self.letters:
+            if starts[record.topic_partition] <= record.offset < ends[record.topic_partition]:
+                yield [record]
+
+    def lease(self, *_: Any, **__: Any) -> Any:
+        self.log.append("lease")
+        self.lost = asyncio.Event()
+        return self
+
+    async def acquire(self, limit_seconds: float) -> bool:
+        return not self.taken
+
+    async def check(self) -> None:
+        if self.lost.is_set():
+            raise LeaseLost("another may have it")
+
+    async def release(self) -> None:
+        self.log.append("release")
+
+    async def prepare(self) -> None:
+        """Is there."""
+
+    async def load(self, *, settled: bool = False) -> None:
+        self.log.append("load")
+        self.pending: set[tuple[int, int]] = set()
+
+    def is_ended(self, partition: int, offset: int) -> bool:
+        return (partition, offset) in self.ended | self.pending
+
+    def first_left(self, partition: int, start: int, end: int) -> int:
+        return next((o for o in range(start, end) if not self.is_ended(partition, o)), end)
+
+    def records_for(self, partition: int, offsets: Iterable[int]) -> list[OutgoingRecord]:
+        self.pending |= {(partition, offset) for offset in offsets}
+        return [OutgoingRecord("marks", b"%d:%d" % (partition, offset), b"") for offset in offsets]
+
+    async def produce(self, records: Sequence[OutgoingRecord]) -> list[Any]:
+        if self.marks_fail:
+            return [KafkaUnavailable("away")] * len(records)
+        self.log.append(f"marks {len(records)}")
+        places = [(record.key or b"").split(b":") for record in records]
+        self.ended |= {(int(partition), int(offset)) for partition, offset in places}
+        return [None] * len(records)
+
+    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+        if self.failure:
+            raise self.failure
+        self.log.append(f"deliver {len(delivery.records)}")
+        return [ACK] * len(delivery.records)
+
+
+Play = Callable[[World, Callable[[Redelivery, Callable[..., Any]], Any]], None]
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch) -> Play:
+    """Run a scene in a world, given the service and what asks it once."""
+
+    def run(world: World, scene: Callable[[Redelivery, Callable[..., Any]], Any]) -> None:
+        monkeypatch.setattr(module, "Lease", world.lease)
+        monkeypatch.setattr(module, "read_records", world.read)
+
+        async def main() -> None:
+            consumers = {name: consumer(world, group=name) for name in ("g", "other")}
+            anything = cast(Any, world)
+            redelivery = Redelivery(
+                KafkaConfig(), anything, consumers, world.produce, lambda _: anything, world.clock, "h"
+            )
+            await redelivery.start()
+
+            async def ask(**asked: Any) -> RedeliveryAnswer:
+                return await redelivery.run(RedeliveryRequest(**{"group": "g", **asked}))
+
+            await scene(redelivery, ask)
+            await redelivery.stop()
+
+        asyncio.run(main())
+
+    return run
+
+
+def consumer(world: World, **settings: Any) -> LetterConsumer:
+    base = {"topics": ["t", "missing"], "backend": {"url": "http://127.0.0.1:1"}}
+    batch = {"max_records": 3, "max_bytes": 100}
+    config = ReactiveConsumerConfig.model_validate({**base, "batch": batch, **settings})
+    return LetterConsumer(config, cast(Any, world), None)
+
+
+def test_a_batch_is_delivered_and_then_marked(play: Play) -> None:
+    """Never the other way round; and the lease and the marks serve the next call too."""
+    world = World([letter_at(n) for n in range(5)])
+
+    async def scene(redelivery: Redelivery, ask: Callable[..., Any]) -> None:
+        assert [(await ask()).records for _ in range(3)] == [3, 2, 0]
+        assert world.log == ["lease", "load", "deliver 3", "marks 3", "deliver 2", "marks 2"]
+        last = await ask()
+        assert (last.status, last.topics, last.instance) == ("empty", ["t.dlq", "missing.dlq"], "Reactive-Replay-h")
+
+    play(world, scene)
+    assert world.log[-1] == "release"
+
+
+def test_letters_of_others_and_other_records_stay(play: Play) -> None:
+    """Another consumer's are left to it, a group that is gone is anybody's; what is no letter is passed over."""
+    world = World([letter_at(0, "other"), letter_at(1, ""), letter_at(2), letter_at(3, "gone")])
+
+    async def scene(redelivery: Redelivery, ask: Callable[..., Any]) -> None:
+        assert (await ask()).records == 2
+        assert (await ask()).records == 0
+        assert (await ask(group="other")).records == 1
+
+    play(world, scene)
+
+
+def test_a_batch_ends_at_its_bytes(play: Play) -> None:
+    """One letter always fits."""
+    world = World([letter_at(n, size=60) for n in range(3)] + [letter_at(4, size=1000)])
+
+    async def scene(redelivery: Redelivery, ask: Callable[..., Any]) -> None:
+        assert [(await ask()).records for _ in range(5)] == [1, 1, 1, 1, 0]
+
+    play(world, scene)
+
+
+def test_what_has_ended_is_gone_past(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A letter that stays at the start does not let every call read all that ended behind it."""
+    monkeypatch.setattr(module, "_ENDED_RECORDS", 10)
+    world = World([letter_at(0, "other"), *(letter_at(n) for n in range(2, 400, 2))])
+    world.ended = {(0, offset) for offset in range(1, 198)}
+
+    async def scene(redelivery: Redelivery, ask: Callable[..., Any]) -> None:
+        answer = await ask()
+        assert answer.records == 2
+        assert world.reads == 2
+
+    play(world, scene)
+
+
+def test_marks_that_are_not_written_leave_the_letters(play: Play) -> None:
+    """The call fails, its marks are forgotten, and the letters come again: twice rather than never."""
+    world = World([letter_at(n) for n in range(2)])
+    world.marks_fail = True
+
+    async def scene(redelivery: Redelivery, ask: Callable[..., Any]) -> None:
+        with pytest.raises(DeadLetterFailed, match="marks are not written"):
+            await ask()
+        world.marks_fail = False
+        assert (await ask()).records == 2
+        assert world.log == ["lease", "load", "deliver 2", "release", "lease", "load", "deliver 2", "marks 2"]
+
+    play(world, scene)
+
+
+def test_a_lease_that_is_lost_stops_the_call(play: Play) -> None:
+    """Somebody else may mark by now, so nothing is delivered; the next call takes it anew."""
+    world = World([letter_at(0)])
+
+    async def scene(redelivery: Redelivery, ask: Callable[..., Any]) -> None:
+        check, world.check = world.check, lose(world)  # type: ignore[method-assign]
+        with pytest.raises(LeaseLost):
+            await ask()
+        world.check = check  # type: ignore[method-assign]
+        assert (await ask()).records == 1
+        assert world.log == ["lease", "load", "release", "lease", "load", "deliver 1", "marks 1"]
+
+    play(world, scene)
+
+
+def lose(world: World) -> Any:
+    async def check() -> None:
+        world.lost.set()
+        raise LeaseLost("another may have it")
+
+    return check
+
+
+def test_a_lease_is_let_go_when_nobody_comes(play: Play) -> None:
+    """So a redrive need not wait for long; and one that somebody has is said."""
+    world = World([letter_at(0)])
+
+    async def scene(redelivery: Redelivery, ask: Callable[..., Any]) -> None:
+        await ask()
+        await world.clock.advance(1.0)
+        assert world.log[-1] != "release"
+        await world.clock.advance(5.0)
+        assert world.log[-1] == "release"
+        world.taken = True
+        with pytest.raises(LeaseTaken, match="somebody works on the letters"):
+            await ask()
+
+    play(world, scene)
+
+
+def test_who_is_away_is_said_with_one_code(play: Play) -> None:
+    """ERR12205 for Kafka and for the backend; nothing has ended by it."""
+    world = World([letter_at(0)])
+
+    async def scene(redelivery: Redelivery, ask: Callable[..., Any]) -> None:
+        world.failure = DestinationUnavailable("waiting for the backend")
+        with pytest.raises(ReadFailed, match="none is lost: waiting for the backend"):
+            await ask()
+        world.failure, world.silent = None, True
+        with pytest.raises(ReadFailed, match=r"no letter of t\.dlq came within 0.001 s"):
+            await ask(timeout=1)
+        world.silent, world.kafka_away = False, True
+        with pytest.raises(ReadFailed, match="no broker answers"):
+            await ask()
+        world.kafka_away = False
+        assert (await ask()).records == 1
+
+    play(world, scene)

@@ -138,7 +138,7 @@ class WaysIn:
         pumps = [pump, *(service for service in retries if isinstance(service, Pump))]
         called = name.removeprefix("reactive ")
         self.steered.append(
-            Steered(called, "reactive", pumps, reactive, reactive.topics, backend.url, self.admin, fits)
+            Steered(called, "reactive", pumps, reactive, reactive.topics, destination.client.place, self.admin, fits)
         )
         self.targets["consumer", name.removeprefix("reactive ")] = Target(
             reactive.topics,

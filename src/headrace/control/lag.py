@@ -95,7 +95,10 @@ class LagMonitor(Service):
                 except HeadraceError as error:
                     log.debug("lag of %s is not known: %s", group, error.description)
                 else:
+                    if group not in self._groups:  # it went while Kafka was asked
+                        continue
                     self._found[group] = {entry.partition: entry for entry in found}
                     for entry in found:
                         self._publish(group, entry.partition, entry.lag)
+            self._found = {group: known for group, known in self._found.items() if group in self._groups}
             await self._clock.sleep(_INTERVAL_SECONDS)

@@ -207,7 +207,14 @@ def test_pages_have_plain_words_and_no_addresses(page: Path) -> None:
 def test_files_shown_load(page: Path, tmp_path: Path) -> None:
     """Every YAML file of a page loads, every Python file compiles, every JSON block is JSON."""
     for folder in {(tmp_path / name).parent for name, _ in files_of(page)}:
-        for name in ("secret/kafka", "secret/loader", "secret/prometheus", *CERTIFICATES):
+        for name in (
+            "secret/kafka",
+            "secret/loader",
+            "secret/prometheus",
+            "secret/shop",
+            "secret/operators",
+            *CERTIFICATES,
+        ):
             file = folder / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(f"{file.name:->16}")

@@ -286,7 +286,8 @@ class Steering(Service):
                     self.spawn(self._round(consumer), "round")
             with contextlib.suppress(TimeoutError):
                 # Whoever is assigned the partition next is not told of it; so it looks again.
-                await asyncio.wait_for(self._wake.wait(), _AGAIN_SECONDS if waiting else None)
+                async with asyncio.timeout(_AGAIN_SECONDS if waiting else None):
+                    await self._wake.wait()
 
     def _due(self, consumer: Steered) -> list[tuple[Command, Pump]]:
         """Return what can be done here, and is not done already."""
@@ -342,7 +343,8 @@ class Steering(Service):
         while True:
             await self._clock.sleep(_KEPT_SECONDS / 4)
             limit = self._clock.time() - _KEPT_SECONDS
-            old = [key for key, entry in self.table.items("done/").items() if float(entry.get("at") or 0) < limit]
+            told = {key: entry.get("at") for key, entry in self.table.items("done/").items()}
+            old = [key for key, at in told.items() if not isinstance(at, int | float) or at < limit]
             if old:
                 with contextlib.suppress(HeadraceError):
                     await self.table.put_all(dict.fromkeys(old))
@@ -361,8 +363,10 @@ def paused_text(entry: Mapping[str, Any]) -> str:
 
 def spelled(seconds: Any) -> str:
     """Return a time (seconds since the epoch) in ISO 8601; empty if it is none."""
-    known = isinstance(seconds, int | float)
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z") if known else ""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    except (TypeError, ValueError, OverflowError, OSError):
+        return ""
 
 
 def live_settings(delivery: DeliveryConfig, changed: Mapping[str, Any]) -> LiveSettings:

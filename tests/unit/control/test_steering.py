@@ -1,0 +1,405 @@
+"""Steering: every process does what the table says for the partitions it has, once, and what it cannot do waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.config.consumers import ReactiveConsumerConfig
+from headrace.config.kafka import KafkaConfig
+from headrace.control import steering
+from headrace.control.steering import NOT_READ, Steered, Steering, key_of, live_settings, spelled
+from headrace.delivery.live import LiveSettings
+from headrace.errors import KafkaUnavailable, OffsetsKeptElsewhere
+from headrace.kafka.control_table import ControlTable
+from headrace.lifecycle import ManualClock
+from headrace.records import OutgoingRecord, Produced, Record, TopicPartition
+
+CONFIG = ReactiveConsumerConfig.model_validate({"topics": ["t"], "group": "g", "backend": {"url": "http://b"}})
+P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
+LIMIT_SECONDS = 60.0
+
+
+class Log:
+    """The topic of a deployment; what is written is read by every process at once."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.views: list[ControlTable] = []
+        self.broken = False
+
+    async def produce(self, outgoing: Sequence[OutgoingRecord]) -> list[Any]:
+        if self.broken:
+            return [KafkaUnavailable("no broker answers")] * len(outgoing)
+        return [self.append(record.key or b"", record.value) for record in outgoing]
+
+    def append(self, key: bytes, value: bytes | None) -> Produced:
+        record = Record("c", 0, len(self.records), 0, key, value)
+        self.records.append(record)
+        for view in self.views:
+            view.on_records([record], len(self.records))
+        return Produced(0, record.offset)
+
+    async def has_topic(self, name: str) -> bool:
+        raise KafkaUnavailable("this test reads by itself")
+
+    async def written_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(partitions, len(self.records))
+
+
+class FakePump:
+    """Has partitions, and remembers what it was told."""
+
+    def __init__(self, *partitions: TopicPartition) -> None:
+        self.group, self.member, self.retries = "g", None, None
+        self.lanes: dict[TopicPartition, Any] = {}
+        self.assign(*partitions)
+        self.whole = ""
+        self.holds: dict[TopicPartition, str] = {}
+        self.settings: LiveSettings | None = None
+        self.sought: list[tuple[TopicPartition, int]] = []
+        self.skipped: list[tuple[TopicPartition, int]] = []
+        self.elsewhere = False
+
+    def assign(self, *partitions: TopicPartition) -> None:
+        self.lanes = {p: SimpleNamespace(tracker=SimpleNamespace(frontier=7, commit_offset=0)) for p in partitions}
+
+    def hold(self, partitions: Collection[TopicPartition] | None, why: str) -> None:
+        if partitions is None:
+            self.whole = why
+        else:
+            self.holds |= dict.fromkeys(partitions, why)
+
+    def release_hold(self, partitions: Collection[TopicPartition] | None) -> None:
+        if partitions is None:
+            self.whole = ""
+        for partition in partitions or ():
+            self.holds.pop(partition, None)
+
+    def change(self, settings: LiveSettings) -> None:
+        self.settings = settings
+
+    async def seek(self, partition: TopicPartition, offset: int) -> bool:
+        if self.elsewhere:
+            raise OffsetsKeptElsewhere()
+        await asyncio.sleep(0)
+        self.sought.append((partition, offset))
+        return True
+
+    def skip(self, partition: TopicPartition, offset: int, reason: str) -> str:
+        if (partition, offset) in self.skipped:
+            return "ended already"
+        self.skipped.append((partition, offset))
+        return "skipped"
+
+
+class House:
+    """Processes of one deployment."""
+
+    def __init__(self) -> None:
+        self.log, self.clock = Log(), ManualClock()
+        self.started: list[Steering] = []
+
+    async def process(self, pump: FakePump, *, loaded: bool = True) -> Steering:
+        """Start one."""
+        table = ControlTable(KafkaConfig(), self.log, "c", "", self.log, self.clock)  # type: ignore[arg-type]
+        made = Steering(table, f"m{len(self.started)}", lambda group: [], self.clock)
+        made.add(steered(pump))
+        await made.start()
+        self.started.append(made)
+        if loaded:
+            await self.load(made)
+        return made
+
+    async def load(self, process: Steering) -> None:
+        """Have it read what is there."""
+        process.table.on_records(self.log.records, len(self.log.records))
+        process.table.loaded()
+        self.log.views.append(process.table)
+        await asyncio.sleep(0)
+
+    async def stop(self, process: Steering) -> None:
+        """End it, as a crash would."""
+        self.started.remove(process)
+        self.log.views.remove(process.table)
+        await process.stop()
+
+
+def steered(pump: FakePump) -> Steered:
+    return Steered("orders/a b", "reactive", [pump], CONFIG, ["t"], "http://b", None)  # type: ignore[list-item, arg-type]
+
+
+def live(test: Callable[[House], Coroutine[Any, Any, None]]) -> None:
+    """Run a test with processes that end with it."""
+
+    async def main() -> None:
+        house = House()
+        try:
+            await asyncio.wait_for(test(house), LIMIT_SECONDS)
+        finally:
+            for process in house.started:
+                assert process.death is None
+                await process.stop()
+
+    asyncio.run(main())
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():  # noqa: ASYNC110 what is waited for is the work of another task
+        await asyncio.sleep(0.001)
+
+
+async def ask(process: Steering, action: str, offsets: dict[TopicPartition, int], wait_seconds: float = 60) -> Any:
+    [consumer] = process.consumers.values()
+    facts = {"by": "ann", "at": 0.0, "reason": "so"}
+    return await process.command(consumer, action, offsets, facts, wait_seconds)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits."""
+    monkeypatch.setattr(steering, "_AGAIN_SECONDS", 0.001)
+
+
+def test_the_process_that_has_the_partition_does_it_and_whoever_was_asked_knows() -> None:
+    """Each its part, once; nothing stays in the table but what became of it."""
+
+    async def test(house: House) -> None:
+        pumps = FakePump(P0), FakePump(P1)
+        first, second = [await house.process(pump) for pump in pumps]
+        identity, results = await ask(first, "seek", {P0: 3, P1: 5})
+        assert [(one.partition, one.outcome, one.entry["by"]) for one in results] == [
+            (P0, "sought", "m0"),
+            (P1, "sought", "m1"),
+        ]
+        assert (pumps[0].sought, pumps[1].sought) == ([(P0, 3)], [(P1, 5)])
+        assert results[0].entry["from"] == 7
+        assert first.table.items("seek/") == second.table.items("seek/") == {}
+        assert set(first.table.items("done/")) == {key_of("done/", identity, *place) for place in (P0, P1)}
+
+    live(test)
+
+
+def test_a_command_waits_for_a_process_and_can_be_taken_back() -> None:
+    """Until somebody is assigned the partition."""
+
+    async def test(house: House) -> None:
+        pump = FakePump()
+        process = await house.process(pump)
+        consumer = process.consumers["orders/a b"]
+        identity, [result] = await ask(process, "seek", {P0: 3}, wait_seconds=0)
+        assert result.outcome == "pending"
+        assert [command.id for command in process.pending(consumer)] == [identity]
+        assert await process.take_back(consumer, identity) == [P0]
+        assert await process.take_back(consumer, identity) == []
+        await ask(process, "seek", {P0: 4}, wait_seconds=0)
+        pump.assign(P0)
+        await until(lambda: not process.pending(consumer))
+        assert pump.sought == [(P0, 4)]
+
+    live(test)
+
+
+def test_what_is_done_and_cannot_be_told_is_told_later_and_not_done_again() -> None:
+    """The table cannot be written for a while after the seek."""
+
+    async def test(house: House) -> None:
+        pump = FakePump(P0)
+        process = await house.process(pump)
+        entry = msgspec.json.encode({"id": "i", "offset": 3})
+        house.log.broken = True
+        house.log.append(key_of("seek/", "orders/a b", *P0).encode(), entry)
+        await until(lambda: pump.sought)
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        house.log.broken = False
+        await until(lambda: process.table.items("done/"))
+        assert pump.sought == [(P0, 3)]
+        assert process.table.items("seek/") == {}
+
+    live(test)
+
+
+def test_a_process_that_is_behind_does_not_do_again_what_another_has_done() -> None:
+    """It reads the table to its end before it does anything."""
+
+    async def test(house: House) -> None:
+        pump = FakePump(P0)
+        process = await house.process(pump)
+        house.log.views.clear()  # from here on it reads late
+        key = key_of("seek/", "orders/a b", *P0).encode()
+        house.log.append(key, msgspec.json.encode({"id": "i", "offset": 3}))
+        house.log.append(key, None)
+        process.table.on_records(house.log.records[:1], 1)
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        assert pump.sought == []
+        process.table.on_records(house.log.records[1:], 2)
+        await until(lambda: not process._rounds)
+        assert pump.sought == []
+        house.log.views.append(process.table)
+
+    live(test)
+
+
+def test_a_skip_stays_until_its_commit_is_old_so_a_crash_loses_none() -> None:
+    """Who has the partition next skips the record again; then the word goes away."""
+
+    async def test(house: House) -> None:
+        first = await house.process(FakePump(P0))
+        _, [result] = await ask(first, "skip", {P0: 9})
+        assert result.outcome == "skipped"
+        assert first.pending(first.consumers["orders/a b"]) == []
+        await house.stop(first)
+        pump = FakePump(P0)
+        second = await house.process(pump)
+        await until(lambda: pump.skipped == [(P0, 9)])
+        pump.lanes[P0].tracker.commit_offset = 10
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        assert len(second.table.items("skip/")) == 1
+        await house.clock.advance(6)
+        await until(lambda: not second.table.items("skip/"))
+
+    live(test)
+
+
+def test_what_cannot_be_done_is_refused_once() -> None:
+    """And does not stay in the table to be tried for ever."""
+
+    async def test(house: House) -> None:
+        pump = FakePump(P0)
+        pump.elsewhere = True
+        process = await house.process(pump)
+        _, [result] = await ask(process, "seek", {P0: 3})
+        assert (result.outcome, "offsets_path" in result.entry["why"]) == ("refused", True)
+        assert process.table.items("seek/") == {}
+
+    live(test)
+
+
+def test_nothing_moves_before_it_is_known_what_is_paused() -> None:
+    """A pause outlives restarts; without one, and where there can be no table, it goes on."""
+
+    async def test(house: House) -> None:
+        for held in (False, True):
+            pump = FakePump(P0)
+            process = await house.process(pump, loaded=False)
+            assert pump.whole == NOT_READ
+            await house.load(process)
+            await until(lambda pump=pump: pump.whole != NOT_READ)
+            assert pump.whole.startswith("paused by ann") is held
+            if not held:
+                await process.table.put(key_of("hold/", "orders/a b"), {"by": "ann", "since": 0.0, "reason": "so"})
+                assert pump.whole == "paused by ann since 1970-01-01T00:00:00Z: so"
+        without = FakePump(P0)
+        process = await house.process(without, loaded=False)
+        process.table.absent()
+        await until(lambda: not without.whole)
+
+    live(test)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("hold/orders%2Fa%20b/t", {}),
+        ("hold/orders%2Fa%20b/t/x", {}),
+        ("hold/", {}),
+        ("seek/orders%2Fa%20b", {"id": "i", "offset": 1}),
+        ("seek/orders%2Fa%20b/t/0", {"id": "i", "offset": "1"}),
+        ("seek/orders%2Fa%20b/t/0", {}),
+        ("skip/orders%2Fa%20b/t/x/1", {"id": "i", "offset": 1}),
+        ("settings/orders%2Fa%20b", {"max_records": "many", "rate_records": -1}),
+        ("settings/orders%2Fa%20b", {"max_records": 10**9}),
+        ("done/i", {"at": "x"}),
+    ],
+)
+def test_entries_that_say_nothing_are_passed_over(key: str, value: dict[str, Any]) -> None:
+    """Somebody wrote into the table by hand; what was right before goes on to hold."""
+
+    async def test(house: House) -> None:
+        pump = FakePump(P0)
+        process = await house.process(pump)
+        house.log.append(key.encode(), msgspec.json.encode(value))
+        await house.clock.advance(10_000)
+        _, [result] = await ask(process, "seek", {P1: 1}, wait_seconds=0)
+        assert result.outcome == "pending"
+        assert (pump.sought, pump.skipped, pump.whole, pump.holds) == ([], [], "", {})
+        if key.startswith("settings/"):
+            assert pump.settings == live_settings(CONFIG, {})
+
+    live(test)
+
+
+def test_times_that_are_none_are_left_out() -> None:
+    """Whatever stands in the table, the status can be shown."""
+    assert spelled(0.0) == "1970-01-01T00:00:00Z"
+    assert {spelled(wrong) for wrong in (None, "x", {}, 1e30, float("nan"))} == {""}
+
+
+def test_settings_are_those_of_the_file_with_what_was_changed() -> None:
+    """By the rules of the file."""
+    assert live_settings(CONFIG, {}) == LiveSettings(None, 100, 102_400, 0.0, 64)
+    changed = {"by": "ann", "rate_records": 5, "max_records": 7, "max_in_flight": 2, "max_bytes": None}
+    assert live_settings(CONFIG, changed) == LiveSettings(5, 7, 102_400, 0.0, 2)
+    single = CONFIG.model_validate(
+        {**CONFIG.model_dump(exclude_unset=True), "backend": {"url": "http://b", "mode": "single"}}
+    )
+    refused: list[tuple[ReactiveConsumerConfig, dict[str, Any]]] = [
+        (CONFIG, {"max_records": 0}),
+        (CONFIG, {"max_records": 1_000_000}),
+        (CONFIG, {"rate_records": 0}),
+        (CONFIG, {"rate_records": "x"}),
+        (single, {"max_records": 2}),
+    ]
+    for delivery, wrong in refused:
+        with pytest.raises(ValueError):
+            live_settings(delivery, wrong)
+
+
+STEPS = st.tuples(
+    st.sampled_from(["hold", "release", "restart", "settings", "reset"]),
+    st.sampled_from([None, P0, P1]),
+    st.integers(0, 1),
+)
+
+
+@given(st.lists(STEPS, max_size=12))
+def test_every_process_holds_what_the_table_says(steps: list[tuple[str, TopicPartition | None, int]]) -> None:
+    """Whoever was asked, and whoever has been started anew meanwhile."""
+
+    async def test(house: House) -> None:
+        pumps = [FakePump(P0), FakePump(P1)]
+        processes = [await house.process(pump) for pump in pumps]
+        wanted: set[TopicPartition | None] = set()
+        records = 100
+        for number, (what, place, who) in enumerate(steps, 1):
+            table = processes[who].table
+            if what == "restart":
+                await house.stop(processes[who])
+                pumps[who] = FakePump(P0, P1)
+                processes[who] = await house.process(pumps[who])
+            elif what in ("hold", "release"):
+                entry = {"by": "ann", "since": 0.0, "reason": "so"} if what == "hold" else None
+                await table.put(key_of("hold/", "orders/a b", *(place or ())), entry)
+                (wanted.add if entry else wanted.discard)(place)
+            else:
+                records = number if what == "settings" else 100
+                await table.put(
+                    key_of("settings/", "orders/a b"), {"max_records": number} if what == "settings" else None
+                )
+        await asyncio.sleep(0)
+        for process, pump in zip(processes, pumps, strict=True):
+            assert (bool(pump.whole), set(pump.holds)) == (None in wanted, {place for place in wanted if place})
+            assert (pump.settings or live_settings(CONFIG, {})).max_records == records
+            assert set(process.holds_of(process.consumers["orders/a b"])) == set(pump.holds)
+
+    live(test)

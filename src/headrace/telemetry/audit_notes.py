@@ -157,17 +157,26 @@ def consumption_lines(
         records: What ended.
         outcomes: What was said of each, if anything was.
     """
-    heads: dict[str, bytes] = {}
+    topic, partition, head, start, delivery = "", -1, b"", b"", b""
     for index, (identity, record) in enumerate(zip(new_correlation_ids(len(records)), records, strict=True)):
-        correlation, trace, redrive_of = _ids_of(record.read_headers())
+        headers, offset = record.read_headers(), record.offset
         if shared.audit_status != "SUCCESS":
             yield _failure(shared, key_of, identity, record, outcomes[index] if outcomes else None)
             continue
-        head = heads.get(record.topic) or heads.setdefault(record.topic, _head(shared, record.topic))
-        # As in a delivery: without an id of its own, the record's is that of its delivery.
-        correlation = correlation or _delivery_id(whose.group, record, redrive_of)
-        tail = _tail(key_of(record.key), trace, redrive_of)
-        yield correlation, _LINE % (head, record.partition, record.offset, _json(correlation), identity, tail)
+        if record.partition != partition or record.topic != topic:
+            topic, partition = record.topic, record.partition
+            # As in a delivery: without an id of its own, the record's is that of its delivery.
+            delivery = f"{whose.group}:{topic}:{partition}:".encode()
+            head = _head(shared, topic)
+            start = b'%b"partition":%d,"correlationId":%b' % (head, partition, _json(delivery)[:-1])
+        if headers:
+            correlation, trace, redrive_of = _ids_of(headers)
+            correlation = correlation or _delivery_id(whose.group, record, redrive_of)
+            tail = _tail(key_of(record.key), trace, redrive_of)
+            yield correlation, _LINE % (head, partition, offset, _json(correlation), identity, tail)
+        else:
+            tail = b"" if record.key is None else _tail(key_of(record.key), b"", b"")
+            yield b"%b%d" % (delivery, offset), _BARE % (start, offset, offset, identity, tail)
 
 
 def _failure(
@@ -201,6 +210,7 @@ def reason_of(error: HeadraceError) -> str:
     return f"{error.code} {error.message}: {error.description}"
 
 
+_BARE: Final = b'%b%d","offset":%d,"id":"%b"%b}'
 _LINE: Final = b'%b"partition":%d,"offset":%d,"correlationId":%b,"id":"%b"%b}'
 
 

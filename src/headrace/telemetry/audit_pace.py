@@ -3,7 +3,7 @@
 import time
 from typing import Final
 
-_BUSY: Final = 0.9
+_BUSY: Final = 0.7
 _WORTH_SECONDS: Final = 0.001
 
 
@@ -24,7 +24,7 @@ class Pace:
         pause = own / self._share - wall
         if pause < _WORTH_SECONDS and wall < _WORTH_SECONDS:
             return
-        if pause > 0 and all_threads - own > _BUSY * wall:
+        if pause > 0 and all_threads > _BUSY * wall:
             time.sleep(pause)
         self._began = self._now()
 

@@ -32,7 +32,7 @@ class Machine:
 
 @pytest.mark.parametrize(
     ("share", "others", "slept"),
-    [(0.1, 0.02, 0.08), (0.05, 0.02, 0.18), (0.1, 0.01, 0.0), (1.0, 0.02, 0.0)],
+    [(0.1, 0.02, 0.08), (0.05, 0.02, 0.18), (0.1, 0.002, 0.0), (1.0, 0.02, 0.0)],
 )
 def test_notes_take_their_share_of_a_busy_process(
     share: float, others: float, slept: float, monkeypatch: pytest.MonkeyPatch

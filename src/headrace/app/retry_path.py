@@ -85,6 +85,9 @@ class RetryPath:
             beside=beside,
         )
         pump.waiting = waiting_of
+        if self.followed:
+            pump.let_go = lambda record: self.writer.let_go(waiting_of(record).origin)
+            beside.let_go = self.writer.let_go
         pump.first_of = lambda record: waiting_of(record).origin
         beside.retries = pump
         return pump

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from random import Random
 
 from headrace.config.consumers import DeliveryConfig
@@ -17,6 +17,7 @@ from headrace.delivery.lane import Lane
 from headrace.delivery.live import LiveSettings, PumpStatus, status_of
 from headrace.delivery.protocols import DeadLetterWriter, Destination, Membership, Outcome, Source, Waiting, Witness
 from headrace.delivery.rate import Rate
+from headrace.delivery.skips import Skips
 from headrace.errors import OffsetsKeptElsewhere
 from headrace.lifecycle import Clock, Deadline, Readiness, Service
 from headrace.lifecycle.failpoints import reach
@@ -98,7 +99,9 @@ class Pump(Service):
         self._max_records = delivery.batch.max_records
         self._hold = ""
         self._holds: dict[TopicPartition, str] = {}
-        self._skips: dict[TopicPartition, dict[int, str]] = defaultdict(dict)  # not read yet
+        self.let_go: Callable[[Record], Awaitable[None]] | None = None
+        """Tells a key that waits for a record elsewhere that it is skipped. Set before start."""
+        self._skips = Skips(self, self._over)
         self._seeks: dict[TopicPartition, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._dirty: set[TopicPartition] = set()
         self._changed = asyncio.Event()
@@ -135,8 +138,7 @@ class Pump(Service):
         for partition, epoch in partitions.items():
             lane = self._lanes[partition] = Lane(partition, epoch, committed.get(partition), self)
             lane.held = self._held(partition)
-            skips = self._skips.pop(partition, {})
-            self._skips[partition] = {at: why for at, why in skips.items() if at >= lane.tracker.frontier}
+            self._skips.assigned(lane)
 
     def on_records(self, partition: TopicPartition, epoch: int, records: Sequence[Record]) -> None:
         lane = self._lanes.get(partition)
@@ -147,11 +149,7 @@ class Pump(Service):
                 self.counts.spared += len(ended)
                 self._release(partition, ended)
                 self._mark(partition)
-            if skips := self._skips.get(partition):
-                for offset in [record.offset for record in records if record.offset in skips]:
-                    reason = skips.pop(offset)
-                    if lane.tracker.is_open(offset):  # it may have ended before this assignment
-                        self._skip(lane, offset, reason)
+            self._skips.came(lane, records)
             self.offer(lane)
             reach("enqueue.after")
 
@@ -240,18 +238,7 @@ class Pump(Service):
         Returns:
             "skipped"; "will be skipped", when it comes from Kafka; "ended already"; "not assigned".
         """
-        lane = self._lanes.get(partition)
-        if lane is None:
-            return "not assigned"
-        tracker = lane.tracker
-        if not lane.draining and tracker.is_open(offset):
-            self._skip(lane, offset, reason)
-            self.offer(lane)
-            return "skipped"
-        if offset < (tracker.position or 0) and not tracker.is_open(offset):
-            return "ended already"
-        self._skips[partition][offset] = reason
-        return "will be skipped"
+        return self._skips.skip(partition, offset, reason)
 
     @property
     def settings(self) -> LiveSettings:
@@ -326,14 +313,9 @@ class Pump(Service):
                 log.warning("%s: goes on at offset %d, as somebody said", lane.label, offset)
                 answer.set_result(True)
 
-    def _skip(self, lane: Lane, offset: int, reason: str) -> None:
-        if lane.tracker.done([offset], lane.tracker.epoch):
-            lane.head_since = self.clock.time()
-        record = lane.remove(offset)
-        self.counts.skipped_by_hand += 1
-        log.warning("%s: offset %d is skipped, as somebody said: %s", lane.label, offset, reason)
-        if record:
-            self._release(lane.partition, [record], f"skipped by hand: {reason}")
+    def _over(self, lane: Lane, records: Sequence[Record], how: str, outcomes: Sequence[Outcome] = ()) -> None:
+        if records:
+            self._release(lane.partition, records, how, outcomes)
         self._mark(lane.partition)
 
     async def _drain(self, lanes: Sequence[Lane], deadline: Deadline) -> None:
@@ -358,8 +340,7 @@ class Pump(Service):
             lane.head_since = self.clock.time()
         reach("ended.after")
         lane.ended(records)
-        self._release(lane.partition, records, how, outcomes)
-        self._mark(lane.partition)
+        self._over(lane, records, how, outcomes)
 
     def _release(
         self, partition: TopicPartition, records: Sequence[Record], how: str = "", outcomes: Sequence[Outcome] = ()

@@ -104,6 +104,15 @@ class Tiers:
         if self.parked and waiting.parked is not None:
             await self.parked.end(waiting.origin)
 
+    async def let_go(self, origin: Record) -> None:
+        """Let go what waits behind a record that is skipped, whether or not it has come into a tier.
+
+        Raises:
+            DeadLetterFailed: It is not written that the record has ended; so it has not.
+        """
+        if self.parked:
+            await self.parked.end(origin)
+
     def _may_wait(self, letter: DeadLetter, tier: int, now: float) -> bool:
         retry = self.retry
         if tier >= len(retry.tiers) or action_of(letter.outcome, retry) != "retry":

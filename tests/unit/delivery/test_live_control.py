@@ -457,6 +457,43 @@ def test_a_record_is_skipped_in_a_half_that_waits() -> None:
     run(lambda: Bed(max_records=4), test)
 
 
+def test_a_key_that_waits_elsewhere_is_told_before_a_skipped_record_has_ended() -> None:
+    """Repeated until it is written; what is committed never passes the record before that, nor does a crash."""
+
+    async def test(bed: Bed) -> None:
+        told: list[int] = []
+
+        async def let_go(record: Record) -> None:
+            await asyncio.sleep(0)
+            if bed.letters_down:
+                raise DeadLetterFailed("parked keys are not written")
+            told.append(record.offset)
+
+        bed.pump.let_go = let_go
+        bed.free.clear()
+        bed.letters_down = True
+        bed.feed(0, 1)
+        await bed.clock.settle()
+        assert [bed.pump.skip(P0, 0, "it hangs") for _ in range(2)] == ["will be skipped"] * 2
+        bed.free.set()
+        await bed.clock.advance(3)
+        assert (bed.delivered, bed.commits[P0].offset, bed.why()) == ([[0, 1], [1]], 0, "parked keys are not written")
+        bed.letters_down = False
+        await bed.clock.advance(2)
+        assert (told, bed.commits[P0], bed.why()) == ([0], Committed(2), "")
+        bed.letters_down = True
+        bed.feed(2)
+        bed.pump.skip(P0, 2, "it is wrong")
+        assert await bed.pump.seek(P0, 2)
+        bed.letters_down = False
+        await bed.clock.advance(2)
+        bed.feed(2, 3)
+        await bed.clock.advance(2)
+        assert (bed.delivered[-1], bed.commits[P0]) == ([3], Committed(4))
+
+    run(Bed, test)
+
+
 def test_a_skip_while_a_partition_is_sought_counts_where_it_begins() -> None:
     """What is drained then is gone; the skip waits for the record to come again."""
 

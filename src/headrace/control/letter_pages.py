@@ -155,7 +155,8 @@ class DeadLetters:
 
     async def _newest_ms(self, topic: str) -> int | None:
         times = (await self._admin.time_bounds(await self._admin.topic_offsets(topic))).values()
-        return max((newest for _, newest in times), default=None)
+        # No later than now: a window must not begin in the future, whatever clock a letter was stamped by.
+        return min(max(newest for _, newest in times), int(self._clock.time() * 1000)) if times else None
 
     @contextlib.asynccontextmanager
     async def _scanning(

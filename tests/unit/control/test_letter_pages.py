@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -53,6 +54,21 @@ class Cluster:
 
     async def topic_offsets(self, name: str) -> dict[TopicPartition, tuple[int, int]]:
         return {TopicPartition(name, partition): (0, end) for partition, end in self.ends.items()}
+
+    def _times(self, place: TopicPartition) -> list[int]:
+        return [letter_at(place.partition, offset).timestamp_ms for offset in self.log[place.partition]]
+
+    async def time_bounds(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
+        return {p: (min(times), max(times)) for p in places if (times := self._times(p))}
+
+    async def offsets_since(self, places: Iterable[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
+        later = {
+            p: [offset for offset in self.log[p.partition] if offset * 10 + p.partition >= time_ms] for p in places
+        }
+        return {p: offsets[0] for p, offsets in later.items() if offsets}
+
+    async def load(self) -> None:
+        """Nothing to load."""
 
     async def read(
         self, kafka: KafkaConfig, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
@@ -266,6 +282,40 @@ def test_no_more_than_two_read_at_a_time(cluster: Cluster, monkeypatch: pytest.M
         await registry.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("now_ms", "day_ms", "since", "letters"),
+    [(10_000_000, 1_000, "2.980", 53), (10_000_000, 100_000, "0.000", 500), (3_500, 1_000, "2.500", 125)],
+)
+def test_letters_are_counted_back_from_the_newest(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, now_ms: int, day_ms: int, since: str, letters: int
+) -> None:
+    """Not from now, when nothing may have come for days; nor from a time that a wrong clock put into the future."""
+    monkeypatch.setattr(letter_pages, "Marks", lambda *_: cluster)
+    monkeypatch.setattr(letter_pages, "_DAY_MS", day_ms)
+
+    async def main() -> None:
+        registry = Registry(SchemaRegistryConfig(), ManualClock())
+        clock = ManualClock(now_ms / 1000)
+        reader = DeadLetters(KafkaConfig(), cast(Any, cluster), Codecs(registry), clock)
+        found = await reader.statistics("t.dlq", Selection(), ScanOptions(), 1)
+        assert found.since == f"1970-01-01T00:00:0{since}+00:00"
+        assert (found.letters, sum(found.times.values()), found.partial) == (letters, letters, False)
+        assert found.errors["ValueError"] + found.errors["HTTP 500"] == letters
+        assert 0 < found.left < letters
+        some = await reader.statistics("t.dlq", Selection(), ScanOptions(limit_records=20), 1)
+        assert (some.scanned // 10, some.partial) == (2, True)
+        await registry.close()
+
+    asyncio.run(main())
+
+
+def test_more_names_than_anybody_reads_are_other() -> None:
+    """A hundred by name, the rest together."""
+    counts = Counter({f"E{n}": n for n in range(1, 121)})
+    most = letter_pages._most(counts)
+    assert (len(most), most["E120"], most["other"]) == (101, 120, sum(range(1, 21)))
 
 
 def test_which_topics_are_dead_letter_topics() -> None:

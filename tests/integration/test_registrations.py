@@ -127,6 +127,14 @@ def test_registered_changed_disabled_removed(deployment: Deployment, topic: Any)
     changed = ask(process, "PUT", f"{PLACE}/x", {**settings, "batch": {"max_records": 1}}, If_Match=first.tag)
     assert (changed.status, changed.tag != first.tag) == (200, True)
     assert ask(process, "PUT", f"{PLACE}/x", settings, If_Match=first.tag).status == 412
+    for headers in ({"If_Match": "x"}, {"If_None_Match": "1"}, {"If_None_Match": "*", "If_Match": first.tag}):
+        assert ask(process, "PUT", f"{PLACE}/x", settings, **headers).body["code"] == "ERR11004"
+    for body in ([], 1, {**settings, "backends": {}}):
+        assert ask(process, "PUT", f"{PLACE}/x", body).body["code"] == "ERR11004"
+    secret = {"url": f"{backend.url}?code=hush", "headers": {"X-A": "hush"}}
+    assert "hush" not in str(ask(process, "PUT", f"{PLACE}/y", {**settings, "group": "y", "backend": secret}).body)
+    assert "hush" not in str([ask(process, "GET", place).body for place in (f"{PLACE}/y", "/adm/reactive-consumers/y")])
+    assert ask(process, "DELETE", f"{PLACE}/y").status == 200
     site.write_json(name, *range(10))
     site.wait_committed(group, name, 20)
     assert {len(request.body) for request in backend.requests[-10:]} == {1}

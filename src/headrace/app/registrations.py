@@ -37,7 +37,7 @@ class RegisteredConsumers:
         house = House(
             config.registrations,
             config.kafka.properties,
-            {*config.reactive_consumers, *(spec.name for spec in ways_in.functions)},
+            {one.name for one in ways_in.steered},
             readers_of(config, ways_in.functions),
             self._is_taken,
         )

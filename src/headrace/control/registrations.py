@@ -37,6 +37,8 @@ PREFIX: Final = "registration/"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _GAUGES: Final = ("registrations", "registrations_refused")
 _NEVER: Final = 2**63
+_NO_TIME_MS: Final = 253_402_300_800_000
+"""The year 10,000, which cannot be shown."""
 _OUR_GROUPS: Final = "headrace."
 
 
@@ -330,12 +332,12 @@ class Registrations(Service):
             principal = None if scopes is None else Principal(owner, frozenset(map(str, scopes)))
             at_ms, config = int(entry["at"]), dict(entry["config"])
             one = dataclasses.replace(one, since=since, at_ms=at_ms, config=config, principal=principal)
-            if not (owner and _NAME.fullmatch(name)):
-                raise ValueError("its key has no owner and name")
+            if not (owner and _NAME.fullmatch(name) and 0 <= at_ms < _NO_TIME_MS):
+                raise ValueError("no owner, name or time")
             return dataclasses.replace(one, settings=self._house.read(one))
         except HeadraceError as cause:
             problem = cause
-        except (LookupError, TypeError, ValueError) as cause:
+        except (LookupError, TypeError, ValueError, OverflowError) as cause:
             problem = InvalidRequest(
                 f"the entry in the control topic is damaged ({cause}): send it again, or remove it"
             )

@@ -191,7 +191,7 @@ class ControlTable(FollowedTopic):
             entry = None if record.value is None else msgspec.json.decode(record.value, type=dict[str, Any])
             if entry is not None and not key:
                 raise ValueError("it has no key")
-        except ValueError as cause:
+        except (ValueError, RecursionError) as cause:
             self._corrupt.add(record.key)
             log.error("offset %d of %s is no entry and is passed over: %s", record.offset, self._topic, cause)
             return

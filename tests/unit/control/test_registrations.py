@@ -269,6 +269,8 @@ def test_entries_that_are_not_valid_any_more_are_passed_over(caplog: pytest.LogC
             (f"{PREFIX}c/v", {"config": config("v"), "at": "now"}),
             (f"{PREFIX}nobody", {"config": config("n"), "at": 1}),
             (f"{PREFIX}c/w", {}),
+            (f"{PREFIX}c/u", {"config": config("u"), "at": float("inf")}),
+            (f"{PREFIX}c/s", {"config": config("s"), "at": 10**17}),
         ]
         wide = RegistrationsConfig(**{**ALLOWED.model_dump(), "max_in_all": 9, "max_per_owner": 9})
         tight = RegistrationsConfig(**{**wide.model_dump(), "limits": {"max_in_flight": 8}})
@@ -278,9 +280,9 @@ def test_entries_that_are_not_valid_any_more_are_passed_over(caplog: pytest.LogC
         assert list(await process.settle()) == ["y"]
         why = {one.name: str(process.made.refusal_of(one)) for one in process.made.all_of(None)}
         assert "max_in_flight is 9" in why["x"]
-        assert all("damaged" in why[name] for name in ("z", "v", "w", "nobody"))
+        assert all("damaged" in why[name] for name in ("z", "v", "w", "u", "s", "nobody"))
         assert why["y"] == "None"
-        assert (gauges()["registrations"], gauges()["registrations_refused"]) == (6, 5)
+        assert (gauges()["registrations"], gauges()["registrations_refused"]) == (8, 7)
         assert "registration/a/x does not run: max_in_flight is 9" in caplog.text
         assert "registration/c/z does not run" in caplog.text
         await process.made.stop()
@@ -288,7 +290,7 @@ def test_entries_that_are_not_valid_any_more_are_passed_over(caplog: pytest.LogC
         assert set(await Process(log, wide).settle()) == {"x", "y"}
         few = RegistrationsConfig(**{**wide.model_dump(), "max_in_all": 1})
         assert list(await Process(log, few).settle()) == ["x"]
-        assert len(log) == 6
+        assert len(log) == 8
 
     run(test)
 

@@ -87,7 +87,14 @@ def test_who_watches_later_gets_what_is_there() -> None:
     assert seen == [("job/1", {"state": "runs"})]
 
 
-@pytest.mark.parametrize("key, value", [(b"a", b"{"), (b"a", b"[]"), (b"a", b"\xff"), (b"\xff", b"{}"), (None, b"{}")])
+DEEP = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [(b"a", b"{"), (b"a", b"[]"), (b"a", b"\xff"), (b"\xff", b"{}"), (None, b"{}"), (b"a", DEEP)],
+    ids=["cut off", "no object", "no text", "no key as text", "no key", "nested"],
+)
 def test_a_corrupt_entry_is_passed_over_with_an_alarm(
     key: bytes | None, value: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:

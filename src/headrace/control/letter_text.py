@@ -15,6 +15,7 @@ from headrace.formats.framing import schema_id_of
 
 _BY_SCHEMA: Final = ("avro", "jsonschema", "protobuf")
 _ANY_SCHEMA: Final = "schema"
+_TOLD: Final = ("group", "attempts", "first_failure", "last_failure", "error", "status", "reason", "excerpt")
 
 
 class LetterOrigin(msgspec.Struct, frozen=True, rename="camel"):
@@ -90,27 +91,20 @@ class LetterText:
         key_format, key = await self._decoded(record.key, self._formats[0])
         value_format, value = await self._decoded(record.value, self._formats[1])
         return ShownLetter(
-            record.partition,
-            record.offset,
-            iso_ms(record.timestamp_ms),
-            ended,
-            LetterOrigin(*origin.partition, origin.offset, iso_ms(origin.timestamp_ms)),
-            origin.group,
-            origin.attempts,
-            origin.first_failure,
-            origin.last_failure,
-            origin.error,
-            origin.status,
-            origin.reason,
-            origin.excerpt,
-            trace.decode(errors="replace"),
-            ResultNotes(origin.key, origin.correlation_id, origin.traceability_id, origin.result_timestamp),
-            int(redrives) if redrives.isdecimal() else 0,
-            own,
-            key_format,
-            key,
-            value_format,
-            value,
+            partition=record.partition,
+            offset=record.offset,
+            timestamp=iso_ms(record.timestamp_ms),
+            ended=ended,
+            origin=LetterOrigin(*origin.partition, origin.offset, iso_ms(origin.timestamp_ms)),
+            **{name: getattr(origin, name) for name in _TOLD},
+            stack_trace=trace.decode(errors="replace"),
+            result=ResultNotes(origin.key, origin.correlation_id, origin.traceability_id, origin.result_timestamp),
+            redrives=int(redrives) if redrives.isdecimal() else 0,
+            headers=own,
+            key_format=key_format,
+            key=key,
+            value_format=value_format,
+            value=value,
         )
 
     async def _decoded(self, data: bytes | None, wanted: str | None) -> tuple[str, msgspec.Raw]:

@@ -10,12 +10,11 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
-from headrace.config.consumers import BatchConfig
 from headrace.config.kafka import KafkaConfig
 from headrace.config.topic_patterns import fits_any
 from headrace.delivery.dead_letter import origin_of, restored, write_all
@@ -96,26 +95,6 @@ class Looked(NamedTuple):
 
     consumer: LetterConsumer
     topic: str
-
-
-class _Batch:
-    """Letters up to the size of a delivery."""
-
-    def __init__(self, limits: BatchConfig) -> None:
-        self._limits = limits
-        self._size = 0
-        self.letters: list[Letter] = []
-        self.full = False
-
-    def take(self, letter: Letter) -> bool:
-        """Add a letter; return whether another one may fit."""
-        self._size += letter.record.size_bytes
-        if self.letters and self._size > self._limits.max_bytes:
-            self.full = True
-            return False
-        self.letters.append(letter)
-        self.full = len(self.letters) >= self._limits.max_records
-        return not self.full
 
 
 class _Kept(NamedTuple):
@@ -252,46 +231,46 @@ class Redelivery(Service):
         timeout_ms: int | None,
     ) -> list[Letter]:
         """Return letters that are left: one batch of the consumer at most."""
-        others = {c.config.group for c in self._consumers.values()} - {look.consumer.config.group}
+        limits, found, size = look.consumer.config.batch, list[Letter](), 0
         seconds = _READ_SECONDS if timeout_ms is None else min(timeout_ms / 1000, _MOST_READ_SECONDS)
+        try:
+            async with (
+                asyncio.timeout(seconds),
+                contextlib.aclosing(self._left(look.consumer.config.group, offsets, marks)) as letters,
+            ):
+                async for letter in letters:
+                    size += letter.record.size_bytes
+                    if found and size > limits.max_bytes:
+                        break
+                    found.append(letter)
+                    if len(found) == limits.max_records:
+                        break
+        except TimeoutError:
+            if not found:
+                raise KafkaUnavailable(f"no letter of {look.topic} came within {seconds:g} s") from None
+        return found
+
+    async def _left(
+        self, group: str, offsets: Mapping[TopicPartition, tuple[int, int]], marks: Marks
+    ) -> AsyncGenerator[Letter, None]:
+        """Yield letters that are left and no other consumer's; where many have ended, they are gone past unread."""
+        others = {consumer.config.group for consumer in self._consumers.values()} - {group}
         ahead = {place: first for place, (first, _) in offsets.items()}
         ends = {place: end for place, (_, end) in offsets.items()}
-        batch = _Batch(look.consumer.config.batch)
-        try:
-            async with asyncio.timeout(seconds):
-                while not batch.full and any(first < ends[place] for place, first in ahead.items()):
-                    ahead = {p: marks.first_left(p.partition, first, ends[p]) for p, first in ahead.items()}
-                    await self._read_on(ahead, ends, marks, others, batch)
-        except TimeoutError:
-            if not batch.letters:
-                raise KafkaUnavailable(f"no letter of {look.topic} came within {seconds:g} s") from None
-        return batch.letters
-
-    async def _read_on(
-        self,
-        ahead: dict[TopicPartition, int],
-        ends: Mapping[TopicPartition, int],
-        marks: Marks,
-        others: Collection[str],
-        batch: _Batch,
-    ) -> None:
-        """Read until the batch is full or the end; or until so many have ended that it is better to go past them."""
-        ended = 0
-        async with contextlib.aclosing(read_records(self._kafka, dict(ahead), ends)) as reader:
-            async for records in reader:
-                for record in records:
-                    if marks.is_ended(record.partition, record.offset):
-                        ended += 1
-                    elif (
-                        (origin := origin_of(record.headers))
-                        and origin.group not in others
-                        and not batch.take(Letter(record, origin, restored(record)))
-                    ):
-                        return
-                    ahead[record.topic_partition] = record.offset + 1
-                if ended > _ENDED_RECORDS:
-                    return
-        ahead.update(ends)  # offsets without records have been passed too
+        ended = _ENDED_RECORDS
+        while ended >= _ENDED_RECORDS:
+            ended = 0
+            ahead = {place: marks.first_left(place.partition, first, ends[place]) for place, first in ahead.items()}
+            async with contextlib.aclosing(read_records(self._kafka, dict(ahead), ends)) as reader:
+                async for records in reader:
+                    for record in records:
+                        ahead[record.topic_partition] = record.offset + 1
+                        if marks.is_ended(record.partition, record.offset):
+                            ended += 1
+                        elif (origin := origin_of(record.headers)) and origin.group not in others:
+                            yield Letter(record, origin, restored(record))
+                    if ended >= _ENDED_RECORDS:
+                        break
 
     async def _keep(self, topic: str) -> _Kept:
         """Return the lease and the marks of a topic, taken now if they are not held."""

@@ -103,8 +103,8 @@ class Commands:
         Raises:
             TopicNotFound, PartitionNotFound: It does not read that; as of `ControlTable.put` too.
         """
-        entry = self._facts(by, where.reason, "since")
-        await self._steering.table.put_all(dict.fromkeys(await self._holds(consumer, where), entry))
+        keys = await self._holds(consumer, where)
+        await self._steering.table.put_all(dict.fromkeys(keys, self._facts(by, where.reason, "since")))
 
     async def resume(self, consumer: Steered, where: Where) -> None:
         """Have it go on; without partitions, in all of them.

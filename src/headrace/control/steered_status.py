@@ -235,8 +235,8 @@ class Statuses:
         end, committed, why = lag.end if lag else None, here.committed, here.why
         if not why and lag and lag.written > lag.end == here.position and not here.open_records:
             why = f"a transaction is open at offset {end}; records behind it cannot be read until it ends"
-        if here.position is not None:
-            end = max(end or 0, here.position)  # where the log ended a moment ago may be behind what was read since
+        if end is not None and here.position is not None:
+            end = max(end, here.position)  # where the log ended a moment ago may be behind what was read since
         behind = None if end is None or committed is None else max(0, end - committed)
         head = here.head and Head(
             here.head.offset, here.head.timestamp_ms, max(0.0, self._clock.time() - here.head.since), here.head.attempts

@@ -1,50 +1,197 @@
-"""What people are told of a consumer, from what the process knows."""
+"""What people are told of a consumer, from what the process knows; and what of their wishes is refused."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from headrace.config.consumers import ReactiveConsumerConfig
+from headrace.control.commands import Commands, SeekRequest, SkipRequest, Where
 from headrace.control.lag import PartitionLag
-from headrace.control.steered_status import PartitionStatus, Statuses
-from headrace.delivery.live import PartitionStatus as Here
-from headrace.delivery.live import PumpStatus
+from headrace.control.steered_status import Statuses
+from headrace.control.steering import Steered
+from headrace.delivery.breaker import BreakerStatus
+from headrace.delivery.live import HeadRecord, LiveSettings, PartitionStatus, PumpStatus
+from headrace.errors import HeadraceError, KafkaUnavailable, OffsetsKeptElsewhere
+from headrace.kafka.admin import GroupMember
+from headrace.lifecycle import ManualClock
 from headrace.records import TopicPartition
 
-PLACE = TopicPartition("orders", 0)
+CONFIG = ReactiveConsumerConfig.model_validate(
+    {"topics": ["t"], "group": "g", "backend": {"url": "http://b"}, "retry": {"tiers": [60]}}
+)
+TIER = CONFIG.retry.tier_topics("g")[0]
+P0, P1, P2, T0 = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("t", 2), TopicPartition(TIER, 0)
+HERE = {
+    P0: PartitionStatus(1, 10, 7, 3, 2, HeadRecord(7, 500, 2, 999_990.0), "waits for the backend"),
+    P1: PartitionStatus(1, 5, 5, 0, 0, None, ""),
+}
+LAGS = {
+    P0: PartitionLag(P0, 6, 12, 6, 12),
+    P1: PartitionLag(P1, 5, 5, 0, 9),
+    P2: PartitionLag(P2, 1, 4, 3, 4),
+    TopicPartition("of another consumer", 0): PartitionLag(TopicPartition("of another consumer", 0), 0, 9, 9, 9),
+}
 
 
-def status(here: Here, lag: PartitionLag | None) -> PartitionStatus:
-    """Return what is told of the one partition a process has."""
-    clock: Any = SimpleNamespace(time=lambda: 0.0)
-    pump: Any = SimpleNamespace(group="billing", status=lambda: PumpStatus({PLACE: here}, None))  # type: ignore[arg-type]
-    steering: Any = SimpleNamespace(holds_of=lambda consumer: {})
-    statuses = Statuses(steering, lambda group: {PLACE: lag} if lag else {}, "here:1", clock)
-    consumer: Any = SimpleNamespace(pumps=[pump], group="billing", reads=lambda topic: True)
-    (found,) = statuses._partitions(consumer, None)
-    return found
+class Cluster:
+    """Three partitions with offsets 2 to 9, of which the last two belong to an open transaction."""
+
+    def __init__(self) -> None:
+        self.fails = False
+        self.asked = 0
+
+    async def group_members(self, group: str) -> list[GroupMember]:
+        self.asked += 1
+        if self.fails:
+            raise KafkaUnavailable("no broker answers")
+        return [GroupMember("headrace-x", [P2], "10.0.0.7")] if group == "g" else []
+
+    async def topic_offsets(self, topic: str) -> dict[TopicPartition, tuple[int, int]]:
+        return {TopicPartition(topic, n): (2, 8) for n in range(1 if topic == TIER else 3)}
+
+    async def written_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(partitions, 10)
+
+    async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(partitions, 8)
+
+    async def offsets_since(self, partitions: Iterable[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
+        return {P0: 4} if timestamp_ms <= 1000 else {}
 
 
-def here(position: int | None, committed: int | None) -> Here:
-    return Here(1, position, committed, 0, 0, None, "")
+class Wheel:
+    """Stands for steering: has holds, and takes commands."""
+
+    def __init__(self) -> None:
+        self.table = None
+        self.hold: dict[str, Any] | None = None
+        self.given: dict[TopicPartition, int] = {}
+
+    def hold_of(self, consumer: Steered) -> Mapping[str, Any] | None:
+        return self.hold
+
+    def holds_of(self, consumer: Steered) -> dict[TopicPartition, Mapping[str, Any]]:
+        return {P1: {"by": "ann", "since": 0.0, "reason": "so"}}
+
+    def pending(self, consumer: Steered) -> list[Any]:
+        return []
+
+    def topics_of(self, consumer: Steered) -> list[str]:
+        return [*consumer.topics]
+
+    async def command(self, consumer: Steered, action: str, offsets: dict[TopicPartition, int], *_: Any) -> Any:
+        self.given = offsets
+        return "i", []
 
 
-def test_the_log_ends_no_earlier_than_what_was_read_of_it() -> None:
-    """Ends are asked for every few seconds, and a lag of 0 beside records that wait would be a lie."""
-    found = status(here(31, 0), PartitionLag(PLACE, 0, 0, 0, 0))
-    assert (found.end, found.lag) == (31, 31)
+def pump(group: str, partitions: dict[TopicPartition, PartitionStatus]) -> Any:
+    counts = SimpleNamespace(read=lambda: {"given_up": 1, "delivered": 2})
+    status = PumpStatus(partitions, BreakerStatus("open", 1_000_060.0, "it answers 503"))
+    settings = LiveSettings(None, 100, 102_400, 0.0, 64)
+    return SimpleNamespace(group=group, counts=counts, status=lambda: status, settings=settings, lanes={}, member=None)
 
 
-@pytest.mark.parametrize(("position", "lag"), [(None, None), (31, 31)])
-def test_before_anybody_has_asked_the_lag_is_at_least_what_was_read(position: int | None, lag: int | None) -> None:
-    """Without a position nothing is known."""
-    assert status(here(position, 0), None).lag == lag
+def made() -> tuple[Steered, Wheel, Cluster, Statuses]:
+    cluster, wheel = Cluster(), Wheel()
+    pumps = [pump("g", HERE), pump("g.retry", {T0: HERE[P1]})]
+    consumer = Steered("orders", "reactive", pumps, CONFIG, ["t"], "http://b", cluster)  # type: ignore[arg-type]
+    statuses = Statuses(wheel, lambda group: LAGS if group == "g" else {}, "me:1", ManualClock())  # type: ignore[arg-type]
+    return consumer, wheel, cluster, statuses
 
 
-def test_a_transaction_that_holds_records_back_is_the_reason() -> None:
-    """The log goes on behind what can be read, and everything that can be is read."""
-    found = status(here(5, 5), PartitionLag(PLACE, 5, 5, 0, 9))
-    assert found.why.startswith("a transaction is open at offset 5")
-    assert status(here(4, 4), PartitionLag(PLACE, 4, 5, 1, 9)).why == ""
+def test_each_partition_tells_where_it_stands_and_why() -> None:
+    """Those here from the pump, those elsewhere from the group; another consumer's of the same group are not shown."""
+    consumer, _, _, statuses = made()
+    shown = {(one.topic, one.partition): one for one in asyncio.run(statuses.details(consumer)).partitions}
+    assert set(shown) == {P0, P1, P2, T0}
+    first, second, third, tier = (shown[place] for place in (P0, P1, P2, T0))
+    assert (first.member, first.position, first.committed, first.end, first.lag) == ("me:1", 10, 7, 12, 5)
+    assert (first.why, first.in_flight, first.open) == ("waits for the backend", 2, 3)
+    assert first.head
+    assert (first.head.offset, first.head.age_seconds, first.head.attempts) == (7, 10.0, 2)
+    assert second.why.startswith("a transaction is open at offset 5; records behind it cannot be read")
+    assert second.paused
+    assert (second.paused.by, second.paused.since) == ("ann", "1970-01-01T00:00:00Z")
+    assert (third.assigned, third.member, third.lag) == (False, "headrace-x at 10.0.0.7", 3)
+    assert third.why == "another process has it, which knows more: headrace-x at 10.0.0.7"
+    assert (tier.assigned, tier.lag) == (True, None)
+
+
+def test_a_consumer_tells_of_all_its_partitions() -> None:
+    """Sums, the oldest record, and the first thing that is wrong; a pause of the whole comes before all."""
+    consumer, wheel, cluster, statuses = made()
+    shown = statuses.summary(consumer)
+    assert (shown.partitions_assigned, shown.lag, shown.in_flight, shown.open) == (3, 8, 2, 3)
+    assert (shown.oldest_seconds, shown.attempts, shown.why) == (10.0, 2, "waits for the backend")
+    assert shown.counts == {"givenUp": 2, "delivered": 4}
+    assert (shown.breaker.state, shown.breaker.until) == ("open", "1970-01-12T13:47:40Z")
+    wheel.hold = {"by": "ann", "since": 0.0, "reason": ""}
+    assert statuses.summary(consumer).why == "paused by ann since 1970-01-01T00:00:00Z"
+    assert cluster.asked == 0
+
+
+def test_who_has_what_is_asked_once_in_a_while_and_need_not_be_known() -> None:
+    """Kafka may be gone; then the sentence says nothing that is not so."""
+    consumer, _, cluster, statuses = made()
+    cluster.fails = True
+
+    async def main() -> None:
+        for _ in range(3):
+            third = (await statuses.details(consumer)).partitions[2]
+            assert (third.member, third.why) == ("", "")
+
+    asyncio.run(main())
+    assert cluster.asked == 1
+
+
+@pytest.mark.parametrize(
+    ("request_", "wanted"),
+    [
+        (SeekRequest(to="begin"), {P0: 2, P1: 2, P2: 2}),
+        (SeekRequest(to="end"), {P0: 8, P1: 8, P2: 8}),
+        (SeekRequest(offset=10, partitions=[1]), {P1: 10}),
+        (SeekRequest(time=1000, partitions=[0, 1]), {P0: 4, P1: 8}),
+        (SeekRequest(time="1970-01-01T00:00:01", partitions=[0]), {P0: 4}),
+        (SeekRequest(time="1970-01-01T02:00:01.500+02:00", partitions=[0]), {P0: 8}),
+    ],
+)
+def test_where_to_is_settled_for_each_partition(request_: SeekRequest, wanted: dict[TopicPartition, int]) -> None:
+    """A time is the first record of that time or later, or the end where there is none."""
+    consumer, wheel, _, _ = made()
+    commands = Commands(wheel, ManualClock())  # type: ignore[arg-type]
+    asyncio.run(commands.seek(consumer, request_, "ann", 0))
+    assert wheel.given == wanted
+
+
+def test_a_record_of_a_retry_tier_can_be_skipped_and_the_tier_not_sought() -> None:
+    """It comes again by itself."""
+    consumer, wheel, _, _ = made()
+    commands = Commands(wheel, ManualClock())  # type: ignore[arg-type]
+    asyncio.run(commands.skip(consumer, SkipRequest(topic=TIER, partition=0, offset=3, reason="bad"), "ann", 0))
+    assert wheel.given == {T0: 3}
+    with pytest.raises(HeadraceError, match="they come again by themselves"):
+        asyncio.run(commands.seek(consumer, SeekRequest(to="end", topic=TIER), "ann", 0))
+
+
+def test_partitions_of_several_topics_need_the_topic() -> None:
+    """A number alone would mean several."""
+    consumer, wheel, _, _ = made()
+    wheel.topics_of = lambda consumer: ["t", "u"]  # type: ignore[method-assign]
+    commands = Commands(wheel, ManualClock())  # type: ignore[arg-type]
+    with pytest.raises(HeadraceError, match="partitions of which topic"):
+        asyncio.run(commands.pause(consumer, Where(partitions=[0]), "ann"))
+
+
+def test_offsets_that_the_backend_keeps_are_not_sought_here() -> None:
+    """Nobody waits for what cannot be."""
+    consumer, wheel, _, _ = made()
+    consumer.pumps[0].member = SimpleNamespace(keeps_offsets_elsewhere=True)
+    commands = Commands(wheel, ManualClock())  # type: ignore[arg-type]
+    with pytest.raises(OffsetsKeptElsewhere):
+        asyncio.run(commands.seek(consumer, SeekRequest(to="end"), "ann", 0))
+    assert wheel.given == {}

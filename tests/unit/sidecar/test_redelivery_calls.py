@@ -15,6 +15,7 @@ from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verd
 from headrace.errors import (
     DeadLetterFailed,
     DestinationUnavailable,
+    InvalidRequest,
     KafkaUnavailable,
     LeaseLost,
     LeaseTaken,
@@ -129,6 +130,8 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Play:
 
         async def main() -> None:
             consumers = {name: consumer(world, group=name) for name in ("g", "other")}
+            keeping = {"url": "http://127.0.0.1:1", "mode": "single", "offsets_path": "/offsets"}
+            consumers["keeps"] = consumer(world, group="keeps", backend=keeping, batch={})
             anything = cast(Any, world)
             redelivery = Redelivery(
                 KafkaConfig(), anything, consumers, world.produce, lambda _: anything, world.clock, "h"
@@ -274,5 +277,18 @@ def test_who_is_away_is_said_with_one_code(play: Play) -> None:
             await ask()
         world.kafka_away = False
         assert (await ask()).records == 1
+
+    play(world, scene)
+
+
+def test_a_backend_that_keeps_offsets_is_left_alone(play: Play) -> None:
+    """A letter is an earlier record, and would move what it has stored."""
+    world = World([letter_at(0, "keeps")])
+
+    async def scene(redelivery: Redelivery, ask: Callable[..., Any]) -> None:
+        with pytest.raises(InvalidRequest, match="keeps the group's offsets"):
+            await ask(group="keeps")
+        assert (await ask(timeout=0)).status == "empty"
+        assert "deliver 1" not in world.log
 
     play(world, scene)

@@ -21,6 +21,7 @@ from headrace.delivery.dead_letter import origin_of, restored, write_all
 from headrace.delivery.protocols import Delivery
 from headrace.errors import (
     DestinationUnavailable,
+    InvalidRequest,
     InvalidTopicName,
     KafkaTimeout,
     KafkaUnavailable,
@@ -168,10 +169,16 @@ class Redelivery(Service):
 
         Raises:
             InvalidTopicName: See `chosen`.
+            InvalidRequest: The backend keeps offsets.
             LeaseTaken: Others work on the letters of the topic.
             ReadFailed: Kafka or the backend does not answer; what had not ended is left.
         """
         chosen = self.chosen(request)
+        if kept := next((c.config.group for _, c in chosen if c.config.backend.offsets_path), ""):
+            raise InvalidRequest(
+                f"the backend of group {kept} keeps the group's offsets (backend.offsets_path), and a letter would "
+                "move them back: redrive its letters instead (headrace dlq redrive)"
+            )
         places = [(consumer, consumer.config.dead_letter.topic_for(name)) for name, consumer in chosen]
         looked = {(consumer.config.group, topic): Looked(consumer, topic) for consumer, topic in places}
         topics = list(dict.fromkeys(topic for _, topic in looked))
@@ -232,7 +239,7 @@ class Redelivery(Service):
     ) -> list[Letter]:
         """Return letters that are left: one batch of the consumer at most."""
         limits, found, size = look.consumer.config.batch, list[Letter](), 0
-        seconds = _READ_SECONDS if timeout_ms is None else min(timeout_ms / 1000, _MOST_READ_SECONDS)
+        seconds = min(timeout_ms / 1000, _MOST_READ_SECONDS) if timeout_ms else _READ_SECONDS
         try:
             async with (
                 asyncio.timeout(seconds),

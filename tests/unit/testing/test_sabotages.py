@@ -23,15 +23,17 @@ from headrace.delivery.dead_letter import headers_of
 from headrace.delivery.lane import Lane
 from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict
 from headrace.delivery.pump import Pump
+from headrace.delivery.skips import Skips
 from headrace.delivery.tracker import AckTracker
 from headrace.errors import DeadLetterFailed
 from headrace.lifecycle import Deadline, ManualClock
 from headrace.records import Committed, Record, TopicPartition
 from headrace.testing.ledger import Fault
+from headrace.testing.operations import Operation, Pause, Seek, Skip
 from headrace.testing.push_ledger import Attempt, Commit, Pushed, check_pushed
 
 P0 = TopicPartition("t", 0)
-RECORDS = 250
+RECORDS = 400
 HELD = 12
 """Records a member holds at most."""
 PATIENCE_SECONDS = 300.0
@@ -52,7 +54,23 @@ class Member:
             retry=RetryConfig(attempts=3, first_delay_seconds=0.5, max_delay_seconds=1),
         )
         self.pump = Pump("pump", "g", world, world, delivery=delivery, clock=world.clock, chance=Random(1))
-        self.pump.source = self
+        self.pump.source = self.pump.member = self
+
+    keeps_offsets_elsewhere = False
+
+    def trouble(self, partition: TopicPartition) -> str:
+        return ""
+
+    def pause(self, partition: TopicPartition) -> str:
+        return ""
+
+    async def seek(self, partition: TopicPartition, epoch: int, offset: int) -> bool:
+        world = self._world
+        await world.clock.sleep(0.1)
+        world.commit(Committed(offset))
+        await world.clock.sleep(0.1)
+        world.assign(self)
+        return True
 
     def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None:
         self.held -= records
@@ -91,6 +109,9 @@ class World:
         self.letters_to_fail = 3
         self.commits: list[Commit] = []
         self.faults: list[Fault] = []
+        self.operations: list[Operation] = []
+        self.aimed = 0
+        """The first record of the delivery that was aimed at."""
         self.requests = 0
         self.epoch = 0
         self.members: list[Member] = []
@@ -101,6 +122,8 @@ class World:
     async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
         at, delay = self.clock.time(), self.aimed_delay_seconds or 0.1
         self.failures[delivery.records[0].offset] += int(self.aimed_failures)
+        if self.aimed_delay_seconds:
+            self.aimed = delivery.records[0].offset
         self.aimed_delay_seconds = self.aimed_failures = 0.0
         self.requests += 1
         again = Outcome(Verdict.RETRY, "E", "again")
@@ -129,32 +152,53 @@ class World:
 
     async def play(self) -> None:
         first, second = await self._member(), await self._member()
-        self._assign(first)
+        self.assign(first)
         await self._hit(delay_seconds=2.0)
         await self._revoke()
-        self._assign(second)
+        self.assign(second)
         await self._hit(failures=99)
         await self._run(lambda: self.letters_to_fail < 3)
         now = self.clock.time()
         second.in_group = False
         await second.pump.stop()
         self.faults.append(Fault(now, now))
-        self._assign(first)
+        self.assign(first)
         await self._run(lambda: bool(self.letters))
         await self._hit(delay_seconds=1000.0)
         await self._revoke()
         third = await self._member()
-        self._assign(third)
+        self.assign(third)
         await self._hit(delay_seconds=8.0)
         now = self.clock.time()
         third.in_group = False
-        self._assign(first)
+        self.assign(first)
         await self._run(lambda: self.clock.time() > now + 5)
         third.in_group = True  # it has joined again by the time it hears
         third.pump.on_lost([P0])
         self.faults.append(Fault(now, self.clock.time()))
+        await self._steer(first.pump)
         await self._run(lambda: bool(self.commits) and self.commits[-1].offset > self.log[-1].offset)
         await self._run(lambda: self.clock.time() > now + 20)
+
+    async def _steer(self, pump: Pump) -> None:
+        """Skip what hangs, send the group back and forth with deliveries in flight, and let it stand still a while."""
+        await self._hit(delay_seconds=1000.0)
+        begin = self.clock.time()
+        pump.skip(P0, self.aimed, "it hangs")
+        self.operations.append(Skip(begin, self.clock.time(), self.aimed))
+        await self._run(lambda: self.clock.time() > begin + 1)
+        for step in (-20, 10):
+            await self._hit(delay_seconds=1.0)
+            begin, offset = self.clock.time(), self.commits[-1].offset + step
+            seek = asyncio.ensure_future(pump.seek(P0, offset))
+            await self._run(seek.done)
+            self.operations.append(Seek(begin, self.clock.time(), offset))
+        pump.hold([P0], "paused")
+        await self._run(lambda: not pump.status().partitions[P0].in_flight)
+        begin = self.clock.time()
+        await self._run(lambda: self.clock.time() > begin + 5)
+        self.operations.append(Pause(begin, self.clock.time()))
+        pump.release_hold([P0])
 
     async def _member(self) -> Member:
         member = Member(self)
@@ -162,7 +206,7 @@ class World:
         self.members.append(member)
         return member
 
-    def _assign(self, member: Member) -> None:
+    def assign(self, member: Member) -> None:
         self.epoch, self.owner = self.epoch + 1, member
         last = self.commits[-1] if self.commits else None
         member.take(self.epoch, Committed(last.offset, last.metadata) if last else None)
@@ -212,14 +256,14 @@ def verdicts(seed: int) -> set[str]:
             for member in world.members:
                 await member.pump.stop()
         run = Pushed(world.log, world.attempts, world.letters, world.commits)
-        return check_pushed(run, "key", world.faults)
+        return check_pushed(run, "key", world.faults, world.operations)
 
     return {text.partition(":")[0] for text in asyncio.run(play())}
 
 
 # The sabotages -------------------------------------------------------------------------------------------------------
 
-real_write, real_on_records = Attempts._write, Pump.on_records
+real_write, real_on_records, real_skipped = Attempts._write, Pump.on_records, Skips._ended
 real_delivered, real_on_revoked, real_on_lost, real_take = (
     AckTracker.delivered, Pump.on_revoked, Pump.on_lost, Lane.take,
 )  # fmt: skip
@@ -275,6 +319,20 @@ def let_go_of_a_key_when_it_begins(self: Any) -> Any:
     return batch
 
 
+def skip_the_one_beside_it_too(self: Any, lane: Any, offset: int, record: Any, reason: str) -> None:
+    real_skipped(self, lane, offset, record, reason)
+    if mate := lane.remove(next(lane.waiting()).offset):
+        lane.tracker.done([mate.offset], lane.tracker.epoch)
+
+
+def forget_what_was_with_it(self: Any, batch: Any) -> None:
+    """What was delivered with a skipped record is not given back."""
+
+
+def begin_though_it_is_held(self: Any) -> None:
+    """No lane is told of a hold."""
+
+
 SABOTAGES: list[tuple[str, list[tuple[type, str]], Any]] = [
     ("ahead", [(Attempts, "_bury")], commit_before_the_letter_is_acknowledged),
     ("lost", [(Attempts, "_write")], swallow_the_error_of_a_letter),
@@ -286,6 +344,9 @@ SABOTAGES: list[tuple[str, list[tuple[type, str]], Any]] = [
     ("repeat", [(Pump, "on_revoked")], fence_first_and_drain_second),
     ("behind", [(Pump, "on_revoked")], wait_without_limit),
     ("order", [(Lane, "take")], let_go_of_a_key_when_it_begins),
+    ("skipped", [(Skips, "_ended")], skip_the_one_beside_it_too),
+    ("behind", [(Lane, "_keep")], forget_what_was_with_it),
+    ("paused", [(Pump, "_apply_holds")], begin_though_it_is_held),
 ]
 """The verdict that catches it, what is replaced, and by what."""
 

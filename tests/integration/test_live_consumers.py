@@ -27,9 +27,11 @@ from headrace.testing.evidence import gather
 CLOCK = SystemClock()
 RECORDS = 400
 """In each partition."""
+QUICK = {"heartbeat_seconds": 0.3}
+"""So that a member hears at once that others come and go."""
 PROTOCOLS = pytest.mark.parametrize(
     "membership",
-    [{}, {"assignors": ["range"]}, {"group_protocol": "consumer"}],
+    [QUICK, {**QUICK, "assignors": ["range"]}, {"group_protocol": "consumer"}],
     ids=["cooperative", "eager", "kip-848"],
 )
 
@@ -112,7 +114,7 @@ class Scene:
         self.journal = folder / "journal"
         self.handler = Handler(self.journal)
         self.ordering: Ordering = "partition"
-        self.membership: dict[str, Any] = {}
+        self.membership: dict[str, Any] = QUICK
         self.places = [TopicPartition(topic, number) for number in range(3)]
         self.operations: dict[TopicPartition, list[Operation]] = {place: [] for place in self.places}
         self.written = 0

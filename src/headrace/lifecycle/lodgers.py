@@ -69,8 +69,7 @@ class Lodgers(Service):
     async def stop(self) -> None:
         self.settle({})
         for lodger in self._lodgers.values():
-            lodger.signals.notice()
-            lodger.signals.notice()
+            lodger.signals.notice()  # the second one: now
         if tasks := [lodger.task for lodger in self._lodgers.values() if lodger.task]:
             await asyncio.wait(tasks)
         for gauge in _GAUGES:

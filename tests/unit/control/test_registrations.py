@@ -197,6 +197,48 @@ def test_a_change_to_other_topics_queues_anew() -> None:
     run(test)
 
 
+def test_a_change_keeps_its_place() -> None:
+    """When there are fewer places, those that came first stay, however late they were changed and whoever is asked."""
+
+    async def test() -> None:
+        log: list[tuple[str, Entry | None]] = []
+        one, two = Process(log, rng=random.Random(1)), Process(log, rng=random.Random(2))
+        await one.put("a", "x", config("g"))
+        await one.put("b", "y", config("h"))
+        changed, new = await two.made.put("a", None, "x", config("g", max_in_flight=2))
+        assert (changed.since, changed.version, new) == (0, 2, False)
+        few = RegistrationsConfig(**{**ALLOWED.model_dump(), "max_in_all": 1})
+        assert await Process(log, few).settle() == {"x": ("a", 2)}
+
+    run(test)
+
+
+def test_what_was_given_up_for_nothing_is_not_taken_back_from_others() -> None:
+    """A change that came too late is undone; but its old topics may have gone to somebody who was told yes."""
+
+    async def test() -> None:
+        log: list[tuple[str, Entry | None]] = []
+        one, two = Process(log), Process(log)
+        await one.put("a", "x", config("g", "t"))
+        await two.settle()
+        await one.put("c", "z", config("h", "t"))
+        put = two.table.put_all
+
+        async def put_after_others(entries: Mapping[str, Entry | None]) -> int:
+            if len(log) > 2:  # the change is written, and not yet undone
+                one.table.read()
+                await one.put("b", "y", config("g", "t"))
+            return await put(entries)
+
+        two.table.put_all = put_after_others  # type: ignore[method-assign]
+        await refused(two.put("a", "x", config("h", "t")), RegistrationConflict)
+        assert await one.settle() == await two.settle() == {"z": ("c", 1), "y": ("b", 3)}
+        why = one.made.refusal_of(one.made.one_of("a", "x"))
+        assert "another registration reads topic t in the group g" in str(why)
+
+    run(test)
+
+
 @pytest.mark.parametrize("what", ["name", "quota", "topic"])
 def test_of_two_at_once_the_first_in_the_log_wins(what: str) -> None:
     """The other one is told, takes its entry back, and in the meantime nobody runs it."""

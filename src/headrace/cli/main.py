@@ -20,7 +20,7 @@ _COMMANDS = {
     "groups": "List consumer groups; see their lag.",
     "produce": "Write lines to a topic.",
     "consume": "Read a topic.",
-    "dlq": "Dead letters: list, show, redrive.",
+    "dlq": "Dead letters: list, show, search, stats, redrive, quarantine, drop.",
     "replay": "Deliver a window of a topic once more: to a backend, a function or a topic.",
     "jobs": "Replays and other long work: see, pause, resume, stop.",
     "reactive": "Live consumers: see why each moves or not, pause, seek, skip.",

@@ -49,7 +49,7 @@ def test_help_imports_no_heavy_library() -> None:
         "print([m for m in ('pydantic', 'confluent_kafka', 'pyspark', 'rich', 'asyncio', 'yaml') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
-    assert "Dead letters: list, show, redrive." in done.stdout
+    assert "Dead letters: list, show, search," in done.stdout
     assert done.stdout.splitlines()[-1] == "[]"
 
 

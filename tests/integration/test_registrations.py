@@ -129,7 +129,8 @@ def test_registered_changed_disabled_removed(deployment: Deployment, topic: Any)
     assert ask(process, "PUT", f"{PLACE}/x", settings, If_Match=first.tag).status == 412
     for headers in ({"If_Match": "x"}, {"If_None_Match": "1"}, {"If_None_Match": "*", "If_Match": first.tag}):
         assert ask(process, "PUT", f"{PLACE}/x", settings, **headers).body["code"] == "ERR11004"
-    for body in ([], 1, {**settings, "backends": {}}):
+    bodies: list[Any] = [[], 1, {**settings, "backends": {}}]
+    for body in bodies:
         assert ask(process, "PUT", f"{PLACE}/x", body).body["code"] == "ERR11004"
     secret = {"url": f"{backend.url}?code=hush", "headers": {"X-A": "hush"}}
     assert "hush" not in str(ask(process, "PUT", f"{PLACE}/y", {**settings, "group": "y", "backend": secret}).body)

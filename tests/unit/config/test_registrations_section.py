@@ -270,7 +270,7 @@ def test_what_reaches_further_than_a_team_may_is_refused_by_name(settings: Any, 
 
 def test_the_operator_sets_the_bounds() -> None:
     """A lower one refuses what was allowed before."""
-    tight = RegistrationsConfig(backends=LIST.backends, limits={"max_in_flight": 2})  # type: ignore[arg-type]
+    tight = RegistrationsConfig(backends=LIST.backends, limits={"max_in_flight": 2})
     assert "may have 2 here" in problem_of(with_(max_in_flight=3), tight)
     assert read_registration(with_(max_in_flight=2), tight, {}).max_in_flight == 2
 

@@ -136,7 +136,8 @@ def test_registered_changed_and_removed() -> None:
         one, two = Process(log), Process(log)
         first, new = await one.made.put("a", None, "x", config())
         assert (first.version, new) == (0, True)
-        changed, new = await two.settle() and await two.made.put("a", None, "x", config(max_in_flight=2), 0)
+        await two.settle()
+        changed, new = await two.made.put("a", None, "x", config(max_in_flight=2), 0)
         assert (changed.version, new, changed.since) == (1, False, 0)
         assert await one.settle() == await two.settle() == {"x": ("a", 1)}
         await two.put("a", "x", config(enabled=False))

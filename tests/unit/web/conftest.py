@@ -229,9 +229,9 @@ class Registered:
         self._kafka = kafka
         self._new = False
 
-    def one_of(self, *_: Any) -> Registration:
-        if self._kafka.failure:
-            raise self._kafka.failure
+    def one_of(self, _: Any = None, name: str = "t") -> Registration:
+        if failure := self._kafka.failure or (errors.NotFound() if name != "t" else None):
+            raise failure
         return Registration("ann", "t", 7, 7, 0, {"group": "g"}, None)
 
     def all_of(self, *_: Any) -> list[Registration]:

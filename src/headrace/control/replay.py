@@ -34,6 +34,15 @@ StartOffsets = Callable[[Sequence[TopicPartition]], Awaitable[Mapping[TopicParti
 """Asks for the first offset that is still in each partition."""
 
 
+class Limits(NamedTuple):
+    """What a replay may hold, let a kill repeat, and deliver in a second."""
+
+    flow: FlowControl
+    repeats_at_most: int
+    """Records that may be handed over and are not written down as ended."""
+    rate_records: float | None = None
+
+
 class Standing(NamedTuple):
     """How far a replay is at one moment."""
 
@@ -56,8 +65,7 @@ class WindowSource(Service):
         *,
         read: Read,
         start_offsets: StartOffsets,
-        limits: FlowControl,
-        rate_records: float | None,
+        limits: Limits,
         clock: Clock,
     ) -> None:
         """Prepare; sets itself as the pump's source.
@@ -68,8 +76,7 @@ class WindowSource(Service):
             ends: Where to end, for the same partitions.
             read: Reads.
             start_offsets: Tells what is gone when reading fails.
-            limits: What may be held; its records are also the most that a kill lets repeat.
-            rate_records: Records per second at most.
+            limits: How much and how fast.
             clock: For the rate and for pauses.
         """
         super().__init__(f"{pump.name} source")
@@ -82,8 +89,9 @@ class WindowSource(Service):
         self._ends = ends
         self._positions = {partition: start.offset for partition, start in starts.items()}
         self._read, self._start_offsets = read, start_offsets
-        self._limits, self._clock, self._rate = limits, clock, rate_records
-        self._some = max(1, limits.max_records // _PARTS)
+        self._limits, self._clock, self._rate = limits, clock, limits.rate_records
+        self._some = max(1, limits.repeats_at_most // _PARTS)
+        self._slice = min(_SLICE_RECORDS, max(1, limits.flow.max_records // _PARTS), self._some)
         self._epoch = int(clock.time() * 1000)
         self._handed = self._ended = self._saved = self._bytes = 0
         self._room = asyncio.Event()
@@ -166,13 +174,13 @@ class WindowSource(Service):
             return await self._start_offsets(partitions)
         return {}
 
-    def _parts(self, batch: Sequence[Record]) -> list[list[Record]]:
+    def _parts(self, batch: list[Record]) -> list[list[Record]]:
         """Return neighbours of one partition, at most a tenth of a second of the rate."""
-        most = min(_SLICE_RECORDS, self._some)
+        most = self._slice
         if self._rate:
             most = max(1, min(most, int(self._rate / _SLICES_PER_SECOND)))
-        if most >= len(batch) and all(record.partition == batch[0].partition for record in batch):
-            return [list(batch)]
+        if most >= len(batch) and len({record.partition for record in batch}) == 1:
+            return [batch]
         runs = [list(run) for _, run in itertools.groupby(batch, key=lambda record: record.partition)]
         return [run[n : n + most] for run in runs for n in range(0, len(run), most)]
 
@@ -193,11 +201,10 @@ class WindowSource(Service):
         await asyncio.sleep(0)
 
     def _fits(self, records: int, size_bytes: int) -> bool:
-        if not self.unsaved:
-            return True
-        return self.unsaved + records <= self._limits.max_records and (
-            not self._bytes or self._bytes + size_bytes <= self._limits.max_bytes
-        )
+        flow, held = self._limits.flow, self._handed - self._ended
+        if self.unsaved and self.unsaved + records > self._limits.repeats_at_most:
+            return False
+        return not held or (held + records <= flow.max_records and self._bytes + size_bytes <= flow.max_bytes)
 
 
 def counted(earlier: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:

@@ -14,7 +14,7 @@ from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl
 from headrace.config.kafka import KafkaConfig
 from headrace.control.jobs import Job, Tell, spec_of
 from headrace.control.marks import Marks
-from headrace.control.replay import Standing, WindowSource, counted, missing
+from headrace.control.replay import Limits, Standing, WindowSource, counted, missing
 from headrace.control.replay_targets import Produce, ReplayLetters, RestoredLetters, Target, TopicDestination
 from headrace.control.replay_window import Window
 from headrace.control.selection import Selection
@@ -35,6 +35,11 @@ _LEASE_SECONDS = 20.0
 _MAPS_CHARACTERS = 500_000
 
 
+def repeats_of(flow: FlowControl) -> int:
+    """Return how many records may come again after a kill: enough that writing progress down costs little."""
+    return 5 * flow.max_records
+
+
 class ReplaySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """What is replayed, and where to."""
 
@@ -48,7 +53,7 @@ class ReplaySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """Dead letters, which go to a consumer or function as the records they were."""
     selection: Selection | None = None
     """A redrive: only these letters, and only those that have not ended; each that ends is marked."""
-    repeats_at_most: int = TO_TOPIC_FLOW.max_records
+    repeats_at_most: int = repeats_of(TO_TOPIC_FLOW)
     """Records that come again at most when the process is killed."""
 
 
@@ -102,8 +107,7 @@ class ReplayWork:
             spec.window.ends,
             read=functools.partial(read_records, place.kafka),
             start_offsets=place.admin.start_offsets,
-            limits=self._flow,
-            rate_records=spec.rate,
+            limits=Limits(self._flow, spec.repeats_at_most, spec.rate),
             clock=place.clock,
         )
         try:
@@ -118,8 +122,7 @@ class ReplayWork:
 
     @property
     def _flow(self) -> FlowControl:
-        flow = self._target.flow if self._target else TO_TOPIC_FLOW
-        return flow.model_copy(update={"max_records": self._spec.repeats_at_most})
+        return self._target.flow if self._target else TO_TOPIC_FLOW
 
     async def _follow(self, source: WindowSource, tell: Tell, stop: asyncio.Event) -> None:
         """Write down how far it is until nothing is left, or whoever runs it is to stop."""

@@ -68,31 +68,34 @@ async def read_records(
         open_partitions = {p for p, start in starts.items() if ends is None or start < ends[p]}
         client.assign([confluent_kafka.TopicPartition(p.topic, p.partition, starts[p]) for p in open_partitions])
         while open_partitions or ends is None:
-            records = []
-            for taken in await run_blocking(_take, client):
-                partition = TopicPartition(taken.topic(), taken.partition())
-                if taken.error():
-                    if taken.error().code() != _END:
-                        raise to_error(taken.error(), f"read {partition}")
-                    # The end of what is committed: with aborted records or markers behind it, no record reaches `end`.
-                    if ends is not None and taken.offset() >= ends[partition]:
-                        open_partitions.discard(partition)
-                    continue
-                if ends is None or taken.offset() < ends[partition]:
-                    records.append(to_record(taken))
-                if ends is not None and taken.offset() >= ends[partition] - 1:
+            records, events = await run_blocking(_take, client)
+            for event in events:
+                partition = TopicPartition(event.topic(), event.partition())
+                if event.error().code() != _END:
+                    raise to_error(event.error(), f"read {partition}")
+                # The end of what is committed: with aborted records or markers behind it, no record reaches `end`.
+                if ends is not None and event.offset() >= ends[partition]:
                     open_partitions.discard(partition)
+            if ends is not None:
+                last = {(record.topic, record.partition): record.offset for record in records}
+                ended = {partition for partition, offset in last.items() if offset >= ends[partition] - 1}  # type: ignore[index]
+                if ended:
+                    open_partitions -= ended
+                    records = [record for record in records if record.offset < ends[record.topic_partition]]
             if records or ends is None:
                 yield records
     finally:
         await run_blocking(client.close)
 
 
-def _take(client: confluent_kafka.Consumer) -> list[Any]:
+def _take(client: confluent_kafka.Consumer) -> tuple[list[Record], list[Any]]:
+    """Return records, and what else the client says; made on the thread, because each costs time."""
     first = client.poll(_WAIT_SECONDS)
     if first is None:
-        return []
-    return [first, *client.consume(_BATCH - 1, 0)]
+        return [], []
+    taken = [first, *client.consume(_BATCH - 1, 0)]
+    events = [item for item in taken if item.error() is not None]
+    return [to_record(item) for item in taken if item.error() is None] if events else [*map(to_record, taken)], events
 
 
 def _properties(kafka: KafkaConfig) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl
-from headrace.control.replay import WindowSource, counted, missing
+from headrace.control.replay import Limits, WindowSource, counted, missing
 from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict
 from headrace.delivery.pump import Pump
 from headrace.errors import KafkaError, KafkaUnavailable
@@ -65,8 +65,7 @@ class World:
             {P: end},
             read=self.read,
             start_offsets=self.start_offsets,
-            limits=FlowControl(max_records=most),
-            rate_records=rate,
+            limits=Limits(FlowControl(max_records=1000), most, rate),
             clock=self.clock,
         )
         await pump.start()

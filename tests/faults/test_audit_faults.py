@@ -35,8 +35,8 @@ class Numbers:
     def due(self) -> int:
         """Records that were written for clients, that ended, and dead letters, which are written too."""
         path = "reactive push"
-        ended = sum(self.of("delivery_records", path, outcome) for outcome in ENDED)
-        return self.of("records_in", "produce") + ended + self.of("delivery_records", path, "dead_letters")
+        ended = sum(self.of("delivery_records", outcome, path) for outcome in ENDED)
+        return self.of("records_in", "produce") + ended + self.of("delivery_records", "dead_letters", path)
 
     @property
     def counted(self) -> int:

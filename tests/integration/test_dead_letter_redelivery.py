@@ -13,8 +13,7 @@ import pytest
 from headrace.delivery.dead_letter import DeadLetterTopic, origin_of
 from headrace.delivery.protocols import DeadLetter, Outcome, Verdict
 from headrace.devcluster import Received
-from headrace.kafka import Admin, Lease
-from headrace.lifecycle import SystemClock
+from headrace.kafka import Admin
 from headrace.records import Header, OutgoingRecord
 from headrace.testing import Answer
 
@@ -148,20 +147,6 @@ def test_too_many_failures_roll_the_batch_back(again: Any, letters: Letters, bac
     assert call().body["status"] == "processed"
 
 
-def test_one_bad_letter_of_a_request_that_fails_as_a_whole_is_found(again: Any, letters: Letters, backend: Any) -> None:
-    """In mode `status` a request is cut in halves as in the consumer itself; the good ones end."""
-
-    def answer(request: Received) -> Answer:
-        return Answer(status=422 if any(entry["value"]["n"] == 2 for entry in request.body) else 200)
-
-    letters.bury(4)
-    backend.answer = answer
-    call = again()
-    answered = call().body
-    assert (answered["records"], answered["status"]) == (4, "processed")
-    assert sorted(entry["value"]["n"] for entry in backend.accepted) == [0, 1, 3]
-
-
 def test_a_backend_that_is_away_loses_nothing(again: Any, letters: Letters, backend: Any) -> None:
     """ERR12205, at once and again; when it is back every letter is delivered."""
     letters.bury(3)
@@ -190,7 +175,7 @@ def test_topics_that_nobody_reads_and_parameters_that_are_none(again: Any, lette
 
 
 def test_two_calls_at_a_time_share_nothing(again: Any, letters: Letters, backend: Any) -> None:
-    """One delivers, the other is told to come back; so is whoever comes while a redrive has the lease."""
+    """One delivers, the other is told to come back."""
     letters.bury(2)
     came, go = threading.Event(), threading.Event()
 
@@ -212,26 +197,6 @@ def test_two_calls_at_a_time_share_nothing(again: Any, letters: Letters, backend
     assert "another call delivers letters" in second.body["description"]
     assert (found[0].body["records"], found[0].body["status"]) == (2, "processed")
     assert len(backend.accepted) == 2
-
-
-def test_a_redrive_and_a_call_exclude_each_other(again: Any, letters: Letters) -> None:
-    """By the lease of the topic, over all processes."""
-    letters.bury(1)
-    call = again()
-    kafka = letters.site.kafka
-
-    async def while_leased() -> Any:
-        lease = Lease(kafka, Admin(kafka), f"redrive.{letters.dlq}", SystemClock(), source=letters.dlq)
-        assert await lease.acquire(60)
-        try:
-            return await asyncio.to_thread(call)
-        finally:
-            await lease.release()
-
-    refused = asyncio.run(while_leased())
-    assert (refused.status, refused.body["code"]) == (409, "ERR40048")
-    assert "works on the letters" in refused.body["description"]
-    assert call().body["records"] == 1
 
 
 def test_no_group_is_joined_and_letters_of_others_are_left(again: Any, letters: Letters, backend: Any) -> None:

@@ -70,7 +70,8 @@ class World:
             if starts[record.topic_partition] <= record.offset < ends[record.topic_partition]:
                 yield [record]
 
-    def lease(self, *_: Any, **__: Any) -> Any:
+    def lease(self, kafka: Any, admin: Any, name: str, clock: Any, *, source: str) -> Any:
+        assert (name, source) == ("redrive.t.dlq", "t.dlq")  # the one that redrives and replays take
         self.log.append("lease")
         self.lost = asyncio.Event()
         return self

@@ -8,6 +8,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -171,7 +172,7 @@ def lag_of(process: HeadraceProcess) -> str:
     return "\n".join(line for line in text.splitlines() if line.startswith("headrace_consumer_lag"))
 
 
-def test_owners_are_apart(deployment: Deployment, topic: Any) -> None:
+def test_owners_are_apart(deployment: Deployment, topic: Any, tmp_path: Path) -> None:
     """What is another's is missing; names, topics in a group and places are given once; scopes count."""
     name, other = topic(), topic()
     process = deployment.start(security=SECURITY, registrations={"max_per_owner": 1})
@@ -220,6 +221,15 @@ def test_owners_are_apart(deployment: Deployment, topic: Any) -> None:
     assert put("bob", "x", settings) == (201, "")
     deployment.site.write_json(name, 1)
     deployment.site.wait_committed(f"{name}-group", name, 1)
+    assert process.terminate() == 0
+    lines = (tmp_path / "headrace-0/.headrace/sidecar-audit.log").read_text().splitlines()
+    notes = [note for note in map(json.loads, lines) if note["auditType"] == "CONTROL"]
+    told = {(note["caller"], note["action"], note["target"], note["auditStatus"]) for note in notes}
+    assert told >= {
+        ("ann", "register", "reactive x", "SUCCESS"),
+        ("bob", "register", "reactive x", "FAILURE"),
+        ("ops", "unregister", "reactive y", "SUCCESS"),
+    }
 
 
 def ask_missing(process: HeadraceProcess) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from headrace.cli.api import Api, api_options, part
 from headrace.cli.output import print_json, print_rows
 from headrace.config.references import ReferenceProblem, resolve
 from headrace.config.yaml_tree import Problems, read_text, read_tree
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, HeadraceError
 
 _PLACE = "/reactive-consumers"
 
@@ -39,7 +39,14 @@ def register(file: Path, api: Api, output: str) -> None:
         consumers = _filled(found, file.resolve().parent)
     except ReferenceProblem as cause:
         raise ConfigError(f"{file}: {cause}") from cause
-    _show([api.put(f"{_PLACE}/{part(name)}", settings) for name, settings in consumers.items()], output)
+    done: list[dict[str, Any]] = []
+    for name, settings in consumers.items():
+        try:
+            done.append(api.put(f"{_PLACE}/{part(name)}", settings))
+        except HeadraceError as error:
+            before = f"; registered are {', '.join(one['name'] for one in done)}" if done else ""
+            raise HeadraceError(f"{name}: {error.description}{before}", **error.parameters) from error
+    _show(done, output)
 
 
 @click.command()

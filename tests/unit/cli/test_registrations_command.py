@@ -1,0 +1,84 @@
+"""`headrace reactive register`: what a file must hold, and what of it is sent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.cli.api import Api
+from headrace.cli.main import main
+from headrace.errors import HeadraceError
+
+TEAM = """\
+reactive_consumers:
+  shop-orders:
+    topics: [orders]
+    group: shop
+    backend: {url: "http://localhost:1/", headers: {X-Key: "${env:SHOP_KEY}", X-File: "${file:key}"}}
+"""
+
+
+def ran(*words: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(["reactive", *words, "--url", "http://localhost:1"])
+    assert isinstance(end.value.code, int)
+    return end.value.code
+
+
+def test_references_are_replaced_on_the_teams_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server refuses them; so what it gets is what they stand for here."""
+    (tmp_path / "team.yaml").write_text(TEAM)
+    (tmp_path / "key").write_text("of-a-file\n")
+    monkeypatch.setenv("SHOP_KEY", "of-the-environment")
+    sent: dict[str, Any] = {}
+
+    def put(api: Api, path: str, body: Any) -> dict[str, Any]:
+        sent[path] = body
+        return {"name": "shop-orders", "owner": "shop", "version": 7, "state": "running"}
+
+    monkeypatch.setattr(Api, "put", put)
+    assert ran("register", str(tmp_path / "team.yaml")) == 0
+    headers = sent["/reactive-consumers/shop-orders"]["backend"]["headers"]
+    assert headers == {"X-Key": "of-the-environment", "X-File": "of-a-file"}
+    assert "running" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "names no reactive_consumers"),
+        ("- 1", "names no reactive_consumers"),
+        ("reactive_consumers: []", "names no reactive_consumers"),
+        ("reactive_consumers: {x: {topics: [a], topics: [b]}}", "written twice"),
+        (TEAM, "SHOP_KEY, which is not set"),
+    ],
+)
+def test_a_file_that_is_none_is_explained(
+    text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 78, and nothing is sent."""
+    monkeypatch.delenv("SHOP_KEY", raising=False)
+    monkeypatch.setattr(Api, "put", lambda *_: pytest.fail("it was sent"))
+    (tmp_path / "team.yaml").write_text(text)
+    assert ran("register", str(tmp_path / "team.yaml")) == 78
+    assert said in capsys.readouterr().err
+
+
+def test_a_refusal_says_of_which_consumer_and_what_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The next one is not asked for."""
+
+    def put(api: Api, path: str, body: Any) -> dict[str, Any]:
+        if path.endswith("/b"):
+            raise HeadraceError("the name b belongs to another registration")
+        return {"name": path[-1], "owner": "shop", "version": 7, "state": "running"}
+
+    monkeypatch.setattr(Api, "put", put)
+    (tmp_path / "team.yaml").write_text("reactive_consumers: {a: {x: 1}, b: {x: 1}, c: {x: 1}}")
+    assert ran("register", str(tmp_path / "team.yaml")) == 1
+    assert "b: the name b belongs to another registration; registered are a" in capsys.readouterr().err

@@ -371,16 +371,21 @@ def test_letters_are_redriven_dropped_and_moved_by_jobs(site: Any, topic: Any, p
         return wait_for(site, process, answer.body["id"])
 
     done = run("redrive", toConsumer="push", keys=["k1", "k2"])
-    assert (done["kind"], done["progress"]["counts"]["delivered"]) == ("redrive", 8)
+    assert (done["kind"], done["progress"]["counts"]["delivered"]) == ("redrive", 2)
     assert done["progress"]["counts"]["passed"] == 6
     sent = replayed(backend, done["id"])
     assert [entry["deliveryId"] for entry in sent] == [f"{name}-push:{name}:0:{n}" for n in (1, 2)]
     assert run("redrive", toConsumer="push", keys=["k1", "k3"])["progress"]["counts"]["passed"] == 7
     assert all_offsets(site) == before
+    words = ["dlq", "redrive", f"{name}.dlq", "--to-backend", "push", "--url", process.url, "--key", "k6"]
+    assert f"1 letter of {name}.dlq would go to push: 1 " in site.cli(*words, "--dry-run").stdout
+    assert "state     done" in site.cli(*words).stdout
+    assert "nothing matches" in site.cli(*words, "--dry-run", code=1).stderr
+    assert "nothing matches" in site.cli(*words, code=1).stdout
     assert run("drop", keys=["k4"], reason="for this test")["progress"]["records"] == 1
     assert run("quarantine", keys=["k5"])["progress"]["targets"] == {f"{name}.dlq.quarantine": 1}
-    assert letters_of(site, process, f"{name}.dlq")["left"] == 3
-    assert run("redrive", exactlyOnce=True)["progress"]["records"] == 3
+    assert letters_of(site, process, f"{name}.dlq")["left"] == 2
+    assert run("redrive", exactlyOnce=True)["progress"]["records"] == 2
     assert letters_of(site, process, f"{name}.dlq")["left"] == 0
     again = site.ask(f"{url}/redrive", {})
     assert again.status == 400 or wait_for(site, process, again.body["id"])["progress"]["records"] == 0

@@ -13,8 +13,10 @@ from typing import Any
 import click
 import msgspec
 
+from headrace.cli.api import Api, url_of
 from headrace.cli.connection import Place, kafka_options, open_producer
 from headrace.cli.output import counted, print_json, progress
+from headrace.cli.replay import redrive_to_backend
 from headrace.cli.selection_options import selection_options
 from headrace.control.redrive import Redrive, Redriven, RedriveOptions
 from headrace.control.redrive_target import Target
@@ -56,8 +58,11 @@ def _run_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command()
 @click.argument("topic")
 @click.option("--to-topic", metavar="NAME", help="Send them to this topic instead; keys choose the partitions.")
+@click.option("--to-backend", metavar="CONSUMER", help="Have a running Headrace give them to its backend (--url).")
 @click.option("--to-tier", type=click.IntRange(1), metavar="DELAY", help="Send them to a retry tier of --consumer.")
 @click.option("--consumer", help="Reactive consumer in the file of -c; only letters of its group are sent.")
+@click.option("--url", envvar="HEADRACE_URL", help="Base URL of that Headrace.")
+@click.option("--token", envvar="HEADRACE_TOKEN", default="", help="Token for it; better in HEADRACE_TOKEN.")
 @click.option("--max-redrives", type=click.IntRange(1), default=5, show_default=True, help="See above.")
 @click.option("--quarantine-above-limit", "quarantine_above", is_flag=True, help="Move those to quarantine.")
 @click.option("--from-beginning", is_flag=True, help="Also letters that have ended before.")
@@ -84,6 +89,10 @@ async def redrive(
 
     Example: headrace dlq redrive orders.dlq --error "HTTP 400" --since 2h --rate 100
     """
+    to_backend, url, token = (chosen.pop(name) for name in ("to_backend", "url", "token"))
+    if to_backend and not (to_topic or to_tier):
+        api = Api(url or url_of(None), token)
+        return redrive_to_backend(api, topic, to_backend, selection, output=output, **chosen)
     if to_topic and to_tier:
         raise click.UsageError("--to-topic or --to-tier, not both")
     if chosen["from_beginning"] and chosen["exactly_once"]:

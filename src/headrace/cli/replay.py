@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
-from headrace.cli.api import Api, api_options
+from headrace.cli.api import Api, api_options, part
 from headrace.cli.jobs import print_job, watch
-from headrace.cli.output import print_json
+from headrace.cli.output import counted, print_json
 from headrace.cli.selection_options import Moment
+from headrace.control.selection import Selection
 
 
 @click.command()
@@ -67,6 +68,34 @@ def _request(
         asked["offsets"] = {"start": int(given[1]), "end": int(given[2])}
     times = {name: _iso(value) for name, value in (("since", since), ("until", until)) if value is not None}
     return {**asked, "time": times} if times else asked
+
+
+def redrive_to_backend(api: Api, topic: str, consumer: str, selection: Selection, **chosen: Any) -> int:
+    """Have selected dead letters delivered to a consumer's backend, and watch that; returns the exit code."""
+    asked = {
+        "toConsumer": consumer,
+        "partition": selection.partition,
+        "first": selection.first,
+        "last": selection.last,
+        "since": None if selection.since_ms is None else _iso(selection.since_ms),
+        "until": None if selection.until_ms is None else _iso(selection.until_ms),
+        "topics": selection.topics,
+        "groups": selection.groups,
+        "errors": selection.errors,
+        "keys": [key.decode() for key in selection.keys],
+        "headers": {name: value.decode() for name, value in selection.headers},
+        "rate": chosen["rate_records"],
+        "dryRun": chosen["dry_run"],
+    }
+    found = api.post(f"/adm/dead-letters/{part(topic)}/redrive", {n: v for n, v in asked.items() if v is not None})
+    if not chosen["dry_run"]:
+        return watch(api, found, chosen["output"])
+    if chosen["output"] == "json":
+        print_json(found)
+    else:
+        errors = ", ".join(f"{count} {error}" for error, count in found["errors"].items())
+        click.echo(f"{counted(found['records'], 'letter')} of {topic} would go to {consumer}: {errors or 'none'}")
+    return 0
 
 
 def _iso(milliseconds: int) -> str:

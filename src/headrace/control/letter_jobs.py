@@ -112,7 +112,7 @@ class LetterJobs:
 
     async def begin(
         self, jobs: Jobs, kind: Kind, topic: str, asked: LettersRequest, by: str
-    ) -> JobView | LettersReport | Any:
+    ) -> JobView | LettersReport:
         """Begin a job, or say what it would do.
 
         Raises:
@@ -125,14 +125,18 @@ class LetterJobs:
         targets = bool(asked.to_consumer) + bool(asked.to_topic)
         if targets and (kind != "redrive" or targets > 1):
             raise InvalidRequest("toTopic or toConsumer: one of them, and of a redrive only")
+        made = self._spec(kind, topic, asked, by)
         if asked.to_consumer:
             spec = await self._replays.letters_spec(
                 topic, asked.selection(), asked.to_consumer, asked.rate, asked.last_retry
             )
-            return await self._replays.start(jobs, kind, spec, by, dry_run=asked.dry_run)
-        made = self._spec(kind, topic, asked, by)
+            if not asked.dry_run:
+                return await self._replays.start(jobs, kind, spec, by)
         if asked.dry_run:
-            return LettersReport(**(await self._redrive(made).run())._asdict())
+            found = (await self._redrive(made).run())._asdict()
+            if asked.to_consumer:
+                found["targets"] = {asked.to_consumer: found["records"]}
+            return LettersReport(**found)
         made.target.check(topic)
         if made.target.topic:
             await self._admin.describe_topic(made.target.topic)

@@ -213,7 +213,7 @@ def counted(earlier: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int
 
 
 _TOLD = ("delivered", "dead_letters", "given_up", "skipped", "redeliveries", "refusals")
-_ENDINGS = ("delivered", "dead_letters", "given_up", "skipped")
+_ENDINGS = ("delivered", "dead_letters", "given_up", "skipped", "passed")
 
 
 def missing(total: int, counts: Mapping[str, int]) -> int:

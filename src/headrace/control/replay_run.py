@@ -115,7 +115,7 @@ class ReplayWork:
                 service.on_death = self._died(source)
                 await service.start()
             await self._follow(source, tell, stop)
-            return self._said(source.standing)
+            return self._said(source.standing) if source.finished else ""
         finally:
             for service in (source, pump):
                 await service.stop()
@@ -174,10 +174,14 @@ class ReplayWork:
         counts = counted(self._earlier, standing.counts)
         if self._restored:
             counts["passed"] = self._earlier.get("passed", 0) + self._restored.passed
+            counts["delivered"] -= self._restored.passed  # they ended without a delivery
         return counts
 
     def _said(self, standing: Standing) -> str:
-        gone = missing(self._spec.window.total, self._counts(standing))
+        counts = self._counts(standing)
+        if self._spec.selection is not None and counts.get("passed") == sum(counts.values()):
+            raise InvalidRequest(f"nothing matches: no letter that is left in {self._spec.window.topic} is selected")
+        gone = missing(self._spec.window.total, counts)
         plural = "offset of the window holds" if gone == 1 else "offsets of the window hold"
         return f"{gone} {plural} no record any more (expired, compacted, aborted, or a marker)" if gone > 0 else ""
 

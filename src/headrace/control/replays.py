@@ -109,16 +109,18 @@ class Replays:
             NotFound: There is no such topic, partition, consumer or function.
             JobConflict: It runs already.
         """
-        return await self.start(jobs, "replay", await self._spec(request), by, dry_run=request.dry_run)
+        spec = await self._spec(request)
+        if request.dry_run:
+            return DryRun(spec.window.total, msgspec.to_builtins(spec, str_keys=True))
+        return await self.start(jobs, "replay", spec, by)
 
-    async def start(self, jobs: Jobs, kind: str, spec: ReplaySpec, by: str, *, dry_run: bool) -> JobView | DryRun:
-        """Begin the job of a spec, or say what it would be.
+    async def start(self, jobs: Jobs, kind: str, spec: ReplaySpec, by: str) -> JobView:
+        """Begin the job of a spec.
 
         Raises:
             JobConflict: It runs already.
         """
-        plain = msgspec.to_builtins(spec, str_keys=True)
-        return DryRun(spec.window.total, plain) if dry_run else await jobs.create(kind, plain, by)
+        return await jobs.create(kind, msgspec.to_builtins(spec, str_keys=True), by)
 
     async def letters_spec(
         self, topic: str, selection: Selection, consumer: str, rate: float | None, last_retry: bool

@@ -21,7 +21,7 @@ def _of_letters(name: str, summary: str, example: Mapping[str, str]) -> Operatio
     return Operation(
         name,
         summary,
-        {200: (LettersReport, DryRun), 202: JobView},
+        {200: LettersReport, 202: JobView},
         request={JSON: LettersRequest},
         example={"errors": ["HTTP 400"], "dryRun": True, **example},
         errors=(*_BODY, *KAFKA, errors.NotFound, errors.JobConflict),

@@ -1,0 +1,95 @@
+"""The witness of a pump is told of everything that has ended, once, and of nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.config.consumers import BatchConfig, DeliveryConfig
+from headrace.config.retry import RetryConfig
+from headrace.delivery.protocols import ACK, ELSEWHERE, DeadLetter, Delivery, Outcome, Verdict
+from headrace.delivery.pump import Pump
+from headrace.errors import DestinationUnavailable
+from headrace.lifecycle import ManualClock
+from headrace.records import Committed, Record, TopicPartition
+
+P0 = TopicPartition("t", 0)
+RETRY, DEAD = Outcome(Verdict.RETRY, "E"), Outcome(Verdict.DEAD_LETTER, "Bad")
+SKIPPED, TOGETHER = Outcome(Verdict.RETRY, "HTTP 404", "", 404), Outcome(Verdict.RETRY, "HTTP 500", "", 500)
+SCRIPTS = st.lists(
+    st.lists(st.sampled_from([ACK, ELSEWHERE, RETRY, DEAD, SKIPPED, TOGETHER, None]), max_size=4), max_size=12
+)
+
+
+class World:
+    """Source, destination and dead letters of a pump; each record has its script, and is taken behind its end."""
+
+    def __init__(self, scripts: Sequence[Sequence[Outcome | None]], ordering: Any, **retry: Any) -> None:
+        self.scripts = [list(script) for script in scripts]
+        self.told: list[tuple[int, str]] = []
+        self.sizes = self.elsewhere = 0
+        self.clock = ManualClock()
+        policy = RetryConfig(
+            attempts=3, first_delay_seconds=1, max_delay_seconds=2, statuses={"404": "skip", "500": "retry"}, **retry
+        )
+        batch = BatchConfig(max_records=4)
+        delivery = DeliveryConfig(ordering=ordering, batch=batch, retry=policy)
+        self.pump = Pump("pump", "g", self, self, delivery=delivery, clock=self.clock, chance=Random(1))
+        self.pump.source, self.pump.witness, self.pump.replay = self, self.witness, "job"
+
+    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+        said = [(self.scripts[record.offset] or [ACK]).pop(0) for record in delivery.records]
+        if None in said:
+            raise DestinationUnavailable("down")
+        self.elsewhere += said.count(ELSEWHERE)
+        return [outcome for outcome in said if outcome]
+
+    async def write(self, letters: Sequence[DeadLetter]) -> list[int]:
+        return [place for place, letter in enumerate(letters) if letter.record.offset % 5 == 0]  # a tier takes these
+
+    def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None:
+        """Nothing is bounded."""
+
+    def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
+        """Nothing is kept."""
+
+    def witness(
+        self, records: Sequence[Record], size_bytes: int, how: str, outcomes: Sequence[Outcome], replay: str
+    ) -> None:
+        assert replay == "job"
+        assert len(outcomes) == (0 if how == "delivered" else len(records))
+        self.sizes += size_bytes
+        self.told += [(record.offset, how) for record in records]
+
+    async def run(self) -> None:
+        records = [Record("t", 0, n, 0, b"%d" % (n % 3), b"v", size_bytes=2) for n in range(len(self.scripts))]
+        await self.pump.start()
+        self.pump.on_assigned({P0: 1}, {})
+        self.pump.on_records(P0, 1, records)
+        for _ in range(60):
+            await self.clock.advance(60)
+        assert self.pump.lanes[P0].tracker.open_records == 0
+        await self.pump.stop()
+
+
+@given(SCRIPTS, st.sampled_from(["partition", "key", "none"]), st.booleans())
+def test_each_end_is_told_once(scripts: list[list[Outcome | None]], ordering: str, last_retry: bool) -> None:
+    """Whatever the destination says; what waits in a tier or was no delivery is told by others."""
+    world = World(scripts, ordering, last_retry=last_retry)
+    asyncio.run(world.run())
+    counts = world.pump.counts
+    hows = [how for _, how in world.told]
+    assert len({offset for offset, _ in world.told}) == len(world.told)
+    assert world.sizes == 2 * len(world.told)
+    assert {how: hows.count(how) for how in ("dead letter", "skipped", "given up")} == {
+        "dead letter": counts.dead_letters,
+        "skipped": counts.skipped,
+        "given up": counts.given_up,
+    }
+    assert hows.count("delivered") == counts.delivered - world.elsewhere
+    assert len(world.told) == len(scripts) - counts.delayed - world.elsewhere

@@ -250,18 +250,19 @@ def test_a_skip_outlives_the_process_that_did_it(scene: Scene) -> None:
     assert process.terminate() == 0
 
 
-@pytest.mark.timeout(500)
-def test_steering_while_two_processes_take_turns(scene: Scene) -> None:
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("changes", [3, pytest.param(20, marks=pytest.mark.long)])
+def test_steering_while_two_processes_take_turns(scene: Scene, changes: int) -> None:
     """Each change one process dies while a partition is sought, another is paused, and a record of that is skipped."""
     scene.create(4)
     feeder = Feeder(scene.kafka, scene.topic, 4, per_round=20)
     processes = [scene.run(), scene.run()]
     wait_for(lambda: scene.members() == 2, "both to be members")
     feeder.start()
-    for change in range(3):
+    for change in range(changes):
         one, other = processes[change % 2], processes[1 - change % 2]
         scene.wait_handled(1500)
-        sought, paused = change, (change + 1) % 4
+        sought, paused = change % 4, (change + 1) % 4
         ask(other, "pause", partitions=[paused], reason="test")
         wait_for(lambda: stands(paused, [one, other]), "the pause")  # noqa: B023 called here
         paused_at, coming = time.time(), feeder.written[paused]

@@ -40,8 +40,6 @@ Answer = asyncio.Future[list[Any]]
 """Where and whether records were written."""
 Place = tuple[int, int]
 """Partition and offset of a letter."""
-
-
 Sent = Callable[[Sequence[OutgoingRecord], Sequence[Any]], None]
 """Is told what became of records."""
 
@@ -105,7 +103,8 @@ class _Slice:
     def __init__(self) -> None:
         self.items: list[Item] = []
         self.size_bytes = 0
-        self.answer: Answer | None = None
+        self.answer: Answer
+        self.results: list[Any] | None = None
 
     @property
     def records(self) -> list[OutgoingRecord]:
@@ -350,29 +349,16 @@ class Redrive:
                 self._under_way = None
 
     async def _finish(self, part: _Slice) -> None:
-        assert part.answer
-        results = await asyncio.shield(part.answer)
-        failed: dict[Place, HeadraceError] = {}
-        sent: list[Any] = []
-        writing = (item for item in part.items if item[1])
-        for (letter, record, _), result in zip(writing, results, strict=False):
-            if isinstance(result, RecordTooLarge) and not self._session:
-                # One that is too large fails those that travelled with it, so now each goes by itself.
-                (result,) = await asyncio.shield(self._send([record] if record else []))
-            if isinstance(result, RecordTooLarge):
-                where = f"{letter.topic_partition} offset {letter.offset}"
-                self._tally.too_large[_place(letter)] = f"{where}: {result.description}"
-            if isinstance(result, HeadraceError):
-                failed[_place(letter)] = result
-            sent.append(result)
-        if sent and self.on_sent:
-            self.on_sent(part.records, sent)
+        if part.results is None:
+            part.results = await self._results(part)
         reach("redrive.sent")
         if self._session:
             self._unsure = part.items
             await self._written(part.answer)
             self._unsure = ()
-        ended = [item for item in part.items if _place(item[0]) not in failed]
+        letters = [letter for letter, record, _ in part.items if record]
+        failed = {_place(m): r for m, r in zip(letters, part.results, strict=True) if isinstance(r, HeadraceError)}
+        ended = [item for item in part.items if _place(item[0]) not in failed] if failed else part.items
         if not self._session:
             await self._written(self._send(self._marks_of(ended)))
         reach("redrive.marked")
@@ -380,6 +366,22 @@ class Redrive:
         for failure in failed.values():
             if not isinstance(failure, RecordTooLarge):
                 raise failure
+
+    async def _results(self, part: _Slice) -> list[Any]:
+        """Return what became of the records of a slice; those that do not fit are named."""
+        letters = [(letter, record) for letter, record, _ in part.items if record]
+        results = (await asyncio.shield(part.answer))[: len(letters)]
+        for number, (letter, record) in enumerate(letters):
+            if isinstance(results[number], RecordTooLarge):
+                if not self._session:
+                    # One that is too large fails those that travelled with it, so now each goes by itself.
+                    (results[number],) = await asyncio.shield(self._send([record]))
+                if isinstance(refused := results[number], RecordTooLarge):
+                    where = f"{letter.topic_partition} offset {letter.offset}"
+                    self._tally.too_large[_place(letter)] = f"{where}: {refused.description}"
+        if letters and self.on_sent:
+            self.on_sent(part.records, results)
+        return results
 
     def _send(self, records: Sequence[OutgoingRecord]) -> Answer:
         if self._session and records:

@@ -20,13 +20,7 @@ class Rate:
         later: Callable[[float, Callable[[], None]], asyncio.Task[None]],
         wake: Callable[[], None],
     ) -> None:
-        """Begin without a limit.
-
-        Args:
-            clock: Time.
-            later: Calls something after so many seconds.
-            wake: Is called when deliveries may begin again.
-        """
+        """Begin without a limit; `later` calls something after a pause, `wake` has deliveries begin again."""
         self.records_per_second: float | None = None
         """None for no limit."""
         self._clock = clock

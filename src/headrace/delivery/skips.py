@@ -2,53 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from headrace.delivery.attempt import Counts
 from headrace.delivery.lane import Lane
 from headrace.errors import DeadLetterFailed
-from headrace.lifecycle import Clock
 from headrace.records import Record, TopicPartition
+
+if TYPE_CHECKING:
+    from headrace.delivery.pump import Pump
 
 log = logging.getLogger(__name__)
 
 _AGAIN_SECONDS = 1.0
 
 
-class SkipRules(Protocol):
-    """What the skips of one pump need of it."""
-
-    clock: Clock
-    counts: Counts
-    let_go: Callable[[Record], Awaitable[None]] | None
-
-    @property
-    def lanes(self) -> Mapping[TopicPartition, Lane]:
-        """The lanes of the present assignment."""
-
-    def offer(self, lane: Lane) -> None:
-        """Say that a lane may have something to begin."""
-
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Run a coroutine as a task of the pump."""
-
-
 class Skips:
     """What is to be skipped in the partitions of one pump."""
 
-    def __init__(self, rules: SkipRules, over: Callable[[Lane, Sequence[Record], str], None]) -> None:
+    def __init__(self, pump: Pump, over: Callable[[Lane, Sequence[Record], str], None]) -> None:
         """Prepare; `over` takes records of a lane that have ended, and in which way."""
-        self._rules = rules
+        self._pump = pump
         self._over = over
         self._coming: dict[TopicPartition, dict[int, str]] = defaultdict(dict)
 
     def skip(self, partition: TopicPartition, offset: int, reason: str) -> str:
         """Skip a record; see `Pump.skip`."""
-        lane = self._rules.lanes.get(partition)
+        lane = self._pump.lanes.get(partition)
         if lane is None:
             return "not assigned"
         tracker = lane.tracker
@@ -74,23 +56,23 @@ class Skips:
 
     def _end(self, lane: Lane, offset: int, reason: str) -> str:
         record = lane.remove(offset)
-        if self._rules.let_go is None:
+        if self._pump.let_go is None:
             self._ended(lane, offset, record, reason)
             return "skipped"
         if record:
-            self._rules.spawn(self._let_go(lane, record, reason), "skip")
+            self._pump.spawn(self._let_go(lane, record, reason), "skip")
         return "will be skipped"
 
     async def _let_go(self, lane: Lane, record: Record, reason: str) -> None:
         """End a record whose key waits for it elsewhere: that is told first, or the key would wait for ever."""
-        rules = self._rules
-        assert rules.let_go
+        pump = self._pump
+        assert pump.let_go
         while not lane.draining:
             try:
-                await rules.let_go(record)
+                await pump.let_go(record)
             except DeadLetterFailed as failure:
                 lane.waits(failure.description)
-                await rules.clock.sleep(_AGAIN_SECONDS)
+                await pump.clock.sleep(_AGAIN_SECONDS)
             else:
                 lane.moves()
                 return self._ended(lane, record.offset, record, reason)
@@ -99,9 +81,9 @@ class Skips:
 
     def _ended(self, lane: Lane, offset: int, record: Record | None, reason: str) -> None:
         if lane.tracker.done([offset], lane.tracker.epoch):
-            lane.head_since = self._rules.clock.time()
+            lane.head_since = self._pump.clock.time()
         lane.ended(())  # what is not too far ahead any more goes on
-        self._rules.counts.skipped_by_hand += 1
+        self._pump.counts.skipped_by_hand += 1
         log.warning("%s: offset %d is skipped, as somebody said: %s", lane.label, offset, reason)
         self._over(lane, [record] if record else [], f"skipped by hand: {reason}")
-        self._rules.offer(lane)
+        self._pump.offer(lane)

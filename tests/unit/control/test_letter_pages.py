@@ -24,7 +24,7 @@ from headrace.delivery.dead_letter import Origin, headers_of
 from headrace.delivery.protocols import DeadLetter, Outcome, Verdict
 from headrace.errors import InvalidRequest, RegistryUnavailable, TooManyRequests
 from headrace.formats.codecs import Codecs
-from headrace.formats.registry import SchemaRegistry
+from headrace.formats.registry import RegisteredSchema, SchemaRegistry
 from headrace.lifecycle import ManualClock
 from headrace.records import Header, Record, TopicPartition
 
@@ -245,6 +245,28 @@ def test_values_are_decoded_as_far_as_they_can_be(
             shown = await reader.shown(letter)
             assert (shown.value_format, bytes(shown.value)) == (format_name, text)
         assert registry.asked <= 1
+        await registry.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("wanted", "format_name"), [(None, "schema"), ("avro", "avro"), ("json", "schema")])
+def test_values_with_a_schema_are_decoded_by_the_registry(wanted: str | None, format_name: str) -> None:
+    """Also when nobody said so, and when the consumer's format is another: the bytes name their schema."""
+
+    class Answers(SchemaRegistry):
+        async def by_id(self, schema_id: int) -> RegisteredSchema:
+            return RegisteredSchema(
+                schema_id, "AVRO", '{"type":"record","name":"R","fields":[{"name":"n","type":"int"}]}'
+            )
+
+    async def main() -> None:
+        registry = Answers(SchemaRegistryConfig(), ManualClock())
+        reader = LetterText(Codecs(registry), None, wanted)
+        record = Record("t.dlq", 0, 1, 5, None, b"\0\0\0\0\x01\x0e", headers)
+        shown = await reader.shown(Letter(record, Origin(TopicPartition("t", 0), 7, 5, "g", 3, "", "", "E"), True))
+        assert (shown.value_format, msgspec.json.decode(shown.value)) == (format_name, {"n": 7})
+        assert (shown.ended, shown.stack_trace) == (True, "Too LATE for it")
         await registry.close()
 
     asyncio.run(main())

@@ -33,8 +33,7 @@ class BulkProducer(Service):
         self._client = self._new_client()
 
     async def stop(self) -> None:
-        self._stopped.set()
-        self._client.purge()
+        self._stopped.set()  # whoever writes ends within a moment
         await super().stop()
 
     def write(self, topic: str, records: Iterable[tuple[bytes, bytes]]) -> tuple[int, str]:
@@ -54,6 +53,8 @@ class BulkProducer(Service):
         while portion := list(itertools.islice(rest, _PORTION_RECORDS)):
             self._hand_over(client, topic, portion)
         while len(client):
+            if self._stopped.is_set():
+                client.purge()
             client.flush(_FLUSH_SECONDS)
         return self._failed, self._why
 

@@ -239,7 +239,8 @@ class Jobs(Service):
         silent = self._clock.monotonic() - known.heard_at > 2 * _SILENT_SECONDS
         state, message = known.state, report.message
         if state in ("running", "waiting") and silent:
-            state, message = "waiting", "no process that has what it needs was heard of; it goes on when one is there"
+            state = "waiting"
+            message = message or "no process that has what it needs was heard of; it goes on when one is there"
         progress = {name: value for name, value in report.progress.items() if name != "positions"}
         return JobView(
             job.id,
@@ -373,12 +374,9 @@ class Jobs(Service):
             await tell(before)
             message = await work.run(before, tell, stop)
             end = (_STANDS[known.job.wish], "") if stop.is_set() else ("done", message)
-        except Exception as cause:
-            end = (
-                "failed",
-                cause.description if isinstance(cause, HeadraceError) else f"{type(cause).__name__}: {cause}",
-            )
-            log.exception("job %s failed", known.job.id)
+        except Exception as cause:  # boundary: the job says that it failed, and why
+            end = _end_of(cause)
+            log.exception("job %s: %s", known.job.id, end[1])
         finally:
             watch.cancel()
         log.info("job %s is %s here %s", known.job.id, *end)
@@ -394,6 +392,13 @@ class Jobs(Service):
         if old and self._table.is_loaded.is_set():
             keys = [_PREFIX + name + end for name in old for end in (_REPORT, "")]
             await self._table.put_all(dict.fromkeys(keys))
+
+
+def _end_of(cause: Exception) -> tuple[State, str]:
+    """Return how a run ends by an error: what may pass, as a broker that is away, is tried again."""
+    if not isinstance(cause, HeadraceError):
+        return "failed", f"{type(cause).__name__}: {cause}"
+    return "waiting" if cause.retriable else "failed", cause.description
 
 
 async def _stop_if(lost: asyncio.Event, stop: asyncio.Event) -> None:

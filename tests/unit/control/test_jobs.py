@@ -262,6 +262,24 @@ def test_a_failure_ends_the_job_and_nothing_else() -> None:
     run(test)
 
 
+def test_what_may_pass_is_tried_again() -> None:
+    """A broker that is away ends no job; what it waits for is said."""
+
+    async def test(house: House) -> None:
+        async def away(tell: Tell, stop: asyncio.Event) -> str:
+            house.end = at_once
+            raise KafkaUnavailable("no broker answers")
+
+        house.end = away
+        jobs = await house.process("a")
+        job = (await jobs.create("replay", {"place": 1}, "ann")).id
+        await house.wait(lambda: jobs.show(job).message == "no broker answers")
+        assert jobs.show(job).state == "waiting"
+        await house.wait(lambda: jobs.show(job).state == "done")
+
+    run(test)
+
+
 def test_the_same_again_is_refused_while_it_runs() -> None:
     """At any process, also when both are asked at one time: the first in the table wins. Then it may be."""
 

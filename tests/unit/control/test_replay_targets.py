@@ -1,0 +1,156 @@
+"""What a replay delivers to, and which offsets are meant; without Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from headrace.control.replay_targets import ReplayLetters, RestoredLetters, TopicDestination
+from headrace.control.replay_window import Offsets, Window, find_window
+from headrace.control.selection import Selection
+from headrace.delivery.dead_letter import headers_of
+from headrace.delivery.offset_map import encode
+from headrace.delivery.protocols import ACK, ELSEWHERE, DeadLetter, Delivery, Outcome, Verdict
+from headrace.errors import (
+    DeadLetterFailed,
+    DestinationUnavailable,
+    InvalidRequest,
+    KafkaUnavailable,
+    NotFound,
+    RecordTooLarge,
+)
+from headrace.records import Committed, OutgoingRecord, Produced, Record, TopicPartition
+
+P0, P1, DLQ = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("t.dlq", 0)
+FAILED = Outcome(Verdict.RETRY, "E", "why")
+
+
+def record(topic: str, partition: int, offset: int, headers: Any = None) -> Record:
+    return Record(topic, partition, offset, 42, b"k", b"v", lambda: headers)
+
+
+def letter(offset: int, of: Record) -> Record:
+    return record("t.dlq", 0, offset, headers_of(DeadLetter(of, "g", 3, FAILED, 1.0, 2.0)))
+
+
+class Backend:
+    """Notes what it gets, and fails what it is told to."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[TopicPartition, list[int]]] = []
+        self.fails: set[int] = set()
+
+    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+        self.got.append((delivery.partition, [one.offset for one in delivery.records]))
+        return [FAILED if one.offset in self.fails else ACK for one in delivery.records]
+
+
+def test_letters_are_delivered_as_the_records_they_were() -> None:
+    """Those of one partition together, one that is there twice apart; what is not wanted ends without a delivery."""
+    backend = Backend()
+    backend.fails = {6}
+    first, other = record("t", 0, 5), record("t", 1, 6)
+    letters = [letter(10, first), letter(11, other), letter(12, first), letter(13, record("t", 0, 8)), record(*DLQ, 14)]
+    to = RestoredLetters(backend, lambda one: one.offset < 14)
+    outcomes = asyncio.run(to.deliver(Delivery("g", DLQ, 1, letters, 1, "job")))
+    assert backend.got == [(P0, [5]), (P1, [6]), (P0, [5, 8])]
+    assert outcomes == [ACK, FAILED, ACK, ACK, ELSEWHERE]
+    assert to.passed == 1
+    above = encode(11, 14, [11])
+    ended = to.ended({DLQ: Committed(11, above)})
+    assert ended == {DLQ: [10, 12, 13]}
+    to.marked(ended)
+    assert to.ended({DLQ: Committed(14)}) == {DLQ: [11]}
+
+
+def test_what_fails_is_a_letter_of_the_record_it_was() -> None:
+    """It says which job failed; where there are no dead letters, the job ends and nothing is passed over."""
+    written: list[DeadLetter] = []
+    problems: list[str] = []
+
+    class Writer:
+        async def write(self, letters: Sequence[DeadLetter]) -> None:
+            written.extend(letters)
+
+    failed = DeadLetter(letter(10, record("t", 0, 5)), "g", 3, FAILED, 1.0, 2.0)
+    asyncio.run(ReplayLetters(Writer(), "job", of_letters=True, fail=problems.append).write([failed]))
+    assert (written[0].record.topic_partition, written[0].record.offset) == (P0, 5)
+    assert dict(headers_of(written[0]))["headrace.dlq.replay"] == b"job"
+    with pytest.raises(DeadLetterFailed, match="replay with lastRetry"):
+        asyncio.run(ReplayLetters(None, "job", of_letters=False, fail=problems.append).write([failed]))
+    assert len(problems) == 1
+
+
+def test_a_topic_takes_all_or_says_why() -> None:
+    """A record it does not take fails alone; a topic that does not acknowledge is waited for."""
+    answers: list[Any] = [Produced(0, 1), RecordTooLarge("too large")]
+    sent: list[OutgoingRecord] = []
+
+    async def produce(records: Sequence[OutgoingRecord]) -> list[Any]:
+        sent.extend(records)
+        return answers
+
+    to = TopicDestination("copy", 1, produce, "job-2")
+    earlier = [("headrace.replay", b"job-1"), ("h", None)]
+    delivery = Delivery("g", P1, 1, [record("t", 1, 5, earlier), record("t", 1, 6)], 1)
+    outcomes = asyncio.run(to.deliver(delivery))
+    assert [outcome.verdict for outcome in outcomes] == [Verdict.ACK, Verdict.DEAD_LETTER]
+    assert sent[0].headers == [("h", None), ("headrace.replay", b"job-2"), ("headrace.replay.of", b"t:1:5")]
+    assert (sent[0].partition, sent[0].timestamp_ms) == (None, 42)
+    answers[1] = KafkaUnavailable("no broker")
+    with pytest.raises(DestinationUnavailable, match="does not acknowledge: no broker"):
+        asyncio.run(to.deliver(delivery))
+
+
+class FakeAdmin:
+    """Partition 0 holds 5 to 9, one record a second from 1,000 s on; partition 1 is empty."""
+
+    async def topic_offsets(self, topic: str) -> dict[TopicPartition, tuple[int, int]]:
+        return {P0: (5, 10), P1: (0, 0)}
+
+    async def offsets_since(self, places: Mapping[TopicPartition, int], at_ms: int) -> dict[TopicPartition, int]:
+        return {P0: max(5, 5 + at_ms // 1000 - 1000)} if P0 in places and at_ms <= 1_004_000 else {}
+
+    async def topic_ids(self, names: Sequence[str]) -> dict[str, str]:
+        return {"t": "id"}
+
+
+def window(offsets: tuple[int, int] | None = None, **selection: Any) -> Window:
+    start_end = Offsets(*offsets) if offsets else None
+    return asyncio.run(find_window(FakeAdmin(), "t", Selection(**selection), start_end, 2_000_000))  # type: ignore[arg-type]
+
+
+def test_a_window_is_offsets_that_hold_something() -> None:
+    """Of the whole, a partition, offsets of it though some are gone, or a time."""
+    assert window().ranges == {0: (5, 10)}
+    assert window(partition=0).total == 5
+    assert window((1, 7), partition=0).ranges == {0: (1, 7)}
+    assert window(since_ms=1_002_000).ranges == {0: (7, 10)}
+    assert window(since_ms=1_001_000, until_ms=1_003_000).ranges == {0: (6, 8)}
+    assert window((5, 7), partition=0).overlaps(window((6, 8), partition=0))
+    assert not window((5, 7), partition=0).overlaps(window((7, 8), partition=0))
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "said"),
+    [
+        ({"partition": 1}, InvalidRequest, "holds no record"),
+        ({"partition": 2}, NotFound, "no partition 2"),
+        ({"partition": 0, "offsets": (7, 7)}, InvalidRequest, "empty"),
+        ({"partition": 0, "offsets": (7, 6)}, InvalidRequest, "reversed"),
+        ({"partition": 0, "offsets": (9, 11)}, InvalidRequest, "beyond the log"),
+        ({"partition": 0, "offsets": (0, 5)}, InvalidRequest, "no longer in the log"),
+        ({"offsets": (5, 6)}, InvalidRequest, "need a partition"),
+        ({"since_ms": 3_000_000}, InvalidRequest, "in the future"),
+        ({"until_ms": 3_000_000}, InvalidRequest, "in the future"),
+        ({"since_ms": 1_003_000, "until_ms": 1_001_000}, InvalidRequest, "reversed"),
+        ({"until_ms": 1000}, InvalidRequest, "holds no record"),
+    ],
+)
+def test_a_window_that_makes_no_sense_is_refused(asked: dict[str, Any], error: type[Exception], said: str) -> None:
+    """With a sentence that says what is there."""
+    with pytest.raises(error, match=said):
+        window(**asked)

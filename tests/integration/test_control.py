@@ -6,6 +6,7 @@ import json
 import signal
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from headrace.cli.api import Api
 from headrace.errors import HeadraceError
 from headrace.records import OutgoingRecord
-from headrace.testing import HeadraceProcess
+from headrace.testing import Answer, HeadraceProcess
 
 
 @pytest.fixture
@@ -175,6 +176,42 @@ def test_a_command_waits_for_a_process_that_can_do_it(site: Any, topic: Any, pus
     backend.wait_for(lambda b: len(b.accepted) == 8)
     assert offsets(backend.accepted[5:]) == [2, 3, 4]
     site.wait_until(lambda: asked.get(CONSUMER)["commands"] == [], "the command to be done")
+
+
+def test_functions_and_retry_tiers_are_steered_alike(
+    site: Any, topic: Any, push: Any, backend: Any, tmp_path: Path
+) -> None:
+    """A record that waits an hour for another try is skipped there; a function begins once more."""
+    name, source, target = topic(), topic(), topic()
+    (tmp_path / "work.py").write_text("def handler(context, event):\n    return event.body\n")
+    attributes = {"topics": [source], "consumerGroup": f"{source}-work", "outputTopic": target}
+    spec = {"handler": "work:handler", "triggers": {"in": {"kind": "kafka-cluster", "attributes": attributes}}}
+    (tmp_path / "function.yaml").write_text(json.dumps({"metadata": {"name": "work"}, "spec": spec}))
+    backend.answer = Answer(fails=lambda record: record["value"] == 1)
+    site.write_json(name, 0, 1, 2)
+    site.write_json(source, 5, 6)
+    api = Api(push(name, retry={"tiers": [3600]}, more={"functions": [str(tmp_path / "function.yaml")]}).url)
+    group, tier = f"{name}-push", f"{name}-push.retry.3600s"
+    site.wait_committed(group, name, 3)
+
+    def waits() -> bool:
+        found = {one["topic"]: one for one in api.get(CONSUMER)["partitions"]}
+        return tier in found and found[tier]["open"] == 1 and found[tier]["why"] != ""
+
+    site.wait_until(waits, "the record to wait in its tier")
+    skipped = api.post(f"{CONSUMER}/skip", {"topic": tier, "partition": 0, "offset": 0, "reason": "no order"})
+    assert skipped["results"][0]["outcome"] == "skipped"
+    site.wait_committed(f"{group}.retry", tier, 1)
+    with pytest.raises(HeadraceError, match="they come again by themselves"):
+        api.post(f"{CONSUMER}/seek", {"to": "begin", "topic": tier})
+    work = "/adm/reactive-consumers/work.in"
+    assert api.get(work)["kind"] == "function"
+    site.wait_committed(f"{source}-work", source, 2)
+    api.post(f"{work}/pause")
+    assert api.post(f"{work}/seek?waitSeconds=60", {"to": "begin"})["results"][0]["outcome"] == "sought"
+    api.patch(f"{work}/settings", {"maxInFlight": 1})
+    api.post(f"{work}/resume")
+    site.wait_until(lambda: len(site.records(target)) == 4, "the function to handle both again")
 
 
 REFUSED = [

@@ -90,7 +90,9 @@ async def redrive(
     Example: headrace dlq redrive orders.dlq --error "HTTP 400" --since 2h --rate 100
     """
     to_backend, url, token = (chosen.pop(name) for name in ("to_backend", "url", "token"))
-    if to_backend and not (to_topic or to_tier):
+    if to_backend:
+        if to_topic or to_tier or chosen["exactly_once"] or chosen["from_beginning"] or chosen["quarantine_above"]:
+            raise click.UsageError("--to-backend takes conditions, --rate and --dry-run, and no other option")
         api = Api(url or url_of(None), token)
         return redrive_to_backend(api, topic, to_backend, selection, output=output, **chosen)
     if to_topic and to_tier:

@@ -11,12 +11,12 @@ from headrace.config.section import Count, Section, TopicName
 
 
 class AuditConfig(Section):
-    """Who wrote what and who was refused, noted apart from the logs."""
+    """Who wrote, consumed and steered what and who was refused, noted apart from the logs."""
 
     to: Literal["file", "topic", "none"] = "file"
     """`file`: a file that is replaced when it is full; `topic`: a Kafka topic; `none`: nowhere."""
     records: Literal["all", "failed", "none"] = "failed"
-    """Which produced records are noted; `all` when `to` is written in the file and this is not."""
+    """Which records are noted, written and consumed; `all` when `to` is written in the file and this is not."""
     topic: TopicName = "sidecar-audit"
     """Topic of the notes."""
     file: Path = Path(".headrace/sidecar-audit.log")
@@ -32,8 +32,8 @@ class AuditConfig(Section):
     max_pending_bytes: Count = 33_554_432
     """Bytes of records whose notes are not written yet; above, notes are dropped and counted."""
     busy_share: Annotated[float, Field(gt=0, le=1)] = 0.05
-    """Largest part of a processor that notes take while the process is busy, so that carrying records goes first; `1`:
-    as much as they need."""
+    """Largest part of a processor that notes take while the process is busy, so that records go first; what does not
+    fit into it and `max_pending_bytes` is dropped and counted. `1`: as much as they need."""
 
     @model_validator(mode="before")
     @classmethod

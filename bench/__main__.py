@@ -20,8 +20,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench.audit import AuditTable
+from bench.control import ControlTable
+from bench.dead_letters import DeadLetterTable
 from bench.produce import ROUNDS, ProduceTable
 from bench.push import PushTable
+from bench.replay import ReplayTable
 from headrace.devcluster import Cluster
 from headrace.testing import HeadraceProcess
 
@@ -51,7 +55,11 @@ class Bench:
         bare_consume = self.bare("consume", full, records)
         function = self.function(full, records)
         self.pushing = PushTable(self, full, records)
-        self.pushing.measure()
+        # The table with a topic of 1,000 partitions comes last, because the broker keeps them.
+        tables = (ReplayTable(self, full, records), AuditTable(self, full, records), DeadLetterTable(self))
+        self.operating = [*tables, ControlTable(self)]
+        for table in (self.pushing, *self.operating):
+            table.measure()
         return [
             Row("function, no-op handler, 1 worker", function, bare_consume, 0.1, "bare: consume(500), value read"),
         ]
@@ -133,16 +141,17 @@ def core(scale: float) -> str:
     return subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
-def page(produce: str, push: str, core_rows: str, rows: str, scale: float) -> str:
+def page(produce: str, bench: Bench, core_rows: str, rows: str) -> str:
     names = ("confluent-kafka", "uvicorn", "httptools", "msgspec")
     versions = ", ".join(f"{name} {version(name)}" for name in names)
+    push, replay, audit, letters, control = ("\n".join(part.lines()) for part in (bench.pushing, *bench.operating))
     return f"""\
 # Measured
 
 `make bench` on {datetime.now(UTC):%Y-%m-%d}: CPython {platform.python_version()}, {versions}; Apache Kafka 4.3.1, one
 KRaft broker with the dev cluster's ordinary flags, {PARTITIONS} partitions, broker, load generator and backend on the
-same 2 cores; {int(1_000_000 * scale):,} records of 100 bytes per run. Ratios within one run bind, absolute figures
-drift.
+same 2 cores; {int(1_000_000 * bench.scale):,} records of 100 bytes per run. Ratios within one run bind, absolute
+figures drift.
 
 ## Producing over HTTP
 
@@ -158,6 +167,30 @@ Medians in turns. The bare loop consumes, writes JSON and posts with the client 
 100 records or 64 of one in flight. The backend is `bench/sink.py`, a parser and a counter on the same 2 cores.
 
 {push}
+
+## Replay
+
+Medians in turns. A window through a replay beside the same records through the group: same process, backend, settings.
+
+{replay}
+
+## Audit
+
+Medians in turns, with `audit.records: all` and without an audit section.
+
+{audit}
+
+## Dead letters
+
+Medians in turns. The bare loop reads letters and produces them as they are, with the same client.
+
+{letters}
+
+## Control
+
+Over HTTP, each partition with records that wait.
+
+{control}
 
 ## The delivery core
 
@@ -184,7 +217,7 @@ def main() -> None:
         produce = ProduceTable(bench)
         produce.measure()
         rows = table(bench.run())
-        text = page("\n".join(produce.lines()), "\n".join(bench.pushing.lines()), core_rows, rows, options.scale)
+        text = page("\n".join(produce.lines()), bench, core_rows, rows)
     print(text)
     if not options.dry:
         RESULTS.write_text(text)

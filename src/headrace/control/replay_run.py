@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,7 +21,7 @@ from headrace.control.selection import Selection
 from headrace.delivery.dead_letter import origin_of, restored, write_all
 from headrace.delivery.protocols import DeadLetterWriter, Destination
 from headrace.delivery.pump import Pump
-from headrace.errors import HeadraceError, InvalidRequest, LeaseTaken
+from headrace.errors import DestinationUnavailable, HeadraceError, InvalidRequest, LeaseTaken
 from headrace.kafka import Admin, Lease, read_records
 from headrace.lifecycle import Clock, Deadline, Service
 from headrace.lifecycle.failpoints import reach
@@ -33,6 +33,10 @@ _LOOK_SECONDS, _SAVE_SECONDS = 0.2, 1.0
 _DRAIN_SECONDS = 10.0
 _LEASE_SECONDS = 20.0
 _MAPS_CHARACTERS = 500_000
+
+
+TargetOf = Callable[[Mapping[str, str]], Target | None]
+"""Returns what is named, as it is now; None for a topic, or if it is not here."""
 
 
 def repeats_of(flow: FlowControl) -> int:
@@ -71,9 +75,10 @@ class Place(NamedTuple):
 class ReplayWork:
     """See `Work`."""
 
-    def __init__(self, job: Job, spec: ReplaySpec, place: Place, target: Target | None) -> None:
+    def __init__(self, job: Job, spec: ReplaySpec, place: Place, target_of: TargetOf) -> None:
         """Prepare; without a target it goes to a topic."""
-        self._job, self._spec, self._target = job, spec, target
+        self._job, self._spec, self._target, self._target_of = job, spec, target_of(spec.to), target_of
+        target = self._target
         self._place = place._replace(kafka=target.kafka, admin=target.admin) if target else place
         self._problem: HeadraceError | None = None
         self._marks: Marks | None = None
@@ -134,6 +139,8 @@ class ReplayWork:
             source.news.clear()
             if self._problem:
                 raise self._problem
+            if self._target_of(self._spec.to) is not self._target:
+                raise DestinationUnavailable("what it delivers to was changed or removed: going on when it is there")
             if stop.is_set():
                 await source.close(Deadline(clock, _DRAIN_SECONDS))
                 await self._save(source, tell)
@@ -245,13 +252,10 @@ class ReplayWork:
         self._problem = self._problem or HeadraceError(why)
 
 
-def make_replay(job: Job, place: Place, target_of: Any) -> ReplayWork | None:
+def make_replay(job: Job, place: Place, target_of: TargetOf) -> ReplayWork | None:
     """Return what runs a replay, or None if this process has not what it delivers to."""
     spec: ReplaySpec = spec_of(job, ReplaySpec)
-    if "topic" in spec.to:
-        return ReplayWork(job, spec, place, None)
-    target = target_of(spec.to)
-    return ReplayWork(job, spec, place, target) if target else None
+    return ReplayWork(job, spec, place, target_of) if "topic" in spec.to or target_of(spec.to) else None
 
 
 def _starts(window: Window, progress: Mapping[str, Any]) -> dict[TopicPartition, Committed]:

@@ -134,7 +134,8 @@ def test_registered_changed_disabled_removed(deployment: Deployment, topic: Any)
     for body in bodies:
         assert ask(process, "PUT", f"{PLACE}/x", body).body["code"] == "ERR11004"
     secret = {"url": f"{backend.url}?code=hush", "headers": {"X-A": "hush"}}
-    assert "hush" not in str(ask(process, "PUT", f"{PLACE}/y", {**settings, "group": "y", "backend": secret}).body)
+    shy = deployment.consumer(topic(), backend=secret)
+    assert "hush" not in str(ask(process, "PUT", f"{PLACE}/y", shy).body)
     assert "hush" not in str([ask(process, "GET", place).body for place in (f"{PLACE}/y", "/adm/reactive-consumers/y")])
     assert ask(process, "DELETE", f"{PLACE}/y").status == 200
     site.write_json(name, *range(10))
@@ -156,7 +157,7 @@ def test_registered_changed_disabled_removed(deployment: Deployment, topic: Any)
         "its numbers to be gone",
     )
     assert site.committed(group)[(name, 0)] == 25
-    assert [record["offset"] for record in backend.accepted] == list(range(25))
+    assert list(dict.fromkeys(record["offset"] for record in backend.accepted)) == list(range(25))
     assert process.terminate() == 0
 
 
@@ -304,20 +305,21 @@ def test_damaged_and_narrowed_entries_are_passed_over(deployment: Deployment, to
 def test_a_consumer_that_dies_ends_nobody_else(deployment: Deployment, topic: Any) -> None:
     """It is said of it alone and tried again; the process stays ready, and another one's backend is not disturbed."""
     site, name, other = deployment.site, topic(), topic()
-    process = deployment.start()
+    process = deployment.start(backends=[*deployment.list, "http://127.0.0.1:9/"])
     # Only the broker knows which assignors there are; it tells when the consumer joins, and that ends its life.
     broken = deployment.consumer(name, consumer={"group_protocol": "consumer", "remote_assignor": "nonsense"})
-    unready = deployment.consumer(name, group="unready", backend={"url": deployment.list[0] + "503"})
+    unready = deployment.consumer(name, group="unready", backend={"url": "http://127.0.0.1:9/"})
     assert ask(process, "PUT", f"{PLACE}/broken", broken).status == 201
     assert ask(process, "PUT", f"{PLACE}/unready", unready).status == 201
     assert ask(process, "PUT", f"{PLACE}/sound", deployment.consumer(other)).status == 201
     deployment.wait_state(process, "broken", "waiting", "ended by itself")
+    site.write_json(name, 1)
+    deployment.wait_state(process, "unready", "waiting", "nobody listens there")
     site.write_json(other, *range(5))
     site.wait_committed(f"{other}-group", other, 5)
     assert deployment.wait_state(process, "sound", "running")
     assert site.ask(f"{process.url}/health/readiness").status == 200
     assert ask(process, "PUT", f"{PLACE}/broken", deployment.consumer(name)).status == 200
-    site.write_json(name, 1)
     site.wait_committed(f"{name}-group", name, 1)
     assert process.terminate() == 0
 
@@ -332,18 +334,19 @@ def test_a_thousand_in_and_out(deployment: Deployment, topic: Any) -> None:
         place = names[number % 3]
         return deployment.consumer(place, group=f"{place}-{number}", enabled=number < 3)
 
-    def each(method: str, statuses: set[int]) -> None:
-        def share(worker: int) -> set[int]:
+    def each(method: str, done: set[int]) -> None:
+        def share(worker: int) -> None:
             client = http.client.HTTPConnection(urlsplit(processes[worker % 2].url).netloc, timeout=120)
-            bodies = {n: settings(n) if method == "PUT" else None for n in range(worker, 1000, 4)}
-            found = {ask_on(client, method, f"{PLACE}/c{n}", body).status for n, body in bodies.items()}
+            for number in range(worker, 1000, 4):
+                body = settings(number) if method == "PUT" else None
+                while (said := ask_on(client, method, f"{PLACE}/c{number}", body)).status not in done:
+                    assert said.status in (503, 504), said  # Kafka was slow: what became of it is not known
             client.close()
-            return found
 
         with ThreadPoolExecutor(4) as pool:
-            assert set().union(*pool.map(share, range(4))) == statuses
+            list(pool.map(share, range(4)))
 
-    each("PUT", {201})
+    each("PUT", {200, 201})
     assert ask(processes[0], "PUT", f"{PLACE}/more", settings(1000)).body["code"] == "ERR40062"
     processes[0].kill()
     processes[0] = deployment.start(registrations=places)
@@ -354,7 +357,7 @@ def test_a_thousand_in_and_out(deployment: Deployment, topic: Any) -> None:
         states = Counter(one["state"] for one in ask(process, "GET", PLACE).body["consumers"])
         assert sum(states.values()) == 1000
         assert states["disabled"] == 997
-    each("DELETE", {200})
+    each("DELETE", {200, 404})
     for process in processes:
         site.wait_until(lambda at=process: ask(at, "GET", PLACE).body == {"consumers": []}, "all of them to be gone")
         site.wait_until(lambda at=process: names_of(at) == [], "nothing to run any more")

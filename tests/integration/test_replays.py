@@ -208,16 +208,53 @@ def test_a_time_window_is_what_was_written_then(site: Any, topic: Any, push: Any
 
 
 def test_what_is_gone_from_the_log_is_said_and_not_fatal(site: Any, topic: Any, push: Any, backend: Any) -> None:
-    """Retention took the start of the window, and a transaction left a marker."""
+    """Retention took the start of the window; two records of a transaction were aborted, and markers are no records."""
     name = topic()
     site.write_json(name, *range(10))
+    _in_transactions(site, name)
     process = push(name)
-    site.wait_committed(f"{name}-push", name, 10)
+    site.wait_committed(f"{name}-push", name, 15)
     asyncio.run(_delete_before(site, name, 4))
-    begun = begin(site, process, name, partition=0, offsets={"start": 0, "end": 10})
+    begun = begin(site, process, name, partition=0, offsets={"start": 0, "end": 15})
     done = wait_for(site, process, begun["id"])
-    assert done["message"].startswith("4 offsets of the window hold no record any more")
-    assert [entry["offset"] for entry in replayed(backend, begun["id"])] == list(range(4, 10))
+    assert done["message"].startswith("8 offsets of the window hold no record any more")
+    assert [entry["offset"] for entry in replayed(backend, begun["id"])] == [*range(4, 10), 13]
+
+
+def _in_transactions(site: Any, topic: str) -> None:
+    """Write two records and abort that, then one for good: offsets 10 to 14 with the markers."""
+    from confluent_kafka import Producer
+
+    servers = site.kafka.bootstrap_servers
+    producer = Producer({"bootstrap.servers": servers, "transactional.id": topic, "linger.ms": 0})
+    producer.init_transactions(60)
+    for count in (2, 1):
+        producer.begin_transaction()
+        for _ in range(count):
+            producer.produce(topic, b"{}", partition=0)
+        producer.flush(60)
+        if count == 2:
+            producer.abort_transaction(60)
+        else:
+            producer.commit_transaction(60)
+
+
+def test_a_record_that_can_end_nowhere_ends_the_replay(site: Any, topic: Any, push: Any, backend: Any) -> None:
+    """Where dead letters are off nothing is passed over: the job fails and names the record."""
+    name = topic()
+    site.write_json(name, *range(5))
+    backend.answer = lambda request: Answer(
+        body=[{"record": entry, "processed": entry["offset"] != 2} for entry in request.body]
+    )
+    process = push(name, dead_letter={"enabled": False}, auto_offset_reset="latest", retry={"attempts": 1})
+    begun = begin(site, process, name)
+    failed = wait_for(site, process, begun["id"], "failed")
+    assert f"offset 2 of {name}-0 failed 1 times" in failed["message"]
+    assert "lastRetry" in failed["message"]
+    again = begin(site, process, name, lastRetry=True)
+    counts = wait_for(site, process, again["id"])["progress"]["counts"]
+    assert (counts["delivered"], counts["given_up"]) == (4, 1)
+    assert site.ask(f"{process.url}/health/readiness").status == 200
 
 
 async def _delete_before(site: Any, topic: str, offset: int) -> None:

@@ -317,13 +317,20 @@ class Jobs(Service):
             await self._changed.wait()
             self._changed.clear()
             for known in [] if self._draining else list(self._known.values()):
-                if self._is_free(known) and (work := self._make(known.job)):
+                if self._is_free(known) and (work := self._work_of(known)):
                     known.stop = asyncio.Event()
                     self._idle.clear()
                     self._asked.discard(known.job.id)
                     self.spawn(self._carry(known, work), known.job.id)
             with contextlib.suppress(HeadraceError):
                 await self._clear_away()
+
+    def _work_of(self, known: _Known) -> Work | None:
+        try:
+            return self._make(known.job)
+        except HeadraceError as error:  # somebody else, or another version, has written it
+            known.report = msgspec.structs.replace(known.report, message=error.description)
+            return None
 
     def _is_free(self, known: _Known) -> bool:
         if known.stop or known.job.wish != "run" or known.report.state in ENDED:

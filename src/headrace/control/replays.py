@@ -99,7 +99,7 @@ class Replays:
 
     def make(self, job: Job) -> Work | None:
         """Return what runs a replay, or None if this process cannot."""
-        return make_replay(job, self._place, lambda to: self._targets.get(next(iter(to.items()))))
+        return make_replay(job, self._place, lambda to: self._targets.get(next(iter(to.items()), ("", ""))))
 
     async def begin(self, jobs: Jobs, request: ReplayRequest, by: str) -> JobView | DryRun:
         """Begin a replay and return its job, or say what it would be.
@@ -267,11 +267,14 @@ class Replays:
 
 def conflict(one: Job, other: Job) -> bool:
     """Whether two jobs must not run beside each other: they would send the same records to the same place."""
-    if letters := _letters_topic(one):
-        return letters == _letters_topic(other)
-    if one.kind != "replay" or other.kind != "replay":
+    try:
+        if letters := _letters_topic(one):
+            return letters == _letters_topic(other)
+        if one.kind != "replay" or other.kind != "replay":
+            return False
+        first, second = spec_of(one, ReplaySpec), spec_of(other, ReplaySpec)
+    except (InvalidRequest, LookupError, TypeError):  # nobody can run what nobody can read
         return False
-    first, second = spec_of(one, ReplaySpec), spec_of(other, ReplaySpec)
     return bool(first.to == second.to and first.window.overlaps(second.window))
 
 

@@ -353,3 +353,21 @@ def test_an_entry_that_is_no_job_is_passed_over() -> None:
         assert jobs.list() == []
 
     run(test)
+
+
+def test_a_job_that_nobody_can_read_waits_and_ends_no_process() -> None:
+    """A newer version may have written it."""
+
+    async def test(house: House) -> None:
+        jobs = await house.process("a")
+
+        def make(job: Job) -> Any:
+            raise InvalidRequest("written by another version")
+
+        jobs._make = make
+        job = (await jobs.create("replay", {"place": 1}, "ann")).id
+        await house.clock.advance(60)
+        assert (jobs.show(job).state, jobs.show(job).message) == ("waiting", "written by another version")
+        assert jobs.death is None
+
+    run(test)

@@ -27,8 +27,6 @@ from headrace.records import Committed, Record, TopicPartition
 log = logging.getLogger(__name__)
 
 _COMMIT_SECONDS = 0.2
-_DRAIN_SECONDS = 20.0
-"""What is in flight when a seek comes may end for so long."""
 
 
 class Pump(Service):
@@ -96,6 +94,8 @@ class Pump(Service):
         self.rate = Rate(clock, self.later, self._begin)
         attempts = Attempts(self, self._ended)
         self._dispatcher = Dispatcher(self.breaker, self.rate, self._lanes, attempts.make, self.spawn)
+        self.drain_seconds = 20.0
+        """What is in flight when a seek comes may end for so long."""
         self._max_records = delivery.batch.max_records
         self._hold = ""
         self._holds: dict[TopicPartition, str] = {}
@@ -307,7 +307,7 @@ class Pump(Service):
                 return
             reach("seek.before")
             lane.leaves = f"a seek to offset {offset} waits for what is in flight"
-            await self._drain([lane], Deadline(self.clock, _DRAIN_SECONDS))
+            await self._drain([lane], Deadline(self.clock, self.drain_seconds))
             lane.leaves = f"a seek to offset {offset} waits until Kafka has taken the commit of it"
             if await member.seek(partition, lane.tracker.epoch, offset):
                 log.warning("%s: goes on at offset %d, as somebody said", lane.label, offset)

@@ -16,7 +16,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig
 from headrace.config.retry import RetryConfig
-from headrace.delivery import pump as pump_module
 from headrace.delivery.live import LiveSettings
 from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict
 from headrace.delivery.pump import Pump
@@ -258,7 +257,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         world = self.world
         if ends:
             world.hanging.set()
-        pump_module._DRAIN_SECONDS = 60 if ends else 0
+        world.pump.drain_seconds = 60 if ends else 0
         log, before = world.logs[partition], world.seeks
         seek = asyncio.create_task(world.pump.seek(partition, min(place, log[-1].offset + 1 if log else 0)))
         if is_lost:

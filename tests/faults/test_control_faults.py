@@ -208,7 +208,7 @@ def scene(kafka: Any, headrace: Any, tmp_path: Path) -> Iterator[Scene]:
 
 
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize("point", ["seek.before", "seek.committed", "seek.after"])
+@pytest.mark.parametrize("point", [pytest.param("seek.before", marks=pytest.mark.long), "seek.committed", "seek.after"])
 def test_a_process_dies_of_a_seek(scene: Scene, point: str) -> None:
     """Before the new offset is committed, before it begins there, or before it says so: the next process goes on."""
     scene.create(1)

@@ -29,10 +29,11 @@ RECORDS = 400
 """In each partition."""
 QUICK = {"heartbeat_seconds": 0.3}
 """So that a member hears at once that others come and go."""
+IDS = ["cooperative", "eager", "kip-848"]
 PROTOCOLS = pytest.mark.parametrize(
     "membership",
     [QUICK, {**QUICK, "assignors": ["range"]}, {"group_protocol": "consumer"}],
-    ids=["cooperative", "eager", "kip-848"],
+    ids=IDS,
 )
 
 
@@ -123,11 +124,14 @@ class Scene:
         """Write so many records to each partition, of a few keys."""
         producer = Producer(self.kafka, ProducerConfig())
         await producer.start()
-        for _ in range(records):
-            n = self.written
-            self.written += 1
-            batch = [OutgoingRecord(self.topic, b"k%d" % (n % 7), b"%d" % n, None, p.partition) for p in self.places]
-            assert not [result for result in await producer.produce(batch) if isinstance(result, Exception)]
+        numbers = range(self.written, self.written + records)
+        self.written += records
+        batch = [
+            OutgoingRecord(self.topic, b"k%d" % (n % 7), b"%d" % n, None, place.partition)
+            for n in numbers
+            for place in self.places
+        ]
+        assert not [result for result in await producer.produce(batch) if isinstance(result, Exception)]
         await producer.stop()
 
     async def seek(self, members: Sequence[Member], place: TopicPartition, offset: int) -> None:
@@ -191,7 +195,15 @@ def test_seeks_under_load_are_exact(scene: Scene, membership: dict[str, Any]) ->
     run(test)
 
 
-@PROTOCOLS
+@pytest.mark.parametrize(
+    "membership",
+    [
+        QUICK,
+        pytest.param({**QUICK, "assignors": ["range"]}, marks=pytest.mark.long),
+        pytest.param({"group_protocol": "consumer"}, marks=pytest.mark.long),
+    ],
+    ids=IDS,
+)
 def test_seeks_while_members_come_and_go_are_exact(scene: Scene, membership: dict[str, Any]) -> None:
     """Whoever has the partition at last does it; a seek that was lost on the way has left nothing behind."""
     scene.membership = membership
@@ -245,7 +257,7 @@ def test_a_held_partition_stands_still_through_rebalances(scene: Scene) -> None:
     run(test)
 
 
-@pytest.mark.parametrize("ordering", ["partition", "key"])
+@pytest.mark.parametrize("ordering", [pytest.param("partition", marks=pytest.mark.long), "key"])
 def test_a_record_that_hangs_is_skipped(scene: Scene, ordering: Ordering) -> None:
     """In flight with others: these come again, it does not, and what waited behind it goes on; one is not there yet."""
     scene.ordering = ordering

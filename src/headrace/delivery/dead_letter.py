@@ -98,11 +98,11 @@ def origin_of(headers: Sequence[Header]) -> Origin | None:
     """Return the history a dead letter carries, or None if the record is no dead letter of ours."""
     found = dict(headers)
     try:
-        topic, group, first, last, error = [(found[name] or b"").decode(errors="replace") for name in _TEXTS]
+        topic, group, first, last, error = [(found[name] or b"").decode("utf-8", "replace") for name in _TEXTS]
         partition, offset, timestamp, attempts = [int(found[name] or b"") for name in _NUMBERS]
     except (KeyError, ValueError):
         return None
-    more = [value.decode(errors="replace") if (value := found.get(name)) else "" for name in _OPTIONAL]
+    more = [value.decode("utf-8", "replace") if (value := found.get(name)) else "" for name in _OPTIONAL]
     return Origin(TopicPartition(topic, partition), offset, timestamp, group, attempts, first, last, error, *more)
 
 

@@ -121,6 +121,8 @@ class Letters:
 
     async def page(self, topic: str, *_: Any) -> LetterPage:
         self._fail()
+        if not topic.isprintable() or topic == "..":
+            raise errors.TopicNotFound()
         return LetterPage(topic, [], 0, 0, 0, "")
 
     async def statistics(self, topic: str, *_: Any) -> LetterStatistics:
@@ -150,6 +152,8 @@ class Work:
     def show(self, name: str) -> JobView:
         if self._kafka.failure:
             raise self._kafka.failure
+        if not name.isprintable() or name == "..":
+            raise errors.NotFound()
         return VIEW
 
     def list(self) -> list[JobView]:

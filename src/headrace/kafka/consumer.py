@@ -291,8 +291,8 @@ class Consumer(Service):
         if self._policy.on_gap == "stop":
             self._say(
                 str(partition),
-                f"{partition}: {gap}; it stands still: commit another offset for group {self._group} while it is "
-                "stopped, or set on_gap: continue, and start again",
+                f"{partition}: {gap}; it stands still: have group {self._group} go on at an offset that is there "
+                "(headrace reactive seek), or set on_gap: continue",
             )
         else:
             log.warning("%s, %s: %s; going on at %d, as on_gap says", self._group, partition, gap, gap.start)

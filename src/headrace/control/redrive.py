@@ -22,7 +22,7 @@ from headrace.control.redrive_target import QUARANTINE, Target, redriven_count, 
 from headrace.control.selection import Selection, selected_window
 from headrace.control.topics import read_window
 from headrace.delivery.dead_letter import letter_of, origin_of, own_headers
-from headrace.errors import HeadraceError, InvalidRequest, KafkaError, LeaseTaken, RecordTooLarge
+from headrace.errors import HeadraceError, InvalidRequest, KafkaError, LeaseTaken, ProducerQueueFull, RecordTooLarge
 from headrace.kafka import Admin, Lease, TransactionSession
 from headrace.lifecycle import Clock
 from headrace.lifecycle.failpoints import reach
@@ -105,6 +105,7 @@ class _Slice:
         self.size_bytes = 0
         self.answer: Answer
         self.results: list[Any] | None = None
+        self.marked: Answer | None = None
 
     @property
     def records(self) -> list[OutgoingRecord]:
@@ -335,7 +336,16 @@ class Redrive:
         marks = self._marks_of(part.items) if self._session else []
         part.answer = self._send([*part.records, *marks])
         self._under_way = part
+        if not self._session:
+            part.answer.add_done_callback(lambda answer: self._mark_at_once(part, answer.result()))
         reach("redrive.submitted")
+
+    def _mark_at_once(self, part: _Slice, results: Sequence[Any]) -> None:
+        """Mark a slice of which all is written while the next one is read; any other is looked at when it lands."""
+        if part.marked is None and not any(isinstance(result, HeadraceError) for result in results):
+            reach("redrive.sent")
+            with contextlib.suppress(ProducerQueueFull):
+                part.marked = self._send(self._marks_of(part.items))
 
     async def _land(self) -> None:
         """Wait until the slice under way is written and marked, also if cancelled meanwhile."""
@@ -351,7 +361,8 @@ class Redrive:
     async def _finish(self, part: _Slice) -> None:
         if part.results is None:
             part.results = await self._results(part)
-        reach("redrive.sent")
+        if part.marked is None:
+            reach("redrive.sent")
         if self._session:
             self._unsure = part.items
             await self._written(part.answer)
@@ -360,7 +371,8 @@ class Redrive:
         failed = {_place(m): r for m, r in zip(letters, part.results, strict=True) if isinstance(r, HeadraceError)}
         ended = [item for item in part.items if _place(item[0]) not in failed] if failed else part.items
         if not self._session:
-            await self._written(self._send(self._marks_of(ended)))
+            part.marked = part.marked or self._send(self._marks_of(ended))
+            await self._written(part.marked)
         reach("redrive.marked")
         self._tally.add(ended)
         for failure in failed.values():

@@ -16,7 +16,7 @@ from headrace.cli.demo.counting import Counts, Ledger
 from headrace.cli.demo.flights import REFUSED_CARRIER, Expected, expected, requests
 from headrace.cli.output import install_progress, progress
 from headrace.config.kafka import KafkaConfig
-from headrace.control.redrive import Redrive
+from headrace.control.redrive import Redrive, RedriveOptions
 from headrace.devcluster import Answer, Cluster, HeadraceProcess, RecordingBackend, Registry, start_together
 from headrace.errors import EnvironmentProblem, HeadraceError
 from headrace.kafka import Admin
@@ -109,9 +109,11 @@ class Story:
         self._say("Waiting for the function, the pipeline and the reactive consumer")
         at_rest = await self._until(headrace, ledger, lambda c: c.settled(want.flights, want.long_delays, want.refused))
         self._mark("settled")
-        self._say(f"Repairing the backend and redriving {at_rest.letters_left} dead letters")
         self._backend.answer = Answer()
         async with open_producer(kafka) as back:
+            dry = Redrive(kafka, Admin(kafka), LETTERS, back, SystemClock(), options=RedriveOptions(dry_run=True))
+            errors = ", ".join(f"{count} of {error}" for error, count in (await dry.run()).errors.items())
+            self._say(f"Repairing the backend and redriving the dead letters: {errors or 'none'}")
             await Redrive(kafka, Admin(kafka), LETTERS, back, SystemClock()).run()
         final = await self._until(headrace, ledger, lambda c: c.finished(want.long_delays))
         self._mark("redriven")

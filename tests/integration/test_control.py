@@ -301,3 +301,19 @@ def test_the_commands_of_the_command_line(site: Any, topic: Any, push: Any, back
     assert "maxRecords 100" in run("set", "push", "--reset")
     assert "no consumer here is called" in run("status", "nobody", code=1)
     assert "no Headrace answers" in site.cli("reactive", "list", "--url", "http://127.0.0.1:9", code=1).stderr
+
+
+def test_without_a_table_control_is_off_and_delivery_goes_on(site: Any, topic: Any, push: Any, backend: Any) -> None:
+    """Nothing can have been paused where there is no topic; the details of readiness and each answer say why."""
+    name = topic()
+    site.write_json(name, *range(3))
+    kafka = {"kafka": {**site.config["kafka"], "create_topics": False}}
+    api = Api(push(name, more=kafka, dead_letter={"enabled": False}).url)
+    site.wait_committed(f"{name}-push", name, 3)
+    with pytest.raises(HeadraceError, match=r"control is not possible now: topic .*create_topics is false") as refused:
+        api.post(f"{CONSUMER}/pause")
+    assert refused.value.parameters["status"] == 503
+    told = api.get("/health/readiness")["services"]["control"]
+    assert told["ready"]
+    assert told["reason"].startswith("control is off: topic _headrace-control-")
+    assert api.get(CONSUMER)["partitions"][0]["committed"] == 3

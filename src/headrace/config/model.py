@@ -86,3 +86,21 @@ class HeadraceConfig(Section):
                         f"{consumer.group}, so each backend would get only a part: give them two groups"
                     )
         return self
+
+    @model_validator(mode="after")
+    def _letters_end(self) -> HeadraceConfig:
+        goes_to: dict[str, set[str]] = {}
+        for consumer in self.reactive_consumers.values():
+            for topic in consumer.topics if consumer.dead_letter.enabled else ():
+                goes_to.setdefault(topic, set()).add(consumer.dead_letter.topic_for(topic))
+        for topic in goes_to:
+            reached, new = set[str](), {topic}
+            while new := {letters for step in new for letters in goes_to.get(step, ())} - reached:
+                reached |= new
+            if topic in reached:
+                raise ValueError(
+                    f"a dead letter of topic {topic} that fails again ends in {topic} once more, so it would go round "
+                    f"for ever through {', '.join(sorted(reached))}: give one of these consumers another "
+                    "dead_letter.topic, or turn it off"
+                )
+        return self

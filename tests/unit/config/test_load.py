@@ -174,6 +174,15 @@ def test_two_backends_must_not_share_a_group_on_a_topic(write: Write) -> None:
     assert "reactive_consumers.b and a read topic orders in the same group g" in problem
 
 
+def test_dead_letters_must_not_go_round(write: Write) -> None:
+    """Two consumers whose dead letters are each other's records would deliver a bad record for ever; that is refused."""
+    first, second = CONSUMER.format(topic="orders", group="g"), CONSUMER.format(topic="orders.dlq", group="h")
+    text = f"reactive_consumers:\n  a: {{{first}}}\n  b: {{{second}}}"
+    load_config(write(text), {})
+    (problem,) = problems(write(text[:-1] + ", dead_letter: {topic: orders}}"))
+    assert "would go round for ever through orders, orders.dlq" in problem
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -175,7 +175,7 @@ def test_two_backends_must_not_share_a_group_on_a_topic(write: Write) -> None:
 
 
 def test_dead_letters_must_not_go_round(write: Write) -> None:
-    """Two consumers whose dead letters are each other's records would deliver a bad record for ever; that is refused."""
+    """Two consumers whose dead letters are each other's records are refused: a bad record would never end."""
     first, second = CONSUMER.format(topic="orders", group="g"), CONSUMER.format(topic="orders.dlq", group="h")
     text = f"reactive_consumers:\n  a: {{{first}}}\n  b: {{{second}}}"
     load_config(write(text), {})

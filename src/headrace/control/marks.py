@@ -1,7 +1,9 @@
 """Which dead letters have ended: gone back, dropped, or moved to quarantine.
 
 A compacted topic says it in bits, a record for each block of offsets, under the topic's id: so letters may end in any
-order, nobody reads them to know, and a topic that is made anew begins anew. No retention forgets a mark.
+order, nobody reads them to know, and a topic that is made anew begins anew. No retention forgets a mark. A writer that
+slept while another took over writes a block as it knew it, so a block is what all its records say together; compaction
+keeps the last one, and waits long enough for the next writer to put them into one.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from headrace.records import Header, OutgoingRecord, TopicPartition
 MARKS_TOPIC: Final = "_headrace-redriven"
 BLOCK_OFFSETS: Final = 8192
 _BLOCK_BYTES: Final = BLOCK_OFFSETS // 8
-_CONFIGS: Final = {"cleanup.policy": "compact"}
+_CONFIGS: Final = {"cleanup.policy": "compact", "min.compaction.lag.ms": "86400000", "segment.bytes": "16777216"}
+"""A day for the next writer; and small segments, because the last one is never compacted, and every reader reads it."""
 _PLACE: Final = TopicPartition(MARKS_TOPIC, 0)
 
 
@@ -138,7 +141,9 @@ class Marks:
         except zlib.error:
             return  # nothing of ours: its letters count as left, and go back once more
         if len(block) == _BLOCK_BYTES:
-            self._blocks[int(partition), int(number)] = bytearray(block)
+            known = self._blocks.setdefault((int(partition), int(number)), bytearray(_BLOCK_BYTES))
+            both = int.from_bytes(known, "little") | int.from_bytes(block, "little")
+            known[:] = both.to_bytes(_BLOCK_BYTES, "little")
 
     def _key(self, partition: int, number: int) -> bytes:
         return f"{self._id}:{partition}:{number}".encode()

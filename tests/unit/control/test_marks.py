@@ -70,6 +70,18 @@ def test_what_was_marked_is_found_by_another_process(steps: list[tuple[int, set[
     assert not any(admin.marks("b.dlq").is_ended(*place) for place in expected)
 
 
+@given(st.lists(st.tuples(st.integers(0, 3), _offsets), max_size=20), st.permutations(range(4)))
+def test_nobody_takes_back_what_another_marked(steps: list[tuple[int, int]], landing: list[int]) -> None:
+    """Writers that know nothing of each other, as one that was asleep while another took over: all marks count."""
+    admin = FakeAdmin()
+    writers = [admin.marks() for _ in range(4)]
+    written = [[writers[n].records_for(0, [offset])[0] for m, offset in steps if m == n] for n in range(4)]
+    for writer in landing:
+        admin.append(written[writer])
+    found = admin.marks()
+    assert all(found.is_ended(0, offset) for _, offset in steps)
+
+
 @given(st.sets(st.integers(0, 100), max_size=101), st.integers(0, 100), st.integers(0, 100))
 def test_counts_and_first_left_are_those_of_the_offsets(ended: set[int], start: int, end: int) -> None:
     """Counting and skipping look at bits, and say what looking at every offset would."""

@@ -21,6 +21,7 @@ from headrace.cli.selection_options import selection_options
 from headrace.control.redrive import Redrive, Redriven, RedriveOptions
 from headrace.control.redrive_target import Target
 from headrace.control.selection import Selection
+from headrace.delivery.dead_letter import MAX_REDRIVES
 from headrace.errors import ConfigError
 from headrace.kafka import Admin
 from headrace.lifecycle import SystemClock
@@ -63,8 +64,7 @@ def _run_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--consumer", help="Reactive consumer in the file of -c; only letters of its group are sent.")
 @click.option("--url", envvar="HEADRACE_URL", help="Base URL of that Headrace.")
 @click.option("--token", envvar="HEADRACE_TOKEN", default="", help="Token for it; better in HEADRACE_TOKEN.")
-@click.option("--max-redrives", type=click.IntRange(1), default=5, show_default=True, help="See above.")
-@click.option("--quarantine-above-limit", "quarantine_above", is_flag=True, help="Move those to quarantine.")
+@click.option("--max-redrives", type=click.IntRange(1), default=MAX_REDRIVES, show_default=True, help="See above.")
 @click.option("--from-beginning", is_flag=True, help="Also letters that have ended before.")
 @_run_options
 @kafka_options
@@ -91,7 +91,7 @@ async def redrive(
     """
     to_backend, url, token = (chosen.pop(name) for name in ("to_backend", "url", "token"))
     if to_backend:
-        if to_topic or to_tier or chosen["exactly_once"] or chosen["from_beginning"] or chosen["quarantine_above"]:
+        if to_topic or to_tier or chosen["exactly_once"] or chosen["from_beginning"]:
             raise click.UsageError("--to-backend takes conditions, --rate and --dry-run, and no other option")
         api = Api(url or url_of(None), token)
         return redrive_to_backend(api, topic, to_backend, selection, output=output, **chosen)

@@ -15,6 +15,7 @@ from headrace.control.redrive_target import Target
 from headrace.control.replay_window import check_readable
 from headrace.control.replays import Moment, Replays, milliseconds
 from headrace.control.selection import Selection, selected_window
+from headrace.delivery.dead_letter import MAX_REDRIVES
 from headrace.errors import InvalidRequest
 from headrace.kafka import Admin, check_topic
 from headrace.lifecycle import Clock
@@ -49,10 +50,8 @@ class LettersRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     rate: Annotated[float, msgspec.Meta(gt=0)] | None = None
     """Letters per second at most."""
     exactly_once: bool = False
-    max_redrives: Annotated[int, msgspec.Meta(ge=1)] = 5
+    max_redrives: Annotated[int, msgspec.Meta(ge=1)] = MAX_REDRIVES
     """Letters whose record was redriven so often are kept back."""
-    quarantine_above: bool = False
-    """They are moved to quarantine instead."""
     skip_foreign: bool = False
     last_retry: bool = False
     """With `toConsumer`: what fails is counted, and no dead letter again."""
@@ -156,7 +155,6 @@ class LetterJobs:
             exactly_once=asked.exactly_once,
             rate_records=asked.rate,
             max_redrives=asked.max_redrives,
-            quarantine_above=asked.quarantine_above,
             skip_foreign=asked.skip_foreign,
             wait_seconds=_WAIT_SECONDS,
             by=by,

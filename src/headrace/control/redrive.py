@@ -18,10 +18,10 @@ import msgspec
 from headrace.config.kafka import KafkaConfig
 from headrace.control.dead_letters import iso_ms
 from headrace.control.marks import MARKS_TOPIC, Marks
-from headrace.control.redrive_target import QUARANTINE, Target, redriven_count, refuse_circle
+from headrace.control.redrive_target import QUARANTINE, Target, refuse_circle
 from headrace.control.selection import Selection, selected_window
 from headrace.control.topics import read_window
-from headrace.delivery.dead_letter import letter_of, origin_of, own_headers
+from headrace.delivery.dead_letter import MAX_REDRIVES, letter_of, origin_of, own_headers, redriven_count
 from headrace.errors import HeadraceError, InvalidRequest, KafkaError, LeaseTaken, ProducerQueueFull, RecordTooLarge
 from headrace.kafka import Admin, Lease, TransactionSession
 from headrace.lifecycle import Clock
@@ -60,10 +60,8 @@ class RedriveOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Write records and marks in transactions: a run that is killed repeats nothing when it is started again."""
     rate_records: float | None = None
     """Records per second at most."""
-    max_redrives: int = 5
+    max_redrives: int = MAX_REDRIVES
     """Letters whose record was redriven so often already are kept back: they would go round for ever."""
-    quarantine_above: bool = False
-    """Move those to the quarantine topic instead."""
     from_beginning: bool = False
     """Also letters that have ended before; not with `exactly_once`."""
     skip_foreign: bool = False
@@ -113,7 +111,7 @@ class _Slice:
 
 
 class _Tally:
-    """Counts over all sessions of a run; what stays where it is, by place, because a session reads it again."""
+    """Counts over all sessions of a run; of what stays where it is in the last one, because each reads it again."""
 
     def __init__(self) -> None:
         self.met = False
@@ -121,8 +119,7 @@ class _Tally:
         self.targets: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
         self.hours: Counter[int] = Counter()
-        self.foreign: set[Place] = set()
-        self.kept_back: set[Place] = set()
+        self.foreign = self.kept_back = 0
         self.too_large: dict[Place, str] = {}
 
     def add(self, items: Sequence[Item]) -> None:
@@ -134,8 +131,8 @@ class _Tally:
     def result(self) -> Redriven:
         hours = {iso_ms(hour * _HOUR_MS): count for hour, count in sorted(self.hours.items())}
         targets, errors = dict(self.targets.most_common()), dict(self.errors.most_common())
-        stay = len(self.foreign), len(self.kept_back), [*self.too_large.values()]
-        return Redriven(self.records, targets, errors, hours, *stay)
+        too_large = [*self.too_large.values()]
+        return Redriven(self.records, targets, errors, hours, self.foreign, self.kept_back, too_large)
 
 
 class Redrive:
@@ -210,7 +207,7 @@ class Redrive:
             )
         try:
             await self._marks.prepare()
-            if self._kafka.create_topics and (self._target.kind == "quarantine" or self._options.quarantine_above):
+            if self._kafka.create_topics and self._target.kind == "quarantine":
                 await self._admin.ensure_topic_like(self._topic + QUARANTINE, self._topic)
             if self._options.exactly_once:
                 return await self._sessions(progress)
@@ -248,6 +245,7 @@ class Redrive:
         if self._skips_ended:
             starts = {p: self._marks.first_left(p.partition, first, ends[p]) for p, first in starts.items()}
         total, self._passed = sum(ends.values()) - sum(starts.values()), 0
+        self._tally.foreign = self._tally.kept_back = 0
         try:
             async with contextlib.aclosing(self._slices(starts, ends)) as slices:
                 async for part in slices:
@@ -299,18 +297,15 @@ class Redrive:
         if origin is None:
             if not self._options.skip_foreign:
                 letter_of(letter)  # says why not
-            self._tally.foreign.add(place)
+            self._tally.foreign += 1
             return None
         if not self._selection.matches(letter, origin, headers):
             return None
         self._tally.met = True
         target, own = self._target, own_headers(headers)
-        count = redriven_count(own)
-        if count >= self._options.max_redrives and target.goes_round:
-            if not self._options.quarantine_above or self._topic.endswith(QUARANTINE):
-                self._tally.kept_back.add(place)
-                return None
-            target = Target("quarantine", reason=f"redriven {count} times")
+        if target.goes_round and redriven_count(own) >= self._options.max_redrives:
+            self._tally.kept_back += 1
+            return None
         topic = target.topic_of(self._topic, origin)
         if not topic:
             return letter, None, origin.error

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from headrace.delivery.dead_letter import PREFIX, REDRIVE_COUNT, REDRIVE_OF, Origin, restored
+from headrace.delivery.dead_letter import PREFIX, Origin, redriven_headers, restored
 from headrace.delivery.protocols import DeadLetter, Outcome, Verdict
 from headrace.delivery.tiers import waiting_headers
 from headrace.errors import InvalidRequest
@@ -17,7 +17,6 @@ from headrace.records import Header, Record
 QUARANTINE = ".quarantine"
 """Ending of the name of the topic where letters go that nobody is to redrive by mistake."""
 _OURS = ("__", "_headrace-")
-_DIGITS = 10
 
 
 class Target(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -66,7 +65,7 @@ class Target(msgspec.Struct, frozen=True, omit_defaults=True):
             place = f"{letter.topic}:{letter.partition}:{letter.offset}"
             marked = [(f"{PREFIX}quarantined_from", place.encode()), (f"{PREFIX}quarantined_why", self.reason.encode())]
             return [*letter.headers, *marked], letter.partition
-        back = _redriven_headers(own, origin)
+        back = redriven_headers(own, origin)
         if self.kind == "tier":
             failed = DeadLetter(
                 restored(letter), origin.group, origin.attempts, Outcome(Verdict.DEAD_LETTER, origin.error), 0.0, 0.0
@@ -88,25 +87,3 @@ def refuse_circle(target: str, source: str, what: str) -> None:
         raise InvalidRequest(
             f"{what}: redriving there is refused, because it is the dead letter topic itself or internal", topic=source
         )
-
-
-def redriven_count(own: Sequence[Header]) -> int:
-    """Return how often a record with these headers was redriven."""
-    for name, value in own:
-        if name == REDRIVE_COUNT:
-            return int(value) if value and value.isdigit() and len(value) < _DIGITS else 0
-    return 0
-
-
-def _redriven_headers(own: Sequence[Header], origin: Origin) -> list[Header]:
-    first, count = f"{origin.partition.topic}:{origin.partition.partition}:{origin.offset}".encode(), b"1"
-    kept = []
-    for header in own:
-        name, value = header
-        if name == REDRIVE_OF:
-            first = value or first
-        elif name == REDRIVE_COUNT:
-            count = str(redriven_count([header]) + 1).encode()
-        else:
-            kept.append(header)
-    return [*kept, (REDRIVE_COUNT, count), (REDRIVE_OF, first)]

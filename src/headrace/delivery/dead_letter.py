@@ -21,8 +21,12 @@ log = logging.getLogger(__name__)
 PREFIX = "headrace.dlq."
 STACK_TRACE = "StackTrace"
 REDRIVE_COUNT = "headrace.redrive.count"
+"""How often a record came back after it was a dead letter."""
+MAX_REDRIVES = 5
+"""A record that came back so often already is kept back, unless somebody wants otherwise: it would go on for ever."""
 REDRIVE_OF = "headrace.redrive.of"
 """`topic:partition:offset` of the record a redriven one was first, so its deliveries keep their identity."""
+_COUNT_DIGITS = 10
 _REASON_BYTES = 1024
 _STACK_BYTES = 8192
 _GIVES_WAY = (STACK_TRACE, f"{PREFIX}reason", f"{PREFIX}excerpt")
@@ -128,8 +132,31 @@ def letter_of(record: Record) -> Origin:
     return origin
 
 
+def redriven_count(headers: Sequence[Header]) -> int:
+    """Return how often a record with these headers came back."""
+    for name, value in headers:
+        if name == REDRIVE_COUNT:
+            return int(value) if value and value.isdigit() and len(value) < _COUNT_DIGITS else 0
+    return 0
+
+
+def redriven_headers(own: Sequence[Header], origin: Origin) -> list[Header]:
+    """Return the headers of a record that comes back: its own, how often it does, and which record it was first."""
+    first, count = f"{origin.partition.topic}:{origin.partition.partition}:{origin.offset}".encode(), b"1"
+    kept = []
+    for header in own:
+        name, value = header
+        if name == REDRIVE_OF:
+            first = value or first
+        elif name == REDRIVE_COUNT:
+            count = b"%d" % (redriven_count([header]) + 1)
+        else:
+            kept.append(header)
+    return [*kept, (REDRIVE_COUNT, count), (REDRIVE_OF, first)]
+
+
 def restored(letter: Record) -> Record:
-    """Return a dead letter as the record it was: at its own place and time, with its own headers.
+    """Return a dead letter as the record it was, at its own place and time, with the headers of one that comes back.
 
     So a delivery of it has the identity of the first one (decisions.md 8), also if it had been redriven before.
 
@@ -137,7 +164,7 @@ def restored(letter: Record) -> Record:
         InvalidRequest: The record is no dead letter.
     """
     origin = letter_of(letter)
-    own = own_headers(letter.headers)
+    own = redriven_headers(own_headers(letter.headers), origin)
     place, time_ms = origin.partition, origin.timestamp_ms
     size = letter.size_bytes
     return Record(place.topic, place.partition, origin.offset, time_ms, letter.key, letter.value, own.copy, size)

@@ -81,12 +81,16 @@ def test_a_letter_says_what_happened_beside_what_the_record_had() -> None:
 
 
 def test_a_letter_is_restored_as_the_record_it_was() -> None:
-    """Place, time, key, value and own headers are the first ones; a record that is no letter is refused."""
+    """Place, time, key, value and own headers are the first ones, and it is counted; what is no letter is refused."""
     first = letter()
     stored = Record("t.dlq", 0, 99, 8, first.record.key, first.record.value, lambda: headers_of(first), 3)
     again = restored(stored)
     assert (again.topic_partition, again.offset, again.timestamp_ms) == (first.record.topic_partition, 7, 5)
-    assert (again.key, again.value, again.headers, again.size_bytes) == (b"\xfe", b"v", OWN, 3)
+    assert (again.key, again.value, again.size_bytes) == (b"\xfe", b"v", 3)
+    assert again.headers[: len(OWN)] == OWN
+    assert again.headers[len(OWN) :] == [("headrace.redrive.count", b"1"), ("headrace.redrive.of", b"t:2:7")]
+    back = Record("t.dlq", 0, 100, 8, None, None, lambda: headers_of(first._replace(record=again)))
+    assert restored(back).headers[len(OWN) :] == [("headrace.redrive.count", b"2"), ("headrace.redrive.of", b"t:2:7")]
     with pytest.raises(InvalidRequest, match="no dead letter"):
         restored(again)
 

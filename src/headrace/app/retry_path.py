@@ -89,7 +89,7 @@ class RetryPath:
             pump.let_go = lambda record: self.writer.let_go(waiting_of(record).origin)
             beside.let_go = self.writer.let_go
         pump.first_of = lambda record: waiting_of(record).origin
-        beside.retries = pump
+        beside.serve_tiers(pump)
         return pump
 
 

@@ -41,7 +41,7 @@ class Dispatcher:
             spawn: Runs a coroutine as a task of the owner.
         """
         self._breaker = breaker
-        self._rate = rate
+        self.rate = rate
         self._lanes = lanes
         self._attempt = attempt
         self._spawn = spawn
@@ -73,7 +73,7 @@ class Dispatcher:
         batch = lane.take()
         if batch.letters:
             return batch, 0
-        self._rate.take(len(batch.records))
+        self.rate.take(len(batch.records))
         return batch, self._breaker.begin()
 
     def _enter(self, worker: asyncio.Task[None], lane: Lane, batch: Batch, ticket: int) -> None:
@@ -116,7 +116,7 @@ class Dispatcher:
     def _next(self) -> Lane | None:
         """Return the lane whose turn it is, if a delivery may begin; it is no longer queued."""
         free = self._breaker.limit.places - len(self._workers)
-        if free <= 0 or not self._turns or not self._breaker.admits or not self._rate.admits:
+        if free <= 0 or not self._turns or not self._breaker.admits or not self.rate.admits:
             return None
         for _ in range(len(self._turns)):
             lane = self._turns.popleft()

@@ -79,7 +79,7 @@ class Pump(Service):
         self.member: Membership | None = None
         """The same consumer as `source`, if it has a group whose place can be changed. Set before start."""
         self.retries: Pump | None = None
-        """The pump that delivers from the retry tiers of this one, if there are any. Set before start."""
+        """The pump that delivers from the retry tiers of this one, if there are any."""
         self.witness: Witness | None = beside.witness if beside else None
         """Told of what has ended. Set before start."""
         self.first_of: Callable[[Record], Record] | None = None
@@ -129,6 +129,12 @@ class Pump(Service):
             if lane.standing:
                 return Readiness(False, f"{partition} stands still: {lane.standing}")
         return Readiness(True)
+
+    def serve_tiers(self, tiers: Pump) -> None:
+        """Have another pump deliver from the retry tiers of this one, under its holds and its rate. Before start."""
+        self.retries = tiers
+        tiers.rate = tiers._dispatcher.rate = self.rate
+        self.rate.share(tiers._begin)
 
     # The listener of the source --------------------------------------------------------------------------------------
 
@@ -251,8 +257,7 @@ class Pump(Service):
     def change(self, settings: LiveSettings) -> None:
         """Deliver so much from now on; what is under way is not touched.
 
-        A delivery holds no more than a second's worth of the rate. The rate holds for the retry tiers by itself; the
-        most deliveries under way hold for both together.
+        A delivery holds no more than a second's worth of the rate, which is kept together with the retry tiers.
         """
         rate, self._max_records = settings.rate_records, settings.max_records
         portion = min(settings.max_records, max(1, int(rate))) if rate else settings.max_records
@@ -261,8 +266,6 @@ class Pump(Service):
         self.breaker.limit.change(settings.max_in_flight)
         self.breaker.resize(portion)
         self.rate.change(rate)  # which may begin deliveries
-        if self.retries:
-            self.retries.rate.change(rate)
         for lane in self._lanes.values():
             lane.change()
             self.offer(lane)

@@ -1,4 +1,4 @@
-"""How many records a destination is given per second at most: a bucket of tokens for all lanes of a pump."""
+"""How many records a destination is given per second at most: a bucket of tokens for all lanes of its pumps."""
 
 from __future__ import annotations
 
@@ -25,9 +25,13 @@ class Rate:
         """None for no limit."""
         self._clock = clock
         self._later = later
-        self._wake = wake
+        self._wakes = [wake]
         self._free_at = 0.0
         self._pause: asyncio.Task[None] | None = None
+
+    def share(self, wake: Callable[[], None]) -> None:
+        """Have another pump to the same destination take turns."""
+        self._wakes.append(wake)
 
     def change(self, records_per_second: float | None) -> None:
         """Keep another rate from now on."""
@@ -63,4 +67,6 @@ class Rate:
 
     def _over(self) -> None:
         self._pause = None
-        self._wake()
+        self._wakes.append(self._wakes.pop(0))
+        for wake in self._wakes:
+            wake()

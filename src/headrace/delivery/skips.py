@@ -48,7 +48,7 @@ class Skips:
 
     def came(self, lane: Lane, records: Sequence[Record]) -> None:
         """Skip what has come by now, unless it had ended before this assignment."""
-        if coming := self._coming.get(lane.partition):
+        if not lane.draining and (coming := self._coming.get(lane.partition)):
             for offset in [record.offset for record in records if record.offset in coming]:
                 reason = coming.pop(offset)
                 if lane.tracker.is_open(offset):
@@ -73,7 +73,8 @@ class Skips:
             except DeadLetterFailed as failure:
                 lane.waits(failure.description)
                 await pump.clock.sleep(_AGAIN_SECONDS)
-            else:
+                continue
+            if not lane.draining:
                 lane.moves()
                 return self._ended(lane, record.offset, record, reason)
         self._coming[lane.partition][record.offset] = reason  # it comes again

@@ -81,10 +81,13 @@ class Commits:
 
     def reported(self, error: Any, offsets: Sequence[Any]) -> None:
         """Take the report of the commit that was under way; what failed is sent again while its epoch lasts."""
+        told = from_client(offsets)
+        if told and self._sent.keys().isdisjoint(told):
+            return  # a commit on revoke, which waits by itself, is reported too
         self._under_way = False
         reach("commit.acknowledged")
         failed = [p for p in offsets if error is not None or p.error is not None]
-        self._acknowledged({p: epoch for p, epoch in self._sent.items() if p not in from_client(failed)})
+        self._acknowledged({p: self._sent[p] for p in told if p in self._sent and p not in from_client(failed)})
         if failed:
             log.warning("%s: commit failed: %s", self._name, error or failed[0].error)
             newer = self._newest

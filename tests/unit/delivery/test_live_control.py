@@ -142,7 +142,7 @@ def test_a_hold_of_the_whole_holds_what_is_assigned_later_and_the_retry_tiers() 
 
     async def test(bed: Bed) -> None:
         tiers = Pump("tiers", "g.retry", bed, bed, delivery=DeliveryConfig(), clock=bed.clock, beside=bed.pump)
-        bed.pump.retries = tiers
+        bed.pump.serve_tiers(tiers)
         tiers.on_assigned({P0: 1}, {})
         bed.pump.hold(None, "nothing is known yet")
         bed.pump.hold([P1], "it is paused")
@@ -513,6 +513,53 @@ def test_a_skip_while_a_partition_is_sought_counts_where_it_begins() -> None:
     run(Bed, test)
 
 
+def test_a_record_that_comes_while_a_partition_is_sought_is_skipped_where_it_begins() -> None:
+    """It was still to come; what comes into the old epoch is forgotten, and the skip is not."""
+
+    async def test(bed: Bed) -> None:
+        bed.free.clear()
+        bed.feed(0, 1)
+        await bed.clock.settle()
+        assert bed.pump.skip(P0, 3, "it is wrong") == "will be skipped"
+        seek = asyncio.create_task(bed.pump.seek(P0, 1))
+        await bed.clock.settle()
+        bed.feed(2, 3)
+        bed.free.set()
+        assert await seek
+        bed.feed(1, 2, 3, 4)
+        await bed.clock.advance(1)
+        assert bed.delivered[1:] == [[1, 2], [4]]
+        assert bed.pump.counts.skipped_by_hand == 1
+
+    run(Bed, test)
+
+
+@pytest.mark.parametrize("way", ["lost", "revoked"])
+def test_a_key_is_let_go_when_its_partition_is_somebody_elses(way: str) -> None:
+    """What was skipped then has not ended here: nothing is committed of it, and the pump goes on."""
+
+    async def test(bed: Bed) -> None:
+        written = asyncio.Event()
+
+        async def let_go(_: Record) -> None:
+            await written.wait()
+
+        bed.pump.let_go = let_go
+        bed.pump.hold([P0], "paused")
+        bed.feed(0)
+        assert bed.pump.skip(P0, 0, "it is wrong") == "will be skipped"
+        await bed.clock.settle()
+        if way == "lost":
+            bed.pump.on_lost([P0])
+        else:
+            assert await bed.pump.on_revoked([P0], Deadline(bed.clock, 5)) == {P0: Committed(0)}
+        written.set()
+        await bed.clock.advance(1)
+        assert (bed.pump.counts.skipped_by_hand, bed.commits, bed.released) == (0, {}, 0)
+
+    run(Bed, test)
+
+
 # Change --------------------------------------------------------------------------------------------------------------
 
 
@@ -531,6 +578,26 @@ def test_a_rate_is_kept_whatever_the_size_of_deliveries_and_can_be_taken_back() 
         bed.pump.change(bed.pump.settings._replace(rate_records=None))
         await bed.clock.advance(1)
         assert bed.pump.counts.delivered == 1000
+
+    run(Bed, test)
+
+
+def test_a_rate_is_kept_together_with_the_retry_tiers() -> None:
+    """Ten a second of both, and neither waits for ever while the other has something."""
+
+    async def test(bed: Bed) -> None:
+        one = DeliveryConfig(batch=BatchConfig(max_records=1))
+        tiers = Pump("tiers", "g.retry", bed, bed, delivery=one, clock=bed.clock, beside=bed.pump)
+        bed.pump.serve_tiers(tiers)
+        tiers.on_assigned({P0: 1}, {})
+        bed.pump.change(bed.pump.settings._replace(rate_records=10, max_records=1))
+        bed.feed(*range(1000))
+        tiers.on_records(P0, 1, [Record(*P0, offset, 0, None, None) for offset in range(1000)])
+        await bed.clock.advance(60)
+        own, others = bed.pump.counts.delivered, tiers.counts.delivered
+        assert 580 <= own + others <= 620
+        assert min(own, others) > 100
+        await tiers.stop()
 
     run(Bed, test)
 

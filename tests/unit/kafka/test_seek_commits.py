@@ -110,6 +110,15 @@ def test_what_is_lost_meanwhile_is_not_begun(bench: Bench) -> None:
     assert bench.begun() == [(PLACE, start)]
 
 
+def test_a_report_of_another_commit_acknowledges_nothing(bench: Bench) -> None:
+    """A revoke commits its partitions by itself, and that is reported while the seek's commit is under way."""
+    start = bench.seek(5, 2)
+    bench.report(OTHER, 9)
+    assert bench.begun() == []
+    bench.report(PLACE, 5)
+    assert bench.begun() == [(PLACE, start)]
+
+
 def test_problems_are_those_of_the_partition_or_of_the_membership(bench: Bench) -> None:
     """The partition's own goes first."""
     assert bench.problems.of(PLACE) == "group g: not joined yet"

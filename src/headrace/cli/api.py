@@ -4,6 +4,7 @@ The URL comes from an option, the file, the environment (`HEADRACE_URL`) or is t
 """
 
 import functools
+import http.client
 import json
 import os
 import urllib.error
@@ -34,7 +35,17 @@ class Api:
             url: Base URL.
             token: Sent as `Authorization: Bearer`; empty sends none.
             limit_seconds: The longest wait for an answer.
+
+        Raises:
+            click.UsageError: It is no URL of a server.
         """
+        try:
+            named = urlsplit(url)
+            known = named.scheme in ("http", "https") and named.hostname and named.port != 0
+        except ValueError:
+            known = False
+        if not known:
+            raise click.UsageError(f"{url!r} is no URL of a Headrace: write it as http://127.0.0.1:8082")
         self.url = url.rstrip("/")
         self._limit_seconds = limit_seconds
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -77,13 +88,16 @@ class Api:
                 said = answer.read()
         except urllib.error.HTTPError as refused:
             raise _told(refused) from None
-        except (OSError, ValueError) as cause:
+        except (OSError, http.client.HTTPException) as cause:
             why = getattr(cause, "reason", cause)
             raise EnvironmentProblem(
                 f"no Headrace answers at {self.url} ({why}): start it (headrace run -c headrace.yaml), or say where it "
                 "is with --url or HEADRACE_URL"
             ) from cause
-        found: dict[str, Any] = json.loads(said) if said else {}
+        try:
+            found: dict[str, Any] = json.loads(said) if said else {}
+        except ValueError:
+            raise HeadraceError(f"{self.url} answers something else than JSON: it is no Headrace") from None
         return found
 
 

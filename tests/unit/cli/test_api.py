@@ -26,6 +26,7 @@ class _Answers(http.server.BaseHTTPRequestHandler):
         status, said = {"/no": (403, b'{"code":"ERR10005","description":"needs the scope admin"}')}.get(
             self.path, (502, b"<html>") if self.path == "/proxy" else (200, b'{"ok":true}')
         )
+        said = b"<html>" if self.path == "/page" else said
         self.send_response(status)
         self.send_header("content-length", str(len(said)))
         self.end_headers()
@@ -101,3 +102,18 @@ def test_the_url_comes_from_the_option_the_environment_the_file_or_is_the_defaul
     assert run(ask, ["-c", str(file), "--output", "json"]).output == "http://127.0.0.1:9000 json\n"
     assert run(ask, ["-c", str(file)], env={"HEADRACE_URL": "http://h:1"}).output == "http://h:1 text\n"
     assert run(ask, ["--url", "http://o:2"], env={"HEADRACE_URL": "http://h:1"}).output == "http://o:2 text\n"
+
+
+@pytest.mark.parametrize("url", ["notaurl", "127.0.0.1:8082", "file:///etc/passwd", "http://", "http://h:port", ""])
+def test_what_is_no_url_of_a_server_is_wrong_usage(url: str) -> None:
+    """Nothing is opened, a file least of all."""
+    with pytest.raises(click.UsageError, match="no URL of a Headrace"):
+        Api(url)
+
+
+def test_whoever_answers_otherwise_is_no_headrace(
+    server: tuple[str, list[tuple[str, str, bytes, str | None]]],
+) -> None:
+    """A page with status 200 comes from something else that listens there."""
+    with pytest.raises(HeadraceError, match="is no Headrace"):
+        Api(server[0]).get("/page")

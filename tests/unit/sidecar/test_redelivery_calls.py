@@ -23,7 +23,7 @@ from headrace.errors import (
     TopicNotFound,
 )
 from headrace.lifecycle import ManualClock
-from headrace.records import OutgoingRecord, Record, TopicPartition
+from headrace.records import Header, OutgoingRecord, Record, TopicPartition
 from headrace.sidecar.reactive import redelivery as module
 from headrace.sidecar.reactive.redelivered import LetterConsumer
 from headrace.sidecar.reactive.redelivery import Redelivery, RedeliveryAnswer, RedeliveryRequest
@@ -31,8 +31,9 @@ from headrace.sidecar.reactive.redelivery import Redelivery, RedeliveryAnswer, R
 FAILED = Outcome(Verdict.RETRY, "ValueError", "no")
 
 
-def letter_at(offset: int, group: str = "g", size: int = 1) -> Record:
-    failed = DeadLetter(Record("t", 0, 1000 + offset, 5, None, b"v"), group, 3, FAILED, 1.0, 2.0)
+def letter_at(offset: int, group: str = "g", size: int = 1, redrives: int = 0) -> Record:
+    own: list[Header] = [("headrace.redrive.count", b"%d" % redrives)]
+    failed = DeadLetter(Record("t", 0, 1000 + offset, 5, None, b"v", own.copy), group, 3, FAILED, 1.0, 2.0)
     headers = headers_of(failed) if group else []
     return Record("t.dlq", offset % 2, offset // 2, 9, None, b"v", lambda: headers, size)
 
@@ -182,6 +183,31 @@ def test_letters_of_others_and_other_records_stay(play: Play) -> None:
         assert (await ask(group="other")).records == 1
 
     play(world, scene)
+
+
+def test_who_loops_until_nothing_is_left_comes_to_an_end(play: Play) -> None:
+    """A letter whose record came back too often is kept back, and it is said; the last retry takes it."""
+    world = World([letter_at(0, redrives=4), letter_at(2, redrives=5), letter_at(4, redrives=9)])
+
+    async def scene(redelivery: Redelivery, ask: Callable[..., Any]) -> None:
+        assert (await ask()).records == 1
+        kept = await ask()
+        assert (kept.status, kept.records) == ("empty", 0)
+        assert "came back 5 times" in kept.description
+        assert (await ask(lastretry=True)).records == 2
+
+    play(world, scene)
+
+
+def test_a_topic_without_letters_costs_no_lease(play: Play) -> None:
+    """Whoever asks for all topics does not join a group for each."""
+    world = World([])
+
+    async def scene(redelivery: Redelivery, ask: Callable[..., Any]) -> None:
+        assert (await ask()).status == "empty"
+
+    play(world, scene)
+    assert world.log == []
 
 
 def test_a_batch_ends_at_its_bytes(play: Play) -> None:

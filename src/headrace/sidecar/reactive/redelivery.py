@@ -17,7 +17,7 @@ import msgspec
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.topic_patterns import fits_any
-from headrace.delivery.dead_letter import origin_of, restored, write_all
+from headrace.delivery.dead_letter import MAX_REDRIVES, origin_of, redriven_count, restored, write_all
 from headrace.delivery.protocols import Delivery
 from headrace.errors import (
     DestinationUnavailable,
@@ -190,7 +190,10 @@ class Redelivery(Service):
                         return RedeliveryAnswer(group, self._instance, topics, *_told(done, look.topic))
         except (KafkaUnavailable, KafkaTimeout, DestinationUnavailable) as cause:
             raise ReadFailed(f"dead letters are not delivered, and none is lost: {cause.description}") from cause
-        nothing = f"nothing is left in {', '.join(topics)}: nothing was processed"
+        nothing = (
+            f"nothing is left in {', '.join(topics)}, but for letters whose record came back {MAX_REDRIVES} times "
+            "(lastretry=true takes them): nothing was processed"
+        )
         return RedeliveryAnswer(group, self._instance, topics, 0, nothing, "empty")
 
     async def _of_topic(self, look: Looked, request: RedeliveryRequest) -> Redelivered | None:
@@ -200,8 +203,10 @@ class Redelivery(Service):
         self._busy.add(topic)
         try:
             offsets = await self._admin.topic_offsets(topic)
+            if all(first >= end for first, end in offsets.values()):
+                return None
             kept = await self._keep(topic)
-            letters = await self._read(look, offsets, kept.marks, request.timeout)
+            letters = await self._read(look, offsets, kept.marks, request)
             return await self._deliver(look, kept, letters, request.lastretry) if letters else None
         finally:
             if topic in self._kept:
@@ -226,7 +231,8 @@ class Redelivery(Service):
             try:
                 await write_all(self._produce, marks, "marks") if marks else None
             except BaseException:
-                await self._kept.pop(look.topic).lease.release()  # what it believes of the marks is not so
+                self._kept.pop(look.topic, None)
+                await kept.lease.release()  # what it believes of the marks is not so
                 raise
         return done
 
@@ -235,17 +241,19 @@ class Redelivery(Service):
         look: Looked,
         offsets: Mapping[TopicPartition, tuple[int, int]],
         marks: Marks,
-        timeout_ms: int | None,
+        request: RedeliveryRequest,
     ) -> list[Letter]:
         """Return letters that are left: one batch of the consumer at most."""
         limits, found, size = look.consumer.config.batch, list[Letter](), 0
-        seconds = min(timeout_ms / 1000, _MOST_READ_SECONDS) if timeout_ms else _READ_SECONDS
+        seconds = min(request.timeout / 1000, _MOST_READ_SECONDS) if request.timeout else _READ_SECONDS
         try:
             async with (
                 asyncio.timeout(seconds),
                 contextlib.aclosing(self._left(look.consumer.config.group, offsets, marks)) as letters,
             ):
                 async for letter in letters:
+                    if redriven_count(letter.was.headers) > MAX_REDRIVES and not request.lastretry:
+                        continue  # kept back, or a caller that loops would never come to an end
                     size += letter.record.size_bytes
                     if found and size > limits.max_bytes:
                         break

@@ -31,7 +31,8 @@ _REPORT = "/report"
 _LOOK_SECONDS = 1.0
 _SILENT_SECONDS = 5.0
 """After so long without a word of whoever runs a job, others try to get its lease."""
-_LEASE_SECONDS = 15.0
+_AT_ONCE = 10
+"""Jobs a process runs; the others wait, for each may hold as many records as a consumer."""
 _KEPT_SECONDS = 7 * 86_400.0
 _KEPT_JOBS = 100
 _SAVE_AGAIN_SECONDS = 0.5
@@ -43,16 +44,19 @@ _STANDS: Mapping[Wish, State] = {"run": "waiting", "pause": "paused", "stop": "s
 
 
 class Job(msgspec.Struct, frozen=True, rename="camel"):
-    """What is wanted."""
+    """What is wanted. Times are ISO 8601, UTC."""
 
     id: str
     kind: str
     spec: dict[str, Any]
+    """What was asked for, in full."""
     by: str
-    since: float
+    """Who asked for it."""
+    since: str
     wish: Wish = "run"
     wished_by: str = ""
-    wished_at: float = 0.0
+    """Who paused, stopped or resumed it last."""
+    wished_at: str = ""
 
 
 class Report(msgspec.Struct, frozen=True, rename="camel"):
@@ -63,30 +67,19 @@ class Report(msgspec.Struct, frozen=True, rename="camel"):
     owner: str = ""
     progress: dict[str, Any] = {}
     message: str = ""
-    at: float = 0.0
+    at: str = ""
 
 
-class JobView(msgspec.Struct, frozen=True, rename="camel"):
+class JobView(Job, frozen=True, rename="camel", kw_only=True):
     """A job as people see it."""
 
-    id: str
-    kind: str
     state: State
     message: str
     """Why it waits or failed, or what is to be said of the end."""
-    by: str
-    """Who asked for it."""
-    since: str
-    """ISO 8601, UTC."""
-    wished_by: str | None
-    """Who paused, stopped or resumed it last."""
-    wished_at: str | None
-    owner: str | None
+    owner: str
     """The process that runs it, or ran it last."""
-    updated: str | None
+    updated: str
     """When it was heard of last."""
-    spec: dict[str, Any]
-    """What was asked for, in full."""
     progress: dict[str, Any]
 
 
@@ -115,8 +108,6 @@ class _Known:
         self.job = job
         self.report = Report()
         self.heard_at = heard_at
-        self.offset = 0
-        """Of its entry, if it was written here."""
         self.stop: asyncio.Event | None = None
         """Set to end its run; None while it does not run here."""
 
@@ -183,10 +174,9 @@ class Jobs(Service):
             JobConflict: One that must not run beside it has not ended.
             KafkaError: It is not, or perhaps not, written down.
         """
-        job = Job(f"{kind}-{secrets.token_hex(5)}", kind, spec, by, self._clock.time())
+        job = Job(f"{kind}-{secrets.token_hex(5)}", kind, spec, by, self._now())
         self._refuse_conflict(job)
-        offset = await self._table.put(_PREFIX + job.id, msgspec.to_builtins(job, str_keys=True))
-        self._find(job.id).offset = offset
+        await self._table.put(_PREFIX + job.id, msgspec.to_builtins(job, str_keys=True))
         try:
             self._refuse_conflict(job)  # another process was asked at the same time, and came before in the log
         except JobConflict:
@@ -201,13 +191,13 @@ class Jobs(Service):
 
         Raises:
             NotFound: There is no such job.
-            JobConflict: It has ended, or one that must not run beside it has begun meanwhile.
+            JobConflict: It has ended.
             KafkaError: The wish is not, or perhaps not, written down.
         """
         known = self._find(name)
         if known.state in ENDED:
             raise JobConflict(f"job {name} is {known.state} already: start another one", job=name)
-        job = msgspec.structs.replace(known.job, wish=wish, wished_by=by, wished_at=self._clock.time())
+        job = msgspec.structs.replace(known.job, wish=wish, wished_by=by, wished_at=self._now())
         await self._table.put(_PREFIX + name, msgspec.to_builtins(job, str_keys=True))
         if wish == "run":
             self._asked.add(name)
@@ -215,8 +205,8 @@ class Jobs(Service):
         return self.show(name)
 
     def entry_of(self, name: str) -> int:
-        """Return the offset of a job's entry in the table, if it began here."""
-        return self._find(name).offset
+        """Return the offset of a job's entry in the table."""
+        return self._table.offset_of(_PREFIX + name)
 
     def list(self) -> list[JobView]:
         """Return every job, the newest first.
@@ -240,22 +230,19 @@ class Jobs(Service):
         state, message = known.state, report.message
         if state in ("running", "waiting") and silent:
             state = "waiting"
-            message = message or "no process that has what it needs was heard of; it goes on when one is there"
+            message = message or "no process with room for it and what it needs was heard of; then it goes on"
         progress = {name: value for name, value in report.progress.items() if name != "positions"}
         return JobView(
-            job.id,
-            job.kind,
-            state,
-            message,
-            job.by,
-            iso(job.since),
-            job.wished_by or None,
-            iso(job.wished_at) if job.wished_at else None,
-            report.owner or None,
-            iso(report.at) if report.at else None,
-            job.spec,
-            progress,
+            **msgspec.structs.asdict(job),
+            state=state,
+            message=message,
+            owner=report.owner,
+            updated=report.at,
+            progress=progress,
         )
+
+    def _now(self) -> str:
+        return iso(self._clock.time())
 
     def _find(self, name: str) -> _Known:
         self._table.require()
@@ -297,8 +284,8 @@ class Jobs(Service):
         known = self._known.get(job.id)
         if known is None:
             known = self._known[job.id] = _Known(job, self._clock.monotonic())
-            if found := self._table.items(_PREFIX + job.id + _REPORT):  # at the start it may lie before its job
-                known.report = msgspec.convert(next(iter(found.values())), Report)
+            if (report := self._table.get(_PREFIX + job.id + _REPORT)) is not None:  # it may lie before its job
+                known.report = msgspec.convert(report, Report)
         known.job, known.heard_at = job, self._clock.monotonic()
         if job.wish != "run":
             self._end_run(known)
@@ -316,11 +303,10 @@ class Jobs(Service):
         while True:
             await self._changed.wait()
             self._changed.clear()
-            for known in [] if self._draining else list(self._known.values()):
+            for known in list(self._known.values()):
                 if self._is_free(known) and (work := self._work_of(known)):
                     known.stop = asyncio.Event()
                     self._idle.clear()
-                    self._asked.discard(known.job.id)
                     self.spawn(self._carry(known, work), known.job.id)
             with contextlib.suppress(HeadraceError):
                 await self._clear_away()
@@ -329,11 +315,16 @@ class Jobs(Service):
         try:
             return self._make(known.job)
         except HeadraceError as error:  # somebody else, or another version, has written it
-            known.report = msgspec.structs.replace(known.report, message=error.description)
+            self._say(known, error)
             return None
 
+    def _say(self, known: _Known, error: HeadraceError) -> None:
+        known.report = msgspec.structs.replace(known.report, message=error.description)
+
     def _is_free(self, known: _Known) -> bool:
-        if known.stop or known.job.wish != "run" or known.report.state in ENDED:
+        if self._draining or known.stop or known.job.wish != "run" or known.report.state in ENDED:
+            return False
+        if sum(1 for other in self._known.values() if other.stop) >= _AT_ONCE:
             return False
         silent = self._clock.monotonic() - known.heard_at > _SILENT_SECONDS
         return silent or known.job.id in self._asked
@@ -343,16 +334,20 @@ class Jobs(Service):
         assert stop
         lease = self._lease_of(f"job.{job.id}")
         try:
-            if await lease.acquire(_LEASE_SECONDS) and known.report.state not in ENDED:
-                await self._run(known, work, lease, stop)
+            if await lease.acquire():
+                self._asked.discard(job.id)
+                await self._table.catch_up()  # whoever had it may have gone on, or ended it, just before
+                if not stop.is_set() and known.report.state not in ENDED:
+                    await self._run(known, work, lease, stop)
         except HeadraceError as error:
             log.warning("job %s does not run here now: %s", job.id, error.description)
+            self._say(known, error)
+            self._asked.discard(job.id)
         finally:
+            await lease.release()
             known.stop, known.heard_at = None, self._clock.monotonic()
             if not any(other.stop for other in self._known.values()):
                 self._idle.set()
-            self._changed.set()
-            await lease.release()
 
     async def _run(self, known: _Known, work: Work, lease: Lease, stop: asyncio.Event) -> None:
         """Run a job under its lease; whatever happens to it ends the job and nothing else."""
@@ -361,7 +356,7 @@ class Jobs(Service):
 
         async def tell(progress: Mapping[str, Any], state: State = "running", message: str = "") -> bool:
             last.update(progress)
-            report = Report(state, number, self._owner, last, message, self._clock.time())
+            report = Report(state, number, self._owner, last, message, self._now())
             try:
                 await lease.check()
                 await self._table.put(f"{_PREFIX}{known.job.id}{_REPORT}", msgspec.to_builtins(report))
@@ -394,7 +389,7 @@ class Jobs(Service):
         """Remove what ended long ago."""
         ended = [known for known in self._known.values() if known.state in ENDED and not known.stop]
         ended.sort(key=lambda known: known.job.since, reverse=True)
-        oldest = self._clock.time() - _KEPT_SECONDS
+        oldest = iso(self._clock.time() - _KEPT_SECONDS)
         old = [known.job.id for n, known in enumerate(ended) if n >= _KEPT_JOBS or known.job.since < oldest]
         if old and self._table.is_loaded.is_set():
             keys = [_PREFIX + name + end for name in old for end in (_REPORT, "")]

@@ -1,7 +1,6 @@
 """Starts services in order, watches them, and takes them down in reverse when a signal says so."""
 
 import asyncio
-import contextlib
 import logging
 import signal
 from collections.abc import Coroutine, Sequence
@@ -121,12 +120,14 @@ class Supervisor:
 
 
 async def first_of(*works: Coroutine[Any, Any, object]) -> None:
-    """Run all until the first of them has ended, and cancel the others."""
+    """Run all until the first of them has ended, and cancel the others; an error of one is the caller's."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in tasks:
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled():
+            task.result()

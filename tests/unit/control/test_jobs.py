@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.control.jobs import Job, Jobs, Tell
+from headrace.delivery.dead_letter import iso
 from headrace.errors import InvalidRequest, JobConflict, KafkaUnavailable, LeaseLost, NotFound
 from headrace.lifecycle import Deadline, ManualClock
 
@@ -22,6 +23,9 @@ class Table:
         self.is_loaded = asyncio.Event()
         self.is_loaded.set()
         self.fails = 0
+        self.behind: Callable[[str, Any], None] | None = None
+        """Who hears of nothing more until it catches up."""
+        self.unheard: list[tuple[str, Any]] = []
 
     def require(self) -> None: ...
 
@@ -30,8 +34,14 @@ class Table:
         for key, entry in self.entries.items():
             on_change(key, entry)
 
-    def items(self, prefix: str) -> dict[str, Any]:
-        return {key: entry for key, entry in self.entries.items() if key.startswith(prefix)}
+    def get(self, key: str) -> Any:
+        return self.entries.get(key)
+
+    async def catch_up(self) -> None:
+        unheard, on_change, self.unheard, self.behind = self.unheard, self.behind, [], None
+        for entry in unheard:
+            assert on_change
+            on_change(*entry)
 
     async def put(self, key: str, entry: Any) -> int:
         if self.fails:
@@ -41,7 +51,10 @@ class Table:
         if entry is not None:
             self.entries[key] = entry
         for on_change in list(self.watches):
-            on_change(key, entry)
+            if on_change == self.behind:
+                self.unheard.append((key, entry))
+            else:
+                on_change(key, entry)
         return len(self.entries)
 
     async def put_all(self, entries: Mapping[str, Any]) -> int:
@@ -149,7 +162,7 @@ def test_a_job_is_done_and_says_so() -> None:
         house.end = at_once
         jobs = await house.process("a")
         begun = await jobs.create("replay", {"place": 1}, "ann")
-        assert (begun.state, begun.by, begun.owner) == ("waiting", "ann", None)
+        assert (begun.state, begun.by, begun.owner) == ("waiting", "ann", "")
         await house.wait(lambda: jobs.show(begun.id).state == "done")
         shown = jobs.show(begun.id)
         assert (shown.message, shown.progress) == ("all of it", {"done": 9})
@@ -241,6 +254,42 @@ def test_who_lost_the_lease_writes_nothing_more() -> None:
     run(test)
 
 
+def test_who_wakes_up_does_not_do_again_what_was_done_meanwhile() -> None:
+    """It has the lease at once, for nobody has it; only then is its view of the table as late as it can be."""
+
+    async def test(house: House) -> None:
+        jobs, sleeper = await house.process("a"), await house.process("b")
+        job = (await jobs.create("replay", {"place": 1}, "ann")).id
+        await house.wait(lambda: house.runs != [] and bool(sleeper.show(job).progress))
+        house.table.behind = sleeper._on_change
+        await house.kill(jobs)
+        other = await house.process("c")
+        sleeper._make, able = lambda job: None, sleeper._make
+        house.end = at_once
+        await house.wait(lambda: other.show(job).state == "done" and not house.holders)
+        runs, sleeper._make = len(house.runs), able
+        await house.wait(lambda: sleeper.show(job).state == "done")
+        await house.clock.advance(30)
+        assert len(house.runs) == runs
+
+    run(test)
+
+
+def test_a_process_runs_so_many_jobs_and_no_more() -> None:
+    """What waits begins when one has ended."""
+
+    async def test(house: House) -> None:
+        jobs = await house.process("a")
+        for place in range(12):
+            await jobs.create("replay", {"place": place}, "ann")
+        await house.clock.advance(30)
+        assert len(house.runs) == 10
+        await jobs.wish(house.runs[0][0], "stop", "ann")
+        await house.wait(lambda: len(house.runs) == 11)
+
+    run(test)
+
+
 def test_a_failure_ends_the_job_and_nothing_else() -> None:
     """Whatever it is; the process goes on and takes the next one."""
 
@@ -327,7 +376,7 @@ def test_old_jobs_are_taken_away() -> None:
 
     async def test(house: House) -> None:
         async def put(name: str, days: float, wish: str) -> None:
-            since = house.clock.time() - days * 86_400
+            since = iso(house.clock.time() - days * 86_400)
             entry = {"id": name, "kind": "replay", "spec": {}, "by": "ann", "since": since, "wish": wish}
             await house.table.put(f"job/{name}", entry)
 

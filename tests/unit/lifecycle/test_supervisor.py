@@ -10,6 +10,7 @@ import pytest
 
 from headrace.errors import KafkaError, ServiceDied
 from headrace.lifecycle import Deadline, ManualClock, Readiness, Service, Signals, Supervisor, SystemClock
+from headrace.lifecycle.supervisor import first_of
 
 
 class Noting(Service):
@@ -175,5 +176,26 @@ def test_a_deadline_is_shared_and_never_negative() -> None:
         await clock.advance(5)
         assert deadline.remaining_seconds == 0
         assert deadline.passed
+
+    run(test)
+
+
+def test_the_first_of_works_leaves_no_other_behind() -> None:
+    """Also when it failed; its error is the caller's."""
+    ended: list[str] = []
+
+    async def fail() -> None:
+        raise KafkaError("broken")
+
+    async def wait() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("cancelled")
+
+    async def test() -> None:
+        with pytest.raises(KafkaError, match="broken"):
+            await first_of(fail(), wait())
+        assert ended == ["cancelled"]
 
     run(test)

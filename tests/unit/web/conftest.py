@@ -140,7 +140,7 @@ class Letters:
         return RedeliveryAnswer("g", "i", ["t.dlq"], request.timeout or 0, "so many", "rolledBack")
 
 
-VIEW = JobView("j", "replay", "running", "", "ann", "now", None, None, None, None, {}, {})
+VIEW = JobView("j", "replay", {}, "ann", "now", state="running", message="", owner="", updated="", progress={})
 
 
 class Work:

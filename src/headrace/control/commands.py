@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from headrace.control.steering import Steered, Steering, key_of, live_settings
+from headrace.control.entries import key_of, live_settings
+from headrace.control.steering import PartitionOutcome, Steered, Steering
 from headrace.errors import InvalidRequest, NotFound, OffsetsKeptElsewhere, PartitionNotFound, TopicNotFound
 from headrace.lifecycle import Clock
 from headrace.records import TopicPartition
@@ -20,6 +21,8 @@ _PENDING = (
     "no process of this deployment has done it yet for the partitions that are pending: none has them now, or it is "
     "busy; the command waits and is done when one can. DELETE it to take it back"
 )
+_MOST_WAITING = 10_000
+Reason = Annotated[str, msgspec.Meta(max_length=1000)]
 
 
 class Where(msgspec.Struct, rename="camel", forbid_unknown_fields=True, kw_only=True):
@@ -28,7 +31,7 @@ class Where(msgspec.Struct, rename="camel", forbid_unknown_fields=True, kw_only=
     topic: str | None = None
     partitions: list[int] | None = None
     """Needs `topic` if the consumer reads several."""
-    reason: str = ""
+    reason: Reason = ""
     """Why; it is shown with what was asked, and noted in the audit."""
 
 
@@ -46,7 +49,7 @@ class SkipRequest(msgspec.Struct, rename="camel", forbid_unknown_fields=True, kw
 
     partition: int
     offset: int
-    reason: str
+    reason: Reason
     """Why, in writing; it is noted in the audit."""
     topic: str | None = None
     """Needed if the consumer reads several."""
@@ -61,23 +64,6 @@ class SettingsRequest(msgspec.Struct, rename="camel", forbid_unknown_fields=True
     max_bytes: int | msgspec.UnsetType | None = msgspec.UNSET
     linger_seconds: float | msgspec.UnsetType | None = msgspec.UNSET
     max_in_flight: int | msgspec.UnsetType | None = msgspec.UNSET
-
-
-class PartitionOutcome(msgspec.Struct, rename="camel"):
-    """What became of a command for one partition."""
-
-    topic: str
-    partition: int
-    offset: int
-    """Where it goes on, or which record is skipped."""
-    outcome: str
-    """`sought`, `skipped`, `will be skipped` (it is not here yet, or under way), `ended already`, `refused`, `pending`
-    or `taken back`."""
-    came_from: int | None = None
-    """The first record that had not ended when it was sought."""
-    by: str = ""
-    """The process that did it."""
-    why: str = ""
 
 
 class CommandAnswer(msgspec.Struct, rename="camel"):
@@ -113,6 +99,7 @@ class Commands:
             InvalidRequest: It is paused as a whole, and only partitions are to go on.
             TopicNotFound, PartitionNotFound: It does not read that; as of `ControlTable.put` too.
         """
+        await self._steering.table.catch_up()  # another process may have been asked to pause it just before
         paused = self._steering.of(consumer, "hold/")
         if _is_all(where):
             wanted: Collection[str] = paused
@@ -160,6 +147,7 @@ class Commands:
         Raises:
             InvalidRequest: They are not allowed, by the rules of the file; as of `ControlTable.put` too.
         """
+        await self._steering.table.catch_up()
         key = key_of("settings/", consumer.name)
         asked = msgspec.structs.asdict(request)
         changed = {**(self._steering.table.get(key) or {}), **self._facts(by, "", "since")}
@@ -182,20 +170,14 @@ class Commands:
         facts: Mapping[str, Any],
         wait_seconds: float,
     ) -> CommandAnswer:
-        identity, results = await self._steering.command(consumer, action, offsets, facts, wait_seconds)
-        outcomes = [
-            PartitionOutcome(
-                *result.partition,
-                offset=offsets[result.partition],
-                outcome=result.outcome,
-                came_from=result.entry.get("from"),
-                by=str(result.entry.get("by", "")),
-                why=str(result.entry.get("why", "")),
+        waiting = sum(len(self._steering.of(consumer, kind)) for kind in ("seek/", "skip/"))
+        if waiting + len(offsets) > _MOST_WAITING:
+            raise InvalidRequest(
+                f"{waiting} seeks and skips of {consumer.name} are not done yet: wait, or take some of them back"
             )
-            for result in results
-        ]
+        identity, results = await self._steering.command(consumer, action, offsets, facts, wait_seconds)
         pending = any(result.outcome == "pending" for result in results)
-        return CommandAnswer(identity, pending, outcomes, _PENDING if pending else "")
+        return CommandAnswer(identity, pending, results, _PENDING if pending else "")
 
     def _facts(self, by: str, reason: str, when: str = "at") -> dict[str, Any]:
         return {"by": by, when: self._clock.time(), "reason": reason}
@@ -270,11 +252,12 @@ def _check_offset(partition: TopicPartition, offset: int, start: int, end: int, 
 
 
 def _milliseconds(time: int | str) -> int:
+    """Return a time in milliseconds; what is before the epoch, where Kafka's special times are, is its start."""
     if isinstance(time, int):
-        return time
+        return max(0, time)
     try:
         moment = datetime.fromisoformat(time)
-        return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+        return max(0, int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000))
     except (ValueError, OverflowError) as cause:
         raise InvalidRequest(
             f"time {time[:60]!r} is none: write it as 2026-01-31T12:00:00Z, or in milliseconds since the epoch"

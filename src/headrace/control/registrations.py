@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from headrace.config.registered import read_registration
 from headrace.config.registrations import RegistrationConfig, RegistrationsConfig
-from headrace.control.steering import key_of
+from headrace.control.entries import key_of
 from headrace.errors import (
     HeadraceError,
     InvalidRequest,
@@ -126,6 +126,19 @@ class House:
             if one.problem:
                 refused[one.key] = one.problem
         return refused
+
+    def objection(self, one: Registration, others: Iterable[Registration]) -> HeadraceError | None:
+        """Return why a registration cannot have its place for good.
+
+        All that came before it count, those too that are refused now: one of them may be allowed to run later, when
+        what it clashes with goes, and then nobody who was told yes may have to give way.
+        """
+        before = [other for other in others if (other.since, other.key) < (one.since, one.key) and other.key != one.key]
+        held = {**{other.name: "another registration" for other in before}, **dict.fromkeys(self.names, "the file")}
+        readers = [*self.readers, *filter(None, map(_reader, before))]
+        mine, count = _reader(one), Counter(other.owner for other in before)
+        late = self._too_late(one, held, count)
+        return late or (mine and _clash(mine, [reader for reader in readers if reader.group == mine.group]))
 
     def _too_late(self, one: Registration, held: Mapping[str, str], count: Counter[str]) -> HeadraceError | None:
         allowed = self.allowed
@@ -267,7 +280,7 @@ class Registrations(Service):
         refused = self._house.refusals(self._held.values())
         if present and wanted.key not in refused and _reader(present) == _reader(wanted):
             wanted = dataclasses.replace(wanted, since=present.since)  # else it queues anew for what it wants now
-        if late := self._house.refusals({**self._held, wanted.key: wanted}.values()).get(wanted.key):
+        if late := self._house.objection(wanted, self._held.values()):
             raise late
         return await self._write(wanted, expected), present is None
 
@@ -320,7 +333,7 @@ class Registrations(Service):
         if entry is not None:
             one = self._held[key] = self._registration(key, entry)
             if self._awaited[key]:  # what was decided at this place of the log stands, whatever follows
-                self._arrived[one.version] = before, self._house.refusals(self._held.values()).get(key)
+                self._arrived[one.version] = before, self._house.objection(one, self._held.values())
         self._changed.set()
 
     def _registration(self, key: str, entry: Mapping[str, Any]) -> Registration:

@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from headrace.control.entries import paused_text, spelled
 from headrace.control.lag import PartitionLag
-from headrace.control.steering import Steered, Steering, paused_text, spelled
+from headrace.control.steering import Steered, Steering
 from headrace.delivery import live
 from headrace.errors import HeadraceError
 from headrace.lifecycle import Clock
@@ -160,7 +161,7 @@ class Statuses:
             partitions = self._partitions(consumer, await self._ask_members(consumer))
         commands = [
             PendingCommand(
-                str(command.entry.get("id")),
+                command.id,
                 command.action,
                 *command.partition,
                 command.offset,
@@ -224,9 +225,11 @@ class Statuses:
             own, lags = pump.status().partitions, self._lag_of(pump.group)
             known = {one for one in lags if pump.group != consumer.group or consumer.reads(one.topic)}
             for partition in sorted(known.union(own)):
-                lag, hold = lags.get(partition), _pause(holds.get(partition))
-                here = own.get(partition)
-                found.append(self._here(partition, here, lag, hold) if here else _away(partition, lag, hold, members))
+                lag, hold, here = lags.get(partition), holds.get(partition), own.get(partition)
+                if here:
+                    found.append(self._here(partition, here, lag, _pause(hold)))
+                else:
+                    found.append(_away(partition, lag, hold, members))
         return found
 
     def _here(
@@ -258,10 +261,12 @@ class Statuses:
 
 
 def _away(
-    partition: TopicPartition, lag: PartitionLag | None, hold: Pause | None, members: Members | None
+    partition: TopicPartition, lag: PartitionLag | None, hold: Mapping[str, Any] | None, members: Members | None
 ) -> PartitionStatus:
     member = members.get(partition, "") if members else ""
-    nobody = "no process of this group has it now" if members is not None else ""
+    why = f"another process has it, which knows more: {member}" if member else ""
+    if not member and members is not None:
+        why = "no process of this group has it now"
     return PartitionStatus(
         *partition,
         assigned=False,
@@ -273,8 +278,8 @@ def _away(
         in_flight=0,
         open=0,
         head=None,
-        paused=hold,
-        why=f"another process has it, which knows more: {member}" if member else nobody,
+        paused=_pause(hold),
+        why=paused_text(hold) if hold else why,
     )
 
 

@@ -1,13 +1,7 @@
 """Steering what consumes: pauses, changed settings, seeks and skips, kept in the control table.
 
 Every process reads the table and does what concerns the partitions it has. So a command may be given to any process,
-follows its partition over rebalances, and outlives restarts. Entries, with names in the spelling of URLs:
-
-    hold/<consumer>[/<topic>/<partition>]              paused, until it is taken away
-    settings/<consumer>                                settings in place of the file's
-    seek/<consumer>/<topic>/<partition>                a command, taken away by the process that has done it
-    skip/<consumer>/<topic>/<partition>/<offset>       the same, and taken away once its commit is old
-    done/<id>/<topic>/<partition>                      what became of a command, for an hour
+follows its partition over rebalances, and outlives restarts.
 
 A process does a command after it has read the table to its end, so what another one has done and said is not done
 again. A crash between a seek's commit and its word in the table has it done once more by the next owner: the records
@@ -22,12 +16,12 @@ import dataclasses
 import logging
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import UTC, datetime
-from typing import Any, NamedTuple
-from urllib.parse import quote, unquote
+from typing import Any
 
-from headrace.config.consumers import BatchConfig, DeliveryConfig
-from headrace.delivery.live import LiveSettings
+import msgspec
+
+from headrace.config.consumers import DeliveryConfig
+from headrace.control.entries import Command, command_of, key_of, live_settings, paused_text, place_of
 from headrace.delivery.pump import Pump
 from headrace.errors import HeadraceError, RequestError
 from headrace.kafka import Admin, ControlTable
@@ -74,33 +68,21 @@ class Steered:
         return topic in self.topics or bool(self.fits and self.fits(topic))
 
 
-class Command(NamedTuple):
-    """A seek or skip that is not done."""
+class PartitionOutcome(msgspec.Struct, rename="camel"):
+    """What became of a command for one partition."""
 
-    key: str
-    action: str
-    partition: TopicPartition
+    topic: str
+    partition: int
     offset: int
-    entry: Mapping[str, Any]
-
-    @property
-    def id(self) -> str:
-        """Names what was asked at once."""
-        return str(self.entry.get("id"))
-
-
-class _Place(NamedTuple):
-    name: str
-    partition: TopicPartition | None
-
-
-class Result(NamedTuple):
-    """What became of a command."""
-
-    partition: TopicPartition
+    """Where it goes on, or which record is skipped."""
     outcome: str
-    """`sought`, `skipped`, `will be skipped`, `ended already`, `refused`, `pending`, `taken back`."""
-    entry: Mapping[str, Any]
+    """`sought`, `skipped`, `will be skipped` (it is not here yet, or under way), `ended already`, `refused`, `pending`
+    or `taken back`."""
+    came_from: int | None = None
+    """The first record that had not ended when it was sought."""
+    by: str = ""
+    """The process that did it."""
+    why: str = ""
 
 
 class Steering(Service):
@@ -128,7 +110,7 @@ class Steering(Service):
         self._heard = asyncio.Event()
         self._rounds: set[str] = set()
         self._unsaid: dict[str, dict[str, Mapping[str, Any] | None]] = {}
-        self._skips: dict[str, tuple[str, float]] = {}  # key to the id and when it was done
+        self._skipped: dict[str, tuple[int, float]] = {}  # key to the assignment in which it was done, and when
 
     async def start(self) -> None:
         for prefix, on_change in (
@@ -169,7 +151,7 @@ class Steering(Service):
 
     def holds_of(self, consumer: Steered) -> dict[TopicPartition, Mapping[str, Any]]:
         """Return who has which of its partitions stand still."""
-        placed = [(_place(key), entry) for key, entry in self.of(consumer, "hold/").items()]
+        placed = [(place_of(key), entry) for key, entry in self.of(consumer, "hold/").items()]
         return {place.partition: entry for place, entry in placed if place and place.partition}
 
     def topics_of(self, consumer: Steered) -> list[str]:
@@ -180,12 +162,11 @@ class Steering(Service):
 
     def pending(self, consumer: Steered) -> list[Command]:
         """Return what no process has done yet."""
-        commands = self._commands(consumer)
-        return [one for one in commands if not self.table.get(key_of("done/", one.id, *one.partition))]
+        return [command for command in self._commands(consumer) if not self.table.get(command.done)]
 
     def _commands(self, consumer: Steered) -> list[Command]:
         entries = {**self.of(consumer, "seek/"), **self.of(consumer, "skip/")}
-        return [command for key, entry in entries.items() if (command := _command(key, entry))]
+        return [command for key, entry in entries.items() if (command := command_of(key, entry))]
 
     async def command(
         self,
@@ -194,7 +175,7 @@ class Steering(Service):
         offsets: Mapping[TopicPartition, int],
         facts: Mapping[str, Any],
         wait_seconds: float,
-    ) -> tuple[str, list[Result]]:
+    ) -> tuple[str, list[PartitionOutcome]]:
         """Give a command for partitions, and wait for whoever has them.
 
         Args:
@@ -207,34 +188,36 @@ class Steering(Service):
         Returns:
             The command's id, and what became of it for each partition until then.
         """
-        identity = uuid.uuid4().hex[:12]
-        keys = {
-            partition: key_of(f"{action}/", consumer.name, *partition, *((offset,) if action == "skip" else ()))
-            for partition, offset in offsets.items()
-        }
-        await self.table.put_all(
-            {key: {"id": identity, "offset": offsets[partition], **facts} for partition, key in keys.items()}
-        )
-        done = {partition: key_of("done/", identity, *partition) for partition in offsets}
+        name, identity, get = consumer.name, uuid.uuid4().hex[:12], self.table.get
+        commands = [
+            Command(
+                key_of(f"{action}/", name, *at, identity), action, at, offset, {"offset": offset, **facts}, identity
+            )
+            for at, offset in offsets.items()
+        ]
+        await self.table.put_all({one.key: one.entry for one in commands})
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_seconds):
-                while not all(map(self.table.get, done.values())):
+                while any(get(one.key) and not get(one.done) for one in commands):
                     self._heard.clear()
                     await self._heard.wait()
-        return identity, [self._result(partition, keys[partition], identity, done[partition]) for partition in offsets]
+        return identity, [self._outcome(command) for command in commands]
 
     async def take_back(self, consumer: Steered, identity: str) -> list[TopicPartition]:
         """Take a command away where it is not done yet; return these partitions."""
+        await self.table.catch_up()  # it may have been given to another process just before
         pending = [command for command in self.pending(consumer) if command.id == identity]
         if pending:
             await self.table.put_all(dict.fromkeys([command.key for command in pending]))
         return [command.partition for command in pending]
 
-    def _result(self, partition: TopicPartition, key: str, identity: str, done: str) -> Result:
-        if said := self.table.get(done):
-            return Result(partition, str(said.get("outcome")), said)
-        waits = (self.table.get(key) or {}).get("id") == identity
-        return Result(partition, "pending" if waits else "taken back", {})
+    def _outcome(self, command: Command) -> PartitionOutcome:
+        said = self.table.get(command.done)
+        if not said:
+            outcome = "pending" if self.table.get(command.key) else "taken back"
+            return PartitionOutcome(*command.partition, command.offset, outcome)
+        told = (str(said.get(name, "")) for name in ("by", "why"))
+        return PartitionOutcome(*command.partition, command.offset, str(said.get("outcome")), said.get("from"), *told)
 
     # What the table says ---------------------------------------------------------------------------------------------
 
@@ -245,7 +228,7 @@ class Steering(Service):
                 consumer.pumps[0].release_hold(None)
 
     def _on_hold(self, key: str, entry: Mapping[str, Any] | None) -> None:
-        place = _place(key)
+        place = place_of(key)
         consumer = self.consumers.get(place.name) if place else None
         if place and consumer:
             partitions = [place.partition] if place.partition else None
@@ -256,7 +239,7 @@ class Steering(Service):
                     pump.hold(partitions, paused_text(entry))
 
     def _on_settings(self, key: str, entry: Mapping[str, Any] | None) -> None:
-        place = _place(key)
+        place = place_of(key)
         if place and (consumer := self.consumers.get(place.name)):
             self._change(consumer, entry)
 
@@ -298,10 +281,10 @@ class Steering(Service):
     async def _round(self, consumer: Steered) -> None:
         """Do what is due for one consumer, and say so; what cannot be said is said later and not done again."""
         try:
-            if any(self._skips.get(command.key, ("",))[0] != command.id for command, _ in self._due(consumer)):
+            if any(command.key not in self._skipped for command, _ in self._due(consumer)):
                 await self.table.catch_up()
             said = self._unsaid.setdefault(consumer.name, {})
-            await asyncio.gather(*[self._do(command, pump, said) for command, pump in self._due(consumer)])
+            await asyncio.gather(*[self._do(consumer, command, pump, said) for command, pump in self._due(consumer)])
             if said:
                 await self.table.put_all(said)
             del self._unsaid[consumer.name]
@@ -310,97 +293,49 @@ class Steering(Service):
         finally:
             self._rounds.discard(consumer.name)
 
-    async def _do(self, command: Command, pump: Pump, said: dict[str, Mapping[str, Any] | None]) -> None:
+    async def _do(
+        self, consumer: Steered, command: Command, pump: Pump, said: dict[str, Mapping[str, Any] | None]
+    ) -> None:
+        partition, lane = command.partition, pump.lanes.get(command.partition)
+        if lane is None:  # it went while this waited for its turn
+            return
         told: dict[str, Any] = {"by": self._member, "at": self._clock.time()}
-        tracker = pump.lanes[command.partition].tracker
+        tracker = lane.tracker
+        if command.action == "skip":
+            epoch, since = self._skipped.get(command.key, (None, 0.0))
+            if epoch == tracker.epoch:
+                # Until the commit that tells of it is old, whoever has the partition after a crash must do it again.
+                old = self._clock.monotonic() - since > _COMMITTED_SECONDS
+                if old and (tracker.commit_offset or 0) > command.offset:
+                    del self._skipped[command.key]
+                    said[command.key] = None
+                return
         try:
             if command.action == "seek":
                 told |= {"from": tracker.frontier, "to": command.offset}
-                outcome = "sought" if await pump.seek(command.partition, command.offset) else "not assigned"
+                outcome = "sought" if await pump.seek(partition, command.offset) else "not assigned"
             else:
-                outcome = pump.skip(command.partition, command.offset, str(command.entry.get("reason", "")))
+                outcome = pump.skip(partition, command.offset, str(command.entry.get("reason", "")))
         except RequestError as error:
             outcome, told["why"] = "refused", error.description
         if outcome == "not assigned":
             return
+        said[command.done] = {**told, "outcome": outcome}
         if command.action == "skip":
-            identity, since = self._skips.get(command.key, ("", 0.0))
-            if identity == command.id:
-                # Until the commit that tells of it is old, whoever has the partition after a crash must do it again.
-                if (
-                    tracker.commit_offset or 0
-                ) > command.offset and self._clock.monotonic() - since > _COMMITTED_SECONDS:
-                    del self._skips[command.key]
-                    said[command.key] = None
-                return
-            self._skips[command.key] = command.id, self._clock.monotonic()
+            self._skipped[command.key] = tracker.epoch, self._clock.monotonic()
         else:
-            said[command.key] = None
-        said[key_of("done/", command.id, *command.partition)] = {**told, "outcome": outcome}
-        log.info("%s: %s by %s: %s", command.partition, command.action, command.entry.get("by"), outcome)
+            # What was skipped before comes again, if the seek goes back.
+            others = [one.key for one in self._commands(consumer) if one.partition == partition]
+            said |= dict.fromkeys([command.key, *(key for key in others if key in self._skipped)])
+        log.info("%s: %s by %s: %s", partition, command.action, command.entry.get("by"), outcome)
 
     async def _tidy(self) -> None:
         while True:
             await self._clock.sleep(_KEPT_SECONDS / 4)
+            self._skipped = {key: done for key, done in self._skipped.items() if self.table.get(key)}
             limit = self._clock.time() - _KEPT_SECONDS
             told = {key: entry.get("at") for key, entry in self.table.items("done/").items()}
             old = [key for key, at in told.items() if not isinstance(at, int | float) or at < limit]
             if old:
                 with contextlib.suppress(HeadraceError):
                     await self.table.put_all(dict.fromkeys(old))
-
-
-def key_of(prefix: str, *parts: object) -> str:
-    """Return the key of an entry."""
-    return prefix + "/".join(quote(str(part), safe="") for part in parts)
-
-
-def paused_text(entry: Mapping[str, Any]) -> str:
-    """Return who has something stand still, since when and why, in one sentence."""
-    reason = f": {entry['reason']}" if entry.get("reason") else ""
-    return f"paused by {entry.get('by') or 'somebody unnamed'} since {spelled(entry.get('since'))}{reason}"
-
-
-def spelled(seconds: Any) -> str:
-    """Return a time (seconds since the epoch) in ISO 8601; empty if it is none."""
-    try:
-        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-    except (TypeError, ValueError, OverflowError, OSError):
-        return ""
-
-
-def live_settings(delivery: DeliveryConfig, changed: Mapping[str, Any]) -> LiveSettings:
-    """Return the settings of the file, with those in their place that were changed.
-
-    Raises:
-        ValueError: They are not allowed, by the rules of the file.
-    """
-    new = delivery
-    if changed:
-        given = delivery.model_dump(exclude_unset=True)
-        batch = {name: changed[name] for name in BatchConfig.model_fields if changed.get(name) is not None}
-        given["batch"] = {**given.get("batch", {}), **batch}
-        if changed.get("max_in_flight") is not None:
-            given["max_in_flight"] = changed["max_in_flight"]
-        new = type(delivery).model_validate(given)
-    rate = changed.get("rate_records")
-    if rate is not None and not (isinstance(rate, int | float) and 0 < rate < 1e9):
-        raise ValueError(f"a rate is more than 0 records per second, and less than 1e9; this is {rate!r}")
-    return LiveSettings(rate, new.batch.max_records, new.batch.max_bytes, new.batch.linger_seconds, new.max_in_flight)
-
-
-def _place(key: str) -> _Place | None:
-    """Return what a key speaks of; None, with an alarm, if it is none of ours."""
-    name, *place = [unquote(part) for part in key.split("/")[1:]]
-    try:
-        return _Place(name, TopicPartition(place[0], int(place[1])) if place else None)
-    except (ValueError, LookupError):
-        log.error("the control table has the entry %r, which is passed over: its name is none", key)
-        return None
-
-
-def _command(key: str, entry: Mapping[str, Any]) -> Command | None:
-    place, offset = _place(key), entry.get("offset")
-    if place is None or place.partition is None or not isinstance(offset, int):
-        return None
-    return Command(key, key.partition("/")[0], place.partition, offset, entry)

@@ -61,22 +61,29 @@ class Cluster:
         return dict.fromkeys(partitions, 8)
 
     async def offsets_since(self, partitions: Iterable[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
-        return {P0: 4} if timestamp_ms <= 1000 else {}
+        if timestamp_ms < 0:
+            return {}  # Kafka's latest and earliest are -1 and -2
+        return {P0: 4 if timestamp_ms else 1} if timestamp_ms <= 1000 else {}
 
 
 class Wheel:
     """Stands for steering: has holds, and takes commands."""
 
     def __init__(self) -> None:
-        self.table = None
+        self.table = SimpleNamespace(catch_up=lambda: asyncio.sleep(0))
         self.hold: dict[str, Any] | None = None
+        self.entries: dict[str, Any] = {}
+        self.holds: dict[TopicPartition, Mapping[str, Any]] = {P1: {"by": "ann", "since": 0.0, "reason": "so"}}
         self.given: dict[TopicPartition, int] = {}
 
     def hold_of(self, consumer: Steered) -> Mapping[str, Any] | None:
         return self.hold
 
     def holds_of(self, consumer: Steered) -> dict[TopicPartition, Mapping[str, Any]]:
-        return {P1: {"by": "ann", "since": 0.0, "reason": "so"}}
+        return self.holds
+
+    def of(self, consumer: Steered, prefix: str) -> dict[str, Any]:
+        return self.entries
 
     def pending(self, consumer: Steered) -> list[Any]:
         return []
@@ -122,6 +129,14 @@ def test_each_partition_tells_where_it_stands_and_why() -> None:
     assert (tier.assigned, tier.lag) == (True, None)
 
 
+def test_a_pause_is_told_by_whoever_is_asked() -> None:
+    """That another process has the partition matters less than why it stands still."""
+    consumer, wheel, _, statuses = made()
+    wheel.holds = {P2: {"by": "ann", "since": 0.0, "reason": "so"}}
+    shown = {one.partition: one for one in asyncio.run(statuses.details(consumer)).partitions if one.topic == "t"}
+    assert (shown[2].assigned, shown[2].why) == (False, "paused by ann since 1970-01-01T00:00:00Z: so")
+
+
 def test_a_consumer_tells_of_all_its_partitions() -> None:
     """Sums, the oldest record, and the first thing that is wrong; a pause of the whole comes before all."""
     consumer, wheel, cluster, statuses = made()
@@ -156,6 +171,8 @@ def test_who_has_what_is_asked_once_in_a_while_and_need_not_be_known() -> None:
         (SeekRequest(to="end"), {P0: 8, P1: 8, P2: 8}),
         (SeekRequest(offset=10, partitions=[1]), {P1: 10}),
         (SeekRequest(time=1000, partitions=[0, 1]), {P0: 4, P1: 8}),
+        (SeekRequest(time=-1, partitions=[0]), {P0: 1}),
+        (SeekRequest(time="1969-12-31T23:59:59.999", partitions=[0]), {P0: 1}),
         (SeekRequest(time="1970-01-01T00:00:01", partitions=[0]), {P0: 4}),
         (SeekRequest(time="1970-01-01T02:00:01.500+02:00", partitions=[0]), {P0: 8}),
     ],
@@ -194,4 +211,14 @@ def test_offsets_that_the_backend_keeps_are_not_sought_here() -> None:
     commands = Commands(wheel, ManualClock())  # type: ignore[arg-type]
     with pytest.raises(OffsetsKeptElsewhere):
         asyncio.run(commands.seek(consumer, SeekRequest(to="end"), "ann", 0))
+    assert wheel.given == {}
+
+
+def test_there_is_an_end_to_commands_that_wait() -> None:
+    """Every process holds them in memory."""
+    consumer, wheel, _, _ = made()
+    wheel.entries = dict.fromkeys(map(str, range(5000)), {})
+    commands = Commands(wheel, ManualClock())  # type: ignore[arg-type]
+    with pytest.raises(HeadraceError, match="10000 seeks and skips of orders are not done"):
+        asyncio.run(commands.skip(consumer, SkipRequest(partition=0, offset=3, reason="bad"), "ann", 0))
     assert wheel.given == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,9 @@ from hypothesis import strategies as st
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.kafka import KafkaConfig
 from headrace.control import steering
-from headrace.control.steering import NOT_READ, Steered, Steering, key_of, live_settings, spelled
+from headrace.control.commands import Commands, SettingsRequest, Where
+from headrace.control.entries import Command, key_of, live_settings, spelled
+from headrace.control.steering import NOT_READ, Steered, Steering
 from headrace.delivery.live import LiveSettings
 from headrace.errors import KafkaUnavailable, OffsetsKeptElsewhere
 from headrace.kafka.control_table import ControlTable
@@ -60,6 +63,7 @@ class FakePump:
     def __init__(self, *partitions: TopicPartition) -> None:
         self.group, self.member, self.retries = "g", None, None
         self.lanes: dict[TopicPartition, Any] = {}
+        self.epochs = itertools.count()
         self.assign(*partitions)
         self.whole = ""
         self.holds: dict[TopicPartition, str] = {}
@@ -67,9 +71,14 @@ class FakePump:
         self.sought: list[tuple[TopicPartition, int]] = []
         self.skipped: list[tuple[TopicPartition, int]] = []
         self.elsewhere = False
+        self.idle = asyncio.Event()
+        self.idle.set()
 
     def assign(self, *partitions: TopicPartition) -> None:
-        self.lanes = {p: SimpleNamespace(tracker=SimpleNamespace(frontier=7, commit_offset=0)) for p in partitions}
+        self.lanes = {
+            p: SimpleNamespace(tracker=SimpleNamespace(frontier=7, commit_offset=0, epoch=next(self.epochs)))
+            for p in partitions
+        }
 
     def hold(self, partitions: Collection[TopicPartition] | None, why: str) -> None:
         if partitions is None:
@@ -90,6 +99,7 @@ class FakePump:
         if self.elsewhere:
             raise OffsetsKeptElsewhere()
         await asyncio.sleep(0)
+        await self.idle.wait()
         self.sought.append((partition, offset))
         return True
 
@@ -175,12 +185,12 @@ def test_the_process_that_has_the_partition_does_it_and_whoever_was_asked_knows(
         pumps = FakePump(P0), FakePump(P1)
         first, second = [await house.process(pump) for pump in pumps]
         identity, results = await ask(first, "seek", {P0: 3, P1: 5})
-        assert [(one.partition, one.outcome, one.entry["by"]) for one in results] == [
-            (P0, "sought", "m0"),
-            (P1, "sought", "m1"),
+        assert [(one.topic, one.partition, one.outcome, one.by) for one in results] == [
+            (*P0, "sought", "m0"),
+            (*P1, "sought", "m1"),
         ]
         assert (pumps[0].sought, pumps[1].sought) == ([(P0, 3)], [(P1, 5)])
-        assert results[0].entry["from"] == 7
+        assert results[0].came_from == 7
         assert first.table.items("seek/") == second.table.items("seek/") == {}
         assert set(first.table.items("done/")) == {key_of("done/", identity, *place) for place in (P0, P1)}
 
@@ -207,15 +217,92 @@ def test_a_command_waits_for_a_process_and_can_be_taken_back() -> None:
     live(test)
 
 
+def test_a_seek_that_comes_while_another_is_done_is_done_too() -> None:
+    """The first one waits for what is in flight, and its end takes away its own entry and no other."""
+
+    async def test(house: House) -> None:
+        pump = FakePump(P0)
+        process = await house.process(pump)
+        pump.idle.clear()
+        first = asyncio.ensure_future(ask(process, "seek", {P0: 3}))
+        await until(lambda: process._rounds)
+        second = asyncio.ensure_future(ask(process, "seek", {P0: 5}))
+        await until(lambda: len(house.log.records) == 2)
+        pump.idle.set()
+        outcomes = [(await asked)[1][0].outcome for asked in (first, second)]
+        assert (outcomes, pump.sought) == (["sought", "sought"], [(P0, 3), (P0, 5)])
+        assert process.table.items("seek/") == {}
+
+    live(test)
+
+
+def test_a_partition_that_goes_before_its_command_is_done_ends_nothing() -> None:
+    """A rebalance comes between seeing that it is here and doing it."""
+
+    async def test(house: House) -> None:
+        pump = FakePump()
+        process = await house.process(pump)
+        command = Command("seek/x/t/0/i", "seek", P0, 3, {}, "i")
+        said: dict[str, Any] = {}
+        await process._do(process.consumers["orders/a b"], command, pump, said)  # type: ignore[arg-type]
+        assert (said, pump.sought) == ({}, [])
+
+    live(test)
+
+
+def test_what_another_process_wrote_just_before_counts() -> None:
+    """Whoever pauses here and resumes there, a moment later, means what was paused."""
+
+    async def test(house: House) -> None:
+        process = await house.process(FakePump(P0))
+        consumer = process.consumers["orders/a b"]
+        house.log.views.clear()  # from here on it reads late
+        house.log.append(key_of("hold/", "orders/a b").encode(), msgspec.json.encode({"by": "ann", "since": 0.0}))
+        house.log.append(key_of("settings/", "orders/a b").encode(), msgspec.json.encode({"max_records": 7}))
+        commands = Commands(process, house.clock)
+        asked = asyncio.gather(
+            commands.resume(consumer, Where()), commands.change(consumer, SettingsRequest(rate_records=5), "bob")
+        )
+        await asyncio.sleep(0.01)
+        house.log.views.append(process.table)
+        process.table.on_records(house.log.records, len(house.log.records))
+        await asked
+        assert process.hold_of(consumer) is None
+        [settings] = process.table.items("settings/").values()
+        assert (settings["max_records"], settings["rate_records"]) == (7, 5)
+
+    live(test)
+
+
+def test_a_skip_holds_in_the_next_assignment_until_a_seek() -> None:
+    """A partition may be lost before the commit of it; and whoever seeks back wants all of it again."""
+
+    async def test(house: House) -> None:
+        pump = FakePump(P0)
+        process = await house.process(pump)
+        await ask(process, "skip", {P0: 9})
+        pump.skipped.clear()
+        pump.assign(P0)
+        await until(lambda: pump.skipped == [(P0, 9)])
+        await ask(process, "seek", {P0: 3})
+        pump.skipped.clear()
+        pump.assign(P0)
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        assert (pump.skipped, process.table.items("skip/")) == ([], {})
+
+    live(test)
+
+
 def test_what_is_done_and_cannot_be_told_is_told_later_and_not_done_again() -> None:
     """The table cannot be written for a while after the seek."""
 
     async def test(house: House) -> None:
         pump = FakePump(P0)
         process = await house.process(pump)
-        entry = msgspec.json.encode({"id": "i", "offset": 3})
+        entry = msgspec.json.encode({"offset": 3})
         house.log.broken = True
-        house.log.append(key_of("seek/", "orders/a b", *P0).encode(), entry)
+        house.log.append(key_of("seek/", "orders/a b", *P0, "i").encode(), entry)
         await until(lambda: pump.sought)
         for _ in range(20):
             await asyncio.sleep(0.001)
@@ -234,8 +321,8 @@ def test_a_process_that_is_behind_does_not_do_again_what_another_has_done() -> N
         pump = FakePump(P0)
         process = await house.process(pump)
         house.log.views.clear()  # from here on it reads late
-        key = key_of("seek/", "orders/a b", *P0).encode()
-        house.log.append(key, msgspec.json.encode({"id": "i", "offset": 3}))
+        key = key_of("seek/", "orders/a b", *P0, "i").encode()
+        house.log.append(key, msgspec.json.encode({"offset": 3}))
         house.log.append(key, None)
         process.table.on_records(house.log.records[:1], 1)
         for _ in range(20):
@@ -279,7 +366,7 @@ def test_what_cannot_be_done_is_refused_once() -> None:
         pump.elsewhere = True
         process = await house.process(pump)
         _, [result] = await ask(process, "seek", {P0: 3})
-        assert (result.outcome, "offsets_path" in result.entry["why"]) == ("refused", True)
+        assert (result.outcome, "offsets_path" in result.why) == ("refused", True)
         assert process.table.items("seek/") == {}
 
     live(test)
@@ -313,10 +400,11 @@ def test_nothing_moves_before_it_is_known_what_is_paused() -> None:
         ("hold/orders%2Fa%20b/t", {}),
         ("hold/orders%2Fa%20b/t/x", {}),
         ("hold/", {}),
-        ("seek/orders%2Fa%20b", {"id": "i", "offset": 1}),
-        ("seek/orders%2Fa%20b/t/0", {"id": "i", "offset": "1"}),
-        ("seek/orders%2Fa%20b/t/0", {}),
-        ("skip/orders%2Fa%20b/t/x/1", {"id": "i", "offset": 1}),
+        ("seek/orders%2Fa%20b", {"offset": 1}),
+        ("seek/orders%2Fa%20b/t/0", {"offset": 1}),
+        ("seek/orders%2Fa%20b/t/0/i", {"offset": "1"}),
+        ("seek/orders%2Fa%20b/t/0/i", {}),
+        ("skip/orders%2Fa%20b/t/x/i", {"offset": 1}),
         ("settings/orders%2Fa%20b", {"max_records": "many", "rate_records": -1}),
         ("settings/orders%2Fa%20b", {"max_records": 10**9}),
         ("done/i", {"at": "x"}),

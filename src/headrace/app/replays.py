@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from headrace.app.control_room import Controls, Surroundings
 from headrace.app.noting import noted_produce
-from headrace.control.jobs import Job, Jobs, Work
+from headrace.control.jobs import Jobs
 from headrace.control.letter_jobs import LetterJobs
 from headrace.control.replay_run import Place
 from headrace.control.replay_targets import Target
@@ -32,8 +32,5 @@ def jobs_of(
     def lease_of(name: str) -> Lease:
         return Lease(config.kafka, admin, name, clock)
 
-    def make(job: Job) -> Work | None:
-        return replays.make(job) if job.kind == "replay" else letters.make(job)
-
-    jobs = Jobs(controls.table, lease_of, make, conflict, clock)
+    jobs = Jobs(controls.table, lease_of, letters.make, conflict, clock)
     return jobs, job_routes(jobs, replays, letters, config.http, controls.room.note)

@@ -104,8 +104,8 @@ class LetterJobs:
         self._replays = replays
 
     def make(self, job: Job) -> Work | None:
-        """Return what runs a job; None for a redrive to a backend that is not here."""
-        if "window" in job.spec:
+        """Return what runs a job; None for a replay, or a redrive, to something that is not here."""
+        if job.kind == "replay" or "window" in job.spec:
             return self._replays.make(job)
         return _LetterWork(self._redrive(spec_of(job, _Spec)), self._clock)
 
@@ -124,13 +124,18 @@ class LetterJobs:
         targets = bool(asked.to_consumer) + bool(asked.to_topic)
         if targets and (kind != "redrive" or targets > 1):
             raise InvalidRequest("toTopic or toConsumer: one of them, and of a redrive only")
+        if asked.to_consumer and asked.exactly_once:
+            raise InvalidRequest("exactlyOnce is for topics: leave it out, or toConsumer")
+        if asked.last_retry and not asked.to_consumer:
+            raise InvalidRequest("lastRetry is for a backend: name its consumer in toConsumer, or leave it out")
         made = self._spec(kind, topic, asked, by)
         if asked.to_consumer:
             spec = await self._replays.letters_spec(
-                topic, asked.selection(), asked.to_consumer, asked.rate, asked.last_retry
+                topic, made.selection, asked.to_consumer, asked.rate, asked.last_retry
             )
             if not asked.dry_run:
-                return await self._replays.start(jobs, kind, spec, by)
+                return await jobs.create(kind, msgspec.to_builtins(spec, str_keys=True), by)
+            made = msgspec.structs.replace(made, selection=spec.selection)
         if asked.dry_run:
             found = (await self._redrive(made).run())._asdict()
             if asked.to_consumer:
@@ -180,10 +185,12 @@ class _LetterWork:
     def __init__(self, redrive: Redrive, clock: Clock) -> None:
         self._redrive, self._clock = redrive, clock
         self._result: Redriven | None = None
-        self._progress: dict[str, int] = {}
+        self._progress = {"done": 0}
 
     async def run(self, progress: Mapping[str, Any], tell: Tell, stop: asyncio.Event) -> str:
         """See `Work`. Numbers are those of this run: what earlier ones did is marked, and is not met again."""
+        self._redrive.goes_on = bool(progress)
+        await tell(self._progress)
         await first_of(self._all_of_it(), self._tell_often(tell, stop))
         if self._result is None:
             return ""

@@ -164,6 +164,8 @@ class Redrive:
         self._lease = Lease(kafka, admin, f"redrive.{topic}", clock, source=topic)
         self.on_sent: Sent | None = None
         """Told of records that are written, or not, with their results. Set before `run`."""
+        self.goes_on = False
+        """Whether an earlier run was killed, so that nothing may be left. Set before `run`."""
         self._session: TransactionSession | None = None
         self._partitions: dict[str, int] = {}
         self._tally = _Tally()
@@ -259,7 +261,7 @@ class Redrive:
                     progress(self._passed, total)
         finally:
             await self._land()
-        if self._selection.filters and not self._tally.met:
+        if self._selection.filters and not self._tally.met and not self.goes_on:
             left = sum(e - starts[p] - self._marks.ended_count(p.partition, starts[p], e) for p, e in ends.items())
             raise InvalidRequest(f"nothing matches: {self._topic} has {left} letters left, and none is selected")
         if not self._options.dry_run:

@@ -13,7 +13,6 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from headrace.config.consumers import FlowControl
 from headrace.delivery.pump import Pump
 from headrace.errors import HeadraceError
 from headrace.lifecycle import Clock, Deadline, Service
@@ -26,7 +25,7 @@ _AGAIN_SECONDS = 1.0
 _SLICE_RECORDS = 500
 _SLICES_PER_SECOND = 10
 _PARTS = 4
-"""So many parts of what may be held are handed over, and written down as ended, one after the other."""
+"""What may be held is handed over, and written down as ended, in so many parts."""
 
 Read = Callable[[Mapping[TopicPartition, int], Mapping[TopicPartition, int]], AsyncGenerator[list[Record], None]]
 """Reads partitions from offsets to before offsets, as `read_records`."""
@@ -35,11 +34,11 @@ StartOffsets = Callable[[Sequence[TopicPartition]], Awaitable[Mapping[TopicParti
 
 
 class Limits(NamedTuple):
-    """What a replay may hold, let a kill repeat, and deliver in a second."""
+    """What a replay may hold, and deliver in a second."""
 
-    flow: FlowControl
-    repeats_at_most: int
-    """Records that may be handed over and are not written down as ended."""
+    max_records: int
+    """Records that may be handed over and are not written down as ended: a kill repeats no more."""
+    max_bytes: int
     rate_records: float | None = None
 
 
@@ -90,8 +89,8 @@ class WindowSource(Service):
         self._positions = {partition: start.offset for partition, start in starts.items()}
         self._read, self._start_offsets = read, start_offsets
         self._limits, self._clock, self._rate = limits, clock, limits.rate_records
-        self._some = max(1, limits.repeats_at_most // _PARTS)
-        self._slice = min(_SLICE_RECORDS, max(1, limits.flow.max_records // _PARTS), self._some)
+        self._some = max(1, limits.max_records // _PARTS)
+        self._slice = min(_SLICE_RECORDS, self._some)
         self._epoch = int(clock.time() * 1000)
         self._handed = self._ended = self._saved = self._bytes = 0
         self._room = asyncio.Event()
@@ -102,7 +101,7 @@ class WindowSource(Service):
 
     @property
     def unsaved(self) -> int:
-        """Records that came since what is written down, or wait to end: so many come again after a kill."""
+        """Records handed over and not written down as ended: so many come again after a kill."""
         return self._handed - self._saved
 
     @property
@@ -201,21 +200,6 @@ class WindowSource(Service):
         await asyncio.sleep(0)
 
     def _fits(self, records: int, size_bytes: int) -> bool:
-        flow, held = self._limits.flow, self._handed - self._ended
-        if self.unsaved and self.unsaved + records > self._limits.repeats_at_most:
+        if self.unsaved and self.unsaved + records > self._limits.max_records:
             return False
-        return not held or (held + records <= flow.max_records and self._bytes + size_bytes <= flow.max_bytes)
-
-
-def counted(earlier: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
-    """Return how records ended in all runs of a replay."""
-    return {name: earlier.get(name, 0) + now.get(name, 0) for name in _TOLD}
-
-
-_TOLD = ("delivered", "dead_letters", "given_up", "skipped", "redeliveries", "refusals")
-_ENDINGS = ("delivered", "dead_letters", "given_up", "skipped", "passed")
-
-
-def missing(total: int, counts: Mapping[str, int]) -> int:
-    """Return how many offsets of a window held no record any more, once all of it has ended."""
-    return total - sum(counts.get(name, 0) for name in _ENDINGS)
+        return self._handed == self._ended or self._bytes + size_bytes <= self._limits.max_bytes

@@ -12,9 +12,9 @@ import msgspec
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl
 from headrace.config.kafka import KafkaConfig
-from headrace.control.jobs import Job, Tell, spec_of
+from headrace.control.jobs import Job, Tell
 from headrace.control.marks import Marks
-from headrace.control.replay import Limits, Standing, WindowSource, counted, missing
+from headrace.control.replay import Limits, Standing, WindowSource
 from headrace.control.replay_targets import Produce, ReplayLetters, RestoredLetters, Target, TopicDestination
 from headrace.control.replay_window import Window
 from headrace.control.selection import Selection
@@ -33,15 +33,11 @@ _LOOK_SECONDS, _SAVE_SECONDS = 0.2, 1.0
 _DRAIN_SECONDS = 10.0
 _LEASE_SECONDS = 20.0
 _MAPS_CHARACTERS = 500_000
-
+_TOLD = ("delivered", "dead_letters", "given_up", "skipped", "redeliveries", "refusals")
+_NO_ENDINGS = ("redeliveries", "refusals")
 
 TargetOf = Callable[[Mapping[str, str]], Target | None]
 """Returns what is named, as it is now; None for a topic, or if it is not here."""
-
-
-def repeats_of(flow: FlowControl) -> int:
-    """Return how many records may come again after a kill: enough that writing progress down costs little."""
-    return 5 * flow.max_records
 
 
 class ReplaySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
@@ -57,7 +53,7 @@ class ReplaySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """Dead letters, which go to a consumer or function as the records they were."""
     selection: Selection | None = None
     """A redrive: only these letters, and only those that have not ended; each that ends is marked."""
-    repeats_at_most: int = repeats_of(TO_TOPIC_FLOW)
+    repeats_at_most: int
     """Records that come again at most when the process is killed."""
 
 
@@ -85,13 +81,16 @@ class ReplayWork:
         self._lease: Lease | None = None
         self._restored: RestoredLetters | None = None
         self._earlier: dict[str, int] = {}
+        self._goes_on = False
 
     async def run(self, progress: Mapping[str, Any], tell: Tell, stop: asyncio.Event) -> str:
         spec, place = self._spec, self._place
         found = await place.admin.topic_ids([spec.window.topic])
         if found.get(spec.window.topic) != spec.window.topic_id:
             raise InvalidRequest(f"topic {spec.window.topic} was deleted or made anew: what was to be replayed is gone")
-        self._earlier = dict(progress.get("counts", {}))
+        self._earlier, self._goes_on = dict(progress.get("counts", {})), bool(progress)
+        if not progress:
+            await tell({"done": 0, "total": spec.window.total})
         if spec.selection is None:
             return await self._deliver(progress, tell, stop)
         # Whoever writes marks writes whole blocks of them, so one at a time does.
@@ -112,7 +111,7 @@ class ReplayWork:
             spec.window.ends,
             read=functools.partial(read_records, place.kafka),
             start_offsets=place.admin.start_offsets,
-            limits=Limits(self._flow, spec.repeats_at_most, spec.rate),
+            limits=Limits(spec.repeats_at_most, self._flow.max_bytes, spec.rate),
             clock=place.clock,
         )
         try:
@@ -155,13 +154,13 @@ class ReplayWork:
     async def _save(self, source: WindowSource, tell: Tell) -> bool:
         standing = source.standing
         reach("replay.save")
-        if self._restored and self._marks and self._lease:
-            await self._lease.check()
-            ended = self._restored.ended(standing.positions)
-            for partition, offsets in ended.items():
-                if records := self._marks.records_for(partition.partition, offsets):
-                    await write_all(self._place.produce, records, "marks of dead letters")
-            self._restored.marked(ended)
+        if self._restored:
+            ended = self._restored.take_ended(standing.positions)
+            if self._marks and self._lease:
+                await self._lease.check()
+                for partition, offsets in ended.items():
+                    if records := self._marks.records_for(partition.partition, offsets):
+                        await write_all(self._place.produce, records, "marks of dead letters")
         if not await tell(self._progress(standing)):
             return False
         reach("replay.saved")
@@ -178,7 +177,7 @@ class ReplayWork:
         return {"positions": positions, "counts": counts, "total": total, "done": total - left}
 
     def _counts(self, standing: Standing) -> dict[str, int]:
-        counts = counted(self._earlier, standing.counts)
+        counts = {name: self._earlier.get(name, 0) + standing.counts.get(name, 0) for name in _TOLD}
         if self._restored:
             counts["passed"] = self._earlier.get("passed", 0) + self._restored.passed
             counts["delivered"] -= self._restored.passed  # they ended without a delivery
@@ -186,9 +185,9 @@ class ReplayWork:
 
     def _said(self, standing: Standing) -> str:
         counts = self._counts(standing)
-        if self._spec.selection is not None and counts.get("passed") == sum(counts.values()):
+        if self._spec.selection is not None and counts.get("passed") == sum(counts.values()) and not self._goes_on:
             raise InvalidRequest(f"nothing matches: no letter that is left in {self._spec.window.topic} is selected")
-        gone = missing(self._spec.window.total, counts)
+        gone = self._spec.window.total - sum(count for name, count in counts.items() if name not in _NO_ENDINGS)
         plural = "offset of the window holds" if gone == 1 else "offsets of the window hold"
         return f"{gone} {plural} no record any more (expired, compacted, aborted, or a marker)" if gone > 0 else ""
 
@@ -246,16 +245,12 @@ class ReplayWork:
             return False
         if self._marks and self._marks.is_ended(record.partition, record.offset):
             return False
-        return self._spec.selection is None or self._spec.selection.matches(record, origin, headers)
+        if self._spec.selection is None:
+            return self._target is None or origin.group == self._target.pump.group  # others may write there too
+        return self._spec.selection.matches(record, origin, headers)
 
     def _fail(self, why: str) -> None:
         self._problem = self._problem or HeadraceError(why)
-
-
-def make_replay(job: Job, place: Place, target_of: TargetOf) -> ReplayWork | None:
-    """Return what runs a replay, or None if this process has not what it delivers to."""
-    spec: ReplaySpec = spec_of(job, ReplaySpec)
-    return ReplayWork(job, spec, place, target_of) if "topic" in spec.to or target_of(spec.to) else None
 
 
 def _starts(window: Window, progress: Mapping[str, Any]) -> dict[TopicPartition, Committed]:

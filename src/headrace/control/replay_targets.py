@@ -123,20 +123,16 @@ class RestoredLetters:
         self.passed += len(outcomes) - len(wanted)
         return outcomes
 
-    def ended(self, positions: Mapping[TopicPartition, Committed]) -> dict[TopicPartition, list[int]]:
-        """Return letters that ended by now, as what would be committed says."""
+    def take_ended(self, positions: Mapping[TopicPartition, Committed]) -> dict[TopicPartition, list[int]]:
+        """Return letters that ended since it was asked last, as what would be committed says."""
         found: dict[TopicPartition, list[int]] = {}
         for partition, begun in self._begun.items():
             at = positions[partition]
             above = decode(at.metadata, at.offset) if at.metadata else None
             done = [offset for offset in begun if offset < at.offset or (above and above.has(offset))]
             found[partition] = sorted(done)
+            begun.difference_update(done)
         return found
-
-    def marked(self, ended: Mapping[TopicPartition, Sequence[int]]) -> None:
-        """Take note that it is written down of letters that they ended."""
-        for partition, offsets in ended.items():
-            self._begun[partition].difference_update(offsets)
 
 
 def _groups(indexes: Sequence[int], records: Sequence[Record]) -> list[dict[int, Record]]:

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import msgspec
 
 from headrace.control.jobs import Job, Jobs, JobView, Work, spec_of
-from headrace.control.replay_run import TO_TOPIC_FLOW, Place, ReplaySpec, make_replay, repeats_of
+from headrace.control.replay_run import TO_TOPIC_FLOW, Place, ReplaySpec, ReplayWork
 from headrace.control.replay_targets import Target
-from headrace.control.replay_window import Offsets, Window, check_readable, find_window
+from headrace.control.replay_window import Offsets, check_readable, find_window
 from headrace.control.selection import Selection
 from headrace.errors import (
     InvalidRequest,
@@ -98,8 +98,14 @@ class Replays:
         self._place, self._targets, self._producing = place, targets, producing
 
     def make(self, job: Job) -> Work | None:
-        """Return what runs a replay, or None if this process cannot."""
-        return make_replay(job, self._place, lambda to: self._targets.get(next(iter(to.items()), ("", ""))))
+        """Return what runs a replay, or None if this process has not what it delivers to."""
+        spec: ReplaySpec = spec_of(job, ReplaySpec)
+        if "topic" not in spec.to and self._target_of(spec.to) is None:
+            return None
+        return ReplayWork(job, spec, self._place, self._target_of)
+
+    def _target_of(self, to: Mapping[str, str]) -> Target | None:
+        return self._targets.get(next(iter(to.items()), ("", "")))
 
     async def begin(self, jobs: Jobs, request: ReplayRequest, by: str) -> JobView | DryRun:
         """Begin a replay and return its job, or say what it would be.
@@ -112,20 +118,12 @@ class Replays:
         spec = await self._spec(request)
         if request.dry_run:
             return DryRun(spec.window.total, msgspec.to_builtins(spec, str_keys=True))
-        return await self.start(jobs, "replay", spec, by)
-
-    async def start(self, jobs: Jobs, kind: str, spec: ReplaySpec, by: str) -> JobView:
-        """Begin the job of a spec.
-
-        Raises:
-            JobConflict: It runs already.
-        """
-        return await jobs.create(kind, msgspec.to_builtins(spec, str_keys=True), by)
+        return await jobs.create("replay", msgspec.to_builtins(spec, str_keys=True), by)
 
     async def letters_spec(
         self, topic: str, selection: Selection, consumer: str, rate: float | None, last_retry: bool
     ) -> ReplaySpec:
-        """Return what redrives selected dead letters to the backend of a consumer.
+        """Return what redrives selected dead letters to the backend of a consumer: those of its group, or as asked.
 
         Raises:
             NotFound: There is no such consumer, topic or partition.
@@ -134,16 +132,16 @@ class Replays:
         target = self._target("consumer", consumer)
         if not self._check(target, topic, f"consumer {consumer}"):
             raise InvalidRequest(f"{topic} is a topic that consumer {consumer} reads, and no dead letter topic")
+        selection = msgspec.structs.replace(selection, groups=selection.groups or [target.pump.group])
         whole = msgspec.structs.replace(selection, since_ms=None, until_ms=None)
-        window = await find_window(target.admin, topic, whole, None, int(self._place.clock.time() * 1000))
         return ReplaySpec(
-            window=window,
+            window=await find_window(target.admin, topic, whole, None, self._now_ms()),
             to={"consumer": consumer},
             rate=rate,
             last_retry=last_retry,
             letters=True,
             selection=selection,
-            repeats_at_most=repeats_of(target.flow),
+            repeats_at_most=target.flow.max_records,
         )
 
     async def begin_as_seed(self, jobs: Jobs, asked: ReplayMetadata, by: str) -> JobView | DryRun:
@@ -166,30 +164,23 @@ class Replays:
     def _as_request(self, asked: ReplayMetadata) -> ReplayRequest:
         found = [(key, t) for key, t in self._targets.items() if t.pump.group == asked.consumer_group]
         readers = [key for key, target in found if target.reads(asked.topic_name)]
-        problem = (
-            "topicName is missing"
-            if not asked.topic_name
-            else "partition must be 0 or greater"
-            if asked.partition < 0
-            else "startOffset and endOffset must be 0 or greater"
-            if asked.start_offset < 0 or asked.end_offset < 0
-            else "startOffset must be less than endOffset"
-            if asked.start_offset >= asked.end_offset
-            else "consumerGroup is missing"
-            if not asked.consumer_group
-            else f"no consumer here has the group {asked.consumer_group[:100]}"
-            if not found
-            else f"topicName {asked.topic_name[:249]} is not read by the group {asked.consumer_group[:100]}"
-            if not readers
-            else "destinationTopic is missing, and streamingApp is true"
-            if asked.streaming_app and not asked.destination_topic
-            else ""
-        )
-        if problem:
+        topic, group = asked.topic_name[:249], asked.consumer_group[:100]
+        problems = {
+            "topicName is missing": not topic,
+            "partition must be 0 or greater": asked.partition < 0,
+            "startOffset and endOffset must be 0 or greater": min(asked.start_offset, asked.end_offset) < 0,
+            "startOffset must be less than endOffset": asked.start_offset >= asked.end_offset,
+            "consumerGroup is missing": not group,
+            f"no consumer here has the group {group}": not found,
+            f"topicName {topic} is not read by the group {group}": not readers,
+            "destinationTopic is missing, and streamingApp is true": asked.streaming_app
+            and not asked.destination_topic,
+        }
+        if problem := next((text for text, holds in problems.items() if holds), ""):
             raise ReplayMetadataInvalid(problem)
         (kind, name), letters = readers[0], None
         if asked.dlq_indicator and (letters := self._targets[kind, name].letters) is None:
-            raise ReplayMetadataInvalid(f"the group {asked.consumer_group} has no dead letters")
+            raise ReplayMetadataInvalid(f"the group {group} has no dead letters")
         to = {"topic": asked.destination_topic} if asked.streaming_app else {kind: name}
         return ReplayRequest(
             topic=letters.topic_for(asked.topic_name) if letters else asked.topic_name,
@@ -208,29 +199,25 @@ class Replays:
         ((kind, name),) = to.items()
         target = self._target(kind, name) if kind != "topic" else None
         topic = self._letters_of(request.topic, target) if request.dead_letter else check_topic(request.topic)
-        of_letters = False
         if target:
-            of_letters = self._check(target, topic, f"{kind} {name}")
+            admin, of_letters = target.admin, self._check(target, topic, f"{kind} {name}")
         else:
+            admin, of_letters = self._place.admin, False
             await self._check_topic(topic, name)
-        admin = target.admin if target else self._place.admin
-        window = await self._window(admin, topic, request)
-        most = repeats_of(target.flow if target else TO_TOPIC_FLOW)
+        times = request.time or Times()
+        since, until = milliseconds(times.since), milliseconds(times.until)
+        selection = Selection(partition=request.partition, since_ms=since, until_ms=until)
         return ReplaySpec(
-            window=window,
+            window=await find_window(admin, topic, selection, request.offsets, self._now_ms()),
             to=to,
             rate=request.rate,
             last_retry=request.last_retry,
             letters=of_letters,
-            repeats_at_most=most,
+            repeats_at_most=(target.flow if target else TO_TOPIC_FLOW).max_records,
         )
 
-    async def _window(self, admin: Any, topic: str, request: ReplayRequest) -> Window:
-        times = request.time or Times()
-        selection = Selection(
-            partition=request.partition, since_ms=milliseconds(times.since), until_ms=milliseconds(times.until)
-        )
-        return await find_window(admin, topic, selection, request.offsets, int(self._place.clock.time() * 1000))
+    def _now_ms(self) -> int:
+        return int(self._place.clock.time() * 1000)
 
     def _target(self, kind: str, name: str) -> Target:
         if target := self._targets.get((kind, name)):

@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequen
 from random import Random
 from typing import Any
 
-from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl
-from headrace.control.replay import Limits, WindowSource, counted, missing
+from headrace.config.consumers import BatchConfig, DeliveryConfig
+from headrace.control.replay import Limits, WindowSource
 from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict
 from headrace.delivery.pump import Pump
 from headrace.errors import KafkaError, KafkaUnavailable
@@ -65,7 +65,7 @@ class World:
             {P: end},
             read=self.read,
             start_offsets=self.start_offsets,
-            limits=Limits(FlowControl(max_records=1000), most, rate),
+            limits=Limits(most, 1_000_000, rate),
             clock=self.clock,
         )
         await pump.start()
@@ -90,7 +90,7 @@ async def close(*services: Any) -> None:
 
 
 def test_a_window_is_delivered_in_order_and_no_further() -> None:
-    """Each record once, with the job's id; holes are known by what did not come."""
+    """Each record once, with the job's id; a position is behind holes too."""
 
     async def test() -> None:
         world = World([0, 1, 2, 5, 6, 9, 10, 11])
@@ -98,7 +98,6 @@ def test_a_window_is_delivered_in_order_and_no_further() -> None:
         await world.until(lambda: source.finished)
         assert (world.seen, world.replays) == ([1, 2, 5, 6, 9], {"job-1"})
         assert (source.standing.ended, source.standing.positions) == (5, {P: Committed(10)})
-        assert missing(9, counted({}, source.standing.counts)) == 4
         await close(source, pump)
 
     run(test)
@@ -136,7 +135,7 @@ def test_what_had_ended_in_an_earlier_run_is_not_delivered_again() -> None:
         pump, source = await world.open(standing.positions[P], 20)
         await world.until(lambda: source.finished)
         assert world.seen == [3]
-        assert counted(standing.counts, source.standing.counts)["delivered"] == 20
+        assert standing.counts["delivered"] + source.standing.counts["delivered"] == 20
         await close(source, pump)
 
     run(test)

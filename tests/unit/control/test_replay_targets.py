@@ -60,10 +60,9 @@ def test_letters_are_delivered_as_the_records_they_were() -> None:
     assert outcomes == [ACK, FAILED, ACK, ACK, ELSEWHERE]
     assert to.passed == 1
     above = encode(11, 14, [11])
-    ended = to.ended({DLQ: Committed(11, above)})
-    assert ended == {DLQ: [10, 12, 13]}
-    to.marked(ended)
-    assert to.ended({DLQ: Committed(14)}) == {DLQ: [11]}
+    assert to.take_ended({DLQ: Committed(11, above)}) == {DLQ: [10, 12, 13]}
+    assert to.take_ended({DLQ: Committed(14)}) == {DLQ: [11]}
+    assert to.take_ended({DLQ: Committed(14)}) == {DLQ: []}
 
 
 def test_what_fails_is_a_letter_of_the_record_it_was() -> None:

@@ -1,0 +1,121 @@
+"""What is done with letters as jobs: what is refused, whose letters go to a consumer, and a run that goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headrace.control.jobs import Job
+from headrace.control.letter_jobs import LetterJobs, LettersRequest, _LetterWork
+from headrace.control.redrive import Redrive, Redriven
+from headrace.control.replay_run import Place, ReplaySpec, ReplayWork
+from headrace.control.replay_window import Window
+from headrace.control.selection import Selection
+from headrace.delivery.dead_letter import headers_of
+from headrace.delivery.protocols import DeadLetter, Outcome, Verdict
+from headrace.errors import InvalidRequest, KafkaUnavailable
+from headrace.lifecycle import ManualClock
+from headrace.records import Record
+
+JOB = Job("redrive-1", "redrive", {}, "ann", "2026-01-01")
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "said"),
+    [
+        ("redrive", {"to_consumer": "push", "to_topic": "x"}, "one of them"),
+        ("drop", {"to_topic": "x", "reason": "r"}, "of a redrive only"),
+        ("redrive", {"to_consumer": "push", "exactly_once": True}, "exactlyOnce is for topics"),
+        ("redrive", {"last_retry": True}, "lastRetry is for a backend"),
+        ("drop", {}, "reason is missing"),
+    ],
+)
+def test_what_would_not_be_done_as_asked_is_refused(kind: Any, asked: dict[str, Any], said: str) -> None:
+    """Nothing that somebody relies on is passed over in silence."""
+    nothing: Any = None
+    letters = LetterJobs(nothing, nothing, nothing, ManualClock(1.0), nothing)
+    with pytest.raises(InvalidRequest, match=said):
+        asyncio.run(letters.begin(nothing, kind, "t.dlq", LettersRequest(**asked), "ann"))
+
+
+@pytest.mark.parametrize(
+    ("selection", "wanted"), [(None, ["mine"]), (Selection(groups=["theirs"]), ["theirs"]), (Selection(), "both")]
+)
+def test_a_consumer_gets_the_letters_of_its_own_group(selection: Selection | None, wanted: list[str]) -> None:
+    """Consumers of one topic share its dead letter topic; another's letters come only to who asks for them."""
+    pump: Any = SimpleNamespace(group="mine")
+    target: Any = SimpleNamespace(kafka=None, admin=None, pump=pump)
+    place: Any = Place(*[None] * 5)  # type: ignore[arg-type]
+    window = Window("t.dlq", "id", {0: (0, 9)})
+    spec = ReplaySpec(window=window, to={"consumer": "push"}, letters=True, selection=selection, repeats_at_most=1)
+    work = ReplayWork(JOB, spec, place, lambda to: target)
+
+    def letter(group: str) -> Record:
+        was, why = Record("t", 0, 5, 42, b"k", b"v"), Outcome(Verdict.RETRY, "E", "why")
+        headers = headers_of(DeadLetter(was, group, 3, why, 1.0, 2.0))
+        return Record("t.dlq", 0, 1, 42, b"k", b"v", lambda: headers)
+
+    found = [group for group in ("mine", "theirs") if work._wants(letter(group))]
+    assert found == (["mine", "theirs"] if wanted == "both" else wanted)
+
+
+class Run:
+    """A redrive that fails or is done at once."""
+
+    goes_on = False
+
+    def __init__(self, error: Exception | None) -> None:
+        self.error = error
+
+    async def run(self, progress: Any) -> Redriven:
+        await asyncio.sleep(0)
+        if self.error:
+            raise self.error
+        return Redriven(0, {}, {}, {}, 0, 0, [])
+
+
+def test_a_run_that_failed_tells_nothing_more() -> None:
+    """Or its job would be said to run, and be begun again."""
+
+    async def test() -> None:
+        told: list[Mapping[str, Any]] = []
+
+        async def tell(progress: Mapping[str, Any]) -> bool:
+            told.append(progress)
+            return True
+
+        clock = ManualClock(1.0)
+        with pytest.raises(KafkaUnavailable):
+            await _LetterWork(_run(KafkaUnavailable("away")), clock).run({}, tell, asyncio.Event())
+        count = len(told)
+        await clock.advance(10)
+        assert len(told) == count
+
+    asyncio.run(test())
+
+
+def test_a_run_after_a_kill_knows_that_it_is_not_the_first() -> None:
+    """All letters may have been marked by then, which is no mistake of who asked."""
+
+    async def test() -> None:
+        told: list[Mapping[str, Any]] = []
+
+        async def tell(progress: Mapping[str, Any]) -> bool:
+            told.append(progress)
+            return True
+
+        first, second = _run(), _run()
+        await _LetterWork(first, ManualClock(1.0)).run({}, tell, asyncio.Event())
+        assert told[0], "nothing was written down before the first letter went"
+        await _LetterWork(second, ManualClock(1.0)).run(told[0], tell, asyncio.Event())
+        assert (first.goes_on, second.goes_on) == (False, True)
+
+    asyncio.run(test())
+
+
+def _run(error: Exception | None = None) -> Redrive:
+    return Run(error)  # type: ignore[return-value]

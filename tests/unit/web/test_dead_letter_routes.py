@@ -94,6 +94,20 @@ def test_limits_cannot_be_lifted(opened: Any, query: str) -> None:
     asyncio.run(main())
 
 
+def test_a_probe_delivers_nothing(opened: Any) -> None:
+    """HEAD asks what there is, so it must not redeliver letters as GET does there."""
+
+    async def main() -> None:
+        async with opened() as house:
+            reader, writer = await house.connect()
+            writer.write(f"HEAD {PATH} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
+            assert b" 405 " in await reader.readline()
+            writer.close()
+            assert not house.letters.asked
+
+    asyncio.run(main())
+
+
 def test_who_asked_for_it_is_noted(opened: Any) -> None:
     """When letters were delivered, and when they could not be; a question that finds none is no deed."""
 

@@ -121,12 +121,9 @@ def dead_letter_routes(
             note("redeliver", ", ".join(done.topics), done.description, outcome)
         return answer(done)
 
-    return [
-        Route(LIST, counts),
-        Route(PAGE, page),
-        Route(STATISTICS, statistics),
-        Route(REDELIVERY, redeliver, methods=["GET", "POST"]),
-    ]
+    delivering = Route(REDELIVERY, redeliver, methods=["GET", "POST"])
+    delivering.methods = {"GET", "POST"}  # no HEAD, which Starlette adds to GET: whoever sends one wants no delivery
+    return [Route(LIST, counts), Route(PAGE, page), Route(STATISTICS, statistics), delivering]
 
 
 async def _asked(request: Request, settings: HttpConfig) -> RedeliveryRequest:

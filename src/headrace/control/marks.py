@@ -16,7 +16,7 @@ from typing import Final
 from headrace.config.kafka import KafkaConfig
 from headrace.control.topics import read_window
 from headrace.errors import TopicNotFound
-from headrace.kafka import Admin
+from headrace.kafka import Admin, ensure_table
 from headrace.records import Header, OutgoingRecord, TopicPartition
 
 MARKS_TOPIC: Final = "_headrace-redriven"
@@ -43,10 +43,7 @@ class Marks:
         Raises:
             TopicNotFound: It may not be made here (`kafka.create_topics`).
         """
-        if not await self._admin.has_topic(MARKS_TOPIC):
-            if not self._kafka.create_topics:
-                raise TopicNotFound(f"topic {MARKS_TOPIC} does not exist, and kafka.create_topics is false: create it")
-            await self._admin.ensure_topic_like(MARKS_TOPIC, self._topic, 1, _CONFIGS)
+        await ensure_table(self._kafka, self._admin, MARKS_TOPIC, self._topic, _CONFIGS)
 
     async def load(self, *, settled: bool = False) -> None:
         """Read the marks anew.

@@ -36,22 +36,6 @@ _SLOW_SECONDS = 5.0
 class Counts:
     """What a pump has done since it began."""
 
-    __slots__ = (
-        "abandoned",
-        "dead_letters",
-        "delayed",
-        "delivered",
-        "gap",
-        "given_up",
-        "late",
-        "redeliveries",
-        "refusals",
-        "skipped",
-        "skipped_by_hand",
-        "spared",
-        "taken",
-    )
-
     def __init__(self) -> None:
         self.taken = 0
         """Records the source handed over."""
@@ -82,7 +66,7 @@ class Counts:
 
     def read(self) -> dict[str, int]:
         """Return every count by its name."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return dict(vars(self))
 
 
 class AttemptRules(Protocol):

@@ -58,23 +58,19 @@ class Backlog:
         self.apart = 0
         """Deliveries under way of records that have a slow key, or one that may be."""
         self._rules = rules
-        self._ready: deque[Record] = deque()
+        self.ready: deque[Record] = deque()
+        """Records of usual keys that may begin."""
         self._behind: dict[bytes | None, deque[Record] | None] = {}  # keys under way, and what waits behind each
         self._keys = SlowKeys(rules.batch.max_records)
         self._slow: dict[int, deque[Record]] = {ALONE: deque(), FEW: deque(), SLOW: deque()}  # ready, perhaps slow
 
     def __iter__(self) -> Iterator[Record]:
         """Look at every record, those that are ready first."""
-        yield from self._ready
+        yield from self.ready
         for ready in self._slow.values():
             yield from ready
         for waiting in self._behind.values():
             yield from waiting or ()
-
-    @property
-    def ready(self) -> int:
-        """Records of usual keys that may begin."""
-        return len(self._ready)
 
     @property
     def is_slow_turn(self) -> bool:
@@ -84,13 +80,13 @@ class Backlog:
     def add(self, records: Sequence[Record]) -> None:
         """Take records behind all earlier ones."""
         if self._rules.ordering != "key":
-            self._ready.extend(records)
+            self.ready.extend(records)
             return
         ordered_nulls, behind = self._rules.ordered_null_keys, self._behind
         for record in records:
             key = record.key
             if key is None and not ordered_nulls:
-                self._ready.append(record)
+                self.ready.append(record)
             elif key not in behind:
                 behind[key] = None
                 self._ready_for(key).append(record)
@@ -106,7 +102,7 @@ class Backlog:
 
     def take(self) -> list[Record]:
         """Return records to be delivered together; only if some are ready."""
-        return self._portion(self._ready, self._keys.next_records())
+        return self._portion(self.ready, self._keys.next_records())
 
     def release(self, records: Sequence[Record]) -> None:
         """Let go what waited behind these records, of which each was the first of its key."""
@@ -128,7 +124,7 @@ class Backlog:
 
     def remove(self, offset: int) -> Record | None:
         """Take a record out; the next one of its key goes on if this was the first. None if it is not here."""
-        for ready in (self._ready, *self._slow.values()):
+        for ready in (self.ready, *self._slow.values()):
             if record := pop(ready, offset):
                 if self._rules.ordering == "key":
                     self.release([record])
@@ -137,7 +133,7 @@ class Backlog:
 
     def clear(self) -> None:
         """Forget everything."""
-        self._ready.clear()
+        self.ready.clear()
         self._behind.clear()
         for ready in self._slow.values():
             ready.clear()
@@ -148,7 +144,7 @@ class Backlog:
 
         They fill deliveries, but for a quarter of their places, so that they do not all wait for the slowest.
         """
-        places = self._rules.breaker.limit.places // (len(self._rules.lanes) or 1) // (2 if self._ready else 1)
+        places = self._rules.breaker.limit.places // (len(self._rules.lanes) or 1) // (2 if self.ready else 1)
         if self.apart >= max(1, places):
             return 0
         for mark, ready in self._slow.items():
@@ -171,7 +167,7 @@ class Backlog:
         return records
 
     def _ready_for(self, key: bytes | None) -> deque[Record]:
-        return self._slow.get(self._keys.marks.get(key, 0), self._ready)
+        return self._slow.get(self._keys.marks.get(key, 0), self.ready)
 
 
 def pop(queue: deque[Record], offset: int) -> Record | None:

@@ -99,7 +99,7 @@ class Lane:
         if not backlog.ready or (self._begun and rules.ordering == "partition"):
             return False
         batch = rules.batch
-        return not batch.linger_seconds or self._lingered or backlog.ready >= batch.max_records
+        return not batch.linger_seconds or self._lingered or len(backlog.ready) >= batch.max_records
 
     def add(self, records: Sequence[Record]) -> Sequence[Record]:
         """Take records from the source, in offset order; return those that had ended before this assignment."""
@@ -146,7 +146,8 @@ class Lane:
         """Note that a task delivers nothing of this lane any more."""
         if batch := self.under_way.pop(task, None):
             del self.begun_at[task]
-            self._over.discard(task)
+            if self._over:
+                self._over.discard(task)
             self.backlog.apart -= batch.is_apart
         if not self.under_way:
             self.idle.set()

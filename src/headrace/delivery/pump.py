@@ -316,11 +316,6 @@ class Pump(Service):
                 log.warning("%s: goes on at offset %d, as somebody said", lane.label, offset)
                 answer.set_result(True)
 
-    def _over(self, lane: Lane, records: Sequence[Record], how: str, outcomes: Sequence[Outcome] = ()) -> None:
-        if records:
-            self._release(lane.partition, records, how, outcomes)
-        self._mark(lane.partition)
-
     async def _drain(self, lanes: Sequence[Lane], deadline: Deadline) -> None:
         """Begin nothing more, wait for what is in flight, and let it mean nothing from the deadline on."""
         for lane in lanes:
@@ -344,6 +339,10 @@ class Pump(Service):
         reach("ended.after")
         lane.ended(records)
         self._over(lane, records, how, outcomes)
+
+    def _over(self, lane: Lane, records: Sequence[Record], how: str, outcomes: Sequence[Outcome] = ()) -> None:
+        self._release(lane.partition, records, how, outcomes)
+        self._mark(lane.partition)
 
     def _release(
         self, partition: TopicPartition, records: Sequence[Record], how: str = "", outcomes: Sequence[Outcome] = ()

@@ -56,10 +56,10 @@ class Skips:
 
     def _end(self, lane: Lane, offset: int, reason: str) -> str:
         record = lane.remove(offset)
-        if self._pump.let_go is None:
-            self._ended(lane, offset, record, reason)
+        if record and not self._pump.let_go:
+            self._ended(lane, record, reason)
             return "skipped"
-        if record:
+        if record:  # else it is on its way already
             self._pump.spawn(self._let_go(lane, record, reason), "skip")
         return "will be skipped"
 
@@ -76,15 +76,15 @@ class Skips:
                 continue
             if not lane.draining:
                 lane.moves()
-                return self._ended(lane, record.offset, record, reason)
+                return self._ended(lane, record, reason)
         self._coming[lane.partition][record.offset] = reason  # it comes again
         return None
 
-    def _ended(self, lane: Lane, offset: int, record: Record | None, reason: str) -> None:
-        if lane.tracker.done([offset], lane.tracker.epoch):
+    def _ended(self, lane: Lane, record: Record, reason: str) -> None:
+        if lane.tracker.done([record.offset], lane.tracker.epoch):
             lane.head_since = self._pump.clock.time()
         lane.ended(())  # what is not too far ahead any more goes on
         self._pump.counts.skipped_by_hand += 1
-        log.warning("%s: offset %d is skipped, as somebody said: %s", lane.label, offset, reason)
-        self._over(lane, [record] if record else [], f"skipped by hand: {reason}")
+        log.warning("%s: offset %d is skipped, as somebody said: %s", lane.label, record.offset, reason)
+        self._over(lane, [record], f"skipped by hand: {reason}")
         self._pump.offer(lane)

@@ -7,7 +7,7 @@ from headrace.kafka.control_table import ControlTable
 from headrace.kafka.followed_topic import FollowedTopic
 from headrace.kafka.lease import Lease
 from headrace.kafka.names import check_group, check_topic
-from headrace.kafka.own_topics import OwnTopics
+from headrace.kafka.own_topics import OwnTopics, ensure_table
 from headrace.kafka.positions import ReadPolicy
 from headrace.kafka.producer import Producer
 from headrace.kafka.reader import read_records
@@ -36,5 +36,6 @@ __all__ = [
     "TransactionalProducers",
     "check_group",
     "check_topic",
+    "ensure_table",
     "read_records",
 ]

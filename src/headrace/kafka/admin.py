@@ -201,7 +201,7 @@ class Admin:
         the broker's defaults count. Source: decisions.md 10, reliability.md E10.
         """
         if not source:
-            await self.create_topic(name)
+            await self.create_topic(name, partitions or 1, configs=configs)
             return
         origin = await self.describe_topic(source)
         limits = await self.topic_configs(source)

@@ -59,26 +59,22 @@ class BulkProducer(Service):
         return self._failed, self._why
 
     def _hand_over(self, client: confluent_kafka.Producer, topic: str, records: Sequence[tuple[bytes, bytes]]) -> None:
-        produce = client.produce
         for key, value in records:
-            try:
-                produce(topic, value, key or None)
-            except BufferError:
+            while not self._produced(client, topic, key, value):
                 client.poll(_FULL_SECONDS)
-                self._again(client, topic, key, value)
-            except confluent_kafka.KafkaException as cause:
-                self._report(cause.args[0], None)
+                if self._stopped.is_set():
+                    self._failed += 1
+                    break
 
-    def _again(self, client: confluent_kafka.Producer, topic: str, key: bytes, value: bytes) -> None:
-        while not self._stopped.is_set():
-            try:
-                return client.produce(topic, value, key or None)
-            except BufferError:
-                client.poll(_FULL_SECONDS)
-            except confluent_kafka.KafkaException as cause:
-                return self._report(cause.args[0], None)
-        self._failed += 1
-        return None
+    def _produced(self, client: confluent_kafka.Producer, topic: str, key: bytes, value: bytes) -> bool:
+        """Return whether the client has taken a record or refused it; if not, it is full."""
+        try:
+            client.produce(topic, value, key or None)
+        except BufferError:
+            return False
+        except confluent_kafka.KafkaException as cause:
+            self._report(cause.args[0], None)
+        return True
 
     def _report(self, error: confluent_kafka.KafkaError, _: Any) -> None:
         self._failed += 1

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from headrace.config.kafka import KafkaConfig
-from headrace.errors import HeadraceError, KafkaUnavailable, TopicNotFound
+from headrace.errors import HeadraceError, KafkaUnavailable
 from headrace.kafka.admin import Admin
+from headrace.kafka.own_topics import ensure_table
 from headrace.kafka.reader import read_records
 from headrace.lifecycle import Clock, Readiness, Service
 from headrace.records import Record, TopicPartition
@@ -89,12 +90,7 @@ class FollowedTopic(Service):
         name = self._partition.topic
         if not await self._admin.has_topic(name):
             try:
-                if not self._kafka.create_topics:
-                    raise TopicNotFound(f"topic {name} does not exist, and kafka.create_topics is false: create it")
-                if self._source:
-                    await self._admin.ensure_topic_like(name, self._source, 1, _CONFIGS)
-                else:
-                    await self._admin.create_topic(name, configs=_CONFIGS)
+                await ensure_table(self._kafka, self._admin, name, self._source, _CONFIGS)
             except KafkaUnavailable:
                 raise
             except HeadraceError as error:

@@ -17,9 +17,10 @@ from typing import Final
 
 from headrace.config.consumers import FlowControl
 from headrace.config.kafka import KafkaConfig
-from headrace.errors import KafkaUnavailable, LeaseLost, TopicNotFound
+from headrace.errors import KafkaUnavailable, LeaseLost
 from headrace.kafka.admin import Admin
 from headrace.kafka.consumer import Consumer
+from headrace.kafka.own_topics import ensure_table
 from headrace.lifecycle import Clock, Deadline
 from headrace.records import Committed, Record, TopicPartition
 
@@ -66,7 +67,7 @@ class Lease:
             TopicNotFound: There is no lock topic, and it may not be made.
             KafkaUnavailable: Nobody has it, and Kafka does not give it either.
         """
-        await self._prepare()
+        await ensure_table(self._kafka, self._admin, LOCK_TOPIC, self._source)
         deadline = Deadline(self._clock, limit_seconds)
         while True:
             members = await self._admin.group_members(self._group)
@@ -101,42 +102,32 @@ class Lease:
         """Let go of it, so that the next one need not wait."""
         consumer, self._consumer = self._consumer, None
         if consumer:
-            with contextlib.suppress(TimeoutError):
-                await consumer.drain(Deadline(self._clock, _LEAVE_SECONDS))
+            await consumer.drain(Deadline(self._clock, _LEAVE_SECONDS))
             await consumer.stop()
 
     def on_assigned(
         self, partitions: Mapping[TopicPartition, int], committed: Mapping[TopicPartition, Committed]
     ) -> None:
-        """See `Listener`."""
         if partitions:
             self._held.set()
 
     def on_records(self, partition: TopicPartition, epoch: int, records: Sequence[Record]) -> None:
-        """See `Listener`; nobody writes there."""
+        """Nobody writes there."""
 
     def on_end(self, partition: TopicPartition, epoch: int, position: int) -> None:
-        """See `Listener`."""
+        """That tells nothing."""
 
     def on_gap(self, partition: TopicPartition, offsets: int) -> None:
-        """See `Listener`."""
+        """There is none."""
 
     async def on_revoked(
         self, partitions: Sequence[TopicPartition], deadline: Deadline
     ) -> Mapping[TopicPartition, Committed]:
-        """See `Listener`."""
         self.lost.set()
         return {}
 
     def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
-        """See `Listener`."""
         self.lost.set()
-
-    async def _prepare(self) -> None:
-        if not await self._admin.has_topic(LOCK_TOPIC):
-            if not self._kafka.create_topics:
-                raise TopicNotFound(f"topic {LOCK_TOPIC} does not exist, and kafka.create_topics is false: create it")
-            await self._admin.ensure_topic_like(LOCK_TOPIC, self._source, 1)
 
     async def _join(self) -> bool:
         """Take part in the group, and stay if that gives us the lease."""

@@ -1,14 +1,30 @@
-"""Topics of ours (dead letter topics, output topics): created at start, like the topic they serve."""
+"""Topics of ours (dead letter topics, output topics, tables): created at start, like the topic they serve."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headrace.errors import HeadraceError
+from headrace.config.kafka import KafkaConfig
+from headrace.errors import HeadraceError, TopicNotFound
 from headrace.kafka.admin import Admin
 from headrace.lifecycle import Clock, Readiness, Service
 
 _RETRY_SECONDS = 1.0
+
+
+async def ensure_table(
+    kafka: KafkaConfig, admin: Admin, name: str, source: str, configs: Mapping[str, str] | None = None
+) -> None:
+    """Create a topic of one partition, like the topic it serves, unless it is there.
+
+    Raises:
+        TopicNotFound: It is not, and topics are not created here (`kafka.create_topics`).
+        KafkaError: Kafka refuses.
+    """
+    if not await admin.has_topic(name):
+        if not kafka.create_topics:
+            raise TopicNotFound(f"topic {name} does not exist, and kafka.create_topics is false: create it")
+        await admin.ensure_topic_like(name, source, 1, configs)
 
 
 class OwnTopics(Service):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 
 from headrace.config.kafka import KafkaConfig
-from headrace.errors import TopicNotFound
 from headrace.kafka.admin import Admin
+from headrace.kafka.own_topics import ensure_table
 from headrace.kafka.reader import read_records
 from headrace.records import Record, TopicPartition
 
@@ -37,9 +37,7 @@ class StateTopic:
             TopicNotFound: It is not there, and topics are not created here (`kafka.create_topics`).
             KafkaError: Kafka refuses.
         """
-        if not self._kafka.create_topics:
-            raise TopicNotFound(f"topic {self.name} does not exist, and kafka.create_topics is false: create it")
-        await self._admin.ensure_topic_like(self.name, source, 1, _CONFIGS)
+        await ensure_table(self._kafka, self._admin, self.name, source, _CONFIGS)
 
     async def read_since(self, timestamp_ms: int) -> AsyncGenerator[list[Record], None]:
         """Read what is committed and as old as a timestamp or younger.

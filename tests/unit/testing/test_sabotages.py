@@ -319,8 +319,8 @@ def let_go_of_a_key_when_it_begins(self: Any) -> Any:
     return batch
 
 
-def skip_the_one_beside_it_too(self: Any, lane: Any, offset: int, record: Any, reason: str) -> None:
-    real_skipped(self, lane, offset, record, reason)
+def skip_the_one_beside_it_too(self: Any, lane: Any, record: Any, reason: str) -> None:
+    real_skipped(self, lane, record, reason)
     if mate := lane.remove(next(lane.waiting()).offset):
         lane.tracker.done([mate.offset], lane.tracker.epoch)
 

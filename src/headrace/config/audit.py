@@ -31,9 +31,9 @@ class AuditConfig(Section):
     """Name of this Headrace in the notes."""
     max_pending_bytes: Count = 33_554_432
     """Bytes of records whose notes are not written yet; above, notes are dropped and counted."""
-    busy_share: Annotated[float, Field(gt=0, le=1)] = 0.05
-    """Largest part of a processor that notes take while the process is busy, so that records go first; what does not
-    fit into it and `max_pending_bytes` is dropped and counted. `1`: as much as they need."""
+    busy_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Largest part of a processor that notes take while the process is busy. `1`: as much as they need, so that every
+    note is written; less, `0.05`: records go first, and notes that come faster are dropped and counted."""
 
     @model_validator(mode="before")
     @classmethod

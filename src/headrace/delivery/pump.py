@@ -18,7 +18,7 @@ from headrace.delivery.live import LiveSettings, PumpStatus, status_of
 from headrace.delivery.protocols import DeadLetterWriter, Destination, Membership, Outcome, Source, Waiting, Witness
 from headrace.delivery.rate import Rate
 from headrace.delivery.skips import Skips
-from headrace.errors import OffsetsKeptElsewhere
+from headrace.errors import InvalidRequest, OffsetsKeptElsewhere
 from headrace.lifecycle import Clock, Deadline, Readiness, Service
 from headrace.lifecycle.failpoints import reach
 from headrace.lifecycle.queues import register_gauge, unregister_gauge
@@ -224,8 +224,11 @@ class Pump(Service):
             the seek may or may not have happened, and is to be repeated where the partition is.
 
         Raises:
+            InvalidRequest: That is no offset.
             OffsetsKeptElsewhere: The backend says where this group goes on.
         """
+        if not 0 <= offset < 2**63:
+            raise InvalidRequest(f"{partition} cannot go on at {offset}, which is no offset: name one that is there")
         if self.member and self.member.keeps_offsets_elsewhere:
             raise OffsetsKeptElsewhere(group=self.group)
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()

@@ -14,7 +14,7 @@ from headrace.config.retry import RetryConfig
 from headrace.delivery.live import LiveSettings
 from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict
 from headrace.delivery.pump import Pump
-from headrace.errors import DeadLetterFailed, DestinationUnavailable, OffsetsKeptElsewhere
+from headrace.errors import DeadLetterFailed, DestinationUnavailable, InvalidRequest, OffsetsKeptElsewhere
 from headrace.lifecycle import Deadline, ManualClock
 from headrace.records import Committed, Record, TopicPartition
 
@@ -292,6 +292,18 @@ def test_a_group_whose_offsets_are_kept_elsewhere_is_not_sought() -> None:
         bed.feed(0)
         await bed.clock.settle()
         assert bed.delivered == [[0]]
+
+    run(Bed, test)
+
+
+@pytest.mark.parametrize("offset", [-1, 2**63])
+def test_what_is_no_offset_is_not_sought(offset: int) -> None:
+    """Whoever wrote it wherever: the client would end of it, and with it whoever has the partition next."""
+
+    async def test(bed: Bed) -> None:
+        with pytest.raises(InvalidRequest, match="no offset"):
+            await bed.pump.seek(P0, offset)
+        assert (bed.seeks, bed.why()) == ([], "")
 
     run(Bed, test)
 

@@ -133,9 +133,12 @@ class LetterJobs:
             spec = await self._replays.letters_spec(
                 topic, made.selection, asked.to_consumer, asked.rate, asked.last_retry
             )
-            if not asked.dry_run:
-                return await jobs.create(kind, msgspec.to_builtins(spec, str_keys=True), by)
             made = msgspec.structs.replace(made, selection=spec.selection)
+            if not asked.dry_run:
+                limit = None if asked.last_retry else asked.max_redrives
+                letters = msgspec.structs.replace(made.selection, redrives_below=limit)
+                spec = msgspec.structs.replace(spec, selection=letters)
+                return await jobs.create(kind, msgspec.to_builtins(spec, str_keys=True), by)
         if asked.dry_run:
             found = (await self._redrive(made).run())._asdict()
             if asked.to_consumer:

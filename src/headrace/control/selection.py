@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from headrace.control.topics import window
-from headrace.delivery.dead_letter import Origin
+from headrace.delivery.dead_letter import Origin, redriven_count
 from headrace.errors import InvalidRequest
 from headrace.kafka import Admin
 from headrace.records import Header, Record, TopicPartition
@@ -37,12 +37,15 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Records with one of these keys."""
     headers: Sequence[tuple[str, bytes]] = ()
     """Records that have each of these headers with this value."""
+    redrives_below: int | None = None
+    """Records that came back less often than this."""
 
     @property
     def filters(self) -> bool:
         """Whether a record of the window may be left out."""
         timed = self.since_ms is not None or self.until_ms is not None
-        return bool(timed or self.topics or self.groups or self.errors or self.keys or self.headers)
+        counted = self.redrives_below is not None
+        return bool(timed or counted or self.topics or self.groups or self.errors or self.keys or self.headers)
 
     def matches(self, record: Record, origin: Origin | None, headers: Sequence[Header] | None = None) -> bool:
         """Return whether a record of the window is meant.
@@ -65,10 +68,12 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             and (not self.errors or origin.error in self.errors)
         ):
             return False
-        if self.headers:
-            found = record.headers if headers is None else headers
-            return all(header in found for header in self.headers)
-        return True
+        if not self.headers and self.redrives_below is None:
+            return True
+        found = record.headers if headers is None else headers
+        if self.redrives_below is not None and redriven_count(found) >= self.redrives_below:
+            return False
+        return all(header in found for header in self.headers)
 
 
 async def selected_window(

@@ -307,7 +307,8 @@ class Admin:
 
     async def offsets_since(self, partitions: Iterable[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
         """Return the first offset with a timestamp or a later one; partitions without any are left out."""
-        found = await self._offsets(partitions, OffsetSpec.for_timestamp(timestamp_ms), _UNCOMMITTED)
+        # A negative one is no time to Kafka: -1 asks for the end, others are refused.
+        found = await self._offsets(partitions, OffsetSpec.for_timestamp(max(0, timestamp_ms)), _UNCOMMITTED)
         return {partition: offset for partition, offset in found.items() if offset >= 0}
 
     async def start_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:

@@ -63,6 +63,25 @@ def test_a_consumer_gets_the_letters_of_its_own_group(selection: Selection | Non
     assert found == (["mine", "theirs"] if wanted == "both" else wanted)
 
 
+@pytest.mark.parametrize(("asked", "limit"), [({}, 5), ({"max_redrives": 2}, 2), ({"last_retry": True}, None)])
+def test_what_came_back_too_often_is_kept_from_a_backend(asked: dict[str, Any], limit: int | None) -> None:
+    """As from a topic; the last retry takes it, because nothing comes back from there."""
+
+    class Replays:
+        async def letters_spec(self, topic: str, selection: Selection, *_: Any) -> ReplaySpec:
+            window = Window(topic, "id", {0: (0, 9)})
+            return ReplaySpec(window=window, to={"consumer": "push"}, selection=selection, repeats_at_most=1)
+
+    class Jobs:
+        async def create(self, kind: str, spec: dict[str, Any], by: str) -> Any:
+            return spec["selection"].get("redrives_below")
+
+    nothing: Any = None
+    letters = LetterJobs(nothing, nothing, nothing, ManualClock(1.0), Replays())  # type: ignore[arg-type]
+    request = LettersRequest(to_consumer="push", **asked)
+    assert asyncio.run(letters.begin(Jobs(), "redrive", "t.dlq", request, "ann")) == limit  # type: ignore[arg-type, comparison-overlap]
+
+
 class Run:
     """A redrive that fails or is done at once."""
 

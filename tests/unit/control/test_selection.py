@@ -4,12 +4,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.control.selection import Selection
-from headrace.delivery.dead_letter import Origin
+from headrace.delivery.dead_letter import Origin, redriven_count
 from headrace.records import Record, TopicPartition
 
 _names = st.sampled_from(["a", "b", "c"])
 _bytes = st.sampled_from([b"", b"x", b"y"])
-_headers = st.lists(st.tuples(_names, st.none() | _bytes), max_size=4)
+_counts = st.tuples(st.just("headrace.redrive.count"), st.sampled_from([b"1", b"2", b"no"]))
+_headers = st.lists(_counts | st.tuples(_names, st.none() | _bytes), max_size=4)
 _origins = st.none() | st.builds(
     Origin,
     partition=st.builds(TopicPartition, _names, st.just(0)),
@@ -31,6 +32,7 @@ _conditions = st.fixed_dictionaries(
         "errors": st.lists(_names, max_size=2),
         "keys": st.lists(_bytes, max_size=2),
         "headers": st.lists(st.tuples(_names, _bytes), max_size=2),
+        "redrives_below": st.integers(0, 3),
     },
 )
 
@@ -54,6 +56,7 @@ def test_a_record_is_meant_when_each_condition_alone_means_it(conditions, at_ms,
             "errors": lambda v: not v or (origin is not None and origin.error in v),
             "keys": lambda v: not v or key in v,
             "headers": lambda v: all(header in headers for header in v),
+            "redrives_below": lambda v: redriven_count(headers) < v,
         }[name](value)
         assert Selection(**{name: value}).matches(record, origin) == expected
         if value not in ([], ()):

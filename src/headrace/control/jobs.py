@@ -22,7 +22,7 @@ import msgspec
 from headrace.delivery.dead_letter import iso
 from headrace.errors import HeadraceError, InvalidRequest, JobConflict, LeaseLost, NotFound
 from headrace.kafka import ControlTable, Lease
-from headrace.lifecycle import Clock, Deadline, Readiness, Service
+from headrace.lifecycle import Clock, Deadline, Service
 
 log = logging.getLogger(__name__)
 
@@ -104,12 +104,12 @@ class Work(Protocol):
 class _Known:
     """A job as this process knows it."""
 
+    stop: asyncio.Event | None = None
+    """Set to end its run; None while it does not run here."""
+
     def __init__(self, job: Job, heard_at: float) -> None:
-        self.job = job
+        self.job, self.heard_at = job, heard_at
         self.report = Report()
-        self.heard_at = heard_at
-        self.stop: asyncio.Event | None = None
-        """Set to end its run; None while it does not run here."""
 
     @property
     def state(self) -> State:
@@ -118,6 +118,11 @@ class _Known:
         if self.job.wish != "run":
             return _STANDS[self.job.wish]
         return "running" if self.report.state == "running" else "waiting"
+
+    def end_run(self) -> None:
+        """Let it end where it is, if it runs here."""
+        if self.stop:
+            self.stop.set()
 
 
 class Jobs(Service):
@@ -159,13 +164,8 @@ class Jobs(Service):
         """Let the runs here end where they are; others go on with them, or this process when it is there again."""
         self._draining = True
         for known in self._known.values():
-            if known.stop:
-                known.stop.set()
+            known.end_run()
         await asyncio.wait_for(self._idle.wait(), deadline.remaining_seconds)
-
-    def readiness(self) -> Readiness:
-        running = [name for name, known in self._known.items() if known.stop]
-        return Readiness(True, f"runs {', '.join(running)}" if running else "")
 
     async def create(self, kind: str, spec: dict[str, Any], by: str) -> JobView:
         """Begin a job and return it.
@@ -263,19 +263,18 @@ class Jobs(Service):
                 )
 
     def _on_change(self, key: str, entry: Mapping[str, Any] | None) -> None:
-        name, is_report = key.removeprefix(_PREFIX), key.endswith(_REPORT)
-        name = name.removesuffix(_REPORT)
+        name = key.removeprefix(_PREFIX).removesuffix(_REPORT)
         known = self._known.get(name)
         try:
-            if entry is None:
-                if not is_report:
-                    self._end_run(self._known.pop(name, None))
-            elif is_report:
-                report = msgspec.convert(entry, Report)
+            if key.endswith(_REPORT):
+                report = msgspec.convert(entry or {}, Report)
                 if known and report.run >= known.report.run:
                     known.report, known.heard_at = report, self._clock.monotonic()
-            else:
+            elif entry is not None:
                 self._take(msgspec.convert(entry, Job))
+            elif known:
+                del self._known[name]
+                known.end_run()
         except msgspec.ValidationError as cause:
             log.error("entry %s of the control table is no job and is passed over: %s", key, cause)
         self._changed.set()
@@ -288,11 +287,7 @@ class Jobs(Service):
                 known.report = msgspec.convert(report, Report)
         known.job, known.heard_at = job, self._clock.monotonic()
         if job.wish != "run":
-            self._end_run(known)
-
-    def _end_run(self, known: _Known | None) -> None:
-        if known and known.stop:
-            known.stop.set()
+            known.end_run()
 
     async def _look_often(self) -> None:
         while True:

@@ -119,10 +119,6 @@ class WindowSource(Service):
             self._reading.cancel()
         self.commit(await self._pump.on_revoked(list(self._ends), deadline))
 
-    def take_stock(self) -> None:
-        """Bring `standing` up to date."""
-        self._pump.commit_now()
-
     def saved(self, standing: Standing) -> None:
         """Take note that a standing is written down."""
         self._saved = standing.ended
@@ -156,7 +152,9 @@ class WindowSource(Service):
                             await self._hand_over(part)
                 self._positions = dict(self._ends)
             except HeadraceError as error:
-                starts = await self._first_offsets(list(left))
+                starts: Mapping[TopicPartition, int] = {}
+                with contextlib.suppress(HeadraceError):
+                    starts = await self._start_offsets(list(left))
                 passed = {p: starts[p] for p in left if starts.get(p, 0) > self._positions[p]}
                 if not passed and not error.retriable:
                     raise
@@ -167,11 +165,6 @@ class WindowSource(Service):
         for partition, end in self._ends.items():
             self._pump.on_end(partition, self._epoch, end)
         self._look()
-
-    async def _first_offsets(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        with contextlib.suppress(HeadraceError):
-            return await self._start_offsets(partitions)
-        return {}
 
     def _parts(self, batch: list[Record]) -> list[list[Record]]:
         """Return neighbours of one partition, at most a tenth of a second of the rate."""

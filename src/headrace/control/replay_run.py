@@ -111,24 +111,22 @@ class ReplayWork:
             spec.window.ends,
             read=functools.partial(read_records, place.kafka),
             start_offsets=place.admin.start_offsets,
-            limits=Limits(spec.repeats_at_most, self._flow.max_bytes, spec.rate),
+            limits=Limits(
+                spec.repeats_at_most, (self._target.flow if self._target else TO_TOPIC_FLOW).max_bytes, spec.rate
+            ),
             clock=place.clock,
         )
         try:
             for service in (pump, source):
                 service.on_death = self._died(source)
                 await service.start()
-            await self._follow(source, tell, stop)
+            await self._follow(pump, source, tell, stop)
             return self._said(source.standing) if source.finished else ""
         finally:
             for service in (source, pump):
                 await service.stop()
 
-    @property
-    def _flow(self) -> FlowControl:
-        return self._target.flow if self._target else TO_TOPIC_FLOW
-
-    async def _follow(self, source: WindowSource, tell: Tell, stop: asyncio.Event) -> None:
+    async def _follow(self, pump: Pump, source: WindowSource, tell: Tell, stop: asyncio.Event) -> None:
         """Write down how far it is until nothing is left, or whoever runs it is to stop."""
         clock, saved_at = self._place.clock, self._place.clock.monotonic()
         written: Standing | None = None
@@ -146,7 +144,7 @@ class ReplayWork:
                 return
             now = clock.monotonic()
             if source.is_urgent or now - saved_at >= _SAVE_SECONDS:
-                source.take_stock()
+                pump.commit_now()
                 standing = source.standing
                 if await self._save(source, tell):
                     saved_at, written = now, standing
@@ -212,7 +210,10 @@ class ReplayWork:
             destination, delivery, group = target.destination, target.delivery, target.pump.group
             letters = target.letters
             if spec.letters:
-                await self._load_marks()
+                if spec.selection is not None:
+                    self._marks = Marks(self._place.kafka, self._place.admin, spec.window.topic)
+                    await self._marks.prepare()
+                    await self._marks.load(settled=True)
                 destination = self._restored = RestoredLetters(destination, self._wants)
         # Tiers are for a partition that others wait for. Nobody waits for a replay.
         retry = delivery.retry.model_copy(
@@ -232,18 +233,10 @@ class ReplayWork:
             pump.first_of = restored
         return pump
 
-    async def _load_marks(self) -> None:
-        if self._spec.selection is not None:
-            self._marks = Marks(self._place.kafka, self._place.admin, self._spec.window.topic)
-            await self._marks.prepare()
-            await self._marks.load()
-
     def _wants(self, record: Record) -> bool:
         headers = record.headers
         origin = origin_of(headers)
-        if origin is None:
-            return False
-        if self._marks and self._marks.is_ended(record.partition, record.offset):
+        if origin is None or (self._marks and self._marks.is_ended(record.partition, record.offset)):
             return False
         if self._spec.selection is None:
             return self._target is None or origin.group == self._target.pump.group  # others may write there too

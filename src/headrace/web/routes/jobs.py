@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, get_args
 
 import msgspec
@@ -23,6 +23,7 @@ from headrace.web.exchange import headers_of, read_json
 REPLAYS, REPLAY_METADATA = "/adm/replays", "/adm/messagereplaymetadata"
 LETTERS = "/adm/dead-letters/{topic}"
 JOBS, JOB = "/adm/jobs", "/adm/jobs/{job}"
+WISHES: Mapping[str, Wish] = {"pause": "pause", "resume": "run", "stop": "stop"}
 
 
 class JobList(msgspec.Struct):
@@ -63,18 +64,12 @@ def job_routes(jobs: Jobs, replays: Replays, letters: LetterJobs, settings: Http
     async def show(request: Request) -> Response:
         return answer(jobs.show(request.path_params["job"]))
 
-    async def pause(request: Request) -> Response:
-        return await wish(request, "pause")
+    def wish(what: Wish) -> Callable[[Request], Awaitable[Response]]:
+        async def work(request: Request) -> Response:
+            name = request.path_params["job"]
+            return answer(await noted(f"job {what}", name, "", jobs.wish(name, what, who())))
 
-    async def resume(request: Request) -> Response:
-        return await wish(request, "run")
-
-    async def stop(request: Request) -> Response:
-        return await wish(request, "stop")
-
-    async def wish(request: Request, what: Wish) -> Response:
-        name = request.path_params["job"]
-        return answer(await noted(f"job {what}", name, "", jobs.wish(name, what, who())))
+        return work
 
     async def replay(request: Request) -> Response:
         asked = await body_of(request, ReplayRequest, settings)
@@ -104,7 +99,7 @@ def job_routes(jobs: Jobs, replays: Replays, letters: LetterJobs, settings: Http
         Route(REPLAY_METADATA, metadata, methods=["POST"]),
         Route(JOBS, list_jobs),
         Route(JOB, show),
-        *(Route(f"{JOB}/{call.__name__}", call, methods=["POST"]) for call in (pause, resume, stop)),
+        *(Route(f"{JOB}/{verb}", wish(what), methods=["POST"]) for verb, what in WISHES.items()),
     ]
 
 

@@ -11,7 +11,7 @@
     |   |-- EncodingRefused            |-- TooManyRecords
     |   |-- IdempotencyKeyReused       |-- IdempotencyKeyBusy    |-- LeaseTaken
     |   |-- OffsetsKeptElsewhere
-    |   |-- RegistrationConflict   |-- RegistrationQuota      |-- PreconditionFailed
+    |   |-- RegistrationConflict       |-- RegistrationQuota
     |   |-- InvalidTopicName           |-- AuditNotTaken
     |   |-- NotFound
     |   |   |-- PathNotFound           |-- TopicNotFound        |-- PartitionNotFound
@@ -216,10 +216,6 @@ class RegistrationConflict(RequestError, code="ERR40061", message="REGISTRATION_
 
 class RegistrationQuota(RequestError, code="ERR40062", message="REGISTRATION_QUOTA_REACHED", status=429):
     """There are as many registrations as may be: of this owner, or in all."""
-
-
-class PreconditionFailed(RequestError, code="ERR40063", message="PRECONDITION_FAILED", status=412):
-    """What is to be changed is not as If-Match or If-None-Match says: look at it, and send the request again."""
 
 
 class ReplayMetadataInvalid(RequestError, code="ERR12218", message="TOPICREPLAY_METADATA_ERROR"):

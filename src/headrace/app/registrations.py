@@ -41,7 +41,9 @@ class RegisteredConsumers:
             readers_of(config, ways_in.functions),
             self._is_taken,
         )
-        self._registrations = Registrations(controls.table, house, process.clock, self._settle)
+        # A hold goes with its registration; what is steered no longer does not begin again while it drains.
+        forget = controls.steering.remove
+        self._registrations = Registrations(controls.table, house, process.clock, self._settle, forget)
         self.services: Sequence[Service] = [self._lodgers, self._registrations]
         """Downstream first; after the table and the producers."""
         room = RegistrationRoom(self._registrations, self._lodgers.readiness_of, controls.room.note)

@@ -22,7 +22,6 @@ from headrace.errors import (
     HeadraceError,
     InvalidRequest,
     NotFound,
-    PreconditionFailed,
     RegistrationConflict,
     RegistrationQuota,
 )
@@ -191,7 +190,12 @@ class Registrations(Service):
     """This process's view of all registrations; and changing them."""
 
     def __init__(
-        self, table: ControlTable, house: House, clock: Clock, apply: Callable[[Mapping[str, Registration]], None]
+        self,
+        table: ControlTable,
+        house: House,
+        clock: Clock,
+        apply: Callable[[Mapping[str, Registration]], None],
+        removed: Callable[[str], None],
     ) -> None:
         """Prepare.
 
@@ -200,12 +204,15 @@ class Registrations(Service):
             house: What they must go along with.
             clock: Tells when one was changed.
             apply: Is called with all that are to run, by name, whenever that may have changed.
+            removed: Is called with the name of one that ran and was removed, before what it was steered with goes.
         """
         super().__init__("registrations")
         self._table = table
         self._house = house
         self._clock = clock
         self._apply = apply
+        self._removed = removed
+        self._running: dict[str, Registration] = {}
         self._held: dict[str, Registration] = {}
         self._awaited: Counter[str] = Counter()
         self._arrived: dict[int, tuple[Registration | None, HeadraceError | None]] = {}
@@ -247,9 +254,7 @@ class Registrations(Service):
         """Return why a registration does not run, if it may not."""
         return self._refused.get(one.key)
 
-    async def put(
-        self, owner: str, principal: Principal | None, name: str, config: Any, expected: int | None = None
-    ) -> tuple[Registration, bool]:
+    async def put(self, owner: str, principal: Principal | None, name: str, config: Any) -> tuple[Registration, bool]:
         """Register, or change what is registered.
 
         Args:
@@ -257,7 +262,6 @@ class Registrations(Service):
             principal: Who asks; None where nobody has to say.
             name: Its name.
             config: Its settings.
-            expected: The version that is to be changed; -1 for none, so that nothing is changed; None for any.
 
         Returns:
             It, and whether it is new.
@@ -265,7 +269,6 @@ class Registrations(Service):
         Raises:
             InvalidRequest, Forbidden: The settings are not allowed.
             RegistrationConflict, RegistrationQuota: Others came first.
-            PreconditionFailed: It has another version.
             KafkaError: It could not be written, or that is not known.
         """
         if not _NAME.fullmatch(name):
@@ -276,15 +279,14 @@ class Registrations(Service):
         wanted = dataclasses.replace(wanted, settings=self._house.read(wanted))
         await self._table.catch_up()  # the same caller may have asked another process just before
         present = self._held.get(wanted.key)
-        _check(expected, present.version if present else -1)
         refused = self._house.refusals(self._held.values())
         if present and wanted.key not in refused and _reader(present) == _reader(wanted):
             wanted = dataclasses.replace(wanted, since=present.since)  # else it queues anew for what it wants now
         if late := self._house.objection(wanted, self._held.values()):
             raise late
-        return await self._write(wanted, expected), present is None
+        return await self._write(wanted), present is None
 
-    async def _write(self, wanted: Registration, expected: int | None) -> Registration:
+    async def _write(self, wanted: Registration) -> Registration:
         """Write an entry; take it back if by the log something came before it that was not read yet."""
         key = wanted.key
         self._awaited[key] += 1
@@ -296,7 +298,7 @@ class Registrations(Service):
             if not self._awaited:
                 self._arrived.clear()
         written = dataclasses.replace(wanted, version=offset, since=min(wanted.since, offset))
-        if late := _late(written, before, expected) or refused:
+        if late := _late(written, before) or refused:
             if self._table.offset_of(key) == offset:
                 if before and before.since != written.since:  # the place is given up, somebody may have it by now
                     before = dataclasses.replace(before, since=_NEVER)
@@ -304,17 +306,15 @@ class Registrations(Service):
             raise late
         return written
 
-    async def remove(self, owner: str | None, name: str, expected: int | None = None) -> Registration:
+    async def remove(self, owner: str | None, name: str) -> None:
         """Take a registration away; its group keeps its offsets.
 
         Raises:
             NotFound: There is none.
-            PreconditionFailed: It has another version.
             KafkaError: It could not be taken away, or that is not known.
         """
         await self._table.catch_up()
         present = self.one_of(owner, name)
-        _check(expected, present.version)
         # What it was steered with goes too, or the next one of this name would begin paused.
         steered = [
             key
@@ -323,7 +323,6 @@ class Registrations(Service):
             if f"{key}/".startswith(f"{key_of(kind, name)}/")
         ]
         await self._table.put_all(dict.fromkeys([present.key, *steered]))
-        return present
 
     def _now_ms(self) -> int:
         return int(self._clock.time() * 1000)
@@ -334,6 +333,8 @@ class Registrations(Service):
             one = self._held[key] = self._registration(key, entry)
             if self._awaited[key]:  # what was decided at this place of the log stands, whatever follows
                 self._arrived[one.version] = before, self._house.objection(one, self._held.values())
+        elif before and (running := self._running.get(before.name)) and running.key == key:
+            self._removed(before.name)
         self._changed.set()
 
     def _registration(self, key: str, entry: Mapping[str, Any]) -> Registration:
@@ -368,22 +369,15 @@ class Registrations(Service):
             if str(self._refused.get(key)) != str(error):
                 log.error("%s does not run: %s", key, error.description)
         self._refused = refused
-        running = [one for one in self._held.values() if one.key not in refused]
-        self._apply({one.name: one for one in running if one.settings and one.settings.enabled})
+        allowed = [one for one in self._held.values() if one.key not in refused]
+        self._running = {one.name: one for one in allowed if one.settings and one.settings.enabled}
+        self._apply(self._running)
 
 
-def _late(written: Registration, before: Registration | None, expected: int | None) -> HeadraceError | None:
+def _late(written: Registration, before: Registration | None) -> HeadraceError | None:
     if written.since not in (written.version, before.since if before else written.version):
         return RegistrationConflict(f"{written.name} was removed or changed at the same time: send it again")
-    if expected is not None and expected != (before.version if before else -1):
-        return PreconditionFailed(f"{written.name} was changed at the same time: look, and send it again")
     return None
-
-
-def _check(expected: int | None, present: int) -> None:
-    if expected is not None and expected != present:
-        now = f"has version {present}" if present >= 0 else "does not exist"
-        raise PreconditionFailed(f"it {now}, and the request is for another: look, and send it again")
 
 
 def _entry(one: Registration) -> dict[str, Any]:

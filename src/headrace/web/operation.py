@@ -41,14 +41,14 @@ def below(top: type[HeadraceError]) -> Errors:
     return top, *(error for special in top.__subclasses__() for error in below(special))
 
 
-BODY: Final[Errors] = (
+OWN_BODY: Final[Errors] = (
     errors.InvalidRequest,
     errors.ContentTypeMismatch,
-    errors.RequestBodyMissing,
     errors.PayloadTooLarge,
-    errors.TooManyRecords,
     errors.EncodingRefused,
 )
-"""What a body may be refused for."""
+"""What a body of our own endpoints may be refused for."""
+BODY: Final[Errors] = (*OWN_BODY, errors.RequestBodyMissing, errors.TooManyRecords)
+"""What a body of records may be refused for."""
 KAFKA: Final[Errors] = (errors.TopicNotFound, errors.PartitionNotFound, *below(errors.KafkaError))
 """What Kafka may answer."""

@@ -8,11 +8,10 @@ from typing import Final
 from headrace import errors
 from headrace.control.commands import CommandAnswer, SeekRequest, SettingsRequest, SkipRequest, Where
 from headrace.control.steered_status import Details
-from headrace.web.operation import BODY, JSON, KAFKA, Errors, Operation
+from headrace.web.operation import JSON, KAFKA, OWN_BODY, Errors, Operation
 from headrace.web.routes.control import CONSUMER, CONSUMERS, Consumers, TakenBack, WaitQuery
 
-_BODY: Final = tuple(error for error in BODY if error not in (errors.RequestBodyMissing, errors.TooManyRecords))
-_STEERED: Final[Errors] = (*_BODY, *KAFKA, errors.NotFound)
+_STEERED: Final[Errors] = (*OWN_BODY, *KAFKA, errors.NotFound)
 _COMMAND: Final = {200: CommandAnswer, 202: CommandAnswer}
 _TIMES: Final[Errors] = (*KAFKA, errors.NotFound)
 

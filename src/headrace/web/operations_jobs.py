@@ -9,11 +9,10 @@ from headrace import errors
 from headrace.control.jobs import JobView
 from headrace.control.letter_jobs import LettersReport, LettersRequest
 from headrace.control.replays import DryRun, ReplayMetadata, ReplayRequest
-from headrace.web.operation import BODY, JSON, KAFKA, Errors, Operation
+from headrace.web.operation import JSON, KAFKA, OWN_BODY, Errors, Operation
 from headrace.web.routes.jobs import JOB, JOBS, LETTERS, REPLAY_METADATA, REPLAYS, JobList, ReplayAccepted
 
 _KNOWN: Final[Errors] = (errors.NotFound, errors.KafkaUnavailable)
-_BODY: Final = tuple(error for error in BODY if error not in (errors.RequestBodyMissing, errors.TooManyRecords))
 _WISH: Final[Errors] = (*_KNOWN, errors.JobConflict, *KAFKA)
 
 
@@ -24,7 +23,7 @@ def _of_letters(name: str, summary: str, example: Mapping[str, str]) -> Operatio
         {200: LettersReport, 202: JobView},
         request={JSON: LettersRequest},
         example={"errors": ["HTTP 400"], "dryRun": True, **example},
-        errors=(*_BODY, *KAFKA, errors.NotFound, errors.JobConflict),
+        errors=(*OWN_BODY, *KAFKA, errors.NotFound, errors.JobConflict),
     )
 
 
@@ -41,7 +40,7 @@ JOB_OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
             "to": {"consumer": "billing"},
             "dryRun": True,
         },
-        errors=(*_BODY, *KAFKA, errors.NotFound, errors.JobConflict),
+        errors=(*OWN_BODY, *KAFKA, errors.NotFound, errors.JobConflict),
     ),
     ("POST", REPLAY_METADATA): Operation(
         "postReplayMetadata",
@@ -55,7 +54,7 @@ JOB_OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
             "endOffset": 100,
             "consumerGroup": "billing",
         },
-        errors=(*_BODY, *KAFKA, errors.ReplayMetadataInvalid, errors.JobConflict, errors.ProducerNotEnabled),
+        errors=(*OWN_BODY, *KAFKA, errors.ReplayMetadataInvalid, errors.JobConflict, errors.ProducerNotEnabled),
     ),
     ("POST", f"{LETTERS}/redrive"): _of_letters("redriveLetters", "Send dead letters back, or elsewhere", {}),
     ("POST", f"{LETTERS}/drop"): _of_letters("dropLetters", "Give dead letters up", {"reason": "test data"}),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from headrace import errors
-from headrace.web.operation import BODY, JSON, KAFKA, Errors, Operation
+from headrace.web.operation import JSON, KAFKA, OWN_BODY, Operation
 from headrace.web.routes.registrations import (
     REGISTRATION,
     REGISTRATIONS,
@@ -15,10 +15,6 @@ from headrace.web.routes.registrations import (
     RegistrationView,
     Removed,
 )
-
-_MATCH: Final = {"If-Match": "The `ETag` that is to be changed; another one is answered 412."}
-_CREATE: Final = {"If-None-Match": "`*`: register only what is not there yet."}
-_BODY: Final[Errors] = tuple(error for error in BODY if error not in (errors.RequestBodyMissing, errors.TooManyRecords))
 
 REGISTRATION_OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     ("GET", REGISTRATIONS): Operation(
@@ -39,20 +35,12 @@ REGISTRATION_OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
         {200: RegistrationView, 201: RegistrationView},
         request={JSON: RegistrationSettings},
         example={"topics": ["orders"], "group": "billing", "backend": {"url": "http://localhost:8444/kafka/records"}},
-        headers={**_MATCH, **_CREATE},
-        errors=(
-            *_BODY,
-            *KAFKA,
-            errors.RegistrationConflict,
-            errors.RegistrationQuota,
-            errors.PreconditionFailed,
-        ),
+        errors=(*OWN_BODY, *KAFKA, errors.RegistrationConflict, errors.RegistrationQuota),
     ),
     ("DELETE", REGISTRATION): Operation(
         "unregister",
         "Take a registered consumer away; its group keeps its offsets",
         {200: Removed},
-        headers=_MATCH,
-        errors=(errors.InvalidRequest, errors.NotFound, errors.PreconditionFailed, *KAFKA),
+        errors=(*KAFKA, errors.NotFound),
     ),
 }

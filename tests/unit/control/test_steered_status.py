@@ -217,7 +217,7 @@ def test_offsets_that_the_backend_keeps_are_not_sought_here() -> None:
 def test_there_is_an_end_to_commands_that_wait() -> None:
     """Every process holds them in memory."""
     consumer, wheel, _, _ = made()
-    wheel.entries = dict.fromkeys(map(str, range(5000)), {})
+    wheel.entries = {str(number): {} for number in range(5000)}
     commands = Commands(wheel, ManualClock())  # type: ignore[arg-type]
     with pytest.raises(HeadraceError, match="10000 seeks and skips of orders are not done"):
         asyncio.run(commands.skip(consumer, SkipRequest(partition=0, offset=3, reason="bad"), "ann", 0))

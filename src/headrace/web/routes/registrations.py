@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, NamedTuple
@@ -25,7 +24,6 @@ from headrace.web.exchange import headers_of, read_json
 REGISTRATIONS: Final = "/reactive-consumers"
 REGISTRATION: Final = REGISTRATIONS + "/{name}"
 _ANYBODY: Final = "anonymous"
-_TAG: Final = re.compile(rb'"(\d{1,18})"')
 
 
 class RegistrationSettings(msgspec.Struct):
@@ -43,7 +41,7 @@ class RegistrationView(msgspec.Struct, rename="camel", omit_defaults=True):
     name: str
     owner: str
     version: int
-    """Its `ETag`; another one after each change."""
+    """Another one after each change."""
     changed_at: str
     state: Literal["running", "waiting", "disabled", "refused"]
     """`waiting`: it is to run, and `why` says what for; `refused`: it may not, and `why` says what to change."""
@@ -88,29 +86,26 @@ class _Endpoints:
 
     async def put(self, request: Request) -> Response:
         name, principal = request.path_params["name"], principal_of(request.scope)
-        headers = headers_of(request.scope)
-        body = await read_json(request.receive, headers, self._settings)
+        body = await read_json(request.receive, headers_of(request.scope), self._settings)
         try:
             config = msgspec.json.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
             raise InvalidRequest(f"the body is no JSON: {str(cause)[:200]}") from cause
         owner = principal.name if principal else _ANYBODY
         with _Noted(self._room, "register", name):
-            one, new = await self._room.registrations.put(owner, principal, name, config, _expected(headers))
+            one, new = await self._room.registrations.put(owner, principal, name, config)
         return self._answer(one, 201 if new else 200)
 
     async def remove(self, request: Request) -> Response:
         name = request.path_params["name"]
         with _Noted(self._room, "unregister", name):
-            await self._room.registrations.remove(_whose(request), name, _expected(headers_of(request.scope)))
+            await self._room.registrations.remove(_whose(request), name)
         return answer(Removed(name))
 
     def _answer(self, one: Registration, status: int = 200) -> Response:
         view = self._view(one)
         view.settings = shown(one.config)
-        response = answer(view, status)
-        response.headers["etag"] = f'"{one.version}"'
-        return response
+        return answer(view, status)
 
     def _view(self, one: Registration) -> RegistrationView:
         at = datetime.fromtimestamp(one.at_ms / 1000, UTC).isoformat(timespec="milliseconds")
@@ -143,19 +138,6 @@ def _whose(request: Request) -> str | None:
     """Return whose registrations a caller sees; None for everybody's."""
     principal = principal_of(request.scope)
     return principal.name if principal and ADMIN not in principal.scopes else None
-
-
-def _expected(headers: dict[bytes, bytes]) -> int | None:
-    match, none = headers.get(b"if-match"), headers.get(b"if-none-match")
-    if none is not None:
-        if none != b"*" or match is not None:
-            raise InvalidRequest("If-None-Match is taken as *, alone: register only what is not there yet")
-        return -1
-    if match is None:
-        return None
-    if not (tag := _TAG.fullmatch(match)):
-        raise InvalidRequest('If-Match is taken as one ETag of ours, in quotes: If-Match: "17"')
-    return int(tag[1])
 
 
 def registration_routes(room: RegistrationRoom, settings: HttpConfig) -> list[Route]:

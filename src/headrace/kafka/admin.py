@@ -307,7 +307,7 @@ class Admin:
 
     async def offsets_since(self, partitions: Iterable[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
         """Return the first offset with a timestamp or a later one; partitions without any are left out."""
-        # A negative one is no time to Kafka: -1 asks for the end, others are refused.
+        # A negative one is no time to Kafka but a sign: -1 asks for the end.
         found = await self._offsets(partitions, OffsetSpec.for_timestamp(max(0, timestamp_ms)), _UNCOMMITTED)
         return {partition: offset for partition, offset in found.items() if offset >= 0}
 

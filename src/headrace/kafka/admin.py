@@ -235,23 +235,14 @@ class Admin:
                     return []
                 raise
 
-        doing, end = f"ask for the members of group {group}", asyncio.get_running_loop().time() + self._limit
-        while True:
-            try:
-                members = await self._ask(doing, ask)
-            except errors.KafkaUnavailable:  # its coordinator moves
-                if asyncio.get_running_loop().time() > end:
-                    raise
-                await asyncio.sleep(_COORDINATOR_PAUSE_SECONDS)
-            else:
-                return [
-                    GroupMember(
-                        m.client_id,
-                        [TopicPartition(p.topic, p.partition) for p in m.assignment.topic_partitions],
-                        m.host.lstrip("/"),
-                    )
-                    for m in members
-                ]
+        return [
+            GroupMember(
+                m.client_id,
+                [TopicPartition(p.topic, p.partition) for p in m.assignment.topic_partitions],
+                m.host.lstrip("/"),
+            )
+            for m in await self._of_group(f"ask for the members of group {group}", ask)
+        ]
 
     async def committed(self, group: str) -> dict[TopicPartition, int]:
         """Return the committed offsets of a group on topics that exist: partition to the next offset after a restart.
@@ -353,7 +344,7 @@ class Admin:
         return await self._ask("read offsets", ask)
 
     async def _of_group(self, doing: str, call: Callable[[], list[Any]]) -> list[Any]:
-        """Ask a group's coordinator for partitions, again while it moves or is still settling in."""
+        """Ask a group's coordinator for partitions or members, again while it moves or is still settling in."""
         end = asyncio.get_running_loop().time() + self._limit
         while True:
             error: errors.HeadraceError
@@ -362,7 +353,7 @@ class Admin:
             except errors.KafkaUnavailable as cause:
                 error = cause
             else:
-                failed = next((entry for entry in entries if entry.error is not None), None)
+                failed = next((entry for entry in entries if getattr(entry, "error", None)), None)
                 if failed is None:
                     return entries
                 error = to_error(failed.error, f"{doing}, {failed.topic}-{failed.partition}")

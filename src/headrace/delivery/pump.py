@@ -242,7 +242,7 @@ class Pump(Service):
         """End a record without a delivery, wherever it is; the log has the reason.
 
         An attempt under way is given up for this record, and its others are delivered again. It is committed within a
-        moment; so whoever must be sure says it again after a crash, until the committed offset has passed it.
+        moment; so whoever must be sure says it again in each assignment, until the committed offset has passed it.
 
         Returns:
             "skipped"; "will be skipped", when it comes from Kafka; "ended already"; "not assigned".
@@ -367,6 +367,7 @@ class Pump(Service):
             # A source that gave up waiting may have assigned the partition anew: then the lane there is another one.
             if self._lanes.get(lane.partition) is lane:
                 del self._lanes[lane.partition]
+                self._skips.forget(lane.partition)
                 self._dirty.discard(lane.partition)
 
     async def _commit_often(self) -> None:

@@ -46,6 +46,10 @@ class Skips:
         coming = self._coming.pop(lane.partition, {})
         self._coming[lane.partition] = {at: why for at, why in coming.items() if at >= lane.tracker.frontier}
 
+    def forget(self, partition: TopicPartition) -> None:
+        """Skip nothing of a partition that is not ours any more."""
+        self._coming.pop(partition, None)
+
     def came(self, lane: Lane, records: Sequence[Record]) -> None:
         """Skip what has come by now, unless it had ended before this assignment."""
         if not lane.draining and (coming := self._coming.get(lane.partition)):
@@ -60,6 +64,7 @@ class Skips:
             self._ended(lane, record, reason)
             return "skipped"
         if record:  # else it is on its way already
+            self._coming[lane.partition][offset] = reason  # should a seek have it come again before that is done
             self._pump.spawn(self._let_go(lane, record, reason), "skip")
         return "will be skipped"
 
@@ -75,9 +80,9 @@ class Skips:
                 await pump.clock.sleep(_AGAIN_SECONDS)
                 continue
             if not lane.draining:
+                self._coming[lane.partition].pop(record.offset, None)
                 lane.moves()
                 return self._ended(lane, record, reason)
-        self._coming[lane.partition][record.offset] = reason  # it comes again
         return None
 
     def _ended(self, lane: Lane, record: Record, reason: str) -> None:

@@ -546,6 +546,20 @@ def test_a_record_that_comes_while_a_partition_is_sought_is_skipped_where_it_beg
     run(Bed, test)
 
 
+def test_a_skip_goes_with_its_assignment() -> None:
+    """Others may have skipped it, gone back, or made the topic anew; whoever gave the command gives it again."""
+
+    async def test(bed: Bed) -> None:
+        assert bed.pump.skip(P0, 1, "it is wrong") == "will be skipped"
+        bed.pump.on_lost([P0])
+        bed.pump.on_assigned({P0: 3}, {})
+        bed.feed(0, 1)
+        await bed.clock.settle()
+        assert bed.delivered == [[0, 1]]
+
+    run(Bed, test)
+
+
 @pytest.mark.parametrize("way", ["lost", "revoked"])
 def test_a_key_is_let_go_when_its_partition_is_somebody_elses(way: str) -> None:
     """What was skipped then has not ended here: nothing is committed of it, and the pump goes on."""

@@ -435,7 +435,7 @@ def test_the_commands_begin_watch_and_steer(site: Any, topic: Any, push: Any, ba
     process = push(name)
     site.wait_committed(f"{name}-push", name, 30)
     to = ["--to-consumer", "push", "--url", process.url]
-    window = ["--partition", "0", "--offsets", "3:7"]
+    window = ["--partition", "0", "--offsets", "3-6"]
     dry = site.cli("replay", name, *to, *window, "--dry-run").stdout
     assert f"would replay 4 offsets of {name}: 3 to 6 of partition 0" in dry
     said = site.cli("replay", name, *to, *window).stdout

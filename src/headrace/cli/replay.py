@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,7 +10,7 @@ import click
 from headrace.cli.api import Api, api_options, part
 from headrace.cli.jobs import print_job, watch
 from headrace.cli.output import counted, print_json
-from headrace.cli.selection_options import Moment
+from headrace.cli.selection_options import Moment, Offsets
 from headrace.control.selection import Selection
 
 
@@ -22,7 +21,7 @@ from headrace.control.selection import Selection
 @click.option("--to-topic", metavar="NAME", help="To this topic, as the records are.")
 @click.option("--dead-letters", "dead_letter", is_flag=True, help="The dead letters of TOPIC, as what they were.")
 @click.option("--partition", type=click.IntRange(0), help="Only this partition.")
-@click.option("--offsets", metavar="START:END", help="From START to before END; needs --partition.")
+@click.option("--offsets", type=Offsets(), help="From one offset to one (17-40), or one (17); needs --partition.")
 @click.option("--since", type=Moment(), help="From this time on: 2026-01-31T08:00, or an age such as 2h.")
 @click.option("--until", type=Moment(), help="Before this time.")
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Records per second at most.")
@@ -54,7 +53,12 @@ def replay(topic: str, api: Api, output: str, dry_run: bool, detach: bool, **cho
 
 
 def _request(
-    topic: str, offsets: str | None, since: int | None, until: int | None, partition: int | None, **chosen: Any
+    topic: str,
+    offsets: tuple[int, int | None] | None,
+    since: int | None,
+    until: int | None,
+    partition: int | None,
+    **chosen: Any,
 ) -> dict[str, Any]:
     to = {kind: name for kind in ("consumer", "function", "topic") if (name := chosen.pop(f"to_{kind}"))}
     if len(to) != 1:
@@ -62,10 +66,10 @@ def _request(
     asked: dict[str, Any] = {"topic": topic, "to": to, "rate": chosen["rate"], "partition": partition}
     asked |= {"deadLetter": chosen["dead_letter"], "lastRetry": chosen["last_retry"]}
     if offsets is not None:
-        given = re.fullmatch(r"(\d+):(\d+)", offsets)
-        if not given or partition is None:
-            raise click.UsageError("--offsets takes START:END, such as 100:200, and --partition")
-        asked["offsets"] = {"start": int(given[1]), "end": int(given[2])}
+        first, last = offsets
+        if partition is None or last is None:
+            raise click.UsageError("--offsets takes the first and the last one, such as 17-40, and --partition")
+        asked["offsets"] = {"start": first, "end": last + 1}
     times = {name: _iso(value) for name, value in (("since", since), ("until", until)) if value is not None}
     return {**asked, "time": times} if times else asked
 
@@ -85,6 +89,7 @@ def redrive_to_backend(api: Api, topic: str, consumer: str, selection: Selection
         "keys": [key.decode() for key in selection.keys],
         "headers": {name: value.decode() for name, value in selection.headers},
         "rate": chosen["rate_records"],
+        "maxRedrives": chosen["max_redrives"],
         "dryRun": chosen["dry_run"],
     }
     found = api.post(f"/adm/dead-letters/{part(topic)}/redrive", {n: v for n, v in asked.items() if v is not None})

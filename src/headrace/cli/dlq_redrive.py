@@ -173,7 +173,7 @@ async def _run(topic: str, place: Place, output: str, selection: Selection, targ
         with progress(f"{doing} {topic}") as show_progress:
             done = await work.run(show_progress)
     if output == "json":
-        print_json({"topic": topic, "dry_run": options.dry_run, **done._asdict()})
+        print_json({"topic": topic, "dry_run": options.dry_run, **msgspec.structs.asdict(done)})
     else:
         _print(topic, target, options, done)
     return 1 if done.too_large else 0

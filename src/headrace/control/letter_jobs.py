@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -73,16 +73,9 @@ class LettersRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         )
 
 
-class LettersReport(msgspec.Struct, frozen=True, rename="camel"):
-    """What a run would do: how many letters, where to, of which errors and hours, and what stays where it is."""
+class LettersReport(Redriven, frozen=True, rename="camel"):
+    """What a run would do."""
 
-    records: int
-    targets: Mapping[str, int]
-    errors: Mapping[str, int]
-    hours: Mapping[str, int]
-    foreign: int
-    kept_back: int
-    too_large: Sequence[str]
     dry_run: bool = True
 
 
@@ -140,7 +133,7 @@ class LetterJobs:
                 spec = msgspec.structs.replace(spec, selection=letters)
                 return await jobs.create(kind, msgspec.to_builtins(spec, str_keys=True), by)
         if asked.dry_run:
-            found = (await self._redrive(made).run())._asdict()
+            found = msgspec.structs.asdict(await self._redrive(made).run())
             if asked.to_consumer:
                 found["targets"] = {asked.to_consumer: found["records"]}
             return LettersReport(**found)

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -72,7 +72,7 @@ class RedriveOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Who does it; stands in the marks."""
 
 
-class Redriven(NamedTuple):
+class Redriven(msgspec.Struct, frozen=True, rename="camel"):
     """What a run did, or would do."""
 
     records: int

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 
 import msgspec
 
+from headrace.control.dead_letters import iso_ms
 from headrace.control.topics import window
 from headrace.delivery.dead_letter import Origin, redriven_count
 from headrace.errors import InvalidRequest
@@ -101,7 +101,7 @@ async def selected_window(
         found = await admin.offsets_since(starts, selection.since_ms)
         starts = {place: min(max(first, found.get(place, ends[place])), ends[place]) for place, first in starts.items()}
     if selection.since_ms is not None and _is_empty(starts, ends):
-        raise InvalidRequest(f"{topic} holds nothing since {_iso(selection.since_ms)}: take an earlier start")
+        raise InvalidRequest(f"{topic} holds nothing since {iso_ms(selection.since_ms)}: take an earlier start")
     return starts, ends
 
 
@@ -112,15 +112,11 @@ def _check(selection: Selection, now_ms: int) -> None:
     if first is not None and last is not None and last < first:
         raise InvalidRequest(f"offsets {first} to {last} are reversed: the first comes first")
     if since is not None and since > now_ms:
-        raise InvalidRequest(f"{_iso(since)} is in the future: nothing is there yet")
+        raise InvalidRequest(f"{iso_ms(since)} is in the future: nothing is there yet")
     if since is not None and until is not None and until <= since:
         what = "empty: its end is its start" if until == since else "reversed: it ends before it starts"
-        raise InvalidRequest(f"the window from {_iso(since)} to {_iso(until)} is {what}")
+        raise InvalidRequest(f"the window from {iso_ms(since)} to {iso_ms(until)} is {what}")
 
 
 def _is_empty(starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> bool:
     return all(first >= ends[place] for place, first in starts.items())
-
-
-def _iso(milliseconds: int) -> str:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")

@@ -235,8 +235,8 @@ def test_a_skip_outlives_the_process_that_did_it(scene: Scene) -> None:
     """One record hangs and all others wait behind it; whoever skips it dies before it can commit that."""
     scene.create(1)
     scene.backend.answer = lambda request: Answer(delay_seconds=600 if request.body[0]["offset"] == 0 else 0.01)
+    scene.write(60, keys=1)  # first, because the end of an empty partition would be committed
     process = scene.run("commit.before=crash")
-    scene.write(60, keys=1)
     wait_for(lambda: scene.journal.exists() and scene.journal.stat().st_size, "the record that hangs")
     begin = time.time()
     with scene.fault():

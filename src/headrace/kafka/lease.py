@@ -88,7 +88,7 @@ class Lease:
         """
         now = self._clock.monotonic()
         if now - self._seen > _FRESH_SECONDS and not self.lost.is_set():
-            if self._me in [member.client for member in await self._admin.group_members(self._group)]:
+            if any(m.client.startswith(self._me) for m in await self._admin.group_members(self._group)):
                 self._seen = now
             else:
                 self.lost.set()
@@ -164,7 +164,7 @@ class Lease:
                 await asyncio.wait_for(self._held.wait(), _LOOK_SECONDS)
                 return not self.lost.is_set()
             members = await self._admin.group_members(self._group)
-            if others := [m for m in members if m.client != self._me and m.partitions]:  # two came at a time
+            if others := [m for m in members if not m.client.startswith(self._me) and m.partitions]:  # two came at a time
                 self.holder = others[0].client.removeprefix("headrace-lease-")
                 return False
         raise KafkaUnavailable(f"{self._group}: not given within {_JOIN_SECONDS:g} s: {consumer.readiness().reason}")

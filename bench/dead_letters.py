@@ -123,11 +123,12 @@ class DeadLetterTable:
         """Run every row, in turns."""
         create, stamp = self.bench.cluster.create_topic, time.time_ns()
         for turn in range(ROUNDS):
-            source, target = f"letters-{stamp}-{turn}.dlq", f"back-{stamp}-{turn}"
-            for topic in (source, target):
-                create(topic, PARTITIONS)
-            self.ask("fill", source, str(LETTERS))
+            target = f"back-{stamp}-{turn}"
+            create(target, PARTITIONS)
             for row in ("bare", "exact", "plain"):
+                source = f"letters-{stamp}-{turn}-{row}.dlq"
+                create(source, PARTITIONS)
+                self.ask("fill", source, str(LETTERS))
                 self.rates.setdefault(row, []).append(self.ask(row, source, target))
         many = f"many-{stamp}.dlq"
         create(many, PARTITIONS)
@@ -173,7 +174,7 @@ def serve(what: str, servers: str, source: str, target: str) -> Any:
         return asyncio.run(looked_at(kafka, source))
     if what == "drop":
         return asyncio.run(dropped(kafka, source))
-    options = RedriveOptions(exactly_once=what == "exact", from_beginning=what == "plain")
+    options = RedriveOptions(exactly_once=what == "exact")
     return asyncio.run(redriven(kafka, source, target, options))
 
 

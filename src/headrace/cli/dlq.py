@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any, get_args
 
 import click
@@ -12,7 +12,7 @@ import msgspec
 from headrace.cli.connection import Place, kafka_options, registry_option
 from headrace.cli.dlq_redrive import drop, quarantine, redrive
 from headrace.cli.output import counted, print_rows
-from headrace.cli.selection_options import selection_options
+from headrace.cli.selection_options import selection_options, with_options
 from headrace.cli.text import FORMATS, open_codecs
 from headrace.control.letter_pages import DeadLetters, LetterPage
 from headrace.control.letter_scan import Order, ScanOptions, State
@@ -64,20 +64,11 @@ async def list_(topic: str | None, place: Place, output: str) -> None:
     print_rows(rows, output, "no dead letter topics")
 
 
-def _with(options: tuple[Callable[[Any], Any], ...]) -> Callable[[Any], Any]:
-    def add(command: Any) -> Any:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
-
-
 @dlq.command()
 @click.argument("topic")
 @selection_options
-@_with(_PAGED)
-@_with(_OPTIONS)
+@with_options(_PAGED)
+@with_options(_OPTIONS)
 @kafka_options
 @registry_option
 async def show(topic: str, selection: Selection, place: Place, output: str, **asked: Any) -> None:
@@ -106,7 +97,7 @@ dlq.add_command(show, "search")
 @click.argument("topic")
 @selection_options
 @click.option("--bucket", "bucket_seconds", type=click.IntRange(1), default=3600, show_default=True, help="Seconds.")
-@_with(_OPTIONS)
+@with_options(_OPTIONS)
 @kafka_options
 async def stats(topic: str, selection: Selection, bucket_seconds: int, place: Place, output: str, **asked: Any) -> None:
     """Count letters by error class, origin, status and time; by default those of the day before the newest.

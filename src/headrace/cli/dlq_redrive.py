@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import getpass
 import socket
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import click
@@ -17,7 +15,7 @@ from headrace.cli.api import Api, url_of
 from headrace.cli.connection import Place, kafka_options, open_producer
 from headrace.cli.output import counted, print_json, progress
 from headrace.cli.replay import redrive_to_backend
-from headrace.cli.selection_options import selection_options
+from headrace.cli.selection_options import selection_options, with_options
 from headrace.control.redrive import Redrive, Redriven, RedriveOptions
 from headrace.control.redrive_target import Target
 from headrace.control.selection import Selection
@@ -37,23 +35,19 @@ _VERBS = {
 }
 
 
-def _run_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    options = (
-        click.option("--dry-run", is_flag=True, help="Say what would go where, and of which errors and hours it is."),
-        click.option(
-            "--rate", "rate_records", type=click.FloatRange(0, min_open=True), help="Letters a second at most."
-        ),
-        click.option("--exactly-once", is_flag=True, help="In transactions: a run that is killed repeats nothing."),
-        click.option("--skip-foreign", is_flag=True, help="Pass over records that are no dead letters."),
-        click.option(
-            "--wait",
-            "wait_seconds",
-            type=click.FloatRange(0),
-            default=0.0,
-            help="Seconds to wait for another run on the topic; one that was killed is counted out after 10.",
-        ),
-    )
-    return selection_options(functools.reduce(lambda made, option: option(made), reversed(options), command))
+_OPTIONS = (
+    click.option("--dry-run", is_flag=True, help="Say what would go where, and of which errors and hours it is."),
+    click.option("--rate", "rate_records", type=click.FloatRange(0, min_open=True), help="Letters a second at most."),
+    click.option("--exactly-once", is_flag=True, help="In transactions: a run that is killed repeats nothing."),
+    click.option("--skip-foreign", is_flag=True, help="Pass over records that are no dead letters."),
+    click.option(
+        "--wait",
+        "wait_seconds",
+        type=click.FloatRange(0),
+        default=0.0,
+        help="Seconds to wait for another run on the topic; one that was killed is counted out after 10.",
+    ),
+)
 
 
 @click.command()
@@ -65,8 +59,8 @@ def _run_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--url", envvar="HEADRACE_URL", help="Base URL of that Headrace.")
 @click.option("--token", envvar="HEADRACE_TOKEN", default="", help="Token for it; better in HEADRACE_TOKEN.")
 @click.option("--max-redrives", type=click.IntRange(1), default=MAX_REDRIVES, show_default=True, help="See above.")
-@click.option("--from-beginning", is_flag=True, help="Also letters that have ended before.")
-@_run_options
+@selection_options
+@with_options(_OPTIONS)
 @kafka_options
 async def redrive(
     topic: str,
@@ -91,14 +85,12 @@ async def redrive(
     """
     to_backend, url, token = (chosen.pop(name) for name in ("to_backend", "url", "token"))
     if to_backend:
-        if to_topic or to_tier or chosen["exactly_once"] or chosen["from_beginning"]:
+        if to_topic or to_tier or chosen["exactly_once"]:
             raise click.UsageError("--to-backend takes conditions, --rate and --dry-run, and no other option")
         api = Api(url or url_of(None), token)
         return redrive_to_backend(api, topic, to_backend, selection, output=output, **chosen)
     if to_topic and to_tier:
         raise click.UsageError("--to-topic or --to-tier, not both")
-    if chosen["from_beginning"] and chosen["exactly_once"]:
-        raise click.UsageError("--from-beginning sends letters again, and --exactly-once none: choose one")
     target = Target("topic", to_topic) if to_topic else Target()
     if to_tier or consumer:
         target, group = _tier(place, consumer, to_tier)
@@ -109,7 +101,8 @@ async def redrive(
 @click.command()
 @click.argument("topic")
 @click.option("--reason", default="", help="Why; stands in each letter.")
-@_run_options
+@selection_options
+@with_options(_OPTIONS)
 @kafka_options
 async def quarantine(topic: str, place: Place, output: str, selection: Selection, reason: str, **chosen: Any) -> int:
     """Move letters to the topic TOPIC.quarantine, as they are, where no redrive of TOPIC finds them.
@@ -125,7 +118,8 @@ async def quarantine(topic: str, place: Place, output: str, selection: Selection
 @click.argument("topic")
 @click.option("--reason", required=True, help="Why; stands beside the marks.")
 @click.option("--yes", is_flag=True, help="Do not ask, on a terminal.")
-@_run_options
+@selection_options
+@with_options(_OPTIONS)
 @kafka_options
 async def drop(
     topic: str, place: Place, output: str, selection: Selection, reason: str, yes: bool, **chosen: Any

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -80,6 +80,11 @@ _OPTIONS = (
 )
 
 
+def with_options(options: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Callable[..., Any]]:
+    """Give a command several options, in this order."""
+    return lambda command: functools.reduce(lambda made, option: option(made), reversed(options), command)
+
+
 def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that name letters; it gets `selection`. Options that may repeat mean any of them."""
 
@@ -114,6 +119,4 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
         )
         return command(selection=selection, **others)
 
-    for option in reversed(_OPTIONS):
-        run = option(run)
-    return run
+    return with_options(_OPTIONS)(run)

@@ -62,8 +62,6 @@ class RedriveOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Records per second at most."""
     max_redrives: int = MAX_REDRIVES
     """Letters whose record was redriven so often already are kept back: they would go round for ever."""
-    from_beginning: bool = False
-    """Also letters that have ended before; not with `exactly_once`."""
     skip_foreign: bool = False
     """Pass over records that are no dead letters instead of refusing them."""
     wait_seconds: float = 0.0
@@ -159,7 +157,6 @@ class Redrive:
         self._selection = selection or Selection()
         self._target = target or Target()
         self._options = options or RedriveOptions()
-        self._skips_ended = self._options.exactly_once or not self._options.from_beginning
         self._marks = Marks(kafka, admin, topic)
         self._lease = Lease(kafka, admin, f"redrive.{topic}", clock, source=topic)
         self.on_sent: Sent | None = None
@@ -244,8 +241,7 @@ class Redrive:
     async def _pass(self, progress: Callable[[int, int], None]) -> Redriven:
         now_ms = int(self._clock.time() * 1000)
         starts, ends = await selected_window(self._admin, self._topic, self._selection, now_ms)
-        if self._skips_ended:
-            starts = {p: self._marks.first_left(p.partition, first, ends[p]) for p, first in starts.items()}
+        starts = {p: self._marks.first_left(p.partition, first, ends[p]) for p, first in starts.items()}
         total, self._passed = sum(ends.values()) - sum(starts.values()), 0
         self._tally.foreign = self._tally.kept_back = 0
         try:
@@ -292,7 +288,7 @@ class Redrive:
     async def _item(self, letter: Record) -> Item | None:
         """Return what is to be done with a record of the window, if it is a letter that is meant and left."""
         place = _place(letter)
-        if place in self._tally.too_large or (self._skips_ended and self._marks.is_ended(*place)):
+        if place in self._tally.too_large or self._marks.is_ended(*place):
             return None
         headers = letter.headers
         origin = origin_of(headers)

@@ -164,7 +164,7 @@ class Lease:
                 await asyncio.wait_for(self._held.wait(), _LOOK_SECONDS)
                 return not self.lost.is_set()
             members = await self._admin.group_members(self._group)
-            if others := [m for m in members if not m.client.startswith(self._me) and m.partitions]:  # two came at a time
-                self.holder = others[0].client.removeprefix("headrace-lease-")
+            if others := [m for m in members if m.partitions and not m.client.startswith(self._me)]:
+                self.holder = others[0].client.removeprefix("headrace-lease-")  # two came at a time
                 return False
         raise KafkaUnavailable(f"{self._group}: not given within {_JOIN_SECONDS:g} s: {consumer.readiness().reason}")

@@ -373,7 +373,7 @@ class Jobs(Service):
             end = (_STANDS[known.job.wish], "") if stop.is_set() else ("done", message)
         except Exception as cause:  # boundary: the job says that it failed, and why
             end = _end_of(cause)
-            log.exception("job %s: %s", known.job.id, end[1])
+            log.error("job %s: %s", known.job.id, end[1], exc_info=None if isinstance(cause, HeadraceError) else cause)
         finally:
             watch.cancel()
         log.info("job %s is %s here %s", known.job.id, *end)

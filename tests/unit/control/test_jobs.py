@@ -290,8 +290,8 @@ def test_a_process_runs_so_many_jobs_and_no_more() -> None:
     run(test)
 
 
-def test_a_failure_ends_the_job_and_nothing_else() -> None:
-    """Whatever it is; the process goes on and takes the next one."""
+def test_a_failure_ends_the_job_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever it is; the process goes on and takes the next one. Only of a defect the log has a traceback."""
 
     async def test(house: House) -> None:
         jobs = await house.process("a")
@@ -309,6 +309,7 @@ def test_a_failure_ends_the_job_and_nothing_else() -> None:
             assert (jobs.show(job).message, jobs.death) == (said, None)
 
     run(test)
+    assert [bool(line.exc_info) for line in caplog.records if line.levelname == "ERROR"] == [False, True]
 
 
 def test_what_may_pass_is_tried_again() -> None:

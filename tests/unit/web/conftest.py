@@ -131,7 +131,9 @@ class Letters:
 
     def chosen(self, request: RedeliveryRequest) -> list[tuple[str, Any]]:
         self._fail()
-        return [(topic, None) for topic in (request.topic or "").split(",") if topic]
+        group = "another" if request.group == "another" else "g"
+        consumer = SimpleNamespace(config=SimpleNamespace(group=group))
+        return [(topic, consumer) for topic in (request.topic or "").split(",") if topic]
 
     async def run(self, request: RedeliveryRequest) -> RedeliveryAnswer:
         self.asked.append(request)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pytest
 
@@ -25,17 +27,18 @@ def request(name: str, query: str = "", body: bytes | None = None, path: str = P
         ("writer", "?topic=t,u", 200),
         ("other", "?topic=other.1", 200),
         ("other", "?topic=other.1,t", 403),
+        ("other", "?group=another&topic=other.1", 403),
         ("boss", "?topic=t", 403),
         ("reader", "?topic=_internal", 403),
     ],
 )
-def test_a_caller_touches_its_own_topics(opened: Any, name: str, query: str, status: int) -> None:
-    """By pattern, each topic that is named; in the query and in the body."""
+def test_a_caller_touches_its_own_topics_and_groups(opened: Any, name: str, query: str, status: int) -> None:
+    """By pattern, each topic that is named and the group whose letters they are; in the query and in the body."""
 
     async def main() -> None:
         async with opened(security=SECURITY) as house:
             assert (await house.ask(request(name, query))).status == status
-            body = b'{"topic":"%s"}' % query.partition("=")[2].encode()
+            body = json.dumps(dict(parse_qsl(query[1:]))).encode()
             assert (await house.ask(request(name, "", body))).status == status
             assert len(house.letters.asked) == (2 if status == 200 else 0)
 

@@ -109,8 +109,9 @@ def dead_letter_routes(
 
     async def redeliver(request: Request) -> Response:
         wanted = await _asked(request, settings)
-        for topic, _ in redelivery.chosen(wanted):
+        for topic, consumer in redelivery.chosen(wanted):
             require(request.scope, (READ, WRITE), "consume", topic)
+            require(request.scope, (READ, WRITE), "group", consumer.config.group)
         try:
             done = await redelivery.run(wanted)
         except HeadraceError as error:

@@ -36,6 +36,22 @@ class Pump(Service):
     ended. Set `source` before the source starts.
     """
 
+    waiting: Callable[[Record], Waiting] | None = None
+    """Tells what a record of a retry tier is, if this one delivers from the tiers. Set before start."""
+    replay: str = ""
+    """Id of the job, if this one delivers once more what the group has had. Set before start."""
+    source: Source | None = None
+    member: Membership | None = None
+    """The same consumer as `source`, if it has a group whose place can be changed. Set before start."""
+    retries: Pump | None = None
+    """The pump that delivers from the retry tiers of this one, if there are any."""
+    first_of: Callable[[Record], Record] | None = None
+    """Returns a record as it lay where it came from at first, if these are copies. Set before start."""
+    let_go: Callable[[Record], Awaitable[None]] | None = None
+    """Tells a key that waits for a record elsewhere that it is skipped. Set before start."""
+    drain_seconds: float = 20.0
+    """What is in flight when a seek comes may end for so long."""
+
     def __init__(
         self,
         name: str,
@@ -70,20 +86,9 @@ class Pump(Service):
         self.retry = delivery.retry
         self.clock = clock
         self.chance = chance or Random()
-        self.waiting: Callable[[Record], Waiting] | None = None
-        """Tells what a record of a retry tier is, if this one delivers from the tiers. Set before start."""
-        self.replay = ""
-        """Id of the job, if this one delivers once more what the group has had. Set before start."""
         self.counts = Counts()
-        self.source: Source | None = None
-        self.member: Membership | None = None
-        """The same consumer as `source`, if it has a group whose place can be changed. Set before start."""
-        self.retries: Pump | None = None
-        """The pump that delivers from the retry tiers of this one, if there are any."""
         self.witness: Witness | None = beside.witness if beside else None
         """Told of what has ended. Set before start."""
-        self.first_of: Callable[[Record], Record] | None = None
-        """Returns a record as it lay where it came from at first, if these are copies. Set before start."""
         self._lanes: dict[TopicPartition, Lane] = {}
         self.breaker: Breaker
         if beside:
@@ -94,13 +99,9 @@ class Pump(Service):
         self.rate = Rate(clock, self.later, self._begin)
         attempts = Attempts(self, self._ended)
         self._dispatcher = Dispatcher(self.breaker, self.rate, self._lanes, attempts.make, self.spawn)
-        self.drain_seconds = 20.0
-        """What is in flight when a seek comes may end for so long."""
         self._max_records = delivery.batch.max_records
         self._hold = ""
         self._holds: dict[TopicPartition, str] = {}
-        self.let_go: Callable[[Record], Awaitable[None]] | None = None
-        """Tells a key that waits for a record elsewhere that it is skipped. Set before start."""
         self._skips = Skips(self, self._over)
         self._seeks: dict[TopicPartition, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._dirty: set[TopicPartition] = set()

@@ -44,7 +44,7 @@ class Numbers:
 
     @property
     def is_quiet(self) -> bool:
-        return not self.of("depth", "audit_pending_bytes")
+        return not self.of("depth", "audit_notes")
 
 
 def notes_of(ledger: Any, topic: str) -> tuple[list[Any], int]:

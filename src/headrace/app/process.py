@@ -162,7 +162,7 @@ class App:
         if settings.to == "topic":
             # Of its own, so notes never take the room or the turn of the records they tell of.
             producer = BulkProducer(self.config.kafka, self.config.producer.lasting, "audit_producer")
-            target = AuditTopic(settings.topic, producer.write)
+            target = AuditTopic(settings.topic, producer)
             self.services.append(producer)
             if self.config.kafka.create_topics:
                 self._wanted[settings.topic] = ""

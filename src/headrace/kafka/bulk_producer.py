@@ -16,12 +16,13 @@ from headrace.kafka.producer_settings import producer_properties
 from headrace.lifecycle import Service
 
 _FULL_SECONDS = 0.1
-_FLUSH_SECONDS = 0.1
+_PAUSE_SECONDS = 0.02
+_LINGER_MS = 50
 _PORTION_RECORDS = 1000
 
 
 class BulkProducer(Service):
-    """Writes many records from a thread of the caller."""
+    """Writes many records from a thread of the caller, one at a time."""
 
     def __init__(self, kafka: KafkaConfig, settings: ProducerConfig, name: str) -> None:
         super().__init__(name)
@@ -32,31 +33,39 @@ class BulkProducer(Service):
         self._why = ""
         self._client = self._new_client()
 
+    @property
+    def waiting(self) -> int:
+        """Records that were taken and are neither acknowledged nor failed."""
+        return len(self._client)
+
     async def stop(self) -> None:
         self._stopped.set()  # whoever writes ends within a moment
         await super().stop()
 
     def write(self, topic: str, records: Iterable[tuple[bytes, bytes]]) -> tuple[int, str]:
-        """Write records and wait until Kafka has acknowledged them or they have failed. Call on one thread at a time.
+        """Take records while the client has room, wait a moment, and say what failed since the last call.
 
         Args:
             topic: Where they go.
-            records: Key and value of each.
+            records: Key and value of each; none, to wait for those of earlier calls.
 
         Returns:
-            How many are not known to be written, and why.
+            How many failed, of these and of earlier ones, and why.
         """
-        if self._fatal:
+        if self._fatal and not self.waiting:
             self._fatal, self._client = False, self._new_client()
-        client, rest = self._client, iter(records)
-        self._failed = 0
+        client, rest, taken = self._client, iter(records), False
         while portion := list(itertools.islice(rest, _PORTION_RECORDS)):
+            taken = True
             self._hand_over(client, topic, portion)
-        while len(client):
-            if self._stopped.is_set():
-                client.purge()
-            client.flush(_FLUSH_SECONDS)
-        return self._failed, self._why
+        if self._stopped.is_set():
+            client.purge()
+        if taken:
+            client.poll(_PAUSE_SECONDS)  # so that the next call has many
+        else:
+            client.flush(_FULL_SECONDS)
+        failed, self._failed = self._failed, 0
+        return failed, self._why
 
     def _hand_over(self, client: confluent_kafka.Producer, topic: str, records: Sequence[tuple[bytes, bytes]]) -> None:
         for key, value in records:
@@ -83,5 +92,6 @@ class BulkProducer(Service):
 
     def _new_client(self) -> confluent_kafka.Producer:
         properties = producer_properties(self._kafka, self._settings, f"headrace-{self.name}")
+        linger_ms = max(properties["linger.ms"], min(_LINGER_MS, properties["delivery.timeout.ms"] // 3))
         callbacks: dict[str, Any] = {"on_delivery": self._report, "delivery.report.only.error": True}
-        return confluent_kafka.Producer({**properties, **callbacks})
+        return confluent_kafka.Producer({**properties, **callbacks, "linger.ms": linger_ms})

@@ -7,7 +7,7 @@ soon as there is room again, so the trail itself says that it has a hole. Source
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -38,6 +38,7 @@ _REFUSALS_PER_SECOND: Final = 100
 _NOTE_BYTES: Final = 1000
 _RECORD_BYTES: Final = 300
 _ALARM_SECONDS: Final = 60.0
+_HOLE_SECONDS: Final = 1.0
 
 Produce = Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Produced | HeadraceError]]]
 """Writes records and returns one result per record, in their order."""
@@ -46,8 +47,12 @@ Produce = Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Produced | Hea
 class AuditTarget(Protocol):
     """Where notes go."""
 
+    @property
+    def waiting(self) -> int:
+        """Notes that were taken and are neither written nor lost yet."""
+
     def write(self, notes: Iterable[Line]) -> int:
-        """Write notes, on a thread; return how many are lost, after saying why in the log."""
+        """Take notes, on a thread; return how many are lost since the last call, after saying why in the log."""
 
 
 class _Batch(NamedTuple):
@@ -68,6 +73,9 @@ class Audit(Service):
         self._key_of = shown_key(settings.keys)
         self._batches: list[_Batch] = []
         self._open = 0
+        """Notes that are neither written nor lost yet."""
+        self._waiting = 0
+        """Those of them that the target has."""
         self._pending_bytes = 0
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
@@ -77,10 +85,11 @@ class Audit(Service):
         """Notes that are dropped or lost since the process began."""
         self._told = 0
         """Those of them that the trail tells of."""
+        self._told_at = float("-inf")
         self._alarmed_at = float("-inf")
 
     async def start(self) -> None:
-        register_gauge("audit_pending_bytes", lambda: self._pending_bytes)
+        register_gauge("audit_notes", lambda: self._open)
         self.spawn(self._run(), "write")
 
     async def drain(self, deadline: Deadline) -> None:
@@ -252,39 +261,61 @@ class Audit(Service):
 
     async def _run(self) -> None:
         while True:
-            await self._wake.wait()
+            if not self._waiting:
+                await self._wake.wait()
             self._wake.clear()
             batches, self._batches = self._batches, []
-            count = sum([batch.notes for batch in batches])
-            lost = await run_blocking(self._write, batches, count)
-            self._metrics.audit_notes("written", count - lost)
-            self._miss("lost", lost)
-            self._open -= count
+            await self._write(batches)
             self._pending_bytes -= sum([batch.size_bytes for batch in batches])
-            if self._missing > self._told and not lost:
+            if self._missing > self._told:
                 await self._tell_of_hole()
-            if not self._batches:
+            if not self._open:
                 self._idle.set()
 
     async def _tell_of_hole(self) -> None:
-        """Write how many notes are missing; if that is lost too, the next one tells of all of them."""
+        """Write how many notes are missing, by itself: if that is lost too, the next one tells of all of them."""
+        now = self._clock.monotonic()
+        if self._waiting and now - self._told_at < _HOLE_SECONDS:
+            return
+        self._told_at = now
+        while self._waiting:
+            await self._write([])
         missing = self._missing
         note = self._note("DROPPED", "FAILURE", reason="notes that are missing before this one")
         note.id, note.count = new_correlation_id().decode(), missing - self._told
-        hole = _Batch(lambda: (note.line,), 1, 0)
-        if not await run_blocking(self._write, [hole], 1):
+        lost = await run_blocking(self._make_and_write, [_Batch(lambda: (note.line,), 1, 0)], 1)
+        while self._target.waiting:
+            lost += await run_blocking(self._make_and_write, [], 0)
+        if not lost:
             self._told = missing
 
-    def _write(self, batches: Sequence[_Batch], count: int) -> int:
-        """Make and write notes, on a thread; return how many are lost."""
+    async def _write(self, batches: Sequence[_Batch]) -> None:
+        """Have notes written, on a thread, and count."""
+        count = sum([batch.notes for batch in batches])
+        lost = await run_blocking(self._make_and_write, batches, count)
+        due = self._waiting + count
+        self._waiting = min(self._target.waiting, due - lost)  # a client may count more than notes
+        ended = due - self._waiting
+        self._metrics.audit_notes("written", ended - lost)
+        self._miss("lost", lost)
+        self._open -= ended
+
+    def _make_and_write(self, batches: Sequence[_Batch], count: int) -> int:
+        lost: list[int] = []
         try:
-            return self._target.write(self._lines(batches))
+            return self._target.write(self._lines(batches, lost)) + sum(lost)
         except Exception:  # boundary: the user sees lost notes counted and alarmed, and work goes on
             log.exception("audit: a defect, for which %d notes are lost", count)
             return count
 
-    def _lines(self, batches: Iterable[_Batch]) -> Iterable[Line]:
+    def _lines(self, batches: Iterable[_Batch], lost: list[int]) -> Iterator[Line]:
         pace = Pace(self._settings.busy_share)
         for batch in batches:
-            yield from batch.make()
+            try:
+                lines = list(batch.make())
+            except Exception:  # boundary: the user sees lost notes counted and alarmed, and work goes on
+                log.exception("audit: a defect, for which %d notes are lost", batch.notes)
+                lost.append(batch.notes)
+                continue
+            yield from lines
             pace.keep()

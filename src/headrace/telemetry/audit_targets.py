@@ -3,9 +3,10 @@
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
+from typing import Protocol
 
 from headrace.config.audit import AuditConfig
 from headrace.telemetry.audit_notes import Line
@@ -19,6 +20,7 @@ class AuditFile:
     def __init__(self, settings: AuditConfig) -> None:
         """Prepare; the file is made with its first note, and opened anew each time, so others may move it away."""
         self._settings = settings
+        self.waiting = 0
 
     def write(self, notes: Iterable[Line]) -> int:
         lines = [line for _, line in notes]
@@ -38,16 +40,29 @@ class AuditFile:
             file.stream.write(text)
 
 
+class BulkWriter(Protocol):
+    """Writes records, and says later what became of them."""
+
+    @property
+    def waiting(self) -> int:
+        """Records of which it is not known yet."""
+
+    def write(self, topic: str, records: Iterable[Line]) -> tuple[int, str]:
+        """Take keys and values, on a thread; return how many failed since the last call, and why."""
+
+
 class AuditTopic:
     """Records with the correlation id as key."""
 
-    def __init__(self, topic: str, write: Callable[[str, Iterable[Line]], tuple[int, str]]) -> None:
-        """Prepare; `write` writes keys and values, on a thread, and returns how many are lost, and why."""
-        self._topic = topic
-        self._write = write
+    def __init__(self, topic: str, writer: BulkWriter) -> None:
+        self._topic, self._writer = topic, writer
+
+    @property
+    def waiting(self) -> int:
+        return self._writer.waiting
 
     def write(self, notes: Iterable[Line]) -> int:
-        lost, why = self._write(self._topic, notes)
+        lost, why = self._writer.write(self._topic, notes)
         if lost:
             log.warning("audit: %d notes are lost, because %s", lost, why)
         return lost

@@ -38,6 +38,7 @@ class Target:
         self.gate = threading.Event()
         self.gate.set()
         self.loses = False
+        self.waiting = 0
 
     def write(self, notes: Iterable[Line]) -> int:
         self.gate.wait(60)
@@ -295,17 +296,51 @@ def test_a_file_that_cannot_be_written_is_said_and_counted(tmp_path: Path, caplo
     assert "2 notes are lost" in caplog.text
 
 
+class Slow:
+    """Takes what it is given, and says in the next call that one of it is lost, the first time."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[str, Line]] = []
+        self.waiting = 0
+        self.losses = 1
+
+    def write(self, topic: str, records: Iterable[Line]) -> tuple[int, str]:
+        lost = min(self.waiting, self.losses)
+        self.losses -= lost
+        taken = list(records)
+        self.written += [(topic, record) for record in taken]
+        self.waiting = len(taken)
+        return lost, "no answer"
+
+
 def test_the_topic_gets_the_correlation_id_as_key(caplog: pytest.LogCaptureFixture) -> None:
     """What Kafka does not take is counted as lost, and the log says why."""
-    written: list[tuple[str, Line]] = []
-
-    def take(topic: str, notes: Iterable[Line]) -> tuple[int, str]:
-        written.extend((topic, note) for note in notes)
-        return 1, "no answer"
-
-    assert AuditTopic("sidecar-audit", take).write([(b"c-1", b"{}"), (b"", b"[]")]) == 1
-    assert written == [("sidecar-audit", (b"c-1", b"{}")), ("sidecar-audit", (b"", b"[]"))]
+    writer = Slow()
+    target = AuditTopic("sidecar-audit", writer)
+    assert target.write([(b"c-1", b"{}"), (b"", b"[]")]) == 0
+    assert target.waiting == 2
+    assert target.write([]) == 1
+    assert writer.written == [("sidecar-audit", (b"c-1", b"{}")), ("sidecar-audit", (b"", b"[]"))]
     assert "1 notes are lost, because no answer" in caplog.text
+
+
+def test_what_is_heard_of_notes_later_is_counted_and_waited_for() -> None:
+    """A drain ends when each note is written or lost, and a note that tells of holes goes by itself."""
+
+    async def main() -> None:
+        writer, metrics = Slow(), Metrics()
+        audit = Audit(AuditConfig(to="topic"), AuditTopic("t", writer), metrics, ManualClock())
+        await audit.start()
+        for _ in range(3):
+            audit.produced(RECORDS, RESULTS, 1)
+        await audit.drain(Deadline(ManualClock(), 60))
+        assert counted(metrics) == {"written": 8, "lost": 1}
+        assert writer.waiting == 0
+        hole = json.loads(writer.written[-1][1][1])
+        assert (hole["auditType"], hole["count"], len(writer.written)) == ("DROPPED", 1, 10)
+        await audit.stop()
+
+    asyncio.run(main())
 
 
 class Said(NamedTuple):

@@ -25,6 +25,8 @@ SETTINGS = HttpConfig(max_records=3)
 class Target:
     """Keeps notes."""
 
+    waiting = 0
+
     def __init__(self) -> None:
         self.notes: list[Any] = []
 

@@ -52,7 +52,7 @@ def test_each_command_on_one_process(site: Any, topic: Any, push: Any, backend: 
     site.wait_committed(f"{name}-push", name, 10)
     paused = api.post(f"{CONSUMER}/pause", {"reason": "the database is moved"})
     assert paused["paused"]["reason"] == "the database is moved"
-    assert paused["why"].startswith("paused by somebody unnamed since ")
+    assert paused["why"].startswith("paused by anonymous since ")
     sought = api.post(f"{CONSUMER}/seek", {"offset": 4})
     assert not sought["pending"]
     assert [(one["outcome"], one["cameFrom"], one["offset"]) for one in sought["results"]] == [("sought", 10, 4)]
@@ -96,7 +96,7 @@ def test_a_command_reaches_the_process_that_has_the_partition(site: Any, topic: 
 
     def is_told() -> bool:
         elsewhere.update({one["partition"]: one for one in first.get(CONSUMER)["partitions"]}.get(theirs, {}))
-        return elsewhere.get("lag") == 0 and " at 127.0.0.1" in elsewhere["member"]
+        return elsewhere.get("lag") == 0 and " at 127.0.0.1" in elsewhere["member"] and "(pid " in elsewhere["member"]
 
     site.wait_until(is_told, "the first process to know of the other's partition")
     assert not elsewhere["assigned"]
@@ -288,7 +288,9 @@ def test_the_commands_of_the_command_line(site: Any, topic: Any, push: Any, back
 
     assert "push" in run("list")
     assert json.loads(run("list", "--output", "json"))[0]["name"] == "push"
-    assert "paused by somebody unnamed since" in run("pause", "push", "--reason", "night")
+    assert "paused by anonymous since" in run("pause", "push", "--reason", "night")
+    assert "neither a time" in run("seek", "push", "--to", "soon", code=2)
+    assert " 0 " in run("seek", "push", "--to", "2h")
     assert "sought" in run("seek", "push", "--to", "1", "--partition", "0")
     assert "skip" in run("skip", "push", "3", "--partition", "0", "--reason", "no order")
     assert "max_in_flight" not in run("set", "push", "--max-records", "1", "--rate", "500")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from typing import Protocol
 
@@ -35,7 +36,7 @@ class Controls:
         config, clock, audit = process.config, process.clock, process.audit
         topics = [topic for one in ways_in.steered if one.admin is process.admin for topic in one.topics]
         source = next(iter(topics), "")
-        self.member = f"{socket.gethostname()}:{config.http.port}"
+        self.member = f"{socket.gethostname()}:{config.http.port} (pid {os.getpid()})"
         """This process's name for people."""
         self.table = ControlTable(
             config.kafka, process.admin, config.control.topic, source, process.inner_producer, clock

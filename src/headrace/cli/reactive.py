@@ -13,6 +13,7 @@ from headrace.cli.api import Api, api_options, part
 from headrace.cli.output import counted, print_json, print_rows
 from headrace.cli.reactive_top import top
 from headrace.cli.registrations import register, registrations, remove
+from headrace.cli.selection_options import Moment
 
 _CONSUMERS = "/adm/reactive-consumers"
 _COLUMNS = 100
@@ -115,7 +116,7 @@ def resume(consumer: str, where: Mapping[str, Any], api: Api, output: str) -> No
 
 @reactive.command()
 @click.argument("consumer")
-@click.option("--to", required=True, help="begin, end, an offset, or a time such as 2026-01-31T12:00:00Z.")
+@click.option("--to", required=True, help="begin, end, an offset, a time such as 2026-01-31T12:00, or 2h (ago).")
 @_where
 @_wait
 @api_options
@@ -124,7 +125,7 @@ def seek(consumer: str, to: str, where: Mapping[str, Any], wait: float, api: Api
 
     Example: headrace reactive seek orders --to 2026-01-31T12:00:00Z --partition 3
     """
-    place = {"to": to} if to in ("begin", "end") else {"offset": int(to)} if to.isdigit() else {"time": to}
+    place = {"to": to} if to in ("begin", "end") else {"offset": int(to)} if to.isdecimal() else {"time": Moment()(to)}
     return _tell(api.post(_path(consumer, "seek", wait), {**where, **place}), output)
 
 

@@ -13,6 +13,7 @@ from headrace.lifecycle import Clock, Readiness, Service
 from headrace.records import Record, TopicPartition
 
 _AGAIN_SECONDS = 1.0
+_MISSING_SECONDS = 30.0
 _CONFIGS = {"cleanup.policy": "compact"}
 
 
@@ -73,7 +74,7 @@ class FollowedTopic(Service):
                     self._take(records)
             except HeadraceError as error:
                 self._problem = f"{self._partition.topic} is not read: {error.description}"
-            await self._clock.sleep(_AGAIN_SECONDS)
+            await self._clock.sleep(_MISSING_SECONDS if self.missing else _AGAIN_SECONDS)
 
     async def _load(self) -> None:
         if self._position is None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
+import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -73,7 +75,7 @@ def member_properties(kafka: KafkaConfig, name: str, group: str, consumer: Consu
         "fetch.queue.backoff.ms": 10,  # the client's 1000 starves a fast consumer
         "queued.max.messages.kbytes": 16_384,
         "topic.metadata.refresh.interval.ms": 5000,  # a topic that is created later is found soon
-        **client_properties(kafka, name),
+        **client_properties(kafka, f"{name} (pid {os.getpid()} on {socket.gethostname()})"),
         **own,
         "group.id": group,
         "enable.auto.commit": False,

@@ -97,6 +97,11 @@ def principal_of(scope: Scope) -> Principal | None:
     return scope.get(_PRINCIPAL)
 
 
+def who() -> str:
+    """Return who asks, for people."""
+    return caller.get() or "anonymous"
+
+
 def may_steer(scope: Scope, consumer: Steered) -> bool:
     """Return whether the request's principal may see and steer a consumer: its owner, and administrators."""
     principal = principal_of(scope)

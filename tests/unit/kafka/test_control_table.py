@@ -15,7 +15,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.errors import KafkaError, KafkaTimeout, KafkaUnavailable
 from headrace.kafka import control_table
 from headrace.kafka.control_table import ControlTable
-from headrace.lifecycle import SystemClock
+from headrace.lifecycle import ManualClock, SystemClock
 from headrace.lifecycle.queues import gauges
 from headrace.records import OutgoingRecord, Produced, Record
 
@@ -196,3 +196,29 @@ def test_every_view_is_the_same_wherever_it_began(steps: list[tuple[str, int | N
     view.loaded()
     wanted = {key: {"value": value} for key, value in dict(steps).items() if value is not None}
     assert view.items("") == wanted == told
+
+
+def test_a_topic_that_may_not_be_made_is_asked_for_rarely() -> None:
+    """Each question lists the topics of the cluster; who creates it by hand waits for half a minute."""
+
+    class Without:
+        asked = 0
+
+        async def has_topic(self, name: str) -> bool:
+            self.asked += 1
+            return False
+
+    async def main() -> None:
+        admin, clock = Without(), ManualClock()
+        kafka = KafkaConfig(create_topics=False)
+        view = ControlTable(kafka, admin, TOPIC, "", Log(), clock)  # type: ignore[arg-type]
+        await view.start()
+        await clock.settle()
+        asked = admin.asked
+        await clock.advance(29)
+        assert (admin.asked, view.known.is_set()) == (asked, True)
+        await clock.advance(1)
+        assert admin.asked == 2 * asked
+        await view.stop()
+
+    asyncio.run(main())

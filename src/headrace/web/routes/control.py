@@ -16,8 +16,7 @@ from headrace.control.commands import CommandAnswer, Commands, SeekRequest, Sett
 from headrace.control.steered_status import Details, Statuses, Summary
 from headrace.control.steering import Steered, Steering
 from headrace.errors import HeadraceError, NotFound
-from headrace.telemetry.correlation import caller
-from headrace.web.access import may_steer
+from headrace.web.access import may_steer, who
 from headrace.web.bodies import answer, body_of, query_of
 
 CONSUMERS: Final = "/adm/reactive-consumers"
@@ -71,7 +70,7 @@ class _Endpoints:
 
     async def pause(self, request: Request) -> Response:
         consumer, where = self._consumer(request), await self._body(request, Where)
-        await self._noted("pause", consumer, where, self._room.commands.pause(consumer, where, caller.get()))
+        await self._noted("pause", consumer, where, self._room.commands.pause(consumer, where, who()))
         return answer(await self._details(consumer))
 
     async def resume(self, request: Request) -> Response:
@@ -83,14 +82,14 @@ class _Endpoints:
         consumer, asked = self._consumer(request), await self._body(request, SeekRequest)
         wait = query_of(request, WaitQuery).wait_seconds
         return self._commanded(
-            await self._noted("seek", consumer, asked, self._room.commands.seek(consumer, asked, caller.get(), wait))
+            await self._noted("seek", consumer, asked, self._room.commands.seek(consumer, asked, who(), wait))
         )
 
     async def skip(self, request: Request) -> Response:
         consumer, asked = self._consumer(request), await self._body(request, SkipRequest)
         wait = query_of(request, WaitQuery).wait_seconds
         return self._commanded(
-            await self._noted("skip", consumer, asked, self._room.commands.skip(consumer, asked, caller.get(), wait))
+            await self._noted("skip", consumer, asked, self._room.commands.skip(consumer, asked, who(), wait))
         )
 
     async def settings(self, request: Request) -> Response:
@@ -99,7 +98,7 @@ class _Endpoints:
             await self._noted("reset settings", consumer, None, commands.reset(consumer))
         else:
             asked = await self._body(request, SettingsRequest)
-            await self._noted("change settings", consumer, asked, commands.change(consumer, asked, caller.get()))
+            await self._noted("change settings", consumer, asked, commands.change(consumer, asked, who()))
         return answer(await self._details(consumer))
 
     async def take_back(self, request: Request) -> Response:

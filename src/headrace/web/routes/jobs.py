@@ -16,7 +16,7 @@ from headrace.control.letter_jobs import Kind, LetterJobs, LettersReport, Letter
 from headrace.control.replays import DryRun, ReplayMetadata, ReplayRequest, Replays
 from headrace.errors import HeadraceError, ReplayMetadataInvalid
 from headrace.records import Produced
-from headrace.telemetry.correlation import caller
+from headrace.web.access import who
 from headrace.web.bodies import answer, body_of
 from headrace.web.exchange import headers_of, read_json
 
@@ -106,8 +106,3 @@ def job_routes(jobs: Jobs, replays: Replays, letters: LetterJobs, settings: Http
 def begun(what: JobView | DryRun | LettersReport) -> Response:
     """Return the answer to a request for a job."""
     return answer(what, 202 if isinstance(what, JobView) else 200)
-
-
-def who() -> str:
-    """Return who asks, for people."""
-    return caller.get() or "anonymous"

@@ -17,13 +17,12 @@ from headrace.control.registrations import Registration, Registrations
 from headrace.errors import HeadraceError, InvalidRequest
 from headrace.lifecycle import Readiness
 from headrace.security.principals import ADMIN
-from headrace.web.access import principal_of
+from headrace.web.access import principal_of, who
 from headrace.web.bodies import answer
 from headrace.web.exchange import headers_of, read_json
 
 REGISTRATIONS: Final = "/reactive-consumers"
 REGISTRATION: Final = REGISTRATIONS + "/{name}"
-_ANYBODY: Final = "anonymous"
 
 
 class RegistrationSettings(msgspec.Struct):
@@ -91,9 +90,8 @@ class _Endpoints:
             config = msgspec.json.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
             raise InvalidRequest(f"the body is no JSON: {str(cause)[:200]}") from cause
-        owner = principal.name if principal else _ANYBODY
         with _Noted(self._room, "register", name):
-            one, new = await self._room.registrations.put(owner, principal, name, config)
+            one, new = await self._room.registrations.put(who(), principal, name, config)
         return self._answer(one, 201 if new else 200)
 
     async def remove(self, request: Request) -> Response:

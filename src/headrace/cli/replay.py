@@ -76,6 +76,13 @@ def _request(
 
 def redrive_to_backend(api: Api, topic: str, consumer: str, selection: Selection, **chosen: Any) -> int:
     """Have selected dead letters delivered to a consumer's backend, and watch that; returns the exit code."""
+    try:
+        keys = [key.decode() for key in selection.keys]
+        headers = {name: value.decode() for name, value in selection.headers}
+    except UnicodeDecodeError:
+        raise click.UsageError("--to-backend takes keys and headers that are text") from None
+    if len(headers) < len(selection.headers):
+        raise click.UsageError("--to-backend takes one --header of a name")
     asked = {
         "toConsumer": consumer,
         "partition": selection.partition,
@@ -86,10 +93,11 @@ def redrive_to_backend(api: Api, topic: str, consumer: str, selection: Selection
         "topics": selection.topics,
         "groups": selection.groups,
         "errors": selection.errors,
-        "keys": [key.decode() for key in selection.keys],
-        "headers": {name: value.decode() for name, value in selection.headers},
+        "keys": keys,
+        "headers": headers,
         "rate": chosen["rate_records"],
         "maxRedrives": chosen["max_redrives"],
+        "skipForeign": chosen["skip_foreign"],
         "dryRun": chosen["dry_run"],
     }
     found = api.post(f"/adm/dead-letters/{part(topic)}/redrive", {n: v for n, v in asked.items() if v is not None})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -60,7 +61,7 @@ class Pair(click.ParamType[tuple[str, bytes]]):
         header, equals, text = value.partition("=")
         if not equals or not header:
             self.fail(f"{value!r} is not NAME=VALUE", param, ctx)
-        return header, text.encode()
+        return header, os.fsencode(text)
 
 
 _OPTIONS = (
@@ -114,7 +115,7 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
             topics=origin,
             groups=group,
             errors=error,
-            keys=[text.encode() for text in key],
+            keys=[os.fsencode(text) for text in key],
             headers=header,
         )
         return command(selection=selection, **others)

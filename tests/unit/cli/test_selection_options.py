@@ -1,0 +1,59 @@
+"""Options that name letters: what they take, and what becomes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from headrace.cli.replay import redrive_to_backend
+from headrace.cli.selection_options import selection_options
+from headrace.control.selection import Selection
+
+
+def selected(*words: str) -> Any:
+    found: list[Selection] = []
+
+    @click.command()
+    @selection_options
+    def command(selection: Selection) -> None:
+        found.append(selection)
+
+    done = CliRunner().invoke(command, list(words))
+    return found[0] if found else (done.exit_code, done.output)
+
+
+@pytest.mark.parametrize(("text", "offsets"), [("17", (17, 17)), ("17-40", (17, 40)), ("17-", (17, None))])
+def test_offsets_are_the_first_and_the_last(text: str, offsets: tuple[int, int | None]) -> None:
+    """Both included; and an open end is the log's."""
+    found = selected("--partition", "0", "--offsets", text)
+    assert (found.first, found.last) == offsets
+
+
+@pytest.mark.parametrize("words", [("--offsets", "17"), ("--partition", "0", "--offsets", "17:40"), ("--header", "x")])
+def test_what_is_not_understood_is_said(words: tuple[str, ...]) -> None:
+    """As a wrong usage."""
+    code, output = selected(*words)
+    assert (code, "Error: " in output) == (2, True)
+
+
+def test_keys_and_headers_are_bytes() -> None:
+    """Also those that are no text: a shell gives them as they are."""
+    found = selected("--key", "a", "--key", "\udcff\udcfe", "--header", "h=\udcff=1")
+    assert (found.keys, found.headers) == ([b"a", b"\xff\xfe"], (("h", b"\xff=1"),))
+
+
+@pytest.mark.parametrize(
+    ("selection", "said"),
+    [
+        (Selection(keys=[b"\xff"]), "that are text"),
+        (Selection(headers=[("a", b"1"), ("a", b"2")]), "one --header of a name"),
+    ],
+)
+def test_a_condition_that_cannot_be_told_is_not_dropped(selection: Selection, said: str) -> None:
+    """Or a backend would get letters that nobody asked for."""
+    nobody: Any = None
+    with pytest.raises(click.UsageError, match=said):
+        redrive_to_backend(nobody, "t.dlq", "push", selection)

@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Protocol
 
-from headrace.app.ways_in import WaysIn
-from headrace.config.model import HeadraceConfig
+from headrace.app.ways_in import Surroundings, WaysIn
 from headrace.control.commands import Commands
 from headrace.control.lag import LagMonitor
 from headrace.control.steered_status import Statuses
 from headrace.control.steering import Steering
-from headrace.kafka import Admin, ControlTable, Producer
-from headrace.lifecycle import Clock, Service
-from headrace.telemetry.audit import Audit
+from headrace.kafka import ControlTable
+from headrace.lifecycle import Service
 from headrace.web.routes.control import ControlRoom
-
-
-class Surroundings(Protocol):
-    """What the process has made before."""
-
-    config: HeadraceConfig
-    clock: Clock
-    admin: Admin
-    inner_producer: Producer
-    audit: Audit | None
 
 
 class Controls:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headrace.app.control_room import Controls, Surroundings
+from headrace.app.control_room import Controls
 from headrace.app.noting import noted_produce
+from headrace.app.ways_in import Surroundings
 from headrace.control.jobs import Jobs
 from headrace.control.letter_jobs import LetterJobs
 from headrace.control.replay_run import Place

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
-from typing import Final, NamedTuple
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, NamedTuple, TypeVar
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -14,6 +14,10 @@ from headrace.security import Authenticator, Principal
 from headrace.security.principals import ADMIN, CHANGE_OWN, METRICS, READ, SEE_OWN, WRITE
 from headrace.telemetry.correlation import caller
 from headrace.web.exchange import headers_of
+
+T = TypeVar("T")
+Note = Callable[[str, str, str, str], None]
+"""Notes an operation in the audit: action, target, reason, outcome."""
 
 
 class Rule(NamedTuple):
@@ -100,6 +104,17 @@ def principal_of(scope: Scope) -> Principal | None:
 def who() -> str:
     """Return who asks, for people."""
     return caller.get() or "anonymous"
+
+
+async def noted(note: Note, action: str, target: str, reason: str, work: Awaitable[T]) -> T:
+    """Do something, and note in the audit how it ended."""
+    try:
+        done = await work
+    except HeadraceError as error:
+        note(action, target, reason or error.description, "FAILURE")
+        raise
+    note(action, target, reason, "SUCCESS")
+    return done
 
 
 def may_steer(scope: Scope, consumer: Steered) -> bool:

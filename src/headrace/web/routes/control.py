@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
@@ -15,8 +15,8 @@ from headrace.config.http import HttpConfig
 from headrace.control.commands import CommandAnswer, Commands, SeekRequest, SettingsRequest, SkipRequest, Where
 from headrace.control.steered_status import Details, Statuses, Summary
 from headrace.control.steering import Steered, Steering
-from headrace.errors import HeadraceError, NotFound
-from headrace.web.access import may_steer, who
+from headrace.errors import NotFound
+from headrace.web.access import Note, may_steer, noted, who
 from headrace.web.bodies import answer, body_of, query_of
 
 CONSUMERS: Final = "/adm/reactive-consumers"
@@ -49,8 +49,7 @@ class ControlRoom(NamedTuple):
     steering: Steering
     statuses: Statuses
     commands: Commands
-    note: Callable[[str, str, str, str], None]
-    """Notes an operation in the audit: action, target, reason, outcome."""
+    note: Note
 
 
 class _Endpoints:
@@ -131,14 +130,7 @@ class _Endpoints:
         target = f"{consumer.kind} {consumer.name}"
         told = msgspec.json.encode({name: value for name, value in _said(asked) if name != "reason"}).decode()
         action = action if told == "{}" else f"{action} {told}"
-        reason = getattr(asked, "reason", "")
-        try:
-            done = await work
-        except HeadraceError as error:
-            self._room.note(action, target, reason or error.description, "FAILURE")
-            raise
-        self._room.note(action, target, reason, "SUCCESS")
-        return done
+        return await noted(self._room.note, action, target, getattr(asked, "reason", ""), work)
 
     def _commanded(self, done: CommandAnswer) -> Response:
         return answer(done, 202 if done.pending else 200)

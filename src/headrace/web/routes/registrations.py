@@ -14,10 +14,10 @@ from starlette.routing import Route
 from headrace.config.http import HttpConfig
 from headrace.config.registered import shown
 from headrace.control.registrations import Registration, Registrations
-from headrace.errors import HeadraceError, InvalidRequest
+from headrace.errors import InvalidRequest
 from headrace.lifecycle import Readiness
 from headrace.security.principals import ADMIN
-from headrace.web.access import principal_of, who
+from headrace.web.access import Note, noted, principal_of, who
 from headrace.web.bodies import answer
 from headrace.web.exchange import headers_of, read_json
 
@@ -67,8 +67,7 @@ class RegistrationRoom(NamedTuple):
     registrations: Registrations
     readiness_of: Callable[[str], Readiness]
     """How what runs under a name is."""
-    note: Callable[[str, str, str, str], None]
-    """Notes an operation in the audit: action, target, reason, outcome."""
+    note: Note
 
 
 class _Endpoints:
@@ -90,14 +89,14 @@ class _Endpoints:
             config = msgspec.json.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
             raise InvalidRequest(f"the body is no JSON: {str(cause)[:200]}") from cause
-        with _Noted(self._room, "register", name):
-            one, new = await self._room.registrations.put(who(), principal, name, config)
+        work = self._room.registrations.put(who(), principal, name, config)
+        one, new = await noted(self._room.note, "register", f"reactive {name}", "", work)
         return self._answer(one, 201 if new else 200)
 
     async def remove(self, request: Request) -> Response:
         name = request.path_params["name"]
-        with _Noted(self._room, "unregister", name):
-            await self._room.registrations.remove(_whose(request), name)
+        work = self._room.registrations.remove(_whose(request), name)
+        await noted(self._room.note, "unregister", f"reactive {name}", "", work)
         return answer(Removed(name))
 
     def _answer(self, one: Registration, status: int = 200) -> Response:
@@ -115,21 +114,6 @@ class _Endpoints:
         elif why := self._room.readiness_of(one.name):
             view.state, view.why = "running" if why.ready else "waiting", why.reason
         return view
-
-
-class _Noted:
-    """Notes in the audit who changed what, and whether it came to its end."""
-
-    def __init__(self, room: RegistrationRoom, action: str, name: str) -> None:
-        self._note = room.note
-        self._said = action, f"reactive {name}"
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None or isinstance(error, HeadraceError):
-            self._note(*self._said, error.description if error else "", "FAILURE" if error else "SUCCESS")
 
 
 def _whose(request: Request) -> str | None:

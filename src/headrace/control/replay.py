@@ -13,6 +13,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from headrace.config.consumers import FlowControl
 from headrace.delivery.pump import Pump
 from headrace.errors import HeadraceError
 from headrace.lifecycle import Clock, Deadline, Service
@@ -34,11 +35,11 @@ StartOffsets = Callable[[Sequence[TopicPartition]], Awaitable[Mapping[TopicParti
 
 
 class Limits(NamedTuple):
-    """What a replay may hold, and deliver in a second."""
+    """What a replay may hold, let a kill repeat, and deliver in a second."""
 
-    max_records: int
-    """Records that may be handed over and are not written down as ended: a kill repeats no more."""
-    max_bytes: int
+    flow: FlowControl
+    repeats_at_most: int
+    """Records that may be handed over and are not written down as ended."""
     rate_records: float | None = None
 
 
@@ -89,8 +90,8 @@ class WindowSource(Service):
         self._positions = {partition: start.offset for partition, start in starts.items()}
         self._read, self._start_offsets = read, start_offsets
         self._limits, self._clock, self._rate = limits, clock, limits.rate_records
-        self._some = max(1, limits.max_records // _PARTS)
-        self._slice = min(_SLICE_RECORDS, self._some)
+        self._some = max(1, limits.repeats_at_most // _PARTS)
+        self._slice = min(_SLICE_RECORDS, max(1, limits.flow.max_records // _PARTS), self._some)
         self._epoch = int(clock.time() * 1000)
         self._handed = self._ended = self._saved = self._bytes = 0
         self._room = asyncio.Event()
@@ -193,6 +194,7 @@ class WindowSource(Service):
         await asyncio.sleep(0)
 
     def _fits(self, records: int, size_bytes: int) -> bool:
-        if self.unsaved and self.unsaved + records > self._limits.max_records:
+        flow, held = self._limits.flow, self._handed - self._ended
+        if self.unsaved and self.unsaved + records > self._limits.repeats_at_most:
             return False
-        return self._handed == self._ended or self._bytes + size_bytes <= self._limits.max_bytes
+        return not held or (held + records <= flow.max_records and self._bytes + size_bytes <= flow.max_bytes)

@@ -40,6 +40,11 @@ TargetOf = Callable[[Mapping[str, str]], Target | None]
 """Returns what is named, as it is now; None for a topic, or if it is not here."""
 
 
+def repeats_of(flow: FlowControl) -> int:
+    """Return how many records may come again after a kill: enough that writing progress down costs little."""
+    return 5 * flow.max_records
+
+
 class ReplaySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """What is replayed, and where to."""
 
@@ -103,7 +108,7 @@ class ReplayWork:
             await lease.release()
 
     async def _deliver(self, progress: Mapping[str, Any], tell: Tell, stop: asyncio.Event) -> str:
-        spec, place = self._spec, self._place
+        spec, place, target = self._spec, self._place, self._target
         pump = await self._pump()
         source = WindowSource(
             pump,
@@ -111,9 +116,7 @@ class ReplayWork:
             spec.window.ends,
             read=functools.partial(read_records, place.kafka),
             start_offsets=place.admin.start_offsets,
-            limits=Limits(
-                spec.repeats_at_most, (self._target.flow if self._target else TO_TOPIC_FLOW).max_bytes, spec.rate
-            ),
+            limits=Limits(target.flow if target else TO_TOPIC_FLOW, spec.repeats_at_most, spec.rate),
             clock=place.clock,
         )
         try:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from headrace.control.jobs import Job, Jobs, JobView, Work, spec_of
-from headrace.control.replay_run import TO_TOPIC_FLOW, Place, ReplaySpec, ReplayWork
+from headrace.control.replay_run import TO_TOPIC_FLOW, Place, ReplaySpec, ReplayWork, repeats_of
 from headrace.control.replay_targets import Target
 from headrace.control.replay_window import Offsets, check_readable, find_window
 from headrace.control.selection import Selection
@@ -141,7 +141,7 @@ class Replays:
             last_retry=last_retry,
             letters=True,
             selection=selection,
-            repeats_at_most=target.flow.max_records,
+            repeats_at_most=repeats_of(target.flow),
         )
 
     async def begin_as_seed(self, jobs: Jobs, asked: ReplayMetadata, by: str) -> JobView | DryRun:
@@ -213,7 +213,7 @@ class Replays:
             rate=request.rate,
             last_retry=request.last_retry,
             letters=of_letters,
-            repeats_at_most=(target.flow if target else TO_TOPIC_FLOW).max_records,
+            repeats_at_most=repeats_of(target.flow if target else TO_TOPIC_FLOW),
         )
 
     def _now_ms(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequen
 from random import Random
 from typing import Any
 
-from headrace.config.consumers import BatchConfig, DeliveryConfig
+from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl
 from headrace.control.replay import Limits, WindowSource
 from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict
 from headrace.delivery.pump import Pump
@@ -65,7 +65,7 @@ class World:
             {P: end},
             read=self.read,
             start_offsets=self.start_offsets,
-            limits=Limits(most, 1_000_000, rate),
+            limits=Limits(FlowControl(max_records=1000), most, rate),
             clock=self.clock,
         )
         await pump.start()

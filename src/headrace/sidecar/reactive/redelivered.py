@@ -61,15 +61,7 @@ class OneOrigin:
     def __init__(
         self, consumer: LetterConsumer, delivery: Delivery, done: Redelivered, last_retry: bool, clock: Clock
     ) -> None:
-        """Prepare.
-
-        Args:
-            consumer: Whose backend, policy and dead letters.
-            delivery: What all deliveries have in common.
-            done: Is added to.
-            last_retry: Whether what fails has ended.
-            clock: For the time of a failure.
-        """
+        """Prepare; `delivery` is what all have in common, `done` is added to; `last_retry`: what fails has ended."""
         self._consumer, self._delivery, self._done = consumer, delivery, done
         self._last_retry, self._clock = last_retry, clock
         # One attempt, but a threshold looks at what another attempt would be for.

@@ -117,17 +117,7 @@ class Redelivery(Service):
         clock: Clock,
         host: str,
     ) -> None:
-        """Prepare.
-
-        Args:
-            kafka: Where letters are read.
-            admin: Tells where they end, and makes the topics of leases.
-            consumers: By name; others may come and go.
-            produce: Writes marks.
-            marks_of: What has ended of a topic.
-            clock: For ages and deadlines.
-            host: Name of this machine, for the answer.
-        """
+        """Prepare; `consumers` may come and go, `marks_of` tells what has ended, `host` is for the answer."""
         super().__init__("dead letter redelivery")
         self._kafka, self._admin, self._consumers, self._produce = kafka, admin, consumers, produce
         self._marks_of, self._clock = marks_of, clock

@@ -27,9 +27,7 @@ class LetterCount(msgspec.Struct, frozen=True, rename="camel"):
     letters: int
     """Letters in the topic at most: offsets, of which transactions, compaction and foreign records take some."""
     left: int
-    """Those of them that have not ended."""
-    exact: bool
-    """Whether `left` is exact, which offsets tell only of none; statistics read the letters and count them."""
+    """Those of them that have not ended; of 0 offsets are sure, statistics read the letters and count them."""
     oldest: str | None
     """Time of the first letter; None without any. ISO 8601, UTC."""
     newest: str | None
@@ -106,7 +104,6 @@ def _count(
         len(partitions),
         letters,
         letters - gone,
-        exact=letters == gone,
         oldest=iso_ms(min(first for first, _ in known)) if known else None,
         newest=iso_ms(max(last for _, last in known)) if known else None,
     )

@@ -168,14 +168,14 @@ class Commands:
         action: str,
         offsets: Mapping[TopicPartition, int],
         facts: Mapping[str, Any],
-        wait_seconds: float,
+        wait: float,
     ) -> CommandAnswer:
         waiting = sum(len(self._steering.of(consumer, kind)) for kind in ("seek/", "skip/"))
         if waiting + len(offsets) > _MOST_WAITING:
             raise InvalidRequest(
                 f"{waiting} seeks and skips of {consumer.name} are not done yet: wait, or take some of them back"
             )
-        identity, results = await self._steering.command(consumer, action, offsets, facts, wait_seconds)
+        identity, results = await self._steering.command(consumer, action, offsets, facts, wait)
         pending = any(result.outcome == "pending" for result in results)
         return CommandAnswer(identity, pending, results, _PENDING if pending else "")
 

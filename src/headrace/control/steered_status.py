@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from headrace.control.entries import paused_text, spelled
+from headrace.control.entries import Command, paused_text, spelled
 from headrace.control.lag import PartitionLag
 from headrace.control.steering import Steered, Steering
 from headrace.delivery import live
@@ -136,14 +136,7 @@ class Statuses:
         member: str,
         clock: Clock,
     ) -> None:
-        """Prepare.
-
-        Args:
-            steering: Whom to tell of.
-            lag_of: Where a group stood a moment ago.
-            member: Name of this process.
-            clock: For ages.
-        """
+        """Prepare; `lag_of` says where a group stood a moment ago, `member` is this process's name."""
         self._steering = steering
         self._lag_of = lag_of
         self._member = member
@@ -159,18 +152,7 @@ class Statuses:
         partitions = self._partitions(consumer, None)
         if not all(one.assigned for one in partitions):
             partitions = self._partitions(consumer, await self._ask_members(consumer))
-        commands = [
-            PendingCommand(
-                command.id,
-                command.action,
-                *command.partition,
-                command.offset,
-                str(command.entry.get("by", "")),
-                spelled(command.entry.get("at")),
-                str(command.entry.get("reason", "")),
-            )
-            for command in self._steering.pending(consumer)
-        ]
+        commands = [_pending(command) for command in self._steering.pending(consumer)]
         return Details(**self._summary(consumer, partitions), partitions=partitions, commands=commands)
 
     async def _ask_members(self, consumer: Steered) -> Members | None:
@@ -192,6 +174,9 @@ class Statuses:
         lags = [one.lag for one in partitions if one.lag is not None]
         breaker = consumer.pumps[0].status().breaker
         entry = self._steering.hold_of(consumer)
+        counts: Counter[str] = Counter()
+        for pump in consumer.pumps:
+            counts.update(pump.counts.read())
         return {
             "name": consumer.name,
             "kind": consumer.kind,
@@ -202,7 +187,7 @@ class Statuses:
             "paused": _pause(entry),
             "settings": Settings(*consumer.pumps[0].settings),
             "breaker": BreakerStatus(breaker.state, spelled(breaker.until) or None, breaker.why),
-            "counts": self._counts(consumer),
+            "counts": {_camel(name): count for name, count in counts.items()},
             "partitions_assigned": len(own),
             "lag": sum(lags) if lags else None,
             "in_flight": sum(one.in_flight for one in own),
@@ -211,12 +196,6 @@ class Statuses:
             "attempts": max((head.attempts for head in heads), default=0),
             "why": paused_text(entry) if entry else next((one.why for one in own if one.why), ""),
         }
-
-    def _counts(self, consumer: Steered) -> dict[str, int]:
-        total: Counter[str] = Counter()
-        for pump in consumer.pumps:
-            total.update(pump.counts.read())
-        return {_camel(name): count for name, count in total.items()}
 
     def _partitions(self, consumer: Steered, members: Members | None) -> list[PartitionStatus]:
         holds = self._steering.holds_of(consumer)
@@ -235,26 +214,24 @@ class Statuses:
     def _here(
         self, partition: TopicPartition, here: live.PartitionStatus, lag: PartitionLag | None, hold: Pause | None
     ) -> PartitionStatus:
-        end, committed, why = lag.end if lag else None, here.committed, here.why
+        end, why, head = lag.end if lag else None, here.why, here.head
         if not why and lag and lag.written > lag.end == here.position and not here.open_records:
             why = f"a transaction is open at offset {end}; records behind it cannot be read until it ends"
         if end is not None and here.position is not None:
             end = max(end, here.position)  # where the log ended a moment ago may be behind what was read since
-        behind = None if end is None or committed is None else max(0, end - committed)
-        head = here.head and Head(
-            here.head.offset, here.head.timestamp_ms, max(0.0, self._clock.time() - here.head.since), here.head.attempts
-        )
+        behind = None if end is None or here.committed is None else max(0, end - here.committed)
         return PartitionStatus(
             *partition,
             assigned=True,
             member=self._member,
             position=here.position,
-            committed=committed,
+            committed=here.committed,
             end=end,
             lag=lag.lag if behind is None and lag else behind,
             in_flight=here.in_flight,
             open=here.open_records,
-            head=head,
+            head=head
+            and Head(head.offset, head.timestamp_ms, max(0.0, self._clock.time() - head.since), head.attempts),
             paused=hold,
             why=why,
         )
@@ -281,6 +258,12 @@ def _away(
         paused=_pause(hold),
         why=paused_text(hold) if hold else why,
     )
+
+
+def _pending(command: Command) -> PendingCommand:
+    by, reason = (str(command.entry.get(name, "")) for name in ("by", "reason"))
+    at = spelled(command.entry.get("at"))
+    return PendingCommand(command.id, command.action, *command.partition, command.offset, by, at, reason)
 
 
 def _pause(entry: Mapping[str, Any] | None) -> Pause | None:

@@ -176,14 +176,7 @@ class Steering(Service):
         facts: Mapping[str, Any],
         wait_seconds: float,
     ) -> tuple[str, list[PartitionOutcome]]:
-        """Give a command for partitions, and wait for whoever has them.
-
-        Args:
-            consumer: Whose.
-            action: `seek` or `skip`.
-            offsets: Where each partition is to go on, or which record is to be skipped.
-            facts: Who, when, why.
-            wait_seconds: How long.
+        """Give a command (`seek` or `skip`) for partitions, and wait so long for whoever has them.
 
         Returns:
             The command's id, and what became of it for each partition until then.

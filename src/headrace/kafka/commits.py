@@ -39,7 +39,7 @@ class Commits:
             name: The consumer's, for the log.
             clock: For the pause before a repetition.
             epoch_of: The epochs of the present assignment, kept by the consumer.
-            acknowledged: Is told for which partitions a commit is acknowledged, and in which epochs.
+            acknowledged: Is told of partitions whose commit is acknowledged, and in which epoch.
         """
         self._name = name
         self._clock = clock

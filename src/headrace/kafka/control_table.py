@@ -41,16 +41,7 @@ class ControlTable(FollowedTopic):
     def __init__(
         self, kafka: KafkaConfig, admin: Admin, topic: str, source: str, producer: Producer, clock: Clock
     ) -> None:
-        """Prepare.
-
-        Args:
-            kafka: Where.
-            admin: For creating the topic, if it may be, and for its end.
-            topic: The topic.
-            source: The topic it takes replication factor and min ISR from; empty takes the broker's defaults.
-            producer: Writes entries.
-            clock: For the pauses between tries.
-        """
+        """Prepare; `producer` writes entries, and the others are those of any topic that is followed."""
         super().__init__(kafka, admin, topic, source, clock)
         self.name = "control"
         self.known = asyncio.Event()

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import secrets
-import socket
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
@@ -37,15 +35,7 @@ class Lease:
     """Held by one process at a time; a `Listener` of its own membership."""
 
     def __init__(self, kafka: KafkaConfig, admin: Admin, name: str, clock: Clock, *, source: str = "") -> None:
-        """Prepare.
-
-        Args:
-            kafka: Where.
-            admin: For the lock topic, and for who is in the group.
-            name: What is leased: `redrive.orders.dlq`.
-            clock: For waiting.
-            source: The topic the lock topic takes its replication from, if it is to be made.
-        """
+        """Prepare; `name` is what is leased (`redrive.orders.dlq`), `source` a topic the lock topic is made like."""
         self.lost = asyncio.Event()
         """Set when somebody else may hold it."""
         self.holder = ""
@@ -132,7 +122,7 @@ class Lease:
     async def _join(self) -> bool:
         """Take part in the group, and stay if that gives us the lease."""
         since = datetime.fromtimestamp(self._clock.time(), UTC).strftime("%Y-%m-%dT%H.%M.%SZ")
-        name = f"lease-{socket.gethostname()}-process-{os.getpid()}-since-{since}-{secrets.token_hex(2)}"
+        name = f"lease-a-process-since-{since}-{secrets.token_hex(2)}"  # which one, every member says
         self._me = f"headrace-{name}"
         self.lost.clear()
         self._held.clear()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -11,6 +10,7 @@ from headrace.cli.api import Api, api_options, part
 from headrace.cli.jobs import print_job, watch
 from headrace.cli.output import counted, print_json
 from headrace.cli.selection_options import Moment, Offsets
+from headrace.control.dead_letters import iso_ms
 from headrace.control.selection import Selection
 
 
@@ -70,7 +70,7 @@ def _request(
         if partition is None or last is None:
             raise click.UsageError("--offsets takes the first and the last one, such as 17-40, and --partition")
         asked["offsets"] = {"start": first, "end": last + 1}
-    times = {name: _iso(value) for name, value in (("since", since), ("until", until)) if value is not None}
+    times = {name: iso_ms(value) for name, value in (("since", since), ("until", until)) if value is not None}
     return {**asked, "time": times} if times else asked
 
 
@@ -88,8 +88,8 @@ def redrive_to_backend(api: Api, topic: str, consumer: str, selection: Selection
         "partition": selection.partition,
         "first": selection.first,
         "last": selection.last,
-        "since": None if selection.since_ms is None else _iso(selection.since_ms),
-        "until": None if selection.until_ms is None else _iso(selection.until_ms),
+        "since": None if selection.since_ms is None else iso_ms(selection.since_ms),
+        "until": None if selection.until_ms is None else iso_ms(selection.until_ms),
         "topics": selection.topics,
         "groups": selection.groups,
         "errors": selection.errors,
@@ -109,7 +109,3 @@ def redrive_to_backend(api: Api, topic: str, consumer: str, selection: Selection
         errors = ", ".join(f"{count} {error}" for error, count in found["errors"].items())
         click.echo(f"{counted(found['records'], 'letter')} of {topic} would go to {consumer}: {errors or 'none'}")
     return 0
-
-
-def _iso(milliseconds: int) -> str:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")

@@ -42,7 +42,7 @@ TargetOf = Callable[[Mapping[str, str]], Target | None]
 
 def repeats_of(flow: FlowControl) -> int:
     """Return how many records may come again after a kill: enough that writing progress down costs little."""
-    return 5 * flow.max_records
+    return 2 * flow.max_records
 
 
 class ReplaySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):

@@ -113,9 +113,7 @@ def test_a_filtered_redrive_leaves_exactly_the_rest(headrace: Any, topic: Any, s
     asyncio.run(write_letters(settings, name, 40, errors=("HTTP 400", "KeyError", "KeyError", "KeyError")))
     words = ["dlq", "redrive", dlq, "--error", "HTTP 400", "--origin", name, "--since", "1h"]
     assert "10 letters" in headrace(*words, "--exactly-once").stdout
-    for more in ([], ["--dry-run"]):
-        assert f"nothing matches: {dlq} has 30 letters left" in headrace(*words, *more, code=1).stderr
-    assert left(headrace, dlq) == 30
+    assert f"nothing matches: {dlq} has 30 letters left" in headrace(*words, "--dry-run", code=1).stderr
     done = json.loads(headrace("dlq", "redrive", dlq, "--output", "json").stdout)
     assert (done["records"], done["targets"], done["errors"]) == (30, {name: 30}, {"KeyError": 30})
     assert values(settings, name) == sorted([*values(settings, dlq)] * 2)
@@ -167,7 +165,7 @@ def test_letters_go_elsewhere(headrace: Any, topic: Any, settings: KafkaConfig, 
     assert sorted(values(settings, name)) == sorted([*values(settings, dlq), b"v2\xff", b"v3\xff"])
 
 
-def test_what_is_no_window_no_topic_or_a_circle_is_refused(headrace: Any, topic: Any, settings: KafkaConfig) -> None:
+def test_what_is_no_window_or_no_dead_letter_topic_is_refused(headrace: Any, topic: Any, settings: KafkaConfig) -> None:
     """Each says what is wrong, and nothing is sent."""
     name = topic()
     asyncio.run(write_letters(settings, name, 3))
@@ -175,8 +173,6 @@ def test_what_is_no_window_no_topic_or_a_circle_is_refused(headrace: Any, topic:
     redrive = ("dlq", "redrive", dlq)
     first = ("--partition", "0", "--offsets")
     assert "it holds 0 to 2" in headrace(*redrive, *first, "3", code=1).stderr
-    assert "does not exist" in headrace(*redrive, "--to-topic", f"{name}.gone", code=1).stderr
-    assert "refused" in headrace(*redrive, "--to-topic", dlq, code=1).stderr
     assert "neither a time" in headrace(*redrive, "--since", "soon", code=2).stderr
     assert "is no dead letter" in headrace("dlq", "drop", name, "--reason", "x", code=1).stderr
     assert "does not exist" in headrace("dlq", "redrive", f"{name}.gone", code=1).stderr
@@ -216,7 +212,7 @@ def test_one_run_at_a_time(env: Any, headrace: Any, topic: Any, settings: KafkaC
         assert first.stderr
         assert "failpoint redrive.sent" in first.stderr.readline()
         for words in (["drop", dlq, "--reason", "x"], ["redrive", dlq, "--wait", "0.5"]):
-            assert f"process-{first.pid}-since-" in headrace("dlq", *words, code=1).stderr
+            assert f"(pid {first.pid} on " in headrace("dlq", *words, code=1).stderr
         first.kill()
     assert values(settings, name) == sorted(values(settings, dlq) * 2)
 

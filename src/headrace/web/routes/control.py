@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Awaitable
+from functools import partial
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
@@ -13,7 +14,7 @@ from starlette.routing import Route
 
 from headrace.config.http import HttpConfig
 from headrace.control.commands import CommandAnswer, Commands, SeekRequest, SettingsRequest, SkipRequest, Where
-from headrace.control.steered_status import Details, Statuses, Summary
+from headrace.control.steered_status import Statuses, Summary
 from headrace.control.steering import Steered, Steering
 from headrace.errors import NotFound
 from headrace.web.access import Note, may_steer, noted, who
@@ -65,31 +66,22 @@ class _Endpoints:
         return answer(Consumers(sorted(shown, key=lambda one: one.name)))
 
     async def show(self, request: Request) -> Response:
-        return answer(await self._details(self._consumer(request)))
+        return await self._details(self._consumer(request))
 
-    async def pause(self, request: Request) -> Response:
+    async def hold(self, action: str, request: Request) -> Response:
         consumer, where = self._consumer(request), await self._body(request, Where)
-        await self._noted("pause", consumer, where, self._room.commands.pause(consumer, where, who()))
-        return answer(await self._details(consumer))
+        commands = self._room.commands
+        pauses = action == "pause"
+        work = commands.pause(consumer, where, who()) if pauses else commands.resume(consumer, where)
+        await self._noted(action, consumer, where, work)
+        return await self._details(consumer)
 
-    async def resume(self, request: Request) -> Response:
-        consumer, where = self._consumer(request), await self._body(request, Where)
-        await self._noted("resume", consumer, where, self._room.commands.resume(consumer, where))
-        return answer(await self._details(consumer))
-
-    async def seek(self, request: Request) -> Response:
-        consumer, asked = self._consumer(request), await self._body(request, SeekRequest)
+    async def command(self, action: str, kind: type[Any], request: Request) -> Response:
+        consumer, asked = self._consumer(request), await self._body(request, kind)
         wait = query_of(request, WaitQuery).wait_seconds
-        return self._commanded(
-            await self._noted("seek", consumer, asked, self._room.commands.seek(consumer, asked, who(), wait))
-        )
-
-    async def skip(self, request: Request) -> Response:
-        consumer, asked = self._consumer(request), await self._body(request, SkipRequest)
-        wait = query_of(request, WaitQuery).wait_seconds
-        return self._commanded(
-            await self._noted("skip", consumer, asked, self._room.commands.skip(consumer, asked, who(), wait))
-        )
+        work = getattr(self._room.commands, action)(consumer, asked, who(), wait)
+        done: CommandAnswer = await self._noted(action, consumer, asked, work)
+        return answer(done, 202 if done.pending else 200)
 
     async def settings(self, request: Request) -> Response:
         consumer, commands = self._consumer(request), self._room.commands
@@ -98,7 +90,7 @@ class _Endpoints:
         else:
             asked = await self._body(request, SettingsRequest)
             await self._noted("change settings", consumer, asked, commands.change(consumer, asked, who()))
-        return answer(await self._details(consumer))
+        return await self._details(consumer)
 
     async def take_back(self, request: Request) -> Response:
         consumer, identity = self._consumer(request), request.path_params["id"]
@@ -119,8 +111,8 @@ class _Endpoints:
             raise NotFound(f"no consumer here is called {name[:60]!r}: {hint}")
         return consumer
 
-    async def _details(self, consumer: Steered) -> Details:
-        return await self._room.statuses.details(consumer)
+    async def _details(self, consumer: Steered) -> Response:
+        return answer(await self._room.statuses.details(consumer))
 
     async def _body(self, request: Request, kind: type[Any]) -> Any:
         return await body_of(request, kind, self._settings)
@@ -131,9 +123,6 @@ class _Endpoints:
         told = msgspec.json.encode({name: value for name, value in _said(asked) if name != "reason"}).decode()
         action = action if told == "{}" else f"{action} {told}"
         return await noted(self._room.note, action, target, getattr(asked, "reason", ""), work)
-
-    def _commanded(self, done: CommandAnswer) -> Response:
-        return answer(done, 202 if done.pending else 200)
 
 
 def _said(asked: Any) -> list[tuple[str, Any]]:
@@ -147,10 +136,10 @@ def control_routes(room: ControlRoom, settings: HttpConfig) -> list[Route]:
     return [
         Route(CONSUMERS, to.list),
         Route(CONSUMER, to.show),
-        Route(f"{CONSUMER}/pause", to.pause, methods=["POST"]),
-        Route(f"{CONSUMER}/resume", to.resume, methods=["POST"]),
-        Route(f"{CONSUMER}/seek", to.seek, methods=["POST"]),
-        Route(f"{CONSUMER}/skip", to.skip, methods=["POST"]),
+        Route(f"{CONSUMER}/pause", partial(to.hold, "pause"), methods=["POST"]),
+        Route(f"{CONSUMER}/resume", partial(to.hold, "resume"), methods=["POST"]),
+        Route(f"{CONSUMER}/seek", partial(to.command, "seek", SeekRequest), methods=["POST"]),
+        Route(f"{CONSUMER}/skip", partial(to.command, "skip", SkipRequest), methods=["POST"]),
         Route(f"{CONSUMER}/settings", to.settings, methods=["PATCH", "DELETE"]),
         Route(f"{CONSUMER}/commands/{{id}}", to.take_back, methods=["DELETE"]),
     ]

@@ -15,23 +15,19 @@ class AdaptiveLimit:
         self.places = most
         """Deliveries under way at most, now."""
         self.under_way = 0
-        self._most = most
+        self.most = most
+        """The upper bound."""
         self._allowed = float(most)
         self._cut_at = 0
 
-    @property
-    def most(self) -> int:
-        """The upper bound."""
-        return self._most
-
     def change(self, most: int) -> None:
         """Keep another upper bound; what was learned below it stays."""
-        self._allowed = float(most) if self.places >= self._most else min(self._allowed, float(most))
-        self._most, self.places = most, int(self._allowed)
+        self._allowed = float(most) if self.places >= self.most else min(self._allowed, float(most))
+        self.most, self.places = most, int(self._allowed)
 
     def grow(self) -> None:
         """Note that a delivery was answered; a bound that was not reached says nothing."""
-        if self.places < self._most and self.under_way >= self.places:
+        if self.places < self.most and self.under_way >= self.places:
             self._allowed += 1 / self._allowed
             self.places = int(self._allowed)
 

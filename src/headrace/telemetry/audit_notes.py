@@ -137,7 +137,7 @@ def production_lines(
         elif not failed_only:
             head = heads.get(record.topic) or heads.setdefault(record.topic, _head(shared, record.topic))
             correlation = correlation or identity
-            tail = _tail(key_of(record.key), trace, b"")
+            tail = b"" if record.key is None and not trace else _tail(key_of(record.key), trace, b"")
             yield correlation, _LINE % (head, result.partition, result.offset, _json(correlation), identity, tail)
 
 

@@ -192,11 +192,12 @@ class ReplayWork:
         plural = "offset of the window holds" if gone == 1 else "offsets of the window hold"
         return f"{gone} {plural} no record any more (expired, compacted, aborted, or a marker)" if gone > 0 else ""
 
-    def _died(self, source: WindowSource) -> Any:
+    def _died(self, source: WindowSource) -> Callable[[Service], None]:
         def died(service: Service) -> None:
             cause = service.death
-            known = isinstance(cause, HeadraceError)
-            self._problem = cause if known else HeadraceError(f"{service.name} ended by itself: {cause}")  # type: ignore[assignment]
+            if not isinstance(cause, HeadraceError):
+                cause = HeadraceError(f"{service.name} ended by itself: {cause}")
+            self._problem = cause
             source.news.set()
 
         return died

@@ -20,13 +20,7 @@ from headrace.delivery.protocols import (
     Verdict,
 )
 from headrace.delivery.pump import Pump
-from headrace.errors import (
-    DeadLetterFailed,
-    DestinationUnavailable,
-    HeadraceError,
-    RecordRefused,
-    RecordTooLarge,
-)
+from headrace.errors import DeadLetterFailed, DestinationUnavailable, HeadraceError, RecordRefused, RecordTooLarge
 from headrace.kafka import Admin
 from headrace.records import Committed, Header, OutgoingRecord, Record, TopicPartition
 
@@ -156,14 +150,7 @@ class ReplayLetters:
     def __init__(
         self, inner: DeadLetterWriter | None, job: str, *, of_letters: bool, fail: Callable[[str], None]
     ) -> None:
-        """Prepare.
-
-        Args:
-            inner: Writes; None if there is nowhere to write to.
-            job: Id of the job.
-            of_letters: Whether dead letters are replayed.
-            fail: Ends the job, because a record can neither be delivered nor become a dead letter.
-        """
+        """Prepare; without `inner` there is nowhere to write to, and `fail` ends the job with the reason."""
         self._inner, self._job, self._of_letters, self._fail = inner, job, of_letters, fail
 
     async def write(self, letters: Sequence[DeadLetter]) -> Collection[int] | None:

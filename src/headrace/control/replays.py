@@ -198,12 +198,18 @@ class Replays:
             raise InvalidRequest("name offsets or time, not both")
         ((kind, name),) = to.items()
         target = self._target(kind, name) if kind != "topic" else None
-        topic = self._letters_of(request.topic, target) if request.dead_letter else check_topic(request.topic)
+        topic, admin, of_letters = check_topic(request.topic), self._place.admin, False
+        if request.dead_letter:
+            if not (target and target.letters):
+                raise InvalidRequest("deadLetter needs a consumer or function that has dead letters: name their topic")
+            topic = target.letters.topic_for(topic)
         if target:
             admin, of_letters = target.admin, self._check(target, topic, f"{kind} {name}")
+        elif topic == name:
+            raise InvalidRequest(f"{topic} is where the records come from: replay it to another topic", topic=topic)
         else:
-            admin, of_letters = self._place.admin, False
-            await self._check_topic(topic, name)
+            check_readable(check_topic(name))
+            await admin.describe_topic(name)
         times = request.time or Times()
         since, until = milliseconds(times.since), milliseconds(times.until)
         selection = Selection(partition=request.partition, since_ms=since, until_ms=until)
@@ -225,14 +231,6 @@ class Replays:
         known = ", ".join(sorted(known for other, known in self._targets if other == kind)) or "none"
         raise NotFound(f"there is no {kind} {name[:100]!r} in this process: known are {known}")
 
-    def _letters_of(self, topic: str, target: Target | None) -> str:
-        writers = [target] if target else [other for other in self._targets.values() if other.reads(topic)]
-        found = {writer.letters.topic_for(topic) for writer in writers if writer.letters}
-        if len(found) != 1:
-            which = f"any of {', '.join(sorted(found))}" if found else "unknown here"
-            raise InvalidRequest(f"the dead letter topic of {topic} is {which}: name it as topic, without deadLetter")
-        return found.pop()
-
     def _check(self, target: Target, topic: str, label: str) -> bool:
         """Return whether a topic holds dead letters of a target, which else reads it."""
         if target.refusal:
@@ -244,12 +242,6 @@ class Replays:
         raise InvalidRequest(
             f"{label} does not read {topic}, and its dead letters do not go there: replay one of its topics"
         )
-
-    async def _check_topic(self, source: str, topic: str) -> None:
-        if topic == source:
-            raise InvalidRequest(f"{topic} is where the records come from: replay it to another topic", topic=topic)
-        check_readable(check_topic(topic))
-        await self._place.admin.describe_topic(topic)
 
 
 def conflict(one: Job, other: Job) -> bool:

@@ -24,6 +24,7 @@ from headrace.lifecycle.supervisor import first_of
 Kind = Literal["redrive", "drop", "quarantine"]
 _WAIT_SECONDS = 20.0
 """For the lease of a run that was killed."""
+_DRY_RUN_SECONDS = 60.0
 
 
 class LettersRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -133,7 +134,14 @@ class LetterJobs:
                 spec = msgspec.structs.replace(spec, selection=letters)
                 return await jobs.create(kind, msgspec.to_builtins(spec, str_keys=True), by)
         if asked.dry_run:
-            found = msgspec.structs.asdict(await self._redrive(made).run())
+            try:
+                async with asyncio.timeout(_DRY_RUN_SECONDS):
+                    found = msgspec.structs.asdict(await self._redrive(made).run())
+            except TimeoutError:
+                raise InvalidRequest(
+                    f"looking at all these letters takes longer than {_DRY_RUN_SECONDS:g} s: narrow it by partition, "
+                    "offsets or a start, or ask where nobody waits for an answer: headrace dlq redrive --dry-run"
+                ) from None
             if asked.to_consumer:
                 found["targets"] = {asked.to_consumer: found["records"]}
             return LettersReport(**found)

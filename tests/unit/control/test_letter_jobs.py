@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from headrace.control import letter_jobs
 from headrace.control.jobs import Job
 from headrace.control.letter_jobs import LetterJobs, LettersRequest, _LetterWork
 from headrace.control.redrive import Redrive, Redriven
@@ -80,6 +81,21 @@ def test_what_came_back_too_often_is_kept_from_a_backend(asked: dict[str, Any], 
     letters = LetterJobs(nothing, nothing, nothing, ManualClock(1.0), Replays())  # type: ignore[arg-type]
     request = LettersRequest(to_consumer="push", **asked)
     assert asyncio.run(letters.begin(Jobs(), "redrive", "t.dlq", request, "ann")) == limit  # type: ignore[arg-type, comparison-overlap]
+
+
+def test_a_dry_run_of_very_many_letters_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks over HTTP waits for it."""
+
+    class Endless:
+        async def run(self) -> Redriven:
+            return await asyncio.Event().wait()  # type: ignore[return-value]
+
+    nothing: Any = None
+    letters = LetterJobs(nothing, nothing, nothing, ManualClock(1.0), nothing)
+    monkeypatch.setattr(letters, "_redrive", lambda _: Endless())
+    monkeypatch.setattr(letter_jobs, "_DRY_RUN_SECONDS", 0.01)
+    with pytest.raises(InvalidRequest, match="narrow it"):
+        asyncio.run(letters.begin(nothing, "redrive", "t.dlq", LettersRequest(dry_run=True), "ann"))
 
 
 class Run:

@@ -101,7 +101,7 @@ def _row(job: Mapping[str, Any]) -> dict[str, Any]:
         "kind": job["kind"],
         "state": job["state"],
         "topic": spec.get("topic") or spec.get("window", {}).get("topic", ""),
-        "done": "" if done is None else f"{done} of {total}",
+        "done": "" if total is None else f"{done} of {total}",
         "by": job["by"],
         "since": job["since"],
         "message": job["message"],

@@ -64,7 +64,8 @@ class RegisteredConsumers:
             for steered in room.steered:
                 self._steering.add(dataclasses.replace(steered, owner=one.owner))
             self._ways_in.targets.update(room.targets)
-            self._ways_in.letter_consumers.update(room.letter_consumers)
+            for name, consumer in room.letter_consumers.items():
+                self._ways_in.letter_consumers[name] = consumer._replace(owner=one.owner)
             for group, topics in room.groups.items():
                 self._ways_in.groups.setdefault(group, []).extend(topics)
             topics_first = OwnTopics(room.admin, room.wanted_topics, room.clock, f"reactive {one.name} own topics")

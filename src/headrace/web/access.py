@@ -8,7 +8,6 @@ from typing import Final, NamedTuple, TypeVar
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headrace.control.steering import Steered
 from headrace.errors import AuthTokenMissing, HeadraceError, PathNotFound
 from headrace.security import Authenticator, Principal
 from headrace.security.principals import ADMIN, CHANGE_OWN, METRICS, READ, SEE_OWN, WRITE
@@ -117,10 +116,10 @@ async def noted(note: Note, action: str, target: str, reason: str, work: Awaitab
     return done
 
 
-def may_steer(scope: Scope, consumer: Steered) -> bool:
-    """Return whether the request's principal may see and steer a consumer: its owner, and administrators."""
+def may_steer(scope: Scope, owner: str) -> bool:
+    """Return whether the request's principal may see and steer what is somebody's: the owner, and administrators."""
     principal = principal_of(scope)
-    return principal is None or ADMIN in principal.scopes or consumer.owner == principal.name
+    return principal is None or ADMIN in principal.scopes or owner == principal.name
 
 
 def expires_at(scope: Scope) -> float:

@@ -132,7 +132,8 @@ class Letters:
     def chosen(self, request: RedeliveryRequest) -> list[tuple[str, Any]]:
         self._fail()
         group = "another" if request.group == "another" else "g"
-        consumer = SimpleNamespace(config=SimpleNamespace(group=group))
+        owner = "writer" if request.group == "writers" else ""
+        consumer = SimpleNamespace(config=SimpleNamespace(group=group), owner=owner)
         return [(topic, consumer) for topic in (request.topic or "").split(",") if topic]
 
     async def run(self, request: RedeliveryRequest) -> RedeliveryAnswer:

@@ -29,6 +29,8 @@ def request(name: str, query: str = "", body: bytes | None = None, path: str = P
         ("other", "?topic=other.1,t", 403),
         ("other", "?group=another&topic=other.1", 403),
         ("boss", "?topic=t", 403),
+        ("writer", "?group=writers&topic=t", 200),
+        ("reader", "?group=writers&topic=t", 403),
         ("reader", "?topic=_internal", 403),
     ],
 )

@@ -29,6 +29,8 @@ class LetterConsumer(NamedTuple):
     """Where what fails again goes; None when dead letters are off."""
     witness: Witness | None = None
     """Told of what has ended."""
+    owner: str = ""
+    """Who registered it; empty if the file names it."""
 
 
 class Letter(NamedTuple):

@@ -61,7 +61,9 @@ class _Endpoints:
     async def list(self, request: Request) -> Response:
         room = self._room
         shown = [
-            room.statuses.summary(one) for one in room.steering.consumers.values() if may_steer(request.scope, one)
+            room.statuses.summary(one)
+            for one in room.steering.consumers.values()
+            if may_steer(request.scope, one.owner)
         ]
         return answer(Consumers(sorted(shown, key=lambda one: one.name)))
 
@@ -104,8 +106,8 @@ class _Endpoints:
     def _consumer(self, request: Request) -> Steered:
         consumers, name = self._room.steering.consumers, request.path_params["name"]
         consumer = consumers.get(name)
-        if consumer is None or not may_steer(request.scope, consumer):
-            seen = [known for known, one in consumers.items() if may_steer(request.scope, one)]
+        if consumer is None or not may_steer(request.scope, consumer.owner):
+            seen = [known for known, one in consumers.items() if may_steer(request.scope, one.owner)]
             near = difflib.get_close_matches(name, seen, 1, 0.5)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(seen)) or 'none'}"
             raise NotFound(f"no consumer here is called {name[:60]!r}: {hint}")

@@ -17,10 +17,10 @@ from headrace.control.dead_letters import LetterCounts
 from headrace.control.letter_pages import DeadLetters
 from headrace.control.letter_scan import Order, ScanOptions, State
 from headrace.control.selection import Selection
-from headrace.errors import HeadraceError, InvalidRequest
+from headrace.errors import AuthTokenScopeMismatch, HeadraceError, InvalidRequest
 from headrace.security.principals import READ, WRITE
 from headrace.sidecar.reactive.redelivery import Redelivery, RedeliveryRequest
-from headrace.web.access import require
+from headrace.web.access import may_steer, require
 from headrace.web.bodies import answer, query_of
 from headrace.web.exchange import headers_of, read_json
 
@@ -112,6 +112,8 @@ def dead_letter_routes(
         for topic, consumer in redelivery.chosen(wanted):
             require(request.scope, (READ, WRITE), "consume", topic)
             require(request.scope, (READ, WRITE), "group", consumer.config.group)
+            if consumer.owner and not may_steer(request.scope, consumer.owner):
+                raise AuthTokenScopeMismatch(f"{topic} goes to a consumer of somebody else too: name a group of yours")
         try:
             done = await redelivery.run(wanted)
         except HeadraceError as error:

@@ -76,11 +76,7 @@ class App:
         self.admin = Admin(config.kafka)
         self.topics = TopicDirectory(self.admin, clock)
         self.producer = Producer(config.kafka, config.producer)
-        self.inner_producer = self.producer
-        if config.reactive_consumers or config.functions or config.registrations.backends:
-            # Its records may be larger: a dead letter is a record that Kafka took, and headers.
-            lasting = config.producer.lasting.model_copy(update={"max_record_bytes": _LARGEST_RECORD_BYTES})
-            self.inner_producer = Producer(config.kafka, lasting, "inner_producer")
+        self.inner_producer = self._inner_producer()
         self.registry = SchemaRegistry(config.schema_registry, clock)
         self.codecs = Codecs(self.registry, plain_unions=config.schema_registry.avro_unions == "plain")
         self._wanted: dict[str, str] = {}
@@ -120,6 +116,14 @@ class App:
         self.web = WebService(config.http, application, tls=tls.context if tls else None, clock=clock)
         # Last to start and first to drain; and it answers health questions while the others drain.
         self.supervisor.add(self.web)
+
+    def _inner_producer(self) -> Producer:
+        config = self.config
+        if not (config.reactive_consumers or config.functions or config.registrations.backends):
+            return self.producer
+        # Its records may be larger: a dead letter is a record that Kafka took, and headers.
+        lasting = config.producer.lasting.model_copy(update={"max_record_bytes": _LARGEST_RECORD_BYTES})
+        return Producer(config.kafka, lasting, "inner_producer")
 
     def _writing(self, produce: ProduceService) -> Writing:
         config = self.config

@@ -336,7 +336,7 @@ class Redrive:
     def _mark_at_once(self, part: _Slice, results: Sequence[Any]) -> None:
         """Mark a slice of which all is written while the next one is read; any other is looked at when it lands."""
         if part.marked is None and not any(isinstance(result, HeadraceError) for result in results):
-            reach("redrive.sent")
+            _sent()
             with contextlib.suppress(ProducerQueueFull):
                 part.marked = self._send(self._marks_of(part.items))
 
@@ -355,7 +355,7 @@ class Redrive:
         if part.results is None:
             part.results = await self._results(part)
         if part.marked is None:
-            reach("redrive.sent")
+            _sent()
         if self._session:
             self._unsure = part.items
             await self._written(part.answer)
@@ -415,3 +415,8 @@ class Redrive:
 
 def _place(record: Record) -> Place:
     return record.partition, record.offset
+
+
+def _sent() -> None:
+    """Letters are written, and nothing says so yet."""
+    reach("redrive.sent")

@@ -84,7 +84,7 @@ def start(headrace: Any, cluster: Any, topic: str, url: str, **audit: Any) -> An
 TROUBLE: Sequence[Answer] = (Answer(status=503), Answer(cut_after_bytes=0), Answer(status=200, body=b"no json")) * 3
 
 
-@pytest.mark.parametrize("budget", [33_554_432, 3_000])
+@pytest.mark.parametrize("budget", [134_217_728, 3_000])
 def test_notes_and_told_holes_are_as_many_as_records_that_ended(
     kafka: Any, headrace: Any, backend: Any, bed: Any, budget: int
 ) -> None:
@@ -109,6 +109,7 @@ def test_notes_and_told_holes_are_as_many_as_records_that_ended(
         assert places == {(record.partition, record.offset) for record in ledger.records(topic)}
 
 
+@pytest.mark.long
 def test_a_broker_that_dies_costs_no_note_that_is_not_counted(
     kafka_three: Any, headrace: Any, backend: Any, bed: Any
 ) -> None:

@@ -29,7 +29,7 @@ class AuditConfig(Section):
     """How keys of records are noted: the first half of their SHA-256, as they are, or not at all."""
     service_id: str = "headrace"
     """Name of this Headrace in the notes."""
-    max_pending_bytes: Count = 33_554_432
+    max_pending_bytes: Count = 134_217_728
     """Bytes of records whose notes are not written yet; above, notes are dropped and counted."""
     busy_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Largest part of a processor that notes take while the process is busy. `1`: as much as they need, so that every

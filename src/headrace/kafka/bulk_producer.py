@@ -16,7 +16,7 @@ from headrace.kafka.producer_settings import producer_properties
 from headrace.lifecycle import Service
 
 _FULL_SECONDS = 0.1
-_PAUSE_SECONDS = 0.02
+_PAUSE_SECONDS = 0.005
 _LINGER_MS = 50
 _PORTION_RECORDS = 1000
 

@@ -148,13 +148,22 @@ class Audit(Service):
             size_bytes + _RECORD_BYTES * len(records),
         )
 
+    def sent(
+        self,
+        records: Sequence[OutgoingRecord],
+        results: Sequence[Produced | HeadraceError],
+        audit_type: str = "PRODUCER",
+    ) -> None:
+        """Note records as `produced` does, for those who have not counted what is written."""
+        written = sum(isinstance(result, Produced) for result in results)
+        self.produced(records, results, written, audit_type=audit_type)
+
     def noting(self, produce: Produce, audit_type: str = "PRODUCER") -> Produce:
         """Return something that writes records and notes them."""
 
         async def produce_noted(records: Sequence[OutgoingRecord]) -> Sequence[Produced | HeadraceError]:
             results = await produce(records)
-            written = sum(isinstance(result, Produced) for result in results)
-            self.produced(records, results, written, audit_type=audit_type)
+            self.sent(records, results, audit_type)
             return results
 
         return produce_noted

@@ -15,7 +15,7 @@ from headrace.cli.api import Api, url_of
 from headrace.cli.connection import Place, kafka_options, open_producer
 from headrace.cli.output import counted, print_json, progress
 from headrace.cli.replay import redrive_to_backend
-from headrace.cli.selection_options import selection_options, with_options
+from headrace.cli.selection_options import Rate, selection_options, with_options
 from headrace.control.redrive import Redrive, Redriven, RedriveOptions
 from headrace.control.redrive_target import Target
 from headrace.control.selection import Selection
@@ -37,7 +37,7 @@ _VERBS = {
 
 _OPTIONS = (
     click.option("--dry-run", is_flag=True, help="Say what would go where, and of which errors and hours it is."),
-    click.option("--rate", "rate_records", type=click.FloatRange(0, min_open=True), help="Letters a second at most."),
+    click.option("--rate", "rate_records", type=Rate(), help="Letters a second at most."),
     click.option("--exactly-once", is_flag=True, help="In transactions: a run that is killed repeats nothing."),
     click.option("--skip-foreign", is_flag=True, help="Pass over records that are no dead letters."),
     click.option(

@@ -34,6 +34,18 @@ class Moment(click.ParamType[int]):
             self.fail(f"{value!r} is neither a time such as 2026-01-31T08:00 nor an age such as 2h", param, ctx)
 
 
+class Rate(click.ParamType[float]):
+    """Records per second: more than 0, and no `nan` or `inf`, which are numbers to Python only."""
+
+    name = "rate"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found = click.FLOAT.convert(value, param, ctx)
+        if not 0 < found < float("inf"):
+            self.fail(f"{value!r} is no rate: take a number above 0", param, ctx)
+        return found
+
+
 class Offsets(click.ParamType[tuple[int, int | None]]):
     """One offset, or the first and the last: `17`, `17-40`, `17-`."""
 

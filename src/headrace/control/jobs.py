@@ -106,6 +106,8 @@ class _Known:
 
     stop: asyncio.Event | None = None
     """Set to end its run; None while it does not run here."""
+    asked = False
+    """Whether somebody asked this process for it, so that it begins at once."""
 
     def __init__(self, job: Job, heard_at: float) -> None:
         self.job, self.heard_at = job, heard_at
@@ -149,7 +151,6 @@ class Jobs(Service):
         self._table, self._lease_of, self._make, self._conflict, self._clock = table, lease_of, make, conflict, clock
         self._owner = f"{socket.gethostname()} process {os.getpid()}"
         self._known: dict[str, _Known] = {}
-        self._asked: set[str] = set()
         self._changed = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -182,7 +183,7 @@ class Jobs(Service):
         except JobConflict:
             await self._table.put(_PREFIX + job.id, None)
             raise
-        self._asked.add(job.id)
+        self._find(job.id).asked = True
         self._changed.set()
         return self.show(job.id)
 
@@ -200,7 +201,7 @@ class Jobs(Service):
         job = msgspec.structs.replace(known.job, wish=wish, wished_by=by, wished_at=self._now())
         await self._table.put(_PREFIX + name, msgspec.to_builtins(job, str_keys=True))
         if wish == "run":
-            self._asked.add(name)
+            known.asked = True
             self._changed.set()
         return self.show(name)
 
@@ -321,8 +322,7 @@ class Jobs(Service):
             return False
         if sum(1 for other in self._known.values() if other.stop) >= _AT_ONCE:
             return False
-        silent = self._clock.monotonic() - known.heard_at > _SILENT_SECONDS
-        return silent or known.job.id in self._asked
+        return known.asked or self._clock.monotonic() - known.heard_at > _SILENT_SECONDS
 
     async def _carry(self, known: _Known, work: Work) -> None:
         job, stop = known.job, known.stop
@@ -330,14 +330,14 @@ class Jobs(Service):
         lease = self._lease_of(f"job.{job.id}")
         try:
             if await lease.acquire():
-                self._asked.discard(job.id)
+                known.asked = False
                 await self._table.catch_up()  # whoever had it may have gone on, or ended it, just before
                 if not stop.is_set() and known.report.state not in ENDED:
                     await self._run(known, work, lease, stop)
         except HeadraceError as error:
             log.warning("job %s does not run here now: %s", job.id, error.description)
             self._say(known, error)
-            self._asked.discard(job.id)
+            known.asked = False
         finally:
             await lease.release()
             known.stop, known.heard_at = None, self._clock.monotonic()

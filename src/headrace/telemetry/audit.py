@@ -265,9 +265,9 @@ class Audit(Service):
                 await self._wake.wait()
             self._wake.clear()
             batches, self._batches = self._batches, []
-            await self._write(batches)
+            lost = await self._write(batches)
             self._pending_bytes -= sum([batch.size_bytes for batch in batches])
-            if self._missing > self._told:
+            if self._missing > self._told and not lost:
                 await self._tell_of_hole()
             if not self._open:
                 self._idle.set()
@@ -279,7 +279,8 @@ class Audit(Service):
             return
         self._told_at = now
         while self._waiting:
-            await self._write([])
+            if await self._write([]):
+                return  # what is in doubt now would be told twice
         missing = self._missing
         note = self._note("DROPPED", "FAILURE", reason="notes that are missing before this one")
         note.id, note.count = new_correlation_id().decode(), missing - self._told
@@ -289,8 +290,8 @@ class Audit(Service):
         if not lost:
             self._told = missing
 
-    async def _write(self, batches: Sequence[_Batch]) -> None:
-        """Have notes written, on a thread, and count."""
+    async def _write(self, batches: Sequence[_Batch]) -> int:
+        """Have notes written, on a thread, and count; return how many are lost."""
         count = sum([batch.notes for batch in batches])
         lost = await run_blocking(self._make_and_write, batches, count)
         due = self._waiting + count
@@ -299,6 +300,7 @@ class Audit(Service):
         self._metrics.audit_notes("written", ended - lost)
         self._miss("lost", lost)
         self._open -= ended
+        return lost
 
     def _make_and_write(self, batches: Sequence[_Batch], count: int) -> int:
         lost: list[int] = []

@@ -335,9 +335,12 @@ def test_what_is_heard_of_notes_later_is_counted_and_waited_for() -> None:
             audit.produced(RECORDS, RESULTS, 1)
         await audit.drain(Deadline(ManualClock(), 60))
         assert counted(metrics) == {"written": 8, "lost": 1}
+        audit.produced(RECORDS[:1], RESULTS[:1], 1)
+        await audit.drain(Deadline(ManualClock(), 60))
+        assert counted(metrics) == {"written": 9, "lost": 1}
         assert writer.waiting == 0
         hole = json.loads(writer.written[-1][1][1])
-        assert (hole["auditType"], hole["count"], len(writer.written)) == ("DROPPED", 1, 10)
+        assert (hole["auditType"], hole["count"], len(writer.written)) == ("DROPPED", 1, 11)
         await audit.stop()
 
     asyncio.run(main())

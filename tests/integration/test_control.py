@@ -126,7 +126,7 @@ def test_a_pause_and_settings_survive_rebalances_and_restarts(site: Any, topic: 
     api.patch(f"{CONSUMER}/settings", {"maxRecords": 3, "rateRecords": 1000.5})
     late = Api(push(name).url)
     site.wait_until(lambda: len(has(late, CONSUMER)) == 1, "the second process to get a partition")
-    one.kill()
+    assert one.terminate() == 0
     one.start()
     one.wait_ready()
     for partition in (0, 1):

@@ -168,4 +168,4 @@ class BreakerMachine(RuleBasedStateMachine):
 
 
 TestBreakerMachine = BreakerMachine.TestCase
-TestBreakerMachine.settings = settings(max_examples=5 * settings.default.max_examples, stateful_step_count=30)
+TestBreakerMachine.settings = settings(max_examples=2000, stateful_step_count=30, deadline=None)

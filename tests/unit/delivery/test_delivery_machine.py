@@ -342,4 +342,4 @@ class DeliveryMachine(RuleBasedStateMachine):
 
 
 TestDeliveryMachine = DeliveryMachine.TestCase
-TestDeliveryMachine.settings = settings(max_examples=5 * settings.default.max_examples, stateful_step_count=12)
+TestDeliveryMachine.settings = settings(max_examples=2000, stateful_step_count=12, deadline=None)

@@ -219,4 +219,4 @@ class PolicyMachine(RuleBasedStateMachine):
 
 
 TestPolicyMachine = PolicyMachine.TestCase
-TestPolicyMachine.settings = settings(max_examples=5 * settings.default.max_examples, stateful_step_count=10)
+TestPolicyMachine.settings = settings(max_examples=2000, stateful_step_count=10, deadline=None)

@@ -212,4 +212,4 @@ class TrackerMachine(RuleBasedStateMachine):
 
 
 TestTrackerMachine = TrackerMachine.TestCase
-TestTrackerMachine.settings = settings(max_examples=5 * settings.default.max_examples, stateful_step_count=20)
+TestTrackerMachine.settings = settings(max_examples=2000, stateful_step_count=20, deadline=None)

@@ -417,12 +417,15 @@ def test_letters_are_redriven_dropped_and_moved_by_jobs(site: Any, topic: Any, p
     words = ["dlq", "redrive", f"{name}.dlq", "--to-backend", "push", "--url", process.url, "--key", "k6"]
     assert f"1 letter of {name}.dlq would go to push: 1 " in site.cli(*words, "--dry-run").stdout
     assert "state     done" in site.cli(*words).stdout
-    assert "nothing matches" in site.cli(*words, code=1).stdout
+    assert "nothing matches" in site.cli(*words, code=1).stderr
+    no_letters = site.ask(f"{process.url}/adm/dead-letters/{name}/redrive", {})
+    assert (no_letters.status, "is no dead letter topic" in no_letters.body["description"]) == (400, True)
     assert run("drop", keys=["k4"], reason="for this test")["progress"]["records"] == 1
     assert run("quarantine", keys=["k5"])["progress"]["targets"] == {f"{name}.dlq.quarantine": 1}
     assert letters_of(site, process, f"{name}.dlq")["left"] == 2
     assert run("redrive", exactlyOnce=True)["progress"]["records"] == 2
     assert letters_of(site, process, f"{name}.dlq")["left"] == 0
+    assert site.ask(f"{url}/redrive", {"keys": ["k1"]}).status == 400
     again = site.ask(f"{url}/redrive", {})
     assert again.status == 400 or wait_for(site, process, again.body["id"])["progress"]["records"] == 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -10,18 +11,21 @@ import msgspec
 
 from headrace.config.kafka import KafkaConfig
 from headrace.control.jobs import Job, Jobs, JobView, Tell, Work, spec_of
+from headrace.control.letter_scan import Scan, ScanOptions
+from headrace.control.marks import Marks
 from headrace.control.redrive import Redrive, Redriven, RedriveOptions, Sender, Sent
 from headrace.control.redrive_target import Target
 from headrace.control.replay_window import check_readable
 from headrace.control.replays import Moment, Replays, milliseconds
-from headrace.control.selection import Selection, selected_window
+from headrace.control.selection import Selection
 from headrace.delivery.dead_letter import MAX_REDRIVES
-from headrace.errors import InvalidRequest
-from headrace.kafka import Admin, check_topic
-from headrace.lifecycle import Clock
+from headrace.errors import InvalidRequest, LeaseTaken
+from headrace.kafka import Admin, check_topic, lease_holder
+from headrace.lifecycle import Clock, Deadline
 from headrace.lifecycle.supervisor import first_of
 
 Kind = Literal["redrive", "drop", "quarantine"]
+_LOOK_SECONDS, _LET_GO_SECONDS = 0.3, 5.0
 _WAIT_SECONDS = 20.0
 """For the lease of a run that was killed."""
 _DRY_RUN_SECONDS = 60.0
@@ -112,7 +116,7 @@ class LetterJobs:
             InvalidRequest: What is asked for makes no sense, and why.
             TopicNotFound, PartitionNotFound: There is no such place.
             NotFound: There is no such consumer.
-            JobConflict: Letters of the topic are worked on already.
+            JobConflict, LeaseTaken: Letters of the topic are worked on already.
         """
         check_readable(check_topic(topic))
         targets = bool(asked.to_consumer) + bool(asked.to_topic)
@@ -129,6 +133,7 @@ class LetterJobs:
             )
             made = msgspec.structs.replace(made, selection=spec.selection)
             if not asked.dry_run:
+                await self._refuse(topic, made.selection, asked.skip_foreign)
                 limit = None if asked.last_retry else asked.max_redrives
                 letters = msgspec.structs.replace(made.selection, redrives_below=limit)
                 spec = msgspec.structs.replace(spec, selection=letters)
@@ -148,9 +153,26 @@ class LetterJobs:
         made.target.check(topic)
         if made.target.topic:
             await self._admin.describe_topic(made.target.topic)
-        now_ms = int(self._clock.time() * 1000)
-        await selected_window(self._admin, topic, made.selection, now_ms)
+        await self._refuse(topic, made.selection, asked.skip_foreign)
         return await jobs.create(kind, msgspec.to_builtins(made), by)
+
+    async def _refuse(self, topic: str, selection: Selection, skip_foreign: bool) -> None:
+        """Return if a job would find what it needs: nobody else at work, and a letter, as far as is read at once."""
+        deadline = Deadline(self._clock, _LET_GO_SECONDS)  # one that is done has let go of it in a moment
+        while holder := await lease_holder(self._admin, f"redrive.{topic}"):
+            if deadline.passed:
+                raise LeaseTaken(f"{topic} is worked on by {holder}: let it end, and ask again", topic=topic)
+            await self._clock.sleep(_LOOK_SECONDS)
+        if skip_foreign:  # then it is for the run to say what is there
+            return
+        marks = Marks(self._kafka, self._admin, topic)
+        await marks.load()
+        scan = Scan(self._kafka, self._admin, topic, marks, self._clock, ScanOptions("oldest", state="left"))
+        async with contextlib.aclosing(scan.letters(selection)) as letters:
+            async for _ in letters:
+                return
+        if selection.filters and not scan.remaining:
+            raise InvalidRequest(f"nothing matches: no letter of {topic} that is left is selected", topic=topic)
 
     def _spec(self, kind: Kind, topic: str, asked: LettersRequest, by: str) -> _Spec:
         if kind == "drop" and not asked.reason:

@@ -5,7 +5,7 @@ from headrace.kafka.bulk_producer import BulkProducer
 from headrace.kafka.consumer import Consumer
 from headrace.kafka.control_table import ControlTable
 from headrace.kafka.followed_topic import FollowedTopic
-from headrace.kafka.lease import Lease
+from headrace.kafka.lease import Lease, lease_holder
 from headrace.kafka.names import check_group, check_topic
 from headrace.kafka.own_topics import OwnTopics, ensure_table
 from headrace.kafka.positions import ReadPolicy
@@ -37,5 +37,6 @@ __all__ = [
     "check_group",
     "check_topic",
     "ensure_table",
+    "lease_holder",
     "read_records",
 ]

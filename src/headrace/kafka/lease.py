@@ -22,6 +22,7 @@ from headrace.kafka.own_topics import ensure_table
 from headrace.lifecycle import Clock, Deadline
 from headrace.records import Committed, Record, TopicPartition
 
+_GROUP: Final = "headrace.lease."
 LOCK_TOPIC: Final = "_headrace-locks"
 _AGAIN_SECONDS: Final = 0.3
 _LOOK_SECONDS: Final = 1.0
@@ -29,6 +30,12 @@ _JOIN_SECONDS: Final = 60.0
 _LEAVE_SECONDS: Final = 5.0
 _FRESH_SECONDS: Final = 3.0
 """After so long without a look another one is due; sessions are three times as long."""
+
+
+async def lease_holder(admin: Admin, name: str) -> str:
+    """Return who holds a lease, as host, process and since when; empty if nobody does."""
+    members = await admin.group_members(_GROUP + name)
+    return members[0].client.removeprefix("headrace-lease-") if members else ""
 
 
 class Lease:
@@ -42,7 +49,8 @@ class Lease:
         """Who held it when it could not be had: host, process and since when."""
         self._kafka = kafka
         self._admin = admin
-        self._group = f"headrace.lease.{name}"
+        self._name = name
+        self._group = _GROUP + name
         self._clock = clock
         self._source = source
         self._held = asyncio.Event()
@@ -60,9 +68,8 @@ class Lease:
         await ensure_table(self._kafka, self._admin, LOCK_TOPIC, self._source)
         deadline = Deadline(self._clock, limit_seconds)
         while True:
-            members = await self._admin.group_members(self._group)
-            if members:
-                self.holder = members[0].client.removeprefix("headrace-lease-")
+            if holder := await lease_holder(self._admin, self._name):
+                self.holder = holder
             elif await self._join():
                 return True
             if deadline.passed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +18,7 @@ from headrace.control.replay_window import Window
 from headrace.control.selection import Selection
 from headrace.delivery.dead_letter import headers_of
 from headrace.delivery.protocols import DeadLetter, Outcome, Verdict
-from headrace.errors import InvalidRequest, KafkaUnavailable
+from headrace.errors import InvalidRequest, KafkaUnavailable, LeaseTaken
 from headrace.lifecycle import ManualClock
 from headrace.records import Record
 
@@ -78,9 +78,31 @@ def test_what_came_back_too_often_is_kept_from_a_backend(asked: dict[str, Any], 
             return spec["selection"].get("redrives_below")
 
     nothing: Any = None
-    letters = LetterJobs(nothing, nothing, nothing, ManualClock(1.0), Replays())  # type: ignore[arg-type]
-    request = LettersRequest(to_consumer="push", **asked)
+    admin: Any = Members([])
+    letters = LetterJobs(nothing, admin, nothing, ManualClock(1.0), Replays())  # type: ignore[arg-type]
+    request = LettersRequest(to_consumer="push", skip_foreign=True, **asked)
     assert asyncio.run(letters.begin(Jobs(), "redrive", "t.dlq", request, "ann")) == limit  # type: ignore[arg-type, comparison-overlap]
+
+
+class Members:
+    """An administration that knows one group."""
+
+    def __init__(self, clients: Sequence[str]) -> None:
+        self._clients = clients
+
+    async def group_members(self, group: str) -> list[Any]:
+        assert group == "headrace.lease.redrive.t.dlq"
+        return [SimpleNamespace(client=client) for client in self._clients]
+
+
+def test_letters_that_somebody_works_on_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that could not begin is none: whoever asks is told who is at work."""
+    nothing: Any = None
+    admin: Any = Members(["headrace-lease-here-process-7"])
+    letters = LetterJobs(nothing, admin, nothing, ManualClock(1.0), nothing)
+    monkeypatch.setattr(letter_jobs, "_LET_GO_SECONDS", 0.0)
+    with pytest.raises(LeaseTaken, match="worked on by here-process-7"):
+        asyncio.run(letters._refuse("t.dlq", Selection(), False))
 
 
 def test_a_dry_run_of_very_many_letters_ends(monkeypatch: pytest.MonkeyPatch) -> None:

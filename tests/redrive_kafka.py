@@ -1,0 +1,191 @@
+"""A cluster in memory with what a redrive needs of one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from headrace.config.kafka import KafkaConfig
+from headrace.control import marks, redrive
+from headrace.control.marks import MARKS_TOPIC, Marks
+from headrace.delivery.dead_letter import headers_of
+from headrace.delivery.protocols import DeadLetter, Outcome, Verdict
+from headrace.errors import (
+    KafkaTimeout,
+    LeaseLost,
+    RecordTooLarge,
+    TopicNotFound,
+    TransactionAborted,
+)
+from headrace.kafka import PartitionInfo, TopicInfo
+from headrace.records import Header, OutgoingRecord, Produced, Record, TopicPartition
+
+DLQ = "orders.dlq"
+HOUR_MS = 3_600_000
+
+
+class FakeKafka:
+    """Topics, a log for each partition, ids of topics, and a lease: what redrive needs of a cluster."""
+
+    def __init__(self) -> None:
+        self.partitions = {"orders": 2, DLQ: 2}
+        self.ids = {DLQ: "first"}
+        self.logs: dict[TopicPartition, list[Record]] = {}
+        self.first: dict[TopicPartition, int] = {}
+        self.produced: list[OutgoingRecord] = []
+        self.sends: list[int] = []
+        self.fail_at: set[int] = set()
+        self.too_large: set[bytes] = set()
+        self.calls = 0
+        self.holder = ""
+        self.lease_held = False
+        self.lease_checks = 10**9
+        self.commits: list[str] = []
+
+    def letter(
+        self,
+        number: int,
+        *,
+        topic: str = "orders",
+        headers: Sequence[Header] = (),
+        partition: int = 0,
+        group: str = "billing",
+        at_ms: int = 9,
+    ) -> None:
+        """Append one dead letter of a record `number` that came from `topic`."""
+        origin = Record(topic, 1, number, 5, f"k{number}".encode(), f"v{number}".encode(), lambda: list(headers))
+        outcome = Outcome(Verdict.DEAD_LETTER, f"E{number % 2}", "no")
+        self.append(partition, origin, headers_of(DeadLetter(origin, group, 5, outcome, 1.0, 2.0)), at_ms)
+
+    def append(self, partition: int, origin: Record, headers: list[Header], at_ms: int = 9) -> None:
+        self._append(DLQ, partition, OutgoingRecord(DLQ, origin.key, origin.value, headers), at_ms)
+
+    def _append(self, topic: str, partition: int, record: OutgoingRecord, at_ms: int = 9) -> None:
+        log = self.logs.setdefault(TopicPartition(topic, partition), [])
+        headers = record.headers or []
+        log.append(Record(topic, partition, len(log), at_ms, record.key, record.value, headers.copy, 4))
+
+    # The admin.
+
+    async def topic_offsets(self, topic: str) -> dict[TopicPartition, tuple[int, int]]:
+        await self.describe_topic(topic)
+        places = [TopicPartition(topic, number) for number in range(self.partitions[topic])]
+        return {place: (self.first.get(place, 0), len(self.logs.get(place, []))) for place in places}
+
+    async def start_offsets(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        return {place: self.first.get(place, 0) for place in places}
+
+    async def end_offsets(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        return {place: len(self.logs.get(place, [])) for place in places}
+
+    written_offsets = end_offsets
+
+    async def offsets_since(self, places: Iterable[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
+        found = {p: [r.offset for r in self.logs.get(p, []) if r.timestamp_ms >= timestamp_ms] for p in places}
+        return {place: offsets[0] for place, offsets in found.items() if offsets}
+
+    async def describe_topic(self, topic: str) -> TopicInfo:
+        if topic not in self.partitions:
+            raise TopicNotFound(f"topic {topic} does not exist")
+        return TopicInfo(topic, [PartitionInfo(number, 1, [1], [1]) for number in range(self.partitions[topic])])
+
+    async def has_topic(self, topic: str) -> bool:
+        return topic in self.partitions
+
+    async def topic_ids(self, names: Iterable[str]) -> dict[str, str]:
+        return {name: self.ids[name] for name in names if name in self.ids}
+
+    async def ensure_topic_like(self, name: str, source: str, partitions: int = 0, configs: Any = None) -> None:
+        self.partitions.setdefault(name, partitions or self.partitions[source])
+
+    # The producer.
+
+    def send(self, records: Sequence[OutgoingRecord], done: Callable[[list[Any]], None]) -> None:
+        self.sends.append(len(records))
+        batch_fails = len(records) > 1 and any(record.value in self.too_large for record in records)
+        done([self._write(record, batch_fails) for record in records])
+
+    def _write(self, record: OutgoingRecord, too_large: bool = False) -> Any:
+        self.calls += 1
+        if self.calls in self.fail_at:
+            return KafkaTimeout("no answer")
+        if too_large or record.value in self.too_large:
+            return RecordTooLarge("too large")
+        if record.topic == MARKS_TOPIC:
+            self._append(MARKS_TOPIC, 0, record)
+        else:
+            self.produced.append(record)
+        return Produced(0, 0)
+
+    async def read(
+        self, kafka: KafkaConfig, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+    ) -> AsyncGenerator[list[Record], None]:
+        for place, start in starts.items():
+            if records := self.logs.get(place, [])[start : ends[place]]:
+                yield records
+
+    @property
+    def values(self) -> list[bytes | None]:
+        return [record.value for record in self.produced]
+
+    def ended(self) -> set[int]:
+        """Return the offsets of partition 0 that a new process finds marked."""
+        found = Marks(KafkaConfig(), self, DLQ)  # type: ignore[arg-type]
+        asyncio.run(found.load())
+        return {o for o in range(len(self.logs.get(TopicPartition(DLQ, 0), []))) if found.is_ended(0, o)}
+
+
+class FakeLease:
+    def __init__(self, fake: FakeKafka) -> None:
+        self._fake = fake
+        self.holder = fake.holder
+
+    async def acquire(self, limit_seconds: float = 0.0) -> bool:
+        self._fake.lease_held = not self._fake.holder
+        return self._fake.lease_held
+
+    async def check(self) -> None:
+        self._fake.lease_checks -= 1
+        if self._fake.lease_checks < 0:
+            raise LeaseLost()
+
+    async def release(self) -> None:
+        self._fake.lease_held = False
+
+
+class FakeSession:
+    """All records of a request are written, or none; what happens to each commit is scripted."""
+
+    def __init__(self, fake: FakeKafka) -> None:
+        self._fake = fake
+        self._over = False
+
+    async def start(self) -> None:
+        """Nothing to do."""
+
+    async def stop(self) -> None:
+        self._over = True
+
+    def submit(self, records: Sequence[OutgoingRecord]) -> asyncio.Future[list[Any]]:
+        answer: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+        what = self._fake.commits.pop(0) if self._fake.commits else "commit"
+        large = [
+            RecordTooLarge("too large") if r.value in self._fake.too_large else TransactionAborted() for r in records
+        ]
+        if self._over or what == "abort" or any(isinstance(result, RecordTooLarge) for result in large):
+            answer.set_result(large)
+        else:
+            written = [self._fake._write(record) for record in records]
+            answer.set_result([KafkaTimeout("in doubt")] * len(records) if what == "doubt" else written)
+        self._over = self._over or answer.result()[0].__class__ is not Produced
+        return answer
+
+
+def install(fake: FakeKafka, patch: pytest.MonkeyPatch) -> None:
+    for module in (redrive, marks):
+        patch.setattr(module, "read_window", fake.read)
+    patch.setattr(redrive, "Lease", lambda *_, **__: FakeLease(fake))
+    patch.setattr(redrive, "TransactionSession", lambda *_: FakeSession(fake))

@@ -141,33 +141,9 @@ def core(scale: float) -> str:
     return subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
-def page(produce: str, bench: Bench, core_rows: str, rows: str) -> str:
-    names = ("confluent-kafka", "uvicorn", "httptools", "msgspec")
-    versions = ", ".join(f"{name} {version(name)}" for name in names)
-    push, replay, audit, letters, control = ("\n".join(part.lines()) for part in (bench.pushing, *bench.operating))
+def operating(bench: Bench) -> str:
+    replay, audit, letters, control = ("\n".join(part.lines()) for part in bench.operating)
     return f"""\
-# Measured
-
-`make bench` on {datetime.now(UTC):%Y-%m-%d}: CPython {platform.python_version()}, {versions}; Apache Kafka 4.3.1, one
-KRaft broker with the dev cluster's ordinary flags, {PARTITIONS} partitions, broker, load generator and backend on the
-same 2 cores; {int(1_000_000 * bench.scale):,} records of 100 bytes per run. Ratios within one run bind, absolute
-figures drift.
-
-## Producing over HTTP
-
-Medians of {ROUNDS} rounds in turns. "Bare server": `bench/bare_server.py`, a parser, a producer and a delivery thread
-without checks, ids, record headers, limits or errors. "FastAPI": `bench/fastapi_server.py`, a model and a future per
-record. Every row of Headrace has the whole edge before it (Host, Origin, sizes, counts, deadlines, connections).
-
-{produce}
-
-## Pushing to a backend
-
-Medians in turns. The bare loop consumes, writes JSON and posts with the client of the reactive consumer, 8 requests of
-100 records or 64 of one in flight. The backend is `bench/sink.py`, a parser and a counter on the same 2 cores.
-
-{push}
-
 ## Replay
 
 Medians in turns. A window through a replay beside the same records through the group: same process, backend, settings.
@@ -192,6 +168,37 @@ Over HTTP, each partition with records that wait.
 
 {control}
 
+"""
+
+
+def page(produce: str, bench: Bench, core_rows: str, rows: str) -> str:
+    names = ("confluent-kafka", "uvicorn", "httptools", "msgspec")
+    versions = ", ".join(f"{name} {version(name)}" for name in names)
+    push = "\n".join(bench.pushing.lines())
+    return f"""\
+# Measured
+
+`make bench` on {datetime.now(UTC):%Y-%m-%d}: CPython {platform.python_version()}, {versions}; Apache Kafka 4.3.1, one
+KRaft broker with the dev cluster's ordinary flags, {PARTITIONS} partitions, broker, load generator and backend on the
+same 2 cores; {int(1_000_000 * bench.scale):,} records of 100 bytes per run. Ratios within one run bind, absolute
+figures drift.
+
+## Producing over HTTP
+
+Medians of {ROUNDS} rounds in turns. "Bare server": `bench/bare_server.py`, a parser, a producer and a delivery thread
+without checks, ids, record headers, limits or errors. "FastAPI": `bench/fastapi_server.py`, a model and a future per
+record. Every row of Headrace has the whole edge before it (Host, Origin, sizes, counts, deadlines, connections).
+
+{produce}
+
+## Pushing to a backend
+
+Medians in turns. The bare loop consumes, writes JSON and posts with the client of the reactive consumer, 8 requests of
+100 records or 64 of one in flight. The backend is `bench/sink.py`, a parser and a counter on the same 2 cores.
+
+{push}
+
+{operating(bench)}
 ## The delivery core
 
 `bench/core.py`, no Kafka and no HTTP: medians of three runs, the second half of each, when slow keys are known.

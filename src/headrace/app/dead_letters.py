@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import socket
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -36,8 +35,7 @@ def dead_letters(
     """Return what delivers letters again, by these consumers and with a note, and the endpoints of letters."""
     config, admin, clock = process.config, process.admin, process.clock
     marks_of = functools.partial(Marks, config.kafka, admin)
-    host = os.environ.get("STATUS_HOST_IP") or socket.gethostname()  # sidecar.md 8.3
     produce = process.inner_producer.produce
-    redelivery = Redelivery(config.kafka, admin, consumers, produce, marks_of, clock, host)
+    redelivery = Redelivery(config.kafka, admin, consumers, produce, marks_of, clock, socket.gethostname())
     letters = DeadLetters(config.kafka, admin, process.codecs, clock, config.reactive_consumers.values())
     return redelivery, dead_letter_routes(letters, redelivery, config.http, note)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from headrace.config.section import Count, Section, TopicName
 
@@ -31,9 +31,6 @@ class AuditConfig(Section):
     """Name of this Headrace in the notes."""
     max_pending_bytes: Count = 134_217_728
     """Bytes of records whose notes are not written yet; above, notes are dropped and counted."""
-    busy_share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Largest part of a processor that notes take while the process is busy. `1`: as much as they need, so that every
-    note is written; less, `0.05`: records go first, and notes that come faster are dropped and counted."""
 
     @model_validator(mode="before")
     @classmethod

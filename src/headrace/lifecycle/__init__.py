@@ -3,13 +3,12 @@
 from headrace.lifecycle.clock import Clock, Deadline, ManualClock, SystemClock
 from headrace.lifecycle.lodgers import Lodgers, Lodging
 from headrace.lifecycle.processes import Child, ChildProcess, run_program, start_child
-from headrace.lifecycle.queues import BoundedQueue, gauges
+from headrace.lifecycle.queues import gauges
 from headrace.lifecycle.service import Readiness, Service
 from headrace.lifecycle.supervisor import Signals, Supervisor
 from headrace.lifecycle.threads import LoopBridge, LoopThread, OwnedThread, run_blocking
 
 __all__ = [
-    "BoundedQueue",
     "Child",
     "ChildProcess",
     "Clock",

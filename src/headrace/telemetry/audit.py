@@ -28,7 +28,6 @@ from headrace.telemetry.audit_notes import (
     reason_of,
     shown_key,
 )
-from headrace.telemetry.audit_pace import Pace
 from headrace.telemetry.correlation import caller, correlation_id, new_correlation_id, new_correlation_ids
 from headrace.telemetry.metrics import Metrics
 
@@ -311,7 +310,6 @@ class Audit(Service):
             return count
 
     def _lines(self, batches: Iterable[_Batch], lost: list[int]) -> Iterator[Line]:
-        pace = Pace(self._settings.busy_share)
         for batch in batches:
             try:
                 lines = list(batch.make())
@@ -320,4 +318,3 @@ class Audit(Service):
                 lost.append(batch.notes)
                 continue
             yield from lines
-            pace.keep()

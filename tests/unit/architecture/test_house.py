@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import statistics
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -201,3 +202,12 @@ def test_error_codes_are_unique() -> None:
 def test_the_lock_file_carries_no_address() -> None:
     """Where packages come from is the reader's choice."""
     assert "://" not in (ROOT / "requirements.lock").read_text()
+
+
+def test_the_licence_is_in_the_repository_and_in_the_package() -> None:
+    """The text that pyproject.toml names is shipped whole."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    text = (ROOT / "LICENSE").read_text()
+    assert (project["license"], project["license-files"]) == ("Apache-2.0", ["LICENSE"])
+    assert "Version 2.0, January 2004" in text
+    assert "END OF TERMS AND CONDITIONS" in text

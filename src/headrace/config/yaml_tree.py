@@ -6,6 +6,8 @@ aliases are followed.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 from pathlib import Path as FilePath
 from typing import Any
@@ -24,6 +26,7 @@ _TAG = "tag:yaml.org,2002:"
 _TYPED = frozenset(_TAG + kind for kind in ("null", "bool", "int", "float"))
 _TEXT = frozenset(_TAG + kind for kind in ("str", "timestamp", "merge", "value"))
 _constructor = yaml.SafeLoader("")
+_LINE = re.compile(r"[^:]*:(\d+): ")
 
 
 class Problems:
@@ -35,6 +38,16 @@ class Problems:
     def add(self, place: str, path: Path, sentence: str) -> None:
         """Note a problem at a path."""
         self.found.append(": ".join(part for part in (place, dotted(path), sentence) if part))
+
+    @property
+    def ordered(self) -> list[str]:
+        """The problems by their line; those without a line come last."""
+        lines = [_LINE.match(text) for text in self.found]
+        return [self.found[index] for index in sorted(range(len(lines)), key=lambda index: _number(lines[index]))]
+
+
+def _number(line: re.Match[str] | None) -> float:
+    return int(line[1]) if line else math.inf
 
 
 def dotted(path: Path) -> str:

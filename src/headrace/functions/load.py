@@ -16,6 +16,7 @@ from headrace.config import yaml_tree
 from headrace.config.explain import explain, place_of
 from headrace.config.yaml_tree import Problems, dotted, read_text, read_tree
 from headrace.errors import FunctionInvalid
+from headrace.functions.handler_check import handler_problem
 from headrace.functions.spec import Attributes, FunctionSpec, KafkaTrigger
 
 log = logging.getLogger(__name__)
@@ -23,7 +24,8 @@ log = logging.getLogger(__name__)
 M = TypeVar("M", bound=BaseModel)
 
 _KAFKA_KINDS = ("kafka-cluster", "kafka")
-_ACK_MODE = "nuclio.io/kafka-explicit-ack-mode"
+_PREFIX = "nuclio.io/kafka-"
+_OTHER_ANNOTATIONS = ("custom.nuclio.io/kafka-window-size", "nuclio.io/wait-explicit-ack-during-rebalance-timeout")
 _ANNOTATED = (
     "sessionTimeout",
     "heartbeatInterval",
@@ -34,29 +36,38 @@ _ANNOTATED = (
     "ordering",
 )
 """Attributes that an annotation may stand in for: `nuclio.io/kafka-session-timeout` for `sessionTimeout`."""
+_SWITCHES = {"tls": "tls-enabled", "sasl": "sasl-enabled"}
+_CERTIFICATES = {"caCert": "ca-cert", "accessKey": "access-key", "accessCertificate": "access-cert"}
+"""Attributes that protect the connection, and their annotations. Certificates switch TLS on by being there."""
+_FALSE = ("false", "f", "0", "")
+_NEAR = 0.8
+"""Similarity from which an unknown key counts as a misspelt one."""
 
-
-_TRIGGER_READ = ("kind", "disabled", "numWorkers", "maxWorkers", "workerTerminationTimeout", "explicitAckMode")
-_ATTRIBUTES_READ = [field.alias or name for name, field in Attributes.model_fields.items()]
 _KEYS = yaml.safe_load(Path(__file__).with_name("nuclio_keys.yaml").read_text())
+_TRIGGER_READ = [name for name in _KEYS["trigger"]["read"] if name not in ("url", "attributes")]
+_KEYS["attributes"]["read"] += [field.alias or name for name, field in Attributes.model_fields.items()]
 
 
-def load_function(file: Path) -> FunctionSpec:
-    """Return what a function file says. Keys nobody knows are logged, as Nuclio ignores them.
+def load_function(file: Path, *, check_handler: bool = False) -> FunctionSpec:
+    """Return what a function file says, and log the keys that have no effect.
 
     Args:
         file: The file, or the folder that holds a `function.yaml`.
+        check_handler: Also find the handler, without importing its module.
 
     Raises:
-        FunctionInvalid: The file cannot be read or a value is wrong; names file, line, path, and what to write.
+        FunctionInvalid: The file cannot be read or a value is wrong; one line per problem, in the order of the file.
     """
     file = (file / "function.yaml" if file.is_dir() else file).absolute()
     problems = Problems()
     text = read_text(file, FunctionInvalid, "Check the path under functions")
     tree, places = read_tree(text, str(file), problems)
-    if problems.found:
-        raise FunctionInvalid("; ".join(problems.found))
-    return _File(tree, {**places, (): str(file)}).function(file.parent)
+    function = None
+    if not problems.found:
+        function = _File(tree, {**places, (): str(file)}, problems).function(file.parent, check_handler)
+    if problems.found or not function:
+        raise FunctionInvalid("\n".join(problems.ordered))
+    return function
 
 
 class _Section:
@@ -78,81 +89,130 @@ class _Section:
 class _File:
     """A function file that has been parsed."""
 
-    def __init__(self, tree: Any, places: dict[yaml_tree.Path, str]) -> None:
+    def __init__(self, tree: Any, places: dict[yaml_tree.Path, str], problems: Problems) -> None:
         self._tree = tree
         self._places = places
+        self._problems = problems
 
-    def function(self, folder: Path) -> FunctionSpec:
-        top = self._section((), self._tree, _KEYS["top"])
-        metadata = self._below(top, "metadata", _KEYS["metadata"])
-        spec = self._below(top, "spec", _KEYS["spec"])
-        annotations = self._below(metadata, "annotations")
+    def function(self, folder: Path, check_handler: bool) -> FunctionSpec | None:
+        top = self._section((), self._tree, "top")
+        metadata, spec = self._below(top, "metadata"), self._below(top, "spec")
+        annotations = self._annotations(metadata)
         spec.paths |= metadata.paths
         spec.values = {"name": folder.name, **spec.values, **metadata.values, "folder": folder}
+        self._check_runtime(spec)
         if isinstance(entries := spec.values.get("env"), list):
-            sections = [
-                self._section((*spec.paths["env"], index), entry, ("name", "value"), ("valueFrom",))
-                for index, entry in enumerate(entries)
-            ]
+            path = spec.paths["env"]
+            sections = [self._section((*path, index), entry, "variable") for index, entry in enumerate(entries)]
             spec.values["env"] = [section.values for section in sections]
-        triggers = self._below(spec, "triggers")
+        triggers = self._below(spec, "triggers", any_name=True)
         found = [self._trigger(triggers, name, annotations) for name in triggers.values]
         spec.values["triggers"] = [trigger for trigger in found if trigger]
         function = self._model(FunctionSpec, spec)
-        if not function.triggers:
-            sentence = "has no Kafka trigger: add one of kind kafka-cluster with topics and consumerGroup"
-            raise FunctionInvalid(self._told(triggers.path, sentence))
+        if function and not function.triggers and not self._problems.found:
+            self._wrong(triggers.path, "has no Kafka trigger: add one of kind kafka-cluster with topics, consumerGroup")
+        if function and check_handler and (why := handler_problem(function.handler, folder)):
+            self._wrong(spec.path_of("handler"), why)
         return function
 
+    def _check_runtime(self, spec: _Section) -> None:
+        runtime = str(spec.values.get("runtime", "python"))
+        if not runtime.startswith("python"):
+            log.warning(self._told(spec.path_of("runtime"), f"is {runtime}, and Headrace runs Python handlers only"))
+
+    def _annotations(self, metadata: _Section) -> _Section:
+        """Return the annotations that concern Kafka, by the part of their name behind the prefix."""
+        found, kafka = metadata.values.get("annotations", {}), _Section(metadata.path_of("annotations"))
+        if not isinstance(found, dict):
+            return self._section(kafka.path, found, "annotations")
+        for name in [name for name in found if name in _OTHER_ANNOTATIONS]:
+            log.warning(self._told((*kafka.path, name), "is without effect in Headrace"))
+        ours = {name.removeprefix(_PREFIX): value for name, value in found.items() if name.startswith(_PREFIX)}
+        return self._section(kafka.path, ours, "annotations", _PREFIX)
+
     def _trigger(self, triggers: _Section, name: str, annotations: _Section) -> KafkaTrigger | None:
-        trigger = self._below(triggers, name, _KEYS["trigger"], _KEYS["ignored"]["trigger"])
+        trigger = self._below(triggers, name, "trigger")
         kind = trigger.values.get("kind", "")
         if trigger.values.get("disabled") is True:
             return None
         if kind not in _KAFKA_KINDS:
             log.warning("trigger %s is of kind %r: Headrace runs %s", name, kind, " and ".join(_KAFKA_KINDS))
             return None
-        attributes = self._below(trigger, "attributes", _ATTRIBUTES_READ, _KEYS["ignored"]["attributes"])
+        attributes = self._below(trigger, "attributes")
         for key in _ANNOTATED:
-            annotation = "nuclio.io/kafka-" + re.sub("([A-Z])", r"-\1", key).lower()
+            annotation = re.sub("([A-Z])", r"-\1", key).lower()
             if annotation in annotations.values and key not in attributes.values:
                 attributes.take(key, annotations, annotation)
+        self._refuse_protection(attributes, annotations)
         if "url" in trigger.values and not attributes.values.get("brokers"):
             attributes.values["brokers"], attributes.paths["brokers"] = [trigger.values["url"]], trigger.paths["url"]
         for key in _TRIGGER_READ:
             if key in trigger.values:
                 attributes.take(key, trigger)
         attributes.values["name"], attributes.paths["name"] = name, trigger.path
-        if annotations.values.get(_ACK_MODE) in ("enable", "explicitOnly"):  # this annotation wins over the key
-            attributes.take("explicitAckMode", annotations, _ACK_MODE)
+        if annotations.values.get("explicit-ack-mode") in ("enable", "explicitOnly"):  # it wins over the key
+            attributes.take("explicitAckMode", annotations, "explicit-ack-mode")
         return self._model(KafkaTrigger, attributes)
 
-    def _below(
-        self, section: _Section, name: str, known: Collection[str] | None = None, ignored: Collection[str] = ()
-    ) -> _Section:
-        return self._section(section.path_of(name), section.values.get(name, {}), known, ignored)
+    def _refuse_protection(self, attributes: _Section, annotations: _Section) -> None:
+        """Refuse what asks for TLS or a login: without them, records and passwords would travel in plain text."""
+        for name, annotation in _SWITCHES.items():
+            value = attributes.values.get(name, {})
+            parts, path = value if isinstance(value, dict) else {"enable": value}, attributes.path_of(name)
+            on = [item for key, item in parts.items() if key.lower().startswith("enable")]
+            if not on and annotation in annotations.values:
+                on, path = [annotations.values[annotation]], annotations.path_of(annotation)
+            if any(str(item).lower() not in _FALSE for item in on):
+                self._refuse(path, "TLS" if name == "tls" else "a login")
+            elif name in attributes.values:
+                log.warning(self._told(path, "is not enabled, so it is without effect"))
+        for name, annotation in _CERTIFICATES.items():
+            for section, key in ((attributes, name), (annotations, annotation)):
+                if key in section.values:
+                    self._refuse(section.path_of(key), "TLS")
 
-    def _section(
-        self, path: yaml_tree.Path, found: Any, known: Collection[str] | None, ignored: Collection[str] = ()
-    ) -> _Section:
-        """Return the mapping at a path by the names that are known, None for any; log the others and the ignored."""
-        if not isinstance(found, dict):
-            raise FunctionInvalid(self._told(path, "should be a mapping of names to values"))
+    def _refuse(self, path: yaml_tree.Path, what: str) -> None:
+        properties = "security.protocol and ssl.*" if what == "TLS" else "security.protocol and sasl.*"
+        self._wrong(
+            path,
+            f"asks for {what}, which one trigger cannot have for itself: set {properties} for all clients under "
+            "kafka.properties in headrace.yaml, and remove it here",
+        )
+
+    def _below(self, section: _Section, name: str, known: str = "", *, any_name: bool = False) -> _Section:
+        return self._section(section.path_of(name), section.values.get(name, {}), "" if any_name else known or name)
+
+    def _section(self, path: yaml_tree.Path, found: Any, known: str, prefix: str = "") -> _Section:
+        """Return the mapping at a path by the names that are known, all if `known` is empty; judge the others."""
         section = _Section(path)
-        names = {name.lower(): name for name in (*(known or ()), *ignored)}
+        if not isinstance(found, dict):
+            self._wrong(path, "should be a mapping of names to values")
+            return section
+        keys = _KEYS.get(known, {})
+        ignored = keys.get("ignored", ())
+        names = {name.lower(): name for kind in keys.values() for name in kind}
         for written, value in found.items():
-            name = names.get(written.lower()) if known is not None else written
+            name = names.get(written.lower()) if known else written
             if name is None:
-                near = difflib.get_close_matches(written.lower(), names, 1)
-                hint = f"; did you mean {names[near[0]]}?" if near else ""
-                log.warning(self._told((*path, written), f"is not known and has no effect{hint}"))
+                self._judge_unknown((*path, prefix + written), written, keys["read"], names)
             elif value != "":  # Go's way to say that nothing was written
-                section.values[name], section.paths[name] = value, (*path, written)
-        if idle := [name for name in section.values if name in ignored]:
+                section.values[name], section.paths[name] = value, (*path, prefix + written)
+        if idle := [prefix + name for name in section.values if name in ignored]:
             log.warning(self._told(path, f"without effect in Headrace: {', '.join(idle)}"))
         return section
 
-    def _model(self, model: type[M], section: _Section) -> M:
+    def _judge_unknown(self, path: yaml_tree.Path, written: str, read: Collection[str], names: dict[str, str]) -> None:
+        candidates = [name.lower() for name in read]
+        misspelt = difflib.get_close_matches(written.lower(), candidates, 1, _NEAR)
+        misspelt += [name for name in candidates if sorted(name) == sorted(written.lower())]
+        near = misspelt or difflib.get_close_matches(written.lower(), names, 1)
+        hint = f"; did you mean {names[near[0]]}?" if near else ""
+        if misspelt:
+            self._wrong(path, f"is not known{hint}")
+        else:
+            log.warning(self._told(path, f"is not known and has no effect{hint}"))
+
+    def _model(self, model: type[M], section: _Section) -> M | None:
         try:
             return model.model_validate(section.values)
         except ValidationError as cause:
@@ -160,9 +220,11 @@ class _File:
             for error in errors:
                 first, *rest = error["loc"] or ("",)
                 error["loc"] = (*section.path_of(str(first)), *rest) if first else section.path
-            problems = Problems()
-            explain(errors, self._tree, self._places, set(), problems)
-            raise FunctionInvalid("\n".join(problems.found)) from None
+            explain(errors, self._tree, self._places, set(), self._problems)
+            return None
+
+    def _wrong(self, path: yaml_tree.Path, sentence: str) -> None:
+        self._problems.add(place_of(path, self._places), path, sentence)
 
     def _told(self, path: yaml_tree.Path, sentence: str) -> str:
         return ": ".join(part for part in (place_of(path, self._places), dotted(path), sentence) if part)

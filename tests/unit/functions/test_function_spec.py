@@ -57,6 +57,10 @@ def load(tmp_path: Path, text: str) -> FunctionSpec:
     return load_function(tmp_path)
 
 
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage().split(": ", 1)[1] for record in caplog.records]
+
+
 def with_attributes(lines: str = "", topics: str = "[t]") -> str:
     return f"{HEAD}      attributes:\n        topics: {topics}\n        consumerGroup: g\n{lines}"
 
@@ -70,8 +74,9 @@ def test_an_unmodified_nuclio_file_loads(tmp_path: Path, caplog: pytest.LogCaptu
     assert (trigger.name, trigger.kind, trigger.topics, trigger.group) == ("my-kafka", "kafka", ["t1", "t2"], "g")
     assert (trigger.brokers, trigger.auto_offset_reset, trigger.workers) == (["host:9092"], "latest", 4)
     assert trigger.termination_seconds == 7
-    assert [record.getMessage().split(": ", 1)[1] for record in caplog.records] == [
-        "spec.triggers.my-kafka.attributes: without effect in Headrace: fetchMax"
+    assert told(caplog) == [
+        "spec: without effect in Headrace: volumes, minReplicas, maxReplicas",
+        "spec.triggers.my-kafka.attributes: without effect in Headrace: fetchMax",
     ]
 
 
@@ -141,13 +146,125 @@ def test_keys_are_read_in_any_letter_case(tmp_path: Path) -> None:
     assert trigger.group == "g"
 
 
-def test_an_unknown_key_is_a_warning_with_the_nearest_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_key_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Nuclio ignores unknown keys silently; here the log says so."""
-    load(tmp_path, with_attributes("        outputTopics: out\n"))
+    load(tmp_path, with_attributes("        colour: red\n"))
     [record] = caplog.records
     assert record.levelno == logging.WARNING
     assert "function.yaml:9" in record.getMessage()
-    assert "outputTopics: is not known and has no effect; did you mean outputTopic?" in record.getMessage()
+    assert "attributes.colour: is not known and has no effect" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            with_attributes("        outputTopics: out\n"),
+            ":9: {at}.outputTopics: is not known; did you mean outputTopic?",
+        ),
+        (with_attributes("        tsl: {enable: true}\n"), ":9: {at}.tsl: is not known; did you mean tls?"),
+        (with_attributes() + "  handlers: a:b\n", ":9: spec.handlers: is not known; did you mean handler?"),
+        (
+            "metadata: {annotations: {nuclio.io/kafka-sesion-timeout: 1s}}\n" + with_attributes(),
+            ":1: metadata.annotations.nuclio.io/kafka-sesion-timeout: is not known; did you mean session-timeout?",
+        ),
+    ],
+)
+def test_a_misspelt_key_is_an_error(tmp_path: Path, text: str, expected: str) -> None:
+    """A setting that somebody wrote and nobody reads is a defect of the file."""
+    with pytest.raises(FunctionInvalid) as caught:
+        load(tmp_path, text)
+    assert caught.value.description.endswith(expected.format(at="spec.triggers.k.attributes"))
+
+
+def test_every_problem_comes_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
+    """Problems of triggers, of the whole and of keys are one list."""
+    text = with_attributes("        attempts: 0\n        keyFormat: x\n").replace("main:handler", "main")
+    with pytest.raises(FunctionInvalid) as caught:
+        load(tmp_path, text + "  env: 3\n")
+    lines = [line.split("function.yaml:")[1].split(": ")[0] for line in caught.value.description.splitlines()]
+    assert lines == ["2", "9", "10", "11"]
+
+
+def test_annotations_without_effect_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Those about Kafka that Headrace does not follow; the others are not ours to judge."""
+    names = ("nuclio.io/kafka-fetch-max", "nuclio.io/kafka-colour", "custom.nuclio.io/kafka-window-size", "team")
+    annotations = ", ".join(f"{name}: '1'" for name in names)
+    load(tmp_path, f"metadata: {{annotations: {{{annotations}}}}}\n" + with_attributes())
+    assert sorted(told(caplog)) == [
+        "metadata.annotations.custom.nuclio.io/kafka-window-size: is without effect in Headrace",
+        "metadata.annotations.nuclio.io/kafka-colour: is not known and has no effect",
+        "metadata.annotations: without effect in Headrace: nuclio.io/kafka-fetch-max",
+    ]
+
+
+def test_another_runtime_than_python_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its handler cannot run here."""
+    load(tmp_path, with_attributes() + "  runtime: golang\n")
+    assert told(caplog) == ["spec.runtime: is golang, and Headrace runs Python handlers only"]
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        (with_attributes("        tls: {enable: true}\n"), ":9: {at}.tls: asks for TLS"),
+        (with_attributes("        TLS: {Enabled: yes}\n"), ":9: {at}.TLS: asks for TLS"),
+        (with_attributes("        sasl: {enable: true, user: u}\n"), ":9: {at}.sasl: asks for a login"),
+        (with_attributes("        caCert: abc\n"), ":9: {at}.caCert: asks for TLS"),
+        (
+            "metadata: {annotations: {nuclio.io/kafka-tls-enabled: 'T'}}\n" + with_attributes(),
+            ":1: metadata.annotations.nuclio.io/kafka-tls-enabled: asks for TLS",
+        ),
+        (
+            "metadata: {annotations: {nuclio.io/kafka-access-key: abc}}\n" + with_attributes(),
+            ":1: metadata.annotations.nuclio.io/kafka-access-key: asks for TLS",
+        ),
+    ],
+)
+def test_a_trigger_that_asks_for_tls_or_a_login_is_refused(tmp_path: Path, text: str, where: str) -> None:
+    """What protects the connection is never dropped with a warning."""
+    with pytest.raises(FunctionInvalid) as caught:
+        load(tmp_path, text)
+    assert "function.yaml" + where.format(at="spec.triggers.k.attributes") in caught.value.description
+    assert "kafka.properties in headrace.yaml" in caught.value.description
+
+
+def test_protection_that_is_off_may_stand_in_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As in Nuclio, a user without `enable` does not log in; the attribute wins over the annotation."""
+    text = "metadata: {annotations: {nuclio.io/kafka-tls-enabled: 'true'}}\n"
+    load(tmp_path, text + with_attributes("        tls: {enable: false}\n        sasl: {user: u}\n"))
+    at = "spec.triggers.k.attributes"
+    assert told(caplog) == [f"{at}.{name}: is not enabled, so it is without effect" for name in ("tls", "sasl")]
+
+
+@pytest.mark.parametrize(
+    ("handler", "expected"),
+    [
+        ("main:handler", ""),
+        ("main:imported", ""),
+        ("main:late", ""),
+        ("pkg.sub:anything", ""),
+        ("json:dumps", ""),
+        ("mian:handler", "names module mian, which is neither in {folder} nor installed: correct it"),
+        ("main.sub:handler", "names module main.sub, which is neither in"),
+        ("main:missing", "names function missing, which {folder}/main.py does not define: correct it"),
+        ("broken:handler", "names a module that does not compile: {folder}/broken.py:2: "),
+    ],
+)
+def test_a_check_finds_the_handler_without_running_it(tmp_path: Path, handler: str, expected: str) -> None:
+    """The module is read, not imported, and the problem stands at the line of spec.handler."""
+    code = "from os import path as imported\ndef handler(c, e): ...\nif imported:\n    late = 1\nraise SystemExit\n"
+    (tmp_path / "main.py").write_text(code)
+    (tmp_path / "broken.py").write_text("x = 1\ndef (")
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg/sub.py").write_text("from elsewhere import *\n")
+    (tmp_path / "function.yaml").write_text(with_attributes().replace("main:handler", handler))
+    if not expected:
+        assert load_function(tmp_path, check_handler=True).handler == handler
+        return
+    with pytest.raises(FunctionInvalid) as caught:
+        load_function(tmp_path, check_handler=True)
+    assert ":2: spec.handler: " + expected.format(folder=tmp_path) in caught.value.description
 
 
 def test_a_variable_from_elsewhere_is_left_out_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

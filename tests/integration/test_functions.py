@@ -113,7 +113,10 @@ def test_a_handler_that_raises_is_retried_and_then_a_dead_letter(site: Any, topi
     history = dict(letter.headers)
     assert history["headrace.dlq.attempts"] == b"2"
     assert history["headrace.dlq.error"] == b"KeyError"
+    assert history["headrace.dlq.reason"] == b"KeyError: 'no such airport'"
     assert b"work.py" in (history["StackTrace"] or b"")
+    assert re.search(r'stack\n  Traceback .*\n    File ".*work.py"', site.cli("dlq", "show", f"{source}.dlq").stdout)
+    assert process.output.count("Traceback") == 1, "the stack is in the log once"
     assert re.search(r"errors +1 +KeyError", site.cli("dlq", "stats", f"{source}.dlq").stdout)
     assert process.terminate() == 0
 
@@ -141,7 +144,7 @@ def test_a_module_that_cannot_be_imported_is_said_in_readiness(site: Any, topic:
     site.write_json(source, 1)
     process = function(source, "import nowhere_to_be_found\n", wait=False)
     site.wait_until(
-        lambda: "nowhere_to_be_found" in site.reasons(process.url).get("function work/in", ""), "the reason"
+        lambda: "nowhere_to_be_found" in site.reasons(process.url).get("function work.in", ""), "the reason"
     )
     assert site.ask(f"{process.url}/health/liveness").status == 200
     assert site.committed(f"{source}-work").get(TopicPartition(source, 0), 0) == 0
@@ -155,7 +158,7 @@ def test_sigterm_lets_the_handler_finish(site: Any, topic: Any, function: Any) -
     process = function(source, code, outputTopic=target)
     site.write_json(source, 1)
     site.wait_until(
-        lambda: 'headrace_depth{name="function work/in workers busy"} 1.0' in site.ask(f"{process.url}/metrics").body,
+        lambda: 'headrace_depth{name="function work.in workers busy"} 1.0' in site.ask(f"{process.url}/metrics").body,
         "the worker to be busy",
     )
     assert process.terminate() == 0

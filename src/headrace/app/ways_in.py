@@ -188,6 +188,7 @@ class WaysIn:
             produce=noted_produce(self.audit, self.inner_producer.produce, "STREAMING_PRODUCER"),
             schema_of=self._schema_of,
             partitions_of=self.topics.partitions_of,
+            name=workers.name,
         )
         if trigger.output_topic and self.config.kafka.create_topics:
             self.wanted_topics[trigger.output_topic] = trigger.topics[0]

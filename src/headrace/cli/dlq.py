@@ -157,7 +157,10 @@ def _block(topic: str, letter: ShownLetter) -> str:
         f"value ({letter.value_format})": bytes(letter.value).decode(),
         "headers": ", ".join(f"{name}: {text}" for name, text in letter.headers),
     }
-    return "\n".join(f"{name:16} {text}" for name, text in lines.items() if text not in ("", 0))
+    shown = [f"{name:16} {text}" for name, text in lines.items() if text not in ("", 0)]
+    if letter.stack_trace not in ("", letter.reason, letter.excerpt):
+        shown += ["stack", *(f"  {line}" for line in letter.stack_trace.splitlines())]
+    return "\n".join(shown)
 
 
 def _went(page: LetterPage) -> str:

@@ -94,7 +94,7 @@ def headers_of(letter: DeadLetter, left_out: int = 0) -> list[Header]:
     if outcome.status is not None:
         history |= {"status": str(outcome.status), "excerpt": outcome.reason}
     ours: list[Header] = [(PREFIX + name, _cut(text, _REASON_BYTES)) for name, text in history.items()]
-    ours.append((STACK_TRACE, _cut(outcome.reason, _STACK_BYTES)))
+    ours.append((STACK_TRACE, _cut(outcome.stack or outcome.reason, _STACK_BYTES)))
     return own + [header for header in ours if header[0] not in _GIVES_WAY[:left_out]]
 
 

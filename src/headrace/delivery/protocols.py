@@ -34,11 +34,13 @@ class Outcome(NamedTuple):
     error: str = ""
     """Class of the failure, such as `ValueError` or `HTTP 400`."""
     reason: str = ""
-    """What the destination said, cut to a paragraph (a stack trace may be here)."""
+    """What the destination said, cut to a paragraph."""
     status: int | None = None
     """HTTP status of the answer, when it speaks of the records and is not a success."""
     details: tuple[tuple[str, str], ...] = ()
     """What else the destination said of the record, by name: headers `headrace.dlq.<name>` of its dead letter."""
+    stack: str = ""
+    """The stack trace, cut; empty if there is none, or if `reason` is all that was said."""
 
 
 ACK = Outcome(Verdict.ACK)

@@ -12,6 +12,7 @@ from headrace.errors import (
     WorkerLost,
 )
 from headrace.functions import wire
+from headrace.functions.failure_log import FailureLog
 from headrace.functions.spec import KafkaTrigger
 from headrace.lifecycle import Clock
 from headrace.records import OutgoingRecord, Produced, Record, TopicPartition
@@ -49,7 +50,9 @@ class FunctionDestination:
         produce: Produce,
         schema_of: SchemaOf,
         partitions_of: PartitionsOf,
+        name: str = "function",
     ) -> None:
+        self._failures = FailureLog(name, clock)
         self._serve = serve
         self._trigger = trigger
         self._clock = clock
@@ -121,6 +124,9 @@ class FunctionDestination:
     async def _settle(self, records: Sequence[Record], results: Sequence[wire.Result | None]) -> list[Outcome]:
         """Write the outputs of a frame and return how each record ended."""
         outcomes = [_outcome(result) for result in results]
+        for record, result in zip(records, results, strict=True):
+            if result and result.stack:
+                self._failures.add(record, result)
         outgoing: list[OutgoingRecord] = []
         owners: list[int] = []
         for index, (record, result) in enumerate(zip(records, results, strict=True)):
@@ -215,4 +221,4 @@ def _outcome(result: wire.Result | None) -> Outcome:
     if result is None or not result.error:
         return ACK
     verdict = Verdict.DEAD_LETTER if result.undecodable else Verdict.RETRY
-    return Outcome(verdict, result.error, result.reason)
+    return Outcome(verdict, result.error, result.reason, stack=result.stack)

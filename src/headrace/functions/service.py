@@ -46,7 +46,7 @@ class FunctionService(Service):
     """
 
     def __init__(self, spec: FunctionSpec, trigger: KafkaTrigger, clock: Clock) -> None:
-        super().__init__(f"function {spec.name}/{trigger.name}")
+        super().__init__(f"function {spec.name}.{trigger.name}")
         self.spec = spec
         self.trigger = trigger
         self.restarts = 0

@@ -100,8 +100,11 @@ class Result(msgspec.Struct, array_like=True, frozen=True, gc=False):
     error: str = ""
     """Class of the failure; empty on success."""
     reason: str = ""
+    """Class and first line of the exception's text, or what the handler answered."""
     undecodable: bool = False
     """The bytes do not fit the format, so another attempt cannot help."""
+    stack: str = ""
+    """The traceback; empty if nothing was raised."""
 
 
 class Results(msgspec.Struct, array_like=True, tag=4, frozen=True):

@@ -95,6 +95,13 @@ def test_a_letter_is_restored_as_the_record_it_was() -> None:
         restored(again)
 
 
+def test_a_stack_stands_beside_its_reason() -> None:
+    """The reason in its own header, the whole stack in `StackTrace`."""
+    failed = letter()._replace(outcome=Outcome(Verdict.RETRY, "ValueError", "ValueError: boom", stack="Traceback\n x"))
+    headers = dict(headers_of(failed))
+    assert (headers["headrace.dlq.reason"], headers["StackTrace"]) == (b"ValueError: boom", b"Traceback\n x")
+
+
 def test_what_is_cut_stays_text() -> None:
     """A character is not cut in two, and one that UTF-8 cannot hold does not stop the letter."""
     headers = dict(headers_of(letter(reason="\udcff" + "\u20ac" * 5000)))

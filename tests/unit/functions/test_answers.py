@@ -86,17 +86,35 @@ def test_formats_hold_what_they_can() -> None:
 
 
 def test_a_failure_keeps_the_stack_of_the_users_code() -> None:
-    """Class as the error, stack as the reason, cut from the front."""
+    """Class as the error, class and first line of the text as the reason; a long stack is cut at its beginning."""
 
-    def handler() -> None:
-        raise KeyError("x" * 9000)
+    def failed(error: Exception) -> Result:
+        def handler() -> None:
+            raise error
 
-    try:
-        handler()
-    except KeyError as cause:
-        result = failure(cause)
-    assert result.error == "KeyError"
-    assert len(result.reason) == 4000
+        try:
+            handler()
+        except Exception as cause:
+            return failure(cause)
+
+    assert (result := failed(ValueError("boom\n at line 3"))).error == "ValueError"
+    assert result.reason == "ValueError: boom"
+    assert result.stack.startswith("Traceback (most recent call last):") and "in handler\n" in result.stack
+    assert result.stack.endswith("ValueError: boom\n at line 3")
+    assert failed(KeyError()).reason == "KeyError"
+    assert failed(ValueError("\udcff")).reason == "ValueError: ?"
+    long = failed(ValueError("\u20ac" * 9000))
+    assert len(long.reason) == 4000 and 8000 < len(long.stack.encode()) <= 8192
+
+
+def test_an_exception_that_cannot_describe_itself_is_a_failure_like_any_other() -> None:
+    """Its class is the reason."""
+
+    class Odd(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    assert failure(Odd()).reason == "Odd"
 
 
 def test_async_is_seen_through_partials_and_callables() -> None:

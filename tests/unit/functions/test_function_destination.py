@@ -263,3 +263,32 @@ def test_the_number_of_partitions_is_asked_once_and_when_it_has_grown() -> None:
             await target.deliver(delivery(1, TopicPartition("t", 9)))
 
     asyncio.run(run())
+
+
+def test_a_handlers_exception_is_logged_once_with_its_stack_and_then_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """By class and the line that raised it, so another kind is not hidden by the first."""
+
+    def result(error: str, line: int) -> wire.Result:
+        stack = f'Traceback (most recent call last):\n  File "main.py", line {line}, in handler\n{error}: boom'
+        return wire.Result(error=error, reason=f"{error}: boom", stack=stack)
+
+    kinds = [result("ValueError", 3), result("ValueError", 3), result("KeyError", 3)]
+
+    async def run() -> None:
+        clock = ManualClock()
+        to = destination(FakeWorkers(lambda work: wire.Results(list(kinds))), Kafka(), clock)
+        outcomes = await to.deliver(delivery(3))
+        assert outcomes[0] == Outcome(Verdict.RETRY, "ValueError", "ValueError: boom", stack=kinds[0].stack)
+        assert await to.deliver(delivery(3)) == outcomes
+        await clock.advance(61)
+        await to.deliver(delivery(3))
+
+    with caplog.at_level("WARNING", "headrace.functions.failure_log"):
+        asyncio.run(run())
+    first, other, *later = [record.getMessage() for record in caplog.records]
+    assert first == f"function: the handler raised ValueError: boom at t-0 offset 0\n{kinds[0].stack}"
+    assert "KeyError: boom at t-0 offset 2\nTraceback" in other
+    assert later == [
+        "function: the handler raised ValueError 4 more times in 61 s, the last time at t-0 offset 0: ValueError: boom",
+        "function: the handler raised KeyError 2 more times in 61 s, the last time at t-0 offset 2: KeyError: boom",
+    ]

@@ -154,7 +154,7 @@ def test_each_record_of_a_frame_ends_by_itself(write_function: Write, running: R
                 "status 503",
                 "TypeError",
             ]
-            assert "main.py" in outcomes[1].reason and "told so" in outcomes[1].reason
+            assert outcomes[1].reason == "ValueError: told so" and "main.py" in outcomes[1].stack
             assert [record.value for record in function.written] == [b"tombstone"]
 
     uvloop.run(run())
@@ -488,7 +488,7 @@ def test_what_a_worker_writes_is_logged_under_its_name(
     with caplog.at_level(logging.INFO, "headrace.functions"):
         uvloop.run(run())
     lines = [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "headrace.functions.output"]
-    label = "function fn/kafka worker 0: "
+    label = "function fn.kafka worker 0: "
     assert lines[0] == ("INFO", label + "printed")
     assert lines[1] == ("WARNING", label + "late 3 worker_id='0' flight=7 minutes=90")
     assert lines[2][1].startswith(label + "'odd'")

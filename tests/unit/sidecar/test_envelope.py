@@ -172,6 +172,14 @@ def test_a_stack_trace_is_cut() -> None:
     assert len(outcomes([{"stacktrace": "x" * 100_000}])[0].reason) == 8000
 
 
+def test_the_reason_of_a_python_traceback_is_its_last_line() -> None:
+    """The stack keeps the whole of it; of a long one, its end."""
+    trace = "Traceback (most recent call last):\n" + '  File "a.py", line 3, in f\n' * 9000 + "ValueError: boom\n"
+    (outcome,) = outcomes([{"stacktrace": trace}])
+    assert (outcome.error, outcome.reason, len(outcome.stack)) == ("ValueError", "ValueError: boom", 8000)
+    assert outcome.stack.endswith("in f\nValueError: boom")
+
+
 ONE = result(7, True)
 
 

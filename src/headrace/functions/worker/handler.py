@@ -1,5 +1,6 @@
 """The user's handler inside the worker: found, called, and its answers turned into results (Nuclio's return rules)."""
 
+import contextlib
 import importlib
 import math
 import sys
@@ -13,6 +14,7 @@ from headrace.functions.wire import Headers, Output, Result
 
 _CO_COROUTINE = 0x80
 _REASON_CHARACTERS = 4000
+_STACK_BYTES = 8192
 
 Handler = Callable[[Any, Any], Any]
 
@@ -57,16 +59,21 @@ def is_async(function: Any) -> bool:
 
 
 def trace_of(error: BaseException) -> str:
-    """Return an error with the stack of the user's code, cut to a paragraph that keeps the end."""
+    """Return an error with the stack of the user's code; one that is long is cut at its beginning."""
     import traceback
 
     stack = error.__traceback__.tb_next if error.__traceback__ else None
-    return "".join(traceback.format_exception(type(error), error, stack)).strip()[-_REASON_CHARACTERS:]
+    trace = "".join(traceback.format_exception(type(error), error, stack)).strip()
+    return trace.encode(errors="replace")[-_STACK_BYTES:].decode(errors="ignore")
 
 
 def failure(error: BaseException) -> Result:
     """Return the result of a record whose handler raised."""
-    return Result(error=type(error).__name__, reason=trace_of(error))
+    name, text = type(error).__name__, ""
+    with contextlib.suppress(Exception):  # boundary to user code: an exception may fail to describe itself
+        text = str(error).strip()
+    reason = f"{name}: {text}".removesuffix(": ").splitlines()[0].encode(errors="replace")
+    return Result(error=name, reason=reason.decode()[:_REASON_CHARACTERS], stack=trace_of(error))
 
 
 class Answers:

@@ -20,6 +20,7 @@ CORRELATION_ID: Final = "X-Correlation-Id"
 TRACEABILITY_ID: Final = "X-Traceability-Id"
 _REASON_CHARACTERS: Final = 8000
 _NAME: Final = r"[A-Za-z_$][\w$]{,99}"
+_TRACEBACK: Final = "Traceback (most recent call last):"
 _ERROR_CLASS: Final = re.compile(rf"((?:{_NAME}\.){{,9}}(?:[A-Z][\w$]{{,99}}|{_NAME}(?:Error|Exception)))(?::|$)")
 
 
@@ -139,7 +140,10 @@ def _by_place(
 
 
 def _failed(result: _Result) -> Outcome:
-    trace = (result.stacktrace or "the backend answered processed: false")[:_REASON_CHARACTERS]
+    reason, stack = (result.stacktrace or "the backend answered processed: false")[:_REASON_CHARACTERS], ""
+    if reason.lstrip().startswith(_TRACEBACK):  # it ends with what went wrong, so the end is kept
+        stack = (result.stacktrace or "").strip()[-_REASON_CHARACTERS:]
+        reason = stack.splitlines()[-1]
     said = {
         "key": result.key,
         "correlation_id": result.correlation_id,
@@ -147,7 +151,7 @@ def _failed(result: _Result) -> Outcome:
         "result_timestamp": result.timestamp,
     }
     details = tuple((name, str(value)) for name, value in said.items() if value is not None)
-    return Outcome(Verdict.RETRY, _class_of(result.stacktrace or ""), trace, details=details)
+    return Outcome(Verdict.RETRY, _class_of(result.stacktrace or ""), reason, details=details, stack=stack)
 
 
 def _class_of(trace: str) -> str:

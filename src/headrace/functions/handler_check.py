@@ -25,7 +25,7 @@ def handler_problem(handler: str, folder: Path) -> str:
     if source.suffix != ".py":
         return ""
     try:
-        code = source.read_bytes()
+        code = source.read_text()
         tree = ast.parse(code, str(source))
         table = symtable.symtable(code, str(source), "exec")
     except (SyntaxError, ValueError) as cause:

@@ -121,4 +121,6 @@ def readers_of(config: HeadraceConfig, functions: Sequence[FunctionSpec]) -> lis
         for name, one in config.reactive_consumers.items()
     ]
     triggers = [(spec, trigger) for spec in functions for trigger in spec.triggers]
-    return found + [Reader(f"function {spec.name}.{trigger.name}", trigger.group, trigger.topics) for spec, trigger in triggers]
+    return found + [
+        Reader(f"function {spec.name}.{trigger.name}", trigger.group, trigger.topics) for spec, trigger in triggers
+    ]

@@ -92,10 +92,9 @@ def test_a_failure_keeps_the_stack_of_the_users_code() -> None:
         def handler() -> None:
             raise error
 
-        try:
+        with pytest.raises(type(error)) as caught:
             handler()
-        except Exception as cause:
-            return failure(cause)
+        return failure(caught.value)
 
     assert (result := failed(ValueError("boom\n at line 3"))).error == "ValueError"
     assert result.reason == "ValueError: boom"

@@ -1,16 +1,20 @@
 """`headrace config`: check, schema, show."""
 
+import asyncio
+import contextlib
+import functools
+import logging
 import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
 
 from headrace.cli.output import output_option, print_json
-from headrace.config.load import load_config
+from headrace.config.load import load_config, read_config
 from headrace.config.model import HeadraceConfig
 from headrace.config.show import json_schema, masked
 from headrace.errors import ConfigError, HeadraceError
-from headrace.kafka.producer_settings import check_properties
 
 DEFAULT_FILE = Path("headrace.yaml")
 
@@ -41,19 +45,21 @@ def check(file: Path, output: str) -> None:
 
     Example: headrace config check -c headrace.yaml
     """
-    try:
-        settings = load_config(file, os.environ)
-        check_properties(settings.kafka, settings.producer)
-        _check_files(settings)
-    except ConfigError as problem:
-        if output == "json":
-            print_json({"ok": False, "problems": problem.description.splitlines()})
-        raise
+    with _warnings() as warnings:
+        try:
+            settings, problems, files = read_config(file, os.environ)
+        except ConfigError as unreadable:
+            settings, problems, files = None, [unreadable.description], {}
+        problems += _problems_of(files)
+        if settings and not problems:
+            problems += _problems_when_put_together(settings)
     if output == "json":
-        print_json({"ok": True, "problems": [], "warnings": settings.producer.warnings})
+        print_json({"ok": not problems, "problems": problems, "warnings": warnings})
     else:
-        for warning in settings.producer.warnings:
-            click.echo(f"warning: {warning}", err=True)
+        click.echo("".join(f"warning: {warning}\n" for warning in warnings), err=True, nl=False)
+    if problems or not settings:
+        raise ConfigError("\n".join(problems))
+    if output == "text":
         parts = ("reactive_consumers", "functions", "pipelines")
         counts = ", ".join(f"{part.replace('_', ' ')}: {len(getattr(settings, part))}" for part in parts)
         click.echo(f"{file}: ok ({counts})")
@@ -85,16 +91,56 @@ def show(file: Path, output: str) -> None:
         click.echo(yaml.safe_dump(shown, sort_keys=False), nl=False)
 
 
-def _check_files(settings: HeadraceConfig) -> None:
+@contextlib.contextmanager
+def _warnings() -> Iterator[list[str]]:
+    """Collect what is logged as a warning, each text once."""
+    found: list[str] = []
+
+    def take(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        if record.levelno >= logging.WARNING and text not in found:
+            found.append(text)
+        return False
+
+    handler, logger = logging.Handler(), logging.getLogger("headrace")
+    handler.addFilter(take)
+    logger.addHandler(handler)
+    logger.propagate, before = False, logger.propagate
+    try:
+        yield found
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = before
+
+
+def _problems_of(files: Mapping[str, Sequence[Path]]) -> list[str]:
     from headrace.functions.load import load_function
     from headrace.pipelines.load import load_pipeline
 
-    problems = []
-    for load_file, files in ((load_function, settings.functions), (load_pipeline, settings.pipelines)):
-        for file in files:
+    problems: list[str] = []
+    load: dict[str, Callable[[Path], object]] = {
+        "functions": functools.partial(load_function, check_handler=True),
+        "pipelines": load_pipeline,
+    }
+    for section, paths in files.items():
+        for path in paths:
             try:
-                load_file(file)
+                load[section](path)
             except HeadraceError as problem:
-                problems.append(problem.description)
-    if problems:
-        raise ConfigError("\n".join(problems))
+                problems += problem.description.splitlines()
+    return problems
+
+
+def _problems_when_put_together(settings: HeadraceConfig) -> list[str]:
+    """Make what `headrace run` would start, and start nothing: what it refuses and warns of comes up here too."""
+    from headrace.app import App
+    from headrace.lifecycle import SystemClock
+
+    async def make() -> None:
+        App(settings, SystemClock())
+
+    try:
+        asyncio.run(make())
+    except HeadraceError as problem:
+        return problem.description.splitlines()
+    return []

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, get_args
 
 from pydantic_core import ErrorDetails
 
 from headrace.config.client_properties import CONSUMER_KEYS, PRODUCER_KEYS, way_out
 from headrace.config.model import HeadraceConfig
+from headrace.config.secrecy import is_secret_name
 from headrace.config.section import Section
 from headrace.config.yaml_tree import Path, Problems
 
+_QUOTED_CHARACTERS = 80
 _TABLES = {"producer": (PRODUCER_KEYS, CONSUMER_KEYS), "reactive_consumers": (CONSUMER_KEYS,)}
 """Sections in which people write the keys of Java's clients, and where these are explained."""
 
@@ -24,10 +26,11 @@ def explain(
     broken: set[Path],
     problems: Problems,
     model: type[Section] = HeadraceConfig,
+    hidden: Collection[Path] = (),
 ) -> None:
-    """Turn the errors of a model that was given a tree into problems with place, path and remedy.
+    """Turn the errors of a model that was given a tree into problems with place, path, remedy and value.
 
-    Nothing is said of the paths in `broken`, which are problems already.
+    Nothing is said of the paths in `broken`, which are problems already. The values at `hidden` are not shown.
     """
     told = set(broken)
     for error in errors:
@@ -37,6 +40,19 @@ def explain(
             continue
         told.add(shown)
         problems.add(place_of(path, places), shown, _sentence(error, path, model))
+        if path not in hidden and error["type"] not in ("extra_forbidden", "missing", "value_error"):
+            problems.found[-1] += _quoted(path, tree)
+
+
+def _quoted(path: Path, value: Any) -> str:
+    """Return the value at a path, to show behind a sentence; empty where it may hold a secret."""
+    if any(is_secret_name(part) or part == "headers" for part in path if isinstance(part, str)):
+        return ""
+    for part in path:
+        value = value[part]
+    text = repr(value)
+    plain = isinstance(value, str | int | float) and len(text) <= _QUOTED_CHARACTERS and not set("?@") & set(text)
+    return f" (it is {text})" if plain else ""
 
 
 def _sentence(error: ErrorDetails, path: Path, model: type[Section]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
@@ -16,6 +16,7 @@ from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.explain import explain, place_of
 from headrace.config.model import HeadraceConfig
 from headrace.config.overrides import override
+from headrace.config.protection import unprotected
 from headrace.config.references import ReferenceProblem, holds_plain_text, resolve
 from headrace.config.secrecy import is_secret_name, too_open
 from headrace.config.section import Section
@@ -25,8 +26,38 @@ from headrace.errors import ConfigError
 AnySection = TypeVar("AnySection", bound=Section)
 
 
+_FILE_LISTS = ("functions", "pipelines")
+
+
+class ConfigReading(NamedTuple):
+    """A configuration as far as it can be read."""
+
+    config: HeadraceConfig | None
+    """None when a value is wrong."""
+    problems: list[str]
+    """One paragraph per problem, in the order of the file."""
+    files: dict[str, list[Path]]
+    """The files it names that exist, under `functions` and `pipelines`."""
+
+
 def load_config(path: Path | None, environ: Mapping[str, str]) -> HeadraceConfig:
     """Return the effective configuration.
+
+    Args:
+        path: See `read_config`.
+        environ: See `read_config`.
+
+    Raises:
+        ConfigError: One paragraph per problem, all problems at once.
+    """
+    config, problems, _ = read_config(path, environ)
+    if problems or not config:
+        raise ConfigError("\n".join(problems))
+    return config
+
+
+def read_config(path: Path | None, environ: Mapping[str, str]) -> ConfigReading:
+    """Read the configuration and find every problem of it.
 
     Args:
         path: The file; None for defaults and environment alone.
@@ -35,7 +66,7 @@ def load_config(path: Path | None, environ: Mapping[str, str]) -> HeadraceConfig
             as it stands and converted to the type of its setting.
 
     Raises:
-        ConfigError: One paragraph per problem, all problems at once.
+        ConfigError: The file cannot be read.
     """
     problems = Problems()
     name = str(path) if path else "environment"
@@ -45,17 +76,38 @@ def load_config(path: Path | None, environ: Mapping[str, str]) -> HeadraceConfig
         problems.add(f"{name}:1", (), "is not a map of settings: write lines such as `http: {port: 8082}`")
         tree = {}
     folder = path.resolve().parent if path else Path.cwd()
-    broken = _replace_references(tree, environ, folder, places, problems, path)
+    broken, replaced = _replace_references(tree, environ, folder, places, problems, path)
     override(tree, places, environ)
+    files = _named_files(tree, folder, places, problems)
+    config = None
     try:
         config = HeadraceConfig.model_validate(tree)
     except ValidationError as cause:
-        explain(cause.errors(include_url=False, include_input=False), tree, places, broken, problems)
-        raise ConfigError("\n".join(problems.found)) from None
-    config = _anchor(config, folder, places, problems)
-    if problems.found:
-        raise ConfigError("\n".join(problems.found))
-    return config
+        errors = cause.errors(include_url=False, include_input=False)
+        explain(errors, tree, places, broken, problems, hidden=replaced)
+    else:
+        config = _anchor(config, folder, places, problems)
+        for where, sentence in unprotected(config):
+            problems.add(place_of(where, places), where, sentence)
+    return ConfigReading(config, problems.ordered, files)
+
+
+def _named_files(
+    tree: dict[str, Any], folder: Path, places: Mapping[yaml_tree.Path, str], problems: Problems
+) -> dict[str, list[Path]]:
+    """Return the function and pipeline files that exist; the others are problems."""
+    found: dict[str, list[Path]] = {section: [] for section in _FILE_LISTS}
+    for section, files in found.items():
+        names = tree.get(section)
+        for index, name in enumerate(names if isinstance(names, list) else ()):
+            if not isinstance(name, str):
+                continue  # the model says so
+            if (file := folder / name).is_file():
+                files.append(file)
+            else:
+                path = (section, index)
+                problems.add(place_of(path, places), path, f"names {file}, which is no file: correct the path")
+    return found
 
 
 def _replace_references(
@@ -65,9 +117,14 @@ def _replace_references(
     places: Mapping[yaml_tree.Path, str],
     problems: Problems,
     path: Path | None,
-) -> set[yaml_tree.Path]:
-    """Replace references in place, and refuse secrets in files that others read. Returns paths without a value."""
+) -> tuple[set[yaml_tree.Path], set[yaml_tree.Path]]:
+    """Replace references in place, and refuse secrets in files that others read.
+
+    Returns:
+        The paths whose references have no value, and those whose references were replaced.
+    """
     broken: set[yaml_tree.Path] = set()
+    replaced: set[yaml_tree.Path] = set()
     plain = False
 
     def walk(value: Any, at: yaml_tree.Path) -> Any:
@@ -81,7 +138,10 @@ def _replace_references(
             secret = is_secret_name(next(part for part in reversed(at) if isinstance(part, str)))
             plain = plain or (secret and holds_plain_text(value))
             try:
-                return resolve(value, environ, folder, check_mount if secret else lambda _: None)
+                found = resolve(value, environ, folder, check_mount if secret else lambda _: None)
+                if found != value:
+                    replaced.add(at)
+                return found
             except ReferenceProblem as cause:
                 broken.add(at)
                 problems.add(places[at], at, str(cause))
@@ -94,20 +154,14 @@ def _replace_references(
     walk(tree, ())
     if plain and path and (reason := too_open(path, mounted=False)):
         problems.add("", (), reason)
-    return broken
+    return broken, replaced
 
 
 def _anchor(
     config: HeadraceConfig, folder: Path, places: Mapping[yaml_tree.Path, str], problems: Problems
 ) -> HeadraceConfig:
     """Return the configuration with absolute paths; files it names must be there."""
-    files: dict[str, list[Path]] = {}
-    for section in ("functions", "pipelines"):
-        files[section] = [folder / file for file in getattr(config, section)]
-        for index, file in enumerate(files[section]):
-            if not file.is_file():
-                path = (section, index)
-                problems.add(place_of(path, places), path, f"names {file}, which is no file: correct the path")
+    files = {section: [folder / file for file in getattr(config, section)] for section in _FILE_LISTS}
     tls = _anchor_files(config.http.tls, ("http", "tls"), folder, places, problems)
     jwt = _anchor_files(config.security.jwt, ("security", "jwt"), folder, places, problems)
     reactive: dict[str, ReactiveConsumerConfig] = {}

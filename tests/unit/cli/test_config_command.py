@@ -8,7 +8,22 @@ import yaml
 
 from headrace.cli.main import main
 
-GOOD = "kafka: {properties: {sasl.password: '${env:PW}'}}\nhttp: {port: 9000}\n"
+GOOD = """\
+kafka:
+  properties: {security.protocol: sasl_ssl, sasl.mechanism: PLAIN, sasl.username: a, sasl.password: '${env:PW}'}
+http: {port: 9000}
+"""
+
+FUNCTION = """\
+spec:
+  handler: nowhere:dumps
+  triggers: {k: {kind: kafka, attributes: {topics: [t], consumerGroup: f}}}
+"""
+PIPELINE = """\
+name: p
+sources: {flights: {topic: flights, schema: carrier STRING}}
+flows: {f: {sql: SELECT carrier FROM flights, sink: {topic: out}}}
+"""
 
 
 def headrace(*arguments: str) -> int:
@@ -66,14 +81,38 @@ def test_check_of_a_bad_file(folder: Path, capsys: pytest.CaptureFixture[str], t
 
 
 def test_check_looks_into_the_files_that_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is wrong in function and pipeline files is told too, all of it at once."""
-    (folder / "headrace.yaml").write_text("functions: [f.yaml]\npipelines: [p.yaml]")
+    """Problems of headrace.yaml, of missing files and of function and pipeline files come at once, file by file."""
+    text = "functions: [f.yaml, gone.yaml]\npipelines: [p.yaml]\nhttp: {port: many}\nhttpp: {}"
+    (folder / "headrace.yaml").write_text(text)
     (folder / "f.yaml").write_text("spec: [1]")
-    (folder / "p.yaml").write_text("nmae: x")
+    (folder / "p.yaml").write_text("nmae: x\nsources: 3")
     assert headrace("config", "check") == 78
+    said = [line.split(": ")[0].replace(f"{folder}/", "") for line in capsys.readouterr().err.splitlines()]
+    assert said[:4] == ["headrace.yaml:1", "headrace.yaml:3", "headrace.yaml:4", "f.yaml:1"]
+    assert {"p.yaml:1", "p.yaml:2"} <= set(said)
+
+
+def test_check_finds_a_handler_that_is_not_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A worker that could never come up is told before the start."""
+    (folder / "headrace.yaml").write_text("functions: [f.yaml]")
+    (folder / "f.yaml").write_text(FUNCTION)
+    assert headrace("config", "check") == 78
+    assert "f.yaml:2: spec.handler: names module nowhere, which is neither in" in capsys.readouterr().err
+
+
+def test_check_says_what_run_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The warnings of consumers and functions, and the refusals that come up when the parts are put together."""
+    consumer = "{topics: [t], group: g, backend: {url: 'http://h'}, consumer: {heartbeat_seconds: 9}}"
+    (folder / "headrace.yaml").write_text(f"functions: [f.yaml]\nreactive_consumers: {{a: {consumer}}}")
+    (folder / "f.yaml").write_text(FUNCTION.replace("nowhere", "json") + "  build: {commands: []}\n")
+    assert headrace("config", "check") == 0
     said = capsys.readouterr().err
-    assert "f.yaml" in said
-    assert "p.yaml:1: nmae: unknown key: did you mean name?" in said
+    assert "warning: reactive a: heartbeat_seconds is 9, more than a third of session_timeout_seconds" in said
+    assert said.count("f.yaml:1: spec: without effect in Headrace: build") == 1
+    (folder / "headrace.yaml").write_text("pipelines: [p.yaml]\n" + GOOD)
+    (folder / "p.yaml").write_text(PIPELINE)
+    assert headrace("config", "check") == 78
+    assert "pipelines reach Kafka without TLS and login only" in capsys.readouterr().err
 
 
 def test_check_without_a_file_names_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,7 +139,7 @@ def test_show_masks_secrets(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     shown = json.loads(capsys.readouterr().out)
     assert yaml.safe_load(text) == shown
     assert shown["http"]["port"] == 9000
-    assert shown["kafka"]["properties"] == {"sasl.password": "**********"}
+    assert shown["kafka"]["properties"]["sasl.password"] == "**********"
 
 
 def test_show_without_a_file(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def test_missing_file_says_which(tmp_path: Path) -> None:
 
 
 def test_every_problem_is_told_at_once_with_line_path_and_remedy(write: Write) -> None:
-    """Unknown keys, wrong types, missing and doubled keys of one file come in one error, one line each."""
+    """Unknown keys, wrong types, missing and doubled keys come in one error, in the order of the file."""
     path = write(
         "kafka: {bootstrap_server: a}\n"
         "http:\n"
@@ -65,18 +65,18 @@ def test_every_problem_is_told_at_once_with_line_path_and_remedy(write: Write) -
         "drain_seconds: 2\n"
         "log_level: loud\n"
     )
-    found = problems(path)
-    assert found[0] == "headrace.yaml:11: drain_seconds: is written twice (first at headrace.yaml:10): keep one"
-    assert sorted(found[1:]) == [
-        "headrace.yaml:12: log_level: should be 'debug', 'info', 'warning' or 'error': correct the value",
+    assert problems(path) == [
         "headrace.yaml:1: kafka.bootstrap_server: unknown key: did you mean bootstrap_servers?",
         "headrace.yaml:3: http.port: should be a valid integer, unable to parse string as an integer: "
-        "correct the value",
+        "correct the value (it is 'many')",
         "headrace.yaml:4: http.prot: unknown key: did you mean port?",
         "headrace.yaml:6: reactive_consumers.orders.group: is missing and has no default: add it",
         "headrace.yaml:7: reactive_consumers.orders.topics[0]: has characters or a form that are not allowed here "
-        "(allowed: ^[A-Za-z0-9._-]{1,249}$): correct it",
+        "(allowed: ^[A-Za-z0-9._-]{1,249}$): correct it (it is 'a b')",
         "headrace.yaml:9: reactive_consumers.orders.retry.attempts: should be a number, not true or false",
+        "headrace.yaml:11: drain_seconds: is written twice (first at headrace.yaml:10): keep one",
+        "headrace.yaml:12: log_level: should be 'debug', 'info', 'warning' or 'error': correct the value "
+        "(it is 'loud')",
     ]
 
 
@@ -232,13 +232,56 @@ def test_relative_paths_start_at_the_file(write: Write) -> None:
     assert config.state_dir == path.parent / "s"
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "kafka:\n  properties:\n    sasl.username: a\n    ssl.ca.location: /b\n",
+            [
+                "headrace.yaml:3: kafka.properties.sasl.username: has no effect, because security.protocol is "
+                "plaintext: set security.protocol: sasl_ssl there, or remove it",
+                "headrace.yaml:4: kafka.properties.ssl.ca.location: has no effect, because security.protocol is "
+                "plaintext: set security.protocol: ssl there, or remove it",
+            ],
+        ),
+        (
+            "producer: {properties: {security.protocol: SSL, sasl.username: a}}",
+            [
+                "headrace.yaml:1: producer.properties.sasl.username: has no effect, because security.protocol is "
+                "ssl: set security.protocol: sasl_ssl there, or remove it"
+            ],
+        ),
+        (
+            "security:\n  principals: {a: {token: '0123456789abcdef'}}\n",
+            [
+                "headrace.yaml:1: security: principals or jwt are set, but mode is none, so every caller may do "
+                "everything: set mode"
+            ],
+        ),
+        (
+            "schema_registry: {password: x}",
+            ["headrace.yaml:1: schema_registry.password: is never sent without a username: set username, or remove it"],
+        ),
+    ],
+)
+def test_what_is_meant_to_protect_and_cannot_is_refused(write: Write, text: str, expected: list[str]) -> None:
+    """A start that drops a login, a certificate or the callers' tokens would only look protected."""
+    assert problems(write(text)) == expected
+
+
+def test_login_of_all_clients_protects_the_producer_too(write: Write) -> None:
+    """What the producer adds is judged together with the properties of every client."""
+    shared = "kafka: {properties: {security.protocol: SASL_SSL, sasl.username: a, ssl.ca.location: /b}}\n"
+    assert load_config(write(shared + "producer: {properties: {sasl.username: b}}"), {}).kafka.properties
+
+
 class TestReferences:
     def test_values_come_from_environment_files_and_defaults(self, write: Write, tmp_path: Path) -> None:
         """Each kind of reference is replaced, in maps and lists, alone or inside a longer text, and converted."""
         (tmp_path / "pw").write_text("s3cret\n")
         path = write(
             "kafka:\n  bootstrap_servers: ${KAFKA:localhost:9092},${env:HOST}:9094\n"
-            "  properties: {sasl.password: '${file:pw}', sasl.username: '$${x}'}\n"
+            "  properties: {security.protocol: sasl_ssl, sasl.password: '${file:pw}', sasl.username: '$${x}'}\n"
             "http: {port: '${PORT:9000}'}\n"
             "reactive_consumers: {a: {topics: ['${T}'], group: g, backend: {url: http://h}, "
             "dead_letter: {topic: '${DLQ:{topic}.dead}'}}}\n"
@@ -283,6 +326,7 @@ class TestOverrides:
             "headrace__producer__value_format": "avro",
             "HEADRACE__KAFKA__PROPERTIES__SASL_PASSWORD": "{1",
             "HEADRACE__KAFKA__PROPERTIES__SASL_USERNAME": "1",
+            "HEADRACE__KAFKA__PROPERTIES__SECURITY_PROTOCOL": "sasl_ssl",
             "HEADRACE__REACTIVE_CONSUMERS__LONG_DELAYS__TOPICS": "[x, y]",
             "HEADRACE_OTHER": "ignored",
         }
@@ -313,7 +357,7 @@ class TestOverrides:
 
 
 class TestSecrets:
-    PLAIN = "kafka: {properties: {sasl.password: hunter2}}"
+    PLAIN = "kafka: {properties: {security.protocol: sasl_ssl, sasl.password: hunter2}}"
 
     def test_plain_secret_needs_a_private_file(self, write: Write) -> None:
         """A file with a secret in plain text that others may read is refused, and the secret is not repeated."""
@@ -336,15 +380,15 @@ class TestSecrets:
         """A secret as the default of a reference or as a header value is in the file as well."""
         path = write(text)
         path.chmod(0o604)
-        assert "holds a secret in plain text" in problems(path)[0]
+        assert any("holds a secret in plain text" in problem for problem in problems(path))
 
     @pytest.mark.parametrize(
         "text",
         [
-            "schema_registry: {password: '${env:PW}'}",
-            "schema_registry: {password: '${PW:}'}",
-            "kafka: {properties: {sasl.oauthbearer.config: 'secret=${env:PW}'}}",
-            "kafka: {properties: {ssl.key.location: /k.pem}}",
+            "schema_registry: {username: a, password: '${env:PW}'}",
+            "schema_registry: {username: a, password: '${PW:}'}",
+            "kafka: {properties: {security.protocol: sasl_ssl, sasl.oauthbearer.config: 'secret=${env:PW}'}}",
+            "kafka: {properties: {security.protocol: ssl, ssl.key.location: /k.pem}}",
         ],
     )
     def test_references_only_may_have_any_mode(self, write: Write, text: str) -> None:
@@ -367,13 +411,21 @@ class TestSecrets:
         """Secret mounts often cannot have strict modes: they are warned of."""
         (tmp_path / "pw").write_text("x")
         (tmp_path / "pw").chmod(0o644)
-        load_config(write("schema_registry: {password: '${file:pw}'}"), {})
+        load_config(write("schema_registry: {username: a, password: '${file:pw}'}"), {})
         assert "holds a secret and its mode is 0644" in caplog.text
 
     def test_no_error_repeats_a_secret(self, write: Write) -> None:
         """A wrong value under a secret key is described without the value."""
         assert "hunter2" not in "".join(problems(write("schema_registry: {password: [hunter2]}")))
         assert "12345" not in "".join(problems(write("schema_registry: {password: 12345}")))
+        consumer = "{topics: [t], group: g, backend: {url: 'http://h', headers: {X-Custom: 12345}}}"
+        assert "12345" not in "".join(problems(write(f"reactive_consumers: {{a: {consumer}}}")))
+
+    def test_no_error_repeats_what_a_reference_gave(self, write: Write) -> None:
+        """A value from the environment or a file may be a secret under any name."""
+        (problem,) = problems(write("http:\n  port: '${PW}'"), {"PW": "hunter2"})
+        assert problem.startswith("headrace.yaml:2: http.port: should be a valid integer")
+        assert "hunter2" not in problem
 
     def test_repr_hides_secrets(self, write: Write) -> None:
         """Printing the models shows no secret."""

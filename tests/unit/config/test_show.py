@@ -9,8 +9,8 @@ from headrace.config.show import json_schema, masked
 
 TEXT = """\
 kafka:
-  properties: {sasl.password: "${env:PW}", sasl.username: bob, ssl.key.location: /k.pem}
-schema_registry: {password: "${env:PW}"}
+  properties: {security.protocol: sasl_ssl, sasl.password: "${env:PW}", sasl.username: bob, ssl.key.location: /k.pem}
+schema_registry: {username: a, password: "${env:PW}"}
 reactive_consumers:
   a:
     topics: [t]
@@ -33,6 +33,7 @@ def test_secrets_are_masked_by_type_and_by_name(tmp_path: Path) -> None:
     shown = masked(loaded(tmp_path))
     assert "hunter2" not in str(shown)
     assert shown["kafka"]["properties"] == {
+        "security.protocol": "sasl_ssl",
         "sasl.password": "**********",
         "sasl.username": "bob",
         "ssl.key.location": "/k.pem",

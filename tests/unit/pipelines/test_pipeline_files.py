@@ -64,7 +64,7 @@ def test_every_problem_is_told_at_once_with_line_and_path(tmp_path: Path) -> Non
     )
     assert problems(tmp_path, text) == [
         "delays.yaml:1: name: has characters or a form that are not allowed here "
-        "(allowed: ^[a-z][a-z0-9_-]{0,62}$): correct it",
+        "(allowed: ^[a-z][a-z0-9_-]{0,62}$): correct it (it is 'Delays!')",
         "delays.yaml:2: trigger.interval: unknown key: did you mean interval_seconds?",
         "delays.yaml:4: sources.flights.schema: is missing and has no default: add it",
         "delays.yaml:4: sources.flights.shema: unknown key: did you mean schema?",

@@ -94,7 +94,7 @@ class Bench:
                 text = answer.read().decode()
         except OSError:
             return 0.0
-        found = re.findall(r"^headrace_delivery_records_total\{[^}]*\} (\S+)$", text, re.MULTILINE)
+        found = re.findall(r'^headrace_ended_records_total\{.*outcome="delivered"\} (\S+)$', text, re.MULTILINE)
         return sum(map(float, found))
 
     def headrace(self, config: dict[str, Any], wait: bool = True) -> HeadraceProcess:

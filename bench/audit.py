@@ -66,7 +66,7 @@ class AuditTable:
         while audited:
             with urllib.request.urlopen(f"{process.url}/metrics", timeout=5) as answer:
                 text = answer.read().decode()
-            if 'headrace_depth{name="audit_notes"} 0.0' in text:
+            if "headrace_audit_pending_notes 0.0" in text:
                 found = re.findall(r'^headrace_audit_notes_total\{outcome="(\w+)"\} (\S+)$', text, re.MULTILINE)
                 self.notes.setdefault(row, []).append({outcome: float(count) for outcome, count in found})
                 break

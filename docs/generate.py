@@ -20,6 +20,7 @@ from headrace.config.client_properties import CONSUMER_KEYS, PRODUCER_KEYS, Key
 from headrace.config.show import json_schema
 from headrace.errors import HeadraceError, catalogue
 from headrace.pipelines.spec import PipelineSpec
+from headrace.telemetry.catalogue import CATALOGUE, OUTCOMES
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "headrace"
@@ -55,6 +56,7 @@ def pages() -> dict[Path, str]:
     return {
         REFERENCE / "configuration.md": configuration_page(),
         REFERENCE / "errors.md": errors_page(),
+        REFERENCE / "metrics.md": metrics_page(),
         REFERENCE / "producer-keys.md": producer_keys_page(),
         REFERENCE / "consumer-keys.md": consumer_keys_page(),
         REFERENCE / "cli.md": cli_page(),
@@ -218,6 +220,34 @@ def errors_page() -> str:
 
 def _first(error: type[HeadraceError]) -> str:
     return " ".join((error.__doc__ or "").split()).replace("|", "\\|")
+
+
+# Metrics -------------------------------------------------------------------------------------------------------------
+
+
+def metrics_page() -> str:
+    """Return the table of every metric of `/metrics`."""
+    rows = [
+        f"| `{name}` | {kind} | {unit} | {', '.join(f'`{label}`' for label in labels)} | {text} |"
+        for name, kind, unit, labels, text in CATALOGUE
+    ]
+    parts = [
+        "# Metrics\n",
+        _MADE,
+        "`GET /metrics` shows these in Prometheus' text format, beside the usual `process_` metrics.",
+        "`kind` is `reactive`, `function` or `pipeline`; `consumer` is the name of a reactive consumer,",
+        "`function.trigger` of a function, or `pipeline.flow` of a pipeline.",
+        "The records of a consumer's retry topics count for that consumer.\n",
+        "| Name | Type | Unit | Labels | Meaning |",
+        "|---|---|---|---|---|",
+        *rows,
+        "\n## Outcomes\n",
+        "The label `outcome` of `headrace_ended_records_total`:\n",
+        "| Outcome | Meaning |",
+        "|---|---|",
+        *(f"| `{outcome}` | {meaning} |" for outcome, meaning in OUTCOMES.items()),
+    ]
+    return "\n".join(parts) + "\n"
 
 
 # Commands ------------------------------------------------------------------------------------------------------------

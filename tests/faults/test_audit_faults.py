@@ -16,7 +16,7 @@ from headrace.testing import Answer
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(500)]
 
-ENDED = ("delivered", "dead_letters", "skipped", "given_up")
+ENDED = ("delivered", "dead_letter", "skipped", "discarded")
 
 
 class Numbers:
@@ -25,8 +25,8 @@ class Numbers:
     def __init__(self, url: str) -> None:
         with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
             text = answer.read().decode()
-        labels = r"headrace_(\w+?)(?:_total)?\{(.*?)\} (\S+)"
-        self.found = {(name, tuple(re.findall(r'"(.*?)"', of))): float(n) for name, of, n in re.findall(labels, text)}
+        sample = r"headrace_(\w+?)(?:_total)?(?:\{(.*?)\})? (\S+)"
+        self.found = {(name, tuple(re.findall(r'"(.*?)"', of))): float(n) for name, of, n in re.findall(sample, text)}
 
     def of(self, name: str, *labels: str) -> int:
         return int(self.found.get((name, labels), 0))
@@ -34,9 +34,9 @@ class Numbers:
     @property
     def due(self) -> int:
         """Records that were written for clients, that ended, and dead letters, which are written too."""
-        path = "reactive push"
-        ended = sum(self.of("delivery_records", outcome, path) for outcome in ENDED)
-        return self.of("records_in", "produce") + ended + self.of("delivery_records", "dead_letters", path)
+        ended = sum(self.of("ended_records", "push", "reactive", outcome) for outcome in ENDED)
+        letters = self.of("ended_records", "push", "reactive", "dead_letter")
+        return self.of("produce_requested_records") + ended + letters
 
     @property
     def counted(self) -> int:
@@ -44,7 +44,7 @@ class Numbers:
 
     @property
     def is_quiet(self) -> bool:
-        return not self.of("depth", "audit_notes")
+        return not self.of("audit_pending_notes")
 
 
 def notes_of(ledger: Any, topic: str) -> tuple[list[Any], int]:

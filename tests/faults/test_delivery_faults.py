@@ -115,5 +115,5 @@ def test_records_are_removed_before_they_are_read(
     bed.wait_until(lambda: ledger.lag(f"{name}-push") == 0, 30, "lag 0")
     with urllib.request.urlopen(f"{going_on.url}/metrics", timeout=60) as answer:
         counts = answer.read().decode()
-    assert re.search(r'headrace_delivery_records_total\{outcome="gap",path="reactive push"\} 10\.0', counts)
+    assert re.search(r'headrace_gap_offsets_total\{consumer="push",kind="reactive"\} 10\.0', counts)
     assert {offset for _, offset in bed.delivered_by(backend)} == set(range(end)) - set(range(first, first + 10))

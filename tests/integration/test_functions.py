@@ -158,7 +158,10 @@ def test_sigterm_lets_the_handler_finish(site: Any, topic: Any, function: Any) -
     process = function(source, code, outputTopic=target)
     site.write_json(source, 1)
     site.wait_until(
-        lambda: 'headrace_depth{name="function work.in workers busy"} 1.0' in site.ask(f"{process.url}/metrics").body,
+        lambda: (
+            'headrace_function_busy_workers{consumer="work.in",kind="function"} 1.0'
+            in site.ask(f"{process.url}/metrics").body
+        ),
         "the worker to be busy",
     )
     assert process.terminate() == 0

@@ -372,10 +372,8 @@ def test_a_partition_that_stands_still_leaves_the_others_room(site: Any, topic: 
 
     def taken() -> int:
         text = site.ask(f"{process.url}/metrics").body
-        found = re.search(
-            r'outcome="taken",path="reactive push"} (\d+)|path="reactive push",outcome="taken"} (\d+)', text
-        )
-        return int(found[1] or found[2]) if found else 0
+        found = re.search(r'headrace_received_records_total\{consumer="push",kind="reactive"\} (\d+)', text)
+        return int(found[1]) if found else 0
 
     site.wait_until(lambda: taken() > 700, "a full house")
     site.write(name, *(OutgoingRecord(name, None, b"2", partition=1) for _ in range(3000)))
@@ -394,7 +392,7 @@ def test_a_slow_backend_bounds_what_is_held(site: Any, topic: Any, push: Any, ba
 
     def held() -> float:
         text = site.ask(f"{process.url}/metrics").body
-        found = re.search(r'headrace_depth\{name="reactive push delivery open records"\} (\S+)', text)
+        found = re.search(r'headrace_open_records\{consumer="push",kind="reactive"\} (\S+)', text)
         return float(found[1]) if found else -1
 
     site.wait_until(lambda: held() >= 100, "records to be held")

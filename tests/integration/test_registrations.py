@@ -122,7 +122,7 @@ def test_registered_changed_disabled_removed(deployment: Deployment, topic: Any)
     assert deployment.wait_state(process, "x", "running")["version"] == first.body["version"]
     status = ask(process, "GET", "/adm/reactive-consumers/x").body
     assert (status["owner"], status["group"], status["topics"]) == ("anonymous", group, [name])
-    assert 'path="reactive x"' in site.ask(f"{process.url}/metrics").body
+    assert 'consumer="x"' in site.ask(f"{process.url}/metrics").body
 
     changed = ask(process, "PUT", f"{PLACE}/x", {**settings, "batch": {"max_records": 1}})
     assert (changed.status, changed.body["version"] > first.body["version"]) == (200, True)
@@ -149,7 +149,7 @@ def test_registered_changed_disabled_removed(deployment: Deployment, topic: Any)
     assert [ask(process, method, f"{PLACE}/x").status for method in ("GET", "DELETE")] == [404, 404]
     site.wait_until(lambda: "x" not in names_of(process), "the consumer to be gone")
     site.wait_until(
-        lambda: 'path="reactive x"' not in site.ask(f"{process.url}/metrics").body and group not in lag_of(process),
+        lambda: 'consumer="x"' not in site.ask(f"{process.url}/metrics").body and group not in lag_of(process),
         "its numbers to be gone",
     )
     assert site.committed(group)[(name, 0)] == 25
@@ -289,8 +289,8 @@ def test_damaged_and_narrowed_entries_are_passed_over(deployment: Deployment, to
     deployment.wait_state(process, "x", "refused", "which is not allowed here")
     deployment.wait_state(process, "odd", "refused", "damaged")
     numbers = site.ask(f"{process.url}/metrics").body
-    assert 'headrace_depth{name="registrations_refused"} 2.0' in numbers
-    assert 'headrace_depth{name="control_corrupt_entries"} 1.0' in numbers
+    assert "headrace_refused_registrations 2.0" in numbers
+    assert "headrace_corrupt_control_entries 1.0" in numbers
     assert "registration/anonymous/x does not run: " in process.output
     assert site.ask(f"{process.url}/health/readiness").status == 200
     assert process.terminate() == 0

@@ -133,7 +133,7 @@ def test_statuses_and_errors_mean_what_the_file_says(site: Any, topic: Any, push
     (letter,) = site.records(f"{name}.dlq")
     assert (history(letter)["offset"], history(letter)["attempts"]) == ("1", "1")
     metrics = site.ask(f"{process.url}/metrics").body
-    assert 'headrace_delivery_records_total{outcome="skipped",path="reactive push"} 2.0' in metrics
+    assert 'headrace_ended_records_total{consumer="push",kind="reactive",outcome="skipped"} 2.0' in metrics
 
 
 def test_a_batch_with_too_many_failures_is_rolled_back_until_its_attempts_are_over(

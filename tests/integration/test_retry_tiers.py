@@ -87,8 +87,8 @@ def test_after_the_last_tier_comes_the_dead_letter_topic(site: Any, topic: Any, 
     assert headers["headrace.dlq.first_failure"] < headers["headrace.dlq.last_failure"]
     assert not [header for header in headers if header.startswith("headrace.retry.")]
     metrics = site.ask(f"{process.url}/metrics").body
-    assert 'outcome="delayed",path="reactive push"} 1.0' in metrics
-    assert 'outcome="dead_letters",path="reactive push retries"} 1.0' in metrics
+    assert 'consumer="push",kind="reactive",outcome="retry_topic"} 2.0' in metrics
+    assert 'consumer="push",kind="reactive",outcome="dead_letter"} 1.0' in metrics
 
 
 def test_what_waits_survives_a_restart_and_keeps_its_time(site: Any, topic: Any, push: Any, backend: Any) -> None:

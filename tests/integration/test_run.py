@@ -214,17 +214,17 @@ def test_metrics_show_depths_records_and_lag(site: Any, topic: Callable[..., str
     def wait_for_metric(name: str, number: float, /, **labels: str) -> None:
         site.wait_until(lambda: metric(text(), name, **labels) == number, f"{name} {labels} to be {number}")
 
-    way = {"path": "reactive push"}
-    wait_for_metric("headrace_records_in_total", 30, path="produce")
-    wait_for_metric("headrace_records_out_total", 30, path="produce")
-    wait_for_metric("headrace_records_in_total", 30, **way)
-    wait_for_metric("headrace_depth", 30, name="reactive push delivery open records")
-    wait_for_metric("headrace_depth", 0, name="producer_pending_bytes")
+    push_labels = {"kind": "reactive", "consumer": "push"}
+    wait_for_metric("headrace_produce_requested_records_total", 30)
+    wait_for_metric("headrace_produce_acknowledged_records_total", 30)
+    wait_for_metric("headrace_received_records_total", 30, **push_labels)
+    wait_for_metric("headrace_open_records", 30, **push_labels)
+    wait_for_metric("headrace_producer_pending_bytes", 0, producer="producer")
     backend.answer = Answer()
     backend.wait_for(lambda b: len(b.accepted) == 30)
-    wait_for_metric("headrace_records_out_total", 30, **way)
+    wait_for_metric("headrace_ended_records_total", 30, outcome="delivered", **push_labels)
     wait_for_metric("headrace_consumer_lag_records", 0, group=f"{name}-push", topic=name)
-    wait_for_metric("headrace_depth", 0, name="reactive push delivery open records")
+    wait_for_metric("headrace_open_records", 0, **push_labels)
     assert json.loads(site.cli("groups", "lag", f"{name}-push", "--output", "json").stdout)[0]["lag"] == 0
 
 

@@ -89,8 +89,7 @@ class RegisteredConsumers:
             if not watched[group]:
                 del watched[group]  # nobody else of this process is in it
                 self._process.metrics.forget_lag(group)
-        for path in (f"reactive {one.name}", f"reactive {one.name} retries"):
-            self._process.metrics.forget_deliveries(path)
+        self._process.metrics.forget_deliveries("reactive", one.name)
 
 
 class _Room(WaysIn):

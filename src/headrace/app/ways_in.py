@@ -137,6 +137,8 @@ class WaysIn:
         held = self._held(consumer, destination, backend)
         pumps = [pump, *(service for service in retries if isinstance(service, Pump))]
         called = name.removeprefix("reactive ")
+        for delivers in pumps:
+            self.metrics.watch_deliveries("reactive", called, delivers.numbers)
         self.steered.append(
             Steered(called, "reactive", pumps, reactive, reactive.topics, destination.client.place, self.admin, fits)
         )
@@ -163,7 +165,6 @@ class WaysIn:
         if self.config.kafka.create_topics:
             self.wanted_topics.update(dict.fromkeys(path.topics, path.source))
         pump = path.pump(beside)
-        self.metrics.watch_deliveries(name, pump.counts.read)
         policy = ReadPolicy("earliest", reactive.on_gap, member=reactive.consumer)
         consumer = self._consumer(name, pump, self.config.kafka, path.topics, policy, reactive.flow)
         return [*([path.followed] if path.followed else ()), pump, consumer]
@@ -209,6 +210,7 @@ class WaysIn:
         consumer = self._consumer(workers.name, pump, kafka, trigger.topics, policy)
         watch = Subscription(f"{workers.name} topics", consumer, admin, self.clock, topics=trigger.topics, fits=None)
         called = f"{spec.name}.{trigger.name}"
+        self.metrics.watch_deliveries("function", called, pump.numbers)
         self.steered.append(Steered(called, "function", [pump], delivery, trigger.topics, spec.handler, admin))
         target = Target(trigger.topics, None, letters, destination, delivery, _FUNCTION_FLOW, pump, kafka, admin)
         self.targets["function", f"{spec.name}.{trigger.name}"] = target
@@ -220,7 +222,7 @@ class WaysIn:
         run = PipelineRun(spec, self.config.kafka, folder, self.clock, self.admin)
         for flow, group in run.groups.items():
             self.groups[group] = []
-            self.metrics.watch_deliveries(f"{run.name} {flow}", functools.partial(run.counts, flow))
+            self.metrics.watch_deliveries("pipeline", f"{spec.name}.{flow}", functools.partial(run.counts, flow))
         return run
 
     def _letters(self, dead_letter: DeadLetterConfig, topics: Sequence[str]) -> DeadLetterTopic | None:
@@ -243,7 +245,6 @@ class WaysIn:
     ) -> Pump:
         pump = Pump(f"{name} delivery", group, destination, letters, delivery=delivery, clock=self.clock)
         pump.witness = witness_of(self.audit, "REACTIVE_CONSUMER", group)
-        self.metrics.watch_deliveries(name, pump.counts.read)
         return pump
 
     def _consumer(

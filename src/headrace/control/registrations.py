@@ -27,14 +27,14 @@ from headrace.errors import (
 )
 from headrace.kafka import ControlTable
 from headrace.lifecycle import Clock, Deadline, Service
-from headrace.lifecycle.queues import register_gauge, unregister_gauge
+from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
 from headrace.security.principals import READ, Principal
 
 log = logging.getLogger(__name__)
 
 PREFIX: Final = "registration/"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
-_GAUGES: Final = ("registrations", "registrations_refused")
+_GAUGES: Final = ("headrace_registrations", "headrace_refused_registrations")
 _NEVER: Final = 2**63
 _NO_TIME_MS: Final = 253_402_300_800_000
 """The year 10,000, which cannot be shown."""

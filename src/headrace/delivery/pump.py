@@ -21,7 +21,6 @@ from headrace.delivery.skips import Skips
 from headrace.errors import InvalidRequest, OffsetsKeptElsewhere
 from headrace.lifecycle import Clock, Deadline, Readiness, Service
 from headrace.lifecycle.failpoints import reach
-from headrace.lifecycle.queues import register_gauge, unregister_gauge
 from headrace.records import Committed, Record, TopicPartition
 
 log = logging.getLogger(__name__)
@@ -112,14 +111,15 @@ class Pump(Service):
         """The lanes of the present assignment."""
         return self._lanes
 
+    def numbers(self) -> dict[str, int]:
+        """Return the counts by name, and what is so now: `open` records, and whether the breaker is open."""
+        open_records = sum(lane.tracker.open_records for lane in self._lanes.values())
+        return {**self.counts.read(), "open": open_records, "breaker_open": int(bool(self.breaker.waits_for))}
+
     async def start(self) -> None:
-        register_gauge(f"{self.name} open records", self._open_records)
-        register_gauge(f"{self.name} breaker open", lambda: int(bool(self.breaker.waits_for)))
         self.spawn(self._commit_often(), "commit")
 
     async def stop(self) -> None:
-        unregister_gauge(f"{self.name} open records")
-        unregister_gauge(f"{self.name} breaker open")
         self._fence(list(self._lanes.values()))
         self.breaker.leave_to_others(self._begin)
         await super().stop()
@@ -295,9 +295,6 @@ class Pump(Service):
     async def _call_later(self, seconds: float, call: Callable[[], None]) -> None:
         await self.clock.sleep(seconds)
         call()
-
-    def _open_records(self) -> int:
-        return sum(lane.tracker.open_records for lane in self._lanes.values())
 
     def _held(self, partition: TopicPartition) -> str:
         return self._hold or self._holds.get(partition, "")

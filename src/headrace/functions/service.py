@@ -10,7 +10,7 @@ from headrace.functions.allocator import Allocator
 from headrace.functions.process import WorkerProcess
 from headrace.functions.spec import FunctionSpec, KafkaTrigger
 from headrace.lifecycle import Clock, Deadline, Readiness, Service
-from headrace.lifecycle.queues import register_gauge, unregister_gauge
+from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
 from headrace.records import TopicPartition
 
 log = logging.getLogger(__name__)
@@ -55,10 +55,11 @@ class FunctionService(Service):
         self._slots = [_Slot() for _ in range(trigger.workers)]
         self._allocator = Allocator(trigger.workers, static=trigger.allocation == "static")
         self._stopping = False
+        self._labels = {"kind": "function", "consumer": f"{spec.name}.{trigger.name}"}
         self._gauges: dict[str, Callable[[], float]] = {
-            f"{self.name} frames waiting": lambda: self._allocator.waiting,
-            f"{self.name} workers busy": lambda: sum(1 for slot in self._slots if slot.busy),
-            f"{self.name} worker restarts": lambda: self.restarts,
+            "headrace_function_waiting_frames": lambda: self._allocator.waiting,
+            "headrace_function_busy_workers": lambda: sum(1 for slot in self._slots if slot.busy),
+            "headrace_function_worker_restarts_total": lambda: self.restarts,
         }
 
     async def start(self) -> None:
@@ -67,7 +68,7 @@ class FunctionService(Service):
         if self.spec.event_timeout_seconds:
             self.spawn(self._watch_time(self.spec.event_timeout_seconds), "event timeout")
         for gauge, read in self._gauges.items():
-            register_gauge(gauge, read)
+            register_gauge(gauge, read, **self._labels)
 
     def readiness(self) -> Readiness:
         """Ready when every worker is up or just being replaced, and at least one is up."""
@@ -91,7 +92,7 @@ class FunctionService(Service):
         if stops:
             await asyncio.wait(stops)
         for gauge in self._gauges:
-            unregister_gauge(gauge)
+            unregister_gauge(gauge, **self._labels)
         await super().stop()
 
     async def serve(

@@ -19,13 +19,13 @@ from headrace.kafka.admin import Admin
 from headrace.kafka.followed_topic import FollowedTopic
 from headrace.kafka.producer import Producer
 from headrace.lifecycle import Clock, Readiness
-from headrace.lifecycle.queues import register_gauge, unregister_gauge
+from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
 from headrace.records import OutgoingRecord, Record
 
 log = logging.getLogger(__name__)
 
 _PUT_SECONDS = 10.0
-_GAUGE = "control_corrupt_entries"
+_GAUGE = "headrace_corrupt_control_entries"
 
 Entry = Mapping[str, Any]
 OnChange = Callable[[str, Entry | None], None]

@@ -24,7 +24,7 @@ from headrace.kafka.error_map import repeat_error, report_error, to_error
 from headrace.kafka.producer_settings import producer_properties
 from headrace.kafka.properties import client_log
 from headrace.lifecycle import Deadline, LoopBridge, OwnedThread, Service
-from headrace.lifecycle.queues import register_gauge, unregister_gauge
+from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
 from headrace.records import NO_OFFSET, OutgoingRecord, Produced
 
 _POLL_SECONDS = 0.1
@@ -115,7 +115,7 @@ class Producer(Service):
         self._bridge = LoopBridge(asyncio.get_running_loop(), self._finish)
         self._thread = OwnedThread(self.name, self._serve_reports, self.die)
         self._thread.start()
-        register_gauge(f"{self.name}_pending_bytes", lambda: self._budget.pending_bytes)
+        register_gauge("headrace_producer_pending_bytes", lambda: self._budget.pending_bytes, producer=self.name)
 
     async def produce(self, records: Sequence[OutgoingRecord]) -> Results:
         """Write records and wait for every acknowledgement.
@@ -181,7 +181,7 @@ class Producer(Service):
             await asyncio.wait_for(self._idle.wait(), deadline.remaining_seconds)
 
     async def stop(self) -> None:
-        unregister_gauge(f"{self.name}_pending_bytes")
+        unregister_gauge("headrace_producer_pending_bytes", producer=self.name)
         if self._thread:
             # What is still queued ends as a report of its own (purged: unknown if in flight), so callers get answers.
             self._client.purge()

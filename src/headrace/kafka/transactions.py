@@ -34,7 +34,7 @@ from headrace.kafka.producer_settings import producer_properties
 from headrace.kafka.reader import read_records
 from headrace.kafka.transaction_guard import TransactionGuard
 from headrace.lifecycle import Deadline, LoopBridge, OwnedThread, Service
-from headrace.lifecycle.queues import register_gauge, unregister_gauge
+from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
 from headrace.records import OutgoingRecord, Produced, TopicPartition
 
 log = logging.getLogger(__name__)
@@ -290,7 +290,7 @@ class TransactionalProducers(Service):
         self._threads: list[OwnedThread] = []
 
     async def start(self) -> None:
-        register_gauge(f"{self.name}_waiting", lambda: len(self._open_jobs))
+        register_gauge("headrace_waiting_transactions", lambda: len(self._open_jobs))
 
     def open(self) -> None:
         """Open the producers, which ends what a former process with their names has left open."""
@@ -339,7 +339,7 @@ class TransactionalProducers(Service):
             await asyncio.wait_for(self._idle.wait(), deadline.remaining_seconds)
 
     async def stop(self) -> None:
-        unregister_gauge(f"{self.name}_waiting")
+        unregister_gauge("headrace_waiting_transactions")
         for thread in self._threads:
             thread.stop_asked.set()
         for thread in self._threads:

@@ -1,9 +1,9 @@
 """How things live: the only place where tasks, threads and processes are born."""
 
 from headrace.lifecycle.clock import Clock, Deadline, ManualClock, SystemClock
+from headrace.lifecycle.gauge_registry import gauges
 from headrace.lifecycle.lodgers import Lodgers, Lodging
 from headrace.lifecycle.processes import Child, ChildProcess, run_program, start_child
-from headrace.lifecycle.queues import gauges
 from headrace.lifecycle.service import Readiness, Service
 from headrace.lifecycle.supervisor import Signals, Supervisor
 from headrace.lifecycle.threads import LoopBridge, LoopThread, OwnedThread, run_blocking

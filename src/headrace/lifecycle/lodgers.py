@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from headrace.errors import HeadraceError, ServiceDied
 from headrace.lifecycle.clock import Clock, Deadline
-from headrace.lifecycle.queues import register_gauge, unregister_gauge
+from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
 from headrace.lifecycle.service import Readiness, Service
 from headrace.lifecycle.supervisor import Signals, Supervisor, first_of
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS: Final = 1.0
 _LONGEST_PAUSE_SECONDS: Final = 60.0
-_GAUGES: Final = ("lodgers_running", "lodgers_failing")
+_GAUGES: Final = ("headrace_running_registrations", "headrace_failing_registrations")
 
 
 class Lodging(NamedTuple):

@@ -22,7 +22,7 @@ from headrace import errors
 from headrace.config.transactions import IdempotencyConfig
 from headrace.kafka import StateTopic
 from headrace.lifecycle import Clock, Service
-from headrace.lifecycle.queues import register_gauge, unregister_gauge
+from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
 from headrace.records import OutgoingRecord, Produced, Record
 from headrace.sidecar.produce_answer import ProduceAnswer
 from headrace.sidecar.transactions import Transactions, Work
@@ -112,11 +112,11 @@ class Idempotency(Service):
         self._problem = "they are being read back"
 
     async def start(self) -> None:
-        register_gauge("idempotency_keys", lambda: len(self.window))
+        register_gauge("headrace_idempotency_keys", lambda: len(self.window))
         self.spawn(self._read_back(), "read back")
 
     async def stop(self) -> None:
-        unregister_gauge("idempotency_keys")
+        unregister_gauge("headrace_idempotency_keys")
         await super().stop()
 
     async def once(

@@ -15,7 +15,7 @@ import msgspec
 from headrace.config.audit import AuditConfig
 from headrace.errors import HeadraceError, ProducerQueueFull
 from headrace.lifecycle import Clock, Deadline, Readiness, Service, run_blocking
-from headrace.lifecycle.queues import register_gauge
+from headrace.lifecycle.gauge_registry import register_gauge
 from headrace.records import OutgoingRecord, Produced, Record
 from headrace.telemetry.audit_notes import (
     AuditNote,
@@ -88,7 +88,7 @@ class Audit(Service):
         self._alarmed_at = float("-inf")
 
     async def start(self) -> None:
-        register_gauge("audit_notes", lambda: self._open)
+        register_gauge("headrace_audit_pending_notes", lambda: self._open)
         self.spawn(self._run(), "write")
 
     async def drain(self, deadline: Deadline) -> None:

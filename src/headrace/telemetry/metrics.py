@@ -1,11 +1,11 @@
-"""What Headrace counts, and the only door to the metrics library.
+"""Counts what Headrace does, and shows it in the words of the catalogue.
 
-Counting is plain dictionaries on the loop, so it costs a batch or a request well under a microsecond; the library is
-met when someone reads. Source: Prometheus text format 0.0.4.
+Counting is plain dictionaries on the loop, so it costs a batch or a request well under a microsecond; the metrics
+library runs only when `/metrics` is read. Source: Prometheus text format 0.0.4.
 """
 
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
@@ -15,46 +15,72 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from headrace.lifecycle import gauges
+from headrace.telemetry.catalogue import BY_NAME, CATALOGUE
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 """Media type of `Metrics.render`."""
 
 _SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _Labels = tuple[str, ...]
+_ENDED: Final = "headrace_ended_records_total"
+_REQUESTS: Final = "headrace_http_request_seconds"
+_BREAKER: Final = "headrace_breaker_open"
+
+DELIVERY_COUNTS: Final[Mapping[str, tuple[str, _Labels]]] = {
+    "taken": ("headrace_received_records_total", ()),
+    "delivered": (_ENDED, ("delivered",)),
+    "dead_letters": (_ENDED, ("dead_letter",)),
+    "delayed": (_ENDED, ("retry_topic",)),
+    "skipped": (_ENDED, ("skipped",)),
+    "skipped_by_hand": (_ENDED, ("skipped_by_operator",)),
+    "given_up": (_ENDED, ("discarded",)),
+    "redeliveries": ("headrace_redelivered_records_total", ()),
+    "refusals": ("headrace_refused_deliveries_total", ()),
+    "gap": ("headrace_gap_offsets_total", ()),
+    "spared": ("headrace_ended_before_records_total", ()),
+    "abandoned": ("headrace_abandoned_records_total", ()),
+    "late": ("headrace_late_records_total", ()),
+    "open": ("headrace_open_records", ()),
+    "breaker_open": (_BREAKER, ()),
+    "read": ("headrace_received_records_total", ()),
+    "corrupt": ("headrace_corrupt_records_total", ()),
+    "tombstone": ("headrace_tombstone_records_total", ()),
+}
+"""The name of a count of a pump or a flow: its metric, and its labels after `kind` and `consumer`."""
 
 
 class Metrics(Collector):
     """The numbers of one process; call its methods on the loop, once per batch."""
 
     def __init__(self) -> None:
-        self._records_in = _Counted("headrace_records_in", "Records taken in, by way in", "path")
-        self._records_out = _Counted("headrace_records_out", "Records handed on for certain, by way in", "path")
-        self._audit = _Counted("headrace_audit_notes", "Notes of the audit by what became of them", "outcome")
-        self._deliveries: dict[str, Callable[[], Mapping[str, int]]] = {}
+        self._requested_records = 0
+        self._acknowledged_records = 0
+        self._audit: Counter[str] = Counter()
+        self._deliveries: dict[tuple[str, str], list[Callable[[], Mapping[str, int]]]] = defaultdict(list)
         self._requests: dict[tuple[str, int], _Durations] = defaultdict(_Durations)
         self._lag: dict[_Labels, float] = {}
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
 
-    def records_in(self, path: str, records: int) -> None:
-        """Count records that came in; `path` names a way in, such as `produce` or `reactive/orders`."""
-        self._records_in.add(records, path)
-
-    def records_out(self, path: str, records: int) -> None:
-        """Count records that were acknowledged where they went."""
-        self._records_out.add(records, path)
+    def produced(self, requested_records: int, acknowledged_records: int) -> None:
+        """Count the records of a produce request, and those of them that Kafka acknowledged."""
+        self._requested_records += requested_records
+        self._acknowledged_records += acknowledged_records
 
     def audit_notes(self, outcome: str, notes: int) -> None:
-        """Count notes of the audit that were `written`, `lost` on the way, or `dropped` for want of room."""
-        self._audit.add(notes, outcome)
+        """Count notes of the audit that were `written`, `lost` on the way, or `dropped` because the queue was full."""
+        self._audit[outcome] += notes
 
-    def watch_deliveries(self, path: str, read: Callable[[], Mapping[str, int]]) -> None:
-        """Show the counts of a delivery pump under its way in; `read` is called whenever somebody looks.
+    def watch_deliveries(self, kind: str, consumer: str, read: Callable[[], Mapping[str, int]]) -> None:
+        """Show the counts of a pump or a flow; several of one consumer are added up.
 
-        `taken` and `delivered` are also its records in and out.
+        Args:
+            kind: `reactive`, `function` or `pipeline`.
+            consumer: Its name.
+            read: Returns the counts; called when `/metrics` is read.
         """
-        self._deliveries[path] = read
+        self._deliveries[kind, consumer].append(read)
 
     def request(self, route: str, status: int, seconds: float) -> None:
         """Count one answered request; `route` is a pattern, never a path with names in it."""
@@ -64,69 +90,58 @@ class Metrics(Collector):
         """Set how many records of a partition a group has not committed."""
         self._lag[group, topic, str(partition)] = records
 
-    def forget_deliveries(self, path: str) -> None:
-        """Show the counts of a way in no longer."""
-        self._deliveries.pop(path, None)
+    def forget_deliveries(self, kind: str, consumer: str) -> None:
+        """Show the counts of a consumer no longer."""
+        self._deliveries.pop((kind, consumer), None)
 
-    def forget_lag(self, group: str) -> None:
-        """Show the lag of a group no longer."""
-        self._lag = {labels: records for labels, records in self._lag.items() if labels[0] != group}
+    def forget_lag(self, group: str | None = None) -> None:
+        """Show the lag of a group no longer; without a group, of all."""
+        self._lag = {labels: records for labels, records in self._lag.items() if group not in (None, labels[0])}
 
     def render(self) -> bytes:
         """Return every number in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterable[Metric]:
-        for counted, outcome in ((self._records_in, "taken"), (self._records_out, "delivered")):
-            family = counted.family()
-            for path, read in self._deliveries.items():
-                if (records := read().get(outcome)) is not None:
-                    family.add_metric((path,), records)
+        samples = self._samples()
+        for spec in CATALOGUE:
+            family: Metric
+            if spec.name == _REQUESTS:
+                yield self._request_family()
+                continue
+            if spec.type == "counter":
+                family = CounterMetricFamily(spec.name.removesuffix("_total"), spec.help, labels=spec.labels)
+            else:
+                family = GaugeMetricFamily(spec.name, spec.help, labels=spec.labels)
+            for labels, value in samples[spec.name].items():
+                family.add_metric(labels, value)
             yield family
-        yield self._audit.family()
-        yield self._request_family()
-        yield self._delivery_family()
-        yield _gauge_family(
-            "headrace_consumer_lag_records",
-            "Records not committed yet",
-            ("group", "topic", "partition"),
-            self._lag.items(),
-        )
-        depths = (((name,), value) for name, value in gauges().items())
-        yield _gauge_family("headrace_depth", "Present depth of queues and budgets", ("name",), depths)
 
-    def _delivery_family(self) -> Metric:
-        family = CounterMetricFamily(
-            "headrace_delivery_records", "Records by what became of their delivery", labels=("path", "outcome")
-        )
-        for path, read in self._deliveries.items():
-            for outcome, records in read().items():
-                family.add_metric((path, outcome), records)
-        return family
+    def _samples(self) -> Mapping[str, Mapping[_Labels, float]]:
+        """Return the present numbers: metric to label values to number."""
+        found: dict[str, dict[_Labels, float]] = defaultdict(dict)
+        for key, value in gauges().items():
+            labels = dict(key.labels)
+            found[key.metric][tuple(labels[name] for name in BY_NAME[key.metric].labels)] = value
+        found["headrace_produce_requested_records_total"][()] = self._requested_records
+        found["headrace_produce_acknowledged_records_total"][()] = self._acknowledged_records
+        found["headrace_consumer_lag_records"] |= self._lag
+        found["headrace_audit_notes_total"] |= {(outcome,): notes for outcome, notes in self._audit.items()}
+        for consumer, reads in self._deliveries.items():
+            for counts in (read() for read in reads):
+                for name, count in counts.items():
+                    metric, more = DELIVERY_COUNTS[name]
+                    earlier = found[metric].get((*consumer, *more), 0)
+                    # Pumps of one consumer share its breaker.
+                    value = max(earlier, count) if metric == _BREAKER else earlier + count
+                    found[metric][(*consumer, *more)] = value
+        return found
 
     def _request_family(self) -> Metric:
-        family = HistogramMetricFamily(
-            "headrace_http_request_seconds", "Time to the end of the answer", labels=("route", "status")
-        )
+        spec = BY_NAME[_REQUESTS]
+        family = HistogramMetricFamily(spec.name, spec.help, labels=spec.labels)
         for (route, status), durations in self._requests.items():
             family.add_metric((route, str(status)), list(durations.buckets()), durations.sum_seconds)
-        return family
-
-
-class _Counted:
-    """A counter with labels."""
-
-    def __init__(self, name: str, text: str, *labels: str) -> None:
-        self._name, self._text, self._labels = name, text, labels
-        self._values: dict[_Labels, int] = defaultdict(int)
-
-    def add(self, amount: int, *labels: str) -> None:
-        self._values[labels] += amount
-
-    def family(self) -> CounterMetricFamily:
-        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
-        for labels, value in self._values.items():
-            family.add_metric(labels, value)
         return family
 
 
@@ -148,10 +163,3 @@ class _Durations:
         for limit, count in zip((*map(str, _SECONDS), "+Inf"), self._counts, strict=True):
             total += count
             yield limit, total
-
-
-def _gauge_family(name: str, text: str, labels: _Labels, values: Iterable[tuple[_Labels, float]]) -> Metric:
-    family = GaugeMetricFamily(name, text, labels=labels)
-    for label_values, value in values:
-        family.add_metric(label_values, value)
-    return family

@@ -132,8 +132,7 @@ class HotPath:
         self._answer(exchange, answer)
 
     def _answer(self, exchange: Exchange, answer: ProduceAnswer) -> None:
-        self._metrics.records_in("produce", answer.asked_records)
-        self._metrics.records_out("produce", answer.written_records)
+        self._metrics.produced(answer.asked_records, answer.written_records)
         self._metrics.request(PATH, answer.status, time.perf_counter() - exchange.started_at)
         self._leave(exchange.principal)
         exchange.answer(answer)

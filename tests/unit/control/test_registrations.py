@@ -22,7 +22,8 @@ from headrace.errors import (
     RegistrationConflict,
     RegistrationQuota,
 )
-from headrace.lifecycle import ManualClock, gauges
+from headrace.lifecycle import ManualClock
+from headrace.lifecycle.gauge_registry import GaugeKey, gauges
 from headrace.security import Principal
 
 Entry = Mapping[str, Any]
@@ -331,7 +332,8 @@ def test_entries_that_are_not_valid_any_more_are_passed_over(caplog: pytest.LogC
         assert "max_in_flight is 9" in why["x"]
         assert all("damaged" in why[name] for name in ("z", "v", "w", "u", "s", "nobody"))
         assert why["y"] == "None"
-        assert (gauges()["registrations"], gauges()["registrations_refused"]) == (8, 7)
+        assert gauges()[GaugeKey("headrace_registrations")] == 8
+        assert gauges()[GaugeKey("headrace_refused_registrations")] == 7
         assert "registration/a/x does not run: max_in_flight is 9" in caplog.text
         assert "registration/c/z does not run" in caplog.text
         await process.made.stop()

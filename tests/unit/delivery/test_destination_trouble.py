@@ -15,7 +15,7 @@ from headrace.config.retry import RetryConfig
 from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict
 from headrace.delivery.pump import Pump
 from headrace.errors import DestinationUnavailable
-from headrace.lifecycle import ManualClock, gauges
+from headrace.lifecycle import ManualClock
 from headrace.records import Committed, Record, TopicPartition
 
 PARTITIONS = [TopicPartition("t", number) for number in range(8)]
@@ -115,12 +115,12 @@ def test_a_dead_backend_gets_one_delivery_per_pause_and_spills_nothing(ordering:
         assert bed.most_under_way == 1
         assert all("the breaker of p is open until 13:5" in why for why in bed.standing)
         assert all("failures: connection refused" in why for why in bed.standing)
-        assert gauges()["p breaker open"] == 1
+        assert bed.pump.numbers()["breaker_open"] == 1
         tried = len(bed.begun)
         bed.answer = fine
         await bed.clock.advance(10)
         assert len(bed.begun) > tried
-        assert gauges()["p breaker open"] == 0
+        assert bed.pump.numbers()["breaker_open"] == 0
         await bed.clock.advance(1)
         assert bed.drained
         assert bed.standing == [""] * 8

@@ -16,7 +16,7 @@ from headrace.errors import KafkaError, KafkaTimeout, KafkaUnavailable
 from headrace.kafka import control_table
 from headrace.kafka.control_table import ControlTable
 from headrace.lifecycle import ManualClock, SystemClock
-from headrace.lifecycle.queues import gauges
+from headrace.lifecycle.gauge_registry import GaugeKey, gauges
 from headrace.records import OutgoingRecord, Produced, Record
 
 TOPIC = "_control"
@@ -109,9 +109,9 @@ def test_a_corrupt_entry_is_passed_over_with_an_alarm(
         view.loaded()
         assert view.items("") == {"b": {"holds": True}}
         assert "offset 1 of _control is no entry" in caplog.text
-        assert gauges()["control_corrupt_entries"] == 1
+        assert gauges()[GaugeKey("headrace_corrupt_control_entries")] == 1
         log.append(key, None)  # taken away by hand
-        assert gauges()["control_corrupt_entries"] == 0
+        assert gauges()[GaugeKey("headrace_corrupt_control_entries")] == 0
         await view.stop()
 
     asyncio.run(main())

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from headrace.errors import KafkaError
-from headrace.lifecycle import Deadline, Lodgers, Lodging, ManualClock, Readiness, Service, gauges
+from headrace.lifecycle import Deadline, Lodgers, Lodging, ManualClock, Readiness, Service
+from headrace.lifecycle.gauge_registry import GaugeKey, gauges
+
+RUNNING, FAILING = GaugeKey("headrace_running_registrations"), GaugeKey("headrace_failing_registrations")
 
 
 class House:
@@ -79,7 +82,7 @@ def run(test: Callable[[House], Coroutine[Any, Any, None]]) -> None:
             await test(house)
         finally:
             await house.lodgers.stop()
-        assert gauges().get("lodgers_running") is None
+        assert gauges().get(RUNNING) is None
         assert house.deaths == []
 
     asyncio.run(main())
@@ -91,7 +94,7 @@ def test_they_come_and_go_on_demand() -> None:
     async def test(house: House) -> None:
         await house.settle(("a", 1), ("b", 1))
         assert house.said() == ["start a1", "start b1"]
-        assert gauges()["lodgers_running"] == 2
+        assert gauges()[RUNNING] == 2
         await house.settle(("b", 1))
         assert house.said() == ["drain a1", "stop a1", "left a1"]
         assert house.lodgers.readiness_of("b") == Readiness(True, "")
@@ -136,7 +139,7 @@ def test_one_that_dies_starts_again_after_growing_pauses(how: str, caplog: pytes
             assert {"dies": "broke", "cannot be made": "cannot be made", "cannot start": "cannot start"}[
                 how
             ] in why.reason
-            assert gauges()["lodgers_failing"] == 1
+            assert gauges()[FAILING] == 1
             house.said()
             await house.clock.advance(pause - 0.5)
             assert house.said() == []
@@ -147,7 +150,7 @@ def test_one_that_dies_starts_again_after_growing_pauses(how: str, caplog: pytes
         house.broken.clear()
         await house.settle(("a", 2), ("b", 1))
         assert house.lodgers.readiness_of("a").ready
-        assert gauges()["lodgers_failing"] == 0
+        assert gauges()[FAILING] == 0
         assert "drain b1" not in house.said()
 
     run(test)
@@ -179,7 +182,7 @@ def test_one_that_rests_can_be_changed_or_taken_away_at_once() -> None:
         await house.settle(("a", 2))
         assert house.said() == ["start a2"]
         assert house.lodgers.readiness_of("b").reason == "not started yet"
-        assert gauges()["lodgers_failing"] == 0
+        assert gauges()[FAILING] == 0
 
     run(test)
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace.lifecycle.queues import register_gauge, unregister_gauge
-from headrace.telemetry.metrics import Metrics
+import headrace
+from headrace.delivery.attempt import Counts
+from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
+from headrace.telemetry.catalogue import BY_NAME, CATALOGUE
+from headrace.telemetry.metrics import DELIVERY_COUNTS, Metrics
 
 
 def shown(metrics: Metrics, metric: str, **labels: str) -> float:
@@ -19,14 +25,13 @@ def shown(metrics: Metrics, metric: str, **labels: str) -> float:
     return found[0]
 
 
-def test_records_are_counted_by_way_in() -> None:
-    """Counts add up per path."""
+def test_produced_records_add_up() -> None:
+    """What was requested and what was acknowledged are counted apart."""
     metrics = Metrics()
-    metrics.records_in("produce", 100)
-    metrics.records_in("produce", 5)
-    metrics.records_out("produce", 99)
-    assert shown(metrics, "headrace_records_in_total", path="produce") == 105
-    assert shown(metrics, "headrace_records_out_total", path="produce") == 99
+    metrics.produced(100, 99)
+    metrics.produced(5, 0)
+    assert shown(metrics, "headrace_produce_requested_records_total") == 105
+    assert shown(metrics, "headrace_produce_acknowledged_records_total") == 99
 
 
 def test_requests_fall_into_buckets_by_route_and_status() -> None:
@@ -53,31 +58,71 @@ def test_lag_shows_the_newest_number() -> None:
     assert shown(metrics, "headrace_consumer_lag_records", group="g", topic="t", partition="0") == 0
 
 
-def test_deliveries_are_read_when_somebody_looks() -> None:
-    """A pump counts by itself; metrics only show it."""
-    metrics, counts = Metrics(), {"acked": 1}
-    metrics.watch_deliveries("orders", lambda: counts)
-    counts["acked"] = 3
-    assert shown(metrics, "headrace_delivery_records_total", path="orders", outcome="acked") == 3
-
-
-def test_what_a_pump_takes_and_delivers_are_records_in_and_out() -> None:
-    """Every way in shows both, beside those that count themselves."""
+def test_a_forgotten_lag_is_absent() -> None:
+    """Of one group, or of all while no broker answers."""
     metrics = Metrics()
-    metrics.records_in("produce", 5)
-    metrics.watch_deliveries("orders", lambda: {"taken": 7, "delivered": 4})
-    metrics.watch_deliveries("pipeline", lambda: {"read": 1})
-    assert shown(metrics, "headrace_records_in_total", path="produce") == 5
-    assert shown(metrics, "headrace_records_in_total", path="orders") == 7
-    assert shown(metrics, "headrace_records_out_total", path="orders") == 4
+    for group in "abc":
+        metrics.lag(group, "t", 0, 7)
+    metrics.forget_lag("a")
+    text = metrics.render().decode()
+    assert 'group="a"' not in text
+    assert 'group="b"' in text
+    metrics.forget_lag()
+    assert "headrace_consumer_lag_records{" not in metrics.render().decode()
 
 
-def test_depths_of_queues_are_read_when_somebody_looks() -> None:
-    """Whatever lifecycle registers is shown, with its present value."""
+def test_deliveries_are_read_when_metrics_are_rendered() -> None:
+    """Every end of a record is one outcome of one counter."""
+    metrics, counts = Metrics(), {"delivered": 1, "dead_letters": 2}
+    metrics.watch_deliveries("reactive", "orders", lambda: counts)
+    counts["delivered"] = 3
+    labels = {"kind": "reactive", "consumer": "orders"}
+    assert shown(metrics, "headrace_ended_records_total", outcome="delivered", **labels) == 3
+    assert shown(metrics, "headrace_ended_records_total", outcome="dead_letter", **labels) == 2
+    metrics.forget_deliveries("reactive", "orders")
+    assert "orders" not in metrics.render().decode()
+
+
+def test_pumps_of_one_consumer_are_added_up() -> None:
+    """Records of a retry topic count for their consumer; the breaker they share is open or not."""
+    metrics = Metrics()
+    for taken in (5, 2):
+        metrics.watch_deliveries("reactive", "orders", lambda taken=taken: {"taken": taken, "breaker_open": 1})
+    labels = {"kind": "reactive", "consumer": "orders"}
+    assert shown(metrics, "headrace_received_records_total", **labels) == 7
+    assert shown(metrics, "headrace_breaker_open", **labels) == 1
+
+
+def test_gauges_are_read_when_metrics_are_rendered() -> None:
+    """A registered gauge is shown under its metric with its labels and its present value."""
     depth = 1.0
-    register_gauge("a queue", lambda: depth)
+    register_gauge("headrace_producer_pending_bytes", lambda: depth, producer="p")
     try:
         depth = 3.0
-        assert shown(Metrics(), "headrace_depth", name="a queue") == 3
+        assert shown(Metrics(), "headrace_producer_pending_bytes", producer="p") == 3
     finally:
-        unregister_gauge("a queue")
+        unregister_gauge("headrace_producer_pending_bytes", producer="p")
+    assert "headrace_producer_pending_bytes{" not in Metrics().render().decode()
+
+
+def test_every_metric_has_one_base_unit_and_known_labels() -> None:
+    """A counter ends in `_total`; a size or duration ends in its base unit; every metric is in the catalogue once."""
+    assert len(BY_NAME) == len(CATALOGUE)
+    for spec in CATALOGUE:
+        assert re.fullmatch(r"headrace_[a-z_]+", spec.name)
+        assert spec.name.endswith("_total") == (spec.type == "counter"), spec.name
+        assert "_ms" not in spec.name
+        assert spec.unit not in ("bytes", "seconds") or spec.unit in spec.name.removesuffix("_total").split("_"), spec
+        assert spec.help[0].isupper() or spec.help[0].isdigit()
+        assert not spec.help.endswith(".")
+    families = {family.name for family in Metrics().collect()}
+    assert families == {spec.name.removesuffix("_total") for spec in CATALOGUE}
+
+
+def test_every_count_and_gauge_of_the_source_is_in_the_catalogue() -> None:
+    """A metric that nobody described fails here, before it fails `/metrics`."""
+    assert set(Counts().read()) <= DELIVERY_COUNTS.keys()
+    assert {metric for metric, _ in DELIVERY_COUNTS.values()} <= BY_NAME.keys()
+    source = Path(headrace.__file__).parent
+    named = {name for path in source.rglob("*.py") for name in re.findall(r'"(headrace_[a-z_]+)"', path.read_text())}
+    assert named - {"headrace_offsets"} <= BY_NAME.keys()

@@ -63,7 +63,7 @@ def test_metrics_count_requests_by_route_and_records(opened: Any) -> None:
             answer = await house.get("/metrics")
             text = answer.body.decode()
             assert answer.headers["content-type"].startswith("text/plain")
-            assert 'headrace_records_out_total{path="produce"} 2.0' in text
+            assert "headrace_produce_acknowledged_records_total 2.0" in text
             for route, status in (("/producers/{topic}", 200), ("/producers/{topic}", 400), ("none", 404)):
                 assert f'headrace_http_request_seconds_count{{route="{route}",status="{status}"}} 1.0' in text
             assert "other" not in text

@@ -204,7 +204,7 @@ def test_a_client_that_leaves_before_its_answer_leaves_nothing_behind(opened: An
             house.kafka.gate.set()
             await house.web.drain(Deadline(SystemClock(), 60))
             assert hot == [200]
-            assert b'headrace_records_out_total{path="produce"} 1.0' in house.metrics.render()
+            assert b"headrace_produce_acknowledged_records_total 1.0" in house.metrics.render()
 
     asyncio.run(main())
 

@@ -87,7 +87,7 @@ def test_each_line_has_its_receipt_while_the_stream_goes_on(opened: Any) -> None
             assert (second.value, third.key, third.value) == (None, b"b", None)
             assert len({second.headers[0][1], third.headers[0][1]}) == 2
             counted = house.metrics.render().decode()
-            assert 'headrace_records_out_total{path="produce"} 3.0' in counted
+            assert "headrace_produce_acknowledged_records_total 3.0" in counted
 
     asyncio.run(main())
 

@@ -56,10 +56,15 @@ def test_without_settings_what_goes_wrong_is_noted_in_a_file(
     """Beside the configuration; what went well is not in it."""
     name = topic(**{"max.message.bytes": 2000})
     process = headrace({**site.config, "producer": {"caller_id": "x" * 3000}})
+    [file] = tmp_path.rglob("sidecar-audit.log")
+    assert file.read_bytes() == b"", "the file is there from the start"
+    assert produce(f"{process.url}/producers/{name}-missing", "loader") == 404
     assert produce(f"{process.url}/producers/{name}", "loader") == 413
     other = topic()
     assert produce(f"{process.url}/producers/{other}", "loader") == 200
     process.terminate()
-    [file] = tmp_path.rglob("sidecar-audit.log")
     notes = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [(n["auditStatus"], n["topic"], n["stacktrace"][:8]) for n in notes] == [("FAILURE", name, "ERR40017")] * 3
+    assert [(n["auditStatus"], n["topic"], n["stacktrace"][:8]) for n in notes] == [
+        ("FAILURE", f"{name}-missing", "ERR40006"),
+        *[("FAILURE", name, "ERR40017")] * 3,
+    ]

@@ -199,6 +199,11 @@ class ProduceService:
             self._audit.produced(records, results, written)
         return written
 
+    def not_sent(self, topic: str, error: errors.HeadraceError, count: int = 0) -> None:
+        """Have it audited that a request, or `count` lines of a stream, were refused before anything was sent."""
+        if self._audit:
+            self._audit.not_sent(topic, error, count)
+
     async def check(self, topic: str, request: ProduceRequest, ids: RequestIds) -> None:
         """Raise what `prepare` would, as far as it can be said before there are records."""
         await self.prepare(topic, request, ids)

@@ -67,6 +67,11 @@ class _Batch:
         self.size_bytes = size
         self._entries = entries
 
+    @property
+    def refusal(self) -> errors.HeadraceError:
+        """Why the first of those lines is refused that are no records."""
+        return next(entry for entry in self._entries if isinstance(entry, errors.HeadraceError))
+
     def settle(self, results: Sequence[_Outcome]) -> None:
         """Take the outcomes of its records."""
         self.results, left = results, iter(results)
@@ -154,6 +159,8 @@ class ProduceStream:
             self._shown.append(batch)
             texts.append(_encode_lines(_receipts_of(batch)))
             written += self._service.note(batch.records, batch.results)
+            if len(batch.records) < len(batch.outcomes):
+                self._service.not_sent(self._topic, batch.refusal, len(batch.outcomes) - len(batch.records))
         return Receipts(b"".join(texts), sum(len(batch.numbers) for batch in self._shown), written)
 
     def last_line(self) -> bytes:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 
 from headrace.config.audit import AuditConfig
-from headrace.errors import HeadraceError, ProducerQueueFull
+from headrace.errors import HeadraceError, InternalError, ProducerQueueFull
 from headrace.lifecycle import Clock, Deadline, Readiness, Service, run_blocking
 from headrace.lifecycle.gauge_registry import register_gauge
 from headrace.records import OutgoingRecord, Produced, Record
@@ -89,6 +89,7 @@ class Audit(Service):
 
     async def start(self) -> None:
         register_gauge("headrace_audit_pending_notes", lambda: self._open)
+        await run_blocking(self._target.write, ())  # makes the file, or says in the log why it cannot
         self.spawn(self._run(), "write")
 
     async def drain(self, deadline: Deadline) -> None:
@@ -156,6 +157,12 @@ class Audit(Service):
         """Note records as `produced` does, for those who have not counted what is written."""
         written = sum(isinstance(result, Produced) for result in results)
         self.produced(records, results, written, audit_type=audit_type)
+
+    def not_sent(self, topic: str, error: HeadraceError, count: int = 0) -> None:
+        """Note a produce request that was refused before anything was sent, or `count` lines of a stream."""
+        if self._settings.records != "none":
+            status = "UNKNOWN" if isinstance(error, InternalError) else "FAILURE"
+            self._put_one("PRODUCER", status, topic=topic[:249], count=count, stacktrace=reason_of(error))
 
     def noting(self, produce: Produce, audit_type: str = "PRODUCER") -> Produce:
         """Return something that writes records and notes them."""
@@ -240,12 +247,12 @@ class Audit(Service):
         """
         self._put_one("CONTROL", outcome, action=action[:300], target=target[:300], reason=reason[:1000])
 
-    def _put_one(self, audit_type: str, audit_status: str, **said: str) -> None:
+    def _put_one(self, audit_type: str, audit_status: str, **said: str | int) -> None:
         note = self._note(audit_type, audit_status, caller=caller.get(), correlation_id=correlation_id.get(), **said)
         note.id = new_correlation_id().decode()
         self.put(lambda: (note.line,), 1, _NOTE_BYTES)
 
-    def _note(self, audit_type: str, audit_status: str, **said: str) -> AuditNote:
+    def _note(self, audit_type: str, audit_status: str, **said: str | int) -> AuditNote:
         now = int(self._clock.time() * 1000)
         about: dict[str, str | int] = {"service_id": self._settings.service_id, "timestamp": now, **said}
         return AuditNote(audit_type=audit_type, audit_status=audit_status, **about)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ class AuditFile:
     """Lines of JSON that only the owner of the process may read."""
 
     def __init__(self, settings: AuditConfig) -> None:
-        """Prepare; the file is made with its first note, and opened anew each time, so others may move it away."""
+        """Prepare; the file is opened anew for each write, so others may move it away."""
         self._settings = settings
         self.waiting = 0
 

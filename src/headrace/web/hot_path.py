@@ -109,6 +109,8 @@ class HotPath:
                 return True
         except ProducerQueueFull as full:
             # Under overload a refusal must be cheap, so the application does not do all of this again.
+            self._tell(exchange)
+            self._service.not_sent(exchange.topic, full)
             exchange.principal = principal
             self._answer(exchange, self._error(exchange, full))
             return True
@@ -122,14 +124,17 @@ class HotPath:
         return False
 
     def _done(self, exchange: Exchange, prepared: Prepared, results: list[Produced | HeadraceError]) -> None:
-        # For the audit, which asks whom this is for; every callback has a context of its own.
-        correlation_id.set(exchange.identity.decode())
-        caller.set(exchange.principal.name if exchange.principal else "")
+        self._tell(exchange)
         try:
             answer = self._service.answer(prepared, results)
         except Exception as defect:  # noqa: BLE001 boundary: what the user sees is one error body
             answer = self._error(exchange, defect)
         self._answer(exchange, answer)
+
+    def _tell(self, exchange: Exchange) -> None:
+        """Say for the audit whom this is for; every callback has a context of its own."""
+        correlation_id.set(exchange.identity.decode())
+        caller.set(exchange.principal.name if exchange.principal else "")
 
     def _answer(self, exchange: Exchange, answer: ProduceAnswer) -> None:
         self._metrics.produced(answer.asked_records, answer.written_records)

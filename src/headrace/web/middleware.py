@@ -26,6 +26,7 @@ TRACEABILITY: Final = b"x-traceability-id"
 TRACE_PARENT: Final = b"traceparent"
 _DENIED: Final = (401, 403)
 _ID: Final = re.compile(rb"[\x21-\x7e]{1,200}")
+_PRODUCING: Final = ("/producers/", "/transactions")
 ALWAYS_OPEN: Final = ("/health/", "/live", "/ready", "/metrics")
 
 
@@ -77,15 +78,24 @@ class Edge:
             log.debug("the client went away before its request was complete")
         except Exception as cause:  # boundary: what the user sees is one error body, never a stack trace
             error = error_of(scope, cause)
-            if self._audit and error.status in _DENIED:
-                client = scope.get("client")
-                self._audit.refused(f"{scope['method']} {scope['path']}", client[0] if client else "", error)
+            if self._audit and not status:
+                self._note(self._audit, scope, error)
             if status:
                 raise  # the answer has begun; the server ends the connection
             await answer_error(receive, send_with_ids, error)
         finally:
             if status:
                 self._metrics.request(self._label_of(scope), status, time.perf_counter() - started_at)
+
+    def _note(self, audit: Audit, scope: Scope, error: HeadraceError) -> None:
+        """Note in the audit who was denied what, and which produce request was not sent."""
+        path = scope["path"]
+        if error.status in _DENIED:
+            client = scope.get("client")
+            audit.refused(f"{scope['method']} {path}", client[0] if client else "", error)
+        elif scope["method"] == "POST" and path.startswith(_PRODUCING):
+            topic = str(error.parameters.get("topic") or path.removeprefix(_PRODUCING[0]))
+            audit.not_sent("" if topic == path else topic, error)
 
 
 def error_of(scope: Scope, cause: Exception) -> HeadraceError:

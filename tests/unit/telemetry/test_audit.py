@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config.audit import AuditConfig
-from headrace.errors import AuthTokenScopeMismatch, HeadraceError, KafkaTimeout, RecordTooLarge
+from headrace.errors import AuthTokenScopeMismatch, HeadraceError, InternalError, KafkaTimeout, RecordTooLarge
 from headrace.lifecycle import Deadline, ManualClock
 from headrace.records import Header, OutgoingRecord, Produced, Record
 from headrace.telemetry.audit import Audit
@@ -27,6 +27,9 @@ from headrace.telemetry.metrics import Metrics
 HEADERS = [("X-Traceability-Id", b"t-1"), ("X-Correlation-Id", b"c-1"), ("color", b"red")]
 RECORDS = [OutgoingRecord("orders", key, b"secret value", HEADERS, partition) for key, partition in ((b"k", None),) * 3]
 RESULTS = [Produced(2, 7), RecordTooLarge("too large"), KafkaTimeout("no answer")]
+
+STATUSES = ["FAILURE", "UNKNOWN"]
+REASONS = [(None, "ERR40017"), (7, InternalError().code)]
 
 
 class Target:
@@ -115,6 +118,22 @@ def test_which_records_are_noted(settings: Any, statuses: list[str]) -> None:
     """All once a target is written in the file; before that, what failed."""
     notes, _ = audited(produce, **settings)
     assert [note["auditStatus"] for note in notes] == statuses
+
+
+@pytest.mark.parametrize("records", ["all", "failed", "none"])
+def test_a_produce_request_that_was_not_sent_has_one_note(records: str) -> None:
+    """With topic, caller, id and the reason; of a stream, one for the lines of a batch, with their number."""
+
+    def act(audit: Audit) -> None:
+        caller.set("loader")
+        correlation_id.set("c-1")
+        audit.not_sent("orders", RecordTooLarge("too large"))
+        audit.not_sent("orders", InternalError(), 7)
+
+    notes, _ = audited(act, to="file", records=records)
+    told = [(n["auditType"], n["auditStatus"], n["topic"], n["caller"], n["correlationId"]) for n in notes]
+    assert told == ([] if records == "none" else [("PRODUCER", s, "orders", "loader", "c-1") for s in STATUSES])
+    assert [(n.get("count"), n["stacktrace"][:8]) for n in notes] == ([] if records == "none" else REASONS)
 
 
 def test_by_default_a_request_that_went_well_leaves_nothing_to_do() -> None:
@@ -277,6 +296,8 @@ def test_the_file_is_put_aside_when_it_is_full(tmp_path: Path) -> None:
     """Whole lines in each, so many old ones as asked for, and nobody else may read them."""
     file = tmp_path / "log" / "audit.log"
     target = AuditFile(AuditConfig(file=file, max_file_bytes=100, old_files=2))
+    target.write(())
+    assert file.read_bytes() == b"", "it is there before the first note"
 
     for number in range(20):
         assert target.write([(b"c", f'{{"n":{number}}}'.encode())] * 2) == 0

@@ -65,6 +65,8 @@ class Kafka:
         self.gate.set()
         self.taken = asyncio.Event()
         self.failure: Exception | None = None
+        self.not_sent: list[Any] = []
+        """Requests that were refused, as the audit is told of them."""
 
     async def produce(self, records: Sequence[OutgoingRecord]) -> list[Any]:
         self.records += records
@@ -187,6 +189,9 @@ class Notes:
 
     refused = produced
 
+    def not_sent(self, *told: Any) -> None:
+        self._kafka.not_sent.append(told)
+
     def reported(self, _: Any) -> list[Any]:
         if self._kafka.failure:
             raise self._kafka.failure
@@ -307,7 +312,8 @@ async def _opened(**settings: Any) -> AsyncIterator[House]:
     config = HttpConfig.model_validate({"port": 0, "allowed_hosts": ["h"], **settings})
     kafka, metrics, services = Kafka(), Metrics(), {"kafka": Readiness(True)}
     registry = SchemaRegistry(SchemaRegistryConfig(url="http://127.0.0.1:1"), ManualClock())
-    produce = ProduceService(ProducerConfig(), Codecs(registry), kafka, kafka, max_records=config.max_records)
+    notes: Any = Notes(kafka)
+    produce = ProduceService(ProducerConfig(), Codecs(registry), kafka, kafka, notes, config.max_records)
     transactions = Transactions(ProducerConfig(), produce, kafka)
     idempotency = Idempotency(IdempotencyConfig(), transactions, kafka, lambda: None, SystemClock())
     writing = Writing(transactions, idempotency, metrics)
@@ -323,7 +329,6 @@ async def _opened(**settings: Any) -> AsyncIterator[House]:
     more += control_routes(ControlRoom(room, room, room, lambda *_: None), config)
     registered: Any = Registered(kafka)
     more += registration_routes(RegistrationRoom(registered, lambda _: Readiness(True), lambda *_: None), config)
-    notes: Any = Notes(kafka)
     application = Application(config, produce, writing, lambda: services, metrics, authenticator, notes, more=more)
     web = WebService(config, application, tls=tls.context if tls else None)
     await idempotency.start()

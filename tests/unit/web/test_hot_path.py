@@ -332,3 +332,49 @@ def test_a_defect_is_answered_and_counted_off_once(opened: Any, monkeypatch: pyt
 
     monkeypatch.setattr("headrace.sidecar.produce.ProduceService.produce_at_once", fail)
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "told"),
+    [
+        (post(b"{"), ("t", "ERR10015")),
+        (post(b'{"records":[{"partition":3}]}'), ("t", "ERR40007")),
+        (post(topic="missing"), ("missing", "ERR40006")),
+        (chunked(post(topic="missing")), ("missing", "ERR40006")),
+        (post(b'{"topics":[{"topic":"missing","records":[{"value":1}]}]}').replace(b"/producers/t", b"/transactions"),
+         ("missing", "ERR40006")),
+        (post(b"[").replace(b"/producers/t", b"/transactions"), ("", "ERR11004")),
+        (post(b"v", topic="missing").replace(b"application/json", b"text/plain"), ("missing", "ERR40006")),
+        (post(b'{"value":1}\n{\n', topic="t").replace(b"application/json", b"application/x-ndjson"),
+         ("t", "ERR11004", 1)),
+    ],
+)  # fmt: skip
+def test_a_produce_request_that_is_not_sent_is_audited_once(
+    opened: Any, request_bytes: bytes, told: tuple[Any, ...]
+) -> None:
+    """Whatever its kind: with its topic, if it has one, and the code it is answered with."""
+
+    async def main() -> None:
+        async with opened() as house:
+            reader, writer = await house.connect()
+            writer.write(request_bytes.replace(b"Host: h", b"Host: h\r\nConnection: close"))
+            await asyncio.wait_for(reader.read(), 60)
+            writer.close()
+            assert [(topic, error.code, *count) for topic, error, *count in house.kafka.not_sent] == [told]
+
+    uvloop.run(main())
+
+
+def test_a_request_for_which_there_is_no_room_is_audited(opened: Any, hot: list[int]) -> None:
+    """The connection answers it by itself, and says so to the audit too."""
+
+    async def main() -> None:
+        async with opened(security=SECURITY) as house:
+            house.kafka.failure = errors.ProducerQueueFull()
+            assert (await house.ask(post(more=BEARER))).status == 503
+            assert [(topic, error.code) for topic, error, *_ in house.kafka.not_sent] == [
+                ("t", errors.ProducerQueueFull().code)
+            ]
+
+    uvloop.run(main())
+    assert hot == [503]

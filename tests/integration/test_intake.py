@@ -27,9 +27,10 @@ QUICK = {"topic.metadata.refresh.interval.ms": 1000, "session.timeout.ms": 6000}
 
 
 class Reader:
-    """Ends every record when it comes, and keeps what it was told; commits on revoke what it has seen."""
+    """Ends every record when it comes, unless told not to, and keeps what it was told."""
 
     def __init__(self) -> None:
+        self.ends = True
         self.source: Any = None
         self.records: list[tuple[str, int, int]] = []
         self.epochs: dict[TopicPartition, list[int]] = {}
@@ -46,6 +47,8 @@ class Reader:
     def on_records(self, partition: TopicPartition, epoch: int, records: Sequence[Record]) -> None:
         assert self.epochs[partition][-1] == epoch
         self.records += [(record.topic, record.partition, record.offset) for record in records]
+        if not self.ends:
+            return
         self.source.release(partition, len(records), sum(record.size_bytes for record in records))
         self.source.commit({partition: Committed(records[-1].offset + 1)})
 
@@ -78,15 +81,18 @@ class Desk:
         self._client = AdminClient({"bootstrap.servers": bootstrap_servers})
         self._services: list[Any] = []
 
-    async def member(self, group: str, topics: Sequence[str], **policy: Any) -> Reader:
+    async def member(
+        self, group: str, topics: Sequence[str], flow: FlowControl | None = None, ends: bool = True, **policy: Any
+    ) -> Reader:
         reader = Reader()
+        reader.ends = ends
         reader.source = Consumer(
             self.kafka,
             name=group,
             group=group,
             topics=topics,
             listener=reader,
-            flow=FlowControl(),
+            flow=flow or FlowControl(),
             clock=CLOCK,
             policy=ReadPolicy(**policy),
         )
@@ -251,6 +257,30 @@ def test_a_topic_that_is_created_anew_is_read_from_its_start_and_that_is_said(
     at_desk(test)
 
 
+def test_a_topic_that_is_created_anew_while_its_partition_is_paused_is_read(
+    at_desk: Any, topic: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing of the old topic ends any more, so nothing else would resume it."""
+    name = topic()
+
+    async def test(desk: Desk) -> None:
+        await desk.write(name, 50)
+        reader = await desk.member(f"{name}-g", [name], FlowControl(max_records=10), ends=False)
+        await desk.watch(reader, [name])
+        await until(lambda: reader.source.pause(TopicPartition(name, 0)), "the pause of the full partition")
+        held = len(reader.records)
+        await desk.delete(name)
+        await desk.create(name)
+        await desk.write(name, 9)
+        reader.ends = True
+        await until(lambda: len(reader.records) >= held + 9, "every record of the new topic")
+        assert [offset for _, _, offset in reader.records[held:]] == list(range(9))
+        assert "was deleted and created anew" in caplog.text
+        await desk.until_committed(f"{name}-g", TopicPartition(name, 0), 9)
+
+    at_desk(test)
+
+
 def test_the_eager_protocol_goes_on_in_all_partitions_when_one_has_a_gap(
     at_desk: Any, topic: Callable[..., str]
 ) -> None:
@@ -301,20 +331,20 @@ def test_who_keeps_the_offsets_is_asked_where_to_go_on_and_told_the_epoch(
     async def test(desk: Desk) -> None:
         for number in range(2):
             await desk.write(name, 10, number)
-        asked: list[Mapping[TopicPartition, int]] = []
+        asked: dict[TopicPartition, list[int]] = {}
 
-        async def stored(group: str, epochs: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int | None]:
-            asked.append(epochs)
-            if len(asked) == 1:
+        async def stored(group: str, partition: TopicPartition, epoch: int) -> int | None:
+            asked.setdefault(partition, []).append(epoch)
+            if len(asked[partition]) == 1:
                 raise DestinationUnavailable("the database is away")
-            return {TopicPartition(name, 0): 7}
+            return 7 if partition.partition == 0 else None
 
         reader = await desk.member(f"{name}-g", [name], stored_offsets=stored)
         await until(lambda: "the database is away" in reader.source.readiness().reason, "the reason")
         await until(lambda: len(reader.records) == 13, "the records")
         assert (reader.read(name, 0), reader.read(name, 1)) == ([7, 8, 9], list(range(10)))
-        assert {p: epochs[-1] for p, epochs in reader.epochs.items()} == asked[1]
-        assert all(asked[1][place] > epoch for place, epoch in asked[0].items())
+        assert {p: epochs[-1] for p, epochs in reader.epochs.items()} == {p: epochs[1] for p, epochs in asked.items()}
+        assert all(second > first for first, second in asked.values())
         assert reader.source.readiness().ready
 
     at_desk(test)

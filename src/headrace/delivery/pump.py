@@ -142,6 +142,8 @@ class Pump(Service):
     def on_assigned(
         self, partitions: Mapping[TopicPartition, int], committed: Mapping[TopicPartition, Committed]
     ) -> None:
+        # A partition can be assigned again without a revoke before: two lanes would deliver its records in any order.
+        self._fence([lane for p in partitions if (lane := self._lanes.get(p)) and not lane.fenced])
         for partition, epoch in partitions.items():
             lane = self._lanes[partition] = Lane(partition, epoch, committed.get(partition), self)
             lane.held = self._held(partition)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,25 @@ from headrace.records import Committed, TopicPartition
 log = logging.getLogger(__name__)
 
 _AGAIN_SECONDS = 1.0
+_TRIES, _TRY_SECONDS = 30, 0.1
+
+
+def commit_now(client: Any, offsets: Mapping[TopicPartition, Committed]) -> str:
+    """Commit and wait. Returns why it failed; empty if it did not.
+
+    Between two generations Kafka takes no commits. That passes as soon as the leader of the group has shared out.
+    """
+    failure = ""
+    for _ in range(_TRIES):
+        try:
+            client.commit(offsets=to_client(offsets), asynchronous=False)
+            return ""
+        except confluent_kafka.KafkaException as cause:
+            failure = cause.args[0].str()
+            if cause.args[0].code() != confluent_kafka.KafkaError.REBALANCE_IN_PROGRESS:
+                break
+            time.sleep(_TRY_SECONDS)
+    return failure
 
 
 class Commits:

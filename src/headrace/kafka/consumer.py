@@ -21,14 +21,14 @@ from headrace.config.consumers import FlowControl
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import HeadraceError
 from headrace.kafka.assignment import Assignment
-from headrace.kafka.commits import Commits
+from headrace.kafka.commits import Commits, commit_now
 from headrace.kafka.flow import Flow
 from headrace.kafka.intake import Intake
 from headrace.kafka.listener import Listener
 from headrace.kafka.loop_side import LoopSide
 from headrace.kafka.names import check_group, check_topic
 from headrace.kafka.placement import Placement
-from headrace.kafka.positions import Gap, ReadPolicy, Start, start_of_log, to_client
+from headrace.kafka.positions import Gap, ReadPolicy, Start
 from headrace.kafka.problems import Problems
 from headrace.kafka.properties import member_properties
 from headrace.lifecycle import Clock, Deadline, OwnedThread, Readiness, Service
@@ -43,7 +43,8 @@ _BUSY_SECONDS = 0.01
 _PATIENCE_SECONDS = 0.1
 _ROOM = 0.1
 """Part of what may be held that must have ended before the thread is woken to poll: less would make tiny polls."""
-_STORE_SECONDS = 30.0
+_STORE_SECONDS, _STORE_QUESTIONS = 30.0, 32
+"""How long the answer for one partition may take, and how many are asked for at a time."""
 _DRAIN_SECONDS = 20.0
 _THREAD_STOP_SECONDS = 30.0
 _DEFAULT_POLICY = ReadPolicy()
@@ -92,6 +93,7 @@ class Consumer(Service):
         self._commits = Commits(name, clock, self._epoch_of, self._placement.acknowledged)
         self._seeks: dict[TopicPartition, Callable[[bool], None]] = {}
         self._seen_epochs: dict[TopicPartition, int] = {}  # the loop's view of `_epoch_of`, which is behind
+        self._store_questions = asyncio.Semaphore(_STORE_QUESTIONS)
         self._loop = LoopSide(self)
         self._intake = Intake(
             group, listener, self._loop, self._flow, self._placement, self._epoch_of, clock, self._say
@@ -196,6 +198,8 @@ class Consumer(Service):
                     reach("poll.after")
                     more = client.consume(min(_BATCH_RECORDS - 1, self._flow.half_room_records), 0)
                     self._intake.take(client, [first, *more])
+            # Before the client closes: a closing client learns of no new generation, and Kafka refuses its commits.
+            self._give_up(list(self._epoch_of))
         finally:
             client.close()  # runs _on_revoke for what is assigned
 
@@ -229,7 +233,11 @@ class Consumer(Service):
 
     def _on_assign(self, client: Any, assigned: list[Any]) -> None:
         reach("assign.before")
+        if self._leave_by:  # the client closes, and revokes them at once
+            self._assignment.add(assigned)
+            return
         partitions = [TopicPartition(p.topic, p.partition) for p in assigned]
+        self._forget(partitions)
         starts = self._placement.starts(client, partitions)
         for item, partition in zip(assigned, partitions, strict=True):
             item.offset = starts[partition].offset if partition in starts else confluent_kafka.OFFSET_END
@@ -250,8 +258,13 @@ class Consumer(Service):
         self._flow.assigned(epochs)
         committed = {partition: start.committed for partition, start in starts.items() if start.committed}
         self._commits.want({p: committed[p] for p, start in starts.items() if start.is_new}, epochs)
-        self._loop.post(self._seen_epochs.update, epochs)
-        self._loop.post(self._listener.on_assigned, epochs, committed)
+        self._placement.read_to({partition: start.offset for partition, start in starts.items()})
+
+        def assigned() -> None:  # one call: a commit of the epoch before must not come between as one of the new epoch
+            self._seen_epochs.update(epochs)
+            self._listener.on_assigned(epochs, committed)
+
+        self._loop.post(assigned)
 
     def _place(self) -> None:
         """Go on where that was not known before."""
@@ -297,26 +310,24 @@ class Consumer(Service):
         else:
             log.warning("%s, %s: %s; going on at %d, as on_gap says", self._group, partition, gap, gap.start)
             self._loop.post(self._listener.on_gap, partition, gap.end - gap.first)
-            self._go_on_at(partition, gap.start)
             if gap.is_cut_off:  # positions that come now were there before, so it is another assignment
-                self._begin_again(partition, gap.start)
+                self._begin_again(partition, gap.start, gap.start)
+            else:
+                self._go_on_at(partition, gap.start)
 
     def _begin_anew(self, topic: str, after: float) -> None:
         """Take a topic that was created anew from its start, also if its offsets have passed our positions already."""
         for partition in [p for p, epoch in self._epoch_of.items() if p.topic == topic and epoch < after * 1000]:
-            try:
-                start = start_of_log(self._client, partition)
-            except confluent_kafka.KafkaException:
-                self._commands.append(lambda: self._begin_anew(topic, after))  # what was done already is done again
-                return
-            log.warning("%s, %s: going on at the start of the new topic, %d", self._group, partition, start)
-            self._go_on_at(partition, start)
-            self._begin_again(partition, start)
+            log.warning("%s, %s: going on at the start of the new topic", self._group, partition)
+            self._begin_again(partition, confluent_kafka.OFFSET_BEGINNING, 0)
 
-    def _begin_again(self, partition: TopicPartition, start: int) -> None:
+    def _begin_again(self, partition: TopicPartition, start: int, committed: int) -> None:
+        """Begin another assignment of a partition that is ours, without a rebalance."""
         self._forget([partition])
         self._loop.post(self._listener.on_lost, [partition])
-        self._take_up({partition: Start(start, Committed(start), is_new=True, epoch=self._placement.new_epoch())})
+        epoch = self._placement.new_epoch()
+        self._take_up({partition: Start(start, Committed(committed), is_new=True, epoch=epoch)})
+        self._go_on_at(partition, start)  # last: before, flow control still knows of the pause of what is forgotten
 
     def _go_on_at(self, partition: TopicPartition, offset: int) -> None:
         for place in self._assignment.go_on_at(partition, offset):
@@ -326,17 +337,19 @@ class Consumer(Service):
     def _on_revoke(self, client: Any, revoked: list[Any]) -> None:
         partitions = [TopicPartition(p.topic, p.partition) for p in revoked]
         reach("revoke.before")
-        offsets = self._drained(partitions) if partitions else {}
-        reach("revoke.drained")
-        self._forget(partitions)
-        if offsets:
-            try:
-                client.commit(offsets=to_client(offsets), asynchronous=False)
-            except confluent_kafka.KafkaException as cause:
-                log.warning("%s: commit on revoke failed, records will come again: %s", self.name, cause.args[0].str())
-        reach("revoke.committed")
+        self._give_up(partitions)
         self._assignment.remove(revoked)
         log.info("%s: revoked %s", self.name, _names(partitions))
+
+    def _give_up(self, partitions: Sequence[TopicPartition]) -> None:
+        """Drain partitions and commit what has ended in them."""
+        begun = [partition for partition in partitions if partition in self._epoch_of]
+        offsets = self._drained(begun) if begun else {}
+        reach("revoke.drained")
+        self._forget(partitions)
+        if offsets and (failure := commit_now(self._client, offsets)):
+            log.warning("%s: commit on revoke failed, records will come again: %s", self.name, failure)
+        reach("revoke.committed")
 
     def _on_lost(self, client: Any, lost: list[Any]) -> None:
         reach("lost.before")
@@ -360,9 +373,10 @@ class Consumer(Service):
     def _drained(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Committed]:
         """Wait until the loop has drained these partitions; its answer is what may be committed."""
         seconds = min(_DRAIN_SECONDS, self._leave_by.remaining_seconds if self._leave_by else _DRAIN_SECONDS)
+        deadline = Deadline(self._clock, seconds)  # from now on: the loop may be late
 
         async def drain() -> Mapping[TopicPartition, Committed]:
-            return await self._listener.on_revoked(partitions, Deadline(self._clock, seconds))
+            return await self._listener.on_revoked(partitions, deadline)
 
         answer = self._loop.wait_for(drain, "revoke", seconds + 1)
         if answer is None and self.death is None:
@@ -373,16 +387,18 @@ class Consumer(Service):
         ask = self._policy.stored_offsets
         assert ask is not None
 
-        async def work() -> None:
+        async def one(partition: TopicPartition, epoch: int) -> None:
             try:
-                offsets = await asyncio.wait_for(ask(self._group, epochs), _STORE_SECONDS)
+                async with self._store_questions:
+                    offset = await asyncio.wait_for(ask(self._group, partition, epoch), _STORE_SECONDS)
             except (HeadraceError, TimeoutError) as cause:
                 why = str(cause) or f"no answer within {_STORE_SECONDS:g} s"
-                self._commands.append(lambda: self._placement.failed(epochs, why))
+                self._commands.append(lambda: self._placement.failed(partition, epoch, why))
             else:
-                self._commands.append(lambda: self._placement.answered(epochs, offsets))
+                self._commands.append(lambda: self._placement.answered(partition, epoch, offset))
 
-        self._loop.run(work, "stored offsets")
+        for partition, epoch in epochs.items():
+            self._loop.run(functools.partial(one, partition, epoch), "stored offset")
 
     def _on_error(self, error: Any) -> None:
         if error.code() == confluent_kafka.KafkaError._ALL_BROKERS_DOWN:

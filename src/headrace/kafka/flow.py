@@ -9,7 +9,7 @@ that stands still takes at most that half beside its own part, and the others go
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from headrace.config.consumers import FlowControl
 from headrace.records import TopicPartition
@@ -78,8 +78,9 @@ class Flow:
         held = self._held.get(partition)
         return held is not None and held.paused
 
-    def assigned(self, partitions: Iterable[TopicPartition]) -> None:
-        """Begin to count for partitions; they start resumed."""
+    def assigned(self, partitions: Collection[TopicPartition]) -> None:
+        """Begin to count for partitions, from zero; they start resumed."""
+        self.revoked(partitions)
         for partition in partitions:
             self._held[partition] = _Held()
 

@@ -5,6 +5,7 @@ For the thread that owns the consumer.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,6 +20,8 @@ from headrace.kafka.reader import to_record
 from headrace.lifecycle import Clock
 from headrace.lifecycle.failpoints import reach
 from headrace.records import Record, TopicPartition
+
+log = logging.getLogger(__name__)
 
 _END = confluent_kafka.KafkaError._PARTITION_EOF
 _OUT_OF_RANGE = confluent_kafka.KafkaError._AUTO_OFFSET_RESET
@@ -85,6 +88,7 @@ class Intake:
                 continue  # revoked inside this very poll, or behind what cannot be read
             size = sum([record.size_bytes for record in records])
             self._flow.taken(partition, len(records), size, self._clock.monotonic())
+            self._placement.read_to({partition: records[-1].offset + 1})
             reach("hand-over.before")
             self._loop.post(self._listener.on_records, partition, epoch, records)
             reach("hand-over.after")
@@ -99,6 +103,7 @@ class Intake:
             if epoch := self._epoch_of.get(partition):
                 self._loop.post(self._listener.on_end, partition, epoch, item.offset())
         elif code == _OUT_OF_RANGE:
+            log.warning("group %s, %s: %s", self._group, partition, error.str())
             self._placement.out_of_range(partition, item.offset())
         elif code in _BROKEN and partition in self._epoch_of:
             self._placement.out_of_range(partition, item.offset())  # so it is fetched again, from here

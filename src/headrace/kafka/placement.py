@@ -6,16 +6,19 @@ For the thread that owns the consumer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import confluent_kafka
 
 from headrace.kafka.positions import Gap, ReadPolicy, Start, find_gap, find_starts
-from headrace.lifecycle import Clock
+from headrace.lifecycle import Clock, Deadline
 from headrace.records import Committed, TopicPartition
 
 _AGAIN_SECONDS = 1.0
+_ASK_SECONDS = 3.0
+"""For the logs of all partitions that are asked for at once."""
 
 AskStore = Callable[[Mapping[TopicPartition, int]], None]
 """Asks for stored offsets in these epochs, and returns at once; the answer comes by `answered` or `failed`."""
@@ -46,9 +49,12 @@ class Placement:
         self._sought: dict[TopicPartition, Start] = {}
         """Where to go on, once that is committed."""
         self._committed: set[TopicPartition] = set()
-        self._asked: dict[TopicPartition, int] = {}
+        self._positions: dict[TopicPartition, int] = {}
+        self._asked: dict[TopicPartition, tuple[int, float]] = {}
+        """The epoch in which the store is asked, and when it is asked again."""
         self._stored: dict[TopicPartition, tuple[int, int | None]] = {}
         self._seen: set[str] = set()
+        self._at_end: set[TopicPartition] = set()
         self._again_at = 0.0
         self._last_epoch = 0
 
@@ -59,27 +65,45 @@ class Placement:
 
     def starts(self, client: Any, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Start]:
         """Return where to begin, with the epoch to do it in; what is not known yet stays open."""
+        begun_at = self._clock.monotonic()
         self._open.update(dict.fromkeys(partitions))
         wanted = self._answered_by_store(partitions) if self._ask_store else partitions
+        passed, policy = self._limit(), self._policy
+        answers: Mapping[TopicPartition, Any] = {}
         try:
-            found = find_starts(client, wanted, self._policy, self._seen, self.subscribed) if wanted else {}
+            if wanted:
+                answers = find_starts(client, wanted, policy, self._seen, self.subscribed, passed, self._at_end)
         except confluent_kafka.KafkaException as cause:
-            for partition in wanted:
-                self._say(str(partition), f"{partition}: committed offsets cannot be read: {cause.args[0].str()}")
-            return {}
-        for partition, start in found.items():
+            answers = dict.fromkeys(wanted, cause.args[0])
+        found: dict[TopicPartition, Start] = {}
+        for partition, start in answers.items():
+            if not isinstance(start, Start):
+                self._ask_last(partition)
+                self._say(str(partition), f"{partition}: where to begin cannot be read: {start.str()}")
+                continue
             self._say(str(partition), "")
             self._seen.add(partition.topic)
             self._open.pop(partition, None)
+            self._at_end.discard(partition)
             epoch, stored = self._stored.pop(partition, (self.new_epoch(), None))
             found[partition] = start._replace(epoch=epoch)
             if stored is not None and (start.committed is None or start.committed.offset != stored):
                 found[partition] = Start(stored, Committed(stored), is_new=True, epoch=epoch)
+        self._pause(begun_at)
         return found
 
-    def out_of_range(self, partition: TopicPartition, position: int) -> None:
-        """Take note that the next record is not in the log."""
-        self._open[partition] = position
+    def read_to(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Keep the offsets behind what was handed over in this assignment, or where it begins."""
+        self._positions.update(positions)
+
+    def out_of_range(self, partition: TopicPartition, position: int | None) -> None:
+        """Keep a position whose record is not in the log or cannot be read.
+
+        The client names none if the log was cut (KIP-320), and the first offset of a batch that cannot be read, of
+        which a part may have been handed over.
+        """
+        known = self._positions.get(partition, confluent_kafka.OFFSET_BEGINNING)
+        self._open[partition] = known if position is None else max(position, known)
 
     def is_open(self, partition: TopicPartition) -> bool:
         """Whether we cannot go on yet."""
@@ -96,9 +120,10 @@ class Placement:
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
         """Drop partitions that are no longer ours."""
         for partition in partitions:
-            for known in (self._open, self._sought, self._asked, self._stored):
+            for known in (self._open, self._sought, self._positions, self._asked, self._stored):
                 known.pop(partition, None)
             self._committed.discard(partition)
+            self._at_end.discard(partition)
             self._say(str(partition), "")
 
     def found(self, client: Any) -> Iterator[tuple[TopicPartition, Start | Gap | int]]:
@@ -108,41 +133,56 @@ class Placement:
             yield partition, self._sought.pop(partition)
         if not self._open or self._clock.monotonic() < self._again_at:
             return
-        self._again_at = self._clock.monotonic() + _AGAIN_SECONDS
+        begun_at = self._clock.monotonic()
         yield from self.starts(client, [p for p, position in self._open.items() if position is None]).items()
+        passed = self._limit()
         for partition, position in list(self._open.items()):
-            if position is not None:
+            if position is not None and not passed():
                 try:
                     gap = find_gap(client, partition, position)
                 except confluent_kafka.KafkaException as cause:
+                    self._ask_last(partition)
                     self._say(str(partition), f"{partition}: offset {position} is out of range: {cause.args[0].str()}")
                     continue
                 del self._open[partition]
                 self._say(str(partition), "")
                 yield partition, position if gap is None else gap
+        self._pause(begun_at)
+
+    def _pause(self, begun_at: float) -> None:
+        """Ask nothing for as long as was just asked, so that the thread polls."""
+        now = self._clock.monotonic()
+        self._again_at = now + max(_AGAIN_SECONDS, now - begun_at)
+
+    def _limit(self) -> Callable[[], bool]:
+        deadline = Deadline(self._clock, _ASK_SECONDS)
+        return lambda: deadline.passed
+
+    def _ask_last(self, partition: TopicPartition) -> None:
+        """Ask for the other partitions first: each that does not answer takes from the time of the others."""
+        self._open[partition] = self._open.pop(partition)
 
     # The store of others ---------------------------------------------------------------------------------------------
 
-    def answered(self, epochs: Mapping[TopicPartition, int], offsets: Mapping[TopicPartition, int | None]) -> None:
-        """Take stored offsets that were asked for in these epochs."""
-        for partition, epoch in epochs.items():
-            if self._asked.get(partition) == epoch:
-                del self._asked[partition]
-                self._stored[partition] = epoch, offsets.get(partition)
-                self._again_at = 0.0
+    def answered(self, partition: TopicPartition, epoch: int, offset: int | None) -> None:
+        """Take a stored offset that was asked for in this epoch."""
+        if self._asked.get(partition, (0, 0))[0] == epoch:
+            del self._asked[partition]
+            self._stored[partition] = epoch, offset
+            self._again_at = 0.0
 
-    def failed(self, epochs: Mapping[TopicPartition, int], why: str) -> None:
-        """Take note that the store did not answer; it is asked again."""
-        for partition, epoch in epochs.items():
-            if self._asked.get(partition) == epoch:
-                del self._asked[partition]
-                self._say(str(partition), f"{partition}: its offset is kept by the backend, which does not say: {why}")
+    def failed(self, partition: TopicPartition, epoch: int, why: str) -> None:
+        """Ask again after a pause: the store did not answer."""
+        if self._asked.get(partition, (0, 0))[0] == epoch:
+            self._asked[partition] = 0, self._clock.monotonic() + _AGAIN_SECONDS
+            self._say(str(partition), f"{partition}: its offset is kept by the backend, which does not say: {why}")
 
     def _answered_by_store(self, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
         assert self._ask_store is not None
-        missing = [p for p in partitions if p not in self._stored and p not in self._asked]
+        now = self._clock.monotonic()
+        missing = [p for p in partitions if p not in self._stored and self._asked.get(p, (0, now))[1] <= now]
         if missing:
             epochs = {partition: self.new_epoch() for partition in missing}
-            self._asked.update(epochs)
+            self._asked.update({partition: (epoch, math.inf) for partition, epoch in epochs.items()})
             self._ask_store(epochs)
         return [partition for partition in partitions if partition in self._stored]

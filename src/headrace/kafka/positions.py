@@ -13,12 +13,15 @@ import confluent_kafka
 from headrace.config.membership import ConsumerConfig
 from headrace.records import Committed, TopicPartition
 
-_LIMIT_SECONDS = 10.0
+_LIMIT_SECONDS = 3.0
+"""The thread that asks polls nothing meanwhile, and other partitions wait for it."""
+_LOG_SECONDS = 1.0
+"""For one partition's log: its leader may be away."""
 
 
-StoredOffsets = Callable[[str, Mapping[TopicPartition, int]], Awaitable[Mapping[TopicPartition, int | None]]]
-"""Asks whoever keeps a group's offsets with its own data where partitions go on, and tells it the epochs in which they
-are ours now; None or nothing for a partition it does not know. Raises HeadraceError if there is no answer."""
+StoredOffsets = Callable[[str, TopicPartition, int], Awaitable[int | None]]
+"""Asks a backend that keeps a group's offsets where a partition goes on in an assignment epoch; None if it has no
+offset. Raises HeadraceError if there is no answer."""
 
 
 class ReadPolicy(NamedTuple):
@@ -75,12 +78,16 @@ def find_starts(
     policy: ReadPolicy,
     seen: Collection[str] = (),
     subscribed: Iterable[str] = (),
-) -> dict[TopicPartition, Start]:
+    passed: Callable[[], bool] = lambda: False,
+    at_end: set[TopicPartition] | None = None,
+) -> dict[TopicPartition, Start | confluent_kafka.KafkaError]:
     """Return where to begin: at what is committed, else at the start or the end as the policy says.
 
     What was added to what the group reads already begins at its start, whatever the policy says, because its first
     records would be skipped otherwise: a partition (reliability.md, row B9), a topic that was created anew (row B10),
     and a topic that joins others if the policy has them as one.
+
+    An error stands in the place of each start that is not known; the other partitions begin.
 
     Args:
         client: A member of the group.
@@ -88,47 +95,49 @@ def find_starts(
         policy: What is done where nothing is committed.
         seen: Topics that this process has read before.
         subscribed: All topics the group reads.
+        passed: Whether the time is up; then the rest is left out.
+        at_end: Partitions that are to begin at their end. Kept by the caller until that is known: by then a partition
+            beside them may have a committed offset, and they would count as added.
 
     Raises:
-        KafkaException: Kafka did not answer.
+        KafkaException: The group's coordinator did not answer.
     """
-    starts = {}
+    starts: dict[TopicPartition, Any] = {}
+    at_end = set() if at_end is None else at_end
     read_before: dict[str, bool] = dict.fromkeys(seen, True)
     for partition, committed in committed_offsets(client, partitions).items():
         topic = partition.topic
+        if isinstance(committed, confluent_kafka.KafkaError):
+            starts[partition] = committed
+            continue
         if not committed and policy.reset == "latest" and topic not in read_before:
             read_before[topic] = _reads(client, {topic, *(subscribed if policy.as_one else ())})
         if committed:
             starts[partition] = Start(committed.offset, committed)
-        elif policy.reset == "earliest" or read_before[topic]:
+        elif policy.reset == "earliest" or (read_before[topic] and partition not in at_end):
             starts[partition] = Start(confluent_kafka.OFFSET_BEGINNING)
         else:
-            _, end = client.get_watermark_offsets(_plain(partition), timeout=_LIMIT_SECONDS)
-            starts[partition] = Start(end, Committed(end), is_new=True)
+            at_end.add(partition)
+            if passed():
+                continue
+            try:
+                _, end = client.get_watermark_offsets(_plain(partition), timeout=_LOG_SECONDS)
+                starts[partition] = Start(end, Committed(end), is_new=True)
+            except confluent_kafka.KafkaException as cause:
+                starts[partition] = cause.args[0]
     return starts
 
 
-def start_of_log(client: Any, partition: TopicPartition) -> int:
-    """Return the first offset that is still there.
+def committed_offsets(client: Any, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Any]:
+    """Return what the group has committed: a `Committed`, None where it has not, a KafkaError where it is not known.
 
     Raises:
-        KafkaException: Kafka did not answer.
-    """
-    start: int = client.get_watermark_offsets(_plain(partition), timeout=_LIMIT_SECONDS)[0]
-    return start
-
-
-def committed_offsets(client: Any, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Committed | None]:
-    """Return what the group has committed; None where it has not.
-
-    Raises:
-        KafkaException: Kafka did not answer.
+        KafkaException: The group's coordinator did not answer.
     """
     items = client.committed([_plain(partition) for partition in partitions], timeout=_LIMIT_SECONDS)
-    for item in items:
-        if item.error:
-            raise confluent_kafka.KafkaException(item.error)
-    return {partition: known if known.offset >= 0 else None for partition, known in from_client(items).items()}
+    errors = {TopicPartition(item.topic, item.partition): item.error for item in items if item.error}
+    found = {partition: known if known.offset >= 0 else None for partition, known in from_client(items).items()}
+    return {**found, **errors}
 
 
 def find_gap(client: Any, partition: TopicPartition, position: int) -> Gap | None:
@@ -137,8 +146,8 @@ def find_gap(client: Any, partition: TopicPartition, position: int) -> Gap | Non
     Raises:
         KafkaException: Kafka did not answer.
     """
-    start, end = client.get_watermark_offsets(_plain(partition), timeout=_LIMIT_SECONDS)
-    if position < start:
+    start, end = client.get_watermark_offsets(_plain(partition), timeout=_LOG_SECONDS)
+    if 0 <= position < start:
         return Gap(position, start, start)
     return Gap(end, position, start) if position > end else None
 
@@ -156,7 +165,11 @@ def from_client(offsets: Sequence[Any]) -> dict[TopicPartition, Committed]:
 def _reads(client: Any, topics: Collection[str]) -> bool:
     known = client.list_topics(timeout=_LIMIT_SECONDS).topics
     places = [TopicPartition(topic, number) for topic in topics if topic in known for number in known[topic].partitions]
-    return any(committed_offsets(client, places).values()) if places else False
+    found = committed_offsets(client, places).values() if places else ()
+    for error in found:
+        if isinstance(error, confluent_kafka.KafkaError):
+            raise confluent_kafka.KafkaException(error)
+    return any(found)
 
 
 def _plain(partition: TopicPartition) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import confluent_kafka
 import pytest
 
-from headrace.kafka.positions import Gap, ReadPolicy, Start, find_gap, find_starts
+from headrace.kafka.positions import Gap, ReadPolicy, Start, _reads, find_gap, find_starts
 from headrace.records import Committed, TopicPartition
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -72,9 +72,12 @@ def test_a_topic_that_was_created_later_begins_at_its_start() -> None:
 
 
 def test_what_cannot_be_read_is_not_guessed() -> None:
-    """An error about one partition is an error, not "nothing committed"."""
+    """An error about one partition is an error, not "nothing committed"; nor is it when another topic is looked at."""
+    error = confluent_kafka.KafkaError(14)
+    for policy in (ReadPolicy("earliest"), ReadPolicy("latest")):
+        assert find_starts(FakeClient({}, error=error), [P0], policy) == {P0: error}
     with pytest.raises(confluent_kafka.KafkaException):
-        find_starts(FakeClient({}, error=confluent_kafka.KafkaError(14)), [P0], ReadPolicy("earliest"))
+        _reads(FakeClient({}, error=error), ["t"])
 
 
 @pytest.mark.parametrize(

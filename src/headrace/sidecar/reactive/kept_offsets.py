@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 from urllib.parse import urlencode
 
@@ -27,15 +26,12 @@ class KeptOffsets:
         self._client = client
         self._path = path
 
-    async def ask(self, group: str, epochs: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
-        """Return the offset of the next record of each partition, None where the backend has none.
+    async def ask(self, group: str, partition: TopicPartition, epoch: int) -> int | None:
+        """Return the offset of the next record of a partition, None where the backend has none.
 
         Raises:
-            DestinationUnavailable: The backend does not say it for all of them.
+            DestinationUnavailable: The backend does not say it.
         """
-        return {partition: await self._one(group, partition, epoch) for partition, epoch in epochs.items()}
-
-    async def _one(self, group: str, partition: TopicPartition, epoch: int) -> int | None:
         query = {"group": group, "topic": partition.topic, "partition": partition.partition, "epoch": epoch}
         answer = await self._client.get(f"{self._path}?{urlencode(query)}")
         try:

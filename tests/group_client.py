@@ -1,0 +1,268 @@
+"""A consumer on its own thread, with a client that tests own instead of Kafka's."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import confluent_kafka
+import pytest
+
+from headrace.config.consumers import FlowControl
+from headrace.config.kafka import KafkaConfig
+from headrace.kafka.consumer import Consumer
+from headrace.kafka.positions import ReadPolicy
+from headrace.lifecycle import Deadline, ManualClock
+from headrace.records import Committed, Record, TopicPartition
+
+P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
+_LIMIT_SECONDS = 10.0
+_TRUNCATED = confluent_kafka.KafkaError._AUTO_OFFSET_RESET
+
+
+class Message:
+    """A record, or an error about a partition."""
+
+    def __init__(self, partition: TopicPartition, offset: int | None, error: int | None = None) -> None:
+        self._partition, self._offset = partition, offset
+        self._error = None if error is None else SimpleNamespace(code=lambda: error, str=lambda: f"error {error}")
+
+    def error(self) -> Any:
+        return self._error
+
+    def topic(self) -> str:
+        return self._partition.topic
+
+    def partition(self) -> int:
+        return self._partition.partition
+
+    def offset(self) -> int | None:
+        return self._offset
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, 1000
+
+    def key(self) -> bytes:
+        return b"k"
+
+    def value(self) -> bytes:
+        return b"v"
+
+    def headers(self) -> None:
+        return None
+
+
+def truncated(partition: TopicPartition) -> Message:
+    """Return what the client says of a log that was cut before its position."""
+    return Message(partition, None, _TRUNCATED)
+
+
+class GroupClient:
+    """Does on the polling thread what tests want, one thing per poll."""
+
+    def __init__(self) -> None:
+        self.assigned: dict[TopicPartition, int] = {}
+        self.paused: set[TopicPartition] = set()
+        self.committed_offsets: dict[TopicPartition, int] = {}
+        self.commits: list[tuple[TopicPartition, int]] = []
+        self.marks: dict[TopicPartition, tuple[int, int]] = {}
+        """Start and end of each log."""
+        self.silent: set[TopicPartition] = set()
+        """Partitions whose leader does not answer."""
+        self.refused: dict[TopicPartition, Any] = {}
+        """Errors in the place of committed offsets."""
+        self.refusals: list[int] = []
+        """Errors of the next commits."""
+        self.commits_fail = False
+        self.log: list[str] = []
+        self.asked: list[TopicPartition] = []
+        """Partitions whose marks were asked for."""
+        self._todo: queue.Queue[Callable[[], Message | None]] = queue.Queue()
+        self._reports: list[list[Any]] = []
+        self._callbacks: dict[str, Callable[[Any, Any], None]] = {}
+        self._on_commit: Callable[[Any, Any], None] = lambda *_: None
+
+    # What tests say --------------------------------------------------------------------------------------------------
+
+    def assign(self, *partitions: TopicPartition) -> None:
+        self._todo.put(lambda: self._callbacks["on_assign"](self, [_plain(p) for p in partitions]))  # type: ignore[func-returns-value]
+
+    def revoke(self, *partitions: TopicPartition) -> None:
+        self._todo.put(lambda: self._callbacks["on_revoke"](self, [_plain(p) for p in partitions]))  # type: ignore[func-returns-value]
+
+    def give(self, *messages: Message) -> None:
+        for message in messages:
+            self._todo.put(lambda message=message: message)  # type: ignore[misc]
+
+    # The client ------------------------------------------------------------------------------------------------------
+
+    def opened(self, settings: Mapping[str, Any]) -> GroupClient:
+        self._on_commit = settings["on_commit"]
+        return self
+
+    def subscribe(self, topics: Sequence[str], **callbacks: Callable[[Any, Any], None]) -> None:
+        self._callbacks = callbacks
+
+    def poll(self, seconds: float) -> Message | None:
+        while self._reports:
+            self._on_commit(None, self._reports.pop(0))
+        try:
+            return self._todo.get(timeout=0.002)()
+        except queue.Empty:
+            return None
+
+    def consume(self, most: int, seconds: float) -> list[Message]:
+        return []
+
+    def incremental_assign(self, items: Sequence[Any]) -> None:
+        self.assigned |= {TopicPartition(item.topic, item.partition): item.offset for item in items}
+
+    def incremental_unassign(self, items: Sequence[Any]) -> None:
+        for item in items:
+            del self.assigned[TopicPartition(item.topic, item.partition)]
+
+    def pause(self, items: Sequence[Any]) -> None:
+        self.paused |= {TopicPartition(item.topic, item.partition) for item in items}
+
+    def resume(self, items: Sequence[Any]) -> None:
+        self.paused -= {TopicPartition(item.topic, item.partition) for item in items}
+
+    def committed(self, items: Sequence[Any], timeout: float) -> list[Any]:
+        return [
+            SimpleNamespace(
+                topic=item.topic,
+                partition=item.partition,
+                offset=self.committed_offsets.get(_place(item), confluent_kafka.OFFSET_INVALID),
+                metadata="",
+                error=self.refused.get(_place(item)),
+            )
+            for item in items
+        ]
+
+    def get_watermark_offsets(self, item: Any, timeout: float) -> tuple[int, int]:
+        self.asked.append(_place(item))
+        if _place(item) in self.silent:
+            raise confluent_kafka.KafkaException(confluent_kafka.KafkaError(confluent_kafka.KafkaError._TIMED_OUT))
+        return self.marks[_place(item)]
+
+    def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
+        partitions = {p.partition: SimpleNamespace(leader=1) for p in self.marks}
+        return SimpleNamespace(topics={"t": SimpleNamespace(partitions=partitions)})
+
+    def commit(self, offsets: Sequence[Any], asynchronous: bool) -> None:
+        if self.refusals and not asynchronous:
+            raise confluent_kafka.KafkaException(confluent_kafka.KafkaError(self.refusals.pop()))
+        self.commits += [(_place(item), item.offset) for item in offsets]
+        self.log += [f"commit {_place(item)} {item.offset}" for item in offsets]
+        if asynchronous and not self.commits_fail:
+            self._reports.append([_plain(_place(item), item.offset) for item in offsets])
+
+    def close(self) -> None:
+        self.log.append("close")
+        if self.assigned:
+            self._callbacks["on_revoke"](self, [_plain(p) for p in self.assigned])
+
+
+class Heard:
+    """A listener that only keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.assigned: list[tuple[dict[TopicPartition, int], dict[TopicPartition, Committed]]] = []
+        self.records: list[tuple[TopicPartition, int, int]] = []
+        """Partition, epoch and offset."""
+        self.lost: list[TopicPartition] = []
+        self.gaps: list[tuple[TopicPartition, int]] = []
+
+    def on_assigned(
+        self, partitions: Mapping[TopicPartition, int], committed: Mapping[TopicPartition, Committed]
+    ) -> None:
+        self.assigned.append((dict(partitions), dict(committed)))
+
+    def on_records(self, partition: TopicPartition, epoch: int, records: Sequence[Record]) -> None:
+        self.records += [(partition, epoch, record.offset) for record in records]
+
+    def on_end(self, partition: TopicPartition, epoch: int, position: int) -> None:
+        pass
+
+    def on_gap(self, partition: TopicPartition, offsets: int) -> None:
+        self.gaps.append((partition, offsets))
+
+    async def on_revoked(self, partitions: Sequence[TopicPartition], deadline: Deadline) -> dict[TopicPartition, Any]:
+        return {}
+
+    def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
+        self.lost += partitions
+
+    @property
+    def epochs(self) -> dict[TopicPartition, int]:
+        """The newest epoch of each partition."""
+        return {partition: epoch for partitions, _ in self.assigned for partition, epoch in partitions.items()}
+
+
+class Member:
+    """A consumer that runs with such a client."""
+
+    def __init__(self, client: GroupClient, listener: Any, policy: ReadPolicy, flow: FlowControl) -> None:
+        self.client, self.listener, self.clock = client, listener, ManualClock()
+        self.consumer = Consumer(
+            KafkaConfig(),
+            name="c",
+            group="g",
+            topics=["t"],
+            listener=listener,
+            flow=flow,
+            clock=self.clock,
+            policy=policy,
+        )
+
+    async def until(self, holds: Callable[[], Any], what: str) -> None:
+        """Wait for a condition while the consumer's time goes by."""
+        limit = time.monotonic() + _LIMIT_SECONDS
+        while not holds():
+            assert self.consumer.death is None, self.consumer.death
+            assert time.monotonic() < limit, f"waited in vain for {what}"
+            self.clock._now += 0.05
+            await asyncio.sleep(0.002)
+
+    async def turns(self, count: int = 20) -> None:
+        """Let the thread take some turns."""
+        for _ in range(count):
+            seen: list[None] = []
+            self.client._todo.put(lambda seen=seen: seen.append(None))  # type: ignore[misc]
+            await self.until(lambda seen=seen: seen, "a turn of the thread")  # type: ignore[misc]
+
+
+def with_member(
+    monkeypatch: pytest.MonkeyPatch,
+    test: Callable[[Member], Coroutine[Any, Any, None]],
+    *,
+    listener: Any = None,
+    policy: ReadPolicy | None = None,
+    flow: FlowControl | None = None,
+) -> None:
+    """Run a test with a consumer that has started."""
+    client = GroupClient()
+    monkeypatch.setattr(confluent_kafka, "Consumer", client.opened)
+
+    async def main() -> None:
+        member = Member(client, listener or Heard(), policy or ReadPolicy(), flow or FlowControl())
+        await member.consumer.start()
+        try:
+            await test(member)
+            assert member.consumer.death is None
+        finally:
+            await member.consumer.stop()
+
+    asyncio.run(main())
+
+
+def _place(item: Any) -> TopicPartition:
+    return TopicPartition(item.topic, item.partition)
+
+
+def _plain(partition: TopicPartition, offset: int = confluent_kafka.OFFSET_INVALID) -> Any:
+    return confluent_kafka.TopicPartition(partition.topic, partition.partition, offset)

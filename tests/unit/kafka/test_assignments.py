@@ -1,0 +1,319 @@
+"""Partitions that begin, begin anew and end: on the consumer's thread, with a client that tests own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import confluent_kafka
+import pytest
+from group_client import P0, P1, Member, Message, truncated, with_member
+
+from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl
+from headrace.delivery.protocols import ACK, Delivery, Outcome
+from headrace.delivery.pump import Pump
+from headrace.errors import DestinationUnavailable
+from headrace.kafka.loop_side import LoopSide
+from headrace.kafka.positions import ReadPolicy
+from headrace.lifecycle import Deadline, ManualClock
+from headrace.records import Committed, TopicPartition
+
+CONTINUE = ReadPolicy(on_gap="continue")
+BROKEN = confluent_kafka.KafkaError._BAD_MSG
+
+
+class Backend:
+    """Keeps what was delivered; delivers nothing while it is closed."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+        self.delivered: list[tuple[int, int]] = []
+        """Epoch and offset."""
+
+    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+        await self.open.wait()
+        self.delivered += [(delivery.epoch, record.offset) for record in delivery.records]
+        return [ACK] * len(delivery.records)
+
+
+def recreated(member: Member) -> None:
+    """The topic is another one, and no rebalance has told of it."""
+    member.client.marks[P0] = 0, 3
+    member.consumer.created_anew("t", member.clock.time() + 1)
+
+
+def cut_off(member: Member) -> None:
+    """The log ends before the position."""
+    member.client.marks[P0] = 0, 3
+    member.client.give(Message(P0, 10, confluent_kafka.KafkaError._AUTO_OFFSET_RESET))
+
+
+@pytest.mark.parametrize("happens", [recreated, cut_off])
+def test_a_partition_that_begins_anew_while_it_is_paused_is_read_again(
+    monkeypatch: pytest.MonkeyPatch, happens: Callable[[Member], None]
+) -> None:
+    """What was held is forgotten, so nothing would ever end and resume it."""
+
+    async def test(member: Member) -> None:
+        client, heard = member.client, member.listener
+        client.marks[P0] = 0, 50
+        client.assign(P0)
+        client.give(*(Message(P0, offset) for offset in range(10)))
+        await member.until(lambda: P0 in client.paused, "the pause of a full partition")
+        happens(member)
+        await member.until(lambda: heard.lost == [P0], "the partition to begin anew")
+        await member.turns()
+        assert (client.paused, member.consumer.pause(P0), member.consumer.trouble(P0)) == (set(), "", "")
+        client.give(Message(P0, 1))
+        await member.until(lambda: heard.records[-1] == (P0, heard.epochs[P0], 1), "a record of the new log")
+
+    with_member(monkeypatch, test, policy=CONTINUE, flow=FlowControl(max_records=10))
+
+
+def test_a_topic_that_was_created_anew_begins_though_its_leader_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client finds the start by itself; to ask would stop the thread for all partitions, again and again."""
+
+    async def test(member: Member) -> None:
+        client, heard = member.client, member.listener
+        client.committed_offsets[P0] = 40
+        client.assign(P0)
+        await member.until(lambda: heard.assigned, "the assignment")
+        client.silent.add(P0)
+        recreated(member)
+        await member.until(lambda: heard.lost == [P0], "the partition to begin anew")
+        assert (client.assigned[P0], client.asked) == (confluent_kafka.OFFSET_BEGINNING, [])
+        await member.until(lambda: (P0, 0) in client.commits, "the commit of the start")
+
+    with_member(monkeypatch, test)
+
+
+@pytest.mark.parametrize("on_gap", ["stop", "continue"])
+def test_a_truncated_log_is_a_gap_and_its_records_are_delivered_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, on_gap: Any
+) -> None:
+    """The client names no offset then; two lanes beside each other would break the order, and leak room for ever."""
+    backend = Backend()
+    delivery = DeliveryConfig(ordering="partition", batch=BatchConfig(max_records=2))
+
+    async def test(member: Member) -> None:
+        pump, client = member.listener, member.client
+        pump.source = pump.member = member.consumer
+        await pump.start()
+        client.committed_offsets[P0], client.marks[P0] = 10, (0, 20)
+        client.assign(P0)
+        client.give(*(Message(P0, offset) for offset in range(10, 30)), truncated(P0))
+        if on_gap == "stop":
+            await member.until(lambda: "offsets 20 to 29 (10) are no longer" in pump.member.trouble(P0), "the gap")
+            assert client.assigned[P0] == 10
+        else:
+            await member.until(lambda: pump.counts.gap == 10, "the gap")
+            await member.until(lambda: client.assigned[P0] == 0, "the start of the log")
+            backend.open.set()
+            client.give(*(Message(P0, offset) for offset in range(20)))
+            await member.until(lambda: len(backend.delivered) == 20, "the records")
+            await member.turns()
+            assert len({epoch for epoch, _ in backend.delivered}) == 1
+            assert [offset for _, offset in backend.delivered] == list(range(20))
+            assert (member.consumer._flow.records, len(pump.lanes)) == (0, 1)
+        assert "error -140" in caplog.text
+        await pump.stop()
+
+    pump = Pump("p", "g", backend, None, delivery=delivery, clock=ManualClock())
+    with_member(monkeypatch, test, listener=pump, policy=ReadPolicy(on_gap=on_gap), flow=FlowControl(max_records=40))
+
+
+def test_an_assignment_without_a_revoke_before_lets_go_of_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its room is given back, and a seek that waits is answered."""
+
+    async def test(member: Member) -> None:
+        client, heard = member.client, member.listener
+        client.assign(P0)
+        client.give(*(Message(P0, offset) for offset in range(10)))
+        await member.until(lambda: len(heard.records) == 10, "the records")
+        client.commits_fail = True
+        seek = asyncio.ensure_future(member.consumer.seek(P0, heard.epochs[P0], 3))
+        await member.until(lambda: (P0, 3) in client.commits, "the seek's commit")
+        client.assign(P0)
+        await member.until(lambda: len(heard.assigned) == 2, "the second assignment")
+        await member.until(seek.done, "the answer of the seek")
+        assert (seek.result(), member.consumer._flow.records, client.paused) == (False, 0, set())
+
+    with_member(monkeypatch, test)
+
+
+def test_a_batch_that_cannot_be_read_is_read_again_behind_what_was_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client names the first offset of the batch; what has come of it would come twice in one assignment."""
+
+    async def test(member: Member) -> None:
+        client, heard = member.client, member.listener
+        client.marks[P0] = 0, 50
+        client.assign(P0)
+        client.give(*(Message(P0, offset) for offset in range(5)), Message(P0, 2, BROKEN))
+        await member.until(lambda: client.assigned.get(P0) == 5, "the partition to go on")
+        client.give(Message(P0, 5))
+        await member.until(lambda: len(heard.records) == 6, "the next record")
+
+    with_member(monkeypatch, test)
+
+
+def test_a_commit_of_before_a_seek_never_counts_for_the_epoch_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the loop runs between what the thread tells it: the old offset would undo the seek."""
+    post = LoopSide.post
+
+    async def test(member: Member) -> None:
+        client, heard = member.client, member.listener
+
+        def commit_of_before() -> None:
+            if len(heard.assigned) == 1:
+                member.consumer.commit({P0: Committed(7)})
+
+        def post_and_commit(loop: LoopSide, call: Callable[..., Any], *arguments: Any) -> None:
+            post(loop, call, *arguments)
+            post(loop, commit_of_before)
+
+        client.assign(P0)
+        client.give(*(Message(P0, offset) for offset in range(7)))
+        await member.until(lambda: len(heard.records) == 7, "the records")
+        monkeypatch.setattr(LoopSide, "post", post_and_commit)
+        assert await member.consumer.seek(P0, heard.epochs[P0], 2)
+        await member.turns()
+        assert client.commits[-1] == (P0, 2)
+
+    with_member(monkeypatch, test)
+
+
+def test_a_partition_whose_leader_is_silent_holds_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `latest` the end of each log is asked for; the others begin, and this one as soon as it answers."""
+
+    async def test(member: Member) -> None:
+        client, heard = member.client, member.listener
+        client.marks |= {P0: (0, 5), P1: (0, 7)}
+        client.silent.add(P0)
+        client.assign(P0, P1)
+        await member.until(lambda: P1 in heard.epochs, "the partition that answers")
+        assert (P0 in heard.epochs, client.paused, client.assigned[P1]) == (False, {P0}, 7)
+        assert "t-0: where to begin cannot be read" in member.consumer.trouble(P0)
+        client.silent.clear()
+        await member.until(lambda: P0 in heard.epochs, "the other partition")
+        assert (client.assigned[P0], client.paused, member.consumer.trouble(P0)) == (5, set(), "")
+
+    with_member(monkeypatch, test, policy=ReadPolicy("latest"))
+
+
+def test_a_partition_whose_committed_offset_cannot_be_read_holds_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one of a topic that the group may not read."""
+
+    async def test(member: Member) -> None:
+        client, heard = member.client, member.listener
+        client.refused[P0] = confluent_kafka.KafkaError(confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED)
+        client.assign(P0, P1)
+        await member.until(lambda: P1 in heard.epochs, "the partition that may be read")
+        assert (P0 in heard.epochs, client.paused) == (False, {P0})
+
+    with_member(monkeypatch, test)
+
+
+def test_the_thread_polls_as_long_as_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logs that do not answer take seconds each; other partitions go on between the questions."""
+    partitions = [TopicPartition("t", number) for number in range(20)]
+
+    async def test(member: Member) -> None:
+        client = member.client
+        client.silent.update(partitions)
+        client.marks |= dict.fromkeys(partitions, (0, 0))
+        asked_at: list[float] = []
+
+        def ask(item: Any, timeout: float) -> Any:
+            asked_at.append(member.clock.monotonic())
+            member.clock._now += timeout
+            raise confluent_kafka.KafkaException(confluent_kafka.KafkaError(confluent_kafka.KafkaError._TIMED_OUT))
+
+        client.get_watermark_offsets = ask  # type: ignore[method-assign]
+        client.assign(*partitions)
+        await member.until(lambda: len(asked_at) >= 12, "questions")
+        rounds = [at for before, at in zip(asked_at, asked_at[1:], strict=False) if at - before > 2]
+        assert len(rounds) >= 3, "never more than a few questions in a row"
+
+    with_member(monkeypatch, test, policy=ReadPolicy("latest"))
+
+
+def test_a_loop_that_is_late_drains_only_what_is_left_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread gives up at a moment; a lane that drained longer would deliver beside the next owner's."""
+    asked = threading.Event()
+    wait_for = LoopSide.wait_for
+
+    def asking(*arguments: Any) -> Any:
+        asked.set()
+        return wait_for(*arguments)
+
+    async def test(member: Member) -> None:
+        left: list[float] = []
+
+        async def on_revoked(partitions: Sequence[TopicPartition], deadline: Deadline) -> Mapping[TopicPartition, Any]:
+            left.append(deadline.remaining_seconds)
+            return {}
+
+        member.listener.on_revoked = on_revoked
+        member.client.assign(P0)
+        await member.until(lambda: member.listener.assigned, "the assignment")
+        member.client.revoke(P0)
+        assert asked.wait(10)
+        member.clock._now += 15  # the loop stands still for so long
+        await member.until(lambda: left, "the drain")
+        assert left[0] <= 5
+
+    monkeypatch.setattr(LoopSide, "wait_for", asking)
+    with_member(monkeypatch, test)
+
+
+def test_what_has_ended_is_committed_before_the_client_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A closing client takes no part in a rebalance; one that is under way is waited for, as it takes no commits."""
+
+    async def test(member: Member) -> None:
+        client, heard = member.client, member.listener
+
+        async def on_revoked(partitions: Sequence[TopicPartition], deadline: Deadline) -> Mapping[TopicPartition, Any]:
+            return dict.fromkeys(partitions, Committed(4))
+
+        heard.on_revoked = on_revoked
+        client.assign(P0)
+        await member.until(lambda: heard.assigned, "the assignment")
+        client.refusals = [confluent_kafka.KafkaError.REBALANCE_IN_PROGRESS] * 2
+        await member.consumer.drain(Deadline(member.clock, 10))
+        assert client.log[-2:] == ["commit t-0 4", "close"]
+
+    with_member(monkeypatch, test)
+
+
+def test_a_store_that_does_not_answer_for_one_partition_holds_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Partitions are asked for at the same time, and the one without an answer again with a later epoch."""
+    partitions = [TopicPartition("t", number) for number in range(100)]
+    asked: dict[TopicPartition, list[int]] = {}
+    under_way = SimpleNamespace(now=0, most=0)
+
+    async def stored(group: str, partition: TopicPartition, epoch: int) -> int | None:
+        asked.setdefault(partition, []).append(epoch)
+        under_way.now += 1
+        under_way.most = max(under_way.most, under_way.now)
+        await asyncio.sleep(0)
+        under_way.now -= 1
+        if partition == partitions[3] and len(asked[partition]) < 3:
+            raise DestinationUnavailable("HTTP 503")
+        return 7
+
+    async def test(member: Member) -> None:
+        client, heard = member.client, member.listener
+        client.assign(*partitions)
+        await member.until(lambda: len(heard.epochs) == 99, "the partitions that have an answer")
+        assert "HTTP 503" in member.consumer.trouble(partitions[3])
+        await member.until(lambda: len(heard.epochs) == 100, "the last one")
+        assert set(client.assigned.values()) == {7}
+        assert heard.epochs == {partition: epochs[-1] for partition, epochs in asked.items()}
+        assert {len(epochs) for partition, epochs in asked.items() if partition != partitions[3]} == {1}
+        assert sorted(asked[partitions[3]]) == asked[partitions[3]]
+        assert 1 < under_way.most <= 32
+
+    with_member(monkeypatch, test, policy=ReadPolicy(stored_offsets=stored))

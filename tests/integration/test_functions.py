@@ -169,6 +169,44 @@ def test_sigterm_lets_the_handler_finish(site: Any, topic: Any, function: Any) -
     assert site.committed(f"{source}-work") == {TopicPartition(source, 0): 1}
 
 
+def test_the_drain_callback_runs_before_another_process_has_the_partitions(
+    site: Any, topic: Any, function: Any, tmp_path: Path
+) -> None:
+    """At a rebalance and at SIGTERM the worker has ended its callback before the next owner sees a record."""
+    source, lines = topic(2), tmp_path / "lines"
+    code = (
+        "import os, time\n"
+        "def write(line):\n"
+        f"    with open({str(lines)!r}, 'a') as file: file.write(f'{{os.getpid()}} {{line}}\\n')\n"
+        "def drained():\n"
+        "    time.sleep(0.3)\n"
+        "    write('drained')\n"
+        "def init_context(context): context.platform.set_drain_callback(drained)\n"
+        "def handler(context, event): write('event')\n"
+    )
+
+    def seen() -> list[list[str]]:
+        return [line.split() for line in lines.read_text().splitlines()] if lines.exists() else []
+
+    def owner_after(workers: int) -> list[list[str]]:
+        """Produce until so many workers have seen a record."""
+        site.write(source, *(OutgoingRecord(source, b"k%d" % n, b"1") for n in range(8)))
+        found = seen()
+        return found if len({pid for pid, what in found if what == "event"}) == workers else []
+
+    first = function(source, code)
+    site.wait_until(lambda: owner_after(1), "records at the first process")
+    second = function(source, code)
+    site.wait_until(lambda: owner_after(2), "records at the second process")
+    (one, _), *_ = found = seen()
+    new = next(index for index, (pid, _) in enumerate(found) if pid != one)
+    assert [one, "drained"] in found[:new]
+    assert first.terminate() == 0
+    last = max(index for index, line in enumerate(seen()) if line == [one, "event"])
+    assert [line for line in seen()[last:] if line[0] == one] == [[one, "event"], [one, "drained"]]
+    assert second.terminate() == 0
+
+
 def test_the_cluster_lacks_the_topic_until_it_is_made(site: Any, topic: Any, function: Any) -> None:
     """The output topic of a function takes its partitions from the source, as soon as that exists."""
     source = topic() + "-later"

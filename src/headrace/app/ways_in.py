@@ -201,6 +201,7 @@ class WaysIn:
         )
         letters = self._letters(trigger.dead_letter, trigger.topics)
         pump = self._pump(workers.name, trigger.group, destination, letters, delivery)
+        pump.on_drained = workers.call_drain_callbacks
         pump.witness = witness_of(self.audit, "STREAMING_CONSUMER", trigger.group)
         kafka, admin = self.config.kafka, self.admin
         if trigger.brokers:

@@ -48,6 +48,8 @@ class Pump(Service):
     """Returns a record as it lay where it came from at first, if these are copies. Set before start."""
     let_go: Callable[[Record], Awaitable[None]] | None = None
     """Tells a key that waits for a record elsewhere that it is skipped. Set before start."""
+    on_drained: Callable[[Deadline], Awaitable[None]] | None = None
+    """Called before partitions are given up, when nothing of them is in flight any more. Set before start."""
     drain_seconds: float = 20.0
     """What is in flight when a seek comes may end for so long."""
 
@@ -176,6 +178,8 @@ class Pump(Service):
         """Drain first, fence second: what is in flight may end until the deadline, then late results mean nothing."""
         lanes = [self._lanes[partition] for partition in partitions if partition in self._lanes]
         await self._drain(lanes, deadline)
+        if lanes and self.on_drained:
+            await self.on_drained(deadline)
         commits = {lane.partition: commit for lane in lanes if (commit := lane.tracker.commit)}
         self._forget(lanes)
         return commits

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import mmap
 import os
 import signal
@@ -15,6 +16,8 @@ from headrace.errors import WorkerLost
 from headrace.functions import wire
 from headrace.functions.output import WorkerOutput
 from headrace.lifecycle import ChildProcess, Deadline, Service
+
+log = logging.getLogger(__name__)
 
 _OUTPUT_SECONDS = 0.5
 
@@ -37,6 +40,8 @@ class WorkerProcess(asyncio.Protocol):
         self._reader = wire.FrameReader(wire.decode_to_parent)
         self._known_schemas: set[int] = set()
         self._answer: asyncio.Future[wire.Done | wire.Results] | None = None
+        self._drained: asyncio.Future[wire.Drained] | None = None
+        self._has_drain_callback = False
         self._ended_records = 0
         self._frame_records = 0
         self._seen = (-1, 0.0)
@@ -118,6 +123,26 @@ class WorkerProcess(asyncio.Protocol):
         self._transport.write(frame)
         return await self._answer
 
+    async def call_drain_callback(self, deadline: Deadline) -> None:
+        """Let the handler's drain callback run behind the frame at hand, and wait for its end until the deadline.
+
+        An idle worker whose callback does not end in time is killed. A second call waits for the first.
+        """
+        if not self._has_drain_callback or self.ended.done() or self._transport.is_closing():
+            return
+        if self._drained is None or self._drained.done():
+            self._drained = asyncio.get_running_loop().create_future()
+            self._transport.write(wire.encode_frame(wire.Drain()))
+        seconds = deadline.remaining_seconds
+        await asyncio.wait([self._drained], timeout=seconds)
+        if self._drained.done():
+            if problem := self._drained.result().problem:
+                log.warning("%s: its drain callback failed: %s", self.label, problem)
+        elif seconds and self.at_rest.is_set():
+            self.kill(f"timeout: its drain callback took longer than {seconds:.3g} s")
+        else:
+            log.warning("%s: its drain callback runs late: the partitions are given up before it", self.label)
+
     def check_time(self, now: float, limit_seconds: float) -> None:
         """Kill the process if it has been at the same record for longer than the limit."""
         if self.at_rest.is_set():
@@ -168,6 +193,11 @@ class WorkerProcess(asyncio.Protocol):
                 answer.set_result(message)
             self.at_rest.set()
             self._on_idle()
+        elif isinstance(message, wire.HasDrainCallback):
+            self._has_drain_callback = True
+        elif isinstance(message, wire.Drained):
+            if self._drained and not self._drained.done():
+                self._drained.set_result(message)
         elif isinstance(message, wire.Unfit):
             self._killed_because = message.reason
         elif not self.ready.done():
@@ -199,6 +229,8 @@ class WorkerProcess(asyncio.Protocol):
         self.ended.set_result(self._lost(text, 0))
         if self._answer and not self._answer.done():
             self._answer.set_exception(self._lost(text, begun))
+        if self._drained and not self._drained.done():
+            self._drained.set_result(wire.Drained())
         self.at_rest.set()
 
     def _lost(self, text: str, begun: int) -> WorkerLost:

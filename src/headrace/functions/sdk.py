@@ -200,7 +200,10 @@ class Platform:
         self.on_termination: Callback | None = None
 
     def set_drain_callback(self, callback: Callback) -> None:
-        """Call this, plain or async, once no more events come, before the termination callback."""
+        """Call this, plain or async, before partitions are given up, and before the worker ends.
+
+        The events of these partitions have ended by then. The next callback comes after further events only.
+        """
         self.on_drain = callback
 
     def set_termination_callback(self, callback: Callback) -> None:

@@ -85,6 +85,12 @@ class FunctionService(Service):
             if slot.process:
                 await asyncio.wait_for(slot.process.at_rest.wait(), deadline.remaining_seconds)
 
+    async def call_drain_callbacks(self, deadline: Deadline) -> None:
+        """Let the drain callback of each worker run before partitions are given up; return by the deadline."""
+        processes = [slot.process for slot in self._slots if slot.process and slot.up]
+        if calls := [self.spawn(process.call_drain_callback(deadline), "drain callback") for process in processes]:
+            await asyncio.wait(calls)
+
     async def stop(self) -> None:
         self._stopping = True
         deadline = Deadline(self._clock, self.trigger.termination_seconds)

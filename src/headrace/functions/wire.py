@@ -1,7 +1,8 @@
 """What the parent and a worker say to each other, and how it is framed.
 
-A frame is a 4-byte big-endian length and one msgpack value. The parent sends `Setup` once, then `Schema` and `Work`;
-the worker answers `Ready` or `Unfit` once, then one `Done` or `Results` per `Work`, in order. A `Work` is many
+A frame is a 4-byte big-endian length and one msgpack value. The parent sends `Setup` once, then `Schema`, `Work` and
+`Drain`; the worker answers `Ready` or `Unfit` once, then in order one `Done` or `Results` per `Work` and one `Drained`
+per `Drain`, and it tells once with `HasDrainCallback` that there is a callback. A `Work` is many
 records of one partition as columns, because per-record cost decides the throughput. Standard library and msgspec only.
 """
 
@@ -72,6 +73,10 @@ class Work(msgspec.Struct, array_like=True, tag=3, gc=False):
     """None when no record has any."""
 
 
+class Drain(msgspec.Struct, array_like=True, tag=4, frozen=True):
+    """Partitions are about to be given up: call the drain callback."""
+
+
 class Ready(msgspec.Struct, array_like=True, tag=1, frozen=True):
     """The handler is loaded and `init_context` has returned."""
 
@@ -113,8 +118,19 @@ class Results(msgspec.Struct, array_like=True, tag=4, frozen=True):
     results: list[Result | None]
 
 
-ToWorker = Setup | Schema | Work
-ToParent = Ready | Unfit | Done | Results
+class HasDrainCallback(msgspec.Struct, array_like=True, tag=5, frozen=True):
+    """The handler has set a drain callback."""
+
+
+class Drained(msgspec.Struct, array_like=True, tag=6, frozen=True):
+    """The drain callback has ended."""
+
+    problem: str = ""
+    """What it raised; empty if it returned."""
+
+
+ToWorker = Setup | Schema | Work | Drain
+ToParent = Ready | Unfit | Done | Results | HasDrainCallback | Drained
 
 _encoder = msgspec.msgpack.Encoder()
 decode_to_worker: Callable[[memoryview], ToWorker] = msgspec.msgpack.Decoder(ToWorker).decode

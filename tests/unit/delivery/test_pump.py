@@ -318,6 +318,27 @@ def test_a_revoke_waits_for_what_is_in_flight_and_drops_the_rest() -> None:
     run(test)
 
 
+def test_what_is_drained_is_told_before_partitions_are_given_up() -> None:
+    """A destination with state of its own writes it when nothing is in flight and the partition is still ours."""
+
+    async def test() -> None:
+        bed = await opened(Bed(FakeDestination()))
+        bed.feed(0, 1)
+        await bed.clock.settle()
+        told: list[tuple[float, bool]] = []
+
+        async def on_drained(deadline: Deadline) -> None:
+            told.append((deadline.remaining_seconds, P0 in bed.pump.lanes))
+
+        bed.pump.on_drained = on_drained
+        assert await bed.pump.on_revoked([P0], Deadline(bed.clock, 10)) == {P0: Committed(2)}
+        assert await bed.pump.on_revoked([P0], Deadline(bed.clock, 10)) == {}
+        assert told == [(10, True)]
+        await bed.pump.stop()
+
+    run(test)
+
+
 def test_a_revoke_past_its_deadline_commits_the_frontier_and_counts_what_it_abandons() -> None:
     """A destination that does not answer cannot hold a rebalance."""
 

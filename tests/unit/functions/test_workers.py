@@ -25,6 +25,7 @@ from headrace.formats.codec_avro import AvroCodec, parse_avro
 from headrace.formats.framing import header_of
 from headrace.functions import wire
 from headrace.functions.worker.loop import Worker
+from headrace.lifecycle import Deadline
 
 Write = Callable[..., Path]
 Run = Callable[[Path], AbstractAsyncContextManager[Any]]
@@ -464,6 +465,87 @@ def test_a_stopped_worker_ends_its_frame_and_runs_its_callbacks(write_function: 
     folder = write_function(code)
     uvloop.run(run(folder))
     assert (folder / "calls").read_text() == "drain end"
+
+
+def test_the_drain_callback_runs_when_partitions_are_given_up(write_function: Write, running: Run) -> None:
+    """It has ended when the call returns; at the end of the worker it runs again only after further events."""
+    code = """
+        import pathlib
+        async def drained():
+            pathlib.Path("calls").open("a").write("drain ")
+        def init_context(context):
+            context.platform.set_drain_callback(drained)
+            context.platform.set_termination_callback(lambda: pathlib.Path("calls").open("a").write("end"))
+        def handler(context, event):
+            pathlib.Path("calls").open("a").write("event ")
+    """
+
+    async def run(folder: Path) -> None:
+        async with running(folder) as function:
+            await function.ready()
+            for number in range(2):
+                assert await function.deliver(b"a", first=number) == [ACK]
+                await function.service.call_drain_callbacks(Deadline(function.clock, 60))
+                assert (folder / "calls").read_text() == "event drain " * (number + 1)
+
+    folder = write_function(code)
+    uvloop.run(run(folder))
+    assert (folder / "calls").read_text() == "event drain event drain end"
+
+
+def test_a_drain_callback_waits_for_the_frame_at_hand(write_function: Write, running: Run) -> None:
+    """Another partition may be at work on the same worker; its event ends first."""
+    code = """
+        import pathlib, time
+        def init_context(context):
+            context.platform.set_drain_callback(lambda: pathlib.Path("calls").open("a").write("drain"))
+        def handler(context, event):
+            pathlib.Path("begun").touch()
+            while not pathlib.Path("go").exists():
+                time.sleep(0.01)
+            pathlib.Path("calls").open("a").write("event ")
+    """
+
+    async def run(folder: Path) -> None:
+        async with running(folder) as function:
+            function.service.spawn(_into(function.deliver(b"a"), answers := []), "deliver")
+            await function.until((folder / "begun").exists)
+            await function.service.call_drain_callbacks(Deadline(function.clock, 0.05))  # late, and nothing is killed
+            (folder / "go").touch()
+            await function.service.call_drain_callbacks(Deadline(function.clock, 60))
+            assert (folder / "calls").read_text() == "event drain"
+            await function.until(lambda: answers)
+            assert answers == [[ACK]]
+            assert function.service.restarts == 0
+
+    uvloop.run(run(write_function(code)))
+
+
+def test_a_drain_callback_that_fails_or_hangs_holds_nothing_up(
+    write_function: Write, running: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A failure is logged with its stack; one that does not end costs the worker, which is replaced."""
+    code = """
+        import time
+        def init_context(context):
+            context.platform.set_drain_callback(lambda: 1 / 0)
+        def handler(context, event):
+            context.platform.set_drain_callback(lambda: time.sleep(600))
+    """
+
+    async def run(folder: Path) -> None:
+        async with running(folder) as function:
+            await function.ready()
+            await function.service.call_drain_callbacks(Deadline(function.clock, 60))
+            assert "drain callback failed" in caplog.text
+            assert "ZeroDivisionError" in caplog.text
+            assert await function.deliver(b"a") == [ACK]
+            await function.service.call_drain_callbacks(Deadline(function.clock, 0.2))
+            await function.until(lambda: function.service.restarts == 1)
+            await function.ready()
+
+    uvloop.run(run(write_function(code)))
+    assert "timeout: its drain callback took longer than 0.2 s" in caplog.text
 
 
 def test_what_a_worker_writes_is_logged_under_its_name(

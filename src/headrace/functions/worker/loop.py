@@ -13,7 +13,7 @@ from types import CoroutineType
 from typing import Any
 
 from headrace.functions import wire
-from headrace.functions.sdk import Context
+from headrace.functions.sdk import Context, Platform
 from headrace.functions.worker.handler import Unusable, is_async, load_handler, trace_of
 from headrace.functions.worker.serving import Serving
 
@@ -74,6 +74,8 @@ class Worker:
         self._drive = _Plain()
         self._idle = False
         self._end_asked = False
+        self._callback_told = False
+        self._drained = False  # the drain callback has run since the last record
 
     def ask_to_end(self, *_: object) -> None:
         """End now when idle, else after the frame at hand; a signal handler."""
@@ -113,15 +115,37 @@ class Worker:
                 await self._call(init_context, context)
             except BaseException as cause:  # boundary to user code: readiness and log show the trace
                 raise Unusable(f"init_context failed: {trace_of(cause)}") from cause
+        platform = context.platform
+        self._tell_callback(platform)
         self._send(wire.encode_frame(wire.Ready()))
         try:
             while (message := await self._receive()) is not None:
-                if frame := await serving.answer(message):
+                if isinstance(message, wire.Drain):
+                    self._send(wire.encode_frame(await self._drain(platform)))
+                elif frame := await serving.answer(message):
+                    self._drained = False
+                    self._tell_callback(platform)
                     self._send(frame)
         finally:
-            for callback in (context.platform.on_drain, context.platform.on_termination):
-                if callback:
-                    await self._call(callback)
+            if platform.on_drain and not self._drained:
+                await self._call(platform.on_drain)
+            if platform.on_termination:
+                await self._call(platform.on_termination)
+
+    def _tell_callback(self, platform: Platform) -> None:
+        """Tell the parent of a drain callback, before it takes the worker for idle."""
+        if platform.on_drain and not self._callback_told:
+            self._callback_told = True
+            self._send(wire.encode_frame(wire.HasDrainCallback()))
+
+    async def _drain(self, platform: Platform) -> wire.Drained:
+        try:
+            if platform.on_drain:
+                await self._call(platform.on_drain)
+        except BaseException as cause:  # noqa: BLE001 boundary to user code: the parent logs it, the worker goes on
+            return wire.Drained(trace_of(cause))
+        self._drained = True
+        return wire.Drained()
 
     async def _receive(self) -> wire.ToWorker | None:
         while not self._arrived:

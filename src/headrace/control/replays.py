@@ -162,25 +162,29 @@ class Replays:
             raise ReplayMetadataInvalid(error.description) from error
 
     def _as_request(self, asked: ReplayMetadata) -> ReplayRequest:
-        found = [(key, t) for key, t in self._targets.items() if t.pump.group == asked.consumer_group]
-        readers = [key for key, target in found if target.reads(asked.topic_name)]
         topic, group = asked.topic_name[:249], asked.consumer_group[:100]
+        readers = {id(t): (key, t) for key, t in self._targets.items() if t.reads(asked.topic_name)}  # by one name each
+        chosen = [(key, t) for key, t in readers.values() if t.pump.group == asked.consumer_group]
+        if not any(target.pump.group == asked.consumer_group for target in self._targets.values()):
+            chosen = [*readers.values()]  # a group of the caller's own, which the original advises: it stays unused
+        several = len(chosen) > 1 and (asked.dlq_indicator or not asked.streaming_app)
         problems = {
             "topicName is missing": not topic,
             "partition must be 0 or greater": asked.partition < 0,
             "startOffset and endOffset must be 0 or greater": min(asked.start_offset, asked.end_offset) < 0,
             "startOffset must be less than endOffset": asked.start_offset >= asked.end_offset,
             "consumerGroup is missing": not group,
-            f"no consumer here has the group {group}": not found,
-            f"topicName {topic} is not read by the group {group}": not readers,
+            f"topicName {topic} is read by no consumer here": not readers,
+            f"topicName {topic} is not read by the group {group}": not chosen,
+            f"topicName {topic} is read by several groups: set consumerGroup to one of them": several,
             "destinationTopic is missing, and streamingApp is true": asked.streaming_app
             and not asked.destination_topic,
         }
         if problem := next((text for text, holds in problems.items() if holds), ""):
             raise ReplayMetadataInvalid(problem)
-        (kind, name), letters = readers[0], None
-        if asked.dlq_indicator and (letters := self._targets[kind, name].letters) is None:
-            raise ReplayMetadataInvalid(f"the group {group} has no dead letters")
+        ((kind, name), target), letters = chosen[0], None
+        if asked.dlq_indicator and (letters := target.letters) is None:
+            raise ReplayMetadataInvalid(f"the group {target.pump.group} has no dead letters")
         to = {"topic": asked.destination_topic} if asked.streaming_app else {kind: name}
         return ReplayRequest(
             topic=letters.topic_for(asked.topic_name) if letters else asked.topic_name,

@@ -105,8 +105,17 @@ def _operation(path: str, operation: Operation, rule: Rule) -> Json:
         content = {media: _media(kind) for media, kind in operation.request.items()}
         if operation.example is not None:
             content[JSON]["example"] = operation.example
-        described["requestBody"] = {"required": True, "content": content}
+        described["requestBody"] = {"required": not _may_be_left_out(operation), "content": content}
     return described
+
+
+def _may_be_left_out(operation: Operation) -> bool:
+    """Return whether a request without a body is taken for one with `{}`."""
+    try:
+        msgspec.convert({}, operation.request[JSON])
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def _parameters(path: str, operation: Operation) -> Iterator[Json]:

@@ -55,6 +55,7 @@ DEAD_LETTERS: Final[Mapping[tuple[str, str], Operation]] = {
         _AGAIN,
         {200: RedeliveryAnswer},
         request={JSON: RedeliveryRequest},
+        query=RedeliveryRequest,
         example={"topic": "orders", "lastretry": False},
         errors=(*BODY, *_REDELIVERY),
     ),

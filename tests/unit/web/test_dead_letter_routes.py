@@ -55,19 +55,24 @@ def test_nothing_of_a_call_is_left_for_the_next(opened: Any) -> None:
             for ask in (
                 request("reader", "?lastretry=true&group=g&topic=t&timeout=5&colour=blue"),
                 request("reader"),
-                request("reader", "?group=q", b'{"group":"b","lastretry":true,"colour":1}'),
+                request("reader", "?topic=t&timeout=7", b'{"group":"b","lastretry":true,"colour":1}'),
                 request("reader", "?group=q", b""),
+                request("reader", "?topic=t", b"{}"),
             ):
                 assert (await house.ask(ask)).status == 200
             asked = [(one.group, one.topic, one.timeout, one.lastretry) for one in house.letters.asked]
             assert asked == [
                 ("g", "t", 5, True),
                 (None, None, None, False),
-                ("b", None, None, True),
+                ("b", "t", 7, True),
                 ("q", None, None, False),
+                (None, "t", None, False),
             ]
             for wrong in ("?timeout=-1", "?timeout=x", "?lastretry=perhaps"):
                 assert (await house.ask(request("reader", wrong))).json["code"] == "ERR11004"
+            twice = await house.ask(request("reader", "?topic=t", b'{"topic":"u"}'))
+            assert (twice.status, twice.json["description"][:30]) == (400, "topic is in the query and in t")
+            assert len(house.letters.asked) == len(asked)
 
     asyncio.run(main())
 

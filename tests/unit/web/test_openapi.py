@@ -95,6 +95,21 @@ def test_the_seeds_names_are_kept() -> None:
     assert {"kafka:w": "Kafka producer", "kafka:r": "Kafka consumer"}.items() <= flow["scopes"].items()
 
 
+def test_a_body_that_may_be_left_out_is_not_required(opened: Any) -> None:
+    """The document and the server agree: what is taken without a body is described so, and nothing else is."""
+
+    async def main() -> None:
+        async with opened() as house:
+            for path, methods in document()["paths"].items():
+                for method, operation in methods.items():
+                    if "requestBody" in operation:
+                        answer = await house.get(re.sub(r"{\w+}", "t", path), method.upper())
+                        refused = answer.status == 400 and answer.json["code"] != "ERR12218"
+                        assert operation["requestBody"]["required"] is refused, (method, path, answer.body)
+
+    asyncio.run(main())
+
+
 def test_the_page_asks_no_other_site(opened: Any) -> None:
     """Everything it names is served here, and its policy forbids the rest."""
 

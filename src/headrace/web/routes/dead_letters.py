@@ -130,13 +130,17 @@ def dead_letter_routes(
 
 
 async def _asked(request: Request, settings: HttpConfig) -> RedeliveryRequest:
-    """Return what the body of a POST asks for, else the query."""
+    """Return what the query and the body of a POST ask for together."""
     posted = request.method == "POST"
     body = await read_json(request.receive, headers_of(request.scope), settings) if posted else b""
     try:
-        if body:
-            return msgspec.json.decode(body, type=RedeliveryRequest)
-        return msgspec.convert(dict(request.query_params), RedeliveryRequest, strict=False)
+        query = msgspec.convert(dict(request.query_params), RedeliveryRequest, strict=False)
+        asked = msgspec.json.decode(body or b"{}", type=RedeliveryRequest)
+        names = request.query_params.keys() & msgspec.json.decode(body or b"{}", type=dict[str, msgspec.Raw]).keys()
+        if twice := sorted(names.intersection(RedeliveryRequest.__struct_fields__)):
+            raise InvalidRequest(f"{', '.join(twice)} is in the query and in the body: send it once")
+        given = {name: value for name in request.query_params if (value := getattr(query, name, None)) is not None}
+        return msgspec.structs.replace(asked, **given)
     except (msgspec.DecodeError, UnicodeDecodeError) as cause:
         raise InvalidRequest(f"group, topic, timeout or lastretry is not as it should be: {cause}") from cause
 

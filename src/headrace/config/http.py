@@ -102,4 +102,4 @@ class HttpConfig(Section):
     gzip_requests: bool = False
     """Whether bodies with `Content-Encoding: gzip` are taken; unpacked, they have the limit of `max_body_bytes`."""
     max_connections: Count = 1000
-    """Open connections at most; one more is answered 503."""
+    """Connections that may send requests; one more is answered 503. Health is answered on further ones."""

@@ -65,7 +65,7 @@ class Application:
                 route.app = guard.protect(route.path, route.app)
             self._hot = guard.protect(PATH, self._produce)
         self._router = Router(routes, redirect_slashes=False)
-        self.gate = Gate(inner, settings.max_connections)
+        self.gate = Gate(inner)
         """Closes when draining."""
         self.streams = self._produce.stream
         self.gate.on_drain = self.streams.drain

@@ -14,16 +14,23 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headrace.errors import AmbiguousRequest, HeadersTooLarge, HeadraceError, KafkaTimeout, ServerBusy
 from headrace.telemetry.correlation import new_correlation_id
+from headrace.web.exchange import retry_after
 from headrace.web.hot_exchange import Exchange
 
 if TYPE_CHECKING:
+    from headrace.web.acceptor import ConnectionLimit
     from headrace.web.hot_path import HotPath
+    from headrace.web.slices import Slices
 
 MAX_HEAD_BYTES: Final = 32_768
 LONG_HEAD: Final = "headrace.long_head"
 """Set in a request's state when its head came at once and is too long."""
 STREAMING: Final = "headrace.streaming"
 """Set in a request's state by a route whose clients may send slowly."""
+ALWAYS_OPEN: Final = ("/health/", "/live", "/ready", "/metrics")
+"""Served while draining, and on connections beyond the limit."""
+_ALWAYS_OPEN: Final = tuple(path.encode() for path in ALWAYS_OPEN)
+_PROBES: Final = tuple(b"GET " + path for path in _ALWAYS_OPEN)
 _LIMIT_SECONDS: Final = 10.0
 _REQUEST_SECONDS: Final = 60.0
 _LINGER_SECONDS: Final = 1.0
@@ -44,36 +51,60 @@ class Connection(HttpToolsProtocol):
 
     hot_path: HotPath | None = None
     receiving: Receiving
-    most_connections = 0
-    """Whoever comes when so many are open is not let in; 0 for no limit."""
+    limit: ConnectionLimit
+    slices: Slices
+    opening: asyncio.Task[None]
+    """Ends when the TLS handshake has ended."""
+    admitted = False
+    """Whether it is one of `http.max_connections`: it has sent another request than for health."""
     received_bytes = 0
     _held_bytes = 0
     _chunk_bytes = 0
     _head_bytes = 0
     _refused = False
+    _waiting: tuple[bytes, ...] = ()
+    """What came and is read in a later turn."""
     _ordinary = 0
     _running: Any = None
     """The request that is being answered; `cycle` is the last that came, and may wait behind it."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if 0 < self.most_connections < len(self.connections):
-            transport.abort()
-        elif certificate := transport.get_extra_info("peercert"):
+        if certificate := transport.get_extra_info("peercert"):
             self.app_state = {**self.app_state, "certificate": certificate}
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._running:
             self._running.disconnected = True
         self.receiving.size_bytes -= self._held_bytes
+        self.limit.closed(self)
         super().connection_lost(exc)
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._running = cycle
+        self.slices.task_started()
         super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
-        if self._refused:
+        if not self._waiting and (self.slices.has_time() or data.startswith(_PROBES)):
+            self._read(data)
+        elif self._waiting:
+            self._waiting = *self._waiting, data
+            self.transport.pause_reading()
+        else:
+            self._waiting = (data,)
+            self.slices.wait(self)
+
+    def read_waiting(self) -> None:
+        """Read what came in an earlier turn."""
+        waiting, self._waiting = self._waiting, ()
+        for data in waiting:
+            self._read(data)
+        if len(waiting) > 1 and not self.flow.read_paused and not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    def _read(self, data: bytes) -> None:
+        if self._refused or self.parser is None:
             return  # closing on bytes that were not read would cut the answer off
         size = self._chunk_bytes = len(data)
         self.received_bytes += size
@@ -105,6 +136,8 @@ class Connection(HttpToolsProtocol):
             self._held_bytes = 0
 
     def on_headers_complete(self) -> None:
+        if not self.admitted and not self._may_send():
+            return
         idle = (self.cycle is None or self.cycle.response_complete) and not self._ordinary
         self._ordinary = max(0, self._ordinary - 1)
         checked = (self._chunk_bytes <= MAX_HEAD_BYTES and not self._head_bytes) or not self._head_is_long()
@@ -115,7 +148,24 @@ class Connection(HttpToolsProtocol):
         else:
             super().on_headers_complete()
 
+    def _may_send(self) -> bool:
+        if self.url.startswith(_ALWAYS_OPEN):
+            self.limit.active(self)
+            return True
+        self.admitted = self.limit.admit(self)
+        if not self.admitted:
+            self._refuse(self._busy())
+        return self.admitted
+
+    def _busy(self) -> ServerBusy:
+        return ServerBusy(
+            f"more than {self.limit.limit} connections are open (http.max_connections): "
+            "close some, or send again after a pause"
+        )
+
     def on_body(self, body: bytes) -> None:
+        if self._refused:
+            return
         if type(self.cycle) is Exchange:
             self.cycle.chunks.append(body)
         else:
@@ -123,6 +173,8 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         exchange = self.cycle
+        if self._refused:
+            return
         if type(exchange) is not Exchange:
             super().on_message_complete()
             return
@@ -141,6 +193,26 @@ class Connection(HttpToolsProtocol):
     def in_head(self) -> bool:
         """Whether the head of a request is not complete: of the first, or one that has begun."""
         return self.cycle is None or self.scope is not self.cycle.scope
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether a request waits for its answer."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether what came is read in a later turn."""
+        return bool(self._waiting)
+
+    def dismiss(self) -> None:
+        """Close a connection without a request, to make room for a new one."""
+        if self.transport is None:
+            self.opening.cancel()
+        elif not self._refused:
+            self._refused = True
+            self._end(self._busy())
+        if self.transport is not None:
+            self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(AmbiguousRequest("this is no HTTP request that can be read in one way only"))
@@ -180,6 +252,9 @@ class Connection(HttpToolsProtocol):
     def _end(self, error: HeadraceError) -> None:
         body = msgspec.json.encode(error.body())
         head = f"HTTP/1.1 {error.status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        head += "".join(
+            f"{name.decode()}: {value.decode()}\r\n" for name, value in retry_after(error.retry_after_seconds)
+        )
         head += f"connection: close\r\nx-correlation-id: {new_correlation_id().decode()}\r\n\r\n"
         self.transport.write(head.encode() + body)
         self.loop.call_later(_LINGER_SECONDS, self.transport.close)
@@ -234,6 +309,8 @@ class Deadlines:
 def _waits_for(connection: Connection) -> str:
     """Return what a client owes: its head, its body, reading the answer, or nothing."""
     cycle = connection.cycle
+    if connection.is_waiting:
+        return ""
     if connection.in_head:
         return "head"
     if connection.flow.write_paused:

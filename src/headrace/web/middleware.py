@@ -12,11 +12,12 @@ from typing import Final
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headrace.errors import Draining, HeadraceError, InternalError, MethodNotAllowed, PathNotFound, ServerBusy
+from headrace.errors import Draining, HeadraceError, InternalError, MethodNotAllowed, PathNotFound
 from headrace.lifecycle import Deadline
 from headrace.telemetry.audit import Audit
 from headrace.telemetry.correlation import correlation_id, new_correlation_id
 from headrace.telemetry.metrics import Metrics
+from headrace.web.connection import ALWAYS_OPEN
 from headrace.web.exchange import ClientGone, answer_error, headers_of
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,6 @@ TRACE_PARENT: Final = b"traceparent"
 _DENIED: Final = (401, 403)
 _ID: Final = re.compile(rb"[\x21-\x7e]{1,200}")
 _PRODUCING: Final = ("/producers/", "/transactions")
-ALWAYS_OPEN: Final = ("/health/", "/live", "/ready", "/metrics")
 
 
 def given_id(headers: dict[bytes, bytes], name: bytes) -> bytes | None:
@@ -116,18 +116,15 @@ def error_of(scope: Scope, cause: Exception) -> HeadraceError:
 
 
 class Gate:
-    """Refuses new work while draining or when too many connections are open, and knows when all work has ended."""
+    """Refuses new work while draining, and knows when all work has ended."""
 
-    def __init__(self, app: ASGIApp, max_connections: int) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._max_connections = max_connections
         self._working = 0
         self._idle = asyncio.Event()
         self.draining = False
         self.on_drain: Callable[[], None] = lambda: None
         """Told when draining begins, for work that has no end of its own."""
-        self.open_connections: Callable[[], int] = lambda: 0
-        """Set by the server."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"].startswith(ALWAYS_OPEN):
@@ -135,11 +132,6 @@ class Gate:
             return
         if self.draining:
             raise Draining()
-        if self.open_connections() > self._max_connections:
-            raise ServerBusy(
-                f"more than {self._max_connections} connections are open (http.max_connections): "
-                "close some, or send again after a pause"
-            )
         self._working += 1
         try:
             await self._app(scope, receive, send)
@@ -148,7 +140,7 @@ class Gate:
 
     def enter(self) -> bool:
         """Count work that begins now and ends with `leave`; False if none is taken."""
-        if self.draining or self.open_connections() > self._max_connections:
+        if self.draining:
             return False
         self._working += 1
         return True

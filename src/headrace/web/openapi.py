@@ -17,7 +17,7 @@ from headrace import errors
 from headrace.errors import HeadraceError
 from headrace.security.principals import ADMIN, CHANGE_OWN, METRICS, READ, SEE_OWN, WRITE
 from headrace.web.access import OPEN, RULES, Rule
-from headrace.web.middleware import ALWAYS_OPEN
+from headrace.web.connection import ALWAYS_OPEN
 from headrace.web.operation import JSON, YAML, Operation
 from headrace.web.operations import OPERATIONS, PARAMETERS, PARTS, Status
 

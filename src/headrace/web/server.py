@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import resource
 import socket
 import ssl
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
 
 from headrace.config.http import HttpConfig
 from headrace.errors import EnvironmentProblem, PortTaken
 from headrace.lifecycle import Clock, Deadline, Service, SystemClock
+from headrace.web.acceptor import Acceptor, ConnectionLimit, Spawn, allow_open_files
 from headrace.web.application import Application
 from headrace.web.connection import Connection, Deadlines, Receiving
 from headrace.web.hot_path import HotPath
+from headrace.web.slices import Slices
 
-_BACKLOG = 2048
+_BACKLOG = 65_535  # the kernel lowers it to net.core.somaxconn
 _KEEP_ALIVE_SECONDS = 75
 _KEEP_ALIVE = (
     ((socket.SOL_SOCKET, socket.SO_KEEPALIVE), 1),
@@ -28,9 +30,6 @@ _KEEP_ALIVE = (
 )
 _GRACE_SECONDS = 1
 _LOOK_SECONDS = 1.0
-_HANDSHAKE_SECONDS = 10.0
-_SPARE_CONNECTIONS = 100
-"""Beyond `http.max_connections`: requests on them are told so, and probes are answered."""
 
 
 class WebService(Service):
@@ -70,8 +69,9 @@ class WebService(Service):
             )
         )
         self._server.hot_path = application.hot_path
-        self._server.receiving = Receiving()
-        self._server.most_connections = settings.max_connections + _SPARE_CONNECTIONS
+        self._server.receiving, self._server.slices = Receiving(), Slices()
+        self._server.limit = ConnectionLimit(settings.max_connections)
+        self._server.spawn = self.spawn
         self.url = ""
         """Where it listens, once started; with the real port where 0 was asked for."""
 
@@ -80,20 +80,16 @@ class WebService(Service):
 
         Raises:
             PortTaken: Another program listens there.
-            EnvironmentProblem: The address cannot be listened on.
+            EnvironmentProblem: The address cannot be listened on, or the limit of open files is too low.
         """
         self._listener = self._bind()
 
     async def start(self) -> None:
         """Begin to serve; raises what `claim` does if that was not called."""
-        # Many systems allow 1024 open files until somebody asks for more: that would be too few for the connections.
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         listener = self._listener or self._bind()
         host, port = listener.getsockname()[:2]
         self.url = f"{self._scheme}://[{host}]:{port}" if ":" in host else f"{self._scheme}://{host}:{port}"
         self._application.streams.spawn = self.spawn
-        self._application.gate.open_connections = lambda: len(self._server.server_state.connections)
         self._task = self.spawn(self._server.serve(sockets=[listener]), "serve")
         self.spawn(self._end_the_slow(), "deadlines")
 
@@ -114,6 +110,7 @@ class WebService(Service):
             deadlines.look(self._server.server_state.connections, self._clock.monotonic())
 
     def _bind(self) -> socket.socket:
+        allow_open_files(self._settings.max_connections)
         host, port = self._settings.host, self._settings.port
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
@@ -131,27 +128,24 @@ class WebService(Service):
 
 
 class _Server(uvicorn.Server):
-    """The server without its own signal handlers, because the supervisor stops it, and with a limit for handshakes."""
+    """The server without its own signal handlers, because the supervisor stops it, and with its own accepting."""
 
     hot_path: HotPath | None = None
-    most_connections = 0
     receiving: Receiving
+    slices: Slices
+    limit: ConnectionLimit
+    spawn: Spawn
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup([])
-        limit = _HANDSHAKE_SECONDS if self.config.ssl else None
-        for listener in sockets or ():
-            self.servers.append(
-                await asyncio.get_running_loop().create_server(
-                    self._connection, sock=listener, ssl=self.config.ssl, backlog=_BACKLOG, ssl_handshake_timeout=limit
-                )
-            )
+        self.servers: list[Any] = [
+            Acceptor(listener, self._connection, self.spawn, self.config.ssl) for listener in sockets or ()
+        ]
 
     def _connection(self) -> Connection:
         connection = Connection(self.config, self.server_state, self.lifespan.state)
         connection.hot_path = self.hot_path
-        connection.receiving = self.receiving
-        connection.most_connections = self.most_connections
+        connection.receiving, connection.limit, connection.slices = self.receiving, self.limit, self.slices
         return connection
 
     @contextlib.contextmanager

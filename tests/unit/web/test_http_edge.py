@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import re
 import resource
+import socket
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ import uvloop
 
 from headrace import errors
 
+MANY_CLIENTS = Path(__file__).parent / "many_clients.py"
 RECORD = b'{"records":[{"key":"k","value":{"n":1}}]}'
 
 
@@ -250,35 +253,123 @@ def test_one_connection_serves_many_requests_also_after_errors(opened: Any) -> N
 
 
 def test_connections_over_the_limit_are_told_so(opened: Any) -> None:
-    """Health answers still."""
+    """Health is answered on them; a silent connection takes nobody's place, a closed one makes room."""
 
     async def main() -> None:
         async with opened(max_connections=1) as house:
             await house.connect()
+            reader, writer = await house.connect()
+            writer.write(post(RECORD))
+            assert (await house.read(reader)).status == 200
             answer = await house.ask(post(RECORD))
             assert (answer.status, answer.json["code"]) == (503, "ERR40031")
-            assert answer.headers["connection"] == "close"
+            assert (answer.headers["connection"], answer.headers["retry-after"]) == ("close", "1")
             assert (await house.get("/live")).status == 200
+            writer.write(post(RECORD))
+            assert (await house.read(reader)).status == 200
+            writer.close()
+            assert await reader.read() == b""
+            assert (await house.ask(post(RECORD))).status == 200
 
     asyncio.run(main())
 
 
-def test_far_over_the_limit_nobody_is_let_in(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or whoever opens connections and says nothing would use up the descriptors of the process."""
-    monkeypatch.setattr("headrace.web.server._SPARE_CONNECTIONS", 1)
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (1000, hard))
+def test_slow_heads_lose_their_connections_to_requests(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than may be open at all: liveness and requests are answered, the oldest slow heads are closed with 503."""
+    monkeypatch.setattr("headrace.web.acceptor.RESERVED_CONNECTIONS", 16)
 
     async def main() -> None:
-        async with opened(max_connections=1) as house:
-            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
-            pairs = [await house.connect() for _ in range(3)]
-            with contextlib.suppress(ConnectionResetError):
-                assert await asyncio.wait_for(pairs[2][0].read(), 60) == b""
-            assert len(house.web._server.server_state.connections) == 2
-            pairs[0][1].close()
-            pairs[1][1].write(b"GET /live HTTP/1.1\r\nHost: h\r\n\r\n")
-            assert (await house.read(pairs[1][0])).status == 200
+        async with opened(max_connections=4) as house:
+            pairs = []
+            for _ in range(40):
+                pairs.append(await house.connect())
+                pairs[-1][1].write(b"POST /producers/t HTTP/1.1\r\nHost:")
+                assert (await house.get("/health/liveness")).status == 200
+            answer = await house.read(pairs[0][0])
+            assert (answer.status, answer.json["code"]) == (503, "ERR40031")
+            assert (await house.ask(post(RECORD))).status == 200
+            assert len(house.web._server.server_state.connections) <= 20
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
+
+
+def test_all_connections_that_wait_are_accepted_in_few_turns_of_the_loop(opened: Any) -> None:
+    """One per turn would keep the last of a thousand clients waiting for seconds."""
+
+    async def main() -> None:
+        async with opened() as house:
+            port = int(house.web.url.rpartition(":")[2])
+            clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]  # the loop does not run
+            for _ in range(4):
+                await asyncio.sleep(0)
+            assert len(house.web._server.server_state.connections) == 100
+            for client in clients:
+                client.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+def test_what_came_in_one_turn_is_read_in_slices(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every client is answered in the end, and a probe that came last is answered before most of them."""
+    monkeypatch.setattr("headrace.web.slices._SLICE_SECONDS", 1e-9)
+
+    async def main() -> None:
+        async with opened() as house:
+            pairs = [await house.connect() for _ in range(100)]
+            for _, writer in pairs:
+                writer.write(post(RECORD) * 2)
+            probe = await house.get("/health/liveness")
+            assert probe.status == 200
+            assert len(house.kafka.records) < 50
+            for reader, writer in pairs:
+                assert [(await house.read(reader)).status for _ in range(2)] == [200, 200]
+                writer.write(post(RECORD))
+                assert (await house.read(reader)).status == 200
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+def test_a_limit_of_open_files_that_is_too_low_is_refused_at_start(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the number that is needed; a soft limit is raised."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def start(connections: int) -> None:
+        async with opened(max_connections=connections):
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1000, hard))
+    try:
+        asyncio.run(start(1000))
+        with pytest.raises(errors.EnvironmentProblem, match=r"http\.max_connections .* needs \d+ open files"):
+            asyncio.run(start(hard))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize(("count", "limit"), [(1000, 1000), (2000, 500)])
+def test_many_connections_opened_at_once_are_all_answered(opened: Any, count: int, limit: int) -> None:
+    """From another process: with 200 up to the limit, with 503 above it; liveness is answered beside it."""
+
+    async def main() -> tuple[Any, Any]:
+        async with opened(max_connections=limit) as house:
+            port = house.web.url.rpartition(":")[2]
+            runs = [
+                await asyncio.create_subprocess_exec(
+                    sys.executable, str(MANY_CLIENTS), port, str(connections), "2", stdout=asyncio.subprocess.PIPE
+                )
+                for connections in (count, 0)
+            ]
+            load, probe = [json.loads((await run.communicate())[0]) for run in runs]
+            return load, probe
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        load, probe = runner.run(main())
+    assert load["answered"] == count
+    assert set(load["statuses"]) == ({"200"} if count <= limit else {"200", "503"})
+    assert load["statuses"].get("503", 0) == max(0, count - limit)
+    assert set(probe["statuses"]) == {"200"}

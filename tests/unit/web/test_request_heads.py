@@ -358,7 +358,7 @@ def test_a_request_ends_after_a_minute(opened: Any) -> None:
 
 def test_a_handshake_that_does_not_go_on_is_ended(opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such a connection is not yet one of the server's, so the limit is the loop's."""
-    monkeypatch.setattr("headrace.web.server._HANDSHAKE_SECONDS", 0.05)
+    monkeypatch.setattr("headrace.web.acceptor._HANDSHAKE_SECONDS", 0.05)
     tls = Authority(tmp_path).issue("server", "localhost")
 
     async def main() -> None:

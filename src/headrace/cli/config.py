@@ -120,7 +120,7 @@ def _problems_of(files: Mapping[str, Sequence[Path]]) -> list[str]:
     problems: list[str] = []
     load: dict[str, Callable[[Path], object]] = {
         "functions": functools.partial(load_function, check_handler=True),
-        "pipelines": load_pipeline,
+        "pipelines": functools.partial(load_pipeline, check=True),
     }
     for section, paths in files.items():
         for path in paths:

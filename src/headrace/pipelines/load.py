@@ -1,15 +1,19 @@
 """From a pipeline file to its spec, with every problem named by its line."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from headrace.config.explain import explain, place_of
-from headrace.config.yaml_tree import Problems, read_text, read_tree
+from headrace.config.yaml_tree import Problems, dotted, read_text, read_tree
 from headrace.errors import PipelineInvalid
 from headrace.pipelines.graph import problems_of
 from headrace.pipelines.spec import PipelineSpec
+from headrace.pipelines.sql_check import check_sql
+
+log = logging.getLogger(__name__)
 
 
 def load_pipelines(paths: Sequence[Path]) -> list[PipelineSpec]:
@@ -30,8 +34,12 @@ def load_pipelines(paths: Sequence[Path]) -> list[PipelineSpec]:
     return [spec for _, spec in found.values()]
 
 
-def load_pipeline(path: Path) -> PipelineSpec:
+def load_pipeline(path: Path, *, check: bool = False) -> PipelineSpec:
     """Return the pipeline that a file describes.
+
+    Args:
+        path: The file.
+        check: Also check its SQL, and log what may be wrong with it.
 
     Raises:
         PipelineInvalid: One line per problem with file and line, all problems at once.
@@ -42,9 +50,15 @@ def load_pipeline(path: Path) -> PipelineSpec:
         spec = PipelineSpec.model_validate(tree)
     except ValidationError as cause:
         explain(cause.errors(include_url=False, include_input=False), tree, places, set(), problems, PipelineSpec)
-        raise PipelineInvalid("\n".join(problems.found)) from None
+        raise PipelineInvalid("\n".join(problems.ordered)) from None
     for where, sentence in problems_of(spec):
         problems.add(place_of(where, places), where, sentence)
+    for found in check_sql(spec) if check else ():
+        if found.is_problem:
+            problems.add(place_of(found.path, places), found.path, found.sentence)
+        else:
+            parts = (place_of(found.path, places), dotted(found.path), found.sentence)
+            log.warning(": ".join(part for part in parts if part))
     if problems.found:
-        raise PipelineInvalid("\n".join(problems.found))
+        raise PipelineInvalid("\n".join(problems.ordered))
     return spec

@@ -35,6 +35,11 @@ def tables_read(sql: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def first_word(sql: str) -> str:
+    """Return the first word or sign of a SQL text in lower case, empty if there is none."""
+    return next(_words(sql), "")
+
+
 def _words(sql: str) -> Iterator[str]:
     for match in _TOKEN.finditer(sql):
         if match["text"]:

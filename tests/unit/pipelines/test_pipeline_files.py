@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,63 @@ def test_a_file_with_what_is_needed_has_defaults_for_the_rest(tmp_path: Path) ->
     assert spec.sources["flights"].starting == "earliest"
     assert spec.flows["late_by_carrier"].sink.mode == "update"
     assert spec.group("late_by_carrier") == "headrace.delays.late_by_carrier"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (
+            "SELECT * FROM flights",
+            "SELEC * FROM flights",
+            "5: views.late: begins with SELEC, which begins no query: did",
+        ),
+        ("carrier STRING", "carrier STRIN", "3: sources.flights.schema: has STRIN, which is no type of Spark"),
+        ("carrier STRING", "carrier ARRAY<STRIN>", "3: sources.flights.schema: has STRIN, which is no type of Spark"),
+    ],
+)
+def test_a_check_refuses_sql_that_spark_would_refuse(tmp_path: Path, old: str, new: str, expected: str) -> None:
+    """Without Java, and at the line of the query or schema."""
+    pytest.importorskip("sqlglot")
+    path = tmp_path / "delays.yaml"
+    path.write_text(GOOD.replace(old, new))
+    with pytest.raises(PipelineInvalid) as caught:
+        load_pipeline(path, check=True)
+    assert caught.value.description.startswith(f"{path}:{expected}")
+    assert "did you mean" in caught.value.description
+
+
+@pytest.mark.parametrize(
+    ("new", "warning"),
+    [
+        ("SELECT * FROM flights", ""),
+        ("SELECT window.start, count(*) AS n FROM flights GROUP BY window(ts, '1 hour')", ""),
+        ("FROM flights |> WHERE arr_delay > 15", ""),
+        ("SELECT * FROM flights WHERE (arr_delay", "8: flows.late_by_carrier.sql: may be no SQL of Spark: Expecting )"),
+        ("SELECT 'open FROM flights", "8: flows.late_by_carrier.sql: may be no SQL of Spark: Error tokenizing"),
+        ("SELECT * FROM STREAM(flights) WATERMARK ts DELAY OF INTERVAL 5 SECONDS", "may be no SQL of Spark: Invalid"),
+    ],
+)
+def test_a_check_warns_of_sql_that_its_parser_cannot_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, new: str, warning: str
+) -> None:
+    """Spark knows more SQL than the parser, so Spark decides."""
+    pytest.importorskip("sqlglot")
+    path = tmp_path / "delays.yaml"
+    path.write_text(GOOD.replace("SELECT carrier, count(*) AS n FROM late GROUP BY carrier", f"{new} -- late"))
+    load_pipeline(path, check=True)
+    assert warning in caplog.text
+    assert bool(caplog.records) == bool(warning)
+
+
+def test_without_the_parser_a_check_says_that_sql_is_unchecked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A check that looks at less says so."""
+    monkeypatch.setitem(sys.modules, "sqlglot", None)
+    path = tmp_path / "delays.yaml"
+    path.write_text(GOOD)
+    load_pipeline(path, check=True)
+    assert caplog.messages == [f"{path}:1: the SQL of pipeline delays is not checked: install headrace[pipelines]"]
 
 
 def test_a_spec_survives_its_own_json(tmp_path: Path) -> None:

@@ -181,7 +181,6 @@ class ReplayWork:
         counts = {name: self._earlier.get(name, 0) + standing.counts.get(name, 0) for name in _TOLD}
         if self._restored:
             counts["passed"] = self._earlier.get("passed", 0) + self._restored.passed
-            counts["delivered"] -= self._restored.passed  # they ended without a delivery
         return counts
 
     def _said(self, standing: Standing) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
 
 from headrace.config.retry import RetryConfig
 from headrace.delivery.batch import Batch
@@ -14,7 +14,6 @@ from headrace.delivery.lane import Lane
 from headrace.delivery.policy import Judgement, judge
 from headrace.delivery.protocols import (
     ACK,
-    ELSEWHERE,
     DeadLetter,
     DeadLetterWriter,
     Delivery,
@@ -41,6 +40,8 @@ class Counts:
         """Records the source handed over."""
         self.delivered = 0
         """Records that ended by success."""
+        self.delegated = 0
+        """Records that ended without a delivery: blocked by their key, delivered before, or not requested."""
         self.dead_letters = 0
         """Records that ended in a dead letter topic."""
         self.delayed = 0
@@ -105,9 +106,15 @@ class Attempts:
         reach("delivery.before")
         try:
             outcomes = await rules.destination.deliver(delivery)
+        except DeadLetterFailed as failure:
+            # Kafka did not take it, which says nothing of the destination.
+            if not lane.is_over:
+                lane.try_later(batch._replace(refusals=batch.refusals + 1), failure.description)
+            return None
         except DeliveryError as error:
             reach("delivery.refused")
-            return self._refused(lane, batch, ticket, error.description, error.wait_seconds)
+            self._refused(lane, batch, ticket, error.description, error.wait_seconds)
+            return None
         reach("delivery.after")
         if lane.is_over:
             rules.counts.late += len(batch.records)
@@ -118,37 +125,35 @@ class Attempts:
             return self._end(lane, batch.records)
         return await self._settle(lane, batch, ticket, outcomes)
 
-    def _refused(self, lane: Lane, batch: Batch, ticket: int, why: str, wait_seconds: float | None = None) -> None:
-        """Keep a batch that the destination did not take, until it takes anything or, when it does, for a while."""
+    def _refused(self, lane: Lane, batch: Batch, ticket: int, why: str, wait_seconds: float | None = None) -> bool:
+        """Keep a batch that the destination did not take, until it takes anything or, when it does, for a while.
+
+        Returns:
+            Whether the destination is to blame.
+        """
         self._rules.counts.refusals += 1
         if lane.is_over:
-            return
+            return False
         if self._rules.breaker.refused(ticket, why, wait_seconds):
             lane.give_back(batch)
-        else:
-            lane.try_later(batch._replace(refusals=batch.refusals + 1), why)
+            return True
+        lane.try_later(batch._replace(refusals=batch.refusals + 1), why)
+        return False
 
     async def _settle(self, lane: Lane, batch: Batch, ticket: int, outcomes: Sequence[Outcome]) -> None:
         """Do with each record what the policy says."""
         rules, attempt = self._rules, batch.attempt
         now = rules.clock.time()
         judged = judge(batch, outcomes, rules.retry, rules.group, now)
-        acked = [outcome for outcome in outcomes if outcome.verdict is Verdict.ACK]
-        well = len(acked) + len(judged.skipped)
-        # Whoever comes from a tier was doubted before: a process that has nothing but them would never see a success.
-        fresh = batch.attempt == 1 and not rules.waiting
-        doubts = _doubts(batch, judged, outcomes) if fresh else []
-        if judged.waiting:
-            if well:
-                rules.breaker.answered(ticket, well)
-            self._refused(lane, batch._replace(records=judged.waiting), ticket, judged.why)
-        elif not rules.breaker.answered(ticket, well, doubts, judged.why):
+        if self._to_blame(lane, batch, ticket, judged, outcomes):
             if kept := judged.keep():
                 lane.give_back(batch._replace(records=kept))
-        else:
+        elif not judged.waiting:
             lane.moves()
-        if judged.ended:
-            self._end(lane, judged.ended, acked)
+        self._end(lane, judged.ended)
+        if judged.elsewhere:
+            rules.counts.delegated += len(judged.elsewhere)
+            self._on_ended(lane, judged.elsewhere, "", ())
         if judged.skipped:
             rules.counts.skipped += len(judged.skipped)
             log.info("%s: skipped=%d by policy: %s", lane.label, len(judged.skipped), judged.why)
@@ -163,6 +168,21 @@ class Attempts:
             lane.halve(batch._replace(records=together), why)
         if letters := judged.letters:
             await self._bury(lane, Batch(_records(letters), attempt, letters[0].first_failed_at, letters=letters))
+
+    def _to_blame(self, lane: Lane, batch: Batch, ticket: int, judged: Judgement, outcomes: Sequence[Outcome]) -> bool:
+        """Tell the breaker what the destination did; return whether it is to blame for what failed."""
+        rules = self._rules
+        well = len(judged.ended) + len(judged.skipped)
+        # Whoever comes from a tier was doubted before: a process that has nothing but them would never see a success.
+        fresh = batch.attempt == 1 and not rules.waiting
+        doubts = _doubts(batch, judged, outcomes) if fresh else []
+        if judged.waiting:
+            if well:
+                rules.breaker.answered(ticket, well)
+            return self._refused(lane, batch._replace(records=judged.waiting), ticket, judged.why)
+        if not any(outcome.reached for outcome in outcomes):
+            return False  # the destination saw none of them
+        return not rules.breaker.answered(ticket, well, doubts, judged.why)
 
     async def _bury(self, lane: Lane, batch: Batch) -> None:
         """Write dead letters; a record whose letter is not acknowledged has not ended, and its partition waits."""
@@ -182,10 +202,12 @@ class Attempts:
         if lane.is_over:
             self._rules.counts.late += len(batch.records)
             return None
-        failure, delayed = (result, ()) if isinstance(result, DeadLetterFailed) else (None, result)
-        missing = set(failure.parameters.get("missing", range(len(batch.letters)))) if failure else set()
-        if written := [letter for index, letter in enumerate(batch.letters) if index not in missing]:
-            self._buried(lane, written, delayed)
+        failure = result if isinstance(result, DeadLetterFailed) else None
+        said: Mapping[str, Any] = failure.parameters if failure else {"missing": (), "delayed": result}
+        missing, delayed = said.get("missing", range(len(batch.letters))), said.get("delayed", ())
+        if len(missing) < len(batch.letters):
+            dead = [letter for at, letter in enumerate(batch.letters) if at not in delayed and at not in missing]
+            self._buried(lane, dead, [batch.letters[at] for at in delayed])
         if failure:
             if lane.trouble != failure.description:
                 log.warning("%s waits, so that nothing is passed over: %s", lane.label, failure.description)
@@ -211,19 +233,19 @@ class Attempts:
         finally:
             alarm.cancel()
 
-    def _buried(self, lane: Lane, letters: Sequence[DeadLetter], delayed: Collection[int]) -> None:
+    def _buried(self, lane: Lane, dead: Sequence[DeadLetter], delayed: Sequence[DeadLetter]) -> None:
         lane.moves()
-        dead = [letter for place, letter in enumerate(letters) if place not in delayed]
         self._rules.counts.dead_letters += len(dead)
         self._rules.counts.delayed += len(delayed)
         what = f"dead letters={len(dead)}" + (f", delayed={len(delayed)}" if delayed else "")
-        offset, error_class = letters[0].record.offset, letters[0].outcome.error
+        first = min([*dead, *delayed], key=lambda letter: letter.record.offset)
         level = logging.WARNING if dead else logging.INFO
+        offset, error_class = first.record.offset, first.outcome.error
         log.log(level, "%s: %s, the first is offset %d: %s", lane.label, what, offset, error_class)
         if dead:
             self._on_ended(lane, _records(dead), "dead letter", [letter.outcome for letter in dead])
         if delayed:
-            self._on_ended(lane, [letters[place].record for place in delayed], "", ())
+            self._on_ended(lane, _records(delayed), "", ())
 
     def _give_up(self, lane: Lane, batch: Batch) -> None:
         """End records that must not become dead letters again; each is named, because nothing else holds it."""
@@ -233,12 +255,8 @@ class Attempts:
         self._rules.counts.given_up += len(batch.letters)
         self._on_ended(lane, batch.records, "given up", [letter.outcome for letter in batch.letters])
 
-    def _end(self, lane: Lane, records: Sequence[Record], outcomes: Sequence[Outcome] = ()) -> None:
+    def _end(self, lane: Lane, records: Sequence[Record]) -> None:
         self._rules.counts.delivered += len(records)
-        if ELSEWHERE in outcomes:
-            told = list(zip(records, outcomes, strict=True))
-            self._on_ended(lane, [record for record, outcome in told if outcome == ELSEWHERE], "", ())
-            records = [record for record, outcome in told if outcome != ELSEWHERE]
         if records:
             self._on_ended(lane, records, "delivered", ())
 

@@ -190,6 +190,22 @@ async def write_all(
     return results
 
 
+async def write_each(
+    produce: Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Any]]], records: Sequence[OutgoingRecord]
+) -> list[Any]:
+    """Write records and return where each is, or why it is not written."""
+    try:
+        results = list(await produce(records))
+    except HeadraceError as cause:
+        return [cause] * len(records)
+    if len(records) > 1 and any(isinstance(result, RecordTooLarge) for result in results):
+        # One that is too large fails those that travelled with it, so now each goes by itself.
+        for index, result in enumerate(results):
+            if isinstance(result, HeadraceError):
+                results[index] = (await write_each(produce, [records[index]]))[0]
+    return results
+
+
 class DeadLetterTopic:
     """Writes dead letters to topics named after their origin, and waits for every acknowledgement."""
 

@@ -86,7 +86,7 @@ class Lane:
     @property
     def startable(self) -> bool:
         """Whether `take` has something."""
-        if self.blocked or self.draining or self.held:
+        if self.blocked or self.draining or self.held or (self.under_way and self._rules.ordering == "partition"):
             return False
         return bool(self._again or self._fresh)
 

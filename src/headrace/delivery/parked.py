@@ -22,8 +22,8 @@ from typing import Any
 import msgspec
 
 from headrace.delivery.dead_letter import write_all
-from headrace.delivery.protocols import ELSEWHERE, DeadLetter, Delivery, Destination, Outcome, Verdict
-from headrace.errors import DeadLetterFailed, DestinationUnavailable, HeadraceError
+from headrace.delivery.protocols import ELSEWHERE, DeadLetter, Delivery, Destination, Outcome, Verdict, not_taken
+from headrace.errors import DeadLetterFailed, DeliveryError, DestinationUnavailable, HeadraceError
 from headrace.records import OutgoingRecord, Record, TopicPartition
 
 _ENTRY = b"waits"
@@ -149,7 +149,11 @@ class KeyOrder:
         self._park = park
 
     async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
-        """Deliver the records whose keys are free, and have the others wait; those have ended here."""
+        """Deliver the records whose keys are free, and have the others wait; those have ended here.
+
+        Raises:
+            DeliveryError: No record has ended. If one has, the outcomes say which have not.
+        """
         await self._parked.catch_up(delivery)
         free, behind = [], []
         for record in delivery.records:
@@ -157,9 +161,25 @@ class KeyOrder:
             if not waiting:
                 free.append(record)
             elif record.offset in waiting or record.offset > max(waiting):
-                behind.append(DeadLetter(record, delivery.group, 0, _PARKED, 0.0, 0.0))
-        if behind:
-            await self._park(behind)
-        answered = await self._inner.deliver(delivery._replace(records=free)) if free else ()
-        outcomes = {record.offset: outcome for record, outcome in zip(free, answered, strict=True)}
+                behind.append(record)
+        outcomes = await self._wait(delivery, behind) if behind else {}
+        if free:
+            try:
+                answered = await self._inner.deliver(delivery._replace(records=free))
+            except DeliveryError as cause:
+                if len(free) + len(outcomes) == len(delivery.records):
+                    raise
+                answered = [not_taken(cause)] * len(free)
+            outcomes |= zip([record.offset for record in free], answered, strict=True)
         return [outcomes.get(record.offset, ELSEWHERE) for record in delivery.records]
+
+    async def _wait(self, delivery: Delivery, records: Sequence[Record]) -> dict[int, Outcome]:
+        """Put records into the retry topic; return the outcomes of those that are not in it, by their offsets."""
+        try:
+            await self._park([DeadLetter(record, delivery.group, 0, _PARKED, 0.0, 0.0) for record in records])
+        except DeadLetterFailed as failure:
+            missing = failure.parameters.get("missing", range(len(records)))
+            if len(missing) == len(delivery.records):
+                raise
+            return {records[place].offset: not_taken(failure) for place in missing}
+        return {}

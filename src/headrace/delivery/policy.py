@@ -16,11 +16,13 @@ from headrace.records import Record
 class Judgement:
     """What becomes of the records of one delivery; each is in exactly one of the lists."""
 
-    __slots__ = ("again", "ended", "letters", "rolled_back", "skipped", "together", "waiting", "why")
+    __slots__ = ("again", "elsewhere", "ended", "letters", "rolled_back", "skipped", "together", "waiting", "why")
 
     def __init__(self) -> None:
         self.ended: list[Record] = []
         """Handled."""
+        self.elsewhere: list[Record] = []
+        """Ended without a delivery."""
         self.skipped: list[Record] = []
         """Ended because the policy says so."""
         self.again: list[Record] = []
@@ -61,11 +63,11 @@ def judge(batch: Batch, outcomes: Sequence[Outcome], retry: RetryConfig, group: 
     as_one = sum(1 for outcome in outcomes if outcome.status is not None) > 1
     for record, outcome in zip(batch.records, outcomes, strict=True):
         if outcome.verdict is Verdict.ACK:
-            judged.ended.append(record)
+            (judged.ended if outcome.reached else judged.elsewhere).append(record)
             continue
         judged.why = outcome.error
         action = action_of(outcome, retry)
-        if action == "unavailable":
+        if action == "unavailable" or outcome.verdict is Verdict.NOT_TAKEN:
             judged.waiting.append(record)
         elif outcome.status is not None and as_one:
             judged.together.append(record)
@@ -92,7 +94,7 @@ def _rolls_back(batch: Batch, judged: Judgement, retry: RetryConfig) -> bool:
 
     What has no attempt left, or fails for good, would not get better; so roll-backs end with the attempts.
     """
-    percent, size = retry.rollback_threshold_percent, len(batch.records)
+    percent, size = retry.rollback_threshold_percent, len(batch.records) - len(judged.elsewhere)
     if percent is None or judged.waiting or size < retry.rollback_min_records:
         return False
     return len(judged.again) * 100 > percent * size
@@ -100,7 +102,9 @@ def _rolls_back(batch: Batch, judged: Judgement, retry: RetryConfig) -> bool:
 
 def _rolled_back(batch: Batch, judged: Judgement) -> Judgement:
     whole = Judgement()
-    whole.again = list(batch.records)
+    whole.elsewhere = judged.elsewhere
+    without = {record.offset for record in judged.elsewhere}
+    whole.again = [record for record in batch.records if record.offset not in without]
     whole.rolled_back = True
     whole.why = judged.why
     return whole

@@ -10,6 +10,7 @@ import enum
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from headrace.errors import HeadraceError
 from headrace.records import Committed, Record, TopicPartition
 
 REPLAY = "X-Headrace-Replay"
@@ -25,6 +26,8 @@ class Verdict(enum.Enum):
     """Failed this time; counts as an attempt and is delivered again after a pause."""
     DEAD_LETTER = "dead_letter"
     """Failed for good; goes to the dead letter topic without further attempts."""
+    NOT_TAKEN = "not_taken"
+    """Not delivered, though others of the delivery have ended; comes again and uses up no attempt."""
 
 
 class Outcome(NamedTuple):
@@ -41,12 +44,19 @@ class Outcome(NamedTuple):
     """What else the destination said of the record, by name: headers `headrace.dlq.<name>` of its dead letter."""
     stack: str = ""
     """The stack trace, cut; empty if there is none, or if `reason` is all that was said."""
+    reached: bool = True
+    """Whether the record came to the destination; if not, its outcome says nothing of the destination."""
 
 
 ACK = Outcome(Verdict.ACK)
 """The outcome of a success; compared by identity on the hot path."""
-ELSEWHERE = Outcome(Verdict.ACK, "elsewhere")
+ELSEWHERE = Outcome(Verdict.ACK, "elsewhere", reached=False)
 """The outcome of a record that has ended here without a delivery: it waits in a tier, or was not asked for."""
+
+
+def not_taken(cause: HeadraceError) -> Outcome:
+    """Return the outcome of a record that did not reach its destination."""
+    return Outcome(Verdict.NOT_TAKEN, cause.description, reached=False)
 
 
 class Delivery(NamedTuple):

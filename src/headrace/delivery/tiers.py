@@ -7,12 +7,13 @@ the first is enough. Source: delivery.md 2.1 (uForwarder), 4.5.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from headrace.config.retry import RetryConfig
-from headrace.delivery.dead_letter import iso, write_all
+from headrace.delivery.dead_letter import iso, write_each
 from headrace.delivery.parked import ParkedKeys
 from headrace.delivery.policy import action_of
 from headrace.delivery.protocols import (
@@ -25,9 +26,9 @@ from headrace.delivery.protocols import (
     Verdict,
     Waiting,
 )
-from headrace.errors import DeadLetterFailed
+from headrace.errors import DeadLetterFailed, HeadraceError, RecordTooLarge
 from headrace.lifecycle import Clock
-from headrace.records import Header, OutgoingRecord, Record
+from headrace.records import Header, OutgoingRecord, Record, TopicPartition
 
 PREFIX = "headrace.retry."
 _NAMES = tuple(
@@ -67,42 +68,66 @@ class Tiers:
         self._clock = clock
         self._dead_letters = dead_letters
         self._topics = retry.tier_topics(group)
+        self._unmarked: set[tuple[TopicPartition, int]] = set()  # of retry topics: ended, but their keys are blocked
 
     async def write(self, letters: Sequence[DeadLetter]) -> Collection[int]:
-        """Write every letter; see `DeadLetterWriter`. If one fails, all are to be repeated."""
+        """Write every letter; see `DeadLetterWriter`. What is too large for its retry topic is a dead letter."""
         now = self._clock.time()
-        delayed: list[tuple[DeadLetter, int]] = []
-        places: list[int] = []
-        dead: list[DeadLetter] = []
-        ended: list[Waiting] = []
+        letters, copies = list(letters), dict[int, Record]()
+        tiers: dict[int, int] = {}
         for place, letter in enumerate(letters):
             topic, tier = letter.record.topic, 0
             if topic in self._topics:
-                waiting = waiting_of(letter.record)
-                letter = letter._replace(record=waiting.origin, group=self.group)
+                copies[place] = letter.record
+                letters[place] = letter = letter._replace(record=waiting_of(letter.record).origin, group=self.group)
                 tier = self._topics.index(topic) + 1
-                ended.append(waiting)
             if self._may_wait(letter, tier, now):
-                delayed.append((letter, tier))
-                places.append(place)
-            else:
-                dead.append(letter)
-        if delayed:
-            await self._delay(delayed, now)
-        if dead:
-            await self._bury(dead)
-        for waiting in ended:
-            await self.end(waiting)
-        return places
+                tiers[place] = tier
+        failed = await self._delay(letters, tiers, now) if tiers else {}
+        delayed = [place for place in tiers if place not in failed]
+        too_large = [place for place, why in failed.items() if isinstance(why, RecordTooLarge)]
+        # One that was never delivered is no dead letter: it waits for its key where it came from.
+        dead = [place for place in range(len(letters)) if place not in tiers]
+        dead += [place for place in too_large if letters[place].attempts]
+        failed = {place: why for place, why in failed.items() if place not in dead}
+        unwritten = [place for place in dead if not (place in copies and self.has_ended(copies[place]))]
+        failed |= await self._bury(letters, unwritten) if unwritten else {}
+        for place in too_large:
+            if place not in failed or place not in dead:
+                with contextlib.suppress(DeadLetterFailed):
+                    await self.let_go(letters[place].record)
+        failed |= await self._end_all({place: copy for place, copy in copies.items() if place not in failed})
+        if failed:
+            why = next(iter(failed.values())).description
+            raise DeadLetterFailed(why, missing=[*failed], delayed=[place for place in delayed if place not in failed])
+        return delayed
 
-    async def end(self, waiting: Waiting) -> None:
-        """Let go what waits behind a record that has ended.
+    async def _end_all(self, copies: Mapping[int, Record]) -> dict[int, HeadraceError]:
+        """Unblock the keys of records of a retry topic; return why that is not written, by their places."""
+        problems: dict[int, HeadraceError] = {}
+        for place, copy in copies.items():
+            try:
+                await self.end(copy)
+            except DeadLetterFailed as failure:
+                problems[place] = failure
+        return problems
+
+    def has_ended(self, copy: Record) -> bool:
+        """Whether a record of a retry topic was delivered or buried, and only its key is still blocked."""
+        return (copy.topic_partition, copy.offset) in self._unmarked
+
+    async def end(self, copy: Record) -> None:
+        """Unblock the key of a record of a retry topic, which has ended.
 
         Raises:
-            DeadLetterFailed: It is not written that the record has ended; so it has not.
+            DeadLetterFailed: It is not written. `has_ended` is true until it is, so nothing is delivered twice.
         """
+        waiting = waiting_of(copy)
         if self.parked and waiting.parked is not None:
+            place = (copy.topic_partition, copy.offset)
+            self._unmarked.add(place)
             await self.parked.end(waiting.origin)
+            self._unmarked.discard(place)
 
     async def let_go(self, origin: Record) -> None:
         """Let go what waits behind a record that is skipped, whether or not it has come into a tier.
@@ -120,30 +145,46 @@ class Tiers:
         first = letter.first_failed_at or now
         return not retry.deadline_seconds or now + retry.tiers[tier] <= first + retry.deadline_seconds
 
-    async def _delay(self, letters: Sequence[tuple[DeadLetter, int]], now: float) -> None:
-        """Write records to their tiers, and before that, that their keys wait: so nobody passes them."""
-        keyed = [letter.record for letter, _ in letters if letter.record.key is not None]
-        entries = iter(await self.parked.park(keyed) if self.parked and keyed else ())
-        outgoing = []
-        for letter, tier in letters:
-            record, due = letter.record, now + self.retry.tiers[tier]
-            entry = next(entries, None) if record.key is not None else None
-            headers = [*record.headers, *waiting_headers(letter, due, entry)]
-            outgoing.append(OutgoingRecord(self._topics[tier], record.key, record.value, headers))
-        await write_all(self._produce, outgoing, f"records of {letters[0][0].record.topic} that are to wait")
+    async def _delay(
+        self, letters: Sequence[DeadLetter], tiers: Mapping[int, int], now: float
+    ) -> dict[int, HeadraceError]:
+        """Write records to their retry topics, and before that, that their keys wait: so nobody passes them.
 
-    async def _bury(self, letters: Sequence[DeadLetter]) -> None:
+        Returns:
+            Why records are not written, by their places.
+        """
+        records = {place: letters[place].record for place in tiers}
+        keyed = [place for place, record in records.items() if record.key is not None]
+        entries: dict[int, int] = {}
+        if self.parked and keyed:
+            try:
+                entries = dict(zip(keyed, await self.parked.park([records[p] for p in keyed]), strict=True))
+            except DeadLetterFailed as failure:
+                return dict.fromkeys(tiers, failure)
+        outgoing = []
+        for place, tier in tiers.items():
+            record, due = records[place], now + self.retry.tiers[tier]
+            headers = [*record.headers, *waiting_headers(letters[place], due, entries.get(place))]
+            outgoing.append(OutgoingRecord(self._topics[tier], record.key, record.value, headers))
+        results = zip(tiers, await write_each(self._produce, outgoing), strict=True)
+        return {place: result for place, result in results if isinstance(result, HeadraceError)}
+
+    async def _bury(self, letters: Sequence[DeadLetter], places: Sequence[int]) -> dict[int, HeadraceError]:
+        """Write dead letters; return why some are not written, by their places."""
         if self._dead_letters is None:
-            first = letters[0]
-            raise DeadLetterFailed(
+            first = letters[places[0]]
+            off = DeadLetterFailed(
                 f"offset {first.record.offset} of {first.record.topic_partition} failed {first.attempts} times "
                 f"({first.outcome.error}) and dead letters are off: repair the destination, or turn "
                 "dead_letter.enabled on, and start again"
             )
+            return dict.fromkeys(places, off)
         try:
-            await self._dead_letters.write(letters)
+            await self._dead_letters.write([letters[place] for place in places])
         except DeadLetterFailed as failure:
-            raise DeadLetterFailed(failure.description) from failure  # it counts places in this list, not in ours
+            missing = failure.parameters.get("missing", range(len(places)))
+            return dict.fromkeys([places[index] for index in missing], failure)
+        return {}
 
 
 class TierDestination:
@@ -155,18 +196,20 @@ class TierDestination:
 
     async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
         """Deliver; a record that has ended while its copy still lay in the tier is not delivered again."""
-        return [await self._deliver(delivery, waiting_of(record)) for record in delivery.records]
+        return [await self._deliver(delivery, record) for record in delivery.records]
 
-    async def _deliver(self, delivery: Delivery, waiting: Waiting) -> Outcome:
-        tiers, origin = self._tiers, waiting.origin
+    async def _deliver(self, delivery: Delivery, copy: Record) -> Outcome:
+        tiers, waiting = self._tiers, waiting_of(copy)
+        origin, outcome = waiting.origin, ELSEWHERE
         if tiers.parked and waiting.parked is not None:
             await tiers.parked.catch_up(delivery, waiting.parked)
             if origin.offset not in tiers.parked.of(origin):
                 return ELSEWHERE
-        one = delivery._replace(group=tiers.group, partition=origin.topic_partition, records=[origin])
-        outcome = (await self._inner.deliver(one))[0]
+        if not tiers.has_ended(copy):
+            one = delivery._replace(group=tiers.group, partition=origin.topic_partition, records=[origin])
+            outcome = (await self._inner.deliver(one))[0]
         if outcome.verdict is Verdict.ACK or action_of(outcome, tiers.retry) == "skip":
-            await tiers.end(waiting)
+            await tiers.end(copy)
         return outcome
 
 

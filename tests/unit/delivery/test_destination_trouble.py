@@ -12,7 +12,7 @@ import pytest
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig
 from headrace.config.retry import RetryConfig
-from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict
+from headrace.delivery.protocols import ACK, ELSEWHERE, DeadLetter, Delivery, Outcome, Verdict
 from headrace.delivery.pump import Pump
 from headrace.errors import DestinationUnavailable
 from headrace.lifecycle import ManualClock
@@ -489,6 +489,60 @@ def test_keys_that_waited_for_the_backend_are_not_slow() -> None:
         await feed()
         assert len(bed.begun) == 2
         assert bed.drained
+        await bed.pump.stop()
+
+    run(test)
+
+
+UNDECODABLE = Outcome(Verdict.DEAD_LETTER, "DecodeError", "no JSON", reached=False)
+
+
+@pytest.mark.parametrize("outcome", [ELSEWHERE, UNDECODABLE])
+def test_what_never_reached_the_destination_earns_it_no_trust(outcome: Outcome) -> None:
+    """Half of the records go elsewhere or cannot be decoded: as few of the others use up attempts as without them."""
+
+    async def test() -> None:
+        bed = Bed(
+            1, ordering="key", batch={"max_records": 1}, retry={"attempts": 3, "max_delay_seconds": 5}, max_in_flight=16
+        )
+
+        async def half(delivery: Delivery) -> Sequence[Outcome]:
+            return [outcome if record.offset % 2 else FAILED for record in delivery.records]
+
+        bed.answer = half
+        await bed.open()
+        closed = 0
+        for _ in range(600):
+            bed.feed(5)
+            await bed.clock.advance(1)
+            closed += bed.pump.breaker.status.state == "closed"
+        assert len([letter for letter in bed.letters if letter.outcome == FAILED]) <= 11
+        assert closed <= 5
+        assert bed.pump.counts.delivered == 0
+        await bed.pump.stop()
+
+    run(test)
+
+
+def test_no_letter_is_written_by_a_delivery_that_opens_the_breaker() -> None:
+    """Some records of a delivery failed for the last time and others blame the destination: all are kept."""
+
+    async def test() -> None:
+        bed = Bed(1, ordering="none", retry={"attempts": 1, "statuses": {"503": "unavailable"}})
+
+        async def mixed(delivery: Delivery) -> Sequence[Outcome]:
+            away = Outcome(Verdict.RETRY, "Away", "try later", 503)
+            return [FAILED if record.offset == 0 else away for record in delivery.records]
+
+        bed.answer = mixed
+        await bed.open()
+        bed.feed(2)
+        await bed.clock.settle()
+        assert bed.pump.breaker.status.state == "open"
+        assert bed.letters == []
+        bed.answer = fine
+        await bed.clock.advance(60)
+        assert (bed.letters, bed.drained) == ([], True)
         await bed.pump.stop()
 
     run(test)

@@ -300,3 +300,31 @@ def test_a_delivery_waits_to_fill_up(ordering: str) -> None:
         await bed.pump.stop()
 
     run(test)
+
+
+def test_in_order_of_partitions_what_a_mixed_result_leaves_is_delivered_one_after_the_other() -> None:
+    """One record failed and others by one answer: several batches are left, and one is in flight at a time."""
+
+    async def test() -> None:
+        bed = await opened(Bed(ordering="partition", retry=RetryConfig(first_delay_seconds=1, max_delay_seconds=1)))
+        together = Outcome(Verdict.RETRY, "HTTP 500", "", 500)
+        first = True
+
+        async def deliver(delivery: Delivery) -> Sequence[Outcome]:
+            nonlocal first
+            bed.under_way += 1
+            bed.most_under_way = max(bed.most_under_way, bed.under_way)
+            await bed.clock.sleep(10)
+            bed.under_way -= 1
+            ends = [RETRY, together, together] if first else [ACK] * len(delivery.records)
+            first = False
+            return ends
+
+        bed.deliver = deliver  # type: ignore[method-assign]
+        bed.feed("abc")
+        await bed.clock.advance(60)
+        assert bed.commits[P0] == Committed(3)
+        assert bed.most_under_way == 1
+        await bed.pump.stop()
+
+    run(test)

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from headrace.config.retry import RetryConfig
 from headrace.delivery.batch import Batch
 from headrace.delivery.policy import Judgement, judge
-from headrace.delivery.protocols import ACK, Outcome, Verdict
+from headrace.delivery.protocols import ACK, ELSEWHERE, Outcome, Verdict
 from headrace.records import Record
 
 FAILED = Outcome(Verdict.RETRY, "not processed", "why")
@@ -29,7 +29,7 @@ def judged(
 
 
 def ends(found: Judgement) -> dict[str, list[int]]:
-    lists = {name: getattr(found, name) for name in ("ended", "skipped", "again", "waiting", "together")}
+    lists = {name: getattr(found, name) for name in ("ended", "elsewhere", "skipped", "again", "waiting", "together")}
     lists["letters"] = [letter.record for letter in found.letters]
     return {name: [record.offset for record in records] for name, records in lists.items() if records}
 
@@ -133,6 +133,13 @@ def test_roll_backs_end_with_the_attempts() -> None:
     """Then the good ones end and the bad ones are letters: no offset is rolled back for ever."""
     found = judged(FAILED, FAILED, ACK, ACK, attempt=3, attempts=3, rollback_threshold_percent=0)
     assert ends(found) == {"letters": [0, 1], "ended": [2, 3]}
+
+
+def test_a_roll_back_leaves_out_what_has_ended_without_a_delivery() -> None:
+    """A record that waits in a retry topic by now is not delivered from here too, and does not count."""
+    found = judged(ACK, ELSEWHERE, FAILED, FAILED, ELSEWHERE, FAILED, rollback_threshold_percent=50)
+    assert found.rolled_back
+    assert ends(found) == {"again": [0, 2, 3, 5], "elsewhere": [1, 4]}
 
 
 def test_what_fails_for_good_or_blames_the_backend_rolls_nothing_back() -> None:

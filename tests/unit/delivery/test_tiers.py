@@ -15,11 +15,12 @@ from headrace.delivery.parked import KeyOrder, ParkedKeys
 from headrace.delivery.protocols import ACK, ELSEWHERE, DeadLetter, Delivery, Outcome, Verdict
 from headrace.delivery.pump import Pump
 from headrace.delivery.tiers import TierDestination, Tiers, waiting_of
-from headrace.errors import DeadLetterFailed, DestinationUnavailable, KafkaUnavailable
+from headrace.errors import DeadLetterFailed, DestinationUnavailable, KafkaUnavailable, RecordTooLarge
 from headrace.lifecycle import ManualClock
 from headrace.records import Header, OutgoingRecord, Produced, Record, TopicPartition
 
 RETRY = Outcome(Verdict.RETRY, "E", "again")
+P3 = TopicPartition("t", 3)
 OWN: list[Header] = [("headrace.retry.due", b"mine"), ("h", None), ("h", b"\x00\xff")]
 
 
@@ -32,14 +33,18 @@ class Broker:
         self.delivered: list[Delivery] = []
         self.answer: Callable[[Record], Outcome] = lambda record: ACK
         self.refuses = ""
+        self.too_large = b""
+        self.away = False
         self.parked: ParkedKeys | None = None
 
     async def produce(self, records: Sequence[OutgoingRecord]) -> list[Any]:
         return [self._append(record) for record in records]
 
-    def _append(self, record: OutgoingRecord) -> Produced | KafkaUnavailable:
+    def _append(self, record: OutgoingRecord) -> Produced | KafkaUnavailable | RecordTooLarge:
         if record.topic == self.refuses:
             return KafkaUnavailable("no broker")
+        if record.key == self.too_large and ".retry." in record.topic:
+            return RecordTooLarge("too large")
         log = self.logs.setdefault(record.topic, [])
         headers = record.headers or []
         log.append(Record(record.topic, 0, len(log), 7, record.key, record.value, lambda: headers, 3))
@@ -53,6 +58,8 @@ class Broker:
         self.letters += letters
 
     async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+        if self.away:
+            raise DestinationUnavailable("away")
         self.delivered.append(delivery)
         return [self.answer(record) for record in delivery.records]
 
@@ -129,9 +136,11 @@ def test_what_would_not_get_better_waits_in_no_tier(settings: dict[str, Any], ou
     run(test)
 
 
-@pytest.mark.parametrize("where", ["g.retry.10s", "dead"])
-def test_what_is_not_acknowledged_has_not_been_written(where: str) -> None:
-    """The whole call is to be repeated, whichever part failed."""
+@pytest.mark.parametrize(("where", "missing", "delayed"), [("g.retry.10s", [0], []), ("dead", [1], [0])])
+def test_what_is_written_is_not_written_again_because_another_is_not(
+    where: str, missing: list[int], delayed: list[int]
+) -> None:
+    """The failure names what is missing and what waits, whichever of the topics cannot be written."""
 
     async def test() -> None:
         broker = Broker()
@@ -140,10 +149,146 @@ def test_what_is_not_acknowledged_has_not_been_written(where: str) -> None:
         letters = [letter(record(1), 2), letter(record(2), 2, Outcome(Verdict.DEAD_LETTER, "E"))]
         with pytest.raises(DeadLetterFailed) as failure:
             await tiers.write(letters)
-        assert "missing" not in failure.value.parameters
+        assert failure.value.parameters == {"missing": missing, "delayed": delayed}
+
+    run(test)
+
+
+def test_an_outage_of_the_dead_letter_topic_writes_no_copies_into_the_retry_topic() -> None:
+    """One record of the delivery waits for the dead letter topic; the other is in the retry topic once."""
+
+    async def test() -> None:
+        broker, clock = Broker(), ManualClock()
+        tiers = broker.tiers(clock, tiers=[10])
+        pump, _ = pump_of(broker, tiers, clock, max_records=2)
+        broker.refuses = "dead"
+        broker.answer = lambda record: Outcome(Verdict.DEAD_LETTER, "E") if record.offset == 1 else RETRY
+        await pump.start()
+        pump.on_assigned({P3: 1}, {})
+        pump.on_records(P3, 1, [record(1), record(2)])
+        await clock.advance(3600)
+        assert [waiting_of(copy).origin.offset for copy in broker.logs["g.retry.10s"]] == [2]
+        assert (pump.counts.delayed, pump.counts.dead_letters) == (1, 0)
         broker.refuses = ""
-        assert len(await tiers.write(letters)) == 1
-        assert [dead.record.offset for dead in broker.letters] == [2]
+        await clock.advance(60)
+        assert [dead.record.offset for dead in broker.letters] == [1]
+        assert (pump.counts.delayed, pump.counts.dead_letters) == (1, 1)
+        await pump.stop()
+
+    run(test)
+
+
+@pytest.mark.parametrize("keep_key_order", [False, True])
+def test_a_record_too_large_for_its_retry_topic_is_a_dead_letter_and_others_wait_once(keep_key_order: bool) -> None:
+    """A retry topic may take less than a topic that is read; the partition goes on and no key stays blocked."""
+
+    async def test() -> None:
+        broker, clock = Broker(), ManualClock()
+        tiers = broker.tiers(clock, tiers=[10], keep_key_order=keep_key_order)
+        broker.too_large = b"large"
+        large = Record("t", 3, 1, 42, b"large", b"v")
+        assert await tiers.write([letter(large, 2), letter(record(2), 2)]) == [1]
+        assert [dead.record.offset for dead in broker.letters] == [1]
+        assert [waiting_of(copy).origin.offset for copy in broker.logs["g.retry.10s"]] == [2]
+        assert not tiers.parked or not tiers.parked.of(large)
+
+    run(test)
+
+
+def test_a_record_too_large_to_go_behind_its_key_waits_where_it_is() -> None:
+    """It was never delivered, so it is no dead letter; it is delivered once its key is free."""
+
+    async def test() -> None:
+        broker, clock = Broker(), ManualClock()
+        tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
+        assert broker.parked
+        order = KeyOrder(broker, broker.parked, tiers.write)
+        await tiers.write([letter(record(1), 2)])
+        broker.too_large = b"k"
+        with pytest.raises(DeadLetterFailed):
+            await order.deliver(delivery(record(2)))
+        assert (broker.letters, broker.delivered, dict(broker.parked.of(record(2)))) == ([], [], {1: 0})
+        await broker.parked.end(record(1))
+        assert await order.deliver(delivery(record(2))) == [ACK]
+
+    run(test)
+
+
+def test_a_record_that_has_gone_behind_its_key_is_not_delivered_here_when_the_destination_takes_nothing() -> None:
+    """By the time the others come again its key may be free, and it delivered from the retry topic."""
+
+    async def test() -> None:
+        broker, clock = Broker(), ManualClock()
+        tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
+        assert broker.parked
+        pump, _ = pump_of(broker, tiers, clock, max_records=2)
+        pump.destination = KeyOrder(broker, broker.parked, tiers.write)
+        await tiers.write([letter(record(1), 2)])
+        broker.away = True
+        await pump.start()
+        pump.on_assigned({P3: 1}, {})
+        pump.on_records(P3, 1, [record(2), record(3, b"other")])
+        await clock.advance(1)
+        for copy in [*broker.logs["g.retry.10s"]]:
+            await tiers.end(copy)
+        broker.away = False
+        await clock.advance(60)
+        assert [waiting_of(copy).origin.offset for copy in broker.logs["g.retry.10s"]] == [1, 2]
+        assert {r.offset for d in broker.delivered for r in d.records} == {3}
+        assert not pump.lanes[P3].tracker.has_open
+        await pump.stop()
+
+    run(test)
+
+
+def test_a_record_that_cannot_go_behind_its_key_holds_no_other() -> None:
+    """The retry topic cannot be written: what is free is delivered, once, and the destination is not blamed."""
+
+    async def test() -> None:
+        broker, clock = Broker(), ManualClock()
+        tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
+        assert broker.parked
+        pump, _ = pump_of(broker, tiers, clock, max_records=2)
+        pump.destination = KeyOrder(broker, broker.parked, tiers.write)
+        await tiers.write([letter(record(1), 2)])
+        broker.refuses = "g.retry.10s"
+        await pump.start()
+        pump.on_assigned({P3: 1}, {})
+        pump.on_records(P3, 1, [record(2), record(3, b"other")])
+        await clock.advance(60)
+        assert [r.offset for d in broker.delivered for r in d.records] == [3]
+        assert pump.breaker.status.state == "closed"
+        broker.refuses = ""
+        await clock.advance(60)
+        assert not pump.lanes[P3].tracker.has_open
+        await pump.stop()
+
+    run(test)
+
+
+@pytest.mark.parametrize("outcome", [ACK, RETRY])
+def test_a_record_whose_key_cannot_be_unblocked_yet_is_delivered_and_buried_once(outcome: Outcome) -> None:
+    """The topic of parked keys cannot be written: only that is repeated."""
+
+    async def test() -> None:
+        broker, clock = Broker(), ManualClock()
+        tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
+        _, pump = pump_of(broker, tiers, clock)
+        broker.answer = lambda record: outcome
+        await tiers.write([letter(record(1), 2)])
+        broker.refuses = "parked"
+        await pump.start()
+        place = TopicPartition("g.retry.10s", 0)
+        pump.on_assigned({place: 1}, {})
+        pump.on_records(place, 1, broker.logs["g.retry.10s"])
+        await clock.advance(600)
+        assert (len(broker.delivered), len(broker.letters)) == (1, int(outcome is RETRY))
+        broker.refuses = ""
+        await clock.advance(60)
+        assert (len(broker.delivered), len(broker.letters)) == (1, int(outcome is RETRY))
+        assert not tiers.parked or not tiers.parked.of(record(1))
+        assert not pump.lanes[place].tracker.has_open
+        await pump.stop()
 
     run(test)
 
@@ -178,9 +323,9 @@ def test_what_somebody_else_wrote_into_a_tier_is_what_it_is(headers: list[Header
     run(test)
 
 
-def pump_of(broker: Broker, tiers: Tiers, clock: ManualClock) -> tuple[Pump, Pump]:
+def pump_of(broker: Broker, tiers: Tiers, clock: ManualClock, max_records: int = 1) -> tuple[Pump, Pump]:
     """Return the pump of the consumer, and that of its tiers."""
-    config = DeliveryConfig(ordering="none", batch=BatchConfig(max_records=1), retry=tiers.retry)
+    config = DeliveryConfig(ordering="none", batch=BatchConfig(max_records=max_records), retry=tiers.retry)
     beside = Pump("p", "g", broker, tiers, delivery=config, clock=clock, chance=Random(1))
     destination = TierDestination(broker, tiers)
     retries = Pump(

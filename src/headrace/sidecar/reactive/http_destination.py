@@ -75,7 +75,7 @@ class HttpDestination(Service):
             try:
                 self._request(delivery, [record])
             except DecodeError as error:
-                outcomes[record.offset] = Outcome(Verdict.DEAD_LETTER, "DecodeError", error.description)
+                outcomes[record.offset] = Outcome(Verdict.DEAD_LETTER, "DecodeError", error.description, reached=False)
         if sound := [record for record in delivery.records if record.offset not in outcomes]:
             answer = await self.client.post(*self._request(delivery, sound))
             outcomes.update(zip([record.offset for record in sound], self._outcomes(answer, sound), strict=True))

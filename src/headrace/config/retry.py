@@ -68,6 +68,8 @@ class RetryConfig(Section):
     rollback_threshold_percent: Annotated[int | None, AfterValidator(_percent), Number] = None
     """When more than this percentage of a delivery fails, all of it is delivered again, what succeeded included, until
     `attempts` are used up; 0 is any failure, 100 is never. Unset, only what failed is delivered again."""
+    rollback_at_percent: Annotated[int | None, Field(ge=1, le=100), Number] = None
+    """The same, when this percentage or more fails: the meaning of `batchRollbackThreshold` in light-4j."""
     rollback_min_records: Count = 4
     """Deliveries of fewer records are never rolled back."""
     last_retry: bool = False
@@ -89,6 +91,14 @@ class RetryConfig(Section):
             raise ValueError(
                 f"deadline_seconds is {self.deadline_seconds:g} and tiers take {sum(self.tiers)} s together, so the "
                 "last one is never used: raise the deadline or drop the tier"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_threshold(self) -> RetryConfig:
+        if self.rollback_threshold_percent is not None and self.rollback_at_percent is not None:
+            raise ValueError(
+                "rollback_threshold_percent (more than) and rollback_at_percent (at least) exclude each other: drop one"
             )
         return self
 

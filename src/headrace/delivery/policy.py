@@ -94,10 +94,11 @@ def _rolls_back(batch: Batch, judged: Judgement, retry: RetryConfig) -> bool:
 
     What has no attempt left, or fails for good, would not get better; so roll-backs end with the attempts.
     """
-    percent, size = retry.rollback_threshold_percent, len(batch.records) - len(judged.elsewhere)
-    if percent is None or judged.waiting or size < retry.rollback_min_records:
+    above, at = retry.rollback_threshold_percent, retry.rollback_at_percent
+    size, failed = len(batch.records) - len(judged.elsewhere), len(judged.again) * 100
+    if judged.waiting or not failed or size < retry.rollback_min_records:
         return False
-    return len(judged.again) * 100 > percent * size
+    return failed > above * size if above is not None else at is not None and failed >= at * size
 
 
 def _rolled_back(batch: Batch, judged: Judgement) -> Judgement:

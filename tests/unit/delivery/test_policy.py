@@ -129,6 +129,14 @@ def test_roll_back(failed: int, size: int, percent: int | None, rolls_back: bool
     assert len(found.ended) == size - len(again)
 
 
+@pytest.mark.parametrize(("failed", "rolls_back"), [(0, False), (1, False), (2, True), (4, True)])
+def test_with_the_meaning_of_light_4j_exactly_the_percentage_rolls_back(failed: int, rolls_back: bool) -> None:
+    """2 of 4 at 50; our own key means more than that."""
+    found = judged(*[FAILED] * failed, *[ACK] * (4 - failed), rollback_at_percent=50)
+    assert found.rolled_back == rolls_back
+    assert not judged(FAILED, FAILED, ACK, ACK, rollback_threshold_percent=50).rolled_back
+
+
 def test_roll_backs_end_with_the_attempts() -> None:
     """Then the good ones end and the bad ones are letters: no offset is rolled back for ever."""
     found = judged(FAILED, FAILED, ACK, ACK, attempt=3, attempts=3, rollback_threshold_percent=0)
@@ -156,6 +164,8 @@ def test_what_fails_for_good_or_blames_the_backend_rolls_nothing_back() -> None:
     [
         ({"rollback_threshold_percent": 101}, "is 101: write a percentage from 0"),
         ({"rollback_threshold_percent": -1}, "is -1: write a percentage from 0"),
+        ({"rollback_at_percent": 0}, "greater than or equal to 1"),
+        ({"rollback_at_percent": 30, "rollback_threshold_percent": 30}, "exclude each other"),
         ({"rollback_min_records": 0}, "greater than or equal to 1"),
         ({"deadline_seconds": 0}, "greater than 0"),
         ({"statuses": {200: "skip"}}, "names 200, which is no failure"),

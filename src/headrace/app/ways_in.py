@@ -18,6 +18,7 @@ from headrace.config.retry import DeadLetterConfig
 from headrace.control.replay_targets import Target
 from headrace.control.steering import Steered
 from headrace.delivery.dead_letter import DeadLetterTopic
+from headrace.delivery.limit import SharedSlots
 from headrace.delivery.protocols import DeadLetterWriter, Destination
 from headrace.delivery.pump import Pump
 from headrace.formats.codecs import Codecs
@@ -117,9 +118,6 @@ class WaysIn:
         context = tls[0].context if tls else None
         destination = HttpDestination(f"{name} backend", backend, reactive.retry, stored, self.clock, context)
         letters = self._letters(reactive.dead_letter, reactive.topics)
-        self.letter_consumers[name.removeprefix("reactive ")] = LetterConsumer(
-            reactive, destination, letters, witness_of(self.audit, "REACTIVE_CONSUMER", reactive.group)
-        )
         fits = self._fits(reactive)
         kept = KeptOffsets(destination.client, backend.offsets_path).ask if backend.offsets_path else None
         policy = ReadPolicy(reactive.auto_offset_reset, reactive.on_gap, fits is not None, reactive.consumer, kept)
@@ -132,6 +130,9 @@ class WaysIn:
             retries.append(self._held(again, destination, backend))
         else:
             retries, pump = [], self._pump(name, reactive.group, destination, letters, reactive)
+        self.letter_consumers[name.removeprefix("reactive ")] = LetterConsumer(
+            reactive, destination, letters, pump.witness, slots=SharedSlots(pump.breaker.limit)
+        )
         consumer = self._consumer(name, pump, self.config.kafka, reactive.topics, policy, reactive.flow)
         watch = Subscription(f"{name} topics", consumer, self.admin, self.clock, topics=reactive.topics, fits=fits)
         held = self._held(consumer, destination, backend)

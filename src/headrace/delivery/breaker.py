@@ -79,7 +79,7 @@ class Breaker:
         self._clock = clock
         self._chance = chance
         self._later = later
-        self._wakes = [wake]
+        self._wake = wake
         self.resize(delivery.batch.max_records)
         self._doubts: dict[Doubt, None] = {}
         self._tickets = 0
@@ -92,14 +92,6 @@ class Breaker:
         self._since = 0.0
         self._why = ""
         self._said = False
-
-    def share(self, wake: Callable[[], None]) -> None:
-        """Have another pump to the same destination woken too."""
-        self._wakes.append(wake)
-
-    def leave_to_others(self, wake: Callable[[], None]) -> None:
-        """Wake a pump that has stopped no more."""
-        self._wakes = [other for other in self._wakes if other != wake]
 
     @property
     def admits(self) -> bool:
@@ -134,7 +126,6 @@ class Breaker:
     def begin(self) -> int:
         """Return the ticket of a delivery that is about to begin; only when `admits`. `leave` must follow."""
         self._tickets += 1
-        self.limit.under_way += 1
         if self._pauses:
             self._probe = self._tickets
         return self._tickets
@@ -145,7 +136,6 @@ class Breaker:
 
     def leave(self, ticket: int) -> None:
         """Note that a delivery is over, whatever became of it."""
-        self.limit.under_way -= 1
         if ticket == self._probe:
             self._probe = 0
             if not self._resting:
@@ -225,10 +215,6 @@ class Breaker:
         if self.standing and not self._said:
             self._said = True
             log.warning("%s", self.waits_for)
-
-    def _wake(self) -> None:
-        for wake in self._wakes:
-            wake()
 
     def _close(self) -> None:
         self._pauses = self._probe = self._failures = 0

@@ -30,6 +30,8 @@ class Dispatcher:
         lanes: Mapping[TopicPartition, Lane],
         attempt: Callable[[Lane, Batch, int], Awaitable[None]],
         spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]],
+        *,
+        live: bool = True,
     ) -> None:
         """Prepare.
 
@@ -39,8 +41,12 @@ class Dispatcher:
             lanes: The lanes of the present assignment, as it changes.
             attempt: Makes one attempt, known to the breaker by its ticket.
             spawn: Runs a coroutine as a task of the owner.
+            live: Whether one slot of the limit is reserved for it.
         """
+        self.in_flight = self.last_turn = 0
         self._breaker = breaker
+        self._limit = breaker.limit
+        self._limit.join(self, live=live)
         self.rate = rate
         self._lanes = lanes
         self._attempt = attempt
@@ -56,13 +62,27 @@ class Dispatcher:
         self.begin()
 
     def begin(self) -> None:
-        """Begin what may begin now."""
-        while lane := self._next():
-            batch, ticket = self._take(lane)
-            self._queue(lane)
-            worker = self._spawn(self._work(lane, batch, ticket), "delivery")
-            self._enter(worker, lane, batch, ticket)
-            worker.add_done_callback(self._worker_ended)
+        """Begin what may begin now, here or at others who share the limit."""
+        self._limit.begin()
+
+    def close(self) -> None:
+        """Begin nothing more."""
+        self._limit.leave(self)
+        self._limit.begin()
+
+    @property
+    def waits(self) -> bool:
+        return bool(self._turns)
+
+    def begin_one(self) -> bool:
+        if not (lane := self._next()):
+            return False
+        batch, ticket = self._take(lane)
+        self._queue(lane)
+        worker = self._spawn(self._work(lane, batch, ticket), "delivery")
+        self._enter(worker, lane, batch, ticket)
+        worker.add_done_callback(self._worker_ended)
+        return True
 
     def _queue(self, lane: Lane) -> None:
         if lane not in self._queued and lane.startable:
@@ -74,6 +94,7 @@ class Dispatcher:
         if batch.letters:
             return batch, 0
         self.rate.take(len(batch.records))
+        self._limit.take(self)
         return batch, self._breaker.begin()
 
     def _enter(self, worker: asyncio.Task[None], lane: Lane, batch: Batch, ticket: int) -> None:
@@ -91,8 +112,9 @@ class Dispatcher:
             await self._attempt(lane, batch, ticket)
             self._leave(me)
             self._queue(lane)
-            following = self._next()
+            following = None if self._limit.others_wait(self) else self._next()
             if following is None:
+                self.begin()
                 return
             lane = following
             batch, ticket = self._take(lane)
@@ -105,6 +127,7 @@ class Dispatcher:
             lane.leave(worker)
             self._busy -= not lane.under_way
             if ticket:  # dead letters need no leave of the destination's
+                self._limit.give_back(self)
                 self._breaker.leave(ticket)
         return lane
 
@@ -115,7 +138,7 @@ class Dispatcher:
 
     def _next(self) -> Lane | None:
         """Return the lane whose turn it is, if a delivery may begin; it is no longer queued."""
-        free = self._breaker.limit.places - len(self._workers)
+        free = self._limit.free_for(self) - (len(self._workers) - self.in_flight)  # dead letters are written beside
         if free <= 0 or not self._turns or not self._breaker.admits or not self.rate.admits:
             return None
         for _ in range(len(self._turns)):
@@ -131,4 +154,4 @@ class Dispatcher:
 
     def _is_kept(self, free: int) -> bool:
         """Whether the free places are kept for lanes with nothing under way."""
-        return free <= min(self._breaker.limit.places // _KEPT, len(self._lanes) - self._busy)
+        return free <= min(self._limit.places // _KEPT, len(self._lanes) - self._busy)

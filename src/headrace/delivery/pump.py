@@ -94,12 +94,13 @@ class Pump(Service):
         self.breaker: Breaker
         if beside:
             self.breaker = beside.breaker
-            self.breaker.share(self._begin)
         else:
             self.breaker = Breaker(name, delivery, clock, self.chance, self.later, self._begin)
         self.rate = Rate(clock, self.later, self._begin)
         attempts = Attempts(self, self._ended)
-        self._dispatcher = Dispatcher(self.breaker, self.rate, self._lanes, attempts.make, self.spawn)
+        self._dispatcher = Dispatcher(
+            self.breaker, self.rate, self._lanes, attempts.make, self.spawn, live=beside is None
+        )
         self._max_records = delivery.batch.max_records
         self._hold = ""
         self._holds: dict[TopicPartition, str] = {}
@@ -123,8 +124,8 @@ class Pump(Service):
 
     async def stop(self) -> None:
         self._fence(list(self._lanes.values()))
-        self.breaker.leave_to_others(self._begin)
         await super().stop()
+        self._dispatcher.close()
 
     def readiness(self) -> Readiness:
         """Say which partitions have stood still for a while, and why."""

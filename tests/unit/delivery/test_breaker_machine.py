@@ -48,6 +48,7 @@ class BreakerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        self.in_flight = self.last_turn = 0
         self.timers = Timers()
         delivery = DeliveryConfig(
             max_in_flight=PLACES,
@@ -81,6 +82,7 @@ class BreakerMachine(RuleBasedStateMachine):
     def begin(self) -> None:
         assert self.now >= self.not_before, "earlier than the destination asked for"
         probes = not self.closed
+        self.breaker.limit.take(self)
         ticket = self.breaker.begin()
         assert not self.breaker.stops(ticket)
         self.under_way[ticket] = probes
@@ -153,8 +155,10 @@ class BreakerMachine(RuleBasedStateMachine):
             self._leave(ticket)
         self.timers.advance(LONGEST + LONGEST_WISH)
         assert self.breaker.admits
+        self.breaker.limit.take(self)
         ticket = self.breaker.begin()
         assert self.breaker.answered(ticket, 1)
+        self.breaker.limit.give_back(self)
         self.breaker.leave(ticket)
         assert self.closed
 
@@ -162,6 +166,7 @@ class BreakerMachine(RuleBasedStateMachine):
         return sorted(self.under_way)[which % len(self.under_way)]
 
     def _leave(self, ticket: int) -> None:
+        self.breaker.limit.give_back(self)
         self.breaker.leave(ticket)
         # A probe that became an ordinary delivery, because the breaker closed, is none any more.
         del self.under_way[ticket]

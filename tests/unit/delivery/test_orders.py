@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from random import Random
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig
 from headrace.config.retry import RetryConfig
+from headrace.delivery.limit import SharedSlots
 from headrace.delivery.offset_map import SPAN_OFFSETS
 from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict
 from headrace.delivery.pump import Pump
@@ -326,5 +328,122 @@ def test_in_order_of_partitions_what_a_mixed_result_leaves_is_delivered_one_afte
         assert bed.commits[P0] == Committed(3)
         assert bed.most_under_way == 1
         await bed.pump.stop()
+
+    run(test)
+
+
+class Crowd:
+    """A pump, and others beside it that deliver to the same destination."""
+
+    def __init__(self, max_in_flight: int, beside: int) -> None:
+        self.bed = Bed(ordering="none", max_in_flight=max_in_flight, batch=BatchConfig(max_records=1))
+        self.bed.deliver = self.deliver  # type: ignore[method-assign]
+        self.fed = 0
+        self.in_flight: Counter[TopicPartition] = Counter()
+        self.delivered: Counter[TopicPartition] = Counter()
+        self.most = 0
+        config = DeliveryConfig(ordering="none", batch=BatchConfig(max_records=1), max_in_flight=99)
+        self.places = [TopicPartition("t", number) for number in range(beside + 1)]
+        self.pumps = [self.bed.pump]
+        for number in range(beside):
+            pump = Pump(
+                f"job {number}", "g", self.bed, None, delivery=config, clock=self.bed.clock, beside=self.bed.pump
+            )
+            pump.source = self.bed
+            self.pumps.append(pump)
+
+    async def start(self) -> None:
+        for pump, place in zip(self.pumps, self.places, strict=True):
+            await pump.start()
+            pump.on_assigned({place: 1}, {place: Committed(0)})
+
+    async def stop(self) -> None:
+        for pump in self.pumps:
+            await pump.stop()
+
+    def feed(self, *numbers: int, records: int = 1000) -> None:
+        for number in numbers:
+            place = self.places[number]
+            news = [Record(*place, o, 0, None, b"v") for o in range(self.fed, self.fed + records)]
+            self.pumps[number].on_records(place, 1, news)
+        self.fed += records
+
+    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+        self.in_flight[delivery.partition] += 1
+        self.most = max(self.most, self.in_flight.total())
+        try:
+            await self.bed.clock.sleep(1)
+        finally:
+            self.in_flight[delivery.partition] -= 1
+        self.delivered[delivery.partition] += 1
+        return [ACK]
+
+
+@pytest.mark.parametrize("max_in_flight", [1, 2, 4])
+def test_max_in_flight_holds_for_all_pumps_of_a_consumer_together(max_in_flight: int) -> None:
+    """Retry topics, replays and redrives come on top of nothing, and all of them get on."""
+
+    async def test() -> None:
+        crowd = Crowd(max_in_flight, 3)
+        await crowd.start()
+        crowd.feed(0, 1, 2, 3)
+        await crowd.bed.clock.advance(60)
+        assert crowd.most == max_in_flight
+        assert min(crowd.delivered[place] for place in crowd.places) >= 10
+        await crowd.stop()
+
+    run(test)
+
+
+def test_one_slot_is_reserved_for_live_delivery() -> None:
+    """Whatever is replayed, a record that comes is delivered at once; what is busy leaves its share to the others."""
+
+    async def test() -> None:
+        crowd = Crowd(4, 2)
+        live, *others = crowd.places
+        await crowd.start()
+        crowd.feed(1, 2)
+        await crowd.bed.clock.advance(9.5)
+        assert sorted(crowd.in_flight[place] for place in others) == [1, 2]
+        crowd.feed(0)
+        await crowd.bed.clock.settle()
+        assert crowd.in_flight[live] == 1
+        await crowd.bed.clock.advance(30)
+        assert 30 <= crowd.delivered[live] <= 60
+        await crowd.pumps[1].stop()
+        await crowd.pumps[2].stop()
+        await crowd.bed.clock.advance(1)
+        assert crowd.in_flight[live] == 4
+        await crowd.stop()
+
+    run(test)
+
+
+def test_a_call_beside_the_pump_waits_for_a_slot_of_its_own() -> None:
+    """So a redelivery of dead letters stays within the bound; one that is cancelled leaves no slot taken."""
+
+    async def test() -> None:
+        crowd = Crowd(2, 0)
+        limit = crowd.bed.pump.breaker.limit
+        slots, held = SharedSlots(limit), 0
+
+        async def call() -> None:
+            nonlocal held
+            async with slots.slot():
+                held += 1
+                assert crowd.in_flight.total() + held <= 2
+                await crowd.bed.clock.sleep(1)
+                held -= 1
+
+        await crowd.start()
+        crowd.feed(0)
+        calls = [asyncio.ensure_future(call()) for _ in range(5)]
+        calls[3].cancel()
+        await crowd.bed.clock.advance(0.5)
+        next(each for each in calls if not each.done()).cancel()
+        await crowd.bed.clock.advance(30)
+        assert all(each.done() for each in calls)
+        assert crowd.in_flight.total() == limit.under_way == 2
+        await crowd.stop()
 
     run(test)

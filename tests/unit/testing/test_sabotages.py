@@ -21,7 +21,8 @@ from headrace.config.retry import RetryConfig
 from headrace.delivery.attempt import Attempts
 from headrace.delivery.dead_letter import headers_of
 from headrace.delivery.lane import Lane
-from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict
+from headrace.delivery.limit import AdaptiveLimit
+from headrace.delivery.protocols import ACK, ELSEWHERE, DeadLetter, Delivery, Outcome, Verdict
 from headrace.delivery.pump import Pump
 from headrace.delivery.skips import Skips
 from headrace.delivery.tracker import AckTracker
@@ -241,8 +242,55 @@ class Stalled(Exception):
     """Nothing has moved for minutes."""
 
 
+class BadDeploy:
+    """A destination that fails all it gets, and a consumer with a replay beside it; half goes elsewhere."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.letters = self.in_flight = self.most = 0
+        self.pumps: list[Pump] = []
+        delivery = DeliveryConfig(ordering="none", max_in_flight=4, batch=BatchConfig(max_records=1))
+        for name in ("live", "replay"):
+            beside = self.pumps[0] if self.pumps else None
+            pump = Pump(name, "g", self, self, delivery=delivery, clock=self.clock, chance=Random(1), beside=beside)
+            pump.source = self
+            self.pumps.append(pump)
+
+    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+        if delivery.records[0].offset % 2:
+            return [ELSEWHERE]
+        self.in_flight += 1
+        self.most = max(self.most, self.in_flight)
+        try:
+            await self.clock.sleep(0.1)
+        finally:
+            self.in_flight -= 1
+        return [Outcome(Verdict.RETRY, "E", "again")]
+
+    async def write(self, letters: Sequence[DeadLetter]) -> None:
+        self.letters += len(letters)
+
+    def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None:
+        """Nothing is held back here."""
+
+    def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
+        """Nobody reads it here."""
+
+    async def play(self) -> set[str]:
+        for number, pump in enumerate(self.pumps):
+            place = TopicPartition("t", number)
+            await pump.start()
+            pump.on_assigned({place: 1}, {})
+            pump.on_records(place, 1, [Record(*place, offset, 0, None, b"") for offset in range(1000)])
+        for _ in range(600):
+            await self.clock.advance(1)
+        for pump in self.pumps:
+            await pump.stop()
+        return {*(["bound"] if self.most > 4 else []), *(["spilled"] if self.letters > 20 else [])}
+
+
 def verdicts(seed: int) -> set[str]:
-    """Return the kinds of what the ledger finds when the story is played."""
+    """Return the kinds of what the ledger finds when the story is played, and what a bad deploy did."""
 
     async def play() -> list[str]:
         world = World(seed)
@@ -258,12 +306,13 @@ def verdicts(seed: int) -> set[str]:
         run = Pushed(world.log, world.attempts, world.letters, world.commits)
         return check_pushed(run, "key", world.faults, world.operations)
 
-    return {text.partition(":")[0] for text in asyncio.run(play())}
+    return {text.partition(":")[0] for text in asyncio.run(play())} | asyncio.run(BadDeploy().play())
 
 
 # The sabotages -------------------------------------------------------------------------------------------------------
 
 real_write, real_on_records, real_skipped = Attempts._write, Pump.on_records, Skips._ended
+real_to_blame = Attempts._to_blame
 real_delivered, real_on_revoked, real_on_lost, real_take = (
     AckTracker.delivered, Pump.on_revoked, Pump.on_lost, Lane.take,
 )  # fmt: skip
@@ -333,6 +382,16 @@ def begin_though_it_is_held(self: Any) -> None:
     """No lane is told of a hold."""
 
 
+def trust_for_what_went_elsewhere(self: Any, lane: Any, batch: Any, ticket: int, judged: Any, outcomes: Any) -> bool:
+    if judged.elsewhere:
+        self._rules.breaker.answered(ticket, len(judged.elsewhere))
+    return real_to_blame(self, lane, batch, ticket, judged, outcomes)
+
+
+def limit_each_pump_for_itself(self: Any, user: Any) -> int:
+    return self.places - user.in_flight
+
+
 SABOTAGES: list[tuple[str, list[tuple[type, str]], Any]] = [
     ("ahead", [(Attempts, "_bury")], commit_before_the_letter_is_acknowledged),
     ("lost", [(Attempts, "_write")], swallow_the_error_of_a_letter),
@@ -347,6 +406,8 @@ SABOTAGES: list[tuple[str, list[tuple[type, str]], Any]] = [
     ("skipped", [(Skips, "_ended")], skip_the_one_beside_it_too),
     ("behind", [(Lane, "_keep")], forget_what_was_with_it),
     ("paused", [(Pump, "_apply_holds")], begin_though_it_is_held),
+    ("spilled", [(Attempts, "_to_blame")], trust_for_what_went_elsewhere),
+    ("bound", [(AdaptiveLimit, "free_for")], limit_each_pump_for_itself),
 ]
 """The verdict that catches it, what is replaced, and by what."""
 

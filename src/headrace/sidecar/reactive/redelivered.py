@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import NamedTuple
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.delivery.batch import Batch
 from headrace.delivery.dead_letter import Origin
+from headrace.delivery.limit import SharedSlots
 from headrace.delivery.policy import judge
 from headrace.delivery.protocols import DeadLetter, DeadLetterWriter, Delivery, Destination, Outcome, Witness
 from headrace.errors import DeadLetterFailed, DestinationRefused
@@ -31,6 +33,8 @@ class LetterConsumer(NamedTuple):
     """Told of what has ended."""
     owner: str = ""
     """Who registered it; empty if the file names it."""
+    slots: SharedSlots | None = None
+    """Keeps these deliveries within the consumer's `max_in_flight`."""
 
 
 class Letter(NamedTuple):
@@ -89,15 +93,16 @@ class OneOrigin:
         records = [letter.was for letter in letters]
         attempt = 1 + max(letter.origin.attempts for letter in letters)
         try:
-            outcomes = await self._consumer.destination.deliver(
-                self._delivery._replace(records=records, attempt=attempt)
-            )
+            async with self._consumer.slots.slot() if self._consumer.slots else contextlib.nullcontext():
+                outcomes = await self._consumer.destination.deliver(
+                    self._delivery._replace(records=records, attempt=attempt)
+                )
         except DestinationRefused as refusal:
             return self._leave(letters, refusal.description)
         now = self._clock.time()
         judged = judge(Batch(records), outcomes, self._policy, self._delivery.group, now)
         if judged.rolled_back:
-            return self._leave(letters, f"more failed than retry.rollback_threshold_percent allows: {judged.why}")
+            return self._leave(letters, f"more failed than the roll-back threshold allows: {judged.why}")
         of = {letter.was.offset: (letter, outcome) for letter, outcome in zip(letters, outcomes, strict=True)}
         ended = [of[record.offset][0] for record in (*judged.ended, *judged.skipped)]
         self._tell(judged.ended, "delivered")

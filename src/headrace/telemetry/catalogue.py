@@ -154,6 +154,7 @@ OUTCOMES: Final = {
     "retry_topic": "the record is in a retry topic, from which it is delivered again",
     "skipped": "the record failed, and the policy says that this failure counts as handled",
     "skipped_by_operator": "an operator ended the record without a delivery",
+    "delegated": "the record was not delivered here: it is blocked by its key, was delivered before, or not requested",
     "discarded": "the record failed for good, and there is no dead letter topic for it",
 }
 """Values of the label `outcome` of `headrace_ended_records_total`."""

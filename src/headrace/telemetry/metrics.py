@@ -29,6 +29,7 @@ _BREAKER: Final = "headrace_breaker_open"
 DELIVERY_COUNTS: Final[Mapping[str, tuple[str, _Labels]]] = {
     "taken": ("headrace_received_records_total", ()),
     "delivered": (_ENDED, ("delivered",)),
+    "delegated": (_ENDED, ("delegated",)),
     "dead_letters": (_ENDED, ("dead_letter",)),
     "delayed": (_ENDED, ("retry_topic",)),
     "skipped": (_ENDED, ("skipped",)),

@@ -205,9 +205,9 @@ def test_two_pumps_know_the_same_of_their_destination() -> None:
         live = Pump("live", "g", world, world, delivery=world.delivery, clock=world.clock, chance=Random(1))
         beside = Pump("p", "g", world, world, delivery=world.delivery, clock=world.clock, beside=live)
         assert beside.breaker is live.breaker
-        woken = len(live.breaker._wakes)
+        sharing = len(live.breaker.limit._users)
         await beside.start()
         await close(beside)
-        assert len(live.breaker._wakes) == woken - 1
+        assert len(live.breaker.limit._users) == sharing - 1
 
     run(test)

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -74,7 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and end the process with its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words  # wherever it stands: people add it to the command that just failed
-    words = (["--debug"] if debug else []) + [word for word in words if word != "--debug"]
+    words = [word for word in words if word != "--debug"]
+    if words[:1] == ["run"]:  # before anything is loaded: until it has begun something, it ends at once and well
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    words = (["--debug"] if debug else []) + words
     try:
         code = root.main(words, "headrace", standalone_mode=False) or 0
         sys.stdout.flush()

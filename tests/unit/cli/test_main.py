@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -117,3 +120,18 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert done.stdout == "{\n0\n"
     assert done.stderr == ""
+
+
+def test_a_run_that_is_told_to_end_while_it_starts_ends_well(tmp_path: Path) -> None:
+    """As a rolling restart may do at any moment: it has begun nothing, so there is nothing to drain."""
+    file = tmp_path / "headrace.yaml"
+    os.mkfifo(file)
+    with subprocess.Popen([sys.executable, "-m", "headrace.cli.main", "run", "-c", str(file)]) as process:
+        limit, opened = time.monotonic() + 60, None
+        while opened is None and process.poll() is None and time.monotonic() < limit:
+            with contextlib.suppress(OSError):  # until it reads the file
+                opened = os.open(file, os.O_WRONLY | os.O_NONBLOCK)
+        process.terminate()
+        assert process.wait(60) == 0
+        assert opened is not None
+        os.close(opened)

@@ -317,7 +317,9 @@ def test_what_has_ended_is_committed_by_a_member_that_leaves_while_another_joins
             slow.subscribe([name])
             await until(lambda: reader.revoked, "the partition that moves")
             kept = next(place for place in reader.epochs if place not in reader.revoked)
+            end = time.monotonic() + PATIENCE_SECONDS
             while await desk.state(group) != "PREPARING_REBALANCING":
+                assert time.monotonic() < end, "waited in vain for a rebalance"
                 await asyncio.sleep(0.05)
             reader.finished.clear()
             reader.last = {kept: Committed(4)}

@@ -31,6 +31,7 @@ class AckTracker:
         self._offsets: list[int] = []
         self._status = bytearray()
         self._first_open = 0
+        self._end = 0  # of the partition, as it was said last
         self._commit = committed.offset if committed else None
         self._earlier: OffsetMap | None = decode(committed.metadata, committed.offset) if committed else None
 
@@ -47,7 +48,7 @@ class AckTracker:
     @property
     def position(self) -> int | None:
         """The offset behind everything that is known; None as long as nothing is."""
-        return max(self.frontier, self._offsets[-1] + 1) if self._offsets else self._commit
+        return max(self.frontier, self._end, self._offsets[-1] + 1) if self._offsets else self._commit
 
     @property
     def has_open(self) -> bool:
@@ -143,15 +144,18 @@ class AckTracker:
         return self._advance()
 
     def end_reached(self, position: int) -> bool:
-        """Note that the partition ends at `position` for now.
+        """Note that the partition ends at `position` for now, which is said once.
 
-        With nothing open, the commit offset becomes the position, past markers and aborted records, so that lag
-        reaches 0 on transactional topics.
+        As soon as nothing is open, the commit offset becomes the position, past markers and aborted records, so that
+        lag reaches 0 on transactional topics.
 
         Returns:
             Whether the commit offset moved.
         """
-        if self._first_open < len(self._offsets) or (self._commit is not None and position <= self._commit):
+        if self.has_open:
+            self._end = max(self._end, position)
+            return False
+        if self._commit is not None and position <= self._commit:
             return False
         self._commit = position
         self._forget_map(position)
@@ -174,7 +178,8 @@ class AckTracker:
         found = self._status.find(_OPEN, self._first_open)
         if found < 0:
             self._first_open = len(self._offsets)
-            commit = self._offsets[-1] + 1
+            commit = max(self._offsets[-1] + 1, self._end)
+            self._forget_map(commit)
         else:
             self._first_open = found
             commit = self._offsets[found]

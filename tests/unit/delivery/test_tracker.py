@@ -80,12 +80,25 @@ def test_the_end_of_a_partition_brings_lag_to_zero() -> None:
     """With nothing open, the end position is committed, past transaction markers."""
     tracker = AckTracker(1)
     tracker.delivered([0])
-    assert not tracker.end_reached(3)
     tracker.done([0], 1)
     assert offset_of(tracker) == 1
     assert tracker.end_reached(3)
     assert offset_of(tracker) == 3
     assert not tracker.end_reached(3)
+
+
+def test_an_end_that_is_said_while_a_record_is_open_is_committed_when_it_has_ended() -> None:
+    """The client says it once; behind a transaction whose last record is in flight then, nothing more would come."""
+    tracker = AckTracker(1)
+    tracker.delivered([0, 1])
+    assert not tracker.end_reached(3)
+    tracker.done([1], 1)
+    assert (offset_of(tracker), tracker.position) == (0, 3)
+    assert tracker.done([0], 1)
+    assert tracker.commit == Committed(3)
+    tracker.delivered([3, 4])
+    tracker.done([3], 1)
+    assert offset_of(tracker) == 4
 
 
 def test_what_ended_above_an_open_record_is_not_open_after_a_restart() -> None:
@@ -177,6 +190,7 @@ class TrackerMachine(RuleBasedStateMachine):
         """Somebody else takes up at the commit and sees the records again, up to any of them."""
         committed = self.tracker.commit
         assert committed is not None
+        self.end = min(self.end, committed.offset)  # what was not committed of it is said again
         again = [offset for offset in self.log if offset >= committed.offset]
         seen = round(part * len(again))
         self.tracker = AckTracker(7, committed)
@@ -192,10 +206,9 @@ class TrackerMachine(RuleBasedStateMachine):
 
     @rule(beyond=st.integers(0, 3))
     def reach_end(self, beyond: int) -> None:
-        if not self.open:
-            self.next += beyond
-            self.end = self.next
-            self.known = True
+        self.next += beyond
+        self.end = self.next
+        self.known = True
         self.tracker.end_reached(self.next)
 
     @invariant()

@@ -190,6 +190,10 @@ class AmbiguousRequest(RequestError, code="ERR40039", message="AMBIGUOUS_REQUEST
     """Two readers could understand the head of this request differently; the connection ends."""
 
 
+class TransferCodingUnknown(RequestError, code="ERR40065", message="TRANSFER_CODING_UNKNOWN", status=501):
+    """The body is coded in another way than `chunked`; the connection ends."""
+
+
 class IdempotencyKeyReused(RequestError, code="ERR40043", message="IDEMPOTENCY_KEY_REUSED", status=409):
     """This Idempotency-Key came with another request before; take a new key for a new request."""
 

@@ -66,6 +66,7 @@ class Audit(Service):
     def __init__(self, settings: AuditConfig, target: AuditTarget, metrics: Metrics, clock: Clock) -> None:
         super().__init__("audit")
         self._settings = settings
+        self.service_id = settings.service_id
         self._target = target
         self._metrics = metrics
         self._clock = clock
@@ -254,7 +255,7 @@ class Audit(Service):
 
     def _note(self, audit_type: str, audit_status: str, **said: str | int) -> AuditNote:
         now = int(self._clock.time() * 1000)
-        about: dict[str, str | int] = {"service_id": self._settings.service_id, "timestamp": now, **said}
+        about: dict[str, str | int] = {"service_id": self.service_id, "timestamp": now, **said}
         return AuditNote(audit_type=audit_type, audit_status=audit_status, **about)  # type: ignore[arg-type]
 
     def _miss(self, outcome: str, count: int) -> None:

@@ -41,6 +41,7 @@ RULES: Final[Mapping[tuple[str, str], Rule]] = {
     ("GET", "/health/{serviceId}"): OPEN,
     ("GET", "/live"): OPEN,
     ("GET", "/ready"): OPEN,
+    ("GET", "/"): OPEN,
     ("GET", "/metrics"): Rule((METRICS, ADMIN)),
     ("GET", "/spec.yaml"): OPEN,
     ("GET", "/openapi.json"): OPEN,
@@ -80,7 +81,7 @@ RULES: Final[Mapping[tuple[str, str], Rule]] = {
 }
 """Every endpoint by method and path."""
 
-_OPEN_PATHS: Final = tuple(path.partition("{")[0] for (_, path), rule in RULES.items() if rule == OPEN)
+_OPEN_PATHS: Final = tuple(path.partition("{")[0] for (_, path), rule in RULES.items() if rule == OPEN and path != "/")
 _PRINCIPAL: Final = "headrace.principal"
 
 
@@ -142,7 +143,7 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[_PRINCIPAL] = None
-        if scope["path"].startswith(_OPEN_PATHS):
+        if scope["path"] == "/" or scope["path"].startswith(_OPEN_PATHS):
             with contextlib.suppress(HeadraceError):  # a probe with an old token is answered as one with none
                 scope[_PRINCIPAL] = await self._identify(scope)
         else:

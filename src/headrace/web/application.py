@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from starlette.routing import Route, Router
+from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.config.http import HttpConfig
@@ -16,7 +17,8 @@ from headrace.telemetry.metrics import Metrics
 from headrace.web.access import Guard
 from headrace.web.hot_path import HotPath
 from headrace.web.middleware import Edge, Gate
-from headrace.web.origin import Origins
+from headrace.web.operations import OPERATIONS
+from headrace.web.origin import Origins, refuse_other_sites
 from headrace.web.routes.audit import audit_routes
 from headrace.web.routes.documents import document_routes
 from headrace.web.routes.health import health_routes
@@ -49,21 +51,24 @@ class Application:
         routes = self.routes = [
             Route(PATH, self._produce, methods=["POST"]),
             Route(TRANSACTIONS, TransactionRoute(writing, settings), methods=["POST"]),
-            *health_routes(readiness),
+            *health_routes(readiness, audit.service_id if audit else "headrace"),
             metrics_route(metrics),
             *document_routes(),
             *audit_routes(audit, settings),
             *more,
         ]
+        self._hot = refuse_other_sites(self._produce, ("POST",))
+        for route in routes:
+            methods = {one for one in route.methods or () if _changes(one, route.path)}
+            route.app = refuse_other_sites(route.app, methods)
         self._labels = {route.endpoint: route.path for route in routes}
         self._guarded = authenticator is not None
-        self._hot: ASGIApp = self._produce
         inner: ASGIApp = self._route
         if authenticator:
             inner = guard = Guard(inner, authenticator)
             for route in routes:
                 route.app = guard.protect(route.path, route.app)
-            self._hot = guard.protect(PATH, self._produce)
+            self._hot = guard.protect(PATH, self._hot)
         self._router = Router(routes, redirect_slashes=False)
         self.gate = Gate(inner)
         """Closes when draining."""
@@ -86,8 +91,19 @@ class Application:
             await self._hot(scope, receive, send)
         else:
             scope["app"] = self  # so the router raises what it does not know, and the edge answers it
-            await self._router(scope, receive, send)
+            try:
+                await self._router(scope, receive, send)
+            except HTTPException as cause:
+                if cause.status_code == 405:  # the router names the methods of the first route of this path only
+                    same = [route for route in self.routes if route.matches(scope)[0] is not Match.NONE]
+                    cause.headers = {"Allow": ", ".join({one for route in same for one in route.methods or ()})}
+                raise
 
     def _label_of(self, scope: Scope) -> str:
         endpoint = scope.get("endpoint")
         return self._labels[endpoint] if endpoint else "none"
+
+
+def _changes(method: str, path: str) -> bool:
+    operation = OPERATIONS.get(("GET" if method == "HEAD" else method, path))
+    return operation is None or operation.changes(method)

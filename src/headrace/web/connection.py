@@ -6,6 +6,7 @@ Source: reliability.md 4.1. The server's own protocol has no such limits.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -31,6 +32,7 @@ ALWAYS_OPEN: Final = ("/health/", "/live", "/ready", "/metrics")
 """Served while draining, and on connections beyond the limit."""
 _ALWAYS_OPEN: Final = tuple(path.encode() for path in ALWAYS_OPEN)
 _PROBES: Final = tuple(b"GET " + path for path in _ALWAYS_OPEN)
+_AUTHORITY: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
 _LIMIT_SECONDS: Final = 10.0
 _REQUEST_SECONDS: Final = 60.0
 _LINGER_SECONDS: Final = 1.0
@@ -136,6 +138,9 @@ class Connection(HttpToolsProtocol):
             self._held_bytes = 0
 
     def on_headers_complete(self) -> None:
+        if self.url[:1] != b"/" and not self._names_its_host():
+            self._refuse(AmbiguousRequest("the host in the request line is not that of the Host header: send one"))
+            return
         if not self.admitted and not self._may_send():
             return
         idle = (self.cycle is None or self.cycle.response_complete) and not self._ordinary
@@ -147,6 +152,11 @@ class Connection(HttpToolsProtocol):
             self._running = exchange
         else:
             super().on_headers_complete()
+
+    def _names_its_host(self) -> bool:
+        """Return whether the authority of an absolute-form target is the Host (RFC 9112 section 3.2.2)."""
+        found = _AUTHORITY.match(self.url)
+        return not found or found[1].lower() == dict(self.headers).get(b"host", b"").lower()
 
     def _may_send(self) -> bool:
         if self.url.startswith(_ALWAYS_OPEN):

@@ -26,6 +26,7 @@ from headrace.errors import (
     InvalidRequest,
     PayloadTooLarge,
     ServerBusy,
+    TransferCodingUnknown,
     Unauthenticated,
 )
 
@@ -33,7 +34,14 @@ JSON: Final = b"application/json"
 Headers = Sequence[tuple[bytes, bytes]]
 _JSON: Final = (b"content-type", JSON)
 _LINGER_SECONDS: Final = 1.0
-_ENDS_CONNECTION: Final = (AmbiguousRequest, Draining, HeadersTooLarge, PayloadTooLarge, ServerBusy)
+_ENDS_CONNECTION: Final = (
+    AmbiguousRequest,
+    Draining,
+    HeadersTooLarge,
+    PayloadTooLarge,
+    ServerBusy,
+    TransferCodingUnknown,
+)
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> InvalidRequest:

@@ -35,7 +35,16 @@ log = logging.getLogger(__name__)
 _TOPIC: Final = re.compile(rb"/producers/([A-Za-z0-9._-]{1,249})")
 _KINDS: Final = (b"application/json", b"application/json; charset=utf-8")
 _UNUSUAL: Final = frozenset(
-    (b"content-encoding", b"expect", b"idempotency-key", b"origin", b"transfer-encoding", b"upgrade", b"x-scope-token")
+    (
+        b"content-encoding",
+        b"expect",
+        b"idempotency-key",
+        b"origin",
+        b"sec-fetch-site",
+        b"transfer-encoding",
+        b"upgrade",
+        b"x-scope-token",
+    )
 )
 _RULE: Final = RULES["POST", PATH]
 

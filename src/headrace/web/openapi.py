@@ -19,12 +19,23 @@ from headrace.security.principals import ADMIN, CHANGE_OWN, METRICS, READ, SEE_O
 from headrace.web.access import OPEN, RULES, Rule
 from headrace.web.connection import ALWAYS_OPEN
 from headrace.web.operation import JSON, YAML, Operation
-from headrace.web.operations import OPERATIONS, PARAMETERS, PARTS, Status
+from headrace.web.operations import ASSETS, OPERATIONS, PARAMETERS, PARTS, Status
 
 Json = dict[str, Any]
 
 _REF: Final = "#/components/schemas/{name}"
-_EDGE: Final = (errors.AmbiguousRequest, errors.OriginRefused, errors.HeadersTooLarge)
+_EDGE: Final = (errors.AmbiguousRequest, errors.OriginRefused, errors.HeadersTooLarge, errors.TransferCodingUnknown)
+_TAGS: Final = (
+    ("Produce", ("/producers", "/transactions")),
+    ("Dead letters", ("/adm/dead-letters", "/consumers/deadLetter")),
+    ("Consumer control", ("/adm/reactive-consumers",)),
+    ("Registered consumers", ("/reactive-consumers",)),
+    ("Jobs and replays", ("/adm/jobs", "/adm/replays", "/adm/messagereplaymetadata")),
+    ("Audit", ("/consumers/active/audit",)),
+    ("Health and metrics", ("/health", "/live", "/ready", "/metrics")),
+    ("Documents", ("/",)),
+)
+"""Groups of operations by what their paths begin with; the first that fits counts."""
 _GATE: Final = (errors.Draining, errors.ServerBusy)
 _GUARD: Final = (
     *errors.Unauthenticated.__subclasses__(),
@@ -60,6 +71,8 @@ def document() -> Json:
     """Return the OpenAPI 3.1 document of everything that is served."""
     paths: Json = {}
     for (method, path), operation in OPERATIONS.items():
+        if path.startswith(ASSETS):
+            continue
         paths.setdefault(path, {})[method.lower()] = _operation(path, operation, RULES[method, path])
     made = {
         "openapi": "3.1.0",
@@ -70,6 +83,7 @@ def document() -> Json:
             "whether the same request may succeed later.",
         },
         "servers": [{"url": "/"}],
+        "tags": [{"name": tag} for tag, _ in _TAGS],
         "paths": paths,
         "components": {"schemas": _schemas(), "securitySchemes": _SECURITY},
     }
@@ -97,6 +111,7 @@ def _operation(path: str, operation: Operation, rule: Rule) -> Json:
     described: Json = {
         "operationId": operation.id,
         "summary": operation.summary,
+        "tags": [next(tag for tag, begins in _TAGS if path.startswith(begins))],
         "parameters": [*_parameters(path, operation)],
         "responses": _responses(operation, errors_of(path, operation, rule)),
         "security": [{"kafka_auth": [scope]} for scope in rule.any_of],

@@ -34,6 +34,12 @@ class Operation(NamedTuple):
     """What it raises, beside what the edge and the guard raise for every endpoint."""
     beside: type | None = None
     """What may stand in an error body beside its own fields."""
+    effect: bool = False
+    """Whether its GET changes something; every other method does."""
+
+    def changes(self, method: str) -> bool:
+        """Return whether a request with this method changes something."""
+        return self.effect or method not in ("GET", "HEAD")
 
 
 def below(top: type[HeadraceError]) -> Errors:

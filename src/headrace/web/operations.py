@@ -54,17 +54,27 @@ class ReadinessReport(msgspec.Struct):
     services: dict[str, ServiceReadiness] | msgspec.UnsetType = msgspec.UNSET
 
 
+class Index(msgspec.Struct):
+    """What is served here, by path."""
+
+    headrace: str
+    """The version."""
+    paths: dict[str, str]
+
+
 class DocumentQuery(msgspec.Struct, forbid_unknown_fields=True):
     """Which spelling of the document is asked for."""
 
     version: Literal["3.1", "3.0"] = "3.1"
 
 
+ASSETS: Final = "/specui/"
+"""Below it are the parts of the page, which the document leaves out."""
 PARTS: Final = (Produced, ProduceError)
 """Types that others name in words only."""
 PARAMETERS: Final = {
     "topic": "Name of the topic.",
-    "serviceId": "Any name: the answer is the process's own.",
+    "serviceId": "`audit.service_id`.",
     "name": "Name of the consumer.",
     "id": "What it was called in an earlier answer.",
     "job": "Id of the job.",
@@ -138,9 +148,12 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     ),
     ("GET", "/health/liveness"): Operation("getLiveness", _LIVENESS, {200: Liveness}),
     ("GET", "/health/readiness"): Operation("getReadiness", _READINESS, _READY),
-    ("GET", "/health/{serviceId}"): Operation("getHealth", f"{_READINESS}, in one word", {200: TEXT, 400: TEXT}),
+    ("GET", "/health/{serviceId}"): Operation(
+        "getHealth", f"{_READINESS}, in one word", {200: TEXT, 400: TEXT}, errors=(errors.PathNotFound,)
+    ),
     ("GET", "/live"): Operation("getLive", _LIVENESS, {200: Liveness}),
     ("GET", "/ready"): Operation("getReady", _READINESS, _READY),
+    ("GET", "/"): Operation("getIndex", "Where to read on", {200: Index}),
     ("GET", "/metrics"): Operation("getMetrics", "Every number, for Prometheus", {200: TEXT}),
     ("GET", "/spec.yaml"): Operation(
         "getSpecification", "This document as YAML", {200: YAML}, query=DocumentQuery, errors=_DOCUMENT_ERRORS

@@ -49,6 +49,7 @@ DEAD_LETTERS: Final[Mapping[tuple[str, str], Operation]] = {
         {200: RedeliveryAnswer},
         query=RedeliveryRequest,
         errors=(errors.InvalidRequest, *_REDELIVERY),
+        effect=True,
     ),
     ("POST", REDELIVERY): Operation(
         "DLTopicReplayReactivePost",

@@ -6,13 +6,15 @@ so an unknown Host and a foreign Origin are refused, in every mode. Source: RFC 
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Final
 
-from starlette.types import Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.config.http import HttpConfig
-from headrace.errors import AmbiguousRequest, HeadersTooLarge, OriginRefused
+from headrace.errors import AmbiguousRequest, HeadersTooLarge, OriginRefused, TransferCodingUnknown
 from headrace.web.connection import LONG_HEAD, MAX_HEAD_BYTES
+from headrace.web.exchange import headers_of
 
 _ONCE: Final = (
     b"host",
@@ -26,6 +28,8 @@ _ONCE: Final = (
     b"origin",
 )
 _VERSIONS: Final = ("1.1", "1.0")
+_OWN_SITE: Final = (b"same-origin", b"none")
+"""`Sec-Fetch-Site` of a browser: the page is ours, or the user typed the address."""
 _MAX_HEADERS: Final = 100
 _MAX_PATH_BYTES: Final = 8192
 
@@ -45,6 +49,7 @@ class Origins:
             AmbiguousRequest: It can be read in two ways.
             HeadersTooLarge: It has too many headers, or is too long.
             OriginRefused: It is meant for another site, or comes from one.
+            TransferCodingUnknown: Its body is coded in another way than `chunked`.
         """
         given = len(scope["headers"])
         if given != len(headers) or given > _MAX_HEADERS:
@@ -56,6 +61,8 @@ class Origins:
             self._check_host(scope, host)
         if scope["http_version"] not in _VERSIONS:
             raise AmbiguousRequest("the version of HTTP is missing or not known: say HTTP/1.1")
+        if b"transfer-encoding" in headers:
+            self._check_coding(scope, headers[b"transfer-encoding"])
         if b"origin" in headers and headers[b"origin"].lower() != scope["scheme"].encode() + b"://" + host.lower():
             raise OriginRefused("the Origin header names another site: a web page of another site may not call here")
 
@@ -65,6 +72,13 @@ class Origins:
             raise HeadersTooLarge(f"more than {_MAX_HEADERS} headers: send fewer")
         if twice := next((name for name in _ONCE if names.count(name) > 1), None):
             raise AmbiguousRequest(f"the header {twice.decode()} stands twice: send it once")
+
+    def _check_coding(self, scope: Scope, coding: bytes) -> None:
+        if scope["http_version"] == "1.0":
+            raise AmbiguousRequest("HTTP/1.0 has no Transfer-Encoding: send Content-Length, or say HTTP/1.1")
+        if coding.strip().lower() != b"chunked":
+            shown = coding[:40].decode("latin-1")
+            raise TransferCodingUnknown(f"Transfer-Encoding is {shown!r}: send chunked alone, or Content-Length")
 
     def _check_host(self, scope: Scope, host: bytes) -> None:
         if not host and scope["http_version"] != "1.0":
@@ -78,3 +92,17 @@ class Origins:
             raise OriginRefused(f"the Host header is {shown!r}, which is no name of this server (http.allowed_hosts)")
         if len(self._seen) < 1000:
             self._seen.add(host)
+
+
+def refuse_other_sites(app: ASGIApp, methods: Container[str]) -> ASGIApp:
+    """Return an endpoint that refuses these methods, which change something, to web pages of other sites.
+
+    A page sends a GET without an Origin, by an image for example; so the browser's `Sec-Fetch-Site` is looked at.
+    """
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] in methods and headers_of(scope).get(b"sec-fetch-site", b"none") not in _OWN_SITE:
+            raise OriginRefused("Sec-Fetch-Site names another site: a web page of another site may change nothing here")
+        await app(scope, receive, send)
+
+    return guarded

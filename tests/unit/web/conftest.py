@@ -181,6 +181,8 @@ class Work:
 class Notes:
     """Takes notes of nothing, and fails as Kafka does; stands for the audit."""
 
+    service_id = "t"
+
     def __init__(self, kafka: Kafka) -> None:
         self._kafka = kafka
 

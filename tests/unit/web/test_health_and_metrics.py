@@ -39,15 +39,18 @@ def test_readiness_says_which_service_is_not_ready_and_why(opened: Any) -> None:
 
 
 def test_health_of_the_original_is_plain_text(opened: Any) -> None:
-    """200 OK or 400 ERROR, for any service id."""
+    """200 OK or 400 ERROR, for the own service id; another one, as a misspelt probe has, is not found."""
 
     async def main() -> None:
         async with opened() as house:
-            answer = await house.get("/health/com.example.sidecar-1.0.0")
+            answer = await house.get("/health/t")
             assert (answer.status, answer.body) == (200, b"OK")
             house.services["kafka"] = Readiness(False)
-            answer = await house.get("/health/com.example.sidecar-1.0.0")
+            answer = await house.get("/health/t")
             assert (answer.status, answer.body) == (400, b"ERROR")
+            answer = await house.get("/health/livness")
+            assert (answer.status, answer.json["code"]) == (404, "ERR10007")
+            assert "/health/t (audit.service_id)" in answer.json["description"]
 
     asyncio.run(main())
 

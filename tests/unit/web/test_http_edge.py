@@ -78,7 +78,7 @@ BAD = [
     (post(RECORD, path="/producers/t/"), 404, "ERR10007"),
     (post(RECORD, path="/producers/a%2Fb"), 404, "ERR10007"),
     (post(RECORD, path='/no"quotes'), 404, "ERR10007"),
-    (b"GET / HTTP/1.1\r\nHost: h\r\n\r\n", 404, "ERR10007"),
+    (b"GET /nowhere HTTP/1.1\r\nHost: h\r\n\r\n", 404, "ERR10007"),
     (b"GET /producers/t HTTP/1.1\r\nHost: h\r\n\r\n", 405, "ERR10008"),
     (b"DELETE /health/liveness HTTP/1.1\r\nHost: h\r\n\r\n", 405, "ERR10008"),
 ]
@@ -110,6 +110,7 @@ def test_a_wrong_method_says_which_are_right(opened: Any) -> None:
         async with opened() as house:
             assert (await house.get("/producers/t")).headers["allow"] == "POST"
             assert (await house.get("/live", "PUT")).headers["allow"] == "GET, HEAD"
+            assert (await house.get("/reactive-consumers/t", "POST")).headers["allow"] == "DELETE, GET, HEAD, PUT"
 
     asyncio.run(main())
 

@@ -92,7 +92,7 @@ def test_a_path_has_one_spelling(opened: Any) -> None:
                 others = [path.upper(), path.title(), f"/{path}", f"{path}/", f"{path}/..", f"{path}%2f"]
                 if not path.startswith(("/health/", "/producers/")):
                     others.append(f"{path}%00")  # there it is a name, which nobody has
-                for spelled in others:
+                for spelled in (one for one in others if one != path):  # "/" is as it is in capitals
                     answer = await house.ask(post(spelled, method))
                     assert answer.status in (404, 405), spelled
             assert house.kafka.records == []

@@ -137,6 +137,11 @@ AMBIGUOUS = {
     "chunks in HTTP/1.0 with a length": post("Content-Length: 5", "Transfer-Encoding: chunked", body=CHUNKED).replace(
         b"HTTP/1.1", b"HTTP/1.0"
     ),
+    "chunks in HTTP/1.0": post("Transfer-Encoding: chunked", body=CHUNKED).replace(b"HTTP/1.1", b"HTTP/1.0"),
+    "another host in the request line": post().replace(b" /prod", b" http://evil.example/prod"),
+    "another port in the request line": post().replace(b" /prod", b" http://h:81/prod"),
+    "a user in the request line": post().replace(b" /prod", b" http://u@h/prod"),
+    "a host in the request line alone": post(host="").replace(b" /prod", b" http://h/prod"),
     "chunk size that is none": post("Transfer-Encoding: chunked", body=b"x\r\n" + BODY),
     "chunk size with a sign": post("Transfer-Encoding: chunked", body=b"+5\r\nabcde\r\n0\r\n\r\n"),
     "chunk size as 0x5": post("Transfer-Encoding: chunked", body=b"0x5\r\nabcde\r\n0\r\n\r\n"),
@@ -170,6 +175,24 @@ def test_what_two_readers_may_read_differently_is_refused(opened: Any) -> None:
             assert house.kafka.records == []
 
     assert len(AMBIGUOUS) >= 40
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("coding", ["gzip, chunked", "identity, chunked", "chunked;q=1", "Chunked, chunked"])
+def test_another_transfer_coding_than_chunked_is_refused(opened: Any, coding: str) -> None:
+    """RFC 9112 section 6.1: 501 for a coding that is not known; the connection ends. Chunked alone in any case."""
+
+    async def main() -> None:
+        async with opened() as house:
+            reader, writer = await house.connect()
+            writer.write(post(f"Transfer-Encoding: {coding}", body=CHUNKED) + post())
+            text = await asyncio.wait_for(reader.read(), 60)
+            assert text.startswith((b"HTTP/1.1 501 ", b"HTTP/1.1 400 "))
+            assert text.count(b"HTTP/1.1 ") == 1
+            assert house.kafka.records == []
+            body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+            assert (await status_of(house, post("Transfer-Encoding: CHUNKED", body=body)))[0] == 200
+
     asyncio.run(main())
 
 

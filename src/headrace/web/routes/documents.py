@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -16,9 +17,10 @@ from starlette.routing import Route
 
 from headrace.errors import InvalidRequest
 from headrace.lifecycle import run_blocking
+from headrace.web.bodies import answer
 from headrace.web.openapi import document, older
 from headrace.web.operation import HTML, JSON, SCRIPT, STYLE, YAML
-from headrace.web.operations import OPERATIONS, DocumentQuery
+from headrace.web.operations import ASSETS, OPERATIONS, DocumentQuery, Index
 
 _PAGE: Final = b"""<!doctype html>
 <html lang="en">
@@ -34,18 +36,28 @@ _START: Final = b'SwaggerUIBundle({url: "openapi.json", dom_id: "#page", deepLin
 _POLICY: Final = (
     "default-src 'none'; connect-src 'self'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:"
 )
-_PREFIX: Final = "/specui/"
+_INDEX: Final = {
+    "/specui.html": "every operation, to read and to try out",
+    "/openapi.json": "the same for programs; /spec.yaml as YAML",
+    "/health/readiness": "whether each service does its work",
+    "/metrics": "every number, for Prometheus",
+}
 
 
 def document_routes() -> list[Route]:
     """Return the endpoints of the document, of its page, and of what the page needs; none asks another site."""
-    assets = [path.removeprefix(_PREFIX) for _, path in OPERATIONS if path.startswith(_PREFIX)]
+    assets = [path.removeprefix(ASSETS) for _, path in OPERATIONS if path.startswith(ASSETS)]
     return [
+        Route("/", _index),
         Route("/spec.yaml", _served(_yaml, YAML)),
         Route("/openapi.json", _served(_json, JSON)),
         Route("/specui.html", _page),
-        *(Route(_PREFIX + name, functools.partial(_asset, name)) for name in assets),
+        *(Route(ASSETS + name, functools.partial(_asset, name)) for name in assets),
     ]
+
+
+async def _index(request: Request) -> Response:
+    return answer(Index(importlib.metadata.version("headrace"), _INDEX))
 
 
 def _served(render: Callable[[str], bytes], kind: str) -> Callable[[Request], object]:

@@ -9,11 +9,12 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from headrace.errors import PathNotFound
 from headrace.lifecycle import Readiness
 from headrace.web.access import is_known
 
 
-def health_routes(readiness: Callable[[], Mapping[str, Readiness]]) -> list[Route]:
+def health_routes(readiness: Callable[[], Mapping[str, Readiness]], service_id: str) -> list[Route]:
     """Return the health endpoints; `readiness` gives every service's name and how it is."""
 
     async def liveness(request: Request) -> Response:
@@ -28,6 +29,11 @@ def health_routes(readiness: Callable[[], Mapping[str, Readiness]]) -> list[Rout
         return Response(msgspec.json.encode(body), 200 if ok else 503, media_type="application/json")
 
     async def original(request: Request) -> Response:
+        if request.path_params["serviceId"] != service_id:
+            raise PathNotFound(
+                f"{request.url.path[:200]}: there are /health/liveness, /health/readiness and /health/{service_id} "
+                "(audit.service_id)"
+            )
         ok = all(service.ready for service in readiness().values())
         return PlainTextResponse("OK" if ok else "ERROR", 200 if ok else 400)
 

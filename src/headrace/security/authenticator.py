@@ -19,10 +19,11 @@ from headrace.errors import (
     HeadraceError,
     ScopeTokenExpired,
     ScopeTokenInvalid,
+    TooManyRequests,
 )
 from headrace.lifecycle import Clock, Service
 from headrace.security.principals import Principal, TokenExpired, TokenRefused
-from headrace.security.rate_limit import InFlight, RateLimit
+from headrace.security.rate_limit import FailureDelay, InFlight, RateLimit
 
 if TYPE_CHECKING:
     from headrace.security.tokens import Tokens
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SCOPE_TOKEN: Final = b"x-scope-token"
-_FAILURES_PER_SECOND: Final = 10.0
-_FAILURES_AT_ONCE: Final = 100.0
 
 
 class Authenticator:
@@ -54,13 +53,13 @@ class Authenticator:
         self.services: list[Service] = []
         """What must run beside it."""
         self._tokens = self._signed_tokens(settings.jwt, clock) if settings.mode == "jwt" else None
-        self._failures = RateLimit(_FAILURES_PER_SECOND, clock, _FAILURES_AT_ONCE)
+        self._failures = FailureDelay(clock)
         self._requests = RateLimit(settings.requests_per_second, clock) if settings.requests_per_second else None
         self.in_flight = InFlight(settings.max_in_flight)
         """Requests of each principal that are not answered yet."""
 
     async def identify(
-        self, headers: Mapping[bytes, bytes], certificate: Mapping[str, Any] | None, address: str
+        self, headers: Mapping[bytes, bytes], certificate: Mapping[str, Any] | None, address: str, *, wait: bool = True
     ) -> Principal:
         """Return who calls.
 
@@ -68,16 +67,19 @@ class Authenticator:
             headers: Of the request, by lower-case name.
             certificate: The client's, as `ssl.SSLSocket.getpeercert` gives it.
             address: Where the client calls from.
+            wait: Whether the answer to a wrong token may be delayed. If not, no token counts once it would be.
 
         Raises:
             AuthTokenMissing, AuthTokenInvalid, AuthTokenExpired, ScopeTokenInvalid, ScopeTokenExpired: It is not known.
             TooManyRequests: This principal comes too often, or too many failures came from this address.
         """
+        if not wait and self._failures.applies(address):
+            raise TooManyRequests("too many wrong tokens came from this address")
         try:
             principal = await self._principal(headers, certificate)
         except TokenRefused as refused:
-            # A good token is never refused because others at its address guess; so the limit counts failures only.
-            self._failures.take(address)
+            # A good token is never refused because others at its address guess; so only failures are delayed.
+            await self._failed(address, wait=wait)
             raise _error_of(refused, in_scope_token=False) from None
         if scope_token := headers.get(_SCOPE_TOKEN):
             try:
@@ -86,13 +88,20 @@ class Authenticator:
                     raise TokenRefused("no bearer token")
                 second = await self._by_token(token)
             except TokenRefused as refused:
-                self._failures.take(address)
+                await self._failed(address, wait=wait)
                 raise _error_of(refused, in_scope_token=True) from None
             ends = min(principal.expires_at, second.expires_at)
             principal = dataclasses.replace(principal, scopes=second.scopes, by_scope_token=True, expires_at=ends)
         if self._requests:
             self._requests.take(principal.name)
         return principal
+
+    async def _failed(self, address: str, *, wait: bool) -> None:
+        seconds = self._failures.count(address)
+        if wait and seconds:
+            await self._clock.sleep(min(seconds, FailureDelay.MOST_SECONDS))
+        if seconds > FailureDelay.MOST_SECONDS:
+            raise TooManyRequests("too many wrong tokens came from this address: wait, and send the right one")
 
     def known(self, headers: Mapping[bytes, bytes]) -> Principal | None:
         """Return whom `identify` would find by one look at a token that is known already; nothing is counted."""

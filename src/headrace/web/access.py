@@ -145,18 +145,18 @@ class Guard:
         scope[_PRINCIPAL] = None
         if scope["path"] == "/" or scope["path"].startswith(_OPEN_PATHS):
             with contextlib.suppress(HeadraceError):  # a probe with an old token is answered as one with none
-                scope[_PRINCIPAL] = await self._identify(scope)
+                scope[_PRINCIPAL] = await self._identify(scope, wait=False)
         else:
-            scope[_PRINCIPAL] = await self._identify(scope)
+            scope[_PRINCIPAL] = await self._identify(scope, wait=True)
         principal: Principal | None = scope[_PRINCIPAL]
         if principal:
             caller.set(principal.name)
         await self._app(scope, receive, send)
 
-    async def _identify(self, scope: Scope) -> Principal:
-        client = scope.get("client")
+    async def _identify(self, scope: Scope, *, wait: bool) -> Principal:
+        address = scope["client"][0] if scope.get("client") else ""
         certificate = scope["state"].get("certificate")
-        return await self._authenticator.identify(headers_of(scope), certificate, client[0] if client else "")
+        return await self._authenticator.identify(headers_of(scope), certificate, address, wait=wait)
 
     def protect(self, path: str, app: ASGIApp) -> ASGIApp:
         """Return an endpoint behind its rule."""

@@ -198,7 +198,7 @@ def test_one_principal_has_a_limit_of_requests_in_flight(opened: Any) -> None:
 
 
 def test_a_flood_of_bad_tokens_does_not_keep_good_ones_out(opened: Any) -> None:
-    """Row J8: after a hundred they are answered 429, and each good one among them is served."""
+    """Row J8: each good one among them is served, and probes are answered at once."""
 
     async def main() -> None:
         async with opened(security=SECURITY) as house:
@@ -206,19 +206,13 @@ def test_a_flood_of_bad_tokens_does_not_keep_good_ones_out(opened: Any) -> None:
                 request("GET", "/metrics", bearer("wrong"), b""),
                 request("POST", "/producers/t", bearer("writer")),
             )
-
-            async def guess() -> list[int]:
-                reader, writer = await house.connect()
-                statuses = []
-                for _ in range(40):
-                    writer.write(bad)
-                    statuses.append((await house.read(reader)).status)
-                return statuses
-
-            guessing = [asyncio.create_task(guess()) for _ in range(5)]
+            guesses = [asyncio.create_task(house.ask(bad)) for _ in range(60)]
+            await asyncio.wait(guesses, return_when=asyncio.FIRST_COMPLETED)
             answers = [await house.ask(good) for _ in range(10)]
-            statuses = [status for one in guessing for status in await one]
             assert [answer.status for answer in answers] == [200] * 10
-            assert set(statuses) == {401, 429}
+            for name in ("wrong", "nothing"):
+                assert (await house.ask(request("GET", "/ready", bearer(name)))).json == {"ready": True}
+            assert not all(guess.done() for guess in guesses), "the wrong ones are slowed"
+            assert {(await guess).status for guess in guesses} == {401, 429}
 
     asyncio.run(main())

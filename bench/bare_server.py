@@ -115,6 +115,8 @@ class Connection(asyncio.Protocol):
             produce(self.topic, bytes(record.value), on_delivery=partial(batch.reported, index))
 
     def answer(self, body: bytes) -> None:
+        if self.transport.is_closing():
+            return
         head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
         self.transport.write(head % len(body) + body)
 

@@ -1,12 +1,13 @@
 """What the delivery core costs, without Kafka and without HTTP: tracker, orders, and slow keys among fast ones.
 
-usage: python -m bench.core [RECORDS]
-Prints the table that `make bench` puts into RESULTS.md.
+usage: python -m bench.core RECORDS
+Prints the table in JSON.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import statistics
 import sys
 import time
@@ -16,6 +17,7 @@ from typing import Any
 
 import uvloop
 
+from bench.environment import Bench
 from headrace.config.consumers import BatchConfig, DeliveryConfig
 from headrace.delivery.protocols import ACK, Delivery, Outcome
 from headrace.delivery.pump import Pump
@@ -153,9 +155,21 @@ def lines(records: int) -> list[str]:
     ]
 
 
-def main() -> None:
-    print("\n".join(lines(int(sys.argv[1]) if len(sys.argv) > 1 else 2_000_000)))
+class CoreTable:
+    """Measures in a process of its own, and shows what came out."""
+
+    title = "The delivery core"
+    text = "No Kafka and no HTTP: medians of three runs, the second half of each, when slow keys are known."
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+
+    def measure(self) -> None:
+        self.found: list[str] = self.bench.module("bench.core", str(2 * self.bench.records))["lines"]
+
+    def lines(self) -> list[str]:
+        return self.found
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps({"lines": lines(int(sys.argv[1]))}))

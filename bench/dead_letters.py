@@ -1,207 +1,147 @@
-"""Redriving beside a bare loop with the same client, and the first page of a topic with a million dead letters.
-
-usage: python -m bench.dead_letters
-"""
+"""Redriving beside a bare loop with the same client, and the first page of a topic with many dead letters."""
 
 from __future__ import annotations
 
-import asyncio
-import gc
-import json
 import statistics
+import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Awaitable, Callable
-from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import confluent_kafka
 
-from headrace.cli.text import open_codecs
-from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
-from headrace.config.producer import ProducerConfig
-from headrace.control.dead_letters import DeadLetterTopics
-from headrace.control.letter_pages import DeadLetters
-from headrace.control.letter_scan import ScanOptions
-from headrace.control.marks import Marks
-from headrace.control.redrive import Redrive, RedriveOptions
-from headrace.control.redrive_target import Target
-from headrace.control.selection import Selection
-from headrace.delivery.dead_letter import headers_of
-from headrace.delivery.protocols import DeadLetter, Outcome, Verdict
-from headrace.kafka import Admin, Producer
-from headrace.lifecycle import SystemClock
-from headrace.records import Record
+from bench.environment import Bench, ask
+from bench.letters import PARTITIONS
+from bench.machine import Meter
+from bench.measured import HEAD, Measured, cells, median_of, table
 
-LETTERS, MANY, PARTITIONS, ROUNDS, ASKED = 200_000, 1_000_000, 4, 3, 10
-COLLECT_AFTER = 200_000, 50, 100
-"""As the command has it."""
+ROUNDS, ASKED = 3, 10
+PART, MANY_PARTS = 0.2, 1
+"""Dead letters of a redrive, and of the topic that is looked at, as parts of the records of a run."""
+LEFT = 4000
+"""Dead letters of that topic that have not ended."""
+PATIENCE_SECONDS = 180.0
+QUESTIONS = {"page": ("`dlq show`: first page", "?limit=10"), "list": ("`dlq list`", "")}
 
 
-def fill(servers: str, topic: str, letters: int) -> None:
-    """Write dead letters as fast as the client can."""
-    client = confluent_kafka.Producer({"bootstrap.servers": servers, "linger.ms": 5, "acks": "all"})
-    failed = Outcome(Verdict.DEAD_LETTER, "HTTP 400", "no such order", status=400)
-    origin = Record("orders", 0, 17, 1, b"key", b'"' + b"x" * 98 + b'"')
-    headers = headers_of(DeadLetter(origin, "billing", 5, failed, 1.0, 2.0))
-    for number in range(letters):
-        while True:
-            try:
-                client.produce(topic, origin.value, b"k%d" % number, number % PARTITIONS, headers=headers)
-                break
-            except BufferError:
-                client.poll(0.01)
-        if not number % 1000:
-            client.poll(0)
-    client.flush()
+class Progress(NamedTuple):
+    """What a redrive had done at one moment."""
+
+    at: float
+    offsets: int
+    """Sum of the target's end offsets; those of transactions count too."""
+    cpu_seconds: float
+    stolen: float
 
 
-def bare(servers: str, source: str, target: str) -> float:
-    """Read letters and produce them as they are; return records per second."""
-    common = {"bootstrap.servers": servers}
-    reader = confluent_kafka.Consumer({**common, "group.id": "bare", "fetch.queue.backoff.ms": 10})
-    reader.assign([confluent_kafka.TopicPartition(source, number, 0) for number in range(PARTITIONS)])
-    writer = confluent_kafka.Producer({**common, "linger.ms": 1, "acks": "all", "enable.idempotence": True})
-    done, began = 0, 0.0
-    while done < LETTERS:
-        for record in reader.consume(500, 0.1):
-            began = began or time.perf_counter()
-            writer.produce(target, record.value(), record.key(), record.partition(), headers=record.headers())
-            done += 1
-        writer.poll(0)
-    writer.flush()
-    took = time.perf_counter() - began
-    reader.close()
-    return LETTERS / took
-
-
-async def redriven(kafka: KafkaConfig, source: str, target: str, options: RedriveOptions) -> float:
-    """Redrive; return letters per second from the first slice to the last."""
-    gc.freeze()
-    gc.set_threshold(*COLLECT_AFTER)
-    producer = Producer(kafka, ProducerConfig())
-    await producer.start()
-    began: list[float] = []
-    work = Redrive(
-        kafka, Admin(kafka), source, producer, SystemClock(), target=Target("topic", target), options=options
+def redrive(bench: Bench, *options: str) -> Measured:
+    """Redrive a topic to another one by the command; return what lies between the first records and the last."""
+    records, target = int(bench.records * PART), bench.topic("back", PARTITIONS)
+    source = filled(bench, records)
+    words = ["dlq", "redrive", source, "--to-topic", target, "-b", bench.cluster.bootstrap_servers, *options]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "headrace.cli.main", *words],
+        cwd=bench.folder,
+        env=bench.environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
-    done = await work.run(lambda passed, total: began.append(time.perf_counter()) if passed else None)
-    await producer.stop()
-    first = 10_000 if options.exactly_once else 2000  # had gone when the clock was looked at first
-    return (done.records - first) / (began[-1] - began[0])
+    seen = watched(bench, target, process)
+    assert process.stderr
+    if process.wait():
+        raise RuntimeError(f"the redrive ended with {process.returncode}: {process.stderr.read()}")
+    first, last = seen[0], seen[-1]
+    part = (last.offsets - first.offsets) / last.offsets
+    return Measured(records * part, last.at - first.at, last.cpu_seconds - first.cpu_seconds, last.stolen)
 
 
-async def looked_at(kafka: KafkaConfig, topic: str) -> dict[str, list[float]]:
-    """Return what people wait for, in milliseconds."""
-    admin = Admin(kafka)
-    found: dict[str, list[float]] = {}
-    async with open_codecs(SchemaRegistryConfig()) as codecs:
-        letters = DeadLetters(kafka, admin, codecs, SystemClock())
-        asks: dict[str, Callable[[], Awaitable[Any]]] = {
-            "numbers": lambda: DeadLetterTopics(kafka, admin).counts(topic),
-            "page": lambda: letters.page(topic, Selection(), ScanOptions(), 10),
-            "marks": Marks(kafka, admin, topic).load,
-        }
-        for _ in range(ASKED):
-            for row, ask in asks.items():
-                began = time.perf_counter()
-                await ask()
-                found.setdefault(row, []).append((time.perf_counter() - began) * 1000)
-    return found
+def watched(bench: Bench, topic: str, process: subprocess.Popen[str]) -> list[Progress]:
+    """Return each moment at which the end of a topic had moved, until the process ends."""
+    settings = {"bootstrap.servers": bench.cluster.bootstrap_servers, "group.id": "watch"}
+    client = confluent_kafka.Consumer({**settings, "isolation.level": "read_uncommitted"})
+    partitions = [confluent_kafka.TopicPartition(topic, number) for number in range(PARTITIONS)]
+    meter, seen, offsets = Meter(process.pid), [], 0
+    while process.poll() is None:
+        (cpu_seconds, stolen), at = meter.used(), time.perf_counter()
+        now = sum(client.get_watermark_offsets(one, timeout=10)[1] for one in partitions)
+        if now > offsets:
+            offsets = now
+            seen.append(Progress(at, offsets, cpu_seconds, stolen))
+        time.sleep(0.01)
+    client.close()
+    return seen
+
+
+def filled(bench: Bench, records: int) -> str:
+    """Return a new topic with so many dead letters."""
+    topic = bench.topic("letters", PARTITIONS, ".dlq")
+    fill(bench, topic, records)
+    return topic
+
+
+def fill(bench: Bench, topic: str, records: int) -> None:
+    bench.module("bench.letters", "fill", bench.cluster.bootstrap_servers, topic, str(records))
 
 
 class DeadLetterTable:
     """Measures, and shows what came out."""
 
-    def __init__(self, bench: Any) -> None:
+    title = "Dead letters"
+    text = """\
+Medians in turns: `headrace dlq redrive --to-topic`, from the first records in the target to the last. The bare loop
+reads dead letters and produces them as they are, with the same client."""
+
+    def __init__(self, bench: Bench) -> None:
         self.bench = bench
-        self.rates: dict[str, list[float]] = {}
-        self.took: dict[str, list[float]] = {}
+        self.loops: list[float] = []
+        self.found: dict[str, list[Measured]] = {"plain": [], "exact": []}
+        self.took: dict[str, list[float]] = {row: [] for row in QUESTIONS}
+        self.many = int(bench.records * MANY_PARTS)
 
     def measure(self) -> None:
         """Run every row, in turns."""
-        create, stamp = self.bench.cluster.create_topic, time.time_ns()
-        for turn in range(ROUNDS):
-            target = f"back-{stamp}-{turn}"
-            create(target, PARTITIONS)
-            for row in ("bare", "exact", "plain"):
-                source = f"letters-{stamp}-{turn}-{row}.dlq"
-                create(source, PARTITIONS)
-                self.ask("fill", source, str(LETTERS))
-                self.rates.setdefault(row, []).append(self.ask(row, source, target))
-        many = f"many-{stamp}.dlq"
-        create(many, PARTITIONS)
-        self.ask("fill", many, str(MANY))
-        self.ask("drop", many, "")
-        self.took = self.ask("look", many, "")
+        for _ in range(ROUNDS):
+            self.loops.append(self.bare())
+            self.found["plain"].append(redrive(self.bench))
+            self.found["exact"].append(redrive(self.bench, "--exactly-once"))
+        self.look()
 
-    def ask(self, what: str, source: str, target: str) -> Any:
-        words = (what, self.bench.cluster.bootstrap_servers, source, target)
-        return self.bench.module("bench.dead_letters", *words)["found"]
+    def bare(self) -> float:
+        records = int(self.bench.records * PART)
+        source = filled(self.bench, records)
+        words = [self.bench.cluster.bootstrap_servers, source, str(records), self.bench.topic("back", PARTITIONS)]
+        got = self.bench.module("bench.letters", "bare", *words)
+        return float(got["records"] / got["seconds"])
+
+    def look(self) -> None:
+        """Ask for the first page of a topic of which nearly everything has ended."""
+        topic = filled(self.bench, self.many)
+        process = self.bench.headrace({})
+        job = ask(f"{process.url}/adm/dead-letters/{topic}/drop", {})
+        end = time.monotonic() + PATIENCE_SECONDS
+        while ask(f"{process.url}/adm/jobs/{job['id']}")["state"] != "done":
+            assert time.monotonic() < end, f"not dropped within {PATIENCE_SECONDS:g} s"
+            time.sleep(0.1)
+        fill(self.bench, topic, LEFT)
+        urls = {"page": f"{process.url}/adm/dead-letters/{topic}", "list": f"{process.url}/adm/dead-letters"}
+        for _ in range(ASKED):
+            for row, (_, query) in QUESTIONS.items():
+                began = time.perf_counter()
+                ask(urls[row] + query)
+                self.took[row].append((time.perf_counter() - began) * 1000)
+        process.terminate()
 
     def lines(self) -> list[str]:
         """Return the tables."""
-        bare_rate, plain, exact = (statistics.median(self.rates[row]) for row in ("bare", "plain", "exact"))
-        lines = [
-            "| dead letters to a topic | letters/s | beside it | ratio | target |",
-            "|---|---|---|---|---|",
-            f"| redrive | {plain:,.0f} | bare loop: {bare_rate:,.0f} | **{plain / bare_rate:.2f}** | >= 50,000 |",
-            f"| redrive, exactly once | {exact:,.0f} | redrive: {plain:,.0f} | **{exact / plain:.2f}** | >= 0.4 |",
-            "",
-            f"| topic with {MANY:,} dead letters, all ended | median ms | slowest ms | target |",
-            "|---|---|---|---|",
+        bare = statistics.median(self.loops)
+        plain, exact = (median_of("rate", self.found[row]) for row in ("plain", "exact"))
+        first = f"redrive, records | {cells(self.found['plain'])} | **{plain / bare:.2f} of a bare loop ({bare:,.0f})**"
+        second = f"redrive, exactly once, records | {cells(self.found['exact'])} | **{exact / plain:.2f} of without**"
+        head = f"topic with {self.many:,} dead letters, {LEFT:,} of them left | median ms | slowest ms | target"
+        rows = [
+            f"{title} | **{statistics.median(self.took[row]):.0f}** | {max(self.took[row]):.0f} | <= 300"
+            for row, (title, _) in QUESTIONS.items()
         ]
-        titles = {
-            "page": ("`dlq show`: first page", "<= 300"),
-            "numbers": ("`dlq list`", "<= 300"),
-            "marks": ("what has ended, read", "beside it"),
-        }
-        for row, (title, target) in titles.items():
-            took = self.took[row]
-            lines.append(f"| {title} | **{statistics.median(took):.0f}** | {max(took):.0f} | {target} |")
-        return lines
-
-
-def serve(what: str, servers: str, source: str, target: str) -> Any:
-    """Do one piece of work in this process."""
-    kafka = KafkaConfig(bootstrap_servers=servers)
-    if what == "fill":
-        return fill(servers, source, int(target))
-    if what == "bare":
-        return bare(servers, source, target)
-    if what == "look":
-        return asyncio.run(looked_at(kafka, source))
-    if what == "drop":
-        return asyncio.run(dropped(kafka, source))
-    options = RedriveOptions(exactly_once=what == "exact")
-    return asyncio.run(redriven(kafka, source, target, options))
-
-
-async def dropped(kafka: KafkaConfig, topic: str) -> None:
-    """Mark all letters but a thousand as ended, in slices as a redrive does, without reading them."""
-    producer, marks = Producer(kafka, ProducerConfig()), Marks(kafka, Admin(kafka), topic)
-    await producer.start()
-    await marks.prepare()
-    await marks.load()
-    for first in range(0, MANY // PARTITIONS - 1000, 1000):
-        for partition in range(PARTITIONS):
-            await producer.produce(marks.records_for(partition, range(first, first + 1000)))
-    await producer.stop()
-
-
-def main() -> None:
-    from bench.__main__ import Bench
-    from headrace.devcluster import Cluster
-
-    with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder) / "kafka") as cluster:
-        table = DeadLetterTable(Bench(cluster, Path(folder), 1.0))
-        table.measure()
-        print("\n".join(table.lines()))
-
-
-if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        print(json.dumps({"found": serve(*sys.argv[1:])}))
-    else:
-        main()
+        redrives = [f"{first} | >= 50,000 per s", f"{second} | >= 0.4"]
+        return [*table(f"workload | {HEAD} | what counts | target", redrives), "", *table(head, rows)]

@@ -1,98 +1,85 @@
-"""The one load generator: raw HTTP/1.1 over asyncio, in a process of its own.
+"""Loads a server with one request again and again: by `wrk` where it is installed, else by processes of Python.
 
-usage: python -m bench.load URL_PATH PORT CONNECTIONS SECONDS BODY_FILE [HEADER]
-Prints JSON: requests (answered 200), refused (answered 503, sent again after a pause), errors (everything else),
-seconds, p50_ms, p99_ms, longest_ms.
+`wrk` is written in C (Debian: `apt-get install wrk`), so it takes a small share of what a server in Python takes.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
+import shutil
+import subprocess
 import sys
-import time
 from pathlib import Path
+from typing import Any, NamedTuple
 
-import uvloop
+from bench.machine import Meter, children_seconds
+from bench.measured import Measured
 
-PAUSE_SECONDS = 1.0
-
-
-class Connection(asyncio.Protocol):
-    """Sends a request, waits for the whole answer, sends the next."""
-
-    def __init__(self, request: bytes, times: list[float], end: float) -> None:
-        self.request, self.times, self.end = request, times, end
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.buffer = b""
-        self.errors = self.refused = 0
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport
-        self.send()
-
-    def send(self) -> None:
-        self.sent = time.perf_counter()
-        self.transport.write(self.request)  # type: ignore[attr-defined]
-
-    def data_received(self, data: bytes) -> None:
-        self.buffer = self.buffer + data if self.buffer else data
-        head = self.buffer.find(b"\r\n\r\n")
-        if head < 0:
-            return
-        lower = self.buffer[:head].lower()
-        at = lower.find(b"content-length:")
-        size = int(lower[at + 15 :].split(b"\r\n", 1)[0])
-        if len(self.buffer) < head + 4 + size:
-            return
-        status, self.buffer = self.buffer[9:12], b""
-        now = time.perf_counter()
-        if status == b"503":
-            self.refused += 1
-        else:
-            self.errors += status != b"200"
-            self.times.append(now - self.sent)
-        if now < self.end and status == b"503":
-            asyncio.get_running_loop().call_later(PAUSE_SECONDS, self.send)
-        elif now < self.end:
-            self.send()
-        elif not self.done.done():
-            self.done.set_result(None)
-            self.transport.close()
-
-    def connection_lost(self, cause: Exception | None) -> None:
-        if not self.done.done():
-            self.errors += 1
-            self.done.set_result(None)
+WRK = shutil.which("wrk")
+NAME = "wrk" if WRK else "bench.generator in two processes"
+WARM_SECONDS = 1
+SCRIPT = Path(__file__).with_name("wrk.lua")
+JSON_TYPE = "Content-Type: application/json"
 
 
-async def measure(path: str, port: int, connections: int, seconds: float, body: bytes, header: str) -> dict[str, float]:
-    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n{header}"
-    request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
-    loop = asyncio.get_running_loop()
-    times: list[float] = []
-    start = time.perf_counter()
-    made = [
-        (await loop.create_connection(lambda: Connection(request, times, start + seconds), "127.0.0.1", port))[1]
-        for _ in range(connections)
-    ]
-    await asyncio.gather(*(one.done for one in made))
-    elapsed = time.perf_counter() - start
-    times.sort()
-    return {
-        "requests": len(times),
-        "errors": sum(one.errors for one in made),
-        "refused": sum(one.refused for one in made),
-        "seconds": elapsed,
-        "p50_ms": times[len(times) // 2] * 1000 if times else 0,
-        "p99_ms": times[int(len(times) * 0.99)] * 1000 if times else 0,
-        "longest_ms": times[-1] * 1000 if times else 0,
-    }
+class Target(NamedTuple):
+    """A server under load."""
+
+    port: int
+    pid: int
+    headers: tuple[str, ...] = ()
 
 
-if __name__ == "__main__":
-    url_path, port, connections, seconds, body_file = sys.argv[1:6]
-    header = f"{sys.argv[6]}\r\n" if len(sys.argv) > 6 else ""
-    body = Path(body_file).read_bytes()
-    result = uvloop.run(measure(url_path, int(port), int(connections), float(seconds), body, header))
-    print(json.dumps(result))
+class Load(NamedTuple):
+    """What is sent."""
+
+    path: str
+    body: bytes
+    records: int
+    """Records in each request."""
+    connections: int
+    content_type: str = JSON_TYPE
+    method: str = "POST"
+
+    def words(self, target: Target, folder: Path) -> list[str]:
+        """Write the body into a file and return method, file and headers."""
+        file = folder / "body"
+        file.write_bytes(self.body)
+        return [self.method, str(file), self.content_type, *target.headers]
+
+
+def measure(load: Load, target: Target, folder: Path, seconds: float, native: bool = True) -> Measured:
+    """Warm the server up, load it, and return what was answered in time."""
+    run = _by_wrk if WRK and native else _by_python
+    words = load.words(target, folder)
+    run(load, target, words, WARM_SECONDS)
+    meter, before = Meter(target.pid), children_seconds()
+    answers = run(load, target, words, max(1, round(seconds)))
+    cpu_seconds, stolen = meter.used()
+    got = merged(answers)
+    got |= {"cpu_seconds": cpu_seconds, "stolen": stolen, "load": (children_seconds() - before) / got["seconds"]}
+    return Measured(records=got["requests"] * load.records, **got)
+
+
+def merged(answers: list[dict[str, float]]) -> dict[str, float]:
+    """Return what several generators found together: sums of counts, the worst of times."""
+    sums = ("requests", "errors", "refused")
+    return {name: (sum if name in sums else max)(one[name] for one in answers) for name in answers[0]}
+
+
+def _by_wrk(load: Load, target: Target, words: list[str], seconds: int) -> list[dict[str, float]]:
+    url = f"http://127.0.0.1:{target.port}{load.path}"
+    options = ["-t", "1", "-c", str(load.connections), "-d", f"{seconds}s", "--timeout", "60s", "-s", str(SCRIPT)]
+    done = subprocess.run([str(WRK), *options, url, "--", *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"wrk ended with {done.returncode}: {done.stderr or done.stdout}")
+    return [json.loads(done.stderr.splitlines()[-1])]
+
+
+def _by_python(load: Load, target: Target, words: list[str], seconds: int) -> list[dict[str, float]]:
+    processes: list[subprocess.Popen[Any]] = []
+    shares = [load.connections - load.connections // 2, load.connections // 2]
+    for connections in filter(None, shares):
+        command = [sys.executable, "-m", "bench.generator", load.path, str(target.port), str(connections)]
+        processes.append(subprocess.Popen([*command, str(seconds), *words], stdout=subprocess.PIPE))
+    return [json.loads(one.communicate()[0]) for one in processes]

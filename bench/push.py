@@ -6,14 +6,23 @@ import json
 import statistics
 import subprocess
 import sys
+import time
 from typing import Any
+
+from bench.environment import Bench, pid
+from bench.machine import Meter
+from bench.measured import HEAD, Measured, cells, median_of, table
+from headrace.devcluster import HeadraceProcess
 
 ROUNDS = 3
 SINGLES = 0.2
 """Part of the records that single-record rows have."""
 LATENCY_RECORDS = 500
-
-Measured = dict[str, float]
+ROWS = {
+    "status": ("100 records per POST, status only", "batches", ">= 0.9, aim 360,000"),
+    "results": ("100 records per POST, batch results", "batches", "beside it"),
+    "single": ("1 record per POST, 64 in flight", "singles", ">= 30,000, aim 57,000"),
+}
 
 
 class Sink:
@@ -22,8 +31,7 @@ class Sink:
     def __init__(self, records: int, mode: str = "status") -> None:
         words = [sys.executable, "-m", "bench.sink", str(records), mode]
         self.process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout
-        self.port = int(self.process.stdout.readline())
+        self.port = int(self.line())
 
     def __enter__(self) -> Sink:
         return self
@@ -32,68 +40,86 @@ class Sink:
         self.process.kill()
         self.process.wait()
 
-    def found(self) -> Measured:
-        """Wait for the last record."""
+    def line(self) -> str:
         assert self.process.stdout
-        found: Measured = json.loads(self.process.stdout.readline())
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the backend ended with {self.process.wait()}")
+        return line
+
+    def measure(self, process: HeadraceProcess) -> Measured:
+        """Wait for the first record and for the last one, and return what lies between."""
+        self.line()
+        meter = Meter(pid(process))
+        found = json.loads(self.line())
+        cpu_seconds, stolen = meter.used()
+        return Measured(cpu_seconds=cpu_seconds, stolen=stolen, **found)
+
+    def found(self) -> dict[str, float]:
+        """Wait for the last record and return what the backend found."""
+        self.line()
+        found: dict[str, float] = json.loads(self.line())
         return found
 
-    def rate(self) -> float:
-        found = self.found()
-        return found["records"] / found["seconds"]
+
+def consumer(
+    bench: Bench, topic: str, sink: Sink, mode: str, config: Any = None, wait: bool = False, **settings: Any
+) -> HeadraceProcess:
+    """Start Headrace with a reactive consumer of a new group, and what else is configured."""
+    reactive = {
+        "topics": [topic],
+        "group": f"push-{time.time_ns()}",
+        "backend": {"url": f"http://127.0.0.1:{sink.port}/", "mode": mode},
+        **settings,
+    }
+    return bench.headrace({"reactive_consumers": {"push": reactive}, **(config or {})}, wait=wait)
+
+
+def push(bench: Bench, topic: str, records: int, mode: str, **settings: Any) -> Measured:
+    """Push a topic to a backend."""
+    with Sink(records, mode) as sink:
+        process = consumer(bench, topic, sink, mode, **settings)
+        got = sink.measure(process)
+        process.terminate()
+    return got
 
 
 class PushTable:
     """Measures, and shows what came out."""
 
-    def __init__(self, bench: Any, topic: str, records: int) -> None:
-        self.bench, self.topic, self.records = bench, topic, records
-        self.singles = int(records * SINGLES)
-        self.short: str = bench.fill(self.singles)
-        self.found: dict[str, list[float]] = {}
-        self.latency: Measured = {}
-        self.groups = 0
+    title = "Pushing to a backend"
+    text = """\
+Medians in turns. The bare loop consumes, writes JSON and posts with the client of the reactive consumer, 8 requests of
+100 records or 64 of one in flight. The backend is `bench/sink.py`, a parser and a counter on the same 2 cores; its
+share of a processor stands as "generator"."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.singles = int(bench.records * SINGLES)
+        self.found: dict[str, list[Measured]] = {row: [] for row in ROWS}
+        self.loops: dict[str, list[float]] = {"batches": [], "singles": []}
 
     def measure(self) -> None:
         """Run every row, in turns."""
-        one = {"mode": "single"}
+        records = self.bench.records
+        topic, short = self.bench.full(records), self.bench.full(self.singles)
         for _ in range(ROUNDS):
-            self.note("bare batches", self.bare("post", self.topic, self.records, "status"))
-            self.note("status", self.push(self.topic, self.records, {"mode": "status"}, "status"))
-            self.note("results", self.push(self.topic, self.records, {"mode": "results"}, "results"))
-            self.note("bare singles", self.bare("post-one", self.short, self.singles, "single"))
-            self.note("single", self.push(self.short, self.singles, one, "single", ordering="none"))
+            self.loops["batches"].append(self.bare("post", topic, records, "status"))
+            self.found["status"].append(push(self.bench, topic, records, "status"))
+            self.found["results"].append(push(self.bench, topic, records, "results"))
+            self.loops["singles"].append(self.bare("post-one", short, self.singles, "single"))
+            self.found["single"].append(push(self.bench, short, self.singles, "single", ordering="none"))
         self.latency = self.delay()
-
-    def note(self, row: str, rate: float) -> None:
-        self.found.setdefault(row, []).append(rate)
 
     def bare(self, what: str, topic: str, records: int, mode: str) -> float:
         with Sink(records, mode) as sink:
-            return float(self.bench.bare(what, topic, records, sink.port))
+            return self.bench.bare(what, topic, records, sink.port)
 
-    def push(self, topic: str, records: int, backend: Measured | dict[str, str], mode: str, **settings: Any) -> float:
-        with Sink(records, mode) as sink:
-            process = self.headrace(topic, sink, backend, settings)
-            rate = sink.rate()
-            process.terminate()
-        return rate
-
-    def headrace(self, topic: str, sink: Sink, backend: Any, settings: Any, wait: bool = False) -> Any:
-        self.groups += 1
-        reactive = {
-            "topics": [topic],
-            "group": f"push-{self.groups}",
-            "backend": {"url": f"http://127.0.0.1:{sink.port}/", **backend},
-            **settings,
-        }
-        return self.bench.headrace({"reactive_consumers": {"push": reactive}}, wait=wait)
-
-    def delay(self) -> Measured:
+    def delay(self) -> dict[str, float]:
         """From before a record is given to a producer until its request has arrived, one record at a time."""
         topic = self.bench.topic("latency")
         with Sink(LATENCY_RECORDS, "latency") as sink:
-            process = self.headrace(topic, sink, {"mode": "single"}, {}, wait=True)
+            process = consumer(self.bench, topic, sink, "single", wait=True)
             self.bench.bare("tick", topic, LATENCY_RECORDS)
             found = sink.found()
             process.terminate()
@@ -101,18 +127,11 @@ class PushTable:
 
     def lines(self) -> list[str]:
         """Return the table."""
-        got = {row: statistics.median(rates) for row, rates in self.found.items()}
-        rows = [
-            ("100 records per POST, status only", got["status"], got["bare batches"], ">= 0.9, aim 360,000"),
-            ("100 records per POST, batch results", got["results"], got["bare batches"], "beside it"),
-            ("1 record per POST, 64 in flight", got["single"], got["bare singles"], ">= 30,000, aim 57,000"),
-        ]
-        lines = [
-            "| workload | Headrace rec/s | bare loop, same client, rec/s | ratio | target |",
-            "|---|---|---|---|---|",
-        ]
-        lines += [
-            f"| {name} | {ours:,.0f} | {bare:,.0f} | **{ours / bare:.2f}** | {aim} |" for name, ours, bare, aim in rows
-        ]
-        p50, p99 = self.latency["p50_ms"], self.latency["p99_ms"]
-        return [*lines, f"| produce call to POST, idle | p50 **{p50:.1f} ms**, p99 {p99:.1f} ms | | | p50 <= 3 ms |"]
+        rows = []
+        for row, (name, loop, target) in ROWS.items():
+            bare, runs = statistics.median(self.loops[loop]), self.found[row]
+            ratio = median_of("rate", runs) / bare
+            rows.append(f"{name}, records | {cells(runs)} | {bare:,.0f} | **{ratio:.2f}** | {target}")
+        delay = f"p50 **{self.latency['p50_ms']:.1f} ms**, p99 {self.latency['p99_ms']:.1f} ms"
+        rows.append(f"produce call to POST, idle | | | | | | {delay} | p50 <= 3 ms")
+        return table(f"workload | {HEAD} | bare loop, same client | ratio | target", rows)

@@ -1,95 +1,57 @@
-"""A window replayed to a backend, and the same records delivered by the group: the same process, backend and settings.
-
-usage: python -m bench.replay [RECORDS]
-"""
+"""A window replayed to a backend, beside the same records delivered by the group: same backend and settings."""
 
 from __future__ import annotations
 
-import json
-import statistics
-import sys
-import tempfile
 import time
-import urllib.request
-from pathlib import Path
-from typing import Any
 
-from bench.push import Sink
-from headrace.devcluster import Cluster
+from bench.environment import Bench, ask
+from bench.measured import HEAD, Measured, cells, median_of, table
+from bench.push import Sink, consumer, push
 
 ROUNDS = 3
+PATIENCE_SECONDS = 60.0
+
+
+def replay(bench: Bench, topic: str, records: int) -> Measured:
+    """Replay a whole topic to the backend of a consumer that has nothing else to do."""
+    with Sink(records) as sink:
+        process = consumer(bench, topic, sink, "status", wait=True, auto_offset_reset="latest")
+        began = ask(f"{process.url}/adm/replays", {"topic": topic, "to": {"consumer": "push"}})
+        got = sink.measure(process)
+        end = time.monotonic() + PATIENCE_SECONDS
+        while ask(f"{process.url}/adm/jobs/{began['id']}")["state"] != "done":
+            assert time.monotonic() < end, f"the replay is not done {PATIENCE_SECONDS:g} s after its last record"
+            time.sleep(0.1)
+        process.terminate()
+    return got
 
 
 class ReplayTable:
     """Measures, and shows what came out."""
 
-    def __init__(self, bench: Any, topic: str, records: int) -> None:
-        self.bench, self.topic, self.records = bench, topic, records
-        self.found: dict[str, list[float]] = {"group": [], "replay": []}
-        self.runs = 0
+    title = "Replay"
+    text = "Medians in turns. A window through a replay beside the same records through the group."
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.found: dict[str, list[Measured]] = {"group": [], "replay": []}
 
     def measure(self) -> None:
         """Run both, in turns."""
+        records = self.bench.records
+        topic = self.bench.full(records)
         for _ in range(ROUNDS):
-            self.found["group"].append(self.by_the_group())
-            self.found["replay"].append(self.by_a_replay())
-
-    def by_the_group(self) -> float:
-        with Sink(self.records) as sink:
-            process = self.headrace(sink, "earliest")
-            rate = sink.rate()
-            process.terminate()
-        return rate
-
-    def by_a_replay(self) -> float:
-        with Sink(self.records) as sink:
-            process = self.headrace(sink, "latest")
-            began = ask(f"{process.url}/adm/replays", {"topic": self.topic, "to": {"consumer": "push"}})
-            rate = sink.rate()
-            while ask(f"{process.url}/adm/jobs/{began['id']}")["state"] != "done":
-                time.sleep(0.1)
-            process.terminate()
-        return rate
-
-    def headrace(self, sink: Sink, begins: str) -> Any:
-        self.runs += 1
-        reactive = {
-            "topics": [self.topic],
-            "group": f"replay-{self.runs}",
-            "auto_offset_reset": begins,
-            "backend": {"url": f"http://127.0.0.1:{sink.port}/", "mode": "status"},
-        }
-        return self.bench.headrace({"reactive_consumers": {"push": reactive}}, wait=begins == "latest")
+            self.found["group"].append(push(self.bench, topic, records, "status"))
+            self.found["replay"].append(replay(self.bench, topic, records))
 
     def lines(self) -> list[str]:
         """Return the table."""
-        group, replay = (statistics.median(self.found[name]) for name in ("group", "replay"))
-        return [
-            "| workload | replay rec/s | by the group rec/s | cost | target |",
-            "|---|---|---|---|---|",
-            f"| a window to a backend, 100 records per POST | {replay:,.0f} | {group:,.0f} | **{group / replay:.2f}** "
-            "| <= 1.1 |",
+        rate, cpu = (
+            median_of(field, self.found[over]) / median_of(field, self.found[under])
+            for field, over, under in (("rate", "group", "replay"), ("cpu_us", "replay", "group"))
+        )
+        rows = [
+            f"replay, 100 records per POST | {cells(self.found['replay'])} | **{rate:.2f}** ({cpu:.2f}) | <= 1.1",
+            f"the group, 100 records per POST | {cells(self.found['group'])} | | ",
         ]
-
-
-def ask(url: str, body: Any = None) -> Any:
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        return json.load(answer)
-
-
-def main() -> None:
-    from bench.__main__ import Bench
-
-    records = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
-    with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder) / "kafka") as cluster:
-        bench = Bench(cluster, Path(folder), 1.0)
-        table = ReplayTable(bench, bench.fill(records), records)
-        table.measure()
-        print(table.found)
-        print("\n".join(table.lines()))
-
-
-if __name__ == "__main__":
-    main()
+        return table(f"workload | {HEAD} | time to the group's (processor time) | target", rows)

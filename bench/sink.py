@@ -3,7 +3,8 @@
 usage: python -m bench.sink EXPECTED_RECORDS [status|results|single|latency]
 Answers 200 without a body; `results`: one result per record; `single`: a request is one record; `latency`: as
 `single`, and values are when they were written (nanoseconds of the monotonic clock).
-Prints its port; after the expected number of records, JSON: records, seconds (first to last), p50_ms, p99_ms.
+Prints its port; with the first record a line; after the expected number of records, JSON: records, seconds (first to
+last), load (its share of one processor meanwhile), p50_ms, p99_ms.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ class Count:
     """Records so far, when the first and last came, and how long each took."""
 
     def __init__(self, expected: int) -> None:
-        self.expected, self.records, self.first = expected, 0, 0.0
+        self.expected, self.records, self.first, self.cpu = expected, 0, 0.0, 0.0
         self.times: list[float] = []
         self.done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
 
     def add(self, records: int) -> None:
-        self.first = self.first or time.perf_counter()
+        if not self.first:
+            self.first, self.cpu = time.perf_counter(), time.process_time()
+            print("first", flush=True)
         self.records += records
         if self.records >= self.expected and not self.done.done():
             self.done.set_result(time.perf_counter() - self.first)
@@ -73,7 +76,8 @@ async def main(expected: int, mode: str) -> None:
     print(server.sockets[0].getsockname()[1], flush=True)
     seconds = await count.done
     times = sorted(count.times) or [0.0]
-    shares = {"p50_ms": times[len(times) // 2], "p99_ms": times[int(len(times) * 0.99)]}
+    load = (time.process_time() - count.cpu) / seconds
+    shares = {"load": load, "p50_ms": times[len(times) // 2], "p99_ms": times[int(len(times) * 0.99)]}
     print(json.dumps({"records": count.records, "seconds": seconds, **shares}), flush=True)
 
 

@@ -1,0 +1,101 @@
+"""Two states of the source in turns, measured by the same code on the same broker: the ratio of their medians.
+
+usage: python -m bench --compare REV [--rounds 5] [--rows produce,push] [--scale 0.3]
+"""
+
+from __future__ import annotations
+
+import compileall
+import contextlib
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from bench.dead_letters import redrive
+from bench.environment import SOURCE, Bench
+from bench.function import function
+from bench.load import NAME
+from bench.measured import Measured, median_of, table
+from bench.produce import produce
+from bench.push import SINGLES, push
+from bench.replay import replay
+
+TARGET = 0.95
+BEFORE, NOW = "before", "now"
+Runs = dict[tuple[str, str], list[Measured]]
+
+
+def producing(shape: str) -> Callable[[Bench], Measured]:
+    def run(bench: Bench) -> Measured:
+        with bench.serving({}) as target:
+            return produce(bench, target, shape, bench.topic("http"))
+
+    return run
+
+
+def pushing(bench: Bench) -> Measured:
+    return push(bench, bench.full(bench.records), bench.records, "status")
+
+
+def pushing_singles(bench: Bench) -> Measured:
+    records = int(bench.records * SINGLES)
+    return push(bench, bench.full(records), records, "single", ordering="none")
+
+
+ROWS: dict[str, Callable[[Bench], Measured]] = {
+    "produce": producing("many"),
+    "produce-single": producing("one"),
+    "produce-raw": producing("raw"),
+    "push": pushing,
+    "push-single": pushing_singles,
+    "function": lambda bench: function(bench, bench.full(bench.records), bench.records),
+    "redrive": redrive,
+    "replay": lambda bench: replay(bench, bench.full(bench.records), bench.records),
+}
+
+
+def compare(bench: Bench, revision: str, rows: list[str], rounds: int) -> None:
+    """Measure both in turns and print the table."""
+    runs: Runs = {}
+    with checked_out(revision, bench.folder / "before") as before:
+        sources = {BEFORE: before, NOW: SOURCE}
+        for turn in range(rounds):
+            for row in rows:
+                for name in (BEFORE, NOW) if turn % 2 else (NOW, BEFORE):
+                    bench.source = sources[name]
+                    got = ROWS[row](bench)
+                    runs.setdefault((row, name), []).append(got)
+                    figures = f"{got.rate:,.0f} per s, {got.cpu_us:.1f} us, stolen {got.stolen:.0%}"
+                    print(f"round {turn + 1} of {rounds}, {row}, {name}: {figures}", flush=True)
+    print("\n".join(lines(revision, rows, runs)))
+
+
+@contextlib.contextmanager
+def checked_out(revision: str, folder: Path) -> Iterator[Path]:
+    """Yield the folder with the source of a commit, in a git worktree that is removed at the end."""
+    root = SOURCE.parent
+    subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(folder), revision], cwd=root, check=True)
+    try:
+        compileall.compile_dir(folder / "src", quiet=2)
+        yield folder / "src"
+    finally:
+        subprocess.run(["git", "worktree", "remove", "--force", str(folder)], cwd=root, check=True)
+
+
+def lines(revision: str, rows: list[str], runs: Runs) -> list[str]:
+    """Return the table: medians, and now divided by before."""
+    found = []
+    for row in rows:
+        before, now = runs[row, BEFORE], runs[row, NOW]
+        ratio = median_of("rate", now) / median_of("rate", before)
+        cpu = median_of("cpu_us", now) / median_of("cpu_us", before)
+        each = " | ".join(f"{median_of('rate', one):,.0f} | {median_of('cpu_us', one):.1f}" for one in (before, now))
+        stolen, load = (max(getattr(run, field) for run in (*before, *now)) for field in ("stolen", "load"))
+        verdict = "" if ratio >= TARGET else f" below {TARGET}"
+        found.append(f"{row} | {each} | **{ratio:.2f}**{verdict} | {cpu:.2f} | {load:.0%} | {stolen:.0%}")
+    head = f"row | {revision} per s | processor us each | now per s | processor us each | ratio (>= {TARGET})"
+    count = len(next(iter(runs.values())))
+    text = (
+        f"Medians of {count} rounds in turns; requests are sent by {NAME}; generator and stolen: the largest of a run."
+    )
+    return [text, "", *table(f"{head} | ratio of processor time | generator | stolen", found)]

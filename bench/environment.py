@@ -1,0 +1,123 @@
+"""A broker, the processes that are measured on it, and the bare loops beside them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from bench.load import Target
+from headrace.devcluster import Cluster, HeadraceProcess
+
+PARTITIONS = 8
+SOURCE = Path(__file__).parents[1] / "src"
+
+
+class Table(Protocol):
+    """A part of the page that is measured by itself."""
+
+    title: str
+    text: str
+
+    def measure(self) -> None: ...
+
+    def lines(self) -> list[str]: ...
+
+
+class Bench:
+    """What every measurement needs."""
+
+    def __init__(self, cluster: Cluster, folder: Path, scale: float) -> None:
+        self.cluster, self.folder, self.scale = cluster, folder, scale
+        self.source = SOURCE
+        """The folder with the package `headrace` whose processes are measured."""
+        self._full: dict[int, str] = {}
+
+    @property
+    def records(self) -> int:
+        """Records of a run."""
+        return int(1_000_000 * self.scale)
+
+    def headrace(self, config: dict[str, Any], wait: bool = True) -> HeadraceProcess:
+        settings = {"kafka": {"bootstrap_servers": self.cluster.bootstrap_servers}, "log_level": "warning", **config}
+        folder = self.folder / f"headrace-{time.time_ns()}"
+        process = HeadraceProcess(settings, folder, self.environment())
+        process.start()
+        if wait:
+            process.wait_ready()
+        return process
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables of a process that is measured: this package `headrace` goes before the installed one."""
+        return {**os.environ, "PYTHONPATH": str(self.source)}
+
+    @contextlib.contextmanager
+    def serving(self, config: dict[str, Any], *headers: str) -> Iterator[Target]:
+        """Run Headrace under load."""
+        process = self.headrace(config)
+        try:
+            yield Target(int(process.url.rsplit(":", 1)[1]), pid(process), headers)
+        finally:
+            process.terminate()
+
+    @contextlib.contextmanager
+    def other(self, *command: str) -> Iterator[Target]:
+        """Run another server, which prints its port."""
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout
+            yield Target(int(process.stdout.readline()), process.pid)
+        finally:
+            process.kill()
+            process.wait()
+
+    def topic(self, name: str, partitions: int = PARTITIONS, suffix: str = "") -> str:
+        """Create a topic with a name of its own."""
+        unique = f"{name}-{time.time_ns()}{suffix}"
+        self.cluster.create_topic(unique, partitions)
+        return unique
+
+    def full(self, records: int) -> str:
+        """Return a topic with so many records; it is filled once."""
+        if records not in self._full:
+            self._full[records] = self.topic("full")
+            self.bare("produce", self._full[records], records)
+        return self._full[records]
+
+    def bare(self, what: str, topic: str, records: int, port: int = 0) -> float:
+        """Run a bare loop and return its records per second."""
+        words = [what, self.cluster.bootstrap_servers, topic, str(records), str(port)]
+        got = self.module("bench.bare", *words)
+        return float(got["records"] / got["seconds"])
+
+    def module(self, name: str, *words: str) -> dict[str, Any]:
+        """Run a module of this package in a process of its own and return the JSON that it prints."""
+        done = subprocess.run([sys.executable, "-m", name, *words], stdout=subprocess.PIPE, check=True)
+        result: dict[str, Any] = json.loads(done.stdout)
+        return result
+
+
+def pid(process: HeadraceProcess) -> int:
+    assert process.server.id
+    return process.server.id.pid
+
+
+def metrics(process: HeadraceProcess) -> str:
+    with urllib.request.urlopen(f"{process.url}/metrics", timeout=5) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+def ask(url: str, body: Any = None) -> Any:
+    """Return the JSON that answers a GET, or a POST of a body."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)

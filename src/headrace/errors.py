@@ -326,7 +326,7 @@ class KafkaError(HeadraceError, code="ERR40011", message="KAFKA_ERROR", status=5
 class KafkaUnavailable(
     KafkaError, code="ERR40012", message="KAFKA_UNAVAILABLE", status=503, retriable=True, retry_after_seconds=2
 ):
-    """No broker answers; nothing was lost, send again later."""
+    """No broker can serve this at present; nothing was lost, send again later."""
 
 
 class KafkaTimeout(KafkaError, code="ERR40013", message="KAFKA_TIMEOUT", status=504, retriable=True):

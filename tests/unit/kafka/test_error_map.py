@@ -24,12 +24,26 @@ from headrace.kafka.error_map import report_error, to_error
         (ClientError.TOPIC_AUTHORIZATION_FAILED, errors.KafkaUnauthorized),
         (ClientError._AUTHENTICATION, errors.KafkaUnauthenticated),
         (ClientError._FENCED, errors.FatalKafkaError),
+        (ClientError.PRODUCER_FENCED, errors.FatalKafkaError),
+        (ClientError.CONCURRENT_TRANSACTIONS, errors.KafkaUnavailable),
+        (ClientError.KAFKA_STORAGE_ERROR, errors.KafkaUnavailable),
+        (ClientError.NOT_CONTROLLER, errors.KafkaUnavailable),
+        (ClientError.FENCED_LEADER_EPOCH, errors.KafkaUnavailable),
+        (ClientError.INVALID_TXN_STATE, errors.TransactionAborted),
+        (ClientError.INVALID_PRODUCER_ID_MAPPING, errors.TransactionAborted),
         (ClientError.POLICY_VIOLATION, errors.KafkaError),
     ],
 )
 def test_the_class_says_what_to_do(code: int, kind: type[errors.HeadraceError]) -> None:
     """What may have been written is a timeout (unknown), never a plain failure."""
     assert type(to_error(ClientError(code), "produce to t")) is kind
+
+
+@pytest.mark.parametrize("code", [ClientError.CONCURRENT_TRANSACTIONS, ClientError.INVALID_TXN_STATE])
+def test_what_passes_by_itself_is_503_and_may_be_sent_again(code: int) -> None:
+    """Kafka refuses it only at this moment, so the answer says when to come back."""
+    error = to_error(ClientError(code), "produce to t")
+    assert (error.status, error.retriable, error.retry_after_seconds is not None) == (503, True, True)
 
 
 def test_every_error_of_the_client_is_mapped() -> None:

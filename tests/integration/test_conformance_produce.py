@@ -393,7 +393,7 @@ STATUSES: dict[str, tuple[str, Any, dict[str, str], int, str, str]] = {
     "misfit": ("", {"valueFormat": "binary", **VALID}, {}, 400, "ERR12206", "SERIALIZE_SCHEMA_EXCEPTION"),
     "no schema": ("", {"valueFormat": "avro", **VALID}, {}, 400, "ERR12208", "FAILED_TO_GET_SCHEMA"),
     "no topic": ("nowhere", VALID, {}, 404, "ERR40006", "KAFKA_TOPIC_NOT_FOUND"),
-    "no partition": ("", {"records": [{"partition": 2}]}, {}, 404, "ERR40007", "KAFKA_PARTITION_NOT_FOUND"),
+    "no partition": ("", {"records": [{"key": "a", "partition": 2}]}, {}, 404, "ERR40007", "KAFKA_PARTITION_NOT_FOUND"),
     "too large": ("", VALID, {"Content-Length": "999999999"}, 413, "ERR10068", "PAYLOAD_TOO_LARGE"),
     'a "quote" and a \\ in a name': ("%22%5c%22", VALID, {}, 400, "ERR11004", "VALIDATOR_SCHEMA"),
 }

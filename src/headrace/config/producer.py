@@ -64,6 +64,9 @@ class ProducerConfig(Section):
     """How much of what is free of `max_pending_bytes` one partition may hold; above, its requests are answered 503."""
     properties: ProducerProperties = Field(default_factory=dict)
     """Further client properties by their librdkafka names, for this producer; they win over `kafka.properties`."""
+    unknown_fields: Literal["refuse", "ignore"] = "refuse"
+    """Unknown fields of `POST /producers/{topic}`: answered 400, or ignored and listed in the answer as the \
+light-4j sidecar's clients need it."""
     always_200: bool = False
     """Answer 200 whatever the outcome of the records, as the original sidecar."""
     forward_authorization: bool = False

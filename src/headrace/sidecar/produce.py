@@ -14,10 +14,18 @@ from headrace.config.producer import ProducerConfig
 from headrace.formats.codec import Codec
 from headrace.formats.codec_json import JsonCodec
 from headrace.formats.codecs import Codecs, SchemaChoice, SchemaRules, format_name
+from headrace.kafka import check_not_internal
 from headrace.records import Header, OutgoingRecord, Produced
 from headrace.sidecar.produce_answer import ProduceAnswer, answer_of
-from headrace.sidecar.produce_limits import check_count, check_depth
-from headrace.sidecar.produce_request import ProduceRecord, ProduceRequest, check_partitions, choice_of, parse_request
+from headrace.sidecar.produce_limits import check_depth
+from headrace.sidecar.produce_request import (
+    ParsedRequest,
+    ProduceRecord,
+    ProduceRequest,
+    check_partitions,
+    choice_of,
+    parse_request,
+)
 from headrace.telemetry.audit import Audit
 from headrace.telemetry.correlation import new_correlation_ids
 
@@ -51,6 +59,8 @@ class Prepared(NamedTuple):
     value_schema_id: int | None
     size_bytes: int | None = None
     """What the records count for; None to have them counted."""
+    ignored_fields: Sequence[str] = ()
+    """Fields of the request that are not known, where that is allowed."""
 
 
 class Producing(Protocol):
@@ -121,7 +131,15 @@ class ProduceService:
             KafkaUnavailable: The topic is not known here and Kafka does not answer; nothing was sent.
             ProducerQueueFull: The byte budget is used up; nothing was sent.
         """
-        return await self.send(await self.prepare(topic, parse_request(body), ids))
+        return await self.send(await self.prepare_body(topic, body, ids))
+
+    async def prepare_body(self, topic: str, body: bytes, ids: RequestIds) -> Prepared:
+        """Return the records of one request as they go to Kafka; raises what `produce` raises before it sends."""
+        request, ignored = self._parse(body)
+        return (await self.prepare(topic, request, ids))._replace(ignored_fields=ignored)
+
+    def _parse(self, body: bytes) -> ParsedRequest:
+        return parse_request(body, self._max_records, self._settings.unknown_fields)
 
     def produce_at_once(
         self,
@@ -144,7 +162,9 @@ class ProduceService:
         partitions = self._topics.known(topic)
         if partitions is None:
             return False
-        request = parse_request(body)
+        request, ignored = self._parse(body)
+        if ignored:
+            return False
         if len(request.records) > 1 and request.records[0].partition is None:
             self._producer.check_room(topic, len(body))
         for part, default in self._default_formats:
@@ -169,7 +189,7 @@ class ProduceService:
     def answer(self, prepared: Prepared, results: list[Result]) -> ProduceAnswer:
         """Return what to answer, and have it audited."""
         keys, values, settings = prepared.key_schema_id, prepared.value_schema_id, self._settings
-        answer = answer_of(results, keys, values, settings.always_200, settings.acks)
+        answer = answer_of(results, keys, values, settings.always_200, settings.acks, prepared.ignored_fields)
         if self._audit:
             self._audit.produced(prepared.records, results, answer.written_records, prepared.size_bytes)
         return answer
@@ -216,7 +236,7 @@ class ProduceService:
         """Return a request's records as they go to Kafka; raises what `produce` raises before it sends."""
         if not self._settings.enabled:
             raise errors.ProducerNotEnabled()
-        check_count(request.records, self._max_records)
+        check_not_internal(topic)
         check_partitions(request.records, topic, await self._topics.partitions_of(topic))
         keys, key_schema_id = await self._encode("key", request, self._settings.key_format, topic)
         values, value_schema_id = await self._encode("value", request, self._settings.value_format, topic)

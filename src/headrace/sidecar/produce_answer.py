@@ -45,7 +45,10 @@ class ProduceError(msgspec.Struct, rename="camel"):
 _ENTRIES: Final = {"oneOf": [{"$ref": f"#/components/schemas/{kind.__name__}"} for kind in (Produced, ProduceError)]}
 
 
-class ProduceResponse(msgspec.Struct, kw_only=True, rename={"request_status": "requestStatus"}):
+_RENAMED: Final = {"request_status": "requestStatus", "ignored_fields": "ignoredFields"}
+
+
+class ProduceResponse(msgspec.Struct, kw_only=True, rename=_RENAMED):
     """An outcome for each record of the request, in their order."""
 
     offsets: Annotated[Sequence[Any], msgspec.Meta(extra_json_schema={"items": _ENTRIES})]
@@ -54,6 +57,8 @@ class ProduceResponse(msgspec.Struct, kw_only=True, rename={"request_status": "r
     request_status: _RequestStatus
     acks: Literal[1, 0] | msgspec.UnsetType = msgspec.UNSET
     """Present where an entry without error is weaker than ok: the leader alone has it (1), or none said so (0)."""
+    ignored_fields: Sequence[str] | msgspec.UnsetType = msgspec.UNSET
+    """Fields of the request that are not known, at most 20 (`producer.unknown_fields: ignore`)."""
 
 
 class ProduceAnswer(NamedTuple):
@@ -74,6 +79,7 @@ def answer_of(
     value_schema_id: int | None,
     always_200: bool,
     acks: Literal["all", 1, 0] = "all",
+    ignored: Sequence[str] = (),
 ) -> ProduceAnswer:
     """Return the answer for the outcomes of all records, in their order."""
     failures = [result for result in results if type(result) is not Produced]
@@ -83,6 +89,7 @@ def answer_of(
         value_schema_id=msgspec.UNSET if value_schema_id is None else value_schema_id,
         request_status=_request_status(failures),
         acks=msgspec.UNSET if acks == "all" else acks,
+        ignored_fields=ignored or msgspec.UNSET,
     )
     body = _encode_json(response)
     written = len(results) - len(failures)

@@ -5,9 +5,11 @@ Source: sidecar.md 5.1; the codes of formats are those of the seed document.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import difflib
+import re
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, ClassVar, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -38,9 +40,11 @@ _Code = Annotated[
 _Partition = Annotated[int, msgspec.Meta(ge=0)]
 _Number = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 _Long = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_MOST_HEADERS: Final = 256
+_FewHeaders = msgspec.Meta(max_length=_MOST_HEADERS)
 
 
-class ProduceRecord(msgspec.Struct, rename="camel", gc=False):
+class ProduceRecord(msgspec.Struct, forbid_unknown_fields=True, rename="camel", gc=False):
     """One record of a request; a key or value that is null or not there is no key, or a tombstone."""
 
     key: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
@@ -49,7 +53,26 @@ class ProduceRecord(msgspec.Struct, rename="camel", gc=False):
     timestamp: _Long | None = None
     traceability_id: str | None = None
     correlation_id: str | None = None
-    headers: dict[str, str | None] | list[tuple[str, str | None]] | None = None
+    headers: (
+        Annotated[dict[str, str | None], _FewHeaders] | Annotated[list[tuple[str, str | None]], _FewHeaders] | None
+    ) = None
+
+
+class CountedRecord(ProduceRecord, rename="camel", gc=False):
+    """A record that is counted while its body is decoded, so that a body with too many ends before it is objects."""
+
+    decoded: ClassVar = 0
+    """How many the body has had so far; one body is decoded at a time."""
+    limit: ClassVar = 0
+
+    def __post_init__(self) -> None:
+        CountedRecord.decoded += 1
+        if CountedRecord.decoded > CountedRecord.limit:
+            raise too_many_records(CountedRecord.limit)
+
+
+class _LenientRecord(CountedRecord, forbid_unknown_fields=False, rename="camel", gc=False):
+    pass
 
 
 class SchemaChoices(msgspec.Struct, rename="camel", gc=False):
@@ -71,19 +94,39 @@ class SchemaChoices(msgspec.Struct, rename="camel", gc=False):
     value_schema_message: str | None = None
 
 
-class ProduceRequest(SchemaChoices, kw_only=True, rename="camel", gc=False):
+class ProduceRequest(SchemaChoices, kw_only=True, forbid_unknown_fields=True, rename="camel", gc=False):
     """What `POST /producers/{topic}` takes."""
 
     records: list[ProduceRecord]
 
 
-class _Outline(msgspec.Struct, gc=False):
-    records: list[msgspec.Raw]
+class _CountedRequest(ProduceRequest, kw_only=True, rename="camel", gc=False):
+    records: list[CountedRecord]  # type: ignore[assignment]  # they are only read
+
+
+class _LenientRequest(ProduceRequest, kw_only=True, forbid_unknown_fields=False, rename="camel", gc=False):
+    records: list[_LenientRecord]  # type: ignore[assignment]  # they are only read
+
+
+class ParsedRequest(NamedTuple):
+    """A request, and the names of its fields that were ignored."""
+
+    request: ProduceRequest
+    ignored: Sequence[str] = ()
 
 
 _decode_request = msgspec.json.Decoder(ProduceRequest).decode
-_decode_outline = msgspec.json.Decoder(_Outline).decode
-_decode_record = msgspec.json.Decoder(ProduceRecord).decode
+_decode_counted = msgspec.json.Decoder(_CountedRequest).decode
+_decode_lenient = msgspec.json.Decoder(_LenientRequest).decode
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_record_fields = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
+_REQUEST_FIELDS: Final = ProduceRequest.__struct_encode_fields__
+_RECORD_FIELDS: Final = ProduceRecord.__struct_encode_fields__
+NEITHER: Final = "has neither key nor value: name one of them; a tombstone is written as value: null"
+_SHOWN_FIELDS: Final = 20
+_SHOWN_CHARACTERS: Final = 300
+_UNKNOWN_FIELD: Final = re.compile(r"unknown field `(.+?)`")
+_IN_RECORD: Final = re.compile(r"\$\.records\[(\d+)\]")
 
 
 _CHOICE: Final = ("schema", "schema_id", "schema_version", "schema_subject", "schema_references", "schema_message")
@@ -110,16 +153,64 @@ def choice_of(
     return SchemaChoice(_format(given, _FORMAT_CODES if codes == "seed" else _ORIGINAL_CODES), *rest)
 
 
-def parse_request(body: bytes) -> ProduceRequest:
+def parse_request(body: bytes, max_records: int, unknown_fields: Literal["refuse", "ignore"]) -> ParsedRequest:
     """Return a request read from its JSON text.
 
     Raises:
-        RequestBodyMissing, ContentTypeMismatch, InvalidRequest: It is none; the error names the record at fault.
+        RequestBodyMissing, ContentTypeMismatch, InvalidRequest, TooManyRecords: It is none, or too
+            large; the error names the record at fault.
     """
+    few = body.count(b"{") <= max_records + 1  # the request's own brace, and at least one per record
     try:
-        return parse_json(body, _decode_request)
+        request = parse_json(body, _decode_request) if few else parse_counted(body, _decode_counted, max_records)
+        ignored: Sequence[str] = ()
     except msgspec.ValidationError as cause:
-        raise _invalid(body, cause) from cause
+        if unknown_fields == "refuse" or not _UNKNOWN_FIELD.search(str(cause)):
+            raise _invalid(cause) from cause
+        request, ignored = _parse_lenient(body, max_records)
+    check_present(request.records)
+    return ParsedRequest(request, ignored)
+
+
+def _parse_lenient(body: bytes, max_records: int) -> tuple[ProduceRequest, Sequence[str]]:
+    """Return a request without its unknown fields, and their names."""
+    try:
+        request = parse_counted(body, _decode_lenient, max_records)
+    except msgspec.ValidationError as cause:
+        raise _invalid(cause) from cause
+    fields = _decode_fields(body)
+    names = {name: None for name in fields if name not in _REQUEST_FIELDS}
+    for record in _decode_record_fields(fields["records"]):
+        names.update((f"records.{name}", None) for name in record if name not in _RECORD_FIELDS)
+    return request, [name[:_SHOWN_CHARACTERS] for name in names][:_SHOWN_FIELDS]
+
+
+def check_present(records: Sequence[ProduceRecord]) -> None:
+    """Return if every record names a key or a value.
+
+    Raises:
+        InvalidRequest: One has neither, and would be a tombstone by accident; the error names it.
+    """
+    absent = [index for index, record in enumerate(records) if not record.value and not record.key]
+    if absent:
+        raise errors.InvalidRequest(f"record {absent[0]} {NEITHER}", index=absent[0])
+
+
+def too_many_records(limit: int) -> errors.TooManyRecords:
+    """Return the error for a request with more records than may come at once."""
+    return errors.TooManyRecords(
+        f"more than {limit} records came at once (http.max_records): send several requests", limit_records=limit
+    )
+
+
+def parse_counted(body: bytes, decode: Callable[[bytes], T], max_records: int) -> T:
+    """Return what a body of counted records holds; see `parse_json`.
+
+    Raises:
+        TooManyRecords: There are more than may be; the rest was not decoded.
+    """
+    CountedRecord.decoded, CountedRecord.limit = 0, max_records
+    return parse_json(body, decode)
 
 
 def parse_json(body: bytes, decode: Callable[[bytes], T]) -> T:
@@ -141,18 +232,21 @@ def parse_json(body: bytes, decode: Callable[[bytes], T]) -> T:
         raise errors.InvalidRequest("the body is nested too deeply: 900 levels are the most") from cause
 
 
-def _invalid(body: bytes, cause: msgspec.ValidationError) -> errors.InvalidRequest:
-    """Say which record does not fit; the decoder's own text has no index."""
-    try:
-        records = _decode_outline(body).records
-    except msgspec.DecodeError:
-        return errors.InvalidRequest(f"the body is no produce request: {cause}")
-    for index, raw in enumerate(records):
-        try:
-            _decode_record(raw)
-        except msgspec.ValidationError as misfit:
-            return errors.InvalidRequest(f"record {index} of the request is not one: {misfit}", index=index)
-    return errors.InvalidRequest(f"the body is no produce request: {cause}")
+def _invalid(cause: msgspec.ValidationError) -> errors.InvalidRequest:
+    said = str(cause)
+    if place := _IN_RECORD.search(said):
+        said = explained(_IN_RECORD.sub("$", said), _RECORD_FIELDS)
+        return errors.InvalidRequest(f"record {place[1]} of the request is not one: {said}", index=int(place[1]))
+    return errors.InvalidRequest(f"the body is no produce request: {explained(said, _REQUEST_FIELDS)}")
+
+
+def explained(said: str, known: Iterable[str]) -> str:
+    """Return what the decoder says, cut, with the nearest known name for a field that is not known."""
+    said = said[:_SHOWN_CHARACTERS]  # it may quote the body
+    unknown = _UNKNOWN_FIELD.search(said)
+    others = [name for name in known if unknown and name != unknown[1]]  # it may only stand at the wrong place
+    near = difflib.get_close_matches(unknown[1], others, 1, 0.5) if unknown else []
+    return f"{said}. Did you mean {near[0]}?" if near else said
 
 
 def _format(given: str | int | None, codes: Sequence[str]) -> str | None:

@@ -21,11 +21,19 @@ from headrace.lifecycle import Clock, Deadline
 from headrace.records import OutgoingRecord, Produced
 from headrace.sidecar.produce import ProduceService, RequestIds
 from headrace.sidecar.produce_answer import failure_of
-from headrace.sidecar.produce_request import ProduceRecord, ProduceRequest, SchemaChoices
+from headrace.sidecar.produce_request import (
+    NEITHER,
+    ProduceRecord,
+    ProduceRequest,
+    SchemaChoices,
+    check_present,
+    explained,
+)
 
 log = logging.getLogger(__name__)
 
 _BATCH_RECORDS: Final = 500
+_ALONE_RECORDS: Final = 50
 _RECEIPTS_BYTES: Final = 65_536
 _PAUSE_SECONDS: Final = 0.02
 _ROOM_SECONDS: Final = 30.0
@@ -192,19 +200,28 @@ class ProduceStream:
                 full = batch if len(numbers) == len(batch) else [batch[n - self._next_line] for n in numbers]
                 await self._send(_Batch(numbers, await self._prepare(full), size))
             self._next_line += len(batch)
+            await asyncio.sleep(0)  # other requests run between batches
 
     async def _prepare(self, lines: list[bytes]) -> list[OutgoingRecord | errors.HeadraceError]:
         """Return a record for each line, or why there is none."""
+        parsed = _parse(lines)
+        prepared = iter(await self._prepare_records([one for one in parsed if isinstance(one, ProduceRecord)]))
+        return [next(prepared) if isinstance(one, ProduceRecord) else one for one in parsed]
+
+    async def _prepare_records(self, records: list[ProduceRecord]) -> list[OutgoingRecord | errors.HeadraceError]:
         try:
-            request = self._request(records=_parse(lines))
-            return [*(await self._service.prepare(self._topic, request, self._ids)).records]
+            return [*(await self._service.prepare(self._topic, self._request(records=records), self._ids)).records]
         except (errors.RequestError, errors.FormatError) as error:
-            if len(lines) == 1:  # of an EncodeError for one record, the cause says all
+            if len(records) == 1:  # of an EncodeError for one record, the cause says all
                 return [error.__cause__ if isinstance(error.__cause__, errors.EncodeError) else error]
-            half = len(lines) // 2
-            return [*await self._prepare(lines[:half]), *await self._prepare(lines[half:])]
         except errors.HeadraceError as error:  # the registry, or Kafka: it is the same for each of them
-            return [error] * len(lines)
+            return [error] * len(records)
+        entries: list[OutgoingRecord | errors.HeadraceError] = []
+        for index, record in enumerate(records):
+            if index % _ALONE_RECORDS == 0:
+                await asyncio.sleep(0)  # other requests run between
+            entries += await self._prepare_records([record])
+        return entries
 
     async def _send(self, batch: _Batch) -> None:
         """Hand a batch over, waiting for room in the produce budget."""
@@ -227,12 +244,19 @@ class ProduceStream:
         self._ready.set()
 
 
-def _parse(lines: list[bytes]) -> list[ProduceRecord]:
+def _parse(lines: list[bytes]) -> Sequence[ProduceRecord | errors.InvalidRequest]:
+    """Return what each line holds; all at once if all are good."""
     try:
         str(b"\n".join(lines), "utf-8")  # the decoder does not look into raw values
-        return [_decode_record(line) for line in lines]
+        records = [_decode_record(line) for line in lines]
+        check_present(records)
+        return records
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
-        raise errors.InvalidRequest(f"the line is no record: {cause}") from cause
+        said = explained(str(cause), ProduceRecord.__struct_encode_fields__)
+        error = errors.InvalidRequest(f"the line is no record: {said}")
+    except errors.InvalidRequest:
+        error = errors.InvalidRequest(f"the line {NEITHER}")
+    return [error] if len(lines) == 1 else [entry for line in lines for entry in _parse([line])]
 
 
 def _receipts_of(batch: _Batch) -> Sequence[Produced | Failure]:

@@ -6,9 +6,7 @@ Source: reliability.md 3 (P-tx); decisions.md 3.
 from __future__ import annotations
 
 import asyncio
-import difflib
 import functools
-import re
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -20,27 +18,21 @@ from headrace.kafka import TransactionalProducers
 from headrace.records import OutgoingRecord, Produced
 from headrace.sidecar.produce import Prepared, ProduceService, RequestIds
 from headrace.sidecar.produce_answer import ProduceAnswer, ProduceResponse, answer_of, reason_of
-from headrace.sidecar.produce_request import ProduceRecord, ProduceRequest, parse_json
+from headrace.sidecar.produce_request import CountedRecord, ProduceRequest, check_present, explained, parse_counted
 from headrace.telemetry.audit import Audit
 
 _GRACE_SECONDS: Final = 1.0
 """What a request gets beyond its limit, so that one that was not begun is told apart from one in doubt."""
 _MOST_TOPICS: Final = 100
-_SAID_CHARACTERS: Final = 300
-_UNKNOWN_FIELD: Final = re.compile(r"unknown field `(.+?)`")
 
 Results = Sequence[Produced | errors.HeadraceError]
 
 
-class TransactionRecord(ProduceRecord, forbid_unknown_fields=True, rename="camel", gc=False):
-    """One record of a transaction; a name that is not known is refused, or a misspelt value would be a tombstone."""
-
-
-class TopicRequest(ProduceRequest, kw_only=True, forbid_unknown_fields=True, rename="camel", gc=False):
+class TopicRequest(ProduceRequest, kw_only=True, rename="camel", gc=False):
     """What a transaction writes to one topic."""
 
     topic: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9._-]{1,249}$")]
-    records: list[TransactionRecord]  # type: ignore[assignment]  # they are only read
+    records: list[CountedRecord]  # type: ignore[assignment]  # they are only read
 
 
 class TransactionRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -49,7 +41,7 @@ class TransactionRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     topics: Annotated[list[TopicRequest], msgspec.Meta(min_length=1, max_length=_MOST_TOPICS)]
 
 
-class TopicResponse(ProduceResponse, kw_only=True, rename={"request_status": "requestStatus"}):
+class TopicResponse(ProduceResponse, kw_only=True):
     """What became of one part of a transaction."""
 
     topic: str
@@ -73,26 +65,28 @@ _decode = msgspec.json.Decoder(TransactionRequest).decode
 _encode_json = msgspec.json.Encoder().encode
 _FIELDS: Final = [
     field.encode_name
-    for kind in (TransactionRequest, TopicRequest, TransactionRecord)
+    for kind in (TransactionRequest, TopicRequest, CountedRecord)
     for field in msgspec.structs.fields(kind)
 ]
 
 
-def parse_transaction(body: bytes) -> TransactionRequest:
-    """Return a request read from its JSON text.
+def parse_transaction(body: bytes, max_records: int) -> TransactionRequest:
+    """Return a request read from its JSON text; fields that are not known are refused whatever the settings say.
 
     Raises:
-        RequestBodyMissing, ContentTypeMismatch, InvalidRequest: It is none.
+        RequestBodyMissing, ContentTypeMismatch, InvalidRequest, TooManyRecords: It is none.
     """
     try:
-        return parse_json(body, _decode)
+        request = parse_counted(body, _decode, max_records)
     except msgspec.ValidationError as cause:
-        said = str(cause)[:_SAID_CHARACTERS]  # it may quote the body
-        unknown = _UNKNOWN_FIELD.search(said)
-        others = [name for name in _FIELDS if unknown and name != unknown[1]]  # it may only stand at the wrong place
-        near = difflib.get_close_matches(unknown[1], others, 1, 0.5) if unknown else []
-        hint = f". Did you mean {near[0]}?" if near else ""
-        raise errors.InvalidRequest(f"the body is no transaction: {said}{hint}") from cause
+        raise errors.InvalidRequest(f"the body is no transaction: {explained(str(cause), _FIELDS)}") from cause
+    for part in request.topics:
+        try:
+            check_present(part.records)
+        except errors.InvalidRequest as error:
+            error.parameters["topic"] = part.topic
+            raise
+    return request
 
 
 class Transactions:
@@ -113,7 +107,8 @@ class Transactions:
     def of_produce(self, prepared: Prepared) -> Work:
         """Return the transaction that does what a produce request asks, and answers as it is answered."""
         keys, values, always_200 = prepared.key_schema_id, prepared.value_schema_id, self._settings.always_200
-        return Work(prepared.records, lambda results: answer_of(results, keys, values, always_200))
+        ignored = prepared.ignored_fields
+        return Work(prepared.records, lambda results: answer_of(results, keys, values, always_200, ignored=ignored))
 
     async def prepare(self, request: TransactionRequest, ids: RequestIds) -> Work:
         """Return what a request writes.

@@ -89,7 +89,7 @@ def test_a_json_value_is_stored_as_it_was_written() -> None:
     assert sent(b'{"records":[{"value": ' + value + b" }]}")[0].value == value
 
 
-@pytest.mark.parametrize("record", [b"{}", b'{"value":null}', b'{"key":null,"value": null}'])
+@pytest.mark.parametrize("record", [b'{"key":null}', b'{"value":null}', b'{"key":null,"value": null}'])
 def test_null_and_absent_are_null_bytes(record: bytes) -> None:
     """A tombstone, no key."""
     found = sent(b'{"records":[' + record + b"]}")[0]
@@ -104,13 +104,62 @@ def test_an_empty_string_is_not_null() -> None:
 
 def test_timestamps_not_above_zero_mean_now() -> None:
     """decisions.md 12."""
-    records = [{"timestamp": stamp} for stamp in (-1, 0, None, 1)]
+    records = [{"key": "k", "timestamp": stamp} for stamp in (-1, 0, None, 1)]
     assert [record.timestamp_ms for record in sent({"records": records})] == [0, 0, 0, 1]
 
 
-def test_unknown_fields_are_ignored() -> None:
-    """Clients of the original send some."""
-    assert len(sent({"records": [{"value": 1, "colour": "red"}], "isFoo": True})) == 1
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"records": [{"value": 1}, {"key": "k", "vaule": 1}]}, "record 1 .*`vaule`.*Did you mean value?"),
+        ({"records": [{"value": 1}], "valueFormt": "avro"}, "unknown field `valueFormt`.*Did you mean valueFormat?"),
+        ({"records": [{"value": 1}], "isFoo": True}, "unknown field `isFoo`"),
+    ],
+)
+def test_an_unknown_field_is_refused_with_the_nearest_name(body: Any, said: str) -> None:
+    """A misspelt value would be a tombstone."""
+    kafka = Kafka()
+    with pytest.raises(errors.InvalidRequest, match=said):
+        produce(body, kafka)
+    assert kafka.records == []
+
+
+def test_unknown_fields_are_ignored_and_listed_where_that_is_set() -> None:
+    """Clients of the light-4j sidecar send some; what is wrong beside them is still found."""
+    records = [{"value": 1, "colour": "red"}, {"key": "k", "vaule": 1}, {"value": 2, "colour": "blue"}]
+    kafka = Kafka()
+    answer = produce({"records": records, "isFoo": True}, kafka, unknown_fields="ignore")
+    assert [record.value for record in kafka.records] == [b"1", None, b"2"]
+    assert json.loads(answer.body)["ignoredFields"] == ["isFoo", "records.colour", "records.vaule"]
+    assert "ignoredFields" not in json.loads(produce({"records": [{"value": 1}]}, unknown_fields="ignore").body)
+    with pytest.raises(errors.InvalidRequest, match=r"record 1 .*partition"):
+        produce({"records": [{"value": 1, "a": 1}, {"value": 1, "partition": "x"}]}, unknown_fields="ignore")
+
+
+@pytest.mark.parametrize("unknown_fields", ["refuse", "ignore"])
+@pytest.mark.parametrize("record", [{}, {"partition": 1}, {"headers": {"a": "1"}}])
+def test_a_record_with_neither_key_nor_value_is_refused(record: Any, unknown_fields: str) -> None:
+    """It would be a tombstone by accident."""
+    with pytest.raises(errors.InvalidRequest, match="record 1 has neither key nor value") as raised:
+        produce({"records": [{"value": 1}, record]}, unknown_fields=unknown_fields)
+    assert raised.value.parameters["index"] == 1
+
+
+@pytest.mark.parametrize("unknown_fields", ["refuse", "ignore"])
+def test_a_body_with_too_many_records_is_refused_before_it_is_decoded(unknown_fields: str) -> None:
+    """What stands behind the first record too many is not looked at; nested objects are no records."""
+    body = b'{"records":[' + b'{"value":1},' * 10_001 + b"5]}"
+    with pytest.raises(errors.TooManyRecords, match="more than 10000"):
+        produce(body, unknown_fields=unknown_fields)
+    nested = b'{"records":[{"value":[' + b"{}," * 20_000 + b"1]}]}"
+    assert len(json.loads(produce(nested, unknown_fields=unknown_fields).body)["offsets"]) == 1
+
+
+@pytest.mark.parametrize("headers", [{str(n): "" for n in range(257)}, [["a", ""]] * 257])
+def test_a_record_with_too_many_headers_is_refused(headers: Any) -> None:
+    """256 are the most."""
+    with pytest.raises(errors.InvalidRequest, match=r"record 1 .*<= 256.*headers"):
+        produce({"records": [{"value": 1}, {"value": 1, "headers": headers}]})
 
 
 def test_record_headers_have_the_order_of_the_original() -> None:
@@ -134,7 +183,11 @@ def test_record_headers_have_the_order_of_the_original() -> None:
 
 def test_headers_as_a_list_keep_order_repeats_and_nulls() -> None:
     """Beside the object, which cannot."""
-    record = {"correlationId": "c", "headers": [["b", "1"], ["a", None], ["b", ""], ["X-Correlation-ID", "no"]]}
+    record = {
+        "value": 1,
+        "correlationId": "c",
+        "headers": [["b", "1"], ["a", None], ["b", ""], ["X-Correlation-ID", "no"]],
+    }
     assert sent({"records": [record]})[0].headers == [
         ("X-Correlation-Id", b"c"),
         ("b", b"1"),
@@ -145,7 +198,8 @@ def test_headers_as_a_list_keep_order_repeats_and_nulls() -> None:
 
 def test_a_caller_id_goes_second_when_it_is_configured() -> None:
     """As the original's order of headers."""
-    found = sent({"records": [{}]}, RequestIds(b"c", b"t", b"x"), forward_authorization=True, caller_id="me")[0].headers
+    ids = RequestIds(b"c", b"t", b"x")
+    found = sent({"records": [{"value": 1}]}, ids, forward_authorization=True, caller_id="me")[0].headers
     assert [name for name, _ in found or []] == [
         "authorization",
         "caller_id",
@@ -171,15 +225,15 @@ def test_codes_of_formats_with_a_schema_ask_the_registry(code: int) -> None:
 
 def test_the_http_ids_stand_in_for_the_records_own() -> None:
     """Record field, then HTTP header; the token of the request stays out of Kafka unless asked for."""
-    found = sent({"records": [{}]}, RequestIds(b"http-c", b"http-t", b"Bearer x"))[0].headers
+    found = sent({"records": [{"value": 1}]}, RequestIds(b"http-c", b"http-t", b"Bearer x"))[0].headers
     assert found == [("X-Traceability-Id", b"http-t"), ("X-Correlation-Id", b"http-c")]
 
 
 def test_the_trace_context_of_the_request_is_passed_on() -> None:
     """To every record, whatever else it has; a record that names its own keeps it."""
     ids = RequestIds(b"c", traceparent=b"00-http")
-    own = {"headers": {"TraceParent": "00-own"}}
-    plain, headed, named = sent({"records": [{}, {"headers": {"a": "1"}}, own]}, ids)
+    own = {"value": 1, "headers": {"TraceParent": "00-own"}}
+    plain, headed, named = sent({"records": [{"value": 1}, {"value": 1, "headers": {"a": "1"}}, own]}, ids)
     assert plain.headers == [("X-Correlation-Id", b"c"), ("traceparent", b"00-http")]
     assert headed.headers == [("X-Correlation-Id", b"c"), ("traceparent", b"00-http"), ("a", b"1")]
     assert named.headers == [("X-Correlation-Id", b"c"), ("TraceParent", b"00-own")]
@@ -187,7 +241,7 @@ def test_the_trace_context_of_the_request_is_passed_on() -> None:
 
 def test_without_any_id_every_record_gets_its_own() -> None:
     """Generated, 22 characters, each once."""
-    headers = [record.headers or [] for record in sent({"records": [{}, {}, {}]})]
+    headers = [record.headers or [] for record in sent({"records": [{"value": 1}, {"value": 1}, {"value": 1}]})]
     ids = {value for entry in headers for _, value in entry}
     assert [name for entry in headers for name, _ in entry] == ["X-Correlation-Id"] * 3
     assert len(ids) == 3
@@ -206,9 +260,9 @@ def test_without_any_id_every_record_gets_its_own() -> None:
         (b"[]", errors.InvalidRequest, "object"),
         (b"{}", errors.InvalidRequest, "records"),
         (b'{"records":null}', errors.InvalidRequest, "records"),
-        (b'{"records":[{},5]}', errors.InvalidRequest, "record 1"),
-        (b'{"records":[{},{"partition":-1}]}', errors.InvalidRequest, "record 1"),
-        (b'{"records":[{},{},{"timestamp":9223372036854775808}]}', errors.InvalidRequest, "record 2"),
+        (b'{"records":[{"key":1},5]}', errors.InvalidRequest, "record 1"),
+        (b'{"records":[{"key":1},{"partition":-1}]}', errors.InvalidRequest, "record 1"),
+        (b'{"records":[{"key":1},{"key":1},{"timestamp":9223372036854775808}]}', errors.InvalidRequest, "record 2"),
         (b'{"records":[{"headers":{"a":1}}]}', errors.InvalidRequest, "record 0"),
         (b'{"records":[],"keySchemaId":"1"}', errors.InvalidRequest, "keySchemaId"),
         (b'{"records":[{"key":1}],"keyFormat":"xml"}', errors.InvalidRequest, "xml"),
@@ -216,11 +270,11 @@ def test_without_any_id_every_record_gets_its_own() -> None:
         (b'{"records":[],"valueFormat":6}', errors.InvalidRequest, "format 6"),
         (b'{"records":[],"keyFormat":-1}', errors.InvalidRequest, "format -1"),
         (b'{"records":[],"keyFormat":true}', errors.InvalidRequest, "keyFormat"),
-        (b'{"records":[{},{"headers":[["a"]]}]}', errors.InvalidRequest, "record 1"),
+        (b'{"records":[{"key":1},{"headers":[["a"]]}]}', errors.InvalidRequest, "record 1"),
         (b'{"records":[{"headers":[["a",1]]}]}', errors.InvalidRequest, "record 0"),
         (b'{"records":[],"valueSchemaReferences":[{"name":"a"}]}', errors.InvalidRequest, "valueSchemaReferences"),
-        (b'{"records":[{},{"partition":3}]}', errors.PartitionNotFound, "record 1"),
-        (b'{"records":[{"partition":99999999999}]}', errors.PartitionNotFound, "record 0"),
+        (b'{"records":[{"key":1},{"key":1,"partition":3}]}', errors.PartitionNotFound, "record 1"),
+        (b'{"records":[{"key":1,"partition":99999999999}]}', errors.PartitionNotFound, "record 0"),
     ],
 )
 def test_a_request_that_does_not_fit_sends_nothing_and_says_why(
@@ -238,7 +292,16 @@ def test_a_request_that_does_not_fit_sends_nothing_and_says_why(
 def test_an_unknown_topic_is_refused_before_anything_is_sent() -> None:
     """At once, and not by a timeout of the client."""
     with pytest.raises(errors.TopicNotFound):
-        produce({"records": [{}]}, topic="missing")
+        produce({"records": [{"value": 1}]}, topic="missing")
+
+
+@pytest.mark.parametrize("topic", ["__consumer_offsets", "__transaction_state"])
+def test_a_topic_that_is_internal_to_kafka_is_not_written(topic: str) -> None:
+    """404 that says so, for transactions as for single requests."""
+    kafka = Kafka()
+    with pytest.raises(errors.TopicNotFound, match="internal to Kafka"):
+        produce({"records": [{"value": 1}]}, kafka, topic=topic)
+    assert kafka.records == []
 
 
 def test_every_record_that_cannot_be_encoded_is_named_and_none_is_sent() -> None:
@@ -288,7 +351,7 @@ FORBIDDEN, OTHER = errors.KafkaUnauthorized("no"), errors.KafkaError("odd")
 )
 def test_the_status_is_that_of_the_worst_unless_a_record_is_written(results: list[Any], status: int) -> None:
     """decisions.md 3; the original's status by configuration."""
-    body = {"records": [{}] * len(results)}
+    body = {"records": [{"value": 1}] * len(results)}
     answer = produce(body, Kafka(*results))
     assert answer.status == status
     assert (answer.retry_after_seconds is not None) == (status == 503)
@@ -312,13 +375,13 @@ def test_each_failed_record_says_whether_it_is_certainly_not_there(
     result: errors.HeadraceError, code: int, outcome: str
 ) -> None:
     """A record whose fate is not known is never called failed."""
-    entry = json.loads(produce({"records": [{}, {}]}, Kafka(OK, result)).body)["offsets"][1]
+    entry = json.loads(produce({"records": [{"value": 1}, {"value": 1}]}, Kafka(OK, result)).body)["offsets"][1]
     assert entry == {"errorCode": code, "error": result.description, "outcome": outcome}
 
 
 def test_the_request_status_is_that_of_the_first_refusal_of_access() -> None:
     """The original's word for it."""
-    body = json.loads(produce({"records": [{}] * 3}, Kafka(OK, DOWN, FORBIDDEN)).body)
+    body = json.loads(produce({"records": [{"value": 1}] * 3}, Kafka(OK, DOWN, FORBIDDEN)).body)
     assert body["requestStatus"] == "FORBIDDEN"
 
 

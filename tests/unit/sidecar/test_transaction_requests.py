@@ -35,7 +35,7 @@ class Kafka:
 
 def request(**records: int) -> TransactionRequest:
     parts = [{"topic": topic, "records": [{"value": n} for n in range(count)]} for topic, count in records.items()]
-    return parse_transaction(json.dumps({"topics": parts}).encode())
+    return parse_transaction(json.dumps({"topics": parts}).encode(), 100)
 
 
 def write(wanted: TransactionRequest, *results: Any, seconds: float = 5.0) -> Any:
@@ -99,9 +99,19 @@ def test_an_error_names_the_topic_it_is_about() -> None:
 def test_a_body_that_is_none_is_refused(body: bytes, said: str) -> None:
     """With what does not fit, and the nearest name for one that is not known; a misspelt value is no tombstone."""
     with pytest.raises(errors.InvalidRequest) as raised:
-        parse_transaction(body)
+        parse_transaction(body, 100)
     assert said in str(raised.value)
     assert len(str(raised.value)) < 1000
+
+
+def test_a_transaction_of_empty_or_too_many_records_is_refused() -> None:
+    """Records of all its topics count; one with neither key nor value would be a tombstone by accident."""
+    part = b'{"topic":"a","records":[' + b",".join([b'{"value":1}'] * 60) + b"]}"
+    with pytest.raises(errors.TooManyRecords, match="more than 100 records"):
+        parse_transaction(b'{"topics":[' + part + b"," + part + b"]}", 100)
+    with pytest.raises(errors.InvalidRequest, match="record 0 has neither") as raised:
+        parse_transaction(b'{"topics":[{"topic":"a","records":[{"partition":1}]}]}', 100)
+    assert raised.value.parameters == {"index": 0, "topic": "a"}
 
 
 def test_a_transaction_without_records_is_refused() -> None:

@@ -60,7 +60,7 @@ def test_metrics_count_requests_by_route_and_records(opened: Any) -> None:
 
     async def main() -> None:
         async with opened() as house:
-            await house.ask(post(b'{"records":[{},{}]}'))
+            await house.ask(post(b'{"records":[{"value":1},{"value":1}]}'))
             await house.ask(post(b"{", "/producers/other"))
             await house.get("/nowhere/at/all")
             answer = await house.get("/metrics")
@@ -80,7 +80,7 @@ def test_draining_finishes_what_was_taken_and_refuses_what_comes(opened: Any) ->
     async def main() -> None:
         async with opened() as house:
             house.kafka.gate.clear()
-            waiting = asyncio.ensure_future(house.ask(post(b'{"records":[{}]}')))
+            waiting = asyncio.ensure_future(house.ask(post(b'{"records":[{"value":1}]}')))
             await house.kafka.taken.wait()
             drain = asyncio.ensure_future(house.web.drain(Deadline(SystemClock(), 60)))
             await asyncio.sleep(0)
@@ -102,7 +102,7 @@ def test_draining_ends_at_its_deadline(opened: Any) -> None:
     async def main() -> None:
         async with opened() as house:
             house.kafka.gate.clear()
-            waiting = asyncio.ensure_future(house.ask(post(b'{"records":[{}]}')))
+            waiting = asyncio.ensure_future(house.ask(post(b'{"records":[{"value":1}]}')))
             await house.kafka.taken.wait()
             with pytest.raises(TimeoutError):
                 await house.web.drain(Deadline(SystemClock(), 0.05))

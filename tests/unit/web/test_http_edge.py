@@ -71,7 +71,7 @@ BAD = [
     (post(b'{"valueFormat":"string","records":[{"value":1}]}'), 400, "ERR12206"),
     (post(b'{"valueFormat":"avro","valueSchemaId":1,"valueSchema":"x","records":[{"value":1}]}'), 400, "ERR12211"),
     (post(b'{"valueFormat":"avro","records":[{"value":1}]}'), 503, "ERR40010"),
-    (post(b'{"records":[{"partition":3}]}'), 404, "ERR40007"),
+    (post(b'{"records":[{"key":1,"partition":3}]}'), 404, "ERR40007"),
     (post(RECORD, path="/producers/missing"), 404, "ERR40006"),
     (post(RECORD, path="/producers/"), 404, "ERR10007"),
     (post(RECORD, path="/producers"), 404, "ERR10007"),

@@ -67,6 +67,8 @@ TEXT = "Content-Type: text/plain"
     [
         (post(RECORD, "Content-Type: application/x-www-form-urlencoded"), 400, "ERR10015", "application/json"),
         (post(RECORD, "Content-Type: application/vnd.kafka.json.v2+json"), 400, "ERR10015", "application/json"),
+        (post(RECORD, "Content-Type: text/plain; charset=utf-8"), 400, "ERR10015", "application/json"),
+        (post(b' {"valueFormat" :1}', TEXT), 400, "ERR10015", "application/json"),
         (post(b"x"), 400, "ERR10015", "is missing"),
         (post(b"x", TEXT, "X-Headrace-Keys: k"), 400, "ERR11004", "X-Headrace-Key?"),
         (post(b"x", TEXT, "X-Headrace-Key: k", "X-Headrace-Key: l"), 400, "ERR11004", "twice"),

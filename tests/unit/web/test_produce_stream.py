@@ -94,8 +94,16 @@ def test_each_line_has_its_receipt_while_the_stream_goes_on(opened: Any) -> None
 
 def test_a_bad_line_fails_alone_and_says_which_it_is(opened: Any) -> None:
     """Whatever is wrong with it; the lines around it are written, in one go with it."""
-    bad = [b"{", b'{"value":NaN}', b'{"partition":"0"}', b'{"value":"\xff"}', b"{}{}", b"[" * 5000, b'{"partition":3}']
-    bad += [b'{"value":1}']
+    bad = [
+        b"{",
+        b'{"value":NaN}',
+        b'{"key":1,"partition":"0"}',
+        b'{"value":"\xff"}',
+        b"{}{}",
+        b"[" * 5000,
+        b'{"key":1,"partition":3}',
+    ]
+    bad += [b'{"vaule":"1"}', b"{}", b'{"value":1}']
 
     async def main() -> None:
         async with opened() as house, streaming(house, "/producers/t?valueFormat=string") as client:

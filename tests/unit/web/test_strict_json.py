@@ -77,7 +77,10 @@ def test_records_over_the_limit_are_refused_and_the_connection_goes_on(opened: A
     async def main() -> None:
         async with opened(max_records=3) as house:
             reader, writer = await house.connect()
-            writer.write(post(b'{"records":[{},{},{},{}]}') + post(b'{"records":[{},{},{}]}'))
+            writer.write(
+                post(b'{"records":[{"value":1},{"value":1},{"value":1},{"value":1}]}')
+                + post(b'{"records":[{"value":1},{"value":1},{"value":1}]}')
+            )
             text = (await asyncio.wait_for(reader.readuntil(b'"requestStatus":"OK"}'), 60)).decode()
             assert text.startswith("HTTP/1.1 413 ")
             assert "ERR40041" in text

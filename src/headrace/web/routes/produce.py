@@ -9,7 +9,6 @@ from starlette.types import Receive, Scope, Send
 from headrace.config.http import HttpConfig
 from headrace.errors import PathNotFound
 from headrace.sidecar.produce import ProduceService
-from headrace.sidecar.produce_request import parse_request
 from headrace.telemetry.metrics import Metrics
 from headrace.web.exchange import JSON, headers_of, media_type, read_json
 from headrace.web.routes.produce_raw import RawProduceRoute, request_ids
@@ -43,7 +42,7 @@ class ProduceRoute:
         ids = request_ids(headers)
         if (key := headers.get(KEY)) is not None:
             await self._writing.produce_once(
-                send, key, topic, body, lambda: self._service.prepare(topic, parse_request(body), ids)
+                send, key, topic, body, lambda: self._service.prepare_body(topic, body, ids)
             )
             return
         await self._writing.tell(send, await self._service.produce(topic, body, ids))

@@ -6,6 +6,7 @@ headers as they came: nothing is decoded, so what cannot stand in such a header 
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import msgspec
@@ -29,6 +30,8 @@ _TOMBSTONE: Final = b"x-headrace-tombstone"
 _KNOWN: Final = ("X-Headrace-Key", "X-Headrace-Partition", "X-Headrace-Timestamp", "X-Headrace-Tombstone")
 _ONCE: Final = {name.lower().encode() for name in _KNOWN}
 _ENVELOPE: Final = b"application/vnd.kafka."
+_TEXT: Final = b"text/plain"
+_ENVELOPE_TEXT: Final = re.compile(rb'\s*\{\s*"(?:records|(?:key|value)(?:Format|Schema\w*))"\s*:')
 _FORM: Final = b"application/x-www-form-urlencoded"
 
 
@@ -101,6 +104,8 @@ def _check_kind(kind: bytes, body: bytes) -> None:
     """Return if the body can be meant as a value."""
     if kind == _FORM and body.lstrip()[:1] == b"{":
         said = "Content-Type says a form and the body looks like JSON"
+    elif kind == _TEXT and _ENVELOPE_TEXT.match(body):
+        said = "Content-Type says text and the body looks like a request with records"
     elif kind.startswith(_ENVELOPE):
         said = "records in the envelope of another API are not taken"
     else:

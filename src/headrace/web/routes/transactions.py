@@ -8,7 +8,6 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.config.http import HttpConfig
 from headrace.security.principals import WRITE
-from headrace.sidecar.produce_limits import check_count
 from headrace.sidecar.transactions import parse_transaction
 from headrace.web.access import require
 from headrace.web.exchange import headers_of, read_json
@@ -28,10 +27,9 @@ class TransactionRoute:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = headers_of(scope)
         body = await read_json(receive, headers, self._settings)
-        request = parse_transaction(body)
+        request = parse_transaction(body, self._settings.max_records)
         for part in request.topics:
             require(scope, (WRITE,), "produce", part.topic)
-        check_count([record for part in request.topics for record in part.records], self._settings.max_records)
         ids = request_ids(headers)
         transactions = self._writing.transactions
         await self._writing.answer(

@@ -314,7 +314,7 @@ def test_tombstones_and_records_without_a_key(produce: Produce, subjects: dict[s
     """Null and absent are null bytes in every format and ask for no schema; an empty string is not null."""
     topic = subjects["avro"].topic
     for key, value in itertools.product(FORMATS, FORMATS):
-        records = [{}, {"key": None, "value": None}]
+        records = [{"value": None}, {"key": None, "value": None}]
         status, answer = produce.post(topic, {"keyFormat": key, "valueFormat": value, "records": records})
         assert (status, "value_schema_id" in answer) == (200, False)
     for entry in answer["offsets"]:

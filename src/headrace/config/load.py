@@ -78,7 +78,7 @@ def read_config(path: Path | None, environ: Mapping[str, str]) -> ConfigReading:
     folder = path.resolve().parent if path else Path.cwd()
     broken, replaced = _replace_references(tree, environ, folder, places, problems, path)
     override(tree, places, environ)
-    files = _named_files(tree, folder, places, problems)
+    files = _named_files(tree, broken, folder, places, problems)
     config = None
     try:
         config = HeadraceConfig.model_validate(tree)
@@ -93,19 +93,23 @@ def read_config(path: Path | None, environ: Mapping[str, str]) -> ConfigReading:
 
 
 def _named_files(
-    tree: dict[str, Any], folder: Path, places: Mapping[yaml_tree.Path, str], problems: Problems
+    tree: dict[str, Any],
+    broken: set[yaml_tree.Path],
+    folder: Path,
+    places: Mapping[yaml_tree.Path, str],
+    problems: Problems,
 ) -> dict[str, list[Path]]:
-    """Return the function and pipeline files that exist; the others are problems."""
+    """Return the function and pipeline files that exist; the others are problems, as are `broken` references."""
     found: dict[str, list[Path]] = {section: [] for section in _FILE_LISTS}
     for section, files in found.items():
         names = tree.get(section)
         for index, name in enumerate(names if isinstance(names, list) else ()):
-            if not isinstance(name, str):
-                continue  # the model says so
+            path = (section, index)
+            if not isinstance(name, str) or path in broken:
+                continue  # said elsewhere
             if (file := folder / name).is_file():
                 files.append(file)
             else:
-                path = (section, index)
                 problems.add(place_of(path, places), path, f"names {file}, which is no file: correct the path")
     return found
 

@@ -316,6 +316,7 @@ class TestReferences:
         (tmp_path / "bytes").write_bytes(b"\xff")
         (problem,) = problems(write(f"http:\n  port: '{reference}'"))
         assert problem.startswith(f"headrace.yaml:2: http.port: {sentence}")
+        assert len(problems(write(f"functions: ['{reference}']"))) == 1
 
 
 class TestOverrides:

@@ -6,7 +6,6 @@ The URL comes from an option, the file, the environment (`HEADRACE_URL`) or is t
 import functools
 import http.client
 import json
-import os
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -17,8 +16,9 @@ from urllib.parse import quote, urlencode, urlsplit
 import click
 
 from headrace.cli.output import output_option
+from headrace.cli.settings import config_option, find_settings
 from headrace.config.http import HttpConfig
-from headrace.config.load import load_config
+from headrace.config.model import HeadraceConfig
 from headrace.errors import EnvironmentProblem, HeadraceError
 
 _LIMIT_SECONDS = 60.0
@@ -115,15 +115,17 @@ def api_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     where = click.option("--url", envvar="HEADRACE_URL", help="Base URL of a running Headrace.")
     who = click.option("--token", envvar="HEADRACE_TOKEN", default="", help="Token for it; better in HEADRACE_TOKEN.")
-    file = click.option(
-        "-c", "--config", "config", type=click.Path(path_type=Path), help="The headrace.yaml it runs with."
-    )
-    return where(who(file(output_option(run))))
+    return where(who(config_option(output_option(run))))
 
 
 def url_of(config: Path | None) -> str:
-    """Return where the Headrace of a file listens, or one without a file."""
-    http = load_config(config, os.environ).http if config else HttpConfig()
+    """Return where the Headrace of a file listens, by default of `./headrace.yaml`, or one without a file."""
+    return address_of(find_settings(config))
+
+
+def address_of(settings: HeadraceConfig | None) -> str:
+    """Return where a Headrace with these settings listens; None for the defaults."""
+    http = settings.http if settings else HttpConfig()
     host = f"[{http.host}]" if ":" in http.host else http.host
     return f"{'https' if http.tls.certificate else 'http'}://{host}:{http.port}"
 

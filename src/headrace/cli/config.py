@@ -4,19 +4,17 @@ import asyncio
 import contextlib
 import functools
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
 
 from headrace.cli.output import output_option, print_json
+from headrace.cli.settings import DEFAULT_FILE, located, variables
 from headrace.config.load import load_config, read_config
 from headrace.config.model import HeadraceConfig
 from headrace.config.show import json_schema, masked
 from headrace.errors import ConfigError, HeadraceError
-
-DEFAULT_FILE = Path("headrace.yaml")
 
 file_option = click.option(
     "-c",
@@ -47,7 +45,7 @@ def check(file: Path, output: str) -> None:
     """
     with _warnings() as warnings:
         try:
-            settings, problems, files = read_config(file, os.environ)
+            settings, problems, files = read_config(file, variables())
         except ConfigError as unreadable:
             settings, problems, files = None, [unreadable.description], {}
         problems += _problems_of(files)
@@ -82,7 +80,7 @@ def show(file: Path, output: str) -> None:
 
     Example: headrace config show -c headrace.yaml
     """
-    shown = masked(load_config(None if file == DEFAULT_FILE and not file.exists() else file, os.environ))
+    shown = masked(located(load_config(None if file == DEFAULT_FILE and not file.exists() else file, variables())))
     if output == "json":
         print_json(shown)
     else:

@@ -11,7 +11,7 @@ from typing import Any
 import click
 import msgspec
 
-from headrace.cli.api import Api, url_of
+from headrace.cli.api import Api, address_of
 from headrace.cli.connection import Place, kafka_options, open_producer
 from headrace.cli.output import counted, print_json, progress
 from headrace.cli.replay import redrive_to_backend
@@ -87,7 +87,7 @@ async def redrive(
     if to_backend:
         if to_topic or to_tier or chosen["exactly_once"]:
             raise click.UsageError("--to-backend takes conditions, --rate and --dry-run, and no other option")
-        api = Api(url or url_of(None), token)
+        api = Api(url or address_of(place.file), token)
         return redrive_to_backend(api, topic, to_backend, selection, output=output, **chosen)
     if to_topic and to_tier:
         raise click.UsageError("--to-topic or --to-tier, not both")

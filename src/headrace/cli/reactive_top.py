@@ -16,6 +16,7 @@ import click
 
 from headrace.cli.api import Api, url_of
 from headrace.cli.output import counted, output_option
+from headrace.cli.settings import config_option
 from headrace.errors import HeadraceError
 from headrace.lifecycle import run_blocking
 
@@ -88,7 +89,7 @@ def lines(now: Poll, table: Sequence[Row], width: int) -> list[tuple[str, str]]:
 @click.command()
 @click.option("--url", "urls", multiple=True, envvar="HEADRACE_URL", help="Base URL of a process; may be repeated.")
 @click.option("--token", envvar="HEADRACE_TOKEN", default="", help="Token for it; better in HEADRACE_TOKEN.")
-@click.option("-c", "--config", type=click.Path(path_type=Path), help="The headrace.yaml it runs with.")
+@config_option
 @click.option("--interval", type=click.FloatRange(0.2), default=2.0, show_default=True, help="Seconds between tables.")
 @click.option("--once", is_flag=True, help="One table, after one interval; 1 is the exit code if no process answers.")
 @output_option

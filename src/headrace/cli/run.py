@@ -1,11 +1,11 @@
 """`headrace run`."""
 
-import os
 from pathlib import Path
 
 import click
 
 from headrace.cli.config import file_option
+from headrace.cli.settings import located, variables
 from headrace.config.load import load_config
 
 
@@ -19,7 +19,7 @@ def run(file: Path) -> int:
 
     Example: headrace run -c headrace.yaml
     """
-    settings = load_config(file, os.environ)
+    settings = located(load_config(file, variables()))
     from headrace.app import run as run_everything
 
     return run_everything(settings, announce=click.echo)

@@ -7,8 +7,11 @@ from pathlib import Path
 import click
 import pytest
 
-from headrace.cli.connection import ENDPOINTS, Place, find
+from headrace.cli.api import url_of
+from headrace.cli.connection import Place, find
+from headrace.cli.settings import ENDPOINTS, find_settings
 from headrace.devcluster import environment
+from headrace.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +63,34 @@ def test_option_wins_over_file_over_environment_over_dev_cluster(folder: Path, m
     file.write_text("kafka: {bootstrap_servers: 'file:1', request_timeout_seconds: 3}")
     assert found(config=file) == ("file:1", "http://localhost:8081")
     assert found("option:1", file, "http://option") == ("option:1", "http://option")
+
+
+def test_every_command_reads_the_file_of_the_folder(folder: Path) -> None:
+    """Without -c it is ./headrace.yaml; with -b alone it is not read, as it is about another cluster."""
+    file = folder / "headrace.yaml"
+    file.write_text("kafka: {bootstrap_servers: 'file:1'}\nhttp: {port: 9001}")
+    assert found() == ("file:1", "http://localhost:8081")
+    assert url_of(None) == "http://127.0.0.1:9001"
+    file.write_text("kafka: [")
+    assert found("option:1") == ("option:1", "http://localhost:8081")
+    with pytest.raises(ConfigError, match="is not YAML"):
+        found()
+
+
+def test_a_file_finds_the_dev_cluster_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it says nothing, and where it refers to the variables that `dev up` prints."""
+    dev_cluster(os.getpid())
+    file = folder / "headrace.yaml"
+    for text in ("http: {port: 1}", "kafka: {bootstrap_servers: '${KAFKA:localhost:9092}'}"):
+        file.write_text(text)
+        assert found() == found(config=file) == ("dev:1", "http://dev:2")
+        settings = find_settings(None)
+        assert settings
+        assert "schema_registry" not in settings.model_fields_set
+    monkeypatch.setenv("KAFKA", "env:1")
+    assert found() == ("env:1", "http://dev:2")
+    file.write_text("kafka: {bootstrap_servers: 'file:1'}")
+    assert found() == ("file:1", "http://localhost:8081")
 
 
 def test_what_dev_up_exports_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,41 @@ from typing import Any
 import pytest
 
 from headrace.app import App
+from headrace.app.process import _Announcer
 from headrace.config.model import HeadraceConfig
-from headrace.lifecycle import SystemClock
+from headrace.lifecycle import ManualClock, Readiness, Service, Supervisor, SystemClock
+
+
+class Slow(Service):
+    """Is ready when told."""
+
+    is_ready = False
+
+    def readiness(self) -> Readiness:
+        return Readiness(self.is_ready, "" if self.is_ready else "Spark is starting")
+
+
+def test_what_a_start_waits_for_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """After a moment, and again while it lasts; a quick start says nothing but that it is ready."""
+
+    async def run() -> None:
+        clock, slow, announced = ManualClock(), Slow("pipeline p"), []
+        supervisor = Supervisor([slow], clock, 1)
+        announcer = _Announcer(supervisor, clock, lambda: announced.append(clock.monotonic()))
+        await supervisor.start()
+        await announcer.start()
+        await clock.advance(1.5)
+        assert caplog.messages == []
+        await clock.advance(18.5)
+        assert caplog.messages == ["not ready yet: pipeline p: Spark is starting"] * 2
+        slow.is_ready = True
+        await clock.advance(1)
+        assert len(announced) == 1
+        await announcer.stop()
+
+    caplog.set_level("INFO")
+    asyncio.run(run())
+
 
 PUSH = {"a": {"topics": ["t"], "group": "g", "backend": {"url": "http://localhost:1"}}}
 

@@ -51,6 +51,8 @@ from headrace.web.server import WebService
 log = logging.getLogger(__name__)
 
 _READY_CHECK_SECONDS = 0.1
+_FIRST_LOG_SECONDS = 2.0
+_NEXT_LOG_SECONDS = 15.0
 _LARGEST_RECORD_BYTES = 1_000_000_000
 _EXIT_OK, _EXIT_DIED = 0, 1
 _COLLECT_AFTER = 20_000, 50, 100
@@ -191,7 +193,11 @@ class _Announcer(Service):
         self.spawn(self._wait(), "wait")
 
     async def _wait(self) -> None:
-        while not all(readiness.ready for readiness in self._supervisor.readiness().values()):
+        next_log = self._clock.monotonic() + _FIRST_LOG_SECONDS
+        while waits := {name: one.reason for name, one in self._supervisor.readiness().items() if not one.ready}:
+            if self._clock.monotonic() >= next_log:
+                next_log += _NEXT_LOG_SECONDS
+                log.info("not ready yet: %s", "; ".join(f"{name}: {reason}" for name, reason in waits.items()))
             await self._clock.sleep(_READY_CHECK_SECONDS)
         self._announce()
 

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from headrace.control.preconditions import (
+    ONE_BROKER,
     Finding,
     Topic,
     Use,
@@ -16,6 +17,7 @@ from headrace.control.preconditions import (
     judge_servers,
     judge_source,
     judge_topic,
+    summarize,
 )
 from headrace.errors import EnvironmentProblem, HeadraceError, KafkaUnavailable, TopicNotFound
 from headrace.kafka import Admin
@@ -52,7 +54,8 @@ class _Examination:
 
     async def of(self, uses: Iterable[Use]) -> list[Finding]:
         cluster = await self._admin.describe_cluster()
-        found = [Finding("cluster", "reachable", "ok", f"{cluster.brokers} brokers")]
+        several = Finding("cluster", "reachable", "ok", f"{cluster.brokers} brokers")
+        found = [ONE_BROKER if cluster.brokers == 1 else several]
         kept_ms = 60_000 * int(cluster.configs.get("offsets.retention.minutes", _DEFAULT_RETENTION_MINUTES))
         known = [topic.name for topic in await self._admin.list_topics()]
         for use in uses:
@@ -122,7 +125,7 @@ class Durability(Service):
         while True:
             pause = _AGAIN_SECONDS
             try:
-                found = [one for one in await self._examine() if one.state != "ok"]
+                found = [one for one in summarize(await self._examine()) if one.state != "ok"]
             except KafkaUnavailable:
                 pause = _SOON_SECONDS  # said by others
             except HeadraceError as error:

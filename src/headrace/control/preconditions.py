@@ -51,6 +51,20 @@ class Topic(NamedTuple):
         return int(self.configs.get("retention.ms", -1)) if deletes else -1
 
 
+ONE_BROKER = Finding("cluster", "reachable", "ok", "1 broker")
+"""What a cluster of one broker is found to be."""
+_REPLICATION = ("bootstrap servers", "replication factor", "min.insync.replicas")
+
+
+def summarize(findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings in which a cluster of one broker has one finding about replication, as it cannot have any."""
+    if ONE_BROKER not in findings:
+        return list(findings)
+    others = [one for one in findings if one.check not in _REPLICATION]
+    advice = "each record has one copy, which is lost with this broker, so use it for development only"
+    return [Finding("cluster", "number of brokers", "failing", "1", advice), *others]
+
+
 def judge_servers(servers: str) -> Finding:
     """Judge the list of brokers to ask first."""
     count = len(servers.split(","))

@@ -8,7 +8,16 @@ from collections.abc import Sequence
 import pytest
 
 from headrace.control.doctor import Durability, require
-from headrace.control.preconditions import Finding, Topic, judge_letters, judge_servers, judge_source, judge_topic
+from headrace.control.preconditions import (
+    ONE_BROKER,
+    Finding,
+    Topic,
+    judge_letters,
+    judge_servers,
+    judge_source,
+    judge_topic,
+    summarize,
+)
 from headrace.errors import EnvironmentProblem, KafkaUnavailable
 from headrace.kafka import PartitionInfo, TopicInfo
 from headrace.lifecycle import ManualClock
@@ -93,6 +102,17 @@ def test_strict_names_everything_that_fails_and_what_to_do() -> None:
     asyncio.run(require(fair))
     with pytest.raises(EnvironmentProblem, match="1 preconditions do not hold: topic t: replication factor is 1: give"):
         asyncio.run(require(bad))
+
+
+def test_a_cluster_of_one_broker_has_one_finding_about_replication() -> None:
+    """Its topics cannot have more replicas, so one line says it; what else is wrong stays."""
+    old = Finding("topic t", "retention", "failing", "1 h", "raise it")
+    names = ("replication factor", "min.insync.replicas")
+    replication = [Finding(f"topic {topic}", name, "failing", "1", "x") for topic in "tu" for name in names]
+    (first, *others) = summarize([WARNED, ONE_BROKER, *replication, old])
+    assert (first.about, first.check, first.found) == ("cluster", "number of brokers", "1")
+    assert others == [ONE_BROKER, old]
+    assert summarize([WARNED, FINE, *replication]) == [WARNED, FINE, *replication]
 
 
 def test_report_says_each_thing_once_in_the_log_and_in_readiness(caplog: pytest.LogCaptureFixture) -> None:

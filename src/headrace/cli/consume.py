@@ -9,7 +9,8 @@ import click
 import msgspec
 
 from headrace.cli.connection import Place, kafka_options, registry_option
-from headrace.cli.text import FORMATS, json_to_line, open_codecs
+from headrace.cli.selection_options import AliasedOption
+from headrace.cli.text import FORMATS, json_to_line, open_codecs, value_format_option
 from headrace.control.topics import read_window, window
 from headrace.errors import DecodeError
 from headrace.formats.codecs import Reader
@@ -31,15 +32,30 @@ class _Wanted(NamedTuple):
     output: str
 
 
+class _Start(click.Choice[str]):
+    """`beginning` or `end`; also `begin`, as in `reactive seek`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return super().convert("beginning" if value == "begin" else value, param, ctx)
+
+
 @click.command()
 @click.argument("topic")
-@click.option("--from", "start", type=click.Choice(["beginning", "end"]), default="beginning", show_default=True)
+@click.option(
+    "--from",
+    "--since",
+    "start",
+    cls=AliasedOption,
+    type=_Start(["beginning", "end"]),
+    default="beginning",
+    show_default=True,
+)
 @click.option("--max", "limit", type=click.IntRange(1), help="Stop after so many records.")
 @click.option("--follow", is_flag=True, help="Wait for new records; --from end implies it.")
 @click.option("--partition", type=click.IntRange(0), help="Only this partition.")
-@click.option("--format", "value_format", type=click.Choice(FORMATS), default="string", show_default=True)
+@value_format_option
 @click.option("--key-format", type=click.Choice(FORMATS), default="string", show_default=True)
-@click.option("--keys", is_flag=True, help="Print key, tab, value.")
+@click.option("--keys", is_flag=True, help='Print key, tab, value; no key is null, the text null is "null".')
 @kafka_options
 @registry_option
 async def consume(place: Place, **options: Any) -> None:
@@ -47,7 +63,7 @@ async def consume(place: Place, **options: Any) -> None:
 
     Order holds within a partition. Binary values are printed as base64, those with a schema as JSON.
 
-    Example: headrace consume orders --format json --max 10
+    Example: headrace consume orders --value-format json --max 10
     """
     wanted, seen = _Wanted(**options), 0
     async with open_codecs(place.registry) as codecs, contextlib.aclosing(await _batches(place, wanted)) as batches:
@@ -78,7 +94,8 @@ def _line(record: Record, wanted: _Wanted, keys: Reader, values: Reader) -> str:
         value = values.decode(record.value)
     except DecodeError as cause:
         raise DecodeError(
-            f"record {record.offset} of {record.topic_partition}: {cause}. Choose another --format or --key-format"
+            f"record {record.offset} of {record.topic_partition}: {cause}. "
+            "Choose another --value-format or --key-format"
         ) from cause
     if wanted.output == "json":
         return _as_object(record, key, value) + "\n"

@@ -12,7 +12,7 @@ import msgspec
 from headrace.cli.connection import Place, kafka_options, registry_option
 from headrace.cli.dlq_redrive import drop, quarantine, redrive
 from headrace.cli.output import counted, print_rows
-from headrace.cli.selection_options import selection_options, with_options
+from headrace.cli.selection_options import AliasedOption, selection_options, with_options
 from headrace.cli.text import FORMATS, open_codecs
 from headrace.control.letter_pages import DeadLetters, LetterPage
 from headrace.control.letter_scan import Order, ScanOptions, State
@@ -32,7 +32,13 @@ _PAGED = (
     click.option("--order", type=click.Choice(get_args(Order)), default="newest", show_default=True, help="First."),
     click.option("--cursor", default="", help="Go on behind the page that gave it."),
     click.option("--key-format", type=click.Choice(FORMATS), help="Of keys; by default what fits."),
-    click.option("--value-format", type=click.Choice(FORMATS), help="Of values; by default what fits."),
+    click.option(
+        "--value-format",
+        "--format",
+        cls=AliasedOption,
+        type=click.Choice(FORMATS),
+        help="Of values; by default what fits.",
+    ),
 )
 
 

@@ -187,8 +187,8 @@ def _print(topic: str, target: Target, options: RedriveOptions, done: Redriven) 
         text += f"; {done.kept_back} kept back: redriven {options.max_redrives} times or more"
     click.echo(text)
     if options.dry_run and done.records:
+        width = max(len(value) for value in (*done.errors, *done.hours))
         for name, counts in (("error", done.errors), ("hour", done.hours)):
-            width = max(len(value) for value in counts)
             for value, count in counts.items():
                 bar = "#" * max(1, round(30 * count / max(counts.values())))
                 click.echo(f"  {name:5}  {value:{width}}  {count:>9}  {bar}")

@@ -1,5 +1,6 @@
 """The command `headrace`: finds the subcommand, and turns errors into a paragraph and an exit code, only here."""
 
+import difflib
 import importlib
 import os
 import signal
@@ -50,6 +51,13 @@ class _Lazy(click.Group):
             return None
         command: click.Command = getattr(importlib.import_module(f"headrace.cli.{cmd_name}"), cmd_name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in _COMMANDS and (near := difflib.get_close_matches(args[0], _COMMANDS, 1)):
+            ctx.fail(f"No such command '{args[0]}'. Did you mean '{near[0]}'?")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

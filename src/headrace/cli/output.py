@@ -96,6 +96,8 @@ def _bar(*columns: Any) -> Iterator[Callable[..., None]]:
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, Mapping):
         return ", ".join(f"{key}: {item}" for key, item in value.items()) or "-"
     return ", ".join(str(item) for item in value) if isinstance(value, list | tuple) else str(value)

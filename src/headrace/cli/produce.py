@@ -8,7 +8,7 @@ import click
 
 from headrace.cli.connection import Place, kafka_options, open_producer, registry_option
 from headrace.cli.output import counted, print_json, progress
-from headrace.cli.text import FORMATS, line_to_json, open_codecs
+from headrace.cli.text import FORMATS, line_to_json, open_codecs, value_format_option
 from headrace.errors import HeadraceError, InvalidRequest
 from headrace.formats.codec import Codec
 from headrace.formats.codecs import Codecs, SchemaChoice
@@ -35,7 +35,7 @@ class _Wanted(NamedTuple):
 @click.argument("topic")
 @click.option("--file", type=click.File("rb"), default="-", help="Read this file instead of standard input.")
 @click.option("--keys", is_flag=True, help="Each line is key, tab, value.")
-@click.option("--value-format", type=click.Choice(FORMATS), default="string", show_default=True)
+@value_format_option
 @click.option("--key-format", type=click.Choice(FORMATS), default="string", show_default=True)
 @kafka_options
 @registry_option

@@ -72,11 +72,13 @@ def list_(api: Api, output: str) -> None:
             "lag": one["lag"],
             "in_flight": one["inFlight"],
             "state": "paused" if one["paused"] else one["breaker"]["state"].replace("closed", "runs"),
-            "why": textwrap.shorten(one["why"], 40, placeholder=" ..."),
         }
         for one in found
     ]
     print_rows(rows, output, "no reactive consumers and no functions here")
+    for one in found:
+        if one["why"]:
+            click.echo(_wrapped(f"{one['name']}: {one['why']}"))
 
 
 @reactive.command()
@@ -125,6 +127,7 @@ def seek(consumer: str, to: str, where: Mapping[str, Any], wait: float, api: Api
 
     Example: headrace reactive seek orders --to 2026-01-31T12:00:00Z --partition 3
     """
+    to = "begin" if to == "beginning" else to
     place = {"to": to} if to in ("begin", "end") else {"offset": int(to)} if to.isdecimal() else {"time": Moment()(to)}
     return _tell(api.post(_path(consumer, "seek", wait), {**where, **place}), output)
 

@@ -75,14 +75,14 @@ def lines(now: Poll, table: Sequence[Row], width: int) -> list[tuple[str, str]]:
     name = max(8, min(widest, width - sum(_COLUMNS.values()) - 2 * len(_COLUMNS)))
     head = f"{datetime.now():%H:%M:%S}  {counted(len(table), 'consumer')}, {troubled} paused or in trouble"
     found = [(head, "dim")]
-    found += [(f"{url}: {why}", "red") for url, why in now.answers.items() if isinstance(why, str)]
+    for url, why in now.answers.items():
+        found += [(line, "red") for line in _wrapped(f"{url}: {why}", width)] if isinstance(why, str) else []
     if table:
         found.append((_line("consumer", list(_COLUMNS), name).upper(), "bold"))
     for row in table:
         style = ("", "yellow", "yellow", "red")[_trouble(row)]
         found.append((_line(row.consumer, _cells(row), name), style))
-        if row.why:
-            found.append((f"  {row.why}", style))
+        found += [(f"  {line}", style) for line in _wrapped(row.why, width - 2)]
     return [(_cut(text, width).rstrip(), style) for text, style in found]
 
 
@@ -197,6 +197,15 @@ def _cells(row: Row) -> list[str]:
 def _line(name: str, cells: Sequence[str], width: int) -> str:
     wide = zip(cells, _COLUMNS.values(), strict=True)
     return "  ".join([_cut(name, width), *(cell.rjust(size) for cell, size in wide)])
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Return text as lines of at most so many columns."""
+    from rich.console import Console
+    from rich.text import Text
+
+    shown = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    return [line.plain for line in Text(shown).wrap(Console(), width)] if shown else []
 
 
 def _cut(text: str, width: int) -> str:

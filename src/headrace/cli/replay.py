@@ -9,7 +9,7 @@ import click
 from headrace.cli.api import Api, api_options, part
 from headrace.cli.jobs import print_job, watch
 from headrace.cli.output import counted, print_json
-from headrace.cli.selection_options import Moment, Offsets, Rate
+from headrace.cli.selection_options import AliasedOption, Moment, Offsets, Rate
 from headrace.control.dead_letters import iso_ms
 from headrace.control.selection import Selection
 
@@ -22,7 +22,13 @@ from headrace.control.selection import Selection
 @click.option("--dead-letters", "dead_letter", is_flag=True, help="The dead letters of TOPIC, as what they were.")
 @click.option("--partition", type=click.IntRange(0), help="Only this partition.")
 @click.option("--offsets", type=Offsets(), help="From one offset to one (17-40), or one (17); needs --partition.")
-@click.option("--since", type=Moment(), help="From this time on: 2026-01-31T08:00, or an age such as 2h.")
+@click.option(
+    "--since",
+    "--from",
+    cls=AliasedOption,
+    type=Moment(),
+    help="From this time on: 2026-01-31T08:00, or an age such as 2h.",
+)
 @click.option("--until", type=Moment(), help="Before this time.")
 @click.option("--rate", type=Rate(), help="Records per second at most.")
 @click.option("--last-retry", is_flag=True, help="What fails is counted, and no dead letter again.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import re
@@ -15,6 +16,15 @@ import click
 from headrace.control.selection import Selection
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+class AliasedOption(click.Option):
+    """An option of which the help shows the first spelling; the others are accepted too."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        shown = copy.copy(self)
+        shown.opts = self.opts[:1]
+        return click.Option.get_help_record(shown, ctx)
 
 
 class Moment(click.ParamType[int]):
@@ -80,7 +90,11 @@ _OPTIONS = (
     click.option("--partition", type=click.IntRange(0), help="Only this partition of the topic."),
     click.option("--offsets", type=Offsets(), help="Only this offset (17), or from one to one (17-40, 17-)."),
     click.option(
-        "--since", type=Moment(), help="Letters written at this time or later: 2026-01-31T08:00, or 2h (ago)."
+        "--since",
+        "--from",
+        cls=AliasedOption,
+        type=Moment(),
+        help="Letters written at this time or later: 2026-01-31T08:00, or 2h (ago).",
     ),
     click.option("--until", type=Moment(), help="Letters written before this time."),
     click.option("--origin", multiple=True, metavar="TOPIC", help="Letters that came from this topic."),

@@ -4,8 +4,10 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import get_args
 
+import click
 import msgspec
 
+from headrace.cli.selection_options import AliasedOption
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.config.section import FormatName
 from headrace.errors import DecodeError, EncodeError
@@ -15,6 +17,17 @@ from headrace.formats.registry import SchemaRegistry
 from headrace.lifecycle import SystemClock
 
 FORMATS = get_args(FormatName)
+
+
+value_format_option = click.option(
+    "--value-format",
+    "--format",
+    "value_format",
+    cls=AliasedOption,
+    type=click.Choice(FORMATS),
+    default="string",
+    show_default=True,
+)
 
 
 @contextlib.asynccontextmanager
@@ -42,7 +55,11 @@ def line_to_json(line: bytes, format_name: str) -> bytes:
 
 
 def json_to_line(text: bytes | None) -> str:
-    """Return the text of a JSON string without its quotes, any other JSON value as it is, `null` for no value."""
+    """Return the text of a JSON string without its quotes, any other JSON value as it is, `null` for no value.
+
+    A string that would read as `null` keeps its quotes, so that it can be told from no value.
+    """
     if text is None:
         return "null"
-    return msgspec.json.decode(text, type=str) if text[:1] == b'"' else text.decode()
+    plain = msgspec.json.decode(text, type=str) if text[:1] == b'"' else text.decode()
+    return text.decode() if plain.strip('\\"') == "null" else plain

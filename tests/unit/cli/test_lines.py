@@ -35,6 +35,21 @@ def decode(data: bytes | None, name: str) -> str:
     return asyncio.run(read())
 
 
+@pytest.mark.parametrize(
+    ("data", "shown"),
+    [(None, "null"), (b"null", '"null"'), (b'"null"', r'"\"null\""'), (b"nulls", "nulls"), (b"", ""), (b'"a"', '"a"')],
+)
+def test_no_value_and_the_text_null_are_told_apart(data: bytes | None, shown: str) -> None:
+    """Only a text that would read as no value has quotes."""
+    assert decode(data, "string") == shown
+
+
+def test_switches_are_words_in_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    """People read yes and no; JSON has booleans."""
+    print_rows([{"running": True, "ready": False}], "text", "")
+    assert capsys.readouterr().out.split() == ["RUNNING", "READY", "yes", "no"]
+
+
 async def read_all(file: Any) -> list[list[bytes]]:
     return [lines async for lines in _chunks(file)]
 

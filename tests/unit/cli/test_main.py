@@ -12,6 +12,7 @@ import click
 import pytest
 
 from headrace.cli import main as main_module
+from headrace.cli.consume import _Start
 from headrace.cli.main import main, root
 from headrace.errors import ConfigError, FunctionInvalid, KafkaUnavailable
 
@@ -41,6 +42,25 @@ def test_without_arguments_a_newcomer_sees_three_commands(capsys: pytest.Capture
     assert headrace() == 0
     said = capsys.readouterr().out
     assert [line.split()[1] for line in said.splitlines() if line.startswith("  headrace")] == ["demo", "dev", "run"]
+
+
+def test_a_misspelt_command_has_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+    """At the top as below it; without a near name the plain error stays."""
+    assert headrace("topcs") == 2
+    assert "No such command 'topcs'. Did you mean 'topics'?" in capsys.readouterr().err
+    assert headrace("zzz") == 2
+    assert "Did you mean" not in capsys.readouterr().err
+
+
+def test_both_spellings_of_an_option_are_taken_and_one_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """People who know one command use its words in the next."""
+    for words in (("consume", "--format"), ("produce", "--format"), ("consume", "--since"), ("replay", "--from")):
+        assert headrace(words[0], "--help") == 0
+        assert f" {words[1]} " not in capsys.readouterr().out
+        assert headrace(words[0], "t", words[1], "nonsense") == 2
+        assert "nonsense" in capsys.readouterr().err
+    context = click.Context(click.Command("x"))
+    assert _Start(["beginning", "end"]).convert("begin", None, context) == "beginning"
 
 
 def test_help_imports_no_heavy_library() -> None:

@@ -204,6 +204,10 @@ class IdempotencyKeyBusy(
     """The first request with this Idempotency-Key is not answered yet; send it again after a pause."""
 
 
+class TopicInternal(RequestError, code="ERR40063", message="TOPIC_INTERNAL", status=403):
+    """Only Headrace itself, or Kafka, writes to this topic; name a topic of yours."""
+
+
 class LeaseTaken(
     RequestError, code="ERR40048", message="LEASE_TAKEN", status=409, retriable=True, retry_after_seconds=10
 ):

@@ -10,6 +10,13 @@ import msgspec
 Header = tuple[str, bytes | None]
 """One record header: a name that may repeat, and bytes or null."""
 
+_RESERVED = "headrace."
+
+
+def is_reserved(name: str) -> bool:
+    """Return whether a header is Headrace's own: such headers of others are left out, or they could tell lies."""
+    return name[: len(_RESERVED)].lower() == _RESERVED
+
 
 class TopicPartition(NamedTuple):
     """A partition of a topic."""

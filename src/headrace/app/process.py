@@ -91,7 +91,7 @@ class App:
             self.services.append(OwnTopics(self.admin, wanted, clock))
         lag = LagMonitor(self.admin, ways_in.groups, clock, self._publish_lag)
         controls = Controls(self, ways_in, lag)
-        jobs, routes_of_jobs = jobs_of(self, controls, ways_in.targets)
+        jobs, routes_of_jobs = jobs_of(self, controls, ways_in)
         self.services += [*controls.services, *ways_in.services, *([jobs] if controls.services else ()), lag]
         registered = RegisteredConsumers(self, ways_in, controls) if config.registrations.backends else None
         self.services += registered.services if registered else ()
@@ -100,7 +100,13 @@ class App:
             self.services.append(Durability(self._examine, clock))
         self.supervisor = Supervisor(self.services, clock, config.drain_seconds)
         produce = ProduceService(
-            config.producer, self.codecs, self.producer, self.topics, self.audit, config.http.max_records
+            config.producer,
+            self.codecs,
+            self.producer,
+            self.topics,
+            self.audit,
+            config.http.max_records,
+            ways_in.internal,
         )
         authenticator = Authenticator(config.security, clock) if config.security.mode != "none" else None
         tls = TlsFiles(config.http.tls, clock) if config.http.tls.certificate else None

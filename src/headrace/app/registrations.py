@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Mapping, Sequence
 
 from headrace.app.control_room import Controls
-from headrace.app.topics_of_ours import is_ours
 from headrace.app.ways_in import Surroundings, WaysIn
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.model import HeadraceConfig
@@ -19,9 +17,6 @@ from headrace.lifecycle import Lodgers, Lodging, Service
 from headrace.web.application import Routes
 from headrace.web.routes.registrations import RegistrationRoom, registration_routes
 
-_OF_ANYBODY = re.compile(r"_.*|.+\.dlq|.+\.retry\.\d+s")
-"""Topics that registrations, whoever's they are, make or keep apart."""
-
 
 class RegisteredConsumers:
     """The services that registrations need, and what binds them to the rest of the process."""
@@ -32,7 +27,6 @@ class RegisteredConsumers:
         self._process = process
         self._ways_in = ways_in
         self._steering = controls.steering
-        self._is_ours = is_ours(config, ways_in.functions)
         self._lodgers = Lodgers("reactive", process.clock, config.drain_seconds)
         house = House(
             config.registrations,
@@ -50,9 +44,10 @@ class RegisteredConsumers:
         self.routes: Routes = registration_routes(room, config.http)
 
     def _is_taken(self, topic: str) -> bool:
-        return _OF_ANYBODY.fullmatch(topic) is not None or self._is_ours(topic)
+        return topic.startswith("_") or bool(self._ways_in.internal.kind_of(topic))
 
     def _settle(self, wanted: Mapping[str, Registration]) -> None:
+        self._ways_in.internal.register(one.settings for one in wanted.values() if one.settings)
         self._lodgers.settle({name: self._lodging(one) for name, one in wanted.items()})
 
     def _lodging(self, one: Registration) -> Lodging:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from headrace.app.topics_of_ours import fits_of
+from headrace.config.internal_topics import InternalTopics
 from headrace.config.model import HeadraceConfig
 from headrace.control.doctor import examine
 from headrace.control.preconditions import Finding, Use
-from headrace.functions.spec import FunctionSpec
+from headrace.functions.spec import FunctionSpec, triggers_of
 from headrace.kafka import Admin
 
 
@@ -31,15 +31,16 @@ def examination(
 
 def uses_of(config: HeadraceConfig, functions: Sequence[FunctionSpec]) -> Mapping[str, Sequence[Use]]:
     """Return what is used, by bootstrap servers."""
+    internal = InternalTopics(config, triggers_of(functions))
     uses: dict[str, list[Use]] = {config.kafka.bootstrap_servers: []}
     for reactive in config.reactive_consumers.values():
-        fits = fits_of(reactive, config, functions)
+        fits = internal.fits_of(reactive)
         letters = reactive.dead_letter.topic_for if reactive.dead_letter.enabled else None
         use = Use(reactive.group, reactive.topics, fits, letters)
         tiers = reactive.retry.tier_topics(reactive.group)  # one that is missing is made, or writing to it says so
         retries = [Use(f"{reactive.group}.retry", [], tiers.__contains__)] if tiers else []
         uses[config.kafka.bootstrap_servers] += [use, *retries]
-    for trigger in [trigger for function in functions for trigger in function.triggers]:
+    for trigger in triggers_of(functions):
         servers = ",".join(trigger.brokers) or config.kafka.bootstrap_servers
         letters = trigger.dead_letter.topic_for if trigger.dead_letter.enabled else None
         uses.setdefault(servers, []).append(Use(trigger.group, trigger.topics, None, letters))

@@ -9,9 +9,9 @@ from typing import Protocol
 
 from headrace.app import retry_path
 from headrace.app.noting import noted_produce, witness_of
-from headrace.app.topics_of_ours import fits_of
 from headrace.config.backend import BackendConfig
 from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl, ReactiveConsumerConfig
+from headrace.config.internal_topics import InternalTopics
 from headrace.config.kafka import KafkaConfig
 from headrace.config.model import HeadraceConfig
 from headrace.config.retry import DeadLetterConfig
@@ -21,13 +21,14 @@ from headrace.delivery.dead_letter import DeadLetterTopic
 from headrace.delivery.limit import SharedSlots
 from headrace.delivery.protocols import DeadLetterWriter, Destination
 from headrace.delivery.pump import Pump
+from headrace.errors import FunctionInvalid, PipelineInvalid
 from headrace.formats.codecs import Codecs
 from headrace.formats.registry import SchemaRegistry
 from headrace.functions import wire
 from headrace.functions.destination import FunctionDestination
 from headrace.functions.load import load_function
 from headrace.functions.service import FunctionService
-from headrace.functions.spec import FunctionSpec, KafkaTrigger
+from headrace.functions.spec import FunctionSpec, KafkaTrigger, triggers_of
 from headrace.kafka import Admin, Consumer, ReadPolicy, Subscription, TopicDirectory
 from headrace.lifecycle import Service
 from headrace.pipelines.load import load_pipelines
@@ -47,6 +48,7 @@ log = logging.getLogger(__name__)
 _FUNCTION_BATCH = BatchConfig(max_records=256, max_bytes=1_048_576)
 _FUNCTION_IN_FLIGHT = 1000
 _FUNCTION_FLOW = FlowControl()
+_INTERNAL = "is an internal topic (dead letters, audit, control ...) that only Headrace writes: name a topic of yours"
 _KEPT_ELSEWHERE = "its backend keeps the group's offsets (backend.offsets_path), and a replay would move them"
 
 
@@ -93,6 +95,8 @@ class WaysIn:
         self._formats = {self.config.producer.key_format, self.config.producer.value_format}
         self.functions = [load_function(file) for file in self.config.functions]
         """What the function files say."""
+        self.internal = InternalTopics(self.config, triggers_of(self.functions))
+        """Topics that only Headrace writes."""
         pipelines = map(self._pipeline, load_pipelines(self.config.pipelines))
         self.services: list[Service] = [*self._reactive_consumers(), *self._functions(), *pipelines]
         """Downstream first."""
@@ -158,7 +162,7 @@ class WaysIn:
         return [*tls, destination, *retries, pump, held, watch]
 
     def _fits(self, reactive: ReactiveConsumerConfig) -> Callable[[str], bool] | None:
-        return fits_of(reactive, self.config, self.functions)
+        return self.internal.fits_of(reactive)
 
     def _retries(
         self, name: str, path: retry_path.RetryPath, reactive: ReactiveConsumerConfig, beside: Pump
@@ -181,6 +185,8 @@ class WaysIn:
         return services
 
     def _function(self, spec: FunctionSpec, trigger: KafkaTrigger) -> list[Service]:
+        if self.internal.kind_of(trigger.output_topic):
+            raise FunctionInvalid(f"{spec.name}.{trigger.name}: outputTopic {trigger.output_topic} {_INTERNAL}")
         self._formats |= {trigger.key_format, trigger.value_format}
         workers = FunctionService(spec, trigger, self.clock)
         destination = FunctionDestination(
@@ -220,6 +226,9 @@ class WaysIn:
         return [workers, pump, consumer, watch]
 
     def _pipeline(self, spec: PipelineSpec) -> Service:
+        for topic in (flow.sink.topic for flow in spec.flows.values()):
+            if self.internal.kind_of(topic):
+                raise PipelineInvalid(f"pipeline {spec.name}: sink.topic {topic} {_INTERNAL}")
         folder = self.config.state_dir / "pipelines"
         run = PipelineRun(spec, self.config.kafka, folder, self.clock, self.admin)
         for flow, group in run.groups.items():

@@ -30,7 +30,7 @@ class IdempotencyConfig(Section):
     """What is remembered of requests with an `Idempotency-Key`."""
 
     topic: TopicName = "_headrace-idempotency"
-    """Topic that keeps the keys over a restart, created with the first key; internal, so writing it needs `admin`."""
+    """Topic that keeps the keys over a restart, created with the first key; only Headrace writes it."""
     window_seconds: Annotated[float, Field(gt=0, le=86_400)] = 600.0
     """How long a key is remembered."""
     max_keys: Count = 1_000_000

@@ -6,13 +6,11 @@ from collections.abc import Mapping
 
 import msgspec
 
+from headrace.config.internal_topics import kind_by_name
 from headrace.control.selection import Selection, selected_window
 from headrace.errors import InvalidRequest, NotFound
 from headrace.kafka import Admin
 from headrace.records import TopicPartition
-
-OURS = ("__", "_headrace-")
-"""How names of topics begin that are Kafka's own or Headrace's."""
 
 
 class Offsets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,12 +47,12 @@ class Window(msgspec.Struct, frozen=True):
 
 
 def check_readable(topic: str) -> None:
-    """Return if a topic is one to replay from or to.
+    """Return if a topic is one to replay from.
 
     Raises:
         InvalidRequest: It is Kafka's own, or Headrace's.
     """
-    if topic.startswith(OURS):
+    if kind_by_name(topic) == "state":
         raise InvalidRequest(f"{topic} is internal: its records are not for anybody else", topic=topic)
 
 

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 import msgspec
 
+from headrace.config.internal_topics import InternalTopics
 from headrace.control.jobs import Job, Jobs, JobView, Work, spec_of
 from headrace.control.replay_run import TO_TOPIC_FLOW, Place, ReplaySpec, ReplayWork, repeats_of
 from headrace.control.replay_targets import Target
-from headrace.control.replay_window import Offsets, check_readable, find_window
+from headrace.control.replay_window import Offsets, find_window
 from headrace.control.selection import Selection
 from headrace.errors import (
     InvalidRequest,
@@ -87,15 +88,24 @@ class ReplayMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 class Replays:
     """Begins replays, and makes what runs them."""
 
-    def __init__(self, place: Place, targets: Mapping[tuple[str, str], Target], *, producing: bool = True) -> None:
+    def __init__(
+        self,
+        place: Place,
+        targets: Mapping[tuple[str, str], Target],
+        internal: InternalTopics,
+        *,
+        producing: bool = True,
+    ) -> None:
         """Prepare.
 
         Args:
             place: Kafka, a producer and a clock.
             targets: What may be replayed to, by `consumer` or `function` and its name; as it is at any time.
+            internal: Topics that nothing is replayed to.
             producing: Whether producing is on, which the seed's endpoint needs as it always did.
         """
         self._place, self._targets, self._producing = place, targets, producing
+        self._internal = internal
 
     def make(self, job: Job) -> Work | None:
         """Return what runs a replay, or None if this process has not what it delivers to."""
@@ -212,7 +222,8 @@ class Replays:
         elif topic == name:
             raise InvalidRequest(f"{topic} is where the records come from: replay it to another topic", topic=topic)
         else:
-            check_readable(check_topic(name))
+            if self._internal.kind_of(check_topic(name)):
+                raise InvalidRequest(f"{name} is internal: only Headrace writes there, so name another topic")
             await admin.describe_topic(name)
         times = request.time or Times()
         since, until = milliseconds(times.since), milliseconds(times.until)

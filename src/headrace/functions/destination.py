@@ -15,7 +15,7 @@ from headrace.functions import wire
 from headrace.functions.failure_log import FailureLog
 from headrace.functions.spec import KafkaTrigger
 from headrace.lifecycle import Clock
-from headrace.records import OutgoingRecord, Produced, Record, TopicPartition
+from headrace.records import OutgoingRecord, Produced, Record, TopicPartition, is_reserved
 
 _POISON_CRASHES = 3
 _MAX_SUSPECTS = 1000
@@ -131,9 +131,9 @@ class FunctionDestination:
         owners: list[int] = []
         for index, (record, result) in enumerate(zip(records, results, strict=True)):
             for output in result.outputs if result else ():
-                outgoing.append(
-                    OutgoingRecord(self._trigger.output_topic, record.key, output.body, output.headers or None)
-                )
+                # Often the headers of the event: those that Headrace gave it are not the output's.
+                headers = [header for header in output.headers if not is_reserved(header[0])]
+                outgoing.append(OutgoingRecord(self._trigger.output_topic, record.key, output.body, headers or None))
                 owners.append(index)
         if not outgoing:
             return outcomes

@@ -8,7 +8,7 @@ Source: functions.md sections 1 and 10; defaults where documents and code of the
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.alias_generators import to_camel
 
 from headrace.config.consumers import Ordering
+from headrace.config.internal_topics import own_topic
 from headrace.config.membership import ConsumerConfig
 from headrace.config.retry import DeadLetterConfig, RetryConfig
 from headrace.config.section import FormatName, GroupName, Number, TopicName
@@ -89,7 +90,7 @@ class Attributes(_Part):
     """Settings of the consumer that Nuclio has no name for, as in a reactive consumer."""
     key_format: Annotated[FormatName, AnyCase] = "binary"
     value_format: Annotated[FormatName, AnyCase] = "binary"
-    output_topic: TopicName | Literal[""] = ""
+    output_topic: Annotated[TopicName, AfterValidator(own_topic)] | Literal[""] = ""
     """Where outputs go; empty when they are not wanted."""
     output_format: Annotated[Literal["json", "string", "binary"], AnyCase] = "json"
     dead_letter: Annotated[
@@ -107,8 +108,6 @@ class Attributes(_Part):
             raise ValueError(f"heartbeatInterval {times}: write less than it")
         if self.retry_settings.tiers:
             raise ValueError("retry.tiers are for reactive consumers only: drop them, or raise retry.max_delay_seconds")
-        if self.output_topic.startswith("__"):
-            raise ValueError(f"outputTopic is {self.output_topic}, an internal topic of Kafka: write a topic of yours")
         for name, topic in {"outputTopic": self.output_topic, "deadLetterTopic": self.dead_letter.topic}.items():
             if any(topic.replace("{topic}", origin) in self.topics for origin in self.topics):
                 raise ValueError(f"{name} is {topic}, which this trigger consumes: write another topic")
@@ -184,3 +183,8 @@ class FunctionSpec(_Part):
     def env(self) -> Mapping[str, str]:
         """Environment of the workers, beside this process's own."""
         return {variable.name: variable.value for variable in self.variables if variable.value_from is None}
+
+
+def triggers_of(functions: Iterable[FunctionSpec]) -> list[KafkaTrigger]:
+    """Return every trigger of these functions."""
+    return [trigger for function in functions for trigger in function.triggers]

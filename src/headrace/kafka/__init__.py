@@ -6,7 +6,7 @@ from headrace.kafka.consumer import Consumer
 from headrace.kafka.control_table import ControlTable
 from headrace.kafka.followed_topic import FollowedTopic
 from headrace.kafka.lease import Lease, lease_holder
-from headrace.kafka.names import check_group, check_not_internal, check_topic
+from headrace.kafka.names import check_group, check_topic
 from headrace.kafka.own_topics import OwnTopics, ensure_table
 from headrace.kafka.positions import ReadPolicy
 from headrace.kafka.producer import Producer
@@ -35,7 +35,6 @@ __all__ = [
     "TransactionSession",
     "TransactionalProducers",
     "check_group",
-    "check_not_internal",
     "check_topic",
     "ensure_table",
     "lease_holder",

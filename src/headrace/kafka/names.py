@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import re
 
-from headrace.errors import InvalidRequest, TopicNotFound
+from headrace.errors import InvalidRequest
 
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _GROUP_BYTES = 255
-_INTERNAL = frozenset(("__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"))
-"""Topics that Kafka writes for itself. Source: Kafka's `Topic.isInternal`."""
 
 
 def check_topic(name: str) -> str:
@@ -29,16 +27,6 @@ def check_topic(name: str) -> str:
             parameter="topic",
         )
     return name
-
-
-def check_not_internal(name: str) -> None:
-    """Return if a topic is not one of Kafka's own.
-
-    Raises:
-        TopicNotFound: It is; clients cannot write to it.
-    """
-    if name in _INTERNAL:
-        raise TopicNotFound(f"topic {name} is internal to Kafka: write to a topic of your own", topic=name)
 
 
 def check_group(name: str) -> str:

@@ -6,16 +6,17 @@ sidecar.md 5.1 (request), 5.5 (answer), 5.6 (record headers); decisions.md 2-4, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final, Literal, NamedTuple, NoReturn, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Literal, NamedTuple, NoReturn, Protocol, TypeVar
 
 from headrace import errors
+from headrace.config.internal_topics import InternalTopics
+from headrace.config.model import HeadraceConfig
 from headrace.config.producer import ProducerConfig
 from headrace.formats.codec import Codec
 from headrace.formats.codec_json import JsonCodec
 from headrace.formats.codecs import Codecs, SchemaChoice, SchemaRules, format_name
-from headrace.kafka import check_not_internal
-from headrace.records import Header, OutgoingRecord, Produced
+from headrace.records import Header, OutgoingRecord, Produced, is_reserved
 from headrace.sidecar.produce_answer import ProduceAnswer, answer_of
 from headrace.sidecar.produce_limits import check_depth
 from headrace.sidecar.produce_request import (
@@ -35,6 +36,7 @@ _TRACE_PARENT: Final = "traceparent"
 _OWN_HEADERS: Final = (_CORRELATION.lower(), _TRACEABILITY.lower())
 _NAMED_INDEXES: Final = 20
 
+H = TypeVar("H", str | None, bytes | None)
 Part = Literal["key", "value"]
 Result = Produced | errors.HeadraceError
 """Where a record was written, or why it was not."""
@@ -103,7 +105,9 @@ class ProduceService:
         topics: Topics,
         audit: Audit | None = None,
         max_records: int = 10_000,
+        internal: InternalTopics | None = None,
     ) -> None:
+        self._internal = internal or InternalTopics(HeadraceConfig())
         self._max_records = max_records
         self._settings = settings
         self._codecs = codecs
@@ -113,6 +117,16 @@ class ProduceService:
         self._default_formats: tuple[tuple[Part, str], ...]
         self._default_formats = (("key", settings.key_format), ("value", settings.value_format))
         self._rules = SchemaRules(settings.subject_strategy, settings.auto_register, settings.format_from_subject)
+
+    def check_writable(self, topic: str, *, admin: bool) -> None:
+        """Return if a caller may write to a topic, by what the topic is; see `InternalTopics.check_writable`."""
+        self._internal.check_writable(topic, admin=admin)
+
+    def own_headers(self, topic: str, headers: Iterable[tuple[str, H]]) -> list[tuple[str, H]]:
+        """Return the headers of a record without reserved ones, which only a dead letter may have."""
+        if self._internal.kind_of(topic) == "dead_letter":
+            return list(headers)
+        return [header for header in headers if not is_reserved(header[0])]
 
     async def produce(self, topic: str, body: bytes, ids: RequestIds) -> ProduceAnswer:
         """Write the records of one request.
@@ -236,7 +250,6 @@ class ProduceService:
         """Return a request's records as they go to Kafka; raises what `produce` raises before it sends."""
         if not self._settings.enabled:
             raise errors.ProducerNotEnabled()
-        check_not_internal(topic)
         check_partitions(request.records, topic, await self._topics.partitions_of(topic))
         keys, key_schema_id = await self._encode("key", request, self._settings.key_format, topic)
         values, value_schema_id = await self._encode("value", request, self._settings.value_format, topic)
@@ -283,7 +296,7 @@ class ProduceService:
                 topic,
                 key,
                 value,
-                _headers_of(record, first, correlation, trace, last)
+                _headers_of(record, self.own_headers(topic, _named(record)), first, correlation, trace, last)
                 if record.headers or record.correlation_id is not None or record.traceability_id is not None
                 else shared or [*usual, (_CORRELATION, correlation), *last],
                 record.partition,
@@ -314,8 +327,17 @@ def _name_misfits(part: str, texts: Sequence[bytes | None], codec: Codec) -> NoR
     ) from first
 
 
+def _named(record: ProduceRecord) -> Iterable[tuple[str, str | None]]:
+    return record.headers.items() if isinstance(record.headers, dict) else record.headers or ()
+
+
 def _headers_of(
-    record: ProduceRecord, first: list[Header], correlation: bytes, traceability: bytes | None, last: list[Header]
+    record: ProduceRecord,
+    own: Sequence[tuple[str, str | None]],
+    first: list[Header],
+    correlation: bytes,
+    traceability: bytes | None,
+    last: list[Header],
 ) -> list[Header]:
     headers = first.copy()
     if record.traceability_id is not None:
@@ -325,7 +347,6 @@ def _headers_of(
     if record.correlation_id is not None:
         correlation = record.correlation_id.encode()
     headers.append((_CORRELATION, correlation))
-    own = [*(record.headers.items() if isinstance(record.headers, dict) else record.headers or ())]
     if last and not any(name.lower() == _TRACE_PARENT for name, _ in own):
         headers += last
     headers += [

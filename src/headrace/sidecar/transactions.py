@@ -104,6 +104,10 @@ class Transactions:
         self.submit = producers.submit
         self._audit = audit
 
+    def check_writable(self, topic: str, *, admin: bool) -> None:
+        """Return if a caller may write to a topic; see `ProduceService.check_writable`."""
+        self._produce.check_writable(topic, admin=admin)
+
     def of_produce(self, prepared: Prepared) -> Work:
         """Return the transaction that does what a produce request asks, and answers as it is answered."""
         keys, values, always_200 = prepared.key_schema_id, prepared.value_schema_id, self._settings.always_200

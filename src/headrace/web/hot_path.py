@@ -18,6 +18,7 @@ from headrace.config.http import HttpConfig
 from headrace.errors import HeadraceError, ProducerQueueFull
 from headrace.records import Produced
 from headrace.security import Authenticator, Principal
+from headrace.security.principals import ADMIN
 from headrace.sidecar.produce import Prepared, ProduceService
 from headrace.sidecar.produce_answer import ProduceAnswer
 from headrace.telemetry.correlation import caller, correlation_id
@@ -91,6 +92,7 @@ class HotPath:
                 if principal is None:
                     return None
                 principal.require(_RULE.any_of, _RULE.action, topic)
+            self._service.check_writable(topic, admin=principal is None or ADMIN in principal.scopes)
         except HeadraceError:
             return None
         return Exchange(connection, topic, request_ids(headers), principal)

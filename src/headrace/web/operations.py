@@ -115,7 +115,7 @@ _MISSING: Final[Errors] = (
     errors.RegistryUnavailable,
     errors.EnvironmentProblem,
 )
-_WRITING: Final[Errors] = (*BODY, *_FORMATS, *_MISSING, *KAFKA, *_KEYS)
+_WRITING: Final[Errors] = (errors.TopicInternal, *BODY, *_FORMATS, *_MISSING, *KAFKA, *_KEYS)
 _LIVENESS: Final = "Whether the process lives"
 _READINESS: Final = "Whether it does its work"
 _READY: Final = {200: ReadinessReport, 503: ReadinessReport}

@@ -132,6 +132,15 @@ def test_outputs_keep_the_key_of_their_record() -> None:
     ]
 
 
+def test_an_output_has_no_headers_of_headrace() -> None:
+    """A handler that copies the event's headers does not give its output the identity of another record."""
+    headers: wire.Headers = [("headrace.redrive.of", b"t:0:5"), ("h", b"1"), ("Headrace.dlq.topic", b"p1")]
+    kafka = Kafka()
+    results = wire.Results([wire.Result([wire.Output(b"a", headers), wire.Output(b"b", headers[:1])])])
+    asyncio.run(destination(FakeWorkers(lambda work: results), kafka).deliver(delivery(1)))
+    assert [record.headers for record in kafka.written] == [[("h", b"1")], None]
+
+
 @pytest.mark.parametrize("error", [KafkaUnavailable("no broker"), KafkaTimeout("no broker")])
 def test_outputs_that_are_not_acknowledged_hold_the_whole_delivery_back(error: Exception) -> None:
     """A record is never acknowledged before its output, and a broker's failure uses up nobody's attempts."""

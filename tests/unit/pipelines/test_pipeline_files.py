@@ -167,6 +167,12 @@ def test_every_problem_is_told_at_once_with_line_and_path(tmp_path: Path) -> Non
         ),
         (
             "sink: {topic: late,",
+            "sink: {topic: flights.dlq,",
+            "delays.yaml:9: flows.late_by_carrier.sink.topic: is flights.dlq, an internal topic that only "
+            "Headrace or Kafka writes: write a topic of yours",
+        ),
+        (
+            "sink: {topic: late,",
             "sink: {topic: flights,",
             "delays.yaml:9: flows.late_by_carrier.sink.topic: goes round for ever: flights feeds flights. "
             "Write to a topic that this pipeline does not read",

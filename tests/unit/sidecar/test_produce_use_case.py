@@ -295,15 +295,6 @@ def test_an_unknown_topic_is_refused_before_anything_is_sent() -> None:
         produce({"records": [{"value": 1}]}, topic="missing")
 
 
-@pytest.mark.parametrize("topic", ["__consumer_offsets", "__transaction_state"])
-def test_a_topic_that_is_internal_to_kafka_is_not_written(topic: str) -> None:
-    """404 that says so, for transactions as for single requests."""
-    kafka = Kafka()
-    with pytest.raises(errors.TopicNotFound, match="internal to Kafka"):
-        produce({"records": [{"value": 1}]}, kafka, topic=topic)
-    assert kafka.records == []
-
-
 def test_every_record_that_cannot_be_encoded_is_named_and_none_is_sent() -> None:
     """Also those after the first; a long list is cut; values are not shown."""
     records = [{"value": "YQ==" if index == 1 else f"hunter!{index}"} for index in range(40)]

@@ -10,6 +10,7 @@ from headrace.config.http import HttpConfig
 from headrace.errors import PathNotFound
 from headrace.sidecar.produce import ProduceService
 from headrace.telemetry.metrics import Metrics
+from headrace.web.access import is_admin
 from headrace.web.exchange import JSON, headers_of, media_type, read_json
 from headrace.web.routes.produce_raw import RawProduceRoute, request_ids
 from headrace.web.routes.produce_stream import NDJSON, StreamProduceRoute
@@ -33,6 +34,7 @@ class ProduceRoute:
         topic = scope["path"][len(PREFIX) :]
         if not topic or "/" in topic:
             raise PathNotFound(f"{scope['path'][:200]}: the path is {PATH}, and a topic's name has no slash")
+        self._service.check_writable(topic, admin=is_admin(scope))
         headers = headers_of(scope)
         if headers.get(b"content-type") != JSON and media_type(headers) not in (JSON, b""):
             other = self.stream if media_type(headers) in NDJSON else self._raw

@@ -51,7 +51,7 @@ class RawProduceRoute:
 
     async def __call__(self, topic: str, scope: Scope, receive: Receive, send: Send) -> None:
         headers = headers_of(scope)
-        own = _check(scope["headers"])
+        own = self._service.own_headers(topic, _check(scope["headers"]))
         tombstone = headers.get(_TOMBSTONE, b"false").lower()
         if tombstone not in (b"true", b"false"):
             raise InvalidRequest("X-Headrace-Tombstone is true or false")

@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 from headrace.config.http import HttpConfig
 from headrace.security.principals import WRITE
 from headrace.sidecar.transactions import parse_transaction
-from headrace.web.access import require
+from headrace.web.access import is_admin, require
 from headrace.web.exchange import headers_of, read_json
 from headrace.web.routes.produce_raw import request_ids
 from headrace.web.routes.writing import KEY, Writing
@@ -30,6 +30,7 @@ class TransactionRoute:
         request = parse_transaction(body, self._settings.max_records)
         for part in request.topics:
             require(scope, (WRITE,), "produce", part.topic)
+            self._writing.transactions.check_writable(part.topic, admin=is_admin(scope))
         ids = request_ids(headers)
         transactions = self._writing.transactions
         await self._writing.answer(

@@ -1,0 +1,125 @@
+"""Internal topics: what only Headrace writes, so that nobody else's records and headers are in them.
+
+One definition for everything that writes for others (requests, functions, pipelines, replays) or subscribes by pattern.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final, Literal, Protocol
+
+from headrace.config.topic_patterns import fits_any
+from headrace.errors import TopicInternal
+
+if TYPE_CHECKING:  # the Spark driver reads names only
+    from headrace.config.consumers import ReactiveConsumerConfig
+    from headrace.config.model import HeadraceConfig
+    from headrace.config.retry import DeadLetterConfig
+
+Kind = Literal["", "state", "retry", "dead_letter"]
+"""`state`: audit, control, idempotency keys, locks, marks, and what is Kafka's own; empty: not internal."""
+
+_STATE: Final = ("__", "_headrace-")
+_RETRY: Final = re.compile(r".+\.retry\.\d+s")
+_DEAD_LETTERS: Final = re.compile(r".+\.(dlq|quarantine)")
+_ORIGIN: Final = "{topic}"
+_MOST_KNOWN: Final = 10_000
+
+
+class Owner(Protocol):
+    """A reactive consumer, or a trigger of a function: what it reads, and where its dead letters go."""
+
+    @property
+    def topics(self) -> list[str]:
+        """Topics it names."""
+
+    @property
+    def group(self) -> str:
+        """Its group."""
+
+    @property
+    def dead_letter(self) -> DeadLetterConfig:
+        """Where records go that it cannot deliver."""
+
+
+class InternalTopics:
+    """Which topics are internal in one configuration."""
+
+    def __init__(self, config: HeadraceConfig, triggers: Iterable[Owner] = ()) -> None:
+        """Take the consumers of the configuration, and the triggers of its functions."""
+        self._state = {config.audit.topic, config.producer.idempotency.topic, config.control.topic}
+        self._owners: list[Owner] = [*config.reactive_consumers.values(), *triggers]
+        self._registered: list[Owner] = []
+        self._known: dict[str, Kind] = {}
+
+    def register(self, owners: Iterable[Owner]) -> None:
+        """Take these registered consumers too, instead of those of the call before."""
+        self._registered = list(owners)
+        self._known.clear()
+
+    def kind_of(self, topic: str) -> Kind:
+        """Return what a topic is."""
+        kind = self._known.get(topic)
+        if kind is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            kind = self._known[topic] = self._kind_of(topic)
+        return kind
+
+    def check_writable(self, topic: str, *, admin: bool) -> None:
+        """Return if a caller may write to a topic: an internal one is closed, dead letter topics but for `admin`.
+
+        Raises:
+            TopicInternal: It may not.
+        """
+        kind = self.kind_of(topic)
+        if kind and not (admin and kind == "dead_letter"):
+            text = "a dead letter topic: writing it needs the scope admin" if kind == "dead_letter" else "internal"
+            raise TopicInternal(f"{topic} is {text}; only Headrace writes there, so name a topic of yours", topic=topic)
+
+    def fits_of(self, reactive: ReactiveConsumerConfig) -> Callable[[str], bool] | None:
+        """Return whether a reactive consumer's patterns take a topic; None if it has no patterns."""
+        if not reactive.topic_patterns:
+            return None
+        fits = fits_any(reactive.topic_patterns)
+        return lambda topic: fits(topic) and not self.kind_of(topic)
+
+    def _kind_of(self, topic: str) -> Kind:
+        if topic in self._state:
+            return "state"
+        if kind := kind_by_name(topic):
+            return kind
+        owners = [*self._owners, *self._registered]
+        if topic.startswith(tuple(f"{owner.group}.retry." for owner in owners)):
+            return "retry"
+        return "dead_letter" if any(_is_dead_letter_topic(owner, topic) for owner in owners) else ""
+
+
+def kind_by_name(topic: str) -> Kind:
+    """Return what a topic is by its name alone, where no configuration says more."""
+    if topic.startswith(_STATE):
+        return "state"
+    if _RETRY.fullmatch(topic):
+        return "retry"
+    return "dead_letter" if _DEAD_LETTERS.fullmatch(topic) else ""
+
+
+def own_topic(topic: str) -> str:
+    """Return a topic that records of others may go to.
+
+    Raises:
+        ValueError: Its name is that of an internal topic; the message is for the file that names it.
+    """
+    if kind_by_name(topic):
+        raise ValueError(f"is {topic}, an internal topic that only Headrace or Kafka writes: write a topic of yours")
+    return topic
+
+
+def _is_dead_letter_topic(owner: Owner, topic: str) -> bool:
+    template, patterns = owner.dead_letter.topic, getattr(owner, "topic_patterns", ())
+    if topic in map(owner.dead_letter.topic_for, owner.topics) or topic == template:
+        return True
+    origin = re.escape(template).replace(re.escape(_ORIGIN), "(.+)", 1).replace(re.escape(_ORIGIN), r"\1")
+    found = re.fullmatch(origin, topic) if patterns and template != _ORIGIN else None
+    return bool(found and found.groups() and fits_any(patterns)(found[1]))

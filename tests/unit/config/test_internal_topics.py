@@ -1,0 +1,126 @@
+"""What a pattern never takes, and what the doctor is told of: from a configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.app.uses import uses_of
+from headrace.config.audit import AuditConfig
+from headrace.config.control import ControlConfig
+from headrace.config.internal_topics import InternalTopics
+from headrace.config.model import HeadraceConfig
+from headrace.config.retry import DeadLetterConfig
+from headrace.errors import TopicInternal
+from headrace.functions.load import load_function
+from headrace.functions.spec import triggers_of
+
+FUNCTION = """\
+metadata: {name: f}
+spec:
+  handler: m:handler
+  triggers:
+    t:
+      kind: kafka-cluster
+      attributes: {topics: [in], consumerGroup: fg, brokers: [elsewhere:9092], deadLetterTopic: "dead.{topic}.x"}
+"""
+
+
+def config_of(tmp_path: Path, **consumer: Any) -> HeadraceConfig:
+    (tmp_path / "function.yaml").write_text(FUNCTION)
+    backend = {"url": "http://localhost"}
+    wide = {"group": "g", "backend": backend, "topic_patterns": [".*"], **consumer}
+    other = {"topics": ["o"], "group": "h", "backend": backend, "dead_letter": {"topic": "all-letters"}}
+    consumers = {"wide": wide, "other": other}
+    return HeadraceConfig.model_validate({"reactive_consumers": consumers, "functions": [tmp_path / "function.yaml"]})
+
+
+def internal_topics(config: HeadraceConfig) -> InternalTopics:
+    return InternalTopics(config, triggers_of(load_function(file) for file in config.functions))
+
+
+def test_a_pattern_takes_no_topic_of_ours(tmp_path: Path) -> None:
+    """Dead letters by the names of every consumer and function, retries of their groups, and notes."""
+    config = config_of(tmp_path)
+    internal = internal_topics(config)
+    fits = internal.fits_of(config.reactive_consumers["wide"])
+    assert fits is not None
+    ours = ["o.dlq", "all-letters", "dead.in.x", "g.retry.10s", "fg.retry.1s", config.audit.topic]
+    assert [name for name in ours if fits(name)] == []
+    theirs = ["orders", ".dlq", "dead.x", "dlq.orders", "g.retry", "all-letters.x"]
+    assert [name for name in theirs if fits(name)] == theirs
+    assert internal.fits_of(config.reactive_consumers["other"]) is None
+
+
+@pytest.mark.parametrize(
+    ("topic", "kind"),
+    [
+        ("orders", ""),
+        ("_schemas", ""),
+        ("g.retry", ""),
+        (".dlq", ""),
+        ("dead.elsewhere.x", ""),
+        ("notes", "state"),
+        ("steer", "state"),
+        ("_headrace-idempotency", "state"),
+        ("_headrace-locks", "state"),
+        ("__consumer_offsets", "state"),
+        ("g.retry.5s", "retry"),
+        ("of-others.retry.60s", "retry"),
+        ("of-others.dlq", "dead_letter"),
+        ("all-letters", "dead_letter"),
+        ("all-letters.quarantine", "dead_letter"),
+        ("dead.in.x", "dead_letter"),
+        ("wide-a-wide", "dead_letter"),
+        ("wide-b-wide", ""),
+        ("registered-in", ""),
+    ],
+)
+def test_every_topic_has_one_kind(tmp_path: Path, topic: str, kind: str) -> None:
+    """By the names that the configuration gives, by patterns where origins fit them, and else by the usual names."""
+    config = config_of(tmp_path, topic_patterns=["a.*"], dead_letter={"topic": "wide-{topic}-wide"})
+    config = config.model_copy(
+        update={"audit": AuditConfig(topic="notes"), "control": ControlConfig(topic="steer")},
+    )
+    internal = internal_topics(config)
+    assert internal.kind_of(topic) == kind
+    if kind:
+        with pytest.raises(TopicInternal, match="name a topic of yours"):
+            internal.check_writable(topic, admin=False)
+    if kind in ("state", "retry"):
+        with pytest.raises(TopicInternal):
+            internal.check_writable(topic, admin=True)
+    else:
+        internal.check_writable(topic, admin=True)
+
+
+def test_what_a_registered_consumer_makes_is_internal_while_it_is_there(tmp_path: Path) -> None:
+    """Its dead letter topic, whatever its name."""
+    internal = internal_topics(config := config_of(tmp_path))
+    registered = config.reactive_consumers["other"].model_copy(
+        update={"topics": ["in"], "dead_letter": DeadLetterConfig(topic="registered-{topic}")}
+    )
+    assert internal.kind_of("registered-in") == ""
+    internal.register([registered])
+    assert internal.kind_of("registered-in") == "dead_letter"
+    internal.register([])
+    assert internal.kind_of("registered-in") == ""
+
+
+def test_what_is_used_is_told_by_cluster(tmp_path: Path) -> None:
+    """With the groups, the topics, and where dead letters go, if they do."""
+    config = config_of(tmp_path, dead_letter={"enabled": False}, topics=["a"])
+    uses = uses_of(config, [load_function(file) for file in config.functions])
+    assert {servers: [use.group for use in found] for servers, found in uses.items()} == {
+        "localhost:9092": ["g", "h"],
+        "elsewhere:9092": ["fg"],
+    }
+    wide, other = uses["localhost:9092"]
+    assert (list(wide.topics), wide.letters_of, wide.fits and wide.fits("b")) == (["a"], None, True)
+    assert other.letters_of
+    assert other.letters_of("o") == "all-letters"
+    [function] = uses["elsewhere:9092"]
+    assert function.letters_of
+    assert function.letters_of("in") == "dead.in.x"

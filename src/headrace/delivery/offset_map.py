@@ -57,7 +57,9 @@ def encode(base: int, end: int, open_offsets: Sequence[int]) -> str:
     for offset in open_offsets:
         marks[offset - base] = _OPEN
     bits = int(marks, 2).to_bytes((span + 7) // 8, "big")
-    payloads = {_GAPS: _encode_gaps(base, open_offsets), _BITS: bits, _DEFLATED: zlib.compress(bits)}
+    payloads = {_BITS: bits, _DEFLATED: zlib.compress(bits)}
+    if len(open_offsets) <= len(bits):  # a gap is a byte at least, so more of them are longer in any case
+        payloads[_GAPS] = _encode_gaps(base, open_offsets)
     codec, payload = min(payloads.items(), key=lambda item: len(item[1]))
     data = _HEAD.pack(_MAGIC, codec, base, span) + payload
     return base64.b64encode(data + _SUM.pack(zlib.crc32(data))).decode()

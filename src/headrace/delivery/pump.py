@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from random import Random
@@ -26,6 +27,8 @@ from headrace.records import Committed, Record, TopicPartition
 log = logging.getLogger(__name__)
 
 _COMMIT_SECONDS = 0.2
+_COMMIT_TURN_SECONDS = 0.01
+"""Of the loop, before something else has a turn: the map of a partition with much open takes a millisecond."""
 
 
 class Pump(Service):
@@ -351,6 +354,7 @@ class Pump(Service):
     def _over(self, lane: Lane, records: Sequence[Record], how: str, outcomes: Sequence[Outcome] = ()) -> None:
         self._release(lane.partition, records, how, outcomes)
         self._mark(lane.partition)
+        self._skips.came(lane)
 
     def _release(
         self, partition: TopicPartition, records: Sequence[Record], how: str = "", outcomes: Sequence[Outcome] = ()
@@ -379,12 +383,20 @@ class Pump(Service):
         while True:
             await self._changed.wait()
             self._changed.clear()
-            self.commit_now()
+            # The progress of a replay counts what has ended at one moment, so it is said at one moment.
+            most = math.inf if self.replay else _COMMIT_TURN_SECONDS
+            while self._dirty:
+                self.commit_now(most)
+                await asyncio.sleep(0)
             await self.clock.sleep(_COMMIT_SECONDS)
 
-    def commit_now(self) -> None:
-        """Tell the source what has ended since it was told last; it is told often anyway."""
-        commits = {p: commit for p in self._dirty if (commit := self._lanes[p].tracker.commit)}
-        self._dirty.clear()
+    def commit_now(self, most_seconds: float = math.inf) -> None:
+        """Tell the source what has ended since it was told last, as far as that takes so long and no longer."""
+        commits: dict[TopicPartition, Committed] = {}
+        until = self.clock.monotonic() + most_seconds
+        while self._dirty and (not commits or self.clock.monotonic() < until):
+            partition = self._dirty.pop()
+            if commit := self._lanes[partition].tracker.commit:
+                commits[partition] = commit
         if commits and self.source:
             self.source.commit(commits)

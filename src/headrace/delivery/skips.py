@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from headrace.delivery.lane import Lane
+from headrace.delivery.offset_map import SPAN_OFFSETS
 from headrace.errors import DeadLetterFailed
 from headrace.records import Record, TopicPartition
 
@@ -27,6 +28,8 @@ class Skips:
         self._pump = pump
         self._over = over
         self._coming: dict[TopicPartition, dict[int, str]] = defaultdict(dict)
+        self._far: dict[TopicPartition, set[int]] = defaultdict(set)
+        """Offsets of those that have come, and lie too far ahead of the first unfinished one for an offset map."""
 
     def skip(self, partition: TopicPartition, offset: int, reason: str) -> str:
         """Skip a record; see `Pump.skip`."""
@@ -43,22 +46,30 @@ class Skips:
 
     def assigned(self, lane: Lane) -> None:
         """Forget what the group has passed."""
+        self._far.pop(lane.partition, None)
         coming = self._coming.pop(lane.partition, {})
         self._coming[lane.partition] = {at: why for at, why in coming.items() if at >= lane.tracker.frontier}
 
     def forget(self, partition: TopicPartition) -> None:
         """Skip nothing of a partition that is not ours any more."""
         self._coming.pop(partition, None)
+        self._far.pop(partition, None)
 
-    def came(self, lane: Lane, records: Sequence[Record]) -> None:
-        """Skip what has come by now, unless it had ended before this assignment."""
+    def came(self, lane: Lane, records: Sequence[Record] = ()) -> None:
+        """Skip what has come, or is not too far ahead any more, unless it had ended before this assignment."""
         if not lane.draining and (coming := self._coming.get(lane.partition)):
-            for offset in [record.offset for record in records if record.offset in coming]:
-                reason = coming.pop(offset)
-                if lane.tracker.is_open(offset):
+            far, limit = self._far[lane.partition], lane.tracker.frontier + SPAN_OFFSETS
+            near = {offset for offset in far if offset < limit}
+            far -= near
+            for offset in sorted(near.union(record.offset for record in records)):
+                if (reason := coming.pop(offset, None)) is not None and lane.tracker.is_open(offset):
                     self._end(lane, offset, reason)
 
     def _end(self, lane: Lane, offset: int, reason: str) -> str:
+        if offset >= lane.tracker.frontier + SPAN_OFFSETS:
+            self._coming[lane.partition][offset] = reason
+            self._far[lane.partition].add(offset)
+            return "will be skipped"
         record = lane.remove(offset)
         if record and not self._pump.let_go:
             self._ended(lane, record, reason)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import compress, islice
 
-from headrace.delivery.offset_map import OffsetMap, decode, encode
+from headrace.delivery.offset_map import SPAN_OFFSETS, OffsetMap, decode, encode
 from headrace.records import Committed
 
 _PRUNE_RECORDS = 4096
 _OPEN, _DONE = 0, 1
+_IS_OPEN = bytes([1, 0]) + bytes(254)
 
 
 class AckTracker:
@@ -79,7 +81,11 @@ class AckTracker:
             stop, end, unseen = last_done, offsets[last_done] + 1, []
         else:
             return Committed(self._commit)
-        open_offsets = [offsets[index] for index in range(first, stop) if not self._status[index]]
+        if end - self._commit > SPAN_OFFSETS:  # what ended so far ahead comes again
+            end = self._commit + SPAN_OFFSETS
+            stop, unseen = bisect_left(offsets, end), [offset for offset in unseen if offset < end]
+        is_open = self._status[first:stop].translate(_IS_OPEN)
+        open_offsets = list(compress(islice(offsets, first, stop), is_open))
         return Committed(self._commit, encode(self._commit, end, open_offsets + unseen))
 
     def delivered(self, offsets: Sequence[int]) -> frozenset[int]:

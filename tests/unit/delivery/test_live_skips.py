@@ -287,3 +287,42 @@ def test_a_key_is_let_go_when_its_partition_is_somebody_elses(way: str) -> None:
         assert (bed.pump.counts.skipped_by_hand, bed.commits, bed.released) == (0, {}, 0)
 
     run(Bed, test)
+
+
+def test_a_skip_too_far_ahead_for_an_offset_map_waits_until_it_is_not() -> None:
+    """Behind a hole of the log, while the first record hangs; what is committed stays writable all the while."""
+
+    async def test(bed: Bed) -> None:
+        bed.free.clear()
+        bed.feed(0, 10, 30_000, 30_001, 60_000)
+        await bed.clock.settle()
+        said = [bed.pump.skip(P0, offset, "it is wrong") for offset in (30_000, 60_000)]
+        assert said == ["will be skipped"] * 2
+        await bed.clock.advance(1)
+        assert (bed.pump.counts.skipped_by_hand, bed.pump.lanes[P0].tracker.commit) == (0, Committed(0))
+        bed.free.set()
+        await bed.clock.advance(1)
+        assert {0, 10, 30_001} == {offset for offsets in bed.delivered for offset in offsets}
+        assert (bed.pump.counts.skipped_by_hand, bed.commits[P0]) == (2, Committed(60_001))
+        assert await bed.pump.on_revoked([P0], Deadline(bed.clock, 5)) == {P0: Committed(60_001)}
+
+    run(lambda: Bed(ordering="none"), test)
+
+
+def test_a_skip_too_far_ahead_goes_with_a_seek() -> None:
+    """The record comes again behind it, and is skipped then."""
+
+    async def test(bed: Bed) -> None:
+        bed.free.clear()
+        bed.feed(0, 30_000)
+        await bed.clock.settle()
+        assert bed.pump.skip(P0, 30_000, "it is wrong") == "will be skipped"
+        seek = asyncio.create_task(bed.pump.seek(P0, 29_999))
+        await bed.clock.settle()
+        bed.free.set()
+        assert await seek
+        bed.feed(29_999, 30_000, 30_002)
+        await bed.clock.advance(1)
+        assert (bed.delivered[1:], bed.pump.counts.skipped_by_hand) == ([[29_999, 30_002]], 1)
+
+    run(lambda: Bed(ordering="none"), test)

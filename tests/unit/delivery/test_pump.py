@@ -447,6 +447,53 @@ def test_a_letter_that_is_not_written_holds_only_what_comes_after_it() -> None:
     run(test)
 
 
+def test_an_assignment_without_a_revoke_before_ends_what_is_under_way() -> None:
+    """Two lanes of one partition would deliver its records beside each other."""
+
+    async def test() -> None:
+        bed = await opened(Bed(FakeDestination()))
+        bed.destination.hold = asyncio.Event()
+        bed.pump.on_records(P0, 1, [record(n) for n in range(6)])
+        await bed.clock.settle()
+        bed.pump.on_assigned({P0: 2}, {P0: Committed(0)})
+        bed.destination.hold.set()
+        bed.pump.on_records(P0, 2, [record(n) for n in range(6)])
+        await bed.clock.advance(1)
+        epochs = [delivery.epoch for delivery in bed.destination.deliveries]
+        assert (epochs.count(1), sorted(epochs)) == (1, epochs)
+        assert bed.source.committed(P0) == 6
+        await bed.pump.stop()
+
+    run(test)
+
+
+def test_commits_of_many_partitions_leave_turns_to_others() -> None:
+    """Each may take milliseconds: what has an offset map to write is told some at a time."""
+    partitions = [TopicPartition("t", number) for number in range(40)]
+
+    class Slow(ManualClock):
+        def monotonic(self) -> float:
+            self._now += 0.001
+            return self._now
+
+    async def test() -> None:
+        bed = Bed(FakeDestination())
+        bed.pump.clock = bed.clock = Slow()
+        await bed.pump.start()
+        bed.pump.on_assigned(dict.fromkeys(partitions, 1), {})
+        for partition in partitions:
+            bed.pump.on_records(partition, 1, [record(0, partition)])
+        await bed.clock.advance(5)
+        assert {partition for offsets in bed.source.commits for partition in offsets} == set(partitions)
+        assert max(len(offsets) for offsets in bed.source.commits) <= 10
+        bed.pump._dirty.update(partitions)
+        bed.pump.commit_now()
+        assert len(bed.source.commits[-1]) == 40
+        await bed.pump.stop()
+
+    run(test)
+
+
 def test_records_of_an_older_assignment_are_ignored() -> None:
     """A batch that was under way while the partition moved away and back is not delivered twice."""
 

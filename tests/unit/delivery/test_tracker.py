@@ -126,6 +126,15 @@ def test_a_map_that_was_not_read_to_its_end_is_kept() -> None:
     assert third.delivered(range(3, 10)) == {3, 8}
 
 
+def test_what_ended_too_far_ahead_for_a_map_comes_again() -> None:
+    """A commit is always possible: what raised here would end the process, and the next one that has the partition."""
+    tracker = AckTracker(1)
+    tracker.delivered([5, 8, 24_004, 24_005, 30_000])
+    tracker.done([8, 24_004, 24_005, 30_000], 1)
+    after = AckTracker(2, tracker.commit)
+    assert after.delivered([5, 8, 24_004, 24_005, 30_000]) == {8, 24_004}
+
+
 def test_without_anything_done_above_the_frontier_there_is_no_map() -> None:
     """Records that end in order cost no metadata."""
     tracker = AckTracker(1, Committed(5))

@@ -109,12 +109,13 @@ def readers_of(config: HeadraceConfig, functions: Sequence[FunctionSpec]) -> lis
         Reader(
             f"reactive_consumers.{name}",
             one.group,
-            [*one.topics, *one.retry.tier_topics(one.group)],
+            frozenset((*one.topics, *one.retry.tier_topics(one.group))),
             bool(one.topic_patterns),
         )
         for name, one in config.reactive_consumers.items()
     ]
     triggers = [(spec, trigger) for spec in functions for trigger in spec.triggers]
     return found + [
-        Reader(f"function {spec.name}.{trigger.name}", trigger.group, trigger.topics) for spec, trigger in triggers
+        Reader(f"function {spec.name}.{trigger.name}", trigger.group, frozenset(trigger.topics))
+        for spec, trigger in triggers
     ]

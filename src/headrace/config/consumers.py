@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from headrace.config.backend import ONE_RECORD_MODES, BackendConfig
 from headrace.config.membership import ConsumerConfig, no_reset_by_itself
@@ -60,7 +60,7 @@ class ReactiveConsumerConfig(DeliveryConfig):
 
     topics: list[TopicName] = []
     """Topics to consume."""
-    topic_patterns: list[TopicPattern] = []
+    topic_patterns: Annotated[list[TopicPattern], Field(max_length=100)] = []
     """Patterns (RE2's syntax, over the whole name): topics that fit one are consumed too, also those created later.
     Topics of Kafka's own and of Headrace's (dead letters, retries, audit) never fit; `topics` can name them."""
     group: GroupName
@@ -87,9 +87,9 @@ class ReactiveConsumerConfig(DeliveryConfig):
     def _consistent(self) -> ReactiveConsumerConfig:
         if not self.topics and not self.topic_patterns:
             raise ValueError("reads nothing: write topics, or topic_patterns")
-        for topic in self.topics:
-            letters = self.dead_letter.topic_for(topic)
-            if self.dead_letter.enabled and letters in self.topics:
+        topics = frozenset(self.topics)
+        for letters in map(self.dead_letter.topic_for, topics if self.dead_letter.enabled else ()):
+            if letters in topics:
                 raise ValueError(f"dead_letter.topic is {letters}, which is consumed here too: name another topic")
         self._fit_mode()
         self._fit_offsets()

@@ -15,6 +15,7 @@ from headrace.config.yaml_tree import Path, Problems
 from headrace.errors import InvalidRequest
 
 _MAX_DEPTH = 20
+_MAX_PROBLEMS = 20
 
 
 def read_registration(settings: object, allowed: RegistrationsConfig, shared: Mapping[str, Any]) -> RegistrationConfig:
@@ -31,20 +32,30 @@ def read_registration(settings: object, allowed: RegistrationsConfig, shared: Ma
     problems, broken = Problems(), set[Path]()
     if not isinstance(settings, dict):
         raise InvalidRequest("the body is no JSON object of settings: send what stands below a consumer's name")
+    check_size(len(msgspec.json.encode(settings)), allowed)
     _refuse_references(settings, (), problems, broken)
-    if (size := len(msgspec.json.encode(settings))) > allowed.limits.body_bytes:
-        problems.add("", (), f"it has {size} bytes, and registrations may have {allowed.limits.body_bytes} here")
     try:
         found = RegistrationConfig.model_validate(settings, context={"registrations": allowed})
         found.consumer.client_properties(shared)
     except ValidationError as cause:
         errors = cause.errors(include_url=False, include_input=False)
-        explain(errors, settings, {}, broken, problems, RegistrationConfig)
+        explain(errors[:_MAX_PROBLEMS], settings, {}, broken, problems, RegistrationConfig)
     except ValueError as cause:
         problems.add("", ("consumer",), str(cause))
     if problems.found:
-        raise InvalidRequest("; ".join(problems.found))
+        raise InvalidRequest("; ".join(problems.found[:_MAX_PROBLEMS]))
     return found
+
+
+def check_size(size_bytes: int, allowed: RegistrationsConfig) -> None:
+    """Return if a body may be read.
+
+    Raises:
+        InvalidRequest: It is too large.
+    """
+    limit = allowed.limits.body_bytes
+    if size_bytes > limit:
+        raise InvalidRequest(f"it has {size_bytes} bytes, and registrations may have {limit} here: send less")
 
 
 def shown(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,7 +77,7 @@ def _refuse_references(value: Any, at: Path, problems: Problems, broken: set[Pat
     elif isinstance(value, list):
         for index, item in enumerate(value):
             _refuse_references(item, (*at, index), problems, broken)
-    elif isinstance(value, str) and ("${" in value or MASK in value):
+    elif isinstance(value, str) and ("${" in value or MASK in value) and len(problems.found) < _MAX_PROBLEMS:
         broken.add(at)
         text = "holds ${, and references to the machine's environment and files are not for registrations"
         mask_text = "is what answers show in place of a secret: write the secret itself"

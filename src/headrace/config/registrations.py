@@ -12,13 +12,14 @@ from ipaddress import ip_address
 from typing import Annotated, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, ValidationInfo, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from headrace.config.addresses import forbidden_host, is_this_machine
 from headrace.config.backend import BackendConfig
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.retry import DeadLetterConfig
-from headrace.config.section import Count, PositiveSeconds, Section, Url
+from headrace.config.section import Count, PositiveSeconds, Section, TopicName, Url
+from headrace.config.topic_patterns import TopicPattern
 from headrace.config.transport import BackendTls
 
 _LABEL: Final = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
@@ -171,6 +172,10 @@ class RegisteredBackend(BackendConfig):
 class RegistrationConfig(ReactiveConsumerConfig):
     """A reactive consumer as a team registers it: the settings of the file, without those that reach further."""
 
+    topics: Annotated[list[TopicName], Field(max_length=500)] = []
+    """Topics to consume."""
+    topic_patterns: Annotated[list[TopicPattern], Field(max_length=20)] = []
+    """Patterns of topics to consume."""
     enabled: bool = True
     """Whether it runs; without it the registration is kept, and its group with its offsets."""
     backend: RegisteredBackend

@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from headrace.config.registered import read_registration
+from headrace.config.registered import check_size, read_registration
 from headrace.config.registrations import RegistrationConfig, RegistrationsConfig
 from headrace.control.entries import key_of
 from headrace.errors import (
@@ -46,7 +46,7 @@ class Reader(NamedTuple):
 
     who: str
     group: str
-    topics: Collection[str]
+    topics: frozenset[str]
     patterns: bool = False
     """Whether others too, which nobody knows yet."""
 
@@ -171,14 +171,14 @@ def _reader(one: Registration) -> Reader | None:
     if not one.settings:
         return None
     settings = one.settings
-    return Reader("another registration", settings.group, sorted(settings.topics), bool(settings.topic_patterns))
+    return Reader("another registration", settings.group, frozenset(settings.topics), bool(settings.topic_patterns))
 
 
 def _clash(mine: Reader, beside: Iterable[Reader]) -> HeadraceError | None:
     for other in beside:
-        both = sorted(set(mine.topics) & set(other.topics))
+        both = mine.topics & other.topics
         if both or mine.patterns or other.patterns:
-            what = f"topic {both[0]}" if both else "topics, perhaps the same,"
+            what = f"topic {min(both)}" if both else "topics, perhaps the same,"
             return RegistrationConflict(
                 f"{other.who} reads {what} in the group {other.group} already, so each would get only a part: take "
                 "another group"
@@ -232,6 +232,14 @@ class Registrations(Service):
         for gauge in _GAUGES:
             unregister_gauge(gauge)
         await super().stop()
+
+    def check_size(self, size_bytes: int) -> None:
+        """Return if a body may be read.
+
+        Raises:
+            InvalidRequest: It is too large.
+        """
+        check_size(size_bytes, self._house.allowed)
 
     def all_of(self, owner: str | None) -> list[Registration]:
         """Return the registrations of an owner, or of all, by name."""

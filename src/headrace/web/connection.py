@@ -63,6 +63,7 @@ class Connection(HttpToolsProtocol):
     _held_bytes = 0
     _chunk_bytes = 0
     _head_bytes = 0
+    _body_bytes = 0
     _refused = False
     _waiting: tuple[bytes, ...] = ()
     """What came and is read in a later turn."""
@@ -84,7 +85,7 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._running = cycle
-        self.slices.task_started()
+        self.slices.count(0)
         super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
@@ -179,6 +180,7 @@ class Connection(HttpToolsProtocol):
         if type(self.cycle) is Exchange:
             self.cycle.chunks.append(body)
         else:
+            self._body_bytes += len(body)
             super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -186,6 +188,8 @@ class Connection(HttpToolsProtocol):
         if self._refused:
             return
         if type(exchange) is not Exchange:
+            self.slices.count(self._body_bytes)
+            self._body_bytes = 0
             super().on_message_complete()
             return
         exchange.more_body = False
@@ -193,7 +197,9 @@ class Connection(HttpToolsProtocol):
             self.cycle = None
             self._ordinary = _ORDINARY_REQUESTS
             super().on_headers_complete()
-            super().on_body(b"".join(exchange.chunks))
+            body = b"".join(exchange.chunks)
+            self.slices.count(len(body))
+            super().on_body(body)
             super().on_message_complete()
 
     def _head_is_long(self) -> bool:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 _SLICE_SECONDS: Final = 0.005
 _TASK_SECONDS: Final = 0.0002
-"""Usual processor time of a request that is served by a task, which runs in the next turn."""
+_BYTE_SECONDS: Final = 1e-7
+"""Usual processor time of a request that is served by a task, and of a byte of its body."""
 
 
 class Slices:
@@ -36,11 +37,11 @@ class Slices:
         """Let a connection read in a later turn."""
         self._waiting.append(connection)
 
-    def task_started(self) -> None:
-        """Count the time of a task that was started in this turn."""
+    def count(self, body_bytes: int) -> None:
+        """Count the time of a request that a task will serve, of which so much has come in this turn."""
         if not self._ends_at:
             self._begin()
-        self._ends_at -= _TASK_SECONDS
+        self._ends_at -= _TASK_SECONDS + body_bytes * _BYTE_SECONDS
 
     def _begin(self) -> None:
         self._ends_at = time.perf_counter() + _SLICE_SECONDS

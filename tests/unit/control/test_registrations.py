@@ -29,7 +29,7 @@ from headrace.security import Principal
 Entry = Mapping[str, Any]
 URL = "http://localhost:8444/in"
 ALLOWED = RegistrationsConfig(backends=["http://localhost:8444/"], max_per_owner=2, max_in_all=3)
-FILE = Reader("reactive_consumers.filed", "filed", ["orders"])
+FILE = Reader("reactive_consumers.filed", "filed", frozenset(["orders"]))
 
 
 def config(group: str = "g", *topics: str, **more: Any) -> dict[str, Any]:

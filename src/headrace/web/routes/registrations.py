@@ -85,6 +85,7 @@ class _Endpoints:
     async def put(self, request: Request) -> Response:
         name, principal = request.path_params["name"], principal_of(request.scope)
         body = await read_json(request.receive, headers_of(request.scope), self._settings)
+        self._room.registrations.check_size(len(body))
         try:
             config = msgspec.json.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:

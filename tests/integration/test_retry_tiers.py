@@ -91,6 +91,22 @@ def test_after_the_last_tier_comes_the_dead_letter_topic(site: Any, topic: Any, 
     assert 'consumer="push",kind="reactive",outcome="dead_letter"} 1.0' in metrics
 
 
+def test_a_record_too_large_for_its_retry_topic_is_a_dead_letter_and_its_partition_goes_on(
+    site: Any, topic: Any, push: Any, backend: Any
+) -> None:
+    """The retry topic is made like the first topic, and another that is read takes larger records."""
+    small, large = topic(max_message_bytes=20_000), topic()
+    fail(backend, lambda entry: entry["topic"] == large and entry["value"]["n"] < 2)
+    push(small, {"tiers": [1]}, topics=[small, large])
+    big = OutgoingRecord(large, b"k", b'{"n":0,"x":"%s"}' % (b"x" * 200_000))
+    site.write(large, big, *(OutgoingRecord(large, b"k", b'{"n":%d}' % n) for n in range(1, 5)))
+    group = f"{small}-push"
+    site.wait_committed(group, large, 5)
+    site.wait_committed(f"{group}.retry", f"{group}.retry.1s", 1)
+    assert sorted(json.loads(letter.value)["n"] for letter in site.records(f"{large}.dlq")) == [0, 1]
+    assert [record["value"]["n"] for record in backend.accepted if record["topic"] == large] == [2, 3, 4]
+
+
 def test_what_waits_survives_a_restart_and_keeps_its_time(site: Any, topic: Any, push: Any, backend: Any) -> None:
     """The process that was to deliver it is gone; the next one does, when the record says, with the next attempt."""
     name = topic()

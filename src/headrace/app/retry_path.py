@@ -10,9 +10,11 @@ from headrace.config.retry import RetryConfig
 from headrace.delivery.parked import KeyOrder, ParkedKeys
 from headrace.delivery.protocols import DeadLetterWriter, Destination
 from headrace.delivery.pump import Pump
+from headrace.delivery.stale_entries import Offsets, StaleEntries
 from headrace.delivery.tiers import TierDestination, Tiers, waiting_of
 from headrace.kafka import Admin, FollowedTopic, Producer
-from headrace.lifecycle import Clock
+from headrace.lifecycle import Clock, Service
+from headrace.records import TopicPartition
 
 
 class Surroundings(Protocol):
@@ -44,7 +46,7 @@ class RetryPath:
             destination: Where its records are delivered, from the tiers too.
             dead_letters: Where records go after the last tier.
         """
-        produce, self._clock = process.inner_producer.produce, process.clock
+        produce, self._clock, self._process = process.inner_producer.produce, process.clock, process
         self._name, self._consumer, self._inner = name, consumer, destination
         self.source = next(iter(consumer.topics), "")
         """The topic that those of ours are created like; empty if the consumer names none."""
@@ -84,13 +86,30 @@ class RetryPath:
             clock=self._clock,
             beside=beside,
         )
-        pump.waiting = waiting_of
+        pump.waiting = self.writer.waiting
         if self.followed:
             pump.let_go = lambda record: self.writer.let_go(waiting_of(record).origin)
             beside.let_go = self.writer.let_go
         pump.first_of = lambda record: waiting_of(record).origin
         beside.serve_tiers(pump)
         return pump
+
+    def stale_entries(self, beside: Pump) -> list[Service]:
+        """Make what frees keys that wait for nothing; empty if the order of keys is not kept."""
+        if not (parked := self.writer.parked):
+            return []
+        admin, group, (topic,) = self._process.admin, f"{self._consumer.group}.retry", self.topics
+
+        async def ends() -> Offsets:
+            partitions = (await admin.describe_topic(topic)).partitions
+            return await admin.written_offsets([TopicPartition(topic, each.partition) for each in partitions])
+
+        async def committed() -> Offsets:
+            return await admin.committed(group)
+
+        late_seconds = self._process.config.producer.delivery_timeout_seconds
+        name = f"{self._name} blocked keys"
+        return [StaleEntries(name, parked, beside.lanes, ends, committed, self._clock, late_seconds)]
 
 
 def in_the_tier(retry: RetryConfig) -> RetryConfig:

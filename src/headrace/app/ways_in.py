@@ -172,7 +172,8 @@ class WaysIn:
         pump = path.pump(beside)
         policy = ReadPolicy("earliest", reactive.on_gap, member=reactive.consumer)
         consumer = self._consumer(name, pump, self.config.kafka, path.topics, policy, reactive.flow)
-        return [*([path.followed] if path.followed else ()), pump, consumer]
+        followed = [path.followed] if path.followed else []
+        return [*followed, *path.stale_entries(beside), pump, consumer]
 
     def _held(self, consumer: Service, destination: HttpDestination, backend: BackendConfig) -> Service:
         return AfterHealth(consumer, destination.client, backend.health, self.clock) if backend.health else consumer

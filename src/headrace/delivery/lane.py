@@ -64,6 +64,7 @@ class Lane:
         self._again: deque[Batch] = deque()  # due once more
         self._halves: list[Batch] = []  # wait for the end of the half before, the last one first
         self._beyond: deque[Record] = deque()  # not due yet, or too far ahead of the first unfinished record
+        self._seen_at: dict[int, float] = {}  # records of a retry topic, by the clock that only grows
         self._over: set[asyncio.Task[None]] = set()  # whose results mean nothing
         self._begun = 0
         self._refusals = 0
@@ -107,6 +108,8 @@ class Lane:
             self.head_since = self._rules.clock.time()
         ended = self.tracker.delivered([record.offset for record in records])
         fresh = [record for record in records if record.offset not in ended] if ended else records
+        if self._rules.waiting:
+            self._seen_at.update(dict.fromkeys([record.offset for record in fresh], self._rules.clock.monotonic()))
         if self._beyond or self._rules.waiting or (fresh and fresh[-1].offset >= self.tracker.frontier + SPAN_OFFSETS):
             self._beyond.extend(fresh)
             self._admit()
@@ -232,7 +235,7 @@ class Lane:
             pause.cancel()
         self.backlog.clear()
         self.rests.clear()
-        for waiting in (self._again, self._halves, self._beyond):
+        for waiting in (self._again, self._halves, self._beyond, self._seen_at):
             waiting.clear()
 
     def fence(self) -> int:
@@ -271,6 +274,7 @@ class Lane:
             self.ended([record])
         else:
             record = self.backlog.remove(offset) or pop(self._beyond, offset)
+            self._seen_at.pop(offset, None)
             self._linger()
         if not self.blocked:
             self.moves()  # it may have been the trouble; if not, that is said again
@@ -329,6 +333,7 @@ class Lane:
         near = []
         while self._beyond and self._beyond[0].offset < limit and self._is_due(self._beyond[0]):
             near.append(self._beyond.popleft())
+            self._seen_at.pop(near[-1].offset, None)
         self._enter(near)
         if self._beyond and not (self.trouble or self.sleeps):
             head = self.tracker.frontier
@@ -340,10 +345,12 @@ class Lane:
         """Return whether a record may be delivered by now; if not, the lane wakes when it may."""
         if not self._rules.waiting:
             return True
-        due = self._rules.waiting(record).due
-        seconds = due - self._rules.clock.time()
+        waiting, clock = self._rules.waiting(record), self._rules.clock
+        longest = waiting.delay_seconds - (clock.monotonic() - self._seen_at.get(record.offset, clock.monotonic()))
+        seconds = min(waiting.due - clock.time(), longest)
         if seconds > 0 and not self.sleeps:
-            self.sleeps = f"offset {record.offset} is due at {datetime.fromtimestamp(due, UTC):%Y-%m-%d %H:%M:%S} UTC"
+            due = datetime.fromtimestamp(clock.time() + seconds, UTC)
+            self.sleeps = f"offset {record.offset} is due at {due:%Y-%m-%d %H:%M:%S} UTC"
             self._pause(seconds, self._wake)
         return seconds <= 0
 

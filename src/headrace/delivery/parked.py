@@ -16,8 +16,8 @@ later one would not wait otherwise. Source: delivery.md 4.2.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -28,9 +28,26 @@ from headrace.records import OutgoingRecord, Record, TopicPartition
 
 _ENTRY = b"waits"
 _READ_SECONDS = 30.0
+_MOST_RECORDS = 250_000
 _PARKED = Outcome(Verdict.RETRY, "Parked", "an earlier record of its key waits in a retry tier")
 _Place = tuple[str, int, int, bytes]
 _NONE: Mapping[int, int] = {}
+
+
+class ParkedEntry(NamedTuple):
+    """Says that a record blocks its key."""
+
+    partition: TopicPartition
+    key: bytes | None
+    offset: int
+    """Of the record."""
+    position: int
+    """Offset of the entry itself."""
+
+    @property
+    def record(self) -> Record:
+        """The record, without its value."""
+        return Record(*self.partition, self.offset, 0, self.key, None)
 
 
 class ParkedKeys:
@@ -41,6 +58,7 @@ class ParkedKeys:
         topic: str,
         produce: Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Any]]],
         end_of_topic: Callable[[], Awaitable[int]],
+        most_records: int = _MOST_RECORDS,
     ) -> None:
         """Prepare.
 
@@ -48,11 +66,13 @@ class ParkedKeys:
             topic: The topic of parked keys, of one partition.
             produce: Writes records; an error stands in the place of each that failed.
             end_of_topic: Asks Kafka for the topic's end.
+            most_records: So many records wait at most, because each process keeps all of them in memory.
         """
         self.topic = topic
         self._produce = produce
         self._end_of_topic = end_of_topic
         self._keys: dict[tuple[TopicPartition, bytes | None], dict[int, int]] = {}
+        self._most_records, self._records = most_records, 0
         self._position = 0
         self._moved = asyncio.Event()
         self._caught_up: dict[TopicPartition, int] = {}
@@ -63,9 +83,11 @@ class ParkedKeys:
             topic, partition, offset, key = msgspec.json.decode(record.key or b"", type=_Place)
             place = TopicPartition(topic, partition), key
             if record.value is not None:
-                self._keys.setdefault(place, {})[offset] = record.offset
+                waiting = self._keys.setdefault(place, {})
+                self._records += offset not in waiting
+                waiting[offset] = record.offset
             elif place in self._keys:
-                self._keys[place].pop(offset, None)
+                self._records -= self._keys[place].pop(offset, None) is not None
                 if not self._keys[place]:
                     del self._keys[place]
         self._position = position
@@ -75,6 +97,20 @@ class ParkedKeys:
         """Return the records of a record's key that wait: own offset to the offset of the entry."""
         return self._keys.get((record.topic_partition, record.key), _NONE)
 
+    def entries(self) -> Iterator[ParkedEntry]:
+        """Yield what waits, keys that are blocked for longest first."""
+        for (partition, key), waiting in self._keys.items():
+            for offset, position in waiting.items():
+                yield ParkedEntry(partition, key, offset, position)
+
+    async def read_to_end(self) -> None:
+        """Wait until all is read that is written by now.
+
+        Raises:
+            HeadraceError: It takes too long.
+        """
+        await self._reach(await self._end_of_topic())
+
     async def catch_up(self, delivery: Delivery, entry: int = -1) -> None:
         """Wait until an entry is read, and once per assignment until all is that was written before it.
 
@@ -83,7 +119,7 @@ class ParkedKeys:
         """
         try:
             if self._caught_up.get(delivery.partition) != delivery.epoch:
-                await self._reach(await self._end_of_topic())
+                await self.read_to_end()
                 self._caught_up[delivery.partition] = delivery.epoch
             await self._reach(entry + 1)
         except HeadraceError as cause:
@@ -97,6 +133,11 @@ class ParkedKeys:
         """
         known = [self.of(record).get(record.offset) for record in records]
         fresh = [record for record, entry in zip(records, known, strict=True) if entry is None]
+        if fresh and self._records + len(fresh) > self._most_records:
+            raise DeadLetterFailed(
+                f"{self._records} records wait in the retry topic with keys in {self.topic}, and that is the most: "
+                "repair what makes them fail, or skip records (headrace reactive skip)"
+            )
         written = iter(await self._write(fresh, _ENTRY) if fresh else ())
         return [next(written) if entry is None else entry for entry in known]
 

@@ -7,6 +7,7 @@ implement `Destination`; a producer of dead letters implements `DeadLetterWriter
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -86,6 +87,8 @@ class Waiting(NamedTuple):
     """When it may be delivered again, seconds since the epoch."""
     parked: int | None = None
     """Offset of its entry among the parked keys; None if the order of its key is not kept."""
+    delay_seconds: float = math.inf
+    """How long it waits at most from when this process saw it, whatever the clock of its writer says."""
 
 
 class Destination(Protocol):

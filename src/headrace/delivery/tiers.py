@@ -112,6 +112,12 @@ class Tiers:
                 problems[place] = failure
         return problems
 
+    def waiting(self, copy: Record) -> Waiting:
+        """Return what a record of a retry topic is, and how long it waits at most."""
+        if copy.topic not in self._topics:
+            return waiting_of(copy)
+        return waiting_of(copy)._replace(delay_seconds=self.retry.tiers[self._topics.index(copy.topic)])
+
     def has_ended(self, copy: Record) -> bool:
         """Whether a record of a retry topic was delivered or buried, and only its key is still blocked."""
         return (copy.topic_partition, copy.offset) in self._unmarked

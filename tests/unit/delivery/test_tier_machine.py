@@ -51,6 +51,8 @@ class World:
         """Records of the source in the order they were taken, or became dead letters."""
         self.letters: list[DeadLetter] = []
         self.down = False
+        self.refused = ""
+        """The process that does not reach the destination."""
         self.epochs = 0
         self.wrong: list[str] = []
         self.processes = {name: Process(self, name) for name in ("source", "tiers")}
@@ -197,6 +199,8 @@ class Process:
     async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
         await asyncio.sleep(0)
         await self._alive()
+        if self.world.refused == self.name:
+            raise DestinationUnavailable("down from here")
         return await self.world.deliver(delivery)
 
     async def _step(self, write: object) -> None:
@@ -326,7 +330,7 @@ class TierMachine(RuleBasedStateMachine):
         assert [place for place, value in waiting.items() if value is not None] == []
 
     async def _heal(self) -> None:
-        self.world.down = False
+        self.world.down, self.world.refused = False, ""
         self.world.plans = dict.fromkeys(self.world.plans, 0)  # else the breaker is right to hold back dead letters
         for process in self.world.processes.values():
             process.dies_in = None
@@ -363,3 +367,24 @@ class TierMachine(RuleBasedStateMachine):
 
 TestTierMachine = TierMachine.TestCase
 TestTierMachine.settings = settings(max_examples=2000, stateful_step_count=8, deadline=None)
+
+
+class CalmTierMachine(TierMachine):
+    """Nothing is killed and no partition changes hands; the destination may be down."""
+
+    doom = hand_over = None  # type: ignore[assignment]
+
+    @rule(name=st.sampled_from(["", "source", "tiers"]), seconds=SECONDS)
+    def refuse(self, name: str, seconds: float) -> None:
+        self.world.refused = name
+        self._pass(seconds)
+
+    @invariant()
+    def nothing_is_delivered_twice(self) -> None:
+        if world := getattr(self, "world", None):
+            offsets = [record.offset for record in world.ended]
+            assert len(offsets) == len({*offsets}), offsets
+
+
+TestCalmTierMachine = CalmTierMachine.TestCase
+TestCalmTierMachine.settings = settings(max_examples=300, stateful_step_count=20, deadline=None)

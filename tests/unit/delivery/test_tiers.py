@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any
@@ -14,10 +15,11 @@ from headrace.config.retry import RetryConfig
 from headrace.delivery.parked import KeyOrder, ParkedKeys
 from headrace.delivery.protocols import ACK, ELSEWHERE, DeadLetter, Delivery, Outcome, Verdict
 from headrace.delivery.pump import Pump
+from headrace.delivery.stale_entries import StaleEntries
 from headrace.delivery.tiers import TierDestination, Tiers, waiting_of
 from headrace.errors import DeadLetterFailed, DestinationUnavailable, KafkaUnavailable, RecordTooLarge
 from headrace.lifecycle import ManualClock
-from headrace.records import Header, OutgoingRecord, Produced, Record, TopicPartition
+from headrace.records import Committed, Header, OutgoingRecord, Produced, Record, TopicPartition
 
 RETRY = Outcome(Verdict.RETRY, "E", "again")
 P3 = TopicPartition("t", 3)
@@ -316,7 +318,7 @@ def test_what_somebody_else_wrote_into_a_tier_is_what_it_is(headers: list[Header
         await tiers.write([letter(record(8), 2)])
         garbled = [(name, b"?") for name, _ in broker.logs["g.retry.10s"][0].headers]
         other = Record("g.retry.10s", 0, 5, 0, None, None, lambda: garbled if headers is None else headers)
-        assert waiting_of(other) == (other, 0, 0.0, 0.0, None)
+        assert waiting_of(other) == (other, 0, 0.0, 0.0, None, math.inf)
         assert await TierDestination(broker, tiers).deliver(delivery(other)) == [ACK]
         assert broker.delivered[0].records == [other]
 
@@ -338,7 +340,7 @@ def pump_of(broker: Broker, tiers: Tiers, clock: ManualClock, max_records: int =
         chance=Random(1),
         beside=beside,
     )
-    retries.waiting = waiting_of
+    retries.waiting = tiers.waiting
     return beside, retries
 
 
@@ -369,6 +371,96 @@ def test_a_lane_waits_until_its_head_is_due_and_says_so() -> None:
         assert broker.delivered[-1].records[0].offset == 3
         assert (pump.counts.delivered, pump.lanes[place].sleeps) == (3, "")
         await pump.stop()
+
+    run(test)
+
+
+def test_a_writer_whose_clock_is_ahead_holds_nobody_longer_than_the_delay() -> None:
+    """What it wrote, and what lies behind that, is delivered one delay after this process saw it."""
+
+    async def test() -> None:
+        broker, clock = Broker(), ManualClock(1_000_000.0)
+        tiers, ahead = broker.tiers(clock, tiers=[10]), broker.tiers(ManualClock(1_003_600.0), tiers=[10])
+        _, pump = pump_of(broker, tiers, clock)
+        await pump.start()
+        place = TopicPartition("g.retry.10s", 0)
+        pump.on_assigned({place: 1}, {})
+        await ahead.write([letter(record(1), 2)])
+        await tiers.write([letter(record(2), 2)])
+        await ahead.write([letter(record(3), 2)])
+        pump.on_records(place, 1, broker.logs["g.retry.10s"])
+        await clock.advance(9.9)
+        assert broker.delivered == []
+        assert pump.lanes[place].sleeps == "offset 0 is due at 1970-01-12 13:46:50 UTC"
+        await clock.advance(0.2)
+        assert [d.records[0].offset for d in broker.delivered] == [1, 2, 3]
+        await pump.stop()
+
+    run(test)
+
+
+def test_keys_wait_in_memory_up_to_a_bound_and_the_others_wait_where_they_are() -> None:
+    """Every process keeps every blocked key, so more of them are not written."""
+
+    async def test() -> None:
+        broker, clock = Broker(), ManualClock()
+        tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
+        assert broker.parked
+        broker.parked._most_records = 2
+        await tiers.write([letter(record(1), 2), letter(record(2), 2)])
+        with pytest.raises(DeadLetterFailed, match="2 records wait in the retry topic with keys in parked, and that"):
+            await tiers.write([letter(record(3), 2)])
+        await tiers.write([letter(record(2), 2)])
+        await tiers.end(broker.logs["g.retry.10s"][0])
+        assert await tiers.write([letter(record(3), 2)]) == [0]
+
+    run(test)
+
+
+async def stale(broker: Broker, clock: ManualClock, frontier: int, committed: dict[TopicPartition, int]) -> None:
+    """Let what ends stale entries run for an hour, with a source partition that is committed so far."""
+    assert broker.parked
+    place = TopicPartition("g.retry.10s", 0)
+    pump, _ = pump_of(broker, broker.tiers(clock, tiers=[10]), clock)
+    pump.on_assigned({P3: 1}, {P3: Committed(frontier)})
+
+    async def ends() -> dict[TopicPartition, int]:
+        return {place: len(broker.logs.get(place.topic, ()))}
+
+    async def reached() -> dict[TopicPartition, int]:
+        return committed
+
+    service = StaleEntries("s", broker.parked, pump.lanes, ends, reached, clock, 30.0)
+    await service.start()
+    await clock.advance(3600)
+    await service.stop()
+
+
+@pytest.mark.parametrize(
+    ("frontier", "committed", "is_free"),
+    [
+        pytest.param(6, 1, True, id="its record is passed, and all that may be its copy"),
+        pytest.param(6, 0, False, id="its copy may lie in the retry topic"),
+        pytest.param(5, 1, False, id="its record comes again"),
+    ],
+)
+def test_a_key_that_waits_for_no_record_is_free_again(frontier: int, committed: int, is_free: bool) -> None:
+    """As after a seek past a record whose entry is written and whose copy is not."""
+
+    async def test() -> None:
+        broker, clock = Broker(), ManualClock()
+        tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
+        parked = broker.parked
+        assert parked
+        await tiers.write([letter(record(4, b"other"), 2)])
+        await tiers.end(broker.logs["g.retry.10s"][0])
+        broker.refuses = "g.retry.10s"
+        with pytest.raises(DeadLetterFailed):
+            await tiers.write([letter(record(5), 2)])
+        broker.refuses = ""
+        broker.parked = parked
+        await stale(broker, clock, frontier, {TopicPartition("g.retry.10s", 0): committed})
+        assert (not parked.of(record(5))) == is_free
 
     run(test)
 

@@ -18,9 +18,17 @@ from headrace.delivery.protocols import (
     Destination,
     Outcome,
     Verdict,
+    not_taken,
 )
 from headrace.delivery.pump import Pump
-from headrace.errors import DeadLetterFailed, DestinationUnavailable, HeadraceError, RecordRefused, RecordTooLarge
+from headrace.errors import (
+    DeadLetterFailed,
+    DeliveryError,
+    DestinationUnavailable,
+    HeadraceError,
+    RecordRefused,
+    RecordTooLarge,
+)
 from headrace.kafka import Admin
 from headrace.records import Committed, Header, OutgoingRecord, Record, TopicPartition
 
@@ -92,7 +100,7 @@ class TopicDestination:
             return ACK
         if isinstance(result, RecordTooLarge | RecordRefused):
             return Outcome(Verdict.DEAD_LETTER, type(result).__name__, result.description)
-        raise DestinationUnavailable(f"{self._topic} does not acknowledge: {result.description}") from result
+        return not_taken(result)  # those that are written are not written again
 
 
 class RestoredLetters:
@@ -108,10 +116,17 @@ class RestoredLetters:
     async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
         outcomes: list[Outcome] = [ELSEWHERE] * len(delivery.records)
         wanted = [index for index, record in enumerate(delivery.records) if self._wants(record)]
-        for group in _groups(wanted, [restored(delivery.records[index]) for index in wanted]):
+        groups = _groups(wanted, [restored(delivery.records[index]) for index in wanted])
+        for group in groups:
             records = list(group.values())
             part = delivery._replace(partition=records[0].topic_partition, records=records)
-            for index, outcome in zip(group, await self._inner.deliver(part), strict=True):
+            try:
+                answered = await self._inner.deliver(part)
+            except DeliveryError as cause:
+                if group is groups[0]:
+                    raise
+                answered = [not_taken(cause)] * len(records)  # what was delivered is not delivered again
+            for index, outcome in zip(group, answered, strict=True):
                 outcomes[index] = outcome
         self._begun.setdefault(delivery.partition, set()).update(delivery.records[index].offset for index in wanted)
         self.passed += len(outcomes) - len(wanted)

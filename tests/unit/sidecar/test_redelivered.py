@@ -108,6 +108,30 @@ def test_what_cannot_be_kept_has_not_ended(writes: bool) -> None:
     assert ("away" if writes else "dead letters are off") in done.why
 
 
+def test_what_has_ended_does_not_come_again_because_another_has_not() -> None:
+    """One of two new dead letters is not written; or the backend is away for the second half of a delivery."""
+
+    class OneMissing(House):
+        async def write(self, letters: Sequence[DeadLetter]) -> None:
+            self.written += letters[:1]
+            raise DeadLetterFailed("no room", missing=[1])
+
+    ended, done = OneMissing(fails(2, 3)).redeliver([letter(n, n) for n in (1, 2, 3)])
+    assert [one.was.offset for one in ended] == [1, 2]
+    assert (done.again, done.left) == (1, 1)
+
+    def away_after_the_first_half(offsets: Sequence[int]) -> Sequence[Outcome]:
+        if 2 not in offsets:
+            return [ACK] * len(offsets)
+        if len(offsets) == 2:
+            raise DestinationUnavailable("away")
+        return [Outcome(Verdict.RETRY, "HTTP 422", "no", 422)] * len(offsets)
+
+    ended, done = House(away_after_the_first_half).redeliver([letter(n, n) for n in range(4)])
+    assert [one.was.offset for one in ended] == [0, 1]
+    assert (done.left, done.why) == (2, "away")
+
+
 @pytest.mark.parametrize(("bad", "left"), [((1,), 0), ((1, 2), 4), ((1, 2, 3, 4), 4)])
 def test_a_threshold_rolls_the_delivery_back(bad: tuple[int, ...], left: int) -> None:
     """As in the consumer: more than the percentage, also when all fail; and up to it what failed is a letter."""

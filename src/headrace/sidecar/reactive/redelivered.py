@@ -15,7 +15,7 @@ from headrace.delivery.dead_letter import Origin
 from headrace.delivery.limit import SharedSlots
 from headrace.delivery.policy import judge
 from headrace.delivery.protocols import DeadLetter, DeadLetterWriter, Delivery, Destination, Outcome, Witness
-from headrace.errors import DeadLetterFailed, DestinationRefused
+from headrace.errors import DeadLetterFailed, DestinationRefused, DestinationUnavailable
 from headrace.lifecycle import Clock
 from headrace.records import Record
 
@@ -112,7 +112,10 @@ class OneOrigin:
         self._leave([of[record.offset][0] for record in judged.waiting], judged.why)
         together = [of[record.offset][0] for record in judged.together]
         for half in (together[: len(together) // 2], together[len(together) // 2 :]):
-            ended += await self._deliver(half) if half else []
+            try:
+                ended += await self._deliver(half) if half else []
+            except DestinationUnavailable as cause:  # what has ended by now is not delivered again
+                self._leave(half, cause.description)
         return ended
 
     async def _bury(self, again: Sequence[DeadLetter], of: dict[int, tuple[Letter, Outcome]]) -> list[Letter]:
@@ -129,7 +132,10 @@ class OneOrigin:
             try:
                 await self._consumer.writer.write(again)
             except DeadLetterFailed as failure:
-                return self._leave(letters, failure.description)
+                missing = failure.parameters.get("missing", range(len(letters)))
+                self._leave([letters[index] for index in missing], failure.description)
+                again = [letter for index, letter in enumerate(again) if index not in missing]
+                letters = [letter for index, letter in enumerate(letters) if index not in missing]
             self._done.again += len(letters)
             self._tell([letter.record for letter in again], "dead letter", [letter.outcome for letter in again])
         return letters

@@ -12,6 +12,7 @@ import logging
 import resource
 import socket
 import ssl
+import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,7 +28,9 @@ RESERVED_CONNECTIONS: Final = 512
 _OTHER_FILES: Final = 256
 """Descriptors for all else: Kafka, backends, workers, files."""
 _ACCEPTS_PER_TURN: Final = 128
-"""Less than a quarter of the reserve, so a new connection is read before it is the oldest."""
+_TIME_TO_SEND_SECONDS: Final = 0.2
+"""A client that has just connected is not told 503 while its request is on its way: the answer could be lost."""
+_FULL_SECONDS: Final = 0.01
 _HANDSHAKE_SECONDS: Final = 10.0
 _PAUSE_SECONDS: Final = 1.0
 _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -52,21 +55,29 @@ def allow_open_files(connections: int) -> None:
 
 
 class ConnectionLimit:
-    """Admits so many connections to send requests; of the others it closes the oldest when too many are open."""
+    """Admits so many connections to send requests; of the others it closes the oldest to make room for new ones."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._admitted = 0
-        self._others: dict[Connection, None] = {}
+        self._others: dict[Connection, float] = {}
         """Not admitted: they sent nothing, half a head, or only health requests. The least recently active first."""
 
+    def has_room(self) -> bool:
+        """Return whether one more may be opened; for it the oldest is closed, if it had time to send a request."""
+        if self._admitted + len(self._others) < self.limit + RESERVED_CONNECTIONS:
+            return True
+        before = time.monotonic() - _TIME_TO_SEND_SECONDS
+        oldest = next((one for one, at in self._others.items() if at > before or not one.is_answering), None)
+        if oldest is None or self._others[oldest] > before:
+            return False
+        del self._others[oldest]
+        oldest.dismiss()
+        return True
+
     def opened(self, connection: Connection) -> None:
-        """Count a new connection, and close another one if that is one too many."""
-        self._others[connection] = None
-        if self._admitted + len(self._others) > self.limit + RESERVED_CONNECTIONS:
-            oldest = next((one for one in self._others if not one.is_answering), connection)
-            del self._others[oldest]
-            oldest.dismiss()
+        """Count a new connection."""
+        self._others[connection] = time.monotonic()
 
     def admit(self, connection: Connection) -> bool:
         """Return whether a connection may send requests until it is closed."""
@@ -78,9 +89,8 @@ class ConnectionLimit:
 
     def active(self, connection: Connection) -> None:
         """Note that a connection which is not admitted has sent a request."""
-        if connection in self._others:
-            del self._others[connection]
-            self._others[connection] = None
+        if self._others.pop(connection, None) is not None:
+            self.opened(connection)
 
     def closed(self, connection: Connection) -> None:
         """Count a connection no longer."""
@@ -94,11 +104,17 @@ class Acceptor:
     """Accepts at one listener, in the place of the event loop's server."""
 
     def __init__(
-        self, listener: socket.socket, make: Callable[[], Connection], spawn: Spawn, tls: ssl.SSLContext | None
+        self,
+        listener: socket.socket,
+        limit: ConnectionLimit,
+        make: Callable[[], Connection],
+        spawn: Spawn,
+        tls: ssl.SSLContext | None,
     ) -> None:
         """Prepare; `make` returns the protocol of a new connection."""
         self._loop = asyncio.get_running_loop()
         self._listener = listener
+        self._limit = limit
         self._make = make
         self._spawn = spawn
         self._tls = tls
@@ -115,6 +131,9 @@ class Acceptor:
 
     def _accept(self) -> None:
         for _ in range(_ACCEPTS_PER_TURN):
+            if not self._limit.has_room():
+                self._pause(_FULL_SECONDS)
+                return
             try:
                 client, _address = self._listener.accept()
             except BlockingIOError:
@@ -123,11 +142,14 @@ class Acceptor:
                 if cause.errno not in _EXHAUSTED:
                     continue  # this client is gone already
                 log.error("no connection can be accepted for %g s: %s", _PAUSE_SECONDS, cause)
-                self._loop.remove_reader(self._listener)
-                self._loop.call_later(_PAUSE_SECONDS, self._accept_again)
+                self._pause(_PAUSE_SECONDS)
                 return
             client.setblocking(False)
             self._open(client)
+
+    def _pause(self, seconds: float) -> None:
+        self._loop.remove_reader(self._listener)
+        self._loop.call_later(seconds, self._accept_again)
 
     def _accept_again(self) -> None:
         if self._listener.fileno() >= 0:
@@ -140,11 +162,11 @@ class Acceptor:
         def opened(_: object) -> None:
             if connection.transport is None:  # the handshake failed, or was given up
                 client.close()
-                connection.limit.closed(connection)
+                self._limit.closed(connection)
 
         task.add_done_callback(opened)
         connection.opening = task
-        connection.limit.opened(connection)
+        self._limit.opened(connection)
 
     async def _connect(self, connection: Connection, client: socket.socket) -> None:
         limit = _HANDSHAKE_SECONDS if self._tls else None

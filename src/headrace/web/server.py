@@ -139,7 +139,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup([])
         self.servers: list[Any] = [
-            Acceptor(listener, self._connection, self.spawn, self.config.ssl) for listener in sockets or ()
+            Acceptor(listener, self.limit, self._connection, self.spawn, self.config.ssl) for listener in sockets or ()
         ]
 
     def _connection(self) -> Connection:

@@ -278,6 +278,7 @@ def test_connections_over_the_limit_are_told_so(opened: Any) -> None:
 def test_slow_heads_lose_their_connections_to_requests(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than may be open at all: liveness and requests are answered, the oldest slow heads are closed with 503."""
     monkeypatch.setattr("headrace.web.acceptor.RESERVED_CONNECTIONS", 16)
+    monkeypatch.setattr("headrace.web.acceptor._TIME_TO_SEND_SECONDS", 0.02)
 
     async def main() -> None:
         async with opened(max_connections=4) as house:
@@ -371,6 +372,7 @@ def test_many_connections_opened_at_once_are_all_answered(opened: Any, count: in
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         load, probe = runner.run(main())
     assert load["answered"] == count
-    assert set(load["statuses"]) == ({"200"} if count <= limit else {"200", "503"})
-    assert load["statuses"].get("503", 0) == max(0, count - limit)
+    refused = load["statuses"].pop("503", 0)
+    assert set(load["statuses"]) == {"200"}
+    assert 0 < refused <= count - limit or refused == 0 == count - limit  # when some have ended, others are admitted
     assert set(probe["statuses"]) == {"200"}

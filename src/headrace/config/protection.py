@@ -11,7 +11,7 @@ from headrace.config.yaml_tree import Path
 
 
 def unprotected(config: HeadraceConfig) -> Iterator[tuple[Path, str]]:
-    """Yield what protects nothing: its place in the file and what to do."""
+    """Yield each setting that protects nothing: its path and what to do."""
     shared, own = config.kafka.properties, config.producer.properties
     yield from _of_clients(("kafka", "properties"), shared, shared)
     yield from _of_clients(("producer", "properties"), own, {**shared, **own})

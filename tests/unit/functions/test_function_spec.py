@@ -171,7 +171,7 @@ def test_an_unknown_key_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFi
     ],
 )
 def test_a_misspelt_key_is_an_error(tmp_path: Path, text: str, expected: str) -> None:
-    """A setting that somebody wrote and nobody reads is a defect of the file."""
+    """A setting that is written and not read is a defect of the file."""
     with pytest.raises(FunctionInvalid) as caught:
         load(tmp_path, text)
     assert caught.value.description.endswith(expected.format(at="spec.triggers.k.attributes"))
@@ -187,7 +187,7 @@ def test_every_problem_comes_at_once_in_the_order_of_the_file(tmp_path: Path) ->
 
 
 def test_annotations_without_effect_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Those about Kafka that Headrace does not follow; the others are not ours to judge."""
+    """Those about Kafka that Headrace does not follow; annotations of other tools are not judged."""
     names = ("nuclio.io/kafka-fetch-max", "nuclio.io/kafka-colour", "custom.nuclio.io/kafka-window-size", "team")
     annotations = ", ".join(f"{name}: '1'" for name in names)
     load(tmp_path, f"metadata: {{annotations: {{{annotations}}}}}\n" + with_attributes())

@@ -420,7 +420,7 @@ def test_a_secured_kafka_is_refused(tmp_path: Path, name: str) -> None:
     async def main() -> None:
         with pytest.raises(ConfigError, match=name.replace(".", r"\.")):
             Bench(tmp_path, KafkaConfig(properties={name: "ssl"}))
-        Bench(tmp_path, KafkaConfig(properties={"security.protocol": "plaintext", "client.rack": "a"}))
+        Bench(tmp_path, KafkaConfig(properties={"security.protocol": "PLAINTEXT", "client.rack": "a"}))
 
     asyncio.run(main())
 

@@ -186,7 +186,9 @@ def _as_error(pipeline: str, failure: wire.Failed | None, code: int, last_words:
 
 def _require_plain(kafka: KafkaConfig) -> None:
     for name, value in kafka.properties.items():
-        secured = name.startswith(("sasl.", "ssl.")) or (name == "security.protocol" and str(value).lower() != "plaintext")
+        secured = name.startswith(("sasl.", "ssl.")) or (
+            name == "security.protocol" and str(value).lower() != "plaintext"
+        )
         if secured:
             raise ConfigError(
                 f"kafka.properties.{name}: pipelines reach Kafka without TLS and login only, so far. Take `pipelines` "

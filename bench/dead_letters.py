@@ -117,8 +117,9 @@ reads dead letters and produces them as they are, with the same client."""
     def look(self) -> None:
         """Ask for the first page of a topic of which nearly everything has ended."""
         topic = filled(self.bench, self.many)
-        process = self.bench.headrace({})
-        job = ask(f"{process.url}/adm/dead-letters/{topic}/drop", {})
+        idle = {"topics": [self.bench.topic("idle")], "group": topic, "backend": {"url": "http://127.0.0.1:9/"}}
+        process = self.bench.headrace({"reactive_consumers": {"idle": idle}})  # jobs need a consumer in the file
+        job = ask(f"{process.url}/adm/dead-letters/{topic}/drop", {"reason": "measured"})
         end = time.monotonic() + PATIENCE_SECONDS
         while ask(f"{process.url}/adm/jobs/{job['id']}")["state"] != "done":
             assert time.monotonic() < end, f"not dropped within {PATIENCE_SECONDS:g} s"

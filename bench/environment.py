@@ -8,15 +8,19 @@ import os
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 from bench.load import Target
+from bench.machine import Meter
+from bench.measured import Measured
 from headrace.devcluster import Cluster, HeadraceProcess
 
 PARTITIONS = 8
+BUSY_SECONDS = 30.0
 SOURCE = Path(__file__).parents[1] / "src"
 
 
@@ -104,6 +108,15 @@ class Bench:
         return result
 
 
+def first_to_last(line: Callable[[], str], server: int) -> Measured:
+    """Wait for the line of the first record, and for that of the last one, which is JSON; return what lies between."""
+    line()
+    meter = Meter(server)
+    found = json.loads(line())
+    cpu_seconds, stolen = meter.used()
+    return Measured(cpu_seconds=cpu_seconds, stolen=stolen, **found)
+
+
 def pid(process: HeadraceProcess) -> int:
     assert process.server.id
     return process.server.id.pid
@@ -116,8 +129,15 @@ def metrics(process: HeadraceProcess) -> str:
 
 
 def ask(url: str, body: Any = None) -> Any:
-    """Return the JSON that answers a GET, or a POST of a body."""
+    """Return the JSON that answers a GET, or a POST of a body; 503 is asked again for a while."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        return json.load(answer)
+    end = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as cause:
+            if cause.code != 503 or time.monotonic() > end:
+                raise RuntimeError(f"{url} answered {cause.code}: {cause.read().decode()}") from cause
+        time.sleep(0.2)

@@ -14,9 +14,10 @@ PACKAGES = ("confluent-kafka", "uvicorn", "httptools", "msgspec")
 HEAD = f"""\
 # Measured
 
-`make bench` writes this page; `python -m bench --rows push,replay` measures some of its sections anew. One KRaft broker
-with the dev cluster's ordinary flags, {PARTITIONS} partitions; broker, load generator and backend share the processors
-with Headrace. Ratios within one run bind, absolute figures drift.
+`make bench` writes this page. `python -m bench --rows push,replay` measures some of its sections anew, and
+`python -m bench.peers` other products beside Headrace. One KRaft broker with the dev cluster's ordinary flags,
+{PARTITIONS} partitions; broker, load generator and backend share the processors with Headrace. Ratios within one run
+bind, absolute figures drift.
 "Processor" is the processor time of Headrace and its children per record or request, "generator" the share of one
 processor that the load generator or the backend took, "stolen" the share of the machine that the hypervisor gave to
 others: compare figures only between rows with little of it.

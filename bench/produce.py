@@ -74,9 +74,7 @@ class ProduceTable:
     text = f"""\
 Medians of {ROUNDS} rounds in turns, loaded by {NAME}. "Bare server": `bench/bare_server.py`, a parser, a producer and a
 delivery thread without checks, ids, record headers, limits or errors. "FastAPI": `bench/fastapi_server.py`, a model and
-a future per record. Headrace has all its checks before every row (Host, Origin, sizes, counts, deadlines, connections).
-"Processor" is that of Headrace alone per record, "generator" the share of one processor that the load took, "stolen"
-the share of the machine that the hypervisor gave to others."""
+a future per record. Headrace makes all of its checks in every row (Host, sizes, counts, deadlines)."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench

@@ -9,8 +9,7 @@ import sys
 import time
 from typing import Any
 
-from bench.environment import Bench, pid
-from bench.machine import Meter
+from bench.environment import Bench, first_to_last, pid
 from bench.measured import HEAD, Measured, cells, median_of, table
 from headrace.devcluster import HeadraceProcess
 
@@ -48,12 +47,7 @@ class Sink:
         return line
 
     def measure(self, process: HeadraceProcess) -> Measured:
-        """Wait for the first record and for the last one, and return what lies between."""
-        self.line()
-        meter = Meter(pid(process))
-        found = json.loads(self.line())
-        cpu_seconds, stolen = meter.used()
-        return Measured(cpu_seconds=cpu_seconds, stolen=stolen, **found)
+        return first_to_last(self.line, pid(process))
 
     def found(self) -> dict[str, float]:
         """Wait for the last record and return what the backend found."""

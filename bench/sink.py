@@ -47,7 +47,7 @@ class Sink(asyncio.Protocol):
     def __init__(self, count: Count, mode: str) -> None:
         self.count, self.mode, self.body = count, mode, b""
         self.parser = httptools.HttpRequestParser(self)
-        self.plain = answer(b"")
+        self.plain, self.missing = answer(b""), b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
@@ -60,6 +60,9 @@ class Sink(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         body, self.body = self.body, b""
+        if not body:  # a question about the application, not a record
+            self.transport.write(self.missing)  # type: ignore[attr-defined]
+            return
         records = body.count(MARK) if self.mode in ("status", "results") else 1
         if self.mode == "latency":
             self.count.times.append((time.monotonic_ns() - int(body)) / 1e6)

@@ -1,0 +1,144 @@
+"""Measure other products beside Headrace, in turns on one broker: `python -m bench.peers`.
+
+usage: python -m bench.peers [--scale 1.0] [--rounds 3] [--dry]
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from bench.__main__ import RESULTS
+from bench.environment import Bench, first_to_last
+from bench.function import function
+from bench.measured import Measured, cells, median_of, table
+from bench.page import Page
+from bench.peers import install
+from bench.peers.dapr import Dapr
+from bench.produce import produce
+from bench.push import push
+from headrace.devcluster import Cluster
+
+PART = 0.1
+"""Part of the records of a run that is pushed or handled one by one."""
+APP = Path(__file__).with_name("faststream_app.py")
+PEERS: dict[str, Callable[[], Path]] = {
+    f"Dapr {install.DAPR}": install.dapr,
+    f"FastStream {install.FASTSTREAM}": install.faststream,
+    f"Strimzi bridge {install.BRIDGE}": install.bridge,
+    f"Nuclio processor {install.NUCLIO}": install.nuclio,
+}
+Run = Callable[[], Measured]
+
+
+class PeerTable:
+    """Measures, and shows what came out."""
+
+    title = "Beside other products"
+    text = """\
+Medians in turns, one broker, this machine. Writing is acknowledged by all in-sync replicas on both sides. Pushing is
+one record per request in the order of the partitions. The function does nothing, in one process on both sides."""
+
+    def __init__(self, bench: Bench, rounds: int) -> None:
+        self.bench, self.rounds = bench, rounds
+        self.found: dict[tuple[str, str], list[Measured]] = {}
+        self.missing: dict[str, str] = {}
+
+    def measure(self) -> None:
+        """Run every row, in turns."""
+        rows = self.rows()
+        for _ in range(self.rounds):
+            for row, sides in rows.items():
+                for side, run in sides.items():
+                    got = run()
+                    self.found.setdefault((row, side), []).append(got)
+                    print(f"{row}, {side}: {got.rate:,.0f} per s, {got.cpu_us:.1f} us", flush=True)
+
+    def rows(self) -> dict[str, dict[str, Run]]:
+        """Return what is run by row and product; what cannot be installed is noted as missing."""
+        bench, topic, records = self.bench, self.bench.topic("http"), int(self.bench.records * PART)
+        full = bench.full(records)
+        rows: dict[str, dict[str, Run]] = {}
+        for peer, get in PEERS.items():
+            try:
+                program = get()
+            except install.NotInstalledError as cause:
+                self.missing[peer] = str(cause)
+                continue
+            if get is install.dapr:
+                rows |= self.dapr_rows(peer, Dapr(program), topic, full, records)
+            else:
+                ours = partial(function, bench, full, records)
+                theirs = partial(handled, bench, program, full, records)
+                rows["a handler that does nothing"] = {"Headrace": ours, peer: theirs}
+        return rows
+
+    def dapr_rows(self, peer: str, dapr: Dapr, topic: str, full: str, records: int) -> dict[str, dict[str, Run]]:
+        bench = self.bench
+        return {
+            "1 x 100 B per request, 64 connections": {
+                "Headrace": partial(self.producing, "raw", topic),
+                peer: partial(dapr.produce, bench, topic),
+            },
+            "100 x 100 B per request, 16 connections": {
+                "Headrace": partial(self.producing, "many", topic),
+                peer: partial(dapr.produce_many, bench, topic),
+            },
+            "1 record per POST to a backend": {
+                "Headrace": partial(push, bench, full, records, "single"),
+                peer: partial(dapr.push, bench, full, records),
+            },
+        }
+
+    def producing(self, shape: str, topic: str) -> Measured:
+        with self.bench.serving({}) as target:
+            return produce(self.bench, target, shape, topic)
+
+    def lines(self) -> list[str]:
+        """Return the table, and what is missing with the reason."""
+        rows = []
+        for (row, side), runs in self.found.items():
+            ours = self.found[row, "Headrace"]
+            rate, cpu = (median_of(field, runs) / median_of(field, ours) for field in ("rate", "cpu_us"))
+            rows.append(f"{row} | {side} | {cells(runs)} | {rate:.2f} | {cpu:.2f}")
+        head = "workload | product | records per s | processor us each | generator | stolen | rate, of Headrace's"
+        missing = [f"Not measured: {peer}, because {cause}." for peer, cause in self.missing.items()]
+        return [*table(f"{head} | processor time, of Headrace's", rows), "", *missing]
+
+
+def handled(bench: Bench, python: Path, topic: str, records: int) -> Measured:
+    """Run the application of FastStream over a topic."""
+    words = [str(python), str(APP), bench.cluster.bootstrap_servers, topic, str(records)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    try:
+        return first_to_last(process.stdout.readline, process.pid)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.peers", description="Measure other products beside Headrace."
+    )
+    parser.add_argument("--scale", type=float, default=1.0, help="1.0 is 4 seconds per load, 100,000 records pushed")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dry", action="store_true", help="print, do not write RESULTS.md")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder) / "kafka") as cluster:
+        peers = PeerTable(Bench(cluster, Path(folder), asked.scale), asked.rounds)
+        peers.measure()
+    page = Page(RESULTS.read_text())
+    page.put(peers, asked.scale)
+    print(page.sections[peers.title])
+    if not asked.dry:
+        RESULTS.write_text(page.text())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Dapr in standalone mode: publishing over HTTP, and a subscription that is pushed to an application."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench.environment import Bench, first_to_last
+from bench.load import Load, Target, measure
+from bench.measured import Measured
+from bench.push import Sink
+from headrace.devcluster.ports import free_ports
+
+READY_SECONDS, SECONDS = 60.0, 4.0
+COMPONENT = """\
+apiVersion: dapr.io/v1alpha1
+kind: Component
+metadata: {{name: kafka}}
+spec:
+  type: pubsub.kafka
+  version: v1
+  metadata:
+  - {{name: brokers, value: "{servers}"}}
+  - {{name: consumerGroup, value: "{group}"}}
+  - {{name: authType, value: none}}
+  - {{name: initialOffset, value: oldest}}
+"""
+SUBSCRIPTION = """\
+apiVersion: dapr.io/v2alpha1
+kind: Subscription
+metadata: {{name: push}}
+spec:
+  pubsubname: kafka
+  topic: "{topic}"
+  routes: {{default: /}}
+  metadata: {{rawPayload: "true"}}
+"""
+
+
+class Dapr:
+    """The program, and what is measured on it."""
+
+    def __init__(self, program: Path) -> None:
+        self.program = program
+
+    @contextlib.contextmanager
+    def serving(self, bench: Bench, topic: str = "", app_port: int = 0) -> Iterator[Target]:
+        """Run it; with a topic, it pushes that to the application on `app_port`."""
+        folder = bench.folder / f"dapr-{time.time_ns()}"
+        folder.mkdir()
+        servers, group = bench.cluster.bootstrap_servers, folder.name
+        (folder / "kafka.yaml").write_text(COMPONENT.format(servers=servers, group=group))
+        if topic:
+            (folder / "push.yaml").write_text(SUBSCRIPTION.format(topic=topic))
+        http, grpc, internal = free_ports(3)
+        words = ["--app-id", group, "--mode", "standalone", "--resources-path", str(folder), "--log-level", "warn"]
+        words += ["--dapr-http-port", str(http), "--dapr-grpc-port", str(grpc), "--enable-metrics=false"]
+        words += ["--dapr-internal-grpc-port", str(internal), "--dapr-listen-addresses", "127.0.0.1"]
+        words += ["--app-port", str(app_port)] if topic else []
+        with (folder / "log").open("w") as log:
+            process = subprocess.Popen([str(self.program), *words], stdout=log, stderr=log)
+        try:
+            if not topic:
+                wait_ready(http, process, folder / "log")
+            yield Target(http, process.pid)
+        finally:
+            process.kill()
+            process.wait()
+
+    def produce(self, bench: Bench, topic: str) -> Measured:
+        """Publish one record of 100 bytes per request."""
+        load = Load(
+            f"/v1.0/publish/kafka/{topic}?metadata.rawPayload=true", b"x" * 100, 1, 64, "Content-Type: text/plain"
+        )
+        return self.load(bench, load)
+
+    def produce_many(self, bench: Bench, topic: str) -> Measured:
+        """Publish 100 records of 100 bytes per request."""
+        entries = [{"entryId": f"{n}", "event": "x" * 100, "contentType": "text/plain"} for n in range(100)]
+        path = f"/v1.0-alpha1/publish/bulk/kafka/{topic}?metadata.rawPayload=true"
+        return self.load(bench, Load(path, json.dumps(entries).encode(), 100, 16))
+
+    def load(self, bench: Bench, load: Load) -> Measured:
+        with self.serving(bench) as target:
+            got = measure(load, target, bench.folder, SECONDS * bench.scale)
+        assert got.requests and not got.errors, got
+        return got
+
+    def push(self, bench: Bench, topic: str, records: int) -> Measured:
+        """Push a topic to an application, one record per request, in the order of the partitions."""
+        with Sink(records, "single") as sink, self.serving(bench, topic, sink.port) as target:
+            return first_to_last(sink.line, target.pid)
+
+
+def wait_ready(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    end = time.monotonic() + READY_SECONDS
+    while time.monotonic() < end and process.poll() is None:
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/v1.0/healthz/outbound", timeout=5).close()
+            return
+        time.sleep(0.1)
+    raise TimeoutError(f"Dapr is not ready: {log.read_text()[-2000:]}")

@@ -165,6 +165,34 @@ def test_letters_go_elsewhere(headrace: Any, topic: Any, settings: KafkaConfig, 
     assert sorted(values(settings, name)) == sorted([*values(settings, dlq), b"v2\xff", b"v3\xff"])
 
 
+def test_a_forged_origin_is_left(headrace: Any, topic: Any, settings: KafkaConfig, tmp_path: Path) -> None:
+    """A letter that names a topic which its consumer does not read, with and without a configuration."""
+    name, other = topic(), topic()
+    dlq = f"{name}.dlq"
+    asyncio.run(write_letters(settings, name, 2))
+
+    async def forge() -> None:
+        producer = Producer(settings, ProducerConfig())
+        await producer.start()
+        letters = await read_all(settings, dlq)
+        headers = [(n, other.encode() if n == "headrace.dlq.topic" else v) for n, v in letters[0].headers]
+        await producer.produce([OutgoingRecord(dlq, b"forged", b"!", headers)])
+        await producer.stop()
+
+    asyncio.run(forge())
+    dry = headrace("dlq", "redrive", dlq, "--dry-run", code=1)
+    assert f"2 letters of {dlq} would go back: 2 to {name}" in dry.stdout
+    assert f"not sent: 1 letter: they name {other} as their origin" in dry.stderr
+    consumer = {"topics": [name], "group": "billing", "backend": {"url": "http://127.0.0.1:1"}}
+    kafka = {"bootstrap_servers": settings.bootstrap_servers}
+    (tmp_path / "headrace.yaml").write_text(json.dumps({"kafka": kafka, "reactive_consumers": {"bills": consumer}}))
+    done = headrace("dlq", "redrive", dlq, code=1)
+    assert f"they name {other} as their origin, which their group billing does not read" in done.stderr
+    assert (left(headrace, dlq), values(settings, other)) == (1, [])
+    headrace("dlq", "drop", dlq, "--reason", "forged")
+    assert left(headrace, dlq) == 0
+
+
 def test_what_is_no_window_or_no_dead_letter_topic_is_refused(headrace: Any, topic: Any, settings: KafkaConfig) -> None:
     """Each says what is wrong, and nothing is sent."""
     name = topic()

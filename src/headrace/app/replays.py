@@ -7,6 +7,7 @@ from headrace.app.noting import noted_produce
 from headrace.app.ways_in import Surroundings, WaysIn
 from headrace.control.jobs import Jobs
 from headrace.control.letter_jobs import LetterJobs
+from headrace.control.origins import Origins
 from headrace.control.replay_run import Place
 from headrace.control.replays import Replays, conflict
 from headrace.kafka import Lease
@@ -22,7 +23,7 @@ def jobs_of(process: Surroundings, controls: Controls, ways_in: WaysIn) -> tuple
     place = Place(config.kafka, admin, produce, noted, clock)
     replays = Replays(place, ways_in.targets, ways_in.internal, producing=config.producer.enabled)
 
-    letters = LetterJobs(config.kafka, admin, process.inner_producer, clock, replays)
+    letters = LetterJobs(config.kafka, admin, process.inner_producer, clock, replays, Origins(ways_in.internal))
     letters.on_sent = process.audit.sent if process.audit else None
 
     def lease_of(name: str) -> Lease:

@@ -16,11 +16,16 @@ from headrace.cli.connection import Place, kafka_options, open_producer
 from headrace.cli.output import counted, print_json, progress
 from headrace.cli.replay import redrive_to_backend
 from headrace.cli.selection_options import Rate, selection_options, with_options
+from headrace.config.internal_topics import InternalTopics
+from headrace.config.model import HeadraceConfig
+from headrace.control.origins import Origins
 from headrace.control.redrive import Redrive, Redriven, RedriveOptions
 from headrace.control.redrive_target import Target
 from headrace.control.selection import Selection
 from headrace.delivery.dead_letter import MAX_REDRIVES
 from headrace.errors import ConfigError
+from headrace.functions.load import load_function
+from headrace.functions.spec import triggers_of
 from headrace.kafka import Admin
 from headrace.lifecycle import SystemClock
 
@@ -79,7 +84,9 @@ async def redrive(
     --exactly-once none. Letters that arrive meanwhile wait for the next redrive. Every group that reads the topic gets
     the records again; no group's offsets change.
 
-    A record that was redriven --max-redrives times already is kept back.
+    A letter goes back only to a topic that its consumer reads, as the configuration says (-c); without one, only to the
+    topic that its dead letter topic is named after. A record that was redriven --max-redrives times already is kept
+    back.
 
     Example: headrace dlq redrive orders.dlq --error "HTTP 400" --since 2h --rate 100
     """
@@ -164,13 +171,18 @@ async def _run(topic: str, place: Place, output: str, selection: Selection, targ
             target=target,
             options=options,
         )
+        work.origins = _origins(place.file or HeadraceConfig())
         with progress(f"{doing} {topic}") as show_progress:
             done = await work.run(show_progress)
     if output == "json":
         print_json({"topic": topic, "dry_run": options.dry_run, **msgspec.structs.asdict(done)})
     else:
         _print(topic, target, options, done)
-    return 1 if done.too_large else 0
+    return 1 if done.too_large or done.unproved else 0
+
+
+def _origins(file: HeadraceConfig) -> Origins:
+    return Origins(InternalTopics(file, triggers_of(load_function(function) for function in file.functions)))
 
 
 def _print(topic: str, target: Target, options: RedriveOptions, done: Redriven) -> None:
@@ -192,5 +204,6 @@ def _print(topic: str, target: Target, options: RedriveOptions, done: Redriven) 
             for value, count in counts.items():
                 bar = "#" * max(1, round(30 * count / max(counts.values())))
                 click.echo(f"  {name:5}  {value:{width}}  {count:>9}  {bar}")
-    for line in done.too_large:
+    unproved = [f"{counted(count, 'letter')}: {why}" for why, count in done.unproved.items()]
+    for line in (*done.too_large, *unproved):
         click.echo(f"not sent: {line}", err=True)

@@ -6,7 +6,7 @@ One definition for everything that writes for others (requests, functions, pipel
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from headrace.config.topic_patterns import fits_any
@@ -15,7 +15,7 @@ from headrace.errors import TopicInternal
 if TYPE_CHECKING:  # the Spark driver reads names only
     from headrace.config.consumers import ReactiveConsumerConfig
     from headrace.config.model import HeadraceConfig
-    from headrace.config.retry import DeadLetterConfig
+    from headrace.config.retry import DeadLetterConfig, RetryConfig
 
 Kind = Literal["", "state", "retry", "dead_letter"]
 """`state`: audit, control, idempotency keys, locks, marks, and what is Kafka's own; empty: not internal."""
@@ -42,6 +42,10 @@ class Owner(Protocol):
     def dead_letter(self) -> DeadLetterConfig:
         """Where records go that it cannot deliver."""
 
+    @property
+    def retry(self) -> RetryConfig:
+        """How often it tries."""
+
 
 class InternalTopics:
     """Which topics are internal in one configuration."""
@@ -52,6 +56,11 @@ class InternalTopics:
         self._owners: list[Owner] = [*config.reactive_consumers.values(), *triggers]
         self._registered: list[Owner] = []
         self._known: dict[str, Kind] = {}
+
+    @property
+    def owners(self) -> Sequence[Owner]:
+        """Consumers of the configuration, and registered ones."""
+        return [*self._owners, *self._registered]
 
     def register(self, owners: Iterable[Owner]) -> None:
         """Take these registered consumers too, instead of those of the call before."""
@@ -90,7 +99,7 @@ class InternalTopics:
             return "state"
         if kind := kind_by_name(topic):
             return kind
-        owners = [*self._owners, *self._registered]
+        owners = self.owners
         if topic.startswith(tuple(f"{owner.group}.retry." for owner in owners)):
             return "retry"
         return "dead_letter" if any(_is_dead_letter_topic(owner, topic) for owner in owners) else ""

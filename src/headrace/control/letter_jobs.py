@@ -13,6 +13,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.control.jobs import Job, Jobs, JobView, Tell, Work, spec_of
 from headrace.control.letter_scan import Scan, ScanOptions
 from headrace.control.marks import Marks
+from headrace.control.origins import Origins
 from headrace.control.redrive import Redrive, Redriven, RedriveOptions, Sender, Sent
 from headrace.control.redrive_target import Target
 from headrace.control.replay_window import check_readable
@@ -97,7 +98,17 @@ class LetterJobs:
     on_sent: Sent | None = None
     """Told of records that are written, or not."""
 
-    def __init__(self, kafka: KafkaConfig, admin: Admin, sender: Sender, clock: Clock, replays: Replays) -> None:
+    def __init__(
+        self,
+        kafka: KafkaConfig,
+        admin: Admin,
+        sender: Sender,
+        clock: Clock,
+        replays: Replays,
+        origins: Origins | None = None,
+    ) -> None:
+        """Prepare; `origins` prove where letters came from."""
+        self._origins = origins
         self._kafka, self._admin, self._sender, self._clock = kafka, admin, sender, clock
         self._replays = replays
 
@@ -203,6 +214,7 @@ class LetterJobs:
             target=spec.target,
             options=spec.options,
         )
+        redrive.origins = self._origins or redrive.origins
         redrive.on_sent = self.on_sent
         return redrive
 
@@ -223,6 +235,7 @@ class _LetterWork:
         done = self._result
         await tell({**self._progress, "records": done.records, "targets": dict(done.targets)})
         said = [f"{done.foreign} records passed over: no dead letters"] if done.foreign else []
+        said += [f"{count} letters left: {why}" for why, count in done.unproved.items()]
         said += [f"{done.kept_back} letters kept back: redriven too often"] if done.kept_back else []
         return "; ".join([*said, *(f"not sent: {line}" for line in done.too_large[:10])])
 

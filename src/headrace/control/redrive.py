@@ -15,10 +15,13 @@ from typing import Any, Protocol
 
 import msgspec
 
+from headrace.config.internal_topics import InternalTopics
 from headrace.config.kafka import KafkaConfig
+from headrace.config.model import HeadraceConfig
 from headrace.control.dead_letters import iso_ms
 from headrace.control.marks import MARKS_TOPIC, Marks
-from headrace.control.redrive_target import QUARANTINE, Target, refuse_circle
+from headrace.control.origins import Origins
+from headrace.control.redrive_target import QUARANTINE, Target
 from headrace.control.selection import Selection, selected_window
 from headrace.control.topics import read_window
 from headrace.delivery.dead_letter import MAX_REDRIVES, letter_of, origin_of, own_headers, redriven_count
@@ -35,6 +38,7 @@ _SLICE_BYTES = 8_388_608
 _SESSIONS = 3
 """Sessions in a row that may fail without a letter gone."""
 _HOUR_MS = 3_600_000
+_MOST_REASONS = 20
 
 Answer = asyncio.Future[list[Any]]
 """Where and whether records were written."""
@@ -87,6 +91,8 @@ class Redriven(msgspec.Struct, frozen=True, rename="camel"):
     """Letters left where they are because they were redriven too often."""
     too_large: Sequence[str]
     """Letters left where they are because the target does not take them, each with the reason."""
+    unproved: Mapping[str, int] = {}
+    """Why letters are left whose origin is not proved, to how many."""
 
 
 Item = tuple[Record, OutgoingRecord | None, str]
@@ -119,6 +125,11 @@ class _Tally:
         self.hours: Counter[int] = Counter()
         self.foreign = self.kept_back = 0
         self.too_large: dict[Place, str] = {}
+        self.unproved: Counter[str] = Counter()
+
+    def refuse(self, why: str) -> None:
+        known = why in self.unproved or len(self.unproved) < _MOST_REASONS
+        self.unproved[why if known else "others of this kind"] += 1
 
     def add(self, items: Sequence[Item]) -> None:
         self.records += len(items)
@@ -130,7 +141,8 @@ class _Tally:
         hours = {iso_ms(hour * _HOUR_MS): count for hour, count in sorted(self.hours.items())}
         targets, errors = dict(self.targets.most_common()), dict(self.errors.most_common())
         too_large = [*self.too_large.values()]
-        return Redriven(self.records, targets, errors, hours, self.foreign, self.kept_back, too_large)
+        left = dict(self.unproved.most_common())
+        return Redriven(self.records, targets, errors, hours, self.foreign, self.kept_back, too_large, left)
 
 
 class Redrive:
@@ -159,6 +171,8 @@ class Redrive:
         self._options = options or RedriveOptions()
         self._marks = Marks(kafka, admin, topic)
         self._lease = Lease(kafka, admin, f"redrive.{topic}", clock, source=topic)
+        self.origins = Origins(InternalTopics(HeadraceConfig()))
+        """Prove where letters came from: no consumer is known by default. Set before `run`."""
         self.on_sent: Sent | None = None
         """Told of records that are written, or not, with their results. Set before `run`."""
         self.goes_on = False
@@ -244,6 +258,7 @@ class Redrive:
         starts = {p: self._marks.first_left(p.partition, first, ends[p]) for p, first in starts.items()}
         total, self._passed = sum(ends.values()) - sum(starts.values()), 0
         self._tally.foreign = self._tally.kept_back = 0
+        self._tally.unproved.clear()
         try:
             async with contextlib.aclosing(self._slices(starts, ends)) as slices:
                 async for part in slices:
@@ -301,6 +316,9 @@ class Redrive:
             return None
         self._tally.met = True
         target, own = self._target, own_headers(headers)
+        if target.kind in ("origin", "tier") and (why := self.origins.refusal(self._topic, origin)):
+            self._tally.refuse(why)
+            return None
         if target.goes_round and redriven_count(own) >= self._options.max_redrives:
             self._tally.kept_back += 1
             return None
@@ -308,7 +326,6 @@ class Redrive:
         if not topic:
             return letter, None, origin.error
         if topic not in self._partitions:
-            refuse_circle(topic, self._topic, f"record {letter.offset} of {letter.topic_partition} came from {topic}")
             await self._learn(topic)
         back, wanted = target.outgoing(letter, own, origin, self._clock)
         # A topic that was made again with fewer partitions: the key chooses.

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from headrace.config.internal_topics import kind_by_name
 from headrace.delivery.dead_letter import PREFIX, Origin, redriven_headers, restored
 from headrace.delivery.protocols import DeadLetter, Outcome, Verdict
 from headrace.delivery.tiers import waiting_headers
@@ -16,7 +17,6 @@ from headrace.records import Header, Record
 
 QUARANTINE = ".quarantine"
 """Ending of the name of the topic where letters go that nobody is to redrive by mistake."""
-_OURS = ("__", "_headrace-")
 
 
 class Target(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -41,8 +41,12 @@ class Target(msgspec.Struct, frozen=True, omit_defaults=True):
         Raises:
             InvalidRequest: They would go in circles, or where nobody may write.
         """
-        if self.kind in ("tier", "topic"):
-            refuse_circle(self.topic, source, f"{source} cannot be redriven to {self.topic}")
+        if self.kind in ("tier", "topic") and (self.topic == source or kind_by_name(self.topic) == "state"):
+            raise InvalidRequest(
+                f"{source} cannot be redriven to {self.topic}: redriving there is refused, because it is the dead "
+                "letter topic itself or internal",
+                topic=source,
+            )
         if self.kind == "quarantine" and source.endswith(QUARANTINE):
             raise InvalidRequest(f"{source} is a quarantine topic already: redrive or drop its letters", topic=source)
 
@@ -75,15 +79,3 @@ class Target(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 Outgoing = tuple[list[Header], int | None]
-
-
-def refuse_circle(target: str, source: str, what: str) -> None:
-    """Return unless letters of `source` would go in circles or do harm.
-
-    Raises:
-        InvalidRequest: They would.
-    """
-    if target == source or target.startswith(_OURS):
-        raise InvalidRequest(
-            f"{what}: redriving there is refused, because it is the dead letter topic itself or internal", topic=source
-        )

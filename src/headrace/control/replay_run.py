@@ -87,6 +87,7 @@ class ReplayWork:
         self._restored: RestoredLetters | None = None
         self._earlier: dict[str, int] = {}
         self._goes_on = False
+        self._unproved: set[tuple[int, int]] = set()
 
     async def run(self, progress: Mapping[str, Any], tell: Tell, stop: asyncio.Event) -> str:
         spec, place = self._spec, self._place
@@ -185,11 +186,18 @@ class ReplayWork:
 
     def _said(self, standing: Standing) -> str:
         counts = self._counts(standing)
-        if self._spec.selection is not None and counts.get("passed") == sum(counts.values()) and not self._goes_on:
+        if (
+            self._spec.selection is not None
+            and counts.get("passed") == sum(counts.values())
+            and not (self._goes_on or self._unproved)
+        ):
             raise InvalidRequest(f"nothing matches: no letter that is left in {self._spec.window.topic} is selected")
         gone = self._spec.window.total - sum(count for name, count in counts.items() if name not in _NO_ENDINGS)
         plural = "offset of the window holds" if gone == 1 else "offsets of the window hold"
-        return f"{gone} {plural} no record any more (expired, compacted, aborted, or a marker)" if gone > 0 else ""
+        said = [f"{gone} {plural} no record any more (expired, compacted, aborted, or a marker)"] if gone > 0 else []
+        if self._unproved:
+            said.append(f"{len(self._unproved)} letters left: they name an origin that the consumer does not read")
+        return "; ".join(said)
 
     def _died(self, source: WindowSource) -> Callable[[Service], None]:
         def died(service: Service) -> None:
@@ -242,8 +250,13 @@ class ReplayWork:
         if origin is None or (self._marks and self._marks.is_ended(record.partition, record.offset)):
             return False
         if self._spec.selection is None:
-            return self._target is None or origin.group == self._target.pump.group  # others may write there too
-        return self._spec.selection.matches(record, origin, headers)
+            wanted = self._target is None or origin.group == self._target.pump.group  # others may write there too
+        else:
+            wanted = self._spec.selection.matches(record, origin, headers)
+        if wanted and self._target and not self._target.is_origin(origin.partition.topic):
+            self._unproved.add((record.partition, record.offset))
+            return False
+        return wanted
 
     def _fail(self, why: str) -> None:
         self._problem = self._problem or HeadraceError(why)

@@ -62,6 +62,10 @@ class Target(NamedTuple):
         """Whether the group reads a topic."""
         return topic in self.topics or bool(self.fits and self.fits(topic))
 
+    def is_origin(self, topic: str) -> bool:
+        """Whether a dead letter of the group can have come from a topic: it reads it, or it is a retry topic of it."""
+        return self.reads(topic) or topic in self.delivery.retry.tier_topics(self.pump.group)
+
     def writes_letters_to(self, topic: str) -> bool:
         """Whether a topic is one its dead letters go to."""
         if self.letters is None:

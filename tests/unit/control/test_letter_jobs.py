@@ -49,19 +49,20 @@ def test_what_would_not_be_done_as_asked_is_refused(kind: Any, asked: dict[str, 
 def test_a_consumer_gets_the_letters_of_its_own_group(selection: Selection | None, wanted: list[str]) -> None:
     """Consumers of one topic share its dead letter topic; another's letters come only to who asks for them."""
     pump: Any = SimpleNamespace(group="mine")
-    target: Any = SimpleNamespace(kafka=None, admin=None, pump=pump)
+    target: Any = SimpleNamespace(kafka=None, admin=None, pump=pump, is_origin=lambda topic: topic == "t")
     place: Any = Place(*[None] * 5)  # type: ignore[arg-type]
     window = Window("t.dlq", "id", {0: (0, 9)})
     spec = ReplaySpec(window=window, to={"consumer": "push"}, letters=True, selection=selection, repeats_at_most=1)
     work = ReplayWork(JOB, spec, place, lambda to: target)
 
-    def letter(group: str) -> Record:
-        was, why = Record("t", 0, 5, 42, b"k", b"v"), Outcome(Verdict.RETRY, "E", "why")
+    def letter(group: str, topic: str = "t") -> Record:
+        was, why = Record(topic, 0, 5, 42, b"k", b"v"), Outcome(Verdict.RETRY, "E", "why")
         headers = headers_of(DeadLetter(was, group, 3, why, 1.0, 2.0))
         return Record("t.dlq", 0, 1, 42, b"k", b"v", lambda: headers)
 
     found = [group for group in ("mine", "theirs") if work._wants(letter(group))]
     assert found == (["mine", "theirs"] if wanted == "both" else wanted)
+    assert not work._wants(letter(found[0], "elsewhere")), "an origin that the consumer does not read is forged"
 
 
 @pytest.mark.parametrize(("asked", "limit"), [({}, 5), ({"max_redrives": 2}, 2), ({"last_retry": True}, None)])

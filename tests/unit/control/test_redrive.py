@@ -10,13 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redrive_kafka import DLQ, HOUR_MS, FakeKafka, install
 
+from headrace.config.internal_topics import InternalTopics
 from headrace.config.kafka import KafkaConfig
+from headrace.config.model import HeadraceConfig
 from headrace.control import marks, redrive
 from headrace.control.marks import MARKS_TOPIC
+from headrace.control.origins import Origins
 from headrace.control.redrive import Redrive, Redriven, RedriveOptions
 from headrace.control.redrive_target import Target
 from headrace.control.selection import Selection
-from headrace.delivery.dead_letter import origin_of
+from headrace.delivery.dead_letter import Origin, origin_of
 from headrace.delivery.tiers import waiting_of
 from headrace.errors import (
     HeadraceError,
@@ -58,6 +61,7 @@ class Impatient:
 
 
 def run(fake: FakeKafka, target: Target | None = None, clock: Any = None, /, **chosen: Any) -> Redriven:
+    origins = chosen.pop("origins", None)
     selecting = {name: chosen.pop(name) for name in list(chosen) if name in Selection.__struct_fields__}
     work = Redrive(
         KafkaConfig(),
@@ -69,6 +73,7 @@ def run(fake: FakeKafka, target: Target | None = None, clock: Any = None, /, **c
         target=target,
         options=RedriveOptions(**chosen),
     )
+    work.origins = origins or work.origins
     return asyncio.run(work.run())
 
 
@@ -282,19 +287,89 @@ def test_a_record_that_is_no_letter_is_refused_by_its_place(fake: FakeKafka) -> 
 
 @pytest.mark.parametrize("source", [DLQ, "__consumer_offsets", "_headrace-redriven"])
 def test_redriving_onto_the_dead_letter_topic_or_an_internal_one_is_refused(fake: FakeKafka, source: str) -> None:
-    """A letter that names its own topic or an internal one, or a target that is one, would do harm."""
+    """A letter that names its own topic or an internal one is left; a target that is one is refused."""
     fake.letter(1, topic=source)
-    with pytest.raises(InvalidRequest, match=f"came from {source}: redriving there is refused"):
-        run(fake)
+    done = run(fake)
+    assert (done.records, done.unproved) == (0, {f"they name {source} as their origin, which takes no records back": 1})
     with pytest.raises(InvalidRequest, match=f"cannot be redriven to {source}: redriving there is refused"):
         run(fake, Target("topic", source))
     assert fake.produced == []
 
 
+CONSUMERS = {
+    "billing": {"topics": ["orders"], "group": "billing", "retry": {"tiers": [10]}},
+    "wide": {"topic_patterns": ["team-.*"], "group": "wide"},
+    "shared": {"topics": ["a", "b"], "group": "shared", "dead_letter": {"topic": DLQ}},
+    "apart": {"topics": ["c"], "group": "apart", "dead_letter": {"topic": "c-dead"}},
+}
+
+
+def known() -> Origins:
+    """Return what a configuration with some consumers proves."""
+    consumers = {name: {"backend": {"url": "http://h"}, **consumer} for name, consumer in CONSUMERS.items()}
+    return Origins(InternalTopics(HeadraceConfig.model_validate({"reactive_consumers": consumers})))
+
+
+@pytest.mark.parametrize(
+    ("topic", "group", "left"),
+    [
+        ("orders", "billing", ""),
+        ("orders", "gone", ""),
+        ("a", "shared", ""),
+        ("p1", "billing", "which their group billing does not read"),
+        ("p1", "gone", "the group gone, which is not known here"),
+        ("c", "apart", "dead letters of the group apart from there are not kept here"),
+        ("team-1", "wide", "dead letters of the group wide from there are not kept here"),
+        ("orders", "shared", "which their group shared does not read"),
+        ("billing.retry.10s", "billing.retry", "dead letters of the group billing.retry from there are not kept here"),
+    ],
+)
+@pytest.mark.parametrize("target", [Target(), Target("tier", "orders", 10)])
+def test_a_letter_goes_back_only_to_an_origin_that_is_proved(
+    fake: FakeKafka, topic: str, group: str, left: str, target: Target
+) -> None:
+    """Its consumer reads the topic, and its letters lie there; others are left with the reason, and the rest goes."""
+    fake.partitions |= {"a": 2, "p1": 2}
+    fake.letter(1, topic=topic, group=group)
+    fake.letter(2)
+    done = run(fake, target, origins=known())
+    assert done.records == (1 if left else 2)
+    assert [why.endswith(left) or left in why for why in done.unproved] == ([True] if left else [])
+    assert sum(done.unproved.values()) == len(done.unproved)
+    assert len(fake.ended()) == done.records
+
+
+def test_a_letter_of_a_retry_topic_and_of_a_pattern_goes_back_where_it_is_kept() -> None:
+    """Also from quarantine; by the usual name where no configuration is at hand."""
+
+    def refusal(source: str, topic: str, group: str, origins: Origins) -> str:
+        return origins.refusal(source, Origin(TopicPartition(topic, 0), 1, 1, group, 1, "", "", "E"))
+
+    for topic, group in (("billing.retry.10s", "billing"), ("team-1", "wide"), ("orders", "nobody")):
+        for source in (f"{topic}.dlq", f"{topic}.dlq.quarantine"):
+            assert refusal(source, topic, group, known()) == ""
+    assert refusal("c-dead", "c", "apart", known()) == ""
+    nothing = Origins(InternalTopics(HeadraceConfig()))
+    assert refusal("orders.dlq", "orders", "billing", nothing) == ""
+    assert "not known here" in refusal("team-a.dlq", "p1", "billing", nothing)
+
+
+def test_many_forged_origins_are_counted_under_a_few_reasons(fake: FakeKafka) -> None:
+    """What a run says stays small."""
+    for number in range(50):
+        fake.letter(number, topic=f"p{number}")
+    done = run(fake, origins=known())
+    assert (done.records, sum(done.unproved.values()), len(done.unproved)) == (0, 50, 21)
+    assert done.unproved["others of this kind"] == 30
+
+
 def test_targets_that_are_gone_are_named(fake: FakeKafka) -> None:
     """Letters of a topic that was deleted stay where they are, as do all when the named target is not there."""
-    fake.letter(1, topic="gone")
-    for target in (None, Target("topic", "gone"), Target("tier", "gone", 10)):
+    fake.letter(1)
+    del fake.partitions["orders"]
+    with pytest.raises(TopicNotFound, match="topic orders does not exist"):
+        run(fake)
+    for target in (Target("topic", "gone"), Target("tier", "gone", 10)):
         with pytest.raises(TopicNotFound, match="topic gone does not exist"):
             run(fake, target)
     assert fake.ended() == set()

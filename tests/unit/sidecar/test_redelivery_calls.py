@@ -31,9 +31,9 @@ from headrace.sidecar.reactive.redelivery import Redelivery, RedeliveryAnswer, R
 FAILED = Outcome(Verdict.RETRY, "ValueError", "no")
 
 
-def letter_at(offset: int, group: str = "g", size: int = 1, redrives: int = 0) -> Record:
+def letter_at(offset: int, group: str = "g", size: int = 1, redrives: int = 0, topic: str = "t") -> Record:
     own: list[Header] = [("headrace.redrive.count", b"%d" % redrives)]
-    failed = DeadLetter(Record("t", 0, 1000 + offset, 5, None, b"v", own.copy), group, 3, FAILED, 1.0, 2.0)
+    failed = DeadLetter(Record(topic, 0, 1000 + offset, 5, None, b"v", own.copy), group, 3, FAILED, 1.0, 2.0)
     headers = headers_of(failed) if group else []
     return Record("t.dlq", offset % 2, offset // 2, 9, None, b"v", lambda: headers, size)
 
@@ -181,6 +181,20 @@ def test_letters_of_others_and_other_records_stay(play: Play) -> None:
         assert (await ask()).records == 2
         assert (await ask()).records == 0
         assert (await ask(group="other")).records == 1
+
+    play(world, scene)
+
+
+def test_letters_of_an_origin_that_the_consumer_does_not_read_stay(play: Play) -> None:
+    """Who wrote them may not write there; they are counted, and who loops comes to an end."""
+    forged = [letter_at(0, topic="p1"), letter_at(1, "gone", topic="p1")]
+    world = World([*forged, letter_at(2), letter_at(3, topic="missing")])
+
+    async def scene(redelivery: Redelivery, ask: Callable[..., Any]) -> None:
+        first, last = await ask(), await ask()
+        assert (first.records, last.records, last.status) == (2, 0, "empty")
+        said = "left are 2 of t.dlq, which name an origin that the consumer does not read"
+        assert said in first.description and said in last.description
 
     play(world, scene)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
 
@@ -172,21 +172,21 @@ class Redelivery(Service):
         places = [(consumer, consumer.config.dead_letter.topic_for(name)) for name, consumer in chosen]
         looked = {(consumer.config.group, topic): Looked(consumer, topic) for consumer, topic in places}
         topics = list(dict.fromkeys(topic for _, topic in looked))
-        group = request.group or next((group for group, _ in looked), "")
+        group, unproved = request.group or next((group for group, _ in looked), ""), Counter[str]()
         try:
             for look in looked.values():
                 with contextlib.suppress(TopicNotFound):
-                    if done := await self._of_topic(look, request):
-                        return RedeliveryAnswer(group, self._instance, topics, *_told(done, look.topic))
+                    if done := await self._of_topic(look, request, unproved):
+                        return RedeliveryAnswer(group, self._instance, topics, *_told(done, look.topic, unproved))
         except (KafkaUnavailable, KafkaTimeout, DestinationUnavailable) as cause:
             raise ReadFailed(f"dead letters are not delivered, and none is lost: {cause.description}") from cause
         nothing = (
             f"nothing is left in {', '.join(topics)}, but for letters whose record came back {MAX_REDRIVES} times "
             "(lastretry=true takes them): nothing was processed"
-        )
+        ) + _said(unproved)
         return RedeliveryAnswer(group, self._instance, topics, 0, nothing, "empty")
 
-    async def _of_topic(self, look: Looked, request: RedeliveryRequest) -> Redelivered | None:
+    async def _of_topic(self, look: Looked, request: RedeliveryRequest, unproved: Counter[str]) -> Redelivered | None:
         topic = look.topic
         if topic in self._busy:
             raise LeaseTaken(f"another call delivers letters of {topic} just now: call again when it is answered")
@@ -196,7 +196,7 @@ class Redelivery(Service):
             if all(first >= end for first, end in offsets.values()):
                 return None
             kept = await self._keep(topic)
-            letters = await self._read(look, offsets, kept.marks, request)
+            letters = await self._read(look, offsets, kept.marks, request, unproved)
             return await self._deliver(look, kept, letters, request.lastretry) if letters else None
         finally:
             if topic in self._kept:
@@ -232,8 +232,11 @@ class Redelivery(Service):
         offsets: Mapping[TopicPartition, tuple[int, int]],
         marks: Marks,
         request: RedeliveryRequest,
+        unproved: Counter[str],
     ) -> list[Letter]:
-        """Return letters that are left: one batch of the consumer at most."""
+        """Return letters that are left: one batch of the consumer at most; count those of origins it does not read."""
+        config = look.consumer.config
+        fits, named = fits_any(config.topic_patterns), {*config.topics, *config.retry.tier_topics(config.group)}
         limits, found, size = look.consumer.config.batch, list[Letter](), 0
         seconds = min(request.timeout / 1000, _MOST_READ_SECONDS) if request.timeout else _READ_SECONDS
         try:
@@ -242,6 +245,9 @@ class Redelivery(Service):
                 contextlib.aclosing(self._left(look.consumer.config.group, offsets, marks)) as letters,
             ):
                 async for letter in letters:
+                    if (topic := letter.was.topic) not in named and not fits(topic):
+                        unproved[look.topic] += 1
+                        continue
                     if redriven_count(letter.was.headers) > MAX_REDRIVES and not request.lastretry:
                         continue  # kept back, or a caller that loops would never come to an end
                     size += letter.record.size_bytes
@@ -307,12 +313,18 @@ class Redelivery(Service):
                     await kept.lease.release()
 
 
-def _told(done: Redelivered, topic: str) -> tuple[int, str, Literal["processed", "rolledBack"]]:
+def _said(unproved: Counter[str]) -> str:
+    left = (f"{count} of {topic}" for topic, count in unproved.items())
+    return f"; left are {', '.join(left)}, which name an origin that the consumer does not read" if unproved else ""
+
+
+def _told(done: Redelivered, topic: str, unproved: Counter[str]) -> tuple[int, str, Literal["processed", "rolledBack"]]:
     """Return the last fields of an answer. Source: sidecar.md 8.3 (the end of the text)."""
     last = done.last.record
     where = f"partition:{last.partition}| offset:{last.offset}"
     counts = f"{done.ended} ended" + (f", {done.again} of them as dead letters once more" if done.again else "")
     counts += f", {done.given_up} of them failed for the last time" if done.given_up else ""
+    counts += _said(unproved)
     if done.left:
         text = f"processing error and rollback: of {topic} {counts}, {done.left} are left ({done.why}); up to {where}"
         return done.ended + done.left, text, "rolledBack"

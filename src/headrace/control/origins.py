@@ -1,0 +1,56 @@
+"""Where dead letters may go back to: an origin is proved, or whoever writes a dead letter could have any topic written.
+
+A dead letter says where it came from, and a redrive acts with the rights of its caller. So its topic must be one that
+its consumer reads (or a retry topic of it), and the dead letter must lie where that consumer's dead letters go.
+"""
+
+from __future__ import annotations
+
+from headrace.config.internal_topics import InternalTopics, Owner, kind_by_name
+from headrace.config.topic_patterns import fits_any
+from headrace.control.redrive_target import QUARANTINE
+from headrace.delivery.dead_letter import Origin
+
+_ENDING = ".dlq"
+_MOST_KNOWN = 10_000
+
+
+class Origins:
+    """Says of dead letters why they may not go back, by the consumers that a configuration knows."""
+
+    def __init__(self, internal: InternalTopics) -> None:
+        self._internal = internal
+        self._known: dict[tuple[str, str, str], str] = {}
+
+    def refusal(self, source: str, origin: Origin) -> str:
+        """Return why a dead letter of a topic may not go back to its origin; empty if it may."""
+        key = source, origin.group, origin.partition.topic
+        if key not in self._known:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = self._refusal(*key)
+        return self._known[key]
+
+    def _refusal(self, source: str, group: str, topic: str) -> str:
+        while source.endswith(QUARANTINE):
+            source = source.removesuffix(QUARANTINE)
+        usual = source == topic + _ENDING
+        owners = [one for one in self._internal.owners if group in (one.group, f"{one.group}.retry")]
+        if topic == source or kind_by_name(topic) == "state":
+            return f"they name {topic} as their origin, which takes no records back"
+        if not owners:
+            why = "which is not known here: name its configuration (-c), or ask the Headrace that runs it"
+            return "" if usual else f"they name {topic} as their origin and the group {group}, {why}"
+        readers = [one for one in owners if reads(one, topic)]
+        if not readers:
+            return f"they name {topic} as their origin, which their group {group} does not read"
+        if usual or any(one.dead_letter.topic_for(topic) == source for one in readers):
+            return ""
+        return f"they name {topic} as their origin, and dead letters of the group {group} from there are not kept here"
+
+
+def reads(consumer: Owner, topic: str) -> bool:
+    """Return whether a consumer reads a topic, as one of its topics or of its retry topics."""
+    patterns = getattr(consumer, "topic_patterns", ())
+    named = [*consumer.topics, *consumer.retry.tier_topics(consumer.group)]
+    return topic in named or bool(patterns and fits_any(patterns)(topic))

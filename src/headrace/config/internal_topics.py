@@ -25,6 +25,7 @@ _RETRY: Final = re.compile(r".+\.retry\.\d+s")
 _DEAD_LETTERS: Final = re.compile(r".+\.(dlq|quarantine)")
 _ORIGIN: Final = "{topic}"
 _MOST_KNOWN: Final = 10_000
+_MOST_CHARACTERS: Final = 249
 
 
 class Owner(Protocol):
@@ -71,6 +72,8 @@ class InternalTopics:
         """Return what a topic is."""
         kind = self._known.get(topic)
         if kind is None:
+            if len(topic) > _MOST_CHARACTERS:
+                return ""  # no topic has such a name, and whoever sends it would have it kept
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             kind = self._known[topic] = self._kind_of(topic)
@@ -99,10 +102,7 @@ class InternalTopics:
             return "state"
         if kind := kind_by_name(topic):
             return kind
-        owners = self.owners
-        if topic.startswith(tuple(f"{owner.group}.retry." for owner in owners)):
-            return "retry"
-        return "dead_letter" if any(_is_dead_letter_topic(owner, topic) for owner in owners) else ""
+        return "dead_letter" if any(_is_dead_letter_topic(owner, topic) for owner in self.owners) else ""
 
 
 def kind_by_name(topic: str) -> Kind:
@@ -127,6 +127,8 @@ def own_topic(topic: str) -> str:
 
 def _is_dead_letter_topic(owner: Owner, topic: str) -> bool:
     template, patterns = owner.dead_letter.topic, getattr(owner, "topic_patterns", ())
+    if not owner.dead_letter.enabled:
+        return False
     if topic in map(owner.dead_letter.topic_for, owner.topics) or topic == template:
         return True
     origin = re.escape(template).replace(re.escape(_ORIGIN), "(.+)", 1).replace(re.escape(_ORIGIN), r"\1")

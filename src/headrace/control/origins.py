@@ -13,6 +13,7 @@ from headrace.delivery.dead_letter import Origin
 
 _ENDING = ".dlq"
 _MOST_KNOWN = 10_000
+_MOST_CHARACTERS = 255
 
 
 class Origins:
@@ -25,6 +26,8 @@ class Origins:
     def refusal(self, source: str, origin: Origin) -> str:
         """Return why a dead letter of a topic may not go back to its origin; empty if it may."""
         key = source, origin.group, origin.partition.topic
+        if max(map(len, key)) > _MOST_CHARACTERS:
+            return "they name an origin or a group that cannot be one"
         if key not in self._known:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()

@@ -33,7 +33,8 @@ def config_of(tmp_path: Path, **consumer: Any) -> HeadraceConfig:
     backend = {"url": "http://localhost"}
     wide = {"group": "g", "backend": backend, "topic_patterns": [".*"], **consumer}
     other = {"topics": ["o"], "group": "h", "backend": backend, "dead_letter": {"topic": "all-letters"}}
-    consumers = {"wide": wide, "other": other}
+    off = {"topics": ["o"], "group": "i", "backend": backend, "dead_letter": {"enabled": False, "topic": "off-{topic}"}}
+    consumers = {"wide": wide, "other": other, "off": off}
     return HeadraceConfig.model_validate({"reactive_consumers": consumers, "functions": [tmp_path / "function.yaml"]})
 
 
@@ -76,6 +77,9 @@ def test_a_pattern_takes_no_topic_of_ours(tmp_path: Path) -> None:
         ("wide-a-wide", "dead_letter"),
         ("wide-b-wide", ""),
         ("registered-in", ""),
+        ("off-o", ""),
+        ("", ""),
+        ("t" * 250 + ".dlq", ""),
     ],
 )
 def test_every_topic_has_one_kind(tmp_path: Path, topic: str, kind: str) -> None:
@@ -114,10 +118,10 @@ def test_what_is_used_is_told_by_cluster(tmp_path: Path) -> None:
     config = config_of(tmp_path, dead_letter={"enabled": False}, topics=["a"])
     uses = uses_of(config, [load_function(file) for file in config.functions])
     assert {servers: [use.group for use in found] for servers, found in uses.items()} == {
-        "localhost:9092": ["g", "h"],
+        "localhost:9092": ["g", "h", "i"],
         "elsewhere:9092": ["fg"],
     }
-    wide, other = uses["localhost:9092"]
+    wide, other, _ = uses["localhost:9092"]
     assert (list(wide.topics), wide.letters_of, wide.fits and wide.fits("b")) == (["a"], None, True)
     assert other.letters_of
     assert other.letters_of("o") == "all-letters"

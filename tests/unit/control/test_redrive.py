@@ -349,6 +349,7 @@ def test_a_letter_of_a_retry_topic_and_of_a_pattern_goes_back_where_it_is_kept()
         for source in (f"{topic}.dlq", f"{topic}.dlq.quarantine"):
             assert refusal(source, topic, group, known()) == ""
     assert refusal("c-dead", "c", "apart", known()) == ""
+    assert "cannot be" in refusal("t.dlq", "t" * 256, "billing", known())
     nothing = Origins(InternalTopics(HeadraceConfig()))
     assert refusal("orders.dlq", "orders", "billing", nothing) == ""
     assert "not known here" in refusal("team-a.dlq", "p1", "billing", nothing)

@@ -100,6 +100,7 @@ def test_a_window_goes_to_the_backend_once_more(site: Any, topic: Any, push: Any
     site.wait_committed(f"{name}-push", name, 20)
     site.wait_committed(f"{name}-push", name, 20, 1)
     before, first = all_offsets(site), {entry["deliveryId"] for entry in backend.records}
+    epochs = {(entry["partition"], entry["epoch"]) for entry in backend.records}
 
     asked = {"partition": 1, "offsets": {"start": 5, "end": 15}}
     dry = site.ask(f"{process.url}/adm/replays", {"topic": name, "to": {"consumer": "push"}, "dryRun": True, **asked})
@@ -112,6 +113,7 @@ def test_a_window_goes_to_the_backend_once_more(site: Any, topic: Any, push: Any
     assert [(entry["partition"], entry["offset"]) for entry in found] == [(1, n) for n in range(5, 15)]
     assert {entry["replay"] for entry in found} == {begun["id"]}
     assert {entry["deliveryId"] for entry in found} <= first
+    assert {(entry["partition"], entry["epoch"]) for entry in found} <= epochs, "a backend that compares takes both"
 
     whole = begin(site, process, name)
     wait_for(site, process, whole["id"])

@@ -80,7 +80,7 @@ class RetryPath:
         pump = Pump(
             f"{self._name} retries",
             f"{consumer.group}.retry",
-            TierDestination(self._inner, self.writer),
+            TierDestination(self._inner, self.writer, beside.epoch_of),
             self.writer,
             delivery=consumer.model_copy(update=settings),
             clock=self._clock,

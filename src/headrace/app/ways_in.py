@@ -135,7 +135,7 @@ class WaysIn:
         else:
             retries, pump = [], self._pump(name, reactive.group, destination, letters, reactive)
         self.letter_consumers[name.removeprefix("reactive ")] = LetterConsumer(
-            reactive, destination, letters, pump.witness, slots=SharedSlots(pump.breaker.limit)
+            reactive, destination, letters, pump.witness, epoch_of=pump.epoch_of, slots=SharedSlots(pump.breaker.limit)
         )
         consumer = self._consumer(name, pump, self.config.kafka, reactive.topics, policy, reactive.flow)
         watch = Subscription(f"{name} topics", consumer, self.admin, self.clock, topics=reactive.topics, fits=fits)

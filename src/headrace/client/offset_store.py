@@ -63,16 +63,19 @@ class OffsetStore:
             raise self._fenced(topic, partition, epoch, newest)
         return None if next_offset is None else int(next_offset)
 
-    def advance(self, group: str, topic: str, partition: int, offset: int, epoch: int = 0) -> bool:
+    def advance(self, group: str, topic: str, partition: int, offset: int, epoch: int | None = None) -> bool:
         """Note that a record is done, and return whether that is new: False means its results are there already.
+
+        A delivery without an epoch, such as one of a replay, is none of an assignment: where one has begun, it
+        writes nothing, and what it brings once more is done already.
 
         Raises:
             Fenced: A later assignment has begun; answer 503, and this one comes to its end by itself.
         """
-        if self._run(self._advance, group, topic, partition, offset + 1, epoch).rowcount == 1:
+        if self._run(self._advance, group, topic, partition, offset + 1, epoch or 0).rowcount == 1:
             return True
-        _, newest = self._run(self._read, group, topic, partition).fetchone()
-        if newest > epoch:
+        next_offset, newest = self._run(self._read, group, topic, partition).fetchone()
+        if newest > (epoch or 0) and (epoch or next_offset is None or offset >= next_offset):
             raise self._fenced(topic, partition, epoch, newest)
         return False
 
@@ -82,9 +85,10 @@ class OffsetStore:
         return cursor
 
     @staticmethod
-    def _fenced(topic: str, partition: int, epoch: int, newest: int) -> Fenced:
+    def _fenced(topic: str, partition: int, epoch: int | None, newest: int) -> Fenced:
+        assignment = f"assignment {epoch} is over" if epoch else "the delivery is of no assignment"
         return Fenced(
-            f"{topic}-{partition}: assignment {epoch} is over, {newest} has begun: nothing is written for it",
+            f"{topic}-{partition}: {assignment}, {newest} has begun: nothing is written for it",
             topic=topic,
             partition=partition,
         )

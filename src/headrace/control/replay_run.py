@@ -225,7 +225,7 @@ class ReplayWork:
                     self._marks = Marks(self._place.kafka, self._place.admin, spec.window.topic)
                     await self._marks.prepare()
                     await self._marks.load(settled=True)
-                destination = self._restored = RestoredLetters(destination, self._wants)
+                destination = self._restored = RestoredLetters(destination, self._wants, target.pump.epoch_of)
         # Tiers are for a partition that others wait for. Nobody waits for a replay.
         retry = delivery.retry.model_copy(
             update={"tiers": [], "keep_key_order": False, "last_retry": spec.last_retry or delivery.retry.last_retry}

@@ -16,8 +16,10 @@ from headrace.delivery.protocols import (
     DeadLetterWriter,
     Delivery,
     Destination,
+    EpochOf,
     Outcome,
     Verdict,
+    no_epoch,
     not_taken,
 )
 from headrace.delivery.pump import Pump
@@ -110,11 +112,17 @@ class TopicDestination:
 class RestoredLetters:
     """Delivers dead letters as the records they were, each group of one partition together; others are passed over."""
 
-    def __init__(self, inner: Destination, wants: Callable[[Record], bool]) -> None:
-        """Prepare; `wants` says of a record of the dead letter topic whether it is to be delivered."""
+    def __init__(self, inner: Destination, wants: Callable[[Record], bool], epoch_of: EpochOf = no_epoch) -> None:
+        """Prepare.
+
+        Args:
+            inner: Where the records are delivered.
+            wants: Says of a record of the dead letter topic whether it is to be delivered.
+            epoch_of: Tells the live epochs of the partitions that the records came from.
+        """
         self.passed = 0
         """Records that were not wanted."""
-        self._inner, self._wants = inner, wants
+        self._inner, self._wants, self._epoch_of = inner, wants, epoch_of
         self._begun: dict[TopicPartition, set[int]] = {}
 
     async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
@@ -123,7 +131,8 @@ class RestoredLetters:
         groups = _groups(wanted, [restored(delivery.records[index]) for index in wanted])
         for group in groups:
             records = list(group.values())
-            part = delivery._replace(partition=records[0].topic_partition, records=records)
+            place = records[0].topic_partition
+            part = delivery._replace(partition=place, epoch=self._epoch_of(place), records=records)
             try:
                 answered = await self._inner.deliver(part)
             except DeliveryError as cause:

@@ -83,6 +83,9 @@ class AttemptRules(Protocol):
     waiting: Callable[[Record], Waiting] | None
     replay: str
 
+    def told_epoch(self, lane: Lane) -> int:
+        """Return the epoch that deliveries of a lane carry."""
+
     def later(self, seconds: float, call: Callable[[], None]) -> asyncio.Task[None]:
         """Call something after a pause, unless the task is cancelled."""
 
@@ -101,7 +104,7 @@ class Attempts:
         if batch.letters:
             return await self._bury(lane, batch)
         rules = self._rules
-        epoch = lane.tracker.epoch
+        epoch = rules.told_epoch(lane)
         delivery = Delivery(rules.group, lane.partition, epoch, batch.records, batch.attempt, rules.replay)
         reach("delivery.before")
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from headrace.errors import HeadraceError
@@ -66,7 +66,7 @@ class Delivery(NamedTuple):
     group: str
     partition: TopicPartition
     epoch: int
-    """Number of the assignment that the records came with."""
+    """Number of the live assignment of the partition; 0 if this process has none, and the destination is told none."""
     records: Sequence[Record]
     attempt: int
     """1 for the first attempt of these records."""
@@ -89,6 +89,15 @@ class Waiting(NamedTuple):
     """Offset of its entry among the parked keys; None if the order of its key is not kept."""
     delay_seconds: float = math.inf
     """How long it waits at most from when this process saw it, whatever the clock of its writer says."""
+
+
+EpochOf = Callable[[TopicPartition], int]
+"""Returns the epoch of a partition's live assignment in this process; 0 if it has none."""
+
+
+def no_epoch(_: TopicPartition) -> int:
+    """Return that a partition is not assigned here."""
+    return 0
 
 
 class Destination(Protocol):

@@ -93,6 +93,7 @@ class Pump(Service):
         self.counts = Counts()
         self.witness: Witness | None = beside.witness if beside else None
         """Told of what has ended. Set before start."""
+        self._beside = beside
         self._lanes: dict[TopicPartition, Lane] = {}
         self.breaker: Breaker
         if beside:
@@ -136,6 +137,17 @@ class Pump(Service):
             if lane.standing:
                 return Readiness(False, f"{partition} stands still: {lane.standing}")
         return Readiness(True)
+
+    def epoch_of(self, partition: TopicPartition) -> int:
+        """Return the epoch of a partition's assignment; 0 if it is not assigned here."""
+        lane = self._lanes.get(partition)
+        return lane.tracker.epoch if lane and not lane.fenced else 0
+
+    def told_epoch(self, lane: Lane) -> int:
+        """Return the epoch that deliveries of a lane carry: in a replay that of the live assignment."""
+        if not self.replay:
+            return lane.tracker.epoch
+        return self._beside.epoch_of(lane.partition) if self._beside else 0
 
     def serve_tiers(self, tiers: Pump) -> None:
         """Have another pump deliver from the retry tiers of this one, under its holds and its rate. Before start."""

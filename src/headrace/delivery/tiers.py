@@ -22,9 +22,11 @@ from headrace.delivery.protocols import (
     DeadLetterWriter,
     Delivery,
     Destination,
+    EpochOf,
     Outcome,
     Verdict,
     Waiting,
+    no_epoch,
 )
 from headrace.errors import DeadLetterFailed, HeadraceError, RecordTooLarge
 from headrace.lifecycle import Clock
@@ -196,8 +198,9 @@ class Tiers:
 class TierDestination:
     """Gives a destination the records of the tiers as their origin had them, one by one."""
 
-    def __init__(self, inner: Destination, tiers: Tiers) -> None:
-        self._inner = inner
+    def __init__(self, inner: Destination, tiers: Tiers, epoch_of: EpochOf = no_epoch) -> None:
+        """Prepare; `epoch_of` tells the live epochs of the partitions that the records came from."""
+        self._inner, self._epoch_of = inner, epoch_of
         self._tiers = tiers
 
     async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
@@ -212,7 +215,8 @@ class TierDestination:
             if origin.offset not in tiers.parked.of(origin):
                 return ELSEWHERE
         if not tiers.has_ended(copy):
-            one = delivery._replace(group=tiers.group, partition=origin.topic_partition, records=[origin])
+            place = origin.topic_partition
+            one = delivery._replace(group=tiers.group, partition=place, epoch=self._epoch_of(place), records=[origin])
             outcome = (await self._inner.deliver(one))[0]
         if outcome.verdict is Verdict.ACK or action_of(outcome, tiers.retry) == "skip":
             await tiers.end(copy)

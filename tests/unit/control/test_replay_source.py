@@ -197,6 +197,28 @@ def test_a_broker_that_does_not_answer_and_a_log_that_moved_on_are_passed() -> N
     run(test)
 
 
+def test_a_replay_carries_the_live_epoch_of_its_partition_or_none() -> None:
+    """A number of its own would be newer than that of the group, and a backend would refuse the group from then on."""
+
+    async def test() -> None:
+        world = World(range(3))
+        live = Pump("live", "g", world, world, delivery=world.delivery, clock=world.clock, chance=Random(1))
+        beside = Pump("p", "g", world, world, delivery=world.delivery, clock=world.clock, beside=live)
+        beside.replay = "job"
+        beside.on_assigned({P: 5}, {})
+        (lane,) = beside.lanes.values()
+        assert beside.told_epoch(lane) == 0
+        live.on_assigned({P: 3}, {})
+        assert (live.told_epoch(live.lanes[P]), beside.told_epoch(lane)) == (3, 3)
+        live.on_lost([P])
+        assert beside.told_epoch(lane) == 0
+        alone = Pump("alone", "g", world, world, delivery=world.delivery, clock=world.clock)
+        alone.replay = "job"
+        assert alone.told_epoch(lane) == 0
+
+    run(test)
+
+
 def test_two_pumps_know_the_same_of_their_destination() -> None:
     """A replay finds out with the group that the backend is down; and is forgotten when it is over."""
 

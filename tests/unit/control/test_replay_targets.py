@@ -41,10 +41,12 @@ class Backend:
 
     def __init__(self) -> None:
         self.got: list[tuple[TopicPartition, list[int]]] = []
+        self.epochs: list[int] = []
         self.fails: set[int] = set()
 
     async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
         self.got.append((delivery.partition, [one.offset for one in delivery.records]))
+        self.epochs.append(delivery.epoch)
         return [FAILED if one.offset in self.fails else ACK for one in delivery.records]
 
 
@@ -54,9 +56,10 @@ def test_letters_are_delivered_as_the_records_they_were() -> None:
     backend.fails = {6}
     first, other = record("t", 0, 5), record("t", 1, 6)
     letters = [letter(10, first), letter(11, other), letter(12, first), letter(13, record("t", 0, 8)), record(*DLQ, 14)]
-    to = RestoredLetters(backend, lambda one: one.offset < 14)
+    to = RestoredLetters(backend, lambda one: one.offset < 14, {P0: 7, P1: 0}.__getitem__)
     outcomes = asyncio.run(to.deliver(Delivery("g", DLQ, 1, letters, 1, "job")))
     assert backend.got == [(P0, [5]), (P1, [6]), (P0, [5, 8])]
+    assert backend.epochs == [7, 0, 7], "those of the partitions they came from, not of the dead letter topic"
     assert outcomes == [ACK, FAILED, ACK, ACK, ELSEWHERE]
     assert to.passed == 1
     above = encode(11, 14, [11])

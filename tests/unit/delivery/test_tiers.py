@@ -329,7 +329,7 @@ def pump_of(broker: Broker, tiers: Tiers, clock: ManualClock, max_records: int =
     """Return the pump of the consumer, and that of its tiers."""
     config = DeliveryConfig(ordering="none", batch=BatchConfig(max_records=max_records), retry=tiers.retry)
     beside = Pump("p", "g", broker, tiers, delivery=config, clock=clock, chance=Random(1))
-    destination = TierDestination(broker, tiers)
+    destination = TierDestination(broker, tiers, beside.epoch_of)
     retries = Pump(
         "r",
         "g.retry",
@@ -342,6 +342,24 @@ def pump_of(broker: Broker, tiers: Tiers, clock: ManualClock, max_records: int =
     )
     retries.waiting = tiers.waiting
     return beside, retries
+
+
+def test_what_comes_from_a_tier_carries_the_live_epoch_of_its_origin() -> None:
+    """The epochs of the tier's own assignment cannot be compared with it; without a live one there is none."""
+
+    async def test() -> None:
+        broker, clock = Broker(), ManualClock()
+        tiers = broker.tiers(clock, tiers=[10])
+        await tiers.write([letter(record(8), 2)])
+        beside, retries = pump_of(broker, tiers, clock)
+        (copy,) = broker.logs["g.retry.10s"]
+        beside.on_assigned({P3: 90}, {})
+        await retries.destination.deliver(delivery(copy))
+        beside.on_lost([P3])
+        await retries.destination.deliver(delivery(copy))
+        assert [delivered.epoch for delivered in broker.delivered] == [90, 0]
+
+    run(test)
 
 
 def test_a_lane_waits_until_its_head_is_due_and_says_so() -> None:

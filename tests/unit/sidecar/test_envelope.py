@@ -47,6 +47,12 @@ def test_an_entry_is_the_record_with_its_identity() -> None:
     }
 
 
+def test_without_a_live_assignment_there_is_no_epoch() -> None:
+    """A number that cannot be compared with others of the partition would be taken for a late one."""
+    (found,) = json.loads(array_of(DELIVERY._replace(epoch=0), [record()], [None], [None]))
+    assert (found["attempt"], "epoch" in found) == (2, False)
+
+
 @pytest.mark.parametrize("headers", [None, [], [("x", b"")]])
 def test_a_record_without_a_correlation_id_gets_one_that_stays(headers: list[Header] | None) -> None:
     """As in the original there is always one; ours is the same in every attempt."""

@@ -52,6 +52,8 @@ class World:
         self.lost = asyncio.Event()
         self.holder = "somebody"
         self.reads = self.read_records = 0
+        self.epochs: list[tuple[str, int]] = []
+        """Group and epoch of each delivery."""
 
     async def topic_offsets(self, name: str) -> dict[TopicPartition, tuple[int, int]]:
         if self.kafka_away:
@@ -117,6 +119,7 @@ class World:
         if self.failure:
             raise self.failure
         self.log.append(f"deliver {len(delivery.records)}")
+        self.epochs.append((delivery.group, delivery.epoch))
         return [ACK] * len(delivery.records)
 
 
@@ -156,7 +159,7 @@ def consumer(world: World, **settings: Any) -> LetterConsumer:
     base = {"topics": ["t", "missing"], "backend": {"url": "http://127.0.0.1:1"}}
     batch = {"max_records": 3, "max_bytes": 100}
     config = ReactiveConsumerConfig.model_validate({**base, "batch": batch, **settings})
-    return LetterConsumer(config, cast(Any, world), None)
+    return LetterConsumer(config, cast(Any, world), None, epoch_of=lambda _: 7)
 
 
 def test_a_batch_is_delivered_and_then_marked(play: Play) -> None:
@@ -167,6 +170,7 @@ def test_a_batch_is_delivered_and_then_marked(play: Play) -> None:
         assert [(await ask()).records for _ in range(3)] == [3, 2, 0]
         assert world.log == ["lease", "load", "deliver 3", "marks 3", "deliver 2", "marks 2"]
         last = await ask()
+        assert world.epochs == [("g", 7)] * 2, "the live one of the partition they came from"
         assert (last.status, last.topics, last.instance) == ("empty", ["t.dlq", "missing.dlq"], "Reactive-Replay-h")
 
     play(world, scene)

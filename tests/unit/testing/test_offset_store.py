@@ -53,6 +53,18 @@ def test_a_later_assignment_ends_the_earlier_one(store: OffsetStore) -> None:
     assert store.advance(*PLACE, 2, 6)
 
 
+def test_a_delivery_without_an_epoch_moves_no_assignment(store: OffsetStore) -> None:
+    """What a replay brings once more is done already, and what is still to come is the assignment's."""
+    store.take(*PLACE, epoch=5)
+    with pytest.raises(Fenced, match="the delivery is of no assignment, 5 has begun"):
+        store.advance(*PLACE, 1)
+    assert store.advance(*PLACE, 1, 5)
+    assert not store.advance(*PLACE, 1)
+    with pytest.raises(Fenced):
+        store.advance(*PLACE, 2, None)
+    assert store.take(*PLACE, epoch=5) == 2
+
+
 def test_a_transaction_that_is_rolled_back_moves_nothing(store: OffsetStore, database: sqlite3.Connection) -> None:
     """The offset goes with the results."""
     store.take(*PLACE, epoch=1)

@@ -101,8 +101,9 @@ def _wrapper(stored: Stored, delivery: Delivery, record: Record) -> dict[str, st
         "type": "headrace.record",
         "offset": str(record.offset),  # an Integer of CloudEvents has 32 bits
         "attempt": delivery.attempt,
-        "epoch": delivery.epoch,
     }
+    if delivery.epoch:
+        attributes["epoch"] = delivery.epoch
     if 0 <= record.timestamp_ms < _YEAR_10000_MS:
         time = datetime.fromtimestamp(record.timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds")
         attributes["time"] = time.replace("+00:00", "Z")

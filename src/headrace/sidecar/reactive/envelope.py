@@ -81,7 +81,8 @@ def array_of(
     start = _quote(f"{delivery.group}:{delivery.partition.topic}:{partition}:")[:-1]
     mine, other = f',"headers":{{"{CORRELATION_ID}":{start}', f',"deliveryId":{start}'
     replay = f',"replay":{_quote(delivery.replay)}' if delivery.replay else ""
-    end = f',"attempt":{delivery.attempt},"epoch":{delivery.epoch}{replay}}}'
+    epoch = f',"epoch":{delivery.epoch}' if delivery.epoch else ""
+    end = f',"attempt":{delivery.attempt}{epoch}{replay}}}'
     entries = []
     for record, key, value in zip(records, keys, values, strict=True):
         offset = str(record.offset)

@@ -14,7 +14,16 @@ from headrace.delivery.batch import Batch
 from headrace.delivery.dead_letter import Origin
 from headrace.delivery.limit import SharedSlots
 from headrace.delivery.policy import judge
-from headrace.delivery.protocols import DeadLetter, DeadLetterWriter, Delivery, Destination, Outcome, Witness
+from headrace.delivery.protocols import (
+    DeadLetter,
+    DeadLetterWriter,
+    Delivery,
+    Destination,
+    EpochOf,
+    Outcome,
+    Witness,
+    no_epoch,
+)
 from headrace.errors import DeadLetterFailed, DestinationRefused, DestinationUnavailable
 from headrace.lifecycle import Clock
 from headrace.records import Record
@@ -31,6 +40,8 @@ class LetterConsumer(NamedTuple):
     """Where what fails again goes; None when dead letters are off."""
     witness: Witness | None = None
     """Told of what has ended."""
+    epoch_of: EpochOf = no_epoch
+    """Tells the live epochs of its partitions."""
     owner: str = ""
     """Who registered it; empty if the file names it."""
     slots: SharedSlots | None = None

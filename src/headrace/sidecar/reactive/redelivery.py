@@ -211,7 +211,8 @@ class Redelivery(Service):
             by_origin[letter.origin.group, letter.origin.partition].append(letter)
         for (group, partition), own in by_origin.items():
             await kept.lease.check()
-            delivery = Delivery(group, partition, 0, [], 1, self._instance)
+            epoch = look.consumer.epoch_of(partition) if group == look.consumer.config.group else 0
+            delivery = Delivery(group, partition, epoch, [], 1, self._instance)
             ended = await OneOrigin(look.consumer, delivery, done, last_retry, self._clock).deliver(own)
             marks: list[OutgoingRecord] = []
             for number in {letter.record.partition for letter in ended}:

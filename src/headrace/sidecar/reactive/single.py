@@ -43,7 +43,7 @@ def delivery_headers(stored: Stored, delivery: Delivery, record: Record) -> list
     lines = [
         ("Idempotency-Key", identity),
         ("X-Headrace-Attempt", str(delivery.attempt)),
-        ("X-Headrace-Epoch", str(delivery.epoch)),
+        *([("X-Headrace-Epoch", str(delivery.epoch))] if delivery.epoch else ()),
         ("X-Headrace-Topic", record.topic),
         ("X-Headrace-Partition", str(record.partition)),
         ("X-Headrace-Offset", str(record.offset)),

@@ -106,7 +106,8 @@ class TopicDestination:
             return ACK
         if isinstance(result, RecordTooLarge | RecordRefused):
             return Outcome(Verdict.DEAD_LETTER, type(result).__name__, result.description)
-        return not_taken(result)  # those that are written are not written again
+        # The whole delivery comes again, or a later record of a key would be followed by an earlier one.
+        raise DestinationUnavailable(f"{self._topic} does not acknowledge: {result.description}") from result
 
 
 class RestoredLetters:

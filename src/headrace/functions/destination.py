@@ -2,8 +2,9 @@
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
-from headrace.delivery.protocols import ACK, REPLAY, Delivery, Outcome, Verdict
+from headrace.delivery.protocols import ACK, REPLAY, Delivery, Outcome, Verdict, not_taken
 from headrace.errors import (
+    DeliveryError,
     DestinationUnavailable,
     HeadraceError,
     ProducerQueueFull,
@@ -70,7 +71,12 @@ class FunctionDestination:
         outcomes: list[Outcome] = []
         while len(outcomes) < len(records):
             part = self._next_part(partition, records[len(outcomes) :] if outcomes else records)
-            outcomes += await self._attempt(delivery, partitions, part)
+            try:
+                outcomes += await self._attempt(delivery, partitions, part)
+            except DeliveryError as cause:
+                if not outcomes:
+                    raise
+                return outcomes + [not_taken(cause)] * (len(records) - len(outcomes))  # the others have ended
         return outcomes
 
     def _next_part(self, partition: TopicPartition, records: Sequence[Record]) -> Sequence[Record]:
@@ -143,6 +149,7 @@ class FunctionDestination:
             if not isinstance(written, RecordTooLarge):
                 # Kafka or the topic is the trouble, not the record: using up attempts would send every record that
                 # comes meanwhile to the dead letter topic. So the delivery waits, and the handler runs again.
+                # The whole of it, or a later output of a key would be followed by an earlier one.
                 raise self._unavailable(written) from written
             outcomes[index] = Outcome(Verdict.RETRY, "RecordTooLarge", f"its output: {written.description}")
         return outcomes
@@ -221,4 +228,4 @@ def _outcome(result: wire.Result | None) -> Outcome:
     if result is None or not result.error:
         return ACK
     verdict = Verdict.DEAD_LETTER if result.undecodable else Verdict.RETRY
-    return Outcome(verdict, result.error, result.reason, stack=result.stack)
+    return Outcome(verdict, result.error, result.reason, stack=result.stack, reached=not result.undecodable)

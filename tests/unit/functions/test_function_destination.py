@@ -179,10 +179,11 @@ def test_a_full_producer_is_waited_for_without_running_the_handler_again() -> No
 
 
 def test_undecodable_records_are_dead_letters() -> None:
-    """Another attempt cannot help them."""
+    """Another attempt cannot help them; the handler saw none of them, so they say nothing of it."""
     results = wire.Results([wire.Result(error="DecodeError", reason="not JSON", undecodable=True)])
     target = destination(FakeWorkers(lambda work: results), Kafka())
-    assert asyncio.run(target.deliver(delivery(1))) == [Outcome(Verdict.DEAD_LETTER, "DecodeError", "not JSON")]
+    undecodable = Outcome(Verdict.DEAD_LETTER, "DecodeError", "not JSON", reached=False)
+    assert asyncio.run(target.deliver(delivery(1))) == [undecodable]
 
 
 def test_a_lost_worker_that_had_touched_nothing_blames_nobody() -> None:
@@ -226,6 +227,20 @@ def test_a_record_that_was_only_unlucky_is_forgotten() -> None:
     target = destination(FakeWorkers(answer), Kafka())
     assert asyncio.run(target.deliver(delivery(2))) == [ACK, ACK]
     assert not target._crashes
+
+
+def test_what_ended_before_a_suspect_does_not_run_again_because_no_worker_takes_the_suspect() -> None:
+    """A suspect is attempted alone, after the records before it; those have ended."""
+
+    def answer(work: wire.Work) -> wire.Done:
+        if 2 in work.offsets:
+            raise DestinationUnavailable("no worker")
+        return wire.Done()
+
+    target = destination(FakeWorkers(answer), Kafka())
+    target._crashes[P, 2] = 1
+    outcomes = asyncio.run(target.deliver(delivery(3)))
+    assert [outcome.verdict for outcome in outcomes] == [Verdict.ACK, Verdict.ACK, Verdict.NOT_TAKEN]
 
 
 def test_the_memory_of_suspects_is_bounded() -> None:

@@ -122,11 +122,15 @@ class OneOrigin:
         ended += await self._bury([_again(*of[record.offset], self._delivery.group, now) for record in failed], of)
         self._leave([of[record.offset][0] for record in judged.waiting], judged.why)
         together = [of[record.offset][0] for record in judged.together]
-        for half in (together[: len(together) // 2], together[len(together) // 2 :]):
+        middle = len(together) // 2
+        for half, rest in ((together[:middle], together[middle:]), (together[middle:], [])):
             try:
                 ended += await self._deliver(half) if half else []
-            except DestinationUnavailable as cause:  # what has ended by now is not delivered again
-                self._leave(half, cause.description)
+            except DestinationUnavailable as cause:
+                if not ended:
+                    raise
+                self._leave([*half, *rest], cause.description)
+                break
         return ended
 
     async def _bury(self, again: Sequence[DeadLetter], of: dict[int, tuple[Letter, Outcome]]) -> list[Letter]:

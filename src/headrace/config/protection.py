@@ -19,6 +19,9 @@ def unprotected(config: HeadraceConfig) -> Iterator[tuple[Path, str]]:
     if security.mode == "none" and (security.principals or security.jwt != JwtConfig()):
         sentence = "principals or jwt are set, but mode is none, so every caller may do everything: set mode"
         yield ("security",), sentence
+    if security.mode == "jwt" and security.principals:
+        sentence = "has no effect in mode jwt, where each token brings its own scopes: remove it, or set another mode"
+        yield ("security", "principals"), sentence
     registry = config.schema_registry
     if registry.password.get_secret_value() and not registry.username:
         yield ("schema_registry", "password"), "is never sent without a username: set username, or remove it"

@@ -259,6 +259,13 @@ def test_relative_paths_start_at_the_file(write: Write) -> None:
             ],
         ),
         (
+            "security:\n  mode: jwt\n  jwt: {issuer: a, audience: b, jwks_url: 'https://h/'}\n  principals: {a: {}}",
+            [
+                "headrace.yaml:4: security.principals: has no effect in mode jwt, where each token brings its own "
+                "scopes: remove it, or set another mode"
+            ],
+        ),
+        (
             "schema_registry: {password: x}",
             ["headrace.yaml:1: schema_registry.password: is never sent without a username: set username, or remove it"],
         ),

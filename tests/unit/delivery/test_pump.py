@@ -467,6 +467,23 @@ def test_an_assignment_without_a_revoke_before_ends_what_is_under_way() -> None:
     run(test)
 
 
+def test_lag_reaches_zero_behind_a_transaction_whose_last_record_was_in_flight() -> None:
+    """The end of the partition, past the marker, is said once and before the record has ended."""
+
+    async def test() -> None:
+        bed = await opened(Bed(FakeDestination()))
+        bed.destination.hold = asyncio.Event()
+        bed.feed(0)
+        await bed.clock.settle()
+        bed.pump.on_end(P0, 1, 2)
+        bed.destination.hold.set()
+        await bed.clock.advance(1)
+        assert bed.source.committed(P0) == 2
+        await bed.pump.stop()
+
+    run(test)
+
+
 def test_commits_of_many_partitions_leave_turns_to_others() -> None:
     """Each may take milliseconds: what has an offset map to write is told some at a time."""
     partitions = [TopicPartition("t", number) for number in range(40)]

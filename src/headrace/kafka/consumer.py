@@ -134,8 +134,13 @@ class Consumer(Service):
         return Readiness(False, "; ".join(reasons)) if reasons else Readiness(True)
 
     def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None:
-        now = self._clock.monotonic()
-        self._commands.append(functools.partial(self._flow.released, partition, records, size_bytes, now))
+        now, epoch = self._clock.monotonic(), self._seen_epochs.get(partition)
+
+        def released() -> None:
+            if epoch == self._epoch_of.get(partition):  # else it was of an assignment whose room is free already
+                self._flow.released(partition, records, size_bytes, now)
+
+        self._commands.append(released)
         self._freed += self._flow.part_of(records, size_bytes)
         if self._freed >= _ROOM:
             self._freed = 0.0

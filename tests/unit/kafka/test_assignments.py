@@ -145,6 +145,29 @@ def test_an_assignment_without_a_revoke_before_lets_go_of_what_is_there(monkeypa
     with_member(monkeypatch, test)
 
 
+def test_what_ended_in_an_assignment_before_gives_back_no_room_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop may be late with it; else more would be held than `flow` says."""
+
+    async def test(member: Member) -> None:
+        client, heard, taken = member.client, member.listener, threading.Event()
+        client.assign(P0)
+        client.give(*(Message(P0, offset) for offset in range(10)))
+        await member.until(lambda: len(heard.records) == 10, "the records")
+
+        def release() -> None:
+            member.consumer.release(P0, 10, 20)
+            taken.set()
+
+        client.assign(P0)
+        client.give(*(Message(P0, offset) for offset in range(5)))
+        client._todo.put(release)  # type: ignore[arg-type]
+        assert taken.wait(10), "and the loop has not heard of the second assignment"
+        await member.turns()
+        assert member.consumer._flow.records == 5
+
+    with_member(monkeypatch, test)
+
+
 def test_a_batch_that_cannot_be_read_is_read_again_behind_what_was_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client names the first offset of the batch; what has come of it would come twice in one assignment."""
 

@@ -91,9 +91,13 @@ def lines(revision: str, rows: list[str], runs: Runs) -> list[str]:
         cpu = median_of("cpu_us", now) / median_of("cpu_us", before)
         each = " | ".join(f"{median_of('rate', one):,.0f} | {median_of('cpu_us', one):.1f}" for one in (before, now))
         stolen, load = (max(getattr(run, field) for run in (*before, *now)) for field in ("stolen", "load"))
+        each_round = [one.rate / other.rate for one, other in zip(now, before, strict=True)]
+        spread = f"{min(each_round):.2f} to {max(each_round):.2f}"
         verdict = "" if ratio >= TARGET else f" below {TARGET}"
-        found.append(f"{row} | {each} | **{ratio:.2f}**{verdict} | {cpu:.2f} | {load:.0%} | {stolen:.0%}")
-    head = f"row | {revision} per s | processor us each | now per s | processor us each | ratio (>= {TARGET})"
+        found.append(f"{row} | {each} | **{ratio:.2f}**{verdict} | {spread} | {cpu:.2f} | {load:.0%} | {stolen:.0%}")
+    head = (
+        f"row | {revision} per s | processor us each | now per s | processor us each | ratio (>= {TARGET}) | by round"
+    )
     count = len(next(iter(runs.values())))
     text = (
         f"Medians of {count} rounds in turns; requests are sent by {NAME}; generator and stolen: the largest of a run."

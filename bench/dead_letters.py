@@ -18,6 +18,8 @@ from bench.measured import HEAD, Measured, cells, median_of, table
 ROUNDS, ASKED = 3, 10
 PART, MANY_PARTS = 0.2, 1
 """Dead letters of a redrive, and of the topic that is looked at, as parts of the records of a run."""
+LEAST = 60_000
+"""Dead letters of a redrive at least: a transaction has up to 10,000, and fewer than six of them say little."""
 LEFT = 4000
 """Dead letters of that topic that have not ended."""
 PATIENCE_SECONDS = 180.0
@@ -34,9 +36,14 @@ class Progress(NamedTuple):
     stolen: float
 
 
+def dead_letters(bench: Bench) -> int:
+    """Return the dead letters of a redrive."""
+    return max(LEAST, int(bench.records * PART))
+
+
 def redrive(bench: Bench, *options: str) -> Measured:
     """Redrive a topic to another one by the command; return what lies between the first records and the last."""
-    records, target = int(bench.records * PART), bench.topic("back", PARTITIONS)
+    records, target = dead_letters(bench), bench.topic("back", PARTITIONS)
     source = filled(bench, records)
     words = ["dlq", "redrive", source, "--to-topic", target, "-b", bench.cluster.bootstrap_servers, *options]
     process = subprocess.Popen(
@@ -108,7 +115,7 @@ reads dead letters and produces them as they are, with the same client."""
         self.look()
 
     def bare(self) -> float:
-        records = int(self.bench.records * PART)
+        records = dead_letters(self.bench)
         source = filled(self.bench, records)
         words = [self.bench.cluster.bootstrap_servers, source, str(records), self.bench.topic("back", PARTITIONS)]
         got = self.bench.module("bench.letters", "bare", *words)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from typing import Any
 
 import confluent_kafka
 
@@ -24,7 +25,7 @@ def fill(servers: str, topic: str, records: int) -> float:
     client = confluent_kafka.Producer({"bootstrap.servers": servers, "linger.ms": 5, "acks": "all"})
     failed = Outcome(Verdict.DEAD_LETTER, "HTTP 400", "no such order", status=400)
     origin = Record("orders", 0, 17, 1, b"key", b'"' + b"x" * 98 + b'"')
-    headers = headers_of(DeadLetter(origin, "billing", 5, failed, 1.0, 2.0))
+    headers: Any = headers_of(DeadLetter(origin, "billing", 5, failed, 1.0, 2.0))
     start = time.perf_counter()
     for number in range(records):
         while True:
@@ -49,7 +50,7 @@ def bare(servers: str, source: str, records: int, target: str) -> float:
     while done < records:
         for record in reader.consume(500, 0.1):
             start = start or time.perf_counter()
-            writer.produce(target, record.value(), record.key(), record.partition(), headers=record.headers())
+            writer.produce(target, record.value(), record.key(), record.partition() or 0, headers=record.headers())
             done += 1
         writer.poll(0)
     writer.flush()

@@ -83,8 +83,8 @@ def test_a_comparison_is_the_ratio_of_medians() -> None:
         ("produce", "now"): runs(90, 90, 100, cpu_us=6),
     }
     *_, push, produce = compare.lines("main~1", ["push", "produce"], found)
-    assert "| **0.99** | 0.90 |" in push
-    assert "| **0.90** below 0.95 | 1.20 |" in produce
+    assert "| **0.99** | 0.97 to 500.00 | 0.90 |" in push
+    assert "| **0.90** below 0.95 | 0.90 to 1.00 | 1.20 |" in produce
 
 
 def test_a_section_measured_anew_leaves_the_others() -> None:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from random import Random
 
 from headrace.config.consumers import DeliveryConfig
@@ -51,8 +51,9 @@ class Pump(Service):
     """Returns a record as it lay where it came from at first, if these are copies. Set before start."""
     let_go: Callable[[Record], Awaitable[None]] | None = None
     """Tells a key that waits for a record elsewhere that it is skipped. Set before start."""
-    on_drained: Callable[[Deadline], Awaitable[None]] | None = None
-    """Called before partitions are given up, when nothing of them is in flight any more. Set before start."""
+    on_drained: Callable[[Deadline], Coroutine[None, None, None]] | None = None
+    """Called before partitions are given up, when nothing of them is in flight, and after they were lost. Set before
+    start."""
     drain_seconds: float = 20.0
     """What is in flight when a seek comes may end for so long."""
 
@@ -204,6 +205,8 @@ class Pump(Service):
         lanes = [self._lanes[partition] for partition in partitions if partition in self._lanes]
         self._fence(lanes)
         self._forget(lanes)
+        if lanes and self.on_drained:
+            self.spawn(self.on_drained(Deadline(self.clock, self.drain_seconds)), "drained")
 
     # Live control ----------------------------------------------------------------------------------------------------
 

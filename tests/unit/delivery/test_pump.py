@@ -334,6 +334,10 @@ def test_what_is_drained_is_told_before_partitions_are_given_up() -> None:
         assert await bed.pump.on_revoked([P0], Deadline(bed.clock, 10)) == {P0: Committed(2)}
         assert await bed.pump.on_revoked([P0], Deadline(bed.clock, 10)) == {}
         assert told == [(10, True)]
+        bed.pump.on_assigned({P0: 2}, {})
+        bed.pump.on_lost([P0])
+        await bed.clock.settle()
+        assert told[1:] == [(20, False)]
         await bed.pump.stop()
 
     run(test)

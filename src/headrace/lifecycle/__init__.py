@@ -7,6 +7,7 @@ from headrace.lifecycle.processes import Child, ChildProcess, run_program, start
 from headrace.lifecycle.service import Readiness, Service
 from headrace.lifecycle.supervisor import Signals, Supervisor
 from headrace.lifecycle.threads import LoopBridge, LoopThread, OwnedThread, run_blocking
+from headrace.lifecycle.turns import next_slice
 
 __all__ = [
     "Child",
@@ -25,6 +26,7 @@ __all__ = [
     "Supervisor",
     "SystemClock",
     "gauges",
+    "next_slice",
     "run_blocking",
     "run_program",
     "start_child",

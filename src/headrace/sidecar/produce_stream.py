@@ -17,7 +17,7 @@ import msgspec
 
 from headrace import errors
 from headrace.config.http import HttpConfig
-from headrace.lifecycle import Clock, Deadline
+from headrace.lifecycle import Clock, Deadline, next_slice
 from headrace.records import OutgoingRecord, Produced
 from headrace.sidecar.produce import ProduceService, RequestIds
 from headrace.sidecar.produce_answer import failure_of
@@ -200,7 +200,7 @@ class ProduceStream:
                 full = batch if len(numbers) == len(batch) else [batch[n - self._next_line] for n in numbers]
                 await self._send(_Batch(numbers, await self._prepare(full), size))
             self._next_line += len(batch)
-            await asyncio.sleep(0)  # other requests run between batches
+            await next_slice()  # other requests run between batches
 
     async def _prepare(self, lines: list[bytes]) -> list[OutgoingRecord | errors.HeadraceError]:
         """Return a record for each line, or why there is none."""
@@ -219,7 +219,7 @@ class ProduceStream:
         entries: list[OutgoingRecord | errors.HeadraceError] = []
         for index, record in enumerate(records):
             if index % _ALONE_RECORDS == 0:
-                await asyncio.sleep(0)  # other requests run between
+                await next_slice()  # other requests run between
             entries += await self._prepare_records([record])
         return entries
 

@@ -30,7 +30,7 @@ async def body_of(request: Request, kind: type[T], settings: HttpConfig) -> T:
     body = await read_json(request.receive, headers_of(request.scope), settings)
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as cause:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
         raise _refusal("the body", kind, cause) from cause
 
 

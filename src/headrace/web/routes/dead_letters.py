@@ -141,7 +141,7 @@ async def _asked(request: Request, settings: HttpConfig) -> RedeliveryRequest:
             raise InvalidRequest(f"{', '.join(twice)} is in the query and in the body: send it once")
         given = {name: value for name in request.query_params if (value := getattr(query, name, None)) is not None}
         return msgspec.structs.replace(asked, **given)
-    except (msgspec.DecodeError, UnicodeDecodeError) as cause:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
         raise InvalidRequest(f"group, topic, timeout or lastretry is not as it should be: {cause}") from cause
 
 

@@ -79,7 +79,7 @@ def job_routes(jobs: Jobs, replays: Replays, letters: LetterJobs, settings: Http
         body = await read_json(request.receive, headers_of(request.scope), settings)
         try:
             asked = msgspec.json.decode(body or b"{}", type=ReplayMetadata)
-        except (msgspec.DecodeError, UnicodeDecodeError) as cause:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
             raise ReplayMetadataInvalid(str(cause)[:200].replace("\n", " ")) from cause
         job = await noted("replay", asked.topic_name, "", replays.begin_as_seed(jobs, asked, who()))
         return answer(ReplayAccepted([Produced(0, jobs.entry_of(job.id))], "OK", job.id))

@@ -9,7 +9,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from headrace.config.internal_topics import InternalTopics
 from headrace.config.kafka import KafkaConfig
+from headrace.config.model import HeadraceConfig
 from headrace.control.jobs import Job, Jobs, JobView, Tell, Work, spec_of
 from headrace.control.letter_scan import Scan, ScanOptions
 from headrace.control.marks import Marks
@@ -108,7 +110,7 @@ class LetterJobs:
         origins: Origins | None = None,
     ) -> None:
         """Prepare; `origins` prove where letters came from."""
-        self._origins = origins
+        self._origins = origins or Origins(InternalTopics(HeadraceConfig()))
         self._kafka, self._admin, self._sender, self._clock = kafka, admin, sender, clock
         self._replays = replays
 
@@ -161,7 +163,7 @@ class LetterJobs:
             if asked.to_consumer:
                 found["targets"] = {asked.to_consumer: found["records"]}
             return LettersReport(**found)
-        made.target.check(topic)
+        made.target.check(topic, self._origins.kind_of)
         if made.target.topic:
             await self._admin.describe_topic(made.target.topic)
         await self._refuse(topic, made.selection, asked.skip_foreign)
@@ -214,7 +216,7 @@ class LetterJobs:
             target=spec.target,
             options=spec.options,
         )
-        redrive.origins = self._origins or redrive.origins
+        redrive.origins = self._origins
         redrive.on_sent = self.on_sent
         return redrive
 

@@ -21,6 +21,7 @@ class Origins:
 
     def __init__(self, internal: InternalTopics) -> None:
         self._internal = internal
+        self.kind_of = internal.kind_of
         self._known: dict[tuple[str, str, str], str] = {}
 
     def refusal(self, source: str, origin: Origin) -> str:

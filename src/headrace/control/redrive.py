@@ -205,7 +205,7 @@ class Redrive:
             LeaseLost: Another run may have begun.
             KafkaError: A letter could not be written.
         """
-        self._target.check(self._topic)
+        self._target.check(self._topic, self.origins.kind_of)
         await self._admin.describe_topic(self._topic)
         if self._target.topic:
             await self._learn(self._target.topic)

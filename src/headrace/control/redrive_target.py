@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
@@ -35,13 +35,13 @@ class Target(msgspec.Struct, frozen=True, omit_defaults=True):
         """Whether a letter may come back from there."""
         return self.kind in ("origin", "tier", "topic")
 
-    def check(self, source: str) -> None:
-        """Return if letters of a topic may go there.
+    def check(self, source: str, kind_of: Callable[[str], str] = kind_by_name) -> None:
+        """Return if letters of a topic may go there; `kind_of` says which topics are internal.
 
         Raises:
             InvalidRequest: They would go in circles, or where nobody may write.
         """
-        if self.kind in ("tier", "topic") and (self.topic == source or kind_by_name(self.topic) == "state"):
+        if self.topic == source or (self.kind == "topic" and kind_of(self.topic)):
             raise InvalidRequest(
                 f"{source} cannot be redriven to {self.topic}: redriving there is refused, because it is the dead "
                 "letter topic itself or internal",

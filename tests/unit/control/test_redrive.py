@@ -293,6 +293,9 @@ def test_redriving_onto_the_dead_letter_topic_or_an_internal_one_is_refused(fake
     assert (done.records, done.unproved) == (0, {f"they name {source} as their origin, which takes no records back": 1})
     with pytest.raises(InvalidRequest, match=f"cannot be redriven to {source}: redriving there is refused"):
         run(fake, Target("topic", source))
+    for other in ("sidecar-audit", "other.dlq", "billing.retry.10s"):
+        with pytest.raises(InvalidRequest, match=f"cannot be redriven to {other}"):
+            run(fake, Target("topic", other))
     assert fake.produced == []
 
 

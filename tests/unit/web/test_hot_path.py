@@ -338,7 +338,7 @@ def test_a_defect_is_answered_and_counted_off_once(opened: Any, monkeypatch: pyt
     ("request_bytes", "told"),
     [
         (post(b"{"), ("t", "ERR10015")),
-        (post(b'{"records":[{"partition":3}]}'), ("t", "ERR40007")),
+        (post(b'{"records":[{"value":1,"partition":3}]}'), ("t", "ERR40007")),
         (post(topic="missing"), ("missing", "ERR40006")),
         (chunked(post(topic="missing")), ("missing", "ERR40006")),
         (post(b'{"topics":[{"topic":"missing","records":[{"value":1}]}]}').replace(b"/producers/t", b"/transactions"),

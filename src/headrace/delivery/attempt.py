@@ -83,7 +83,7 @@ class AttemptRules(Protocol):
     waiting: Callable[[Record], Waiting] | None
     replay: str
 
-    def told_epoch(self, lane: Lane) -> int:
+    def delivery_epoch(self, lane: Lane) -> int:
         """Return the epoch that deliveries of a lane carry."""
 
     def later(self, seconds: float, call: Callable[[], None]) -> asyncio.Task[None]:
@@ -104,7 +104,7 @@ class Attempts:
         if batch.letters:
             return await self._bury(lane, batch)
         rules = self._rules
-        epoch = rules.told_epoch(lane)
+        epoch = rules.delivery_epoch(lane)
         delivery = Delivery(rules.group, lane.partition, epoch, batch.records, batch.attempt, rules.replay)
         reach("delivery.before")
         try:

@@ -96,7 +96,7 @@ EpochOf = Callable[[TopicPartition], int]
 
 
 def no_epoch(_: TopicPartition) -> int:
-    """Return that a partition is not assigned here."""
+    """Return 0: no partition has a live assignment."""
     return 0
 
 

@@ -144,7 +144,7 @@ class Pump(Service):
         lane = self._lanes.get(partition)
         return lane.tracker.epoch if lane and not lane.fenced else 0
 
-    def told_epoch(self, lane: Lane) -> int:
+    def delivery_epoch(self, lane: Lane) -> int:
         """Return the epoch that deliveries of a lane carry: in a replay that of the live assignment."""
         if not self.replay:
             return lane.tracker.epoch

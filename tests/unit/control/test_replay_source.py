@@ -207,14 +207,14 @@ def test_a_replay_carries_the_live_epoch_of_its_partition_or_none() -> None:
         beside.replay = "job"
         beside.on_assigned({P: 5}, {})
         (lane,) = beside.lanes.values()
-        assert beside.told_epoch(lane) == 0
+        assert beside.delivery_epoch(lane) == 0
         live.on_assigned({P: 3}, {})
-        assert (live.told_epoch(live.lanes[P]), beside.told_epoch(lane)) == (3, 3)
+        assert (live.delivery_epoch(live.lanes[P]), beside.delivery_epoch(lane)) == (3, 3)
         live.on_lost([P])
-        assert beside.told_epoch(lane) == 0
+        assert beside.delivery_epoch(lane) == 0
         alone = Pump("alone", "g", world, world, delivery=world.delivery, clock=world.clock)
         alone.replay = "job"
-        assert alone.told_epoch(lane) == 0
+        assert alone.delivery_epoch(lane) == 0
 
     run(test)
 

@@ -92,10 +92,11 @@ def test_after_the_last_tier_comes_the_dead_letter_topic(site: Any, topic: Any, 
 
 
 def test_a_record_too_large_for_its_retry_topic_is_a_dead_letter_and_its_partition_goes_on(
-    site: Any, topic: Any, push: Any, backend: Any
+    site: Any, kafka: Any, topic: Any, push: Any, backend: Any
 ) -> None:
-    """The retry topic is made like the first topic, and another that is read takes larger records."""
+    """The retry topic was made by hand, and takes less than a topic that is read."""
     small, large = topic(max_message_bytes=20_000), topic()
+    kafka.create_topic(f"{small}-push.retry.1s", 1, {"max.message.bytes": "20000"})
     fail(backend, lambda entry: entry["topic"] == large and entry["value"]["n"] < 2)
     push(small, {"tiers": [1]}, topics=[small, large])
     big = OutgoingRecord(large, b"k", b'{"n":0,"x":"%s"}' % (b"x" * 200_000))
@@ -105,6 +106,18 @@ def test_a_record_too_large_for_its_retry_topic_is_a_dead_letter_and_its_partiti
     site.wait_committed(f"{group}.retry", f"{group}.retry.1s", 1)
     assert sorted(json.loads(letter.value)["n"] for letter in site.records(f"{large}.dlq")) == [0, 1]
     assert [record["value"]["n"] for record in backend.accepted if record["topic"] == large] == [2, 3, 4]
+
+
+def test_a_retry_topic_takes_the_records_of_every_topic_that_is_read(
+    site: Any, topic: Any, push: Any, backend: Any
+) -> None:
+    """It is made with the largest limit of them."""
+    small, large = topic(max_message_bytes=20_000), topic()
+    fail(backend, lambda entry: entry["topic"] == large and entry["attempt"] == 1)
+    push(small, {"tiers": [1]}, topics=[small, large])
+    site.write(large, OutgoingRecord(large, b"k", b'{"n":0,"x":"%s"}' % (b"x" * 200_000)))
+    backend.wait_for(lambda b: b.accepted)
+    assert [record["attempt"] for record in seen(backend, 0)] == [1, 2]
 
 
 def test_what_waits_survives_a_restart_and_keeps_its_time(site: Any, topic: Any, push: Any, backend: Any) -> None:

@@ -88,7 +88,7 @@ class App:
         if ways_in.need_registry or "schema_registry" in config.model_fields_set:
             self.services.append(RegistryWatch(self.registry, clock))
         if wanted := {**self._wanted, **ways_in.wanted_topics}:
-            self.services.append(OwnTopics(self.admin, wanted, clock))
+            self.services.append(OwnTopics(self.admin, wanted, clock, fits=ways_in.fits))
         lag = LagMonitor(self.admin, ways_in.groups, clock, self._publish_lag)
         controls = Controls(self, ways_in, lag)
         jobs, routes_of_jobs = jobs_of(self, controls, ways_in)

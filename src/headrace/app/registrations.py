@@ -63,7 +63,8 @@ class RegisteredConsumers:
                 self._ways_in.letter_consumers[name] = consumer._replace(owner=one.owner)
             for group, topics in room.groups.items():
                 self._ways_in.groups.setdefault(group, []).extend(topics)
-            topics_first = OwnTopics(room.admin, room.wanted_topics, room.clock, f"reactive {one.name} own topics")
+            name = f"reactive {one.name} own topics"
+            topics_first = OwnTopics(room.admin, room.wanted_topics, room.clock, name, room.fits)
             return [topics_first, *room.services]
 
         def leave() -> None:

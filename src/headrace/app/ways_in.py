@@ -84,6 +84,8 @@ class WaysIn:
         self.codecs = process.codecs
         self.wanted_topics: dict[str, str] = {}
         """Topics of ours that must exist, and the topic each takes its replication from."""
+        self.fits: dict[str, list[str]] = {}
+        """Retry topics, and the topics whose records each must be able to take."""
         self.groups: dict[str, list[str]] = {}
         """Groups whose lag is watched, and the topics each reads in any case."""
         self.steered: list[Steered] = []
@@ -169,6 +171,7 @@ class WaysIn:
     ) -> list[Service]:
         if self.config.kafka.create_topics:
             self.wanted_topics.update(dict.fromkeys(path.topics, path.source))
+            self.fits.update(dict.fromkeys(path.topics, reactive.topics))
         pump = path.pump(beside)
         policy = ReadPolicy("earliest", reactive.on_gap, member=reactive.consumer)
         consumer = self._consumer(name, pump, self.config.kafka, path.topics, policy, reactive.flow)

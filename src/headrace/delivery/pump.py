@@ -96,16 +96,12 @@ class Pump(Service):
         """Told of what has ended. Set before start."""
         self._beside = beside
         self._lanes: dict[TopicPartition, Lane] = {}
-        self.breaker: Breaker
-        if beside:
-            self.breaker = beside.breaker
-        else:
-            self.breaker = Breaker(name, delivery, clock, self.chance, self.later, self._begin)
-        self.rate = Rate(clock, self.later, self._begin)
-        attempts = Attempts(self, self._ended)
-        self._dispatcher = Dispatcher(
-            self.breaker, self.rate, self._lanes, attempts.make, self.spawn, live=beside is None
+        self.breaker: Breaker = (
+            beside.breaker if beside else Breaker(name, delivery, clock, self.chance, self.later, self._begin)
         )
+        self.rate = Rate(clock, self.later, self._begin)
+        attempt = Attempts(self, self._ended).make
+        self._dispatcher = Dispatcher(self.breaker, self.rate, self._lanes, attempt, self.spawn, live=not beside)
         self._max_records = delivery.batch.max_records
         self._hold = ""
         self._holds: dict[TopicPartition, str] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -193,12 +194,17 @@ class Admin:
         return True
 
     async def ensure_topic_like(
-        self, name: str, source: str, partitions: int = 0, configs: Mapping[str, str] | None = None
+        self,
+        name: str,
+        source: str,
+        partitions: int = 0,
+        configs: Mapping[str, str] | None = None,
+        fits: Collection[str] = (),
     ) -> None:
-        """Create a topic of ours with the replication factor and min ISR of `source`, and by default its partitions.
+        """Create an internal topic with the replication factor and min ISR of `source`, and by default its partitions.
 
-        Its records may be 64 KiB larger, because dead letters have headers of ours. An empty `source` is none; then
-        the broker's defaults count. Source: decisions.md 10, reliability.md E10.
+        Its records may be 64 KiB larger than those of `source` and of the topics in `fits`, because dead letters have
+        further headers. An empty `source` is none; then the broker's defaults count.
         """
         if not source:
             await self.create_topic(name, partitions or 1, configs=configs)
@@ -206,9 +212,12 @@ class Admin:
         origin = await self.describe_topic(source)
         limits = await self.topic_configs(source)
         all_configs = {"min.insync.replicas": limits.get("min.insync.replicas", "1"), **(configs or {})}
-        if "max.message.bytes" in limits:
-            larger = int(limits["max.message.bytes"]) + _OUR_HEADERS_BYTES
-            all_configs["max.message.bytes"] = str(min(larger, _MOST_BYTES))
+        sizes = [limits.get("max.message.bytes")]
+        for topic in {*fits} - {source}:
+            with contextlib.suppress(errors.TopicNotFound):
+                sizes.append((await self.topic_configs(topic)).get("max.message.bytes"))
+        if known := [int(size) for size in sizes if size]:
+            all_configs["max.message.bytes"] = str(min(max(known) + _OUR_HEADERS_BYTES, _MOST_BYTES))
         await self.create_topic(name, partitions or len(origin.partitions), origin.replication_factor, all_configs)
 
     async def list_groups(self) -> list[GroupInfo]:

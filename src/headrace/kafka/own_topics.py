@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import HeadraceError, TopicNotFound
@@ -30,7 +30,14 @@ async def ensure_table(
 class OwnTopics(Service):
     """Keeps trying until every topic of ours exists; readiness says which does not, and why."""
 
-    def __init__(self, admin: Admin, wanted: Mapping[str, str], clock: Clock, name: str = "topics") -> None:
+    def __init__(
+        self,
+        admin: Admin,
+        wanted: Mapping[str, str],
+        clock: Clock,
+        name: str = "topics",
+        fits: Mapping[str, Collection[str]] | None = None,
+    ) -> None:
         """Prepare.
 
         Args:
@@ -38,10 +45,11 @@ class OwnTopics(Service):
             wanted: Topic to create: topic it takes partitions, replication factor and min ISR from.
             clock: For the pauses between tries.
             name: Name of the service.
+            fits: Topic to create: all topics whose records it must be able to take.
         """
         super().__init__(name)
         self._admin = admin
-        self._missing = dict(wanted)
+        self._missing, self._fits = dict(wanted), fits or {}
         self._clock = clock
         self._problem = "topics are being created"
 
@@ -55,7 +63,7 @@ class OwnTopics(Service):
         while self._missing:
             for name, source in list(self._missing.items()):
                 try:
-                    await self._admin.ensure_topic_like(name, source)
+                    await self._admin.ensure_topic_like(name, source, fits=self._fits.get(name, ()))
                 except HeadraceError as error:
                     self._problem = f"topic {name} is not created yet: {error.description}"
                 else:

@@ -15,6 +15,7 @@ import uvicorn
 from headrace.config.http import HttpConfig
 from headrace.errors import EnvironmentProblem, PortTaken
 from headrace.lifecycle import Clock, Deadline, Service, SystemClock
+from headrace.lifecycle.memory import give_back_memory
 from headrace.web.acceptor import Acceptor, ConnectionLimit, Spawn, allow_open_files
 from headrace.web.application import Application
 from headrace.web.connection import Connection, Deadlines, Receiving
@@ -92,6 +93,7 @@ class WebService(Service):
         self._application.streams.spawn = self.spawn
         self._task = self.spawn(self._server.serve(sockets=[listener]), "serve")
         self.spawn(self._end_the_slow(), "deadlines")
+        self.spawn(give_back_memory(self._clock), "memory")
 
     async def drain(self, deadline: Deadline) -> None:
         await self._application.gate.drain(deadline)

@@ -166,7 +166,7 @@ def test_letters_go_elsewhere(headrace: Any, topic: Any, settings: KafkaConfig, 
 
 
 def test_a_forged_origin_is_left(headrace: Any, topic: Any, settings: KafkaConfig, tmp_path: Path) -> None:
-    """A letter that names a topic which its consumer does not read, with and without a configuration."""
+    """A dead letter that names a topic which its consumer does not read, with and without a configuration."""
     name, other = topic(), topic()
     dlq = f"{name}.dlq"
     asyncio.run(write_letters(settings, name, 2))
@@ -182,7 +182,7 @@ def test_a_forged_origin_is_left(headrace: Any, topic: Any, settings: KafkaConfi
     asyncio.run(forge())
     dry = headrace("dlq", "redrive", dlq, "--dry-run", code=1)
     assert f"2 letters of {dlq} would go back: 2 to {name}" in dry.stdout
-    assert f"not sent: 1 letter: they name {other} as their origin" in dry.stderr
+    assert f"not sent: 1 dead letter: they name {other} as their origin" in dry.stderr
     consumer = {"topics": [name], "group": "billing", "backend": {"url": "http://127.0.0.1:1"}}
     kafka = {"bootstrap_servers": settings.bootstrap_servers}
     (tmp_path / "headrace.yaml").write_text(json.dumps({"kafka": kafka, "reactive_consumers": {"bills": consumer}}))

@@ -84,9 +84,9 @@ async def redrive(
     --exactly-once none. Letters that arrive meanwhile wait for the next redrive. Every group that reads the topic gets
     the records again; no group's offsets change.
 
-    A letter goes back only to a topic that its consumer reads, as the configuration says (-c); without one, only to the
-    topic that its dead letter topic is named after. A record that was redriven --max-redrives times already is kept
-    back.
+    A dead letter goes back only to a topic that its consumer reads, as the configuration says (-c). Without one it goes
+    back only to the topic that its dead letter topic is named after. A record that was redriven --max-redrives times
+    already is kept back.
 
     Example: headrace dlq redrive orders.dlq --error "HTTP 400" --since 2h --rate 100
     """
@@ -204,6 +204,6 @@ def _print(topic: str, target: Target, options: RedriveOptions, done: Redriven) 
             for value, count in counts.items():
                 bar = "#" * max(1, round(30 * count / max(counts.values())))
                 click.echo(f"  {name:5}  {value:{width}}  {count:>9}  {bar}")
-    unproved = [f"{counted(count, 'letter')}: {why}" for why, count in done.unproved.items()]
+    unproved = [f"{counted(count, 'dead letter')}: {why}" for why, count in done.unproved.items()]
     for line in (*done.too_large, *unproved):
         click.echo(f"not sent: {line}", err=True)

@@ -1,6 +1,6 @@
-"""Internal topics: what only Headrace writes, so that nobody else's records and headers are in them.
+"""Internal topics: only Headrace writes them, so their records and headers can be trusted.
 
-One definition for everything that writes for others (requests, functions, pipelines, replays) or subscribes by pattern.
+The one definition for requests, functions, pipelines, replays, redrives and subscriptions by pattern.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class InternalTopics:
         kind = self._known.get(topic)
         if kind is None:
             if len(topic) > _MOST_CHARACTERS:
-                return ""  # no topic has such a name, and whoever sends it would have it kept
+                return ""  # no topic can have such a name; keeping it would let a client fill the memory
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             kind = self._known[topic] = self._kind_of(topic)

@@ -109,7 +109,7 @@ class LetterJobs:
         replays: Replays,
         origins: Origins | None = None,
     ) -> None:
-        """Prepare; `origins` prove where letters came from."""
+        """Prepare; `origins` knows the consumers whose dead letters may go back."""
         self._origins = origins or Origins(InternalTopics(HeadraceConfig()))
         self._kafka, self._admin, self._sender, self._clock = kafka, admin, sender, clock
         self._replays = replays
@@ -237,7 +237,7 @@ class _LetterWork:
         done = self._result
         await tell({**self._progress, "records": done.records, "targets": dict(done.targets)})
         said = [f"{done.foreign} records passed over: no dead letters"] if done.foreign else []
-        said += [f"{count} letters left: {why}" for why, count in done.unproved.items()]
+        said += [f"{count} dead letters left: {why}" for why, count in done.unproved.items()]
         said += [f"{done.kept_back} letters kept back: redriven too often"] if done.kept_back else []
         return "; ".join([*said, *(f"not sent: {line}" for line in done.too_large[:10])])
 

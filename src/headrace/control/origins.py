@@ -1,7 +1,7 @@
-"""Where dead letters may go back to: an origin is proved, or whoever writes a dead letter could have any topic written.
+"""Proof of a dead letter's origin: without it, a writer of a dead letter could have any topic written.
 
-A dead letter says where it came from, and a redrive acts with the rights of its caller. So its topic must be one that
-its consumer reads (or a retry topic of it), and the dead letter must lie where that consumer's dead letters go.
+A redrive writes with the rights of its caller, and the dead letter names the topic. So that topic must be one that its
+consumer reads, or a retry topic of that consumer. And the consumer must write its dead letters to the topic read here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MOST_CHARACTERS = 255
 
 
 class Origins:
-    """Says of dead letters why they may not go back, by the consumers that a configuration knows."""
+    """Proves origins by the consumers of a configuration."""
 
     def __init__(self, internal: InternalTopics) -> None:
         self._internal = internal
@@ -50,7 +50,9 @@ class Origins:
             return f"they name {topic} as their origin, which their group {group} does not read"
         if usual or any(one.dead_letter.topic_for(topic) == source for one in readers):
             return ""
-        return f"they name {topic} as their origin, and dead letters of the group {group} from there are not kept here"
+        return (
+            f"they name {topic} as their origin, and the group {group} writes its dead letters of it to another topic"
+        )
 
 
 def reads(consumer: Owner, topic: str) -> bool:

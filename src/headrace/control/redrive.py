@@ -92,7 +92,7 @@ class Redriven(msgspec.Struct, frozen=True, rename="camel"):
     too_large: Sequence[str]
     """Letters left where they are because the target does not take them, each with the reason."""
     unproved: Mapping[str, int] = {}
-    """Why letters are left whose origin is not proved, to how many."""
+    """Why dead letters are left whose origin is not proved, with their number."""
 
 
 Item = tuple[Record, OutgoingRecord | None, str]
@@ -172,7 +172,7 @@ class Redrive:
         self._marks = Marks(kafka, admin, topic)
         self._lease = Lease(kafka, admin, f"redrive.{topic}", clock, source=topic)
         self.origins = Origins(InternalTopics(HeadraceConfig()))
-        """Prove where letters came from: no consumer is known by default. Set before `run`."""
+        """Proves the origins of dead letters; knows no consumer by default. Set before `run`."""
         self.on_sent: Sent | None = None
         """Told of records that are written, or not, with their results. Set before `run`."""
         self.goes_on = False

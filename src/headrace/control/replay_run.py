@@ -196,7 +196,7 @@ class ReplayWork:
         plural = "offset of the window holds" if gone == 1 else "offsets of the window hold"
         said = [f"{gone} {plural} no record any more (expired, compacted, aborted, or a marker)"] if gone > 0 else []
         if self._unproved:
-            said.append(f"{len(self._unproved)} letters left: they name an origin that the consumer does not read")
+            said.append(f"{len(self._unproved)} dead letters left: they name an origin that the consumer does not read")
         return "; ".join(said)
 
     def _died(self, source: WindowSource) -> Callable[[Service], None]:

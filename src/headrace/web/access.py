@@ -102,7 +102,7 @@ def principal_of(scope: Scope) -> Principal | None:
 
 
 def is_admin(scope: Scope) -> bool:
-    """Return whether the request's principal may do everything; where nobody has to say who they are, all may."""
+    """Return whether the request's principal may do everything; without authentication every caller may."""
     principal = principal_of(scope)
     return principal is None or ADMIN in principal.scopes
 

@@ -287,7 +287,7 @@ def test_a_record_that_is_no_letter_is_refused_by_its_place(fake: FakeKafka) -> 
 
 @pytest.mark.parametrize("source", [DLQ, "__consumer_offsets", "_headrace-redriven"])
 def test_redriving_onto_the_dead_letter_topic_or_an_internal_one_is_refused(fake: FakeKafka, source: str) -> None:
-    """A letter that names its own topic or an internal one is left; a target that is one is refused."""
+    """A dead letter that names its own topic or an internal one is left; a target that is one is refused."""
     fake.letter(1, topic=source)
     done = run(fake)
     assert (done.records, done.unproved) == (0, {f"they name {source} as their origin, which takes no records back": 1})
@@ -321,17 +321,21 @@ def known() -> Origins:
         ("a", "shared", ""),
         ("p1", "billing", "which their group billing does not read"),
         ("p1", "gone", "the group gone, which is not known here"),
-        ("c", "apart", "dead letters of the group apart from there are not kept here"),
-        ("team-1", "wide", "dead letters of the group wide from there are not kept here"),
+        ("c", "apart", "the group apart writes its dead letters of it to another topic"),
+        ("team-1", "wide", "the group wide writes its dead letters of it to another topic"),
         ("orders", "shared", "which their group shared does not read"),
-        ("billing.retry.10s", "billing.retry", "dead letters of the group billing.retry from there are not kept here"),
+        (
+            "billing.retry.10s",
+            "billing.retry",
+            "the group billing.retry writes its dead letters of it to another topic",
+        ),
     ],
 )
 @pytest.mark.parametrize("target", [Target(), Target("tier", "orders", 10)])
 def test_a_letter_goes_back_only_to_an_origin_that_is_proved(
     fake: FakeKafka, topic: str, group: str, left: str, target: Target
 ) -> None:
-    """Its consumer reads the topic, and its letters lie there; others are left with the reason, and the rest goes."""
+    """Its consumer reads the topic and writes its dead letters here; others are left with the reason."""
     fake.partitions |= {"a": 2, "p1": 2}
     fake.letter(1, topic=topic, group=group)
     fake.letter(2)

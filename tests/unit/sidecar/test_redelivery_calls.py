@@ -197,7 +197,7 @@ def test_letters_of_an_origin_that_the_consumer_does_not_read_stay(play: Play) -
     async def scene(redelivery: Redelivery, ask: Callable[..., Any]) -> None:
         first, last = await ask(), await ask()
         assert (first.records, last.records, last.status) == (2, 0, "empty")
-        said = "left are 2 of t.dlq, which name an origin that the consumer does not read"
+        said = "dead letters left are 2 of t.dlq, which name an origin that the consumer does not read"
         assert said in first.description and said in last.description
 
     play(world, scene)

@@ -71,7 +71,7 @@ def test_every_endpoint_that_produces_is_looked_at() -> None:
     ],
 )
 def test_internal_topics_are_closed(opened: Any, name: str, topic: str, status: int, form: str) -> None:
-    """To every token; dead letter topics are open for `admin`, and where nobody has to say who they are."""
+    """To every token; dead letter topics are open for `admin`, and without authentication."""
 
     async def main() -> None:
         async with opened(**({"security": SECURITY} if name else {})) as house:

@@ -316,7 +316,11 @@ class Redelivery(Service):
 
 def _said(unproved: Counter[str]) -> str:
     left = (f"{count} of {topic}" for topic, count in unproved.items())
-    return f"; left are {', '.join(left)}, which name an origin that the consumer does not read" if unproved else ""
+    return (
+        f"; dead letters left are {', '.join(left)}, which name an origin that the consumer does not read"
+        if unproved
+        else ""
+    )
 
 
 def _told(done: Redelivered, topic: str, unproved: Counter[str]) -> tuple[int, str, Literal["processed", "rolledBack"]]:

@@ -259,7 +259,7 @@ class ScopeTokenExpired(Unauthenticated, code="ERR10004", message="SCOPE_TOKEN_E
 
 
 class Forbidden(HeadraceError, code="ERR40037", message="FORBIDDEN", status=403):
-    """The caller may not do this; parameters hold the missing `scope` and nothing else."""
+    """The caller may not do this."""
 
 
 class AuthTokenScopeMismatch(Forbidden, code="ERR10005", message="AUTH_TOKEN_SCOPE_MISMATCH"):
@@ -324,7 +324,7 @@ class RegistryUnavailable(
 
 
 class KafkaError(HeadraceError, code="ERR40011", message="KAFKA_ERROR", status=502):
-    """Kafka refused or failed; parameters hold its own `kafka_code` and `kafka_name`."""
+    """Kafka refused the request, or failed."""
 
 
 class KafkaUnavailable(

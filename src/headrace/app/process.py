@@ -28,13 +28,14 @@ from headrace.kafka import (
     BulkProducer,
     OwnTopics,
     Producer,
+    Reachability,
     StateTopic,
     TopicDirectory,
     TransactionalProducers,
 )
 from headrace.kafka.producer_settings import check_properties
 from headrace.lifecycle import Clock, Service, Signals, Supervisor, SystemClock
-from headrace.records import TopicPartition
+from headrace.lifecycle.gauge_registry import register_gauge
 from headrace.security import Authenticator, TlsFiles
 from headrace.sidecar.idempotency import Idempotency
 from headrace.sidecar.produce import ProduceService
@@ -75,21 +76,24 @@ class App:
         check_properties(config.kafka, config.producer)
         for warning in config.producer.warnings:
             log.warning("%s", warning)
-        self.admin = Admin(config.kafka)
+        self.reachability = Reachability(config.kafka, clock)
+        self.admin = Admin(config.kafka, self.reachability)
         self.topics = TopicDirectory(self.admin, clock)
-        self.producer = Producer(config.kafka, config.producer)
+        self.producer = Producer(config.kafka, config.producer, reachability=self.reachability, refuses=True)
         self.inner_producer = self._inner_producer()
         self.registry = SchemaRegistry(config.schema_registry, clock)
         self.codecs = Codecs(self.registry, plain_unions=config.schema_registry.avro_unions == "plain")
         self._wanted: dict[str, str] = {}
-        self.services: list[Service] = [self.topics, *dict.fromkeys([self.producer, self.inner_producer])]
+        self.services: list[Service] = [self.reachability, self.topics]
+        self.services += dict.fromkeys([self.producer, self.inner_producer])
         self.audit = self._audit()
         ways_in = WaysIn(self)
         if ways_in.need_registry or "schema_registry" in config.model_fields_set:
             self.services.append(RegistryWatch(self.registry, clock))
         if wanted := {**self._wanted, **ways_in.wanted_topics}:
             self.services.append(OwnTopics(self.admin, wanted, clock, fits=ways_in.fits))
-        lag = LagMonitor(self.admin, ways_in.groups, clock, self._publish_lag)
+        lag = LagMonitor(self.admin, ways_in.groups, clock)
+        self.metrics.lag_of = lag.all
         controls = Controls(self, ways_in, lag)
         jobs, routes_of_jobs = jobs_of(self, controls, ways_in)
         self.services += [*controls.services, *ways_in.services, *([jobs] if controls.services else ()), lag]
@@ -116,6 +120,7 @@ class App:
         redelivery, letters = dead_letters(self, ways_in.letter_consumers, controls.room.note)
         self.supervisor.add(redelivery)
         readiness = self.supervisor.readiness
+        register_gauge("headrace_ready", lambda: int(all(service.ready for service in readiness().values())))
         routes = [*letters, *control_routes(controls.room, config.http), *routes_of_jobs]
         routes += registered.routes if registered else ()
         application = Application(
@@ -131,12 +136,12 @@ class App:
             return self.producer
         # Its records may be larger: a dead letter is a record that Kafka took, and headers.
         lasting = config.producer.lasting.model_copy(update={"max_record_bytes": _LARGEST_RECORD_BYTES})
-        return Producer(config.kafka, lasting, "inner_producer")
+        return Producer(config.kafka, lasting, "inner_producer", self.reachability)
 
     def _writing(self, produce: ProduceService) -> Writing:
         config = self.config
         name = config.producer.transactions.id or f"headrace-{socket.gethostname()}-{config.http.port}"
-        producers = TransactionalProducers(config.kafka, config.producer, name)
+        producers = TransactionalProducers(config.kafka, config.producer, name, reachability=self.reachability)
         transactions = Transactions(config.producer, produce, producers, self.audit)
         state = StateTopic(config.kafka, self.admin, config.producer.idempotency.topic)
         idempotency = Idempotency(config.producer.idempotency, transactions, state, producers.open, self.clock)
@@ -181,9 +186,6 @@ class App:
         audit = Audit(settings, target, self.metrics, self.clock)
         self.services.append(audit)
         return audit
-
-    def _publish_lag(self, group: str, partition: TopicPartition, records: int) -> None:
-        self.metrics.lag(group, partition.topic, partition.partition, records)
 
 
 class _Announcer(Service):

@@ -84,7 +84,6 @@ class RegisteredConsumers:
                 watched[group].remove(topic)
             if not watched[group]:
                 del watched[group]  # nobody else of this process is in it
-                self._process.metrics.forget_lag(group)
         self._process.metrics.forget_deliveries("reactive", one.name)
 
 

@@ -29,7 +29,7 @@ from headrace.functions.destination import FunctionDestination
 from headrace.functions.load import load_function
 from headrace.functions.service import FunctionService
 from headrace.functions.spec import FunctionSpec, KafkaTrigger, triggers_of
-from headrace.kafka import Admin, Consumer, ReadPolicy, Subscription, TopicDirectory
+from headrace.kafka import Admin, Consumer, Reachability, ReadPolicy, Subscription, TopicDirectory
 from headrace.lifecycle import Service
 from headrace.pipelines.load import load_pipelines
 from headrace.pipelines.runs import PipelineRun
@@ -82,6 +82,8 @@ class WaysIn:
         self.audit = process.audit
         self.registry = process.registry
         self.codecs = process.codecs
+        self.other_clusters: dict[str, Admin] = {}
+        """Clusters of functions that name brokers of their own, by those."""
         self.wanted_topics: dict[str, str] = {}
         """Topics of ours that must exist, and the topic each takes its replication from."""
         self.fits: dict[str, list[str]] = {}
@@ -100,7 +102,9 @@ class WaysIn:
         self.internal = InternalTopics(self.config, triggers_of(self.functions))
         """Topics that only Headrace writes."""
         pipelines = map(self._pipeline, load_pipelines(self.config.pipelines))
-        self.services: list[Service] = [*self._reactive_consumers(), *self._functions(), *pipelines]
+        consumers = [*self._reactive_consumers(), *self._functions(), *pipelines]
+        others = [admin.reachability for admin in self.other_clusters.values()]
+        self.services: list[Service] = [*others, *consumers]
         """Downstream first."""
 
     @property
@@ -217,9 +221,10 @@ class WaysIn:
         kafka, admin = self.config.kafka, self.admin
         if trigger.brokers:
             kafka = kafka.model_copy(update={"bootstrap_servers": ",".join(trigger.brokers)})
-            admin = Admin(kafka)
+            reachability = Reachability(kafka, self.clock, f"kafka {kafka.bootstrap_servers}")
+            admin = self.other_clusters.setdefault(kafka.bootstrap_servers, Admin(kafka, reachability))
         policy = ReadPolicy(trigger.auto_offset_reset, member=trigger.member)
-        consumer = self._consumer(workers.name, pump, kafka, trigger.topics, policy)
+        consumer = self._consumer(workers.name, pump, kafka, trigger.topics, policy, admin=admin)
         watch = Subscription(f"{workers.name} topics", consumer, admin, self.clock, topics=trigger.topics, fits=None)
         called = f"{spec.name}.{trigger.name}"
         self.metrics.watch_deliveries("function", called, pump.numbers)
@@ -270,6 +275,7 @@ class WaysIn:
         topics: Sequence[str],
         policy: ReadPolicy,
         flow: FlowControl = _FUNCTION_FLOW,
+        admin: Admin | None = None,
     ) -> Consumer:
         consumer = Consumer(
             kafka,
@@ -281,6 +287,7 @@ class WaysIn:
             clock=self.clock,
             policy=policy,
         )
+        consumer.reachability = (admin or self.admin).reachability
         pump.source = pump.member = consumer
         self.groups.setdefault(pump.group, []).extend(topics)
         return consumer

@@ -73,7 +73,11 @@ class Api:
         """Return the answer to a DELETE."""
         return self._ask("DELETE", path, None)
 
-    def _ask(self, method: str, path: str, body: Any) -> dict[str, Any]:
+    def readiness(self) -> dict[str, Any]:
+        """Return whether it is ready, and per service why not."""
+        return self._ask("GET", "/health/readiness", None, expected=503)
+
+    def _ask(self, method: str, path: str, body: Any, expected: int = 200) -> dict[str, Any]:
         """Ask.
 
         Raises:
@@ -87,7 +91,9 @@ class Api:
             with self._opener.open(request, timeout=self._limit_seconds) as answer:
                 said = answer.read()
         except urllib.error.HTTPError as refused:
-            raise _told(refused) from None
+            if refused.code != expected:
+                raise _told(refused) from None
+            said = refused.read()
         except (OSError, http.client.HTTPException) as cause:
             why = getattr(cause, "reason", cause)
             raise EnvironmentProblem(

@@ -15,7 +15,7 @@ from headrace.cli.settings import config_option, find_settings, located
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.config.model import HeadraceConfig
 from headrace.config.producer import ProducerConfig
-from headrace.kafka import Producer
+from headrace.kafka import Admin, Producer
 from headrace.lifecycle import Deadline, SystemClock
 
 registry_option = click.option(
@@ -52,6 +52,7 @@ def find(bootstrap_servers: str | None, config: Path | None, registry_url: str |
         ConfigError: The file is not usable.
     """
     quiet_client()
+    Admin.on_wait = functools.partial(click.echo, err=True)
     # With -b alone the file of the folder is about another cluster, or about none.
     file = find_settings(config) if config or not bootstrap_servers else None
     settings = file or located(HeadraceConfig())

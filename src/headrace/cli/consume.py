@@ -1,6 +1,7 @@
 """`headrace consume`: reads a topic without a group, so it disturbs nobody and commits nothing."""
 
 import contextlib
+import functools
 import sys
 from collections.abc import AsyncGenerator
 from typing import Any, NamedTuple
@@ -14,7 +15,8 @@ from headrace.cli.text import FORMATS, json_to_line, open_codecs, value_format_o
 from headrace.control.topics import read_window, window
 from headrace.errors import DecodeError
 from headrace.formats.codecs import Reader
-from headrace.kafka import Admin, read_records
+from headrace.kafka import Admin, Reachability, read_records
+from headrace.lifecycle import SystemClock
 from headrace.records import Record
 
 
@@ -66,7 +68,11 @@ async def consume(place: Place, **options: Any) -> None:
     Example: headrace consume orders --value-format json --max 10
     """
     wanted, seen = _Wanted(**options), 0
-    async with open_codecs(place.registry) as codecs, contextlib.aclosing(await _batches(place, wanted)) as batches:
+    async with (
+        open_codecs(place.registry) as codecs,
+        contextlib.aclosing(await _batches(place, wanted)) as batches,
+        _outages_told(place) if wanted.follow or wanted.start == "end" else contextlib.nullcontext(),
+    ):
         keys, values = codecs.for_reading(wanted.key_format), codecs.for_reading(wanted.value_format)
         async for batch in batches:
             records = batch[: None if wanted.limit is None else wanted.limit - seen]
@@ -79,6 +85,17 @@ async def consume(place: Place, **options: Any) -> None:
                 return
     if not seen:
         click.echo(f"no records in {wanted.topic}", err=True)
+
+
+@contextlib.asynccontextmanager
+async def _outages_told(place: Place) -> AsyncGenerator[None, None]:
+    """Say on standard error when Kafka does not answer any more, and when it does again."""
+    reachability = Reachability(place.kafka, SystemClock(), tell=functools.partial(click.echo, err=True))
+    await reachability.start()
+    try:
+        yield
+    finally:
+        await reachability.stop()
 
 
 async def _batches(place: Place, wanted: _Wanted) -> AsyncGenerator[list[Record], None]:

@@ -17,6 +17,7 @@ _COMMANDS = {
     "demo": "The whole story on this machine, on real flight data.",
     "dev": "A real Kafka and schema registry on this machine: up, down, status, logs, reset.",
     "run": "Run everything a headrace.yaml names.",
+    "ready": "Wait until a running Headrace does its work.",
     "config": "Check and show the configuration; print the schema of the file.",
     "topics": "List, describe and create topics.",
     "groups": "List consumer groups; see their lag.",

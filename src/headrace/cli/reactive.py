@@ -71,7 +71,7 @@ def list_(api: Api, output: str) -> None:
             "partitions": one["partitionsAssigned"],
             "lag": one["lag"],
             "in_flight": one["inFlight"],
-            "state": "paused" if one["paused"] else one["breaker"]["state"].replace("closed", "runs"),
+            "state": _state(one),
         }
         for one in found
     ]
@@ -200,7 +200,7 @@ def _show(one: Mapping[str, Any], output: str) -> None:
     settings = ", ".join(f"{name} {value}" for name, value in one["settings"].items() if value is not None)
     click.echo(f"{one['name']} ({one['kind']}), group {one['group']}, to {one['destination']}")
     click.echo(f"  {settings}")
-    of_all = one["why"] if one["paused"] else one["breaker"]["why"]
+    of_all = one["why"] if one["paused"] or one.get("kafka") else one["breaker"]["why"]
     if of_all:
         click.echo(_wrapped(of_all))
     for waiting in one["commands"]:
@@ -223,6 +223,12 @@ def _show(one: Mapping[str, Any], output: str) -> None:
     for why, partitions in reasons.items():
         named = ", ".join(partitions) if len(partitions) <= _NAMED else counted(len(partitions), "partition")
         click.echo(_wrapped(f"{named}: {why}"))
+
+
+def _state(one: Mapping[str, Any]) -> str:
+    if one["paused"]:
+        return "paused"
+    return "no Kafka" if one.get("kafka") else str(one["breaker"]["state"]).replace("closed", "runs")
 
 
 def _head(head: Mapping[str, Any] | None) -> str:

@@ -46,6 +46,8 @@ class ProducerConfig(Section):
     """How often the client sends a batch again within the delivery timeout; idempotence: 1 at least."""
     delivery_timeout_seconds: Annotated[float, Field(ge=0.1, le=_MOST // 1000), Number] = 30.0
     """Longest wait for an acknowledgement (Kafka's `delivery.timeout.ms`); after it the outcome is unknown."""
+    unreachable_seconds: Annotated[float, Field(ge=0.1, le=3600), Number] = 5.0
+    """When no broker has answered for so long, requests are answered 503 at once and nothing is handed over."""
     linger_seconds: Annotated[float, Field(ge=0, le=900), Number] = 0.001
     """How long the client waits to fill a batch (Kafka's `linger.ms`)."""
     request_timeout_seconds: Annotated[float, Field(ge=0.1, le=300), Number] | None = None

@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from headrace.errors import HeadraceError, NotFound
@@ -13,6 +13,8 @@ from headrace.records import TopicPartition
 log = logging.getLogger(__name__)
 
 _INTERVAL_SECONDS = 5.0
+_STALE_SECONDS = 30.0
+"""Above it an answer says nothing of the present: a round over many groups may take long."""
 
 
 class PartitionLag(NamedTuple):
@@ -56,14 +58,16 @@ async def lag_of(admin: Admin, group: str, topics: Sequence[str] = ()) -> list[P
 
 
 class LagMonitor(Service):
-    """Publishes the lag of groups per partition; a question that fails is asked again, and breaks nothing."""
+    """Keeps the lag of groups per partition; a question that fails is asked again, and breaks nothing.
+
+    What was true before an outage is not shown in it: then the lag is not known.
+    """
 
     def __init__(
         self,
         admin: Admin,
         groups: Mapping[str, Sequence[str]],
         clock: Clock,
-        publish: Callable[[str, TopicPartition, int], None],
     ) -> None:
         """Prepare.
 
@@ -71,18 +75,25 @@ class LagMonitor(Service):
             admin: Whom to ask.
             groups: The groups, and the topics each reads in any case.
             clock: For the pauses.
-            publish: Takes group, partition and lag in records.
         """
         super().__init__("lag")
         self._admin = admin
         self._groups = groups
         self._clock = clock
-        self._publish = publish
-        self._found: dict[str, dict[TopicPartition, PartitionLag]] = {}
+        self._found: dict[str, tuple[float, Mapping[TopicPartition, PartitionLag]]] = {}
 
     def of(self, group: str) -> Mapping[TopicPartition, PartitionLag]:
         """Return where a group stood a moment ago; empty while that is not known."""
-        return self._found.get(group, {})
+        asked_at, found = self._found.get(group, (0.0, {}))
+        if self._admin.reachability.outage or self._clock.monotonic() - asked_at > _STALE_SECONDS:
+            return {}
+        return found
+
+    def all(self) -> Iterator[tuple[str, TopicPartition, int]]:
+        """Yield group, partition and lag in records, as far as it is known."""
+        for group in self._groups:
+            for partition, entry in self.of(group).items():
+                yield group, partition, entry.lag
 
     async def start(self) -> None:
         self.spawn(self._watch(), "watch")
@@ -90,6 +101,7 @@ class LagMonitor(Service):
     async def _watch(self) -> None:
         while True:
             for group, topics in list(self._groups.items()):
+                asked_at = self._clock.monotonic()
                 try:
                     found = await lag_of(self._admin, group, topics)
                 except HeadraceError as error:
@@ -97,8 +109,6 @@ class LagMonitor(Service):
                 else:
                     if group not in self._groups:  # it went while Kafka was asked
                         continue
-                    self._found[group] = {entry.partition: entry for entry in found}
-                    for entry in found:
-                        self._publish(group, entry.partition, entry.lag)
+                    self._found[group] = asked_at, {entry.partition: entry for entry in found}
             self._found = {group: known for group, known in self._found.items() if group in self._groups}
             await self._clock.sleep(_INTERVAL_SECONDS)

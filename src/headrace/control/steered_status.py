@@ -14,6 +14,7 @@ from headrace.control.lag import PartitionLag
 from headrace.control.steering import Steered, Steering
 from headrace.delivery import live
 from headrace.errors import HeadraceError
+from headrace.kafka.reachability import Outage
 from headrace.lifecycle import Clock
 from headrace.records import TopicPartition
 
@@ -46,6 +47,13 @@ class BreakerStatus(msgspec.Struct, rename="camel"):
 
     state: Literal["closed", "open", "half-open"]
     until: str | None
+    why: str
+
+
+class KafkaOutage(msgspec.Struct, rename="camel"):
+    """Since when no broker of a consumer's cluster answers, and why."""
+
+    since: str
     why: str
 
 
@@ -117,6 +125,8 @@ class Summary(msgspec.Struct, rename="camel"):
     oldest_seconds: float | None
     attempts: int
     why: str
+    kafka: KafkaOutage | None
+    """Null while a broker answers."""
 
 
 class Details(Summary):
@@ -174,6 +184,7 @@ class Statuses:
         lags = [one.lag for one in partitions if one.lag is not None]
         breaker = consumer.pumps[0].status().breaker
         entry = self._steering.hold_of(consumer)
+        outage = consumer.admin.reachability.outage
         counts: Counter[str] = Counter()
         for pump in consumer.pumps:
             counts.update(pump.counts.read())
@@ -194,11 +205,17 @@ class Statuses:
             "open": sum(one.open for one in own),
             "oldest_seconds": max((head.age_seconds for head in heads), default=None),
             "attempts": max((head.attempts for head in heads), default=0),
-            "why": paused_text(entry) if entry else next((one.why for one in own if one.why), ""),
+            "why": self._why(entry, outage, own),
+            "kafka": outage and KafkaOutage(spelled(outage.since), outage.why),
         }
 
+    def _why(self, entry: Mapping[str, Any] | None, outage: Outage | None, own: Sequence[PartitionStatus]) -> str:
+        if entry:
+            return paused_text(entry)
+        return outage.why if outage else next((one.why for one in own if one.why), "")
+
     def _partitions(self, consumer: Steered, members: Members | None) -> list[PartitionStatus]:
-        holds = self._steering.holds_of(consumer)
+        holds, outage = self._steering.holds_of(consumer), consumer.admin.reachability.outage
         found = []
         for pump in consumer.pumps:
             own, lags = pump.status().partitions, self._lag_of(pump.group)
@@ -206,15 +223,20 @@ class Statuses:
             for partition in sorted(known.union(own)):
                 lag, hold, here = lags.get(partition), holds.get(partition), own.get(partition)
                 if here:
-                    found.append(self._here(partition, here, lag, _pause(hold)))
+                    found.append(self._here(partition, here, lag, _pause(hold), outage.why if outage else here.why))
                 else:
                     found.append(_away(partition, lag, hold, members))
         return found
 
     def _here(
-        self, partition: TopicPartition, here: live.PartitionStatus, lag: PartitionLag | None, hold: Pause | None
+        self,
+        partition: TopicPartition,
+        here: live.PartitionStatus,
+        lag: PartitionLag | None,
+        hold: Pause | None,
+        why: str,
     ) -> PartitionStatus:
-        end, why, head = lag.end if lag else None, here.why, here.head
+        end, head = lag.end if lag else None, here.head
         if not why and lag and lag.written > lag.end == here.position and not here.open_records:
             why = f"a transaction is open at offset {end}; records behind it cannot be read until it ends"
         if end is not None and here.position is not None:

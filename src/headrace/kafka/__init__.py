@@ -10,6 +10,7 @@ from headrace.kafka.names import check_group, check_topic
 from headrace.kafka.own_topics import OwnTopics, ensure_table
 from headrace.kafka.positions import ReadPolicy
 from headrace.kafka.producer import Producer
+from headrace.kafka.reachability import Reachability
 from headrace.kafka.reader import read_records
 from headrace.kafka.state_topic import StateTopic
 from headrace.kafka.subscription import Subscription
@@ -27,6 +28,7 @@ __all__ = [
     "OwnTopics",
     "PartitionInfo",
     "Producer",
+    "Reachability",
     "ReadPolicy",
     "StateTopic",
     "Subscription",

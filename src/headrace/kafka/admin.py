@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import confluent_kafka
 from confluent_kafka import ConsumerGroupState, ConsumerGroupTopicPartitions, TopicCollection
@@ -22,11 +22,13 @@ from headrace.config.kafka import KafkaConfig
 from headrace.kafka.error_map import to_error
 from headrace.kafka.names import check_group, check_topic
 from headrace.kafka.properties import client_properties
-from headrace.lifecycle import run_blocking
+from headrace.kafka.reachability import Reachability
+from headrace.lifecycle import SystemClock, run_blocking
 from headrace.records import TopicPartition
 
 T = TypeVar("T")
 _COORDINATOR_PAUSE_SECONDS = 0.1
+_WAIT_SECONDS = 1.5
 _OUR_HEADERS_BYTES = 65_536
 _MOST_BYTES = 2**31 - 1
 _ALREADY_THERE = confluent_kafka.KafkaError.TOPIC_ALREADY_EXISTS
@@ -81,11 +83,16 @@ class ClusterInfo(NamedTuple):
 class Admin:
     """Asks and changes the cluster; made without contact, so it may exist before a broker does."""
 
-    def __init__(self, kafka: KafkaConfig) -> None:
+    on_wait: ClassVar[Callable[[str], None] | None] = None
+    """Called with a sentence when Kafka has not answered a call for a moment; for commands, where somebody waits."""
+
+    def __init__(self, kafka: KafkaConfig, reachability: Reachability | None = None) -> None:
         self._limit = kafka.request_timeout_seconds
         self.servers = kafka.bootstrap_servers
         """Brokers that are asked first."""
-        self._properties = client_properties(kafka, "headrace-admin")
+        self.reachability = reachability or Reachability(kafka, SystemClock())
+        """Whether the cluster answers; gets the errors of this client."""
+        self._properties = {**client_properties(kafka, "headrace-admin"), "error_cb": self.reachability.failed}
         self._client = AdminClient(self._properties)
 
     async def list_topics(self, limit_seconds: float | None = None) -> list[TopicInfo]:
@@ -374,20 +381,35 @@ class Admin:
         return (await self._ask(doing, lambda: _results(call(), self._limit)))[0]
 
     async def _ask(self, doing: str, call: Callable[[], T], limit_seconds: float | None = None) -> T:
+        limit = limit_seconds or self._limit
+        timer = asyncio.get_running_loop().call_later(_WAIT_SECONDS, self._say_waiting, limit)
         try:
-            return await run_blocking(call)
+            answer = await run_blocking(call)
+            self.reachability.answered()
+            return answer
         except confluent_kafka.KafkaException as cause:
             error = to_error(cause, doing)
             if isinstance(error, errors.KafkaTimeout | errors.KafkaUnavailable):
-                raise self._unavailable(doing, limit_seconds) from cause
+                raise self._unavailable(doing, limit) from cause
             raise error from cause
         except TimeoutError as cause:
-            raise self._unavailable(doing, limit_seconds) from cause
+            raise self._unavailable(doing, limit) from cause
+        finally:
+            timer.cancel()
+            self._client.poll(0)  # serves `error_cb`, and the client's log
 
-    def _unavailable(self, doing: str, limit_seconds: float | None) -> errors.KafkaUnavailable:
+    def _say_waiting(self, limit_seconds: float) -> None:
+        self._client.poll(0)
+        if Admin.on_wait:
+            why = self.reachability.last_error() or "no answer yet"
+            Admin.on_wait(f"waiting up to {limit_seconds:g} s for Kafka at {self.servers}: {why}")
+
+    def _unavailable(self, doing: str, limit_seconds: float) -> errors.KafkaUnavailable:
+        self._client.poll(0)
+        why, hint = self.reachability.last_error(), self.reachability.hint()
         return errors.KafkaUnavailable(
-            f"{doing}: no answer from Kafka at {self.servers} within {limit_seconds or self._limit:g} s. "
-            "Start it (headrace dev up) or correct kafka.bootstrap_servers",
+            f"{doing}: no answer from Kafka at {self.servers} within {limit_seconds:g} s"
+            f"{f': {why}' if why else ''}{hint}. Start it (headrace dev up) or correct kafka.bootstrap_servers",
             bootstrap_servers=self.servers,
         )
 

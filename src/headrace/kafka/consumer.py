@@ -31,6 +31,7 @@ from headrace.kafka.placement import Placement
 from headrace.kafka.positions import Gap, ReadPolicy, Start
 from headrace.kafka.problems import Problems
 from headrace.kafka.properties import member_properties
+from headrace.kafka.reachability import Reachability
 from headrace.lifecycle import Clock, Deadline, OwnedThread, Readiness, Service
 from headrace.lifecycle.failpoints import reach
 from headrace.records import Committed, TopicPartition
@@ -57,6 +58,9 @@ class Consumer(Service):
     of the partition as the policy says. An offset that is out of range never resets by itself (decisions.md 11): what
     is missing is said, and the partition stands still or goes on at the start of the log, as the policy says.
     """
+
+    reachability: Reachability | None = None
+    """Gets the errors and the acknowledged commits of this client. Set before start."""
 
     def __init__(
         self,
@@ -111,7 +115,7 @@ class Consumer(Service):
     async def start(self) -> None:
         self._loop.open()
         self._client = confluent_kafka.Consumer(
-            {**self._properties, "on_commit": self._commits.reported, "error_cb": self._on_error}
+            {**self._properties, "on_commit": self._commit_reported, "error_cb": self._on_error}
         )
         self._assignment = Assignment(self._client, whole=self._policy.member.stops_everything)
         self._thread = OwnedThread(self.name, self._main, self.die)
@@ -405,9 +409,14 @@ class Consumer(Service):
         for partition, epoch in epochs.items():
             self._loop.run(functools.partial(one, partition, epoch), "stored offset")
 
+    def _commit_reported(self, error: Any, offsets: Sequence[Any]) -> None:
+        if self.reachability and error is None:
+            self.reachability.answered()
+        self._commits.reported(error, offsets)
+
     def _on_error(self, error: Any) -> None:
-        if error.code() == confluent_kafka.KafkaError._ALL_BROKERS_DOWN:
-            log.warning("%s: no broker answers", self.name)
+        if self.reachability:
+            self.reachability.failed(error)
 
 
 def _plain(partitions: Sequence[TopicPartition]) -> list[Any]:

@@ -136,5 +136,6 @@ def to_error(cause: confluent_kafka.KafkaError | confluent_kafka.KafkaException,
     kind = errors.FatalKafkaError if error.fatal() else _CLASS_OF.get(number, errors.KafkaError)
     if number in _WRITTEN_PERHAPS:
         kind = errors.KafkaTimeout
-    text = f"{doing}: {error.str()} ({error.name()}). {kind.__doc__ or ''}".strip()
+    advice = "" if kind is errors.KafkaError else f". {kind.__doc__}"
+    text = f"{doing}: {error.str()} ({error.name()}){advice}"
     return kind(text, kafka_code=number, kafka_name=error.name())

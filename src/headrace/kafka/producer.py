@@ -23,6 +23,7 @@ from headrace.kafka.budget import SEVERAL, ByteBudget, Lane, lane_of
 from headrace.kafka.error_map import repeat_error, report_error, to_error
 from headrace.kafka.producer_settings import producer_properties
 from headrace.kafka.properties import client_log
+from headrace.kafka.reachability import Reachability
 from headrace.lifecycle import Deadline, LoopBridge, OwnedThread, Service
 from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
 from headrace.records import NO_OFFSET, OutgoingRecord, Produced
@@ -92,8 +93,27 @@ class _Request:
 class Producer(Service):
     """Writes records with `acks=all` and idempotence, within a byte budget."""
 
-    def __init__(self, kafka: KafkaConfig, settings: ProducerConfig, name: str = "producer") -> None:
+    def __init__(
+        self,
+        kafka: KafkaConfig,
+        settings: ProducerConfig,
+        name: str = "producer",
+        reachability: Reachability | None = None,
+        *,
+        refuses: bool = False,
+    ) -> None:
+        """Prepare; no one is contacted.
+
+        Args:
+            kafka: Where.
+            settings: How.
+            name: Name of the service.
+            reachability: Gets the errors and the acknowledgements of this client.
+            refuses: Whether nothing is taken while no broker has answered for `settings.unreachable_seconds`.
+        """
         super().__init__(name)
+        self._reachability = reachability
+        self._refuses = refuses
         self._kafka = kafka
         self._settings = settings
         self._budget = ByteBudget(settings.max_pending_bytes, settings.partition_share)
@@ -127,6 +147,7 @@ class Producer(Service):
 
         Raises:
             ProducerQueueFull: A byte budget is used up; nothing was sent.
+            KafkaUnavailable: No broker has answered for a while; nothing was sent.
         """
         answer: asyncio.Future[Results] = asyncio.get_running_loop().create_future()
         self.send(records, lambda results: None if answer.done() else answer.set_result(results))
@@ -149,11 +170,14 @@ class Producer(Service):
 
         Raises:
             ProducerQueueFull: A byte budget is used up; nothing was sent.
+            KafkaUnavailable: No broker has answered for a while; nothing was sent.
         """
         if not records:
             asyncio.get_running_loop().call_soon(done, [])  # in a context of its own, as always
             return
         assert self._bridge is not None
+        if self._reachability and self._refuses:
+            self._reachability.check(self._settings.unreachable_seconds)
         if size_bytes is None:
             size_bytes = sum([record.size_bytes for record in records])
         size = size_bytes + _RECORD_OVERHEAD_BYTES * len(records)
@@ -220,6 +244,8 @@ class Producer(Service):
                 self._open_requests -= 1
                 self._budget.give_back(request.lane, request.size_bytes)
                 done(request.results)
+        if self._reachability and type(requests[-1].results[0]) is Produced and self._settings.acks != 0:
+            self._reachability.answered()
         if not self._budget.pending_bytes:
             self._idle.set()
 
@@ -251,6 +277,8 @@ class Producer(Service):
         old.flush(_REPLACE_SECONDS)
 
     def _note_error(self, error: confluent_kafka.KafkaError) -> None:
+        if self._reachability:
+            self._reachability.failed(error)
         if error.fatal():
             client_log.error("producer %s is replaced after a fatal error: %s", self.name, error.str())
             self._fatal = True

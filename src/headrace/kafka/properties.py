@@ -20,13 +20,18 @@ client_log = logging.getLogger("headrace.kafka.client")
 
 
 class _Seldom(logging.Filter):
-    """Lets a line of the client through once in a while: a broker that is down makes several a second per client."""
+    """Lets a line of the client through once in a while, and of lost connections none.
+
+    A broker that is down makes several lines a second per client; `Reachability` says once that none answers.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._last: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
+        if _CONNECTION.match(record.getMessage()) and not client_log.isEnabledFor(logging.DEBUG):
+            return False
         text = _VARYING.sub("", record.getMessage())
         if record.created - self._last.get(text, 0.0) < _REPEAT_SECONDS:
             return False
@@ -36,6 +41,7 @@ class _Seldom(logging.Filter):
         return True
 
 
+_CONNECTION = re.compile(r"FAIL|REQTMOUT")  # the client's words for what also comes to `error_cb`
 _VARYING = re.compile(r"\d+|\(.*?\)")
 _REPEAT_SECONDS = 30.0
 _KNOWN_LINES = 1000

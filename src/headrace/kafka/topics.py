@@ -1,4 +1,4 @@
-"""What is known of the cluster's topics, kept fresh, and whether Kafka answers at all."""
+"""What is known of the cluster's topics, kept fresh."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NEGATIVE_ENTRIES = 10_000
 class TopicDirectory(Service):
     """Answers "how many partitions has this topic" without a question to the broker per request."""
 
-    def __init__(self, admin: Admin, clock: Clock, name: str = "kafka") -> None:
+    def __init__(self, admin: Admin, clock: Clock, name: str = "topics") -> None:
         super().__init__(name)
         self._admin = admin
         self._clock = clock
@@ -63,6 +63,8 @@ class TopicDirectory(Service):
         if not self._asked.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._asked.wait(), _FIRST_ANSWER_SECONDS)
+        if self._admin.reachability.outage:
+            raise self._admin.reachability.error(f"look up topic {topic}")
         if self._problem:
             raise self._problem.with_traceback(None)  # it is raised many times, and would gather every caller's frames
         try:

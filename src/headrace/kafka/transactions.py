@@ -31,6 +31,7 @@ from headrace.config.producer import ProducerConfig
 from headrace.kafka.error_map import repeat_error, to_error
 from headrace.kafka.producer import ProduceResult
 from headrace.kafka.producer_settings import producer_properties
+from headrace.kafka.reachability import Reachability
 from headrace.kafka.reader import read_records
 from headrace.kafka.transaction_guard import TransactionGuard
 from headrace.lifecycle import Deadline, LoopBridge, OwnedThread, Service
@@ -278,9 +279,15 @@ class TransactionalProducers(Service):
     _writer = _Writer
 
     def __init__(
-        self, kafka: KafkaConfig, settings: ProducerConfig, id_prefix: str, name: str = "transactions"
+        self,
+        kafka: KafkaConfig,
+        settings: ProducerConfig,
+        id_prefix: str,
+        name: str = "transactions",
+        reachability: Reachability | None = None,
     ) -> None:
         super().__init__(name)
+        self._reachability = reachability
         self._kafka = kafka
         self._settings = settings
         self._id_prefix = id_prefix
@@ -319,7 +326,10 @@ class TransactionalProducers(Service):
 
         Raises:
             ProducerQueueFull: Too many wait; nothing was sent.
+            KafkaUnavailable: No broker has answered for a while; nothing was sent.
         """
+        if self._reachability:
+            self._reachability.check(self._settings.unreachable_seconds)
         if len(self._open_jobs) >= self._settings.transactions.max_waiting:
             raise errors.ProducerQueueFull(
                 f"{len(self._open_jobs)} transactions wait, as many as may (producer.transactions.max_waiting): "

@@ -160,7 +160,7 @@ class Idempotency(Service):
             del self._running[scope]
             raise
         outcome.add_done_callback(functools.partial(self._settled, scope, work))
-        return await self._transactions.finish(work, outcome), False
+        return await self._transactions.finish(work, outcome, keyed=True), False
 
     def _entry(self, scope: bytes, digest: bytes, work: Work, results: Sequence[Produced]) -> OutgoingRecord:
         return OutgoingRecord(self._state.name, scope, _VERSION + digest + work.answer(results).body)

@@ -54,7 +54,8 @@ class ProduceResponse(msgspec.Struct, kw_only=True, rename=_RENAMED):
     offsets: Annotated[Sequence[Any], msgspec.Meta(extra_json_schema={"items": _ENTRIES})]
     key_schema_id: int | msgspec.UnsetType = msgspec.UNSET
     value_schema_id: int | msgspec.UnsetType = msgspec.UNSET
-    request_status: _RequestStatus
+    request_status: _RequestStatus | msgspec.UnsetType = msgspec.UNSET
+    """Absent where no record is written and the answer is an error, which says why."""
     acks: Literal[1, 0] | msgspec.UnsetType = msgspec.UNSET
     """Present where an entry without error is weaker than ok: the leader alone has it (1), or none said so (0)."""
     ignored_fields: Sequence[str] | msgspec.UnsetType = msgspec.UNSET
@@ -83,22 +84,37 @@ def answer_of(
 ) -> ProduceAnswer:
     """Return the answer for the outcomes of all records, in their order."""
     failures = [result for result in results if type(result) is not Produced]
-    response = ProduceResponse(
-        offsets=[_entry(result) for result in results] if failures else results,
-        key_schema_id=msgspec.UNSET if key_schema_id is None else key_schema_id,
-        value_schema_id=msgspec.UNSET if value_schema_id is None else value_schema_id,
-        request_status=_request_status(failures),
-        acks=msgspec.UNSET if acks == "all" else acks,
-        ignored_fields=ignored or msgspec.UNSET,
-    )
-    body = _encode_json(response)
     written = len(results) - len(failures)
+    failed = bool(failures) and not written and not always_200
+    body = _encode_json(response_of(results, key_schema_id, value_schema_id, acks, ignored, failed=failed))
     status, retry_after = 200, None
-    if failures and not written and not always_200:
+    if failed:
         reason = reason_of(failures)
         status, retry_after = reason.status, reason.retry_after_seconds
         body = body[:-1] + b"," + _encode_json(reason.body())[1:]
     return ProduceAnswer(status, body, retry_after, len(results), written)
+
+
+def response_of(
+    results: Sequence[Produced | errors.HeadraceError],
+    key_schema_id: int | None,
+    value_schema_id: int | None,
+    acks: Literal["all", 1, 0] = "all",
+    ignored: Sequence[str] = (),
+    *,
+    failed: bool,
+) -> ProduceResponse:
+    """Return the part of an answer that tells of each record; `failed`: the answer as a whole is an error."""
+    failures = [result for result in results if type(result) is not Produced]
+    request_status = _request_status(failures)
+    return ProduceResponse(
+        offsets=[_entry(result) for result in results] if failures else results,
+        key_schema_id=msgspec.UNSET if key_schema_id is None else key_schema_id,
+        value_schema_id=msgspec.UNSET if value_schema_id is None else value_schema_id,
+        request_status=msgspec.UNSET if failed and request_status == "OK" else request_status,
+        acks=msgspec.UNSET if acks == "all" else acks,
+        ignored_fields=ignored or msgspec.UNSET,
+    )
 
 
 def _entry(result: Produced | errors.HeadraceError) -> Produced | ProduceError:
@@ -129,10 +145,13 @@ def reason_of(failures: Sequence[Any]) -> errors.HeadraceError:
     An unknown outcome weighs most, then what only a change of the request helps against, then what passes by itself.
     """
     unknown: errors.HeadraceError | None = next((error for error in failures if isinstance(error, _UNKNOWN)), None)
+    if unknown and unknown.parameters.get("keyed"):
+        return errors.KafkaTimeout(f"send it again with the same Idempotency-Key. {unknown.description}")
     if unknown:
         return errors.KafkaTimeout(
             "no record of the request is known to be written, and of at least one it is not known: "
-            f"read the topic before you send it again. {unknown.description}"
+            f"read the topic before you send it again. {unknown.description}",
+            retriable=False,
         )
     lasting: errors.HeadraceError | None = next((error for error in failures if not error.retriable), None)
     return lasting or failures[0]

@@ -234,6 +234,9 @@ class ProduceStream:
                 if deadline.remaining_seconds <= 0:
                     self._settle(batch, [full] * len(batch.records))
                     break
+            except errors.KafkaUnavailable as away:
+                self._settle(batch, [away] * len(batch.records))
+                break
             await self._clock.sleep(_PAUSE_SECONDS)
         self._window.append(batch)
         self._records += len(batch.numbers)

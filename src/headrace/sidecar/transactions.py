@@ -17,7 +17,7 @@ from headrace.config.producer import ProducerConfig
 from headrace.kafka import TransactionalProducers
 from headrace.records import OutgoingRecord, Produced
 from headrace.sidecar.produce import Prepared, ProduceService, RequestIds
-from headrace.sidecar.produce_answer import ProduceAnswer, ProduceResponse, answer_of, reason_of
+from headrace.sidecar.produce_answer import ProduceAnswer, ProduceResponse, answer_of, reason_of, response_of
 from headrace.sidecar.produce_request import CountedRecord, ProduceRequest, check_present, explained, parse_counted
 from headrace.telemetry.audit import Audit
 
@@ -141,11 +141,14 @@ class Transactions:
         """
         return await self.finish(work, self.submit(work.records))
 
-    async def finish(self, work: Work, outcome: asyncio.Future[list[Any]]) -> ProduceAnswer:
-        """Wait for the outcome, as long as a request may take, and return what to answer."""
+    async def finish(self, work: Work, outcome: asyncio.Future[list[Any]], keyed: bool = False) -> ProduceAnswer:
+        """Wait for the outcome, as long as a request may take, and return what to answer; `keyed`: it has a key."""
         await asyncio.wait({outcome}, timeout=self._settings.delivery_timeout_seconds + _GRACE_SECONDS)
         late = errors.KafkaTimeout("whether the transaction was committed is not known yet")
         results = outcome.result() if outcome.done() else [late] * len(work.records)
+        if keyed:
+            kind = errors.KafkaTimeout
+            results = [kind(one.description, keyed=True) if isinstance(one, kind) else one for one in results]
         answer = work.answer(results)
         if self._audit:
             self._audit.produced(work.records, results, answer.written_records)
@@ -154,13 +157,14 @@ class Transactions:
 
 def _answer(parts: Sequence[tuple[str, Prepared]], results: Results) -> ProduceAnswer:
     bodies, first = [], 0
+    failures = [result for result in results if type(result) is not Produced]
     for topic, prepared in parts:
         last = first + len(prepared.records)
-        part = answer_of(results[first:last], prepared.key_schema_id, prepared.value_schema_id, always_200=True)
-        bodies.append(b'{"topic":' + _encode_json(topic) + b"," + part.body[1:])
+        ids = prepared.key_schema_id, prepared.value_schema_id
+        part = _encode_json(response_of(results[first:last], *ids, failed=bool(failures)))
+        bodies.append(b'{"topic":' + _encode_json(topic) + b"," + part[1:])
         first = last
     body = b'{"topics":[' + b",".join(bodies) + b"]}"
-    failures = [result for result in results if type(result) is not Produced]
     if not failures:
         return ProduceAnswer(200, body, None, len(results), len(results))
     reason = reason_of(failures)

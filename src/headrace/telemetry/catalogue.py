@@ -20,7 +20,9 @@ class MetricSpec(NamedTuple):
 
 CATALOGUE: Final = (
     MetricSpec("headrace_ready", "gauge", "0 or 1", (), "1 while readiness answers 200"),
-    MetricSpec("headrace_kafka_up", "gauge", "0 or 1", (), "1 while a broker answers; absent before the first answer"),
+    MetricSpec(
+        "headrace_kafka_up", "gauge", "0 or 1", ("bootstrap_servers",), "1 while a broker of this cluster answers"
+    ),
     MetricSpec(
         "headrace_http_request_seconds",
         "histogram",

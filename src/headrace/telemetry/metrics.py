@@ -15,6 +15,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from headrace.lifecycle import gauges
+from headrace.records import TopicPartition
 from headrace.telemetry.catalogue import BY_NAME, CATALOGUE
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
@@ -59,7 +60,8 @@ class Metrics(Collector):
         self._audit: Counter[str] = Counter()
         self._deliveries: dict[tuple[str, str], list[Callable[[], Mapping[str, int]]]] = defaultdict(list)
         self._requests: dict[tuple[str, int], _Durations] = defaultdict(_Durations)
-        self._lag: dict[_Labels, float] = {}
+        self.lag_of: Callable[[], Iterable[tuple[str, TopicPartition, int]]] = tuple
+        """Returns group, partition and lag in records, as far as it is known; called when `/metrics` is read."""
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -87,17 +89,9 @@ class Metrics(Collector):
         """Count one answered request; `route` is a pattern, never a path with names in it."""
         self._requests[route, status].add(seconds)
 
-    def lag(self, group: str, topic: str, partition: int, records: int) -> None:
-        """Set how many records of a partition a group has not committed."""
-        self._lag[group, topic, str(partition)] = records
-
     def forget_deliveries(self, kind: str, consumer: str) -> None:
         """Show the counts of a consumer no longer."""
         self._deliveries.pop((kind, consumer), None)
-
-    def forget_lag(self, group: str | None = None) -> None:
-        """Show the lag of a group no longer; without a group, of all."""
-        self._lag = {labels: records for labels, records in self._lag.items() if group not in (None, labels[0])}
 
     def render(self) -> bytes:
         """Return every number in Prometheus' text format."""
@@ -126,7 +120,9 @@ class Metrics(Collector):
             found[key.metric][tuple(labels[name] for name in BY_NAME[key.metric].labels)] = value
         found["headrace_produce_requested_records_total"][()] = self._requested_records
         found["headrace_produce_acknowledged_records_total"][()] = self._acknowledged_records
-        found["headrace_consumer_lag_records"] |= self._lag
+        found["headrace_consumer_lag_records"] |= {
+            (group, at.topic, str(at.partition)): records for group, at, records in self.lag_of()
+        }
         found["headrace_audit_notes_total"] |= {(outcome,): notes for outcome, notes in self._audit.items()}
         for consumer, reads in self._deliveries.items():
             for counts in (read() for read in reads):

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from headrace.config.http import HttpConfig
-from headrace.errors import HeadraceError, ProducerQueueFull
+from headrace.errors import HeadraceError, KafkaUnavailable, ProducerQueueFull
 from headrace.records import Produced
 from headrace.security import Authenticator, Principal
 from headrace.security.principals import ADMIN
@@ -118,8 +118,8 @@ class HotPath:
                 lambda prepared, results: self._done(exchange, prepared, results),
             ):
                 return True
-        except ProducerQueueFull as full:
-            # Under overload a refusal must be cheap, so the application does not do all of this again.
+        except (KafkaUnavailable, ProducerQueueFull) as full:
+            # Under overload and in an outage a refusal must be cheap: the application does not do all of it again.
             self._tell(exchange)
             self._service.not_sent(exchange.topic, full)
             exchange.principal = principal

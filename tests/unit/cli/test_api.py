@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from headrace.cli.api import Api, api_options, part
+from headrace.cli.main import main
 from headrace.errors import EnvironmentProblem, HeadraceError
 
 
@@ -117,3 +118,29 @@ def test_whoever_answers_otherwise_is_no_headrace(
     """A page with status 200 comes from something else that listens there."""
     with pytest.raises(HeadraceError, match="is no Headrace"):
         Api(server[0]).get("/page")
+
+
+def test_ready_waits_and_says_for_what(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until readiness is 200; each reason is told once; 1 is the exit code when the time is up."""
+    away = "Kafka at k:1 has not answered for {} s: connection refused by k:1"
+    answers = [(False, {"kafka": away.format(n)}) for n in (1, 2)] + [(False, {"push": "not joined"}), (True, {})]
+
+    def readiness(api: Api) -> dict[str, Any]:
+        if not answers:
+            raise EnvironmentProblem("nobody")
+        ok, reasons = answers.pop(0)
+        return {"ready": ok, "services": {name: {"ready": False, "reason": why} for name, why in reasons.items()}}
+
+    monkeypatch.setattr(Api, "readiness", readiness)
+    monkeypatch.setattr("headrace.cli.ready._AGAIN_SECONDS", 0)
+    with pytest.raises(SystemExit) as ended:
+        main(["ready", "--url", "http://127.0.0.1:1"])
+    told = capsys.readouterr()
+    assert (ended.value.code, told.out) == (0, "ready http=http://127.0.0.1:1\n")
+    assert told.err == f"waiting: kafka: {away.format(1)}\nwaiting: push: not joined\n"
+    with pytest.raises(SystemExit) as ended:
+        main(["ready", "--url", "http://127.0.0.1:1", "--timeout", "0"])
+    assert (ended.value.code, capsys.readouterr().err) == (
+        1,
+        "not ready within 0 s: no Headrace answers at http://127.0.0.1:1 yet\n",
+    )

@@ -18,6 +18,7 @@ from headrace.delivery.breaker import BreakerStatus
 from headrace.delivery.live import HeadRecord, LiveSettings, PartitionStatus, PumpStatus
 from headrace.errors import HeadraceError, KafkaUnavailable, OffsetsKeptElsewhere
 from headrace.kafka.admin import GroupMember
+from headrace.kafka.reachability import Outage
 from headrace.lifecycle import ManualClock
 from headrace.records import TopicPartition
 
@@ -44,6 +45,7 @@ class Cluster:
     def __init__(self) -> None:
         self.fails = False
         self.asked = 0
+        self.reachability = SimpleNamespace(outage=None)
 
     async def group_members(self, group: str) -> list[GroupMember]:
         self.asked += 1
@@ -222,3 +224,17 @@ def test_there_is_an_end_to_commands_that_wait() -> None:
     with pytest.raises(HeadraceError, match="10000 seeks and skips of orders are not done"):
         asyncio.run(commands.skip(consumer, SkipRequest(partition=0, offset=3, reason="bad"), "ann", 0))
     assert wheel.given == {}
+
+
+def test_an_outage_is_the_reason_of_the_consumer_and_of_its_partitions() -> None:
+    """Before what else is wrong; a pause by hand comes first."""
+    consumer, wheel, cluster, statuses = made()
+    why = "Kafka at k:1 has not answered for 7 s: connection refused by k:1"
+    cluster.reachability = SimpleNamespace(outage=Outage(0.0, 7.0, why))
+    shown = asyncio.run(statuses.details(consumer))
+    assert shown.why == why
+    assert shown.kafka
+    assert (shown.kafka.since, shown.kafka.why) == ("1970-01-01T00:00:00Z", why)
+    assert {one.why for one in shown.partitions if one.assigned} == {why}
+    wheel.hold = {"by": "ann", "since": 0.0, "reason": ""}
+    assert statuses.summary(consumer).why.startswith("paused by ann")

@@ -21,6 +21,7 @@ from headrace.control.entries import Command, key_of, live_settings, spelled
 from headrace.control.steering import NOT_READ, Steered, Steering
 from headrace.delivery.live import LiveSettings
 from headrace.errors import KafkaUnavailable, OffsetsKeptElsewhere
+from headrace.kafka import Admin
 from headrace.kafka.control_table import ControlTable
 from headrace.lifecycle import ManualClock
 from headrace.records import OutgoingRecord, Produced, Record, TopicPartition
@@ -143,7 +144,8 @@ class House:
 
 
 def steered(pump: FakePump) -> Steered:
-    return Steered("orders/a b", "reactive", [pump], CONFIG, ["t"], "http://b", None)  # type: ignore[list-item, arg-type]
+    admin = Admin(KafkaConfig())  # is not contacted
+    return Steered("orders/a b", "reactive", [pump], CONFIG, ["t"], "http://b", admin)  # type: ignore[list-item]
 
 
 def live(test: Callable[[House], Coroutine[Any, Any, None]]) -> None:

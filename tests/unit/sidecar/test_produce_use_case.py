@@ -379,3 +379,14 @@ def test_the_request_status_is_that_of_the_first_refusal_of_access() -> None:
 def test_an_empty_request_is_answered_with_no_offsets() -> None:
     """Nothing to do is no fault."""
     assert json.loads(produce({"records": []}).body) == {"offsets": [], "requestStatus": "OK"}
+
+
+@pytest.mark.parametrize("results", [[DOWN, FULL], [LARGE, TIMEOUT]])
+def test_an_error_does_not_contradict_itself(results: list[Any]) -> None:
+    """No `requestStatus: OK` beside an error; `retriable` only where sending again unchanged doubles nothing."""
+    body = json.loads(produce({"records": [{"value": 1}, {"value": 2}]}, Kafka(*results)).body)
+    assert "requestStatus" not in body
+    again = "read the topic before you send it again" not in body["description"]
+    assert body["metadata"]["retriable"] is again
+    kept = json.loads(produce({"records": [{"value": 1}, {"value": 2}]}, Kafka(*results), always_200=True).body)
+    assert kept["requestStatus"] == "OK"

@@ -38,12 +38,15 @@ def request(**records: int) -> TransactionRequest:
     return parse_transaction(json.dumps({"topics": parts}).encode(), 100)
 
 
-def write(wanted: TransactionRequest, *results: Any, seconds: float = 5.0) -> Any:
+def write(wanted: TransactionRequest, *results: Any, seconds: float = 5.0, keyed: bool = False) -> Any:
     async def main() -> Any:
         kafka = Kafka(*results)
         settings = ProducerConfig(delivery_timeout_seconds=seconds, linger_seconds=0)
         transactions = Transactions(settings, kafka, kafka)  # type: ignore[arg-type]
-        return await transactions.write(await transactions.prepare(wanted, RequestIds()))
+        work = await transactions.prepare(wanted, RequestIds())
+        if keyed:
+            return await transactions.finish(work, kafka.submit(work.records), keyed=True)
+        return await transactions.write(work)
 
     return asyncio.run(main())
 
@@ -130,3 +133,12 @@ def test_a_produce_request_as_a_transaction_is_answered_like_any_other() -> None
 
     body = json.loads(asyncio.run(main()).answer([Produced(0, 1)]).body)
     assert body == {"offsets": [{"partition": 0, "offset": 1}], "key_schema_id": 3, "requestStatus": "OK"}
+
+
+def test_a_failed_transaction_does_not_contradict_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No topic says OK beside an error; with a key the same request may be sent again, without one it may not."""
+    monkeypatch.setattr("headrace.sidecar.transactions._GRACE_SECONDS", 0)
+    for keyed, advice in ((False, "read the topic"), (True, "same Idempotency-Key")):
+        body = json.loads(write(request(a=1), seconds=0.1, keyed=keyed).body)
+        assert "requestStatus" not in body["topics"][0]
+        assert (body["metadata"]["retriable"], advice in body["description"]) == (keyed, True)

@@ -217,7 +217,7 @@ class Room:
 
     def summary(self, consumer: Any) -> Summary:
         settings, breaker = Settings(None, 1, 1, 0.0, 1), BreakerStatus("closed", None, "")
-        return Summary("t", "reactive", "g", [], "", "", None, settings, breaker, {}, 0, None, 0, 0, None, 0, "")
+        return Summary("t", "reactive", "g", [], "", "", None, settings, breaker, {}, 0, None, 0, 0, None, 0, "", None)
 
     async def pause(self, *_: Any) -> None:
         if self._kafka.failure:

@@ -107,7 +107,9 @@ class Story:
         posted = await self._post(f"{headrace.url}/producers/flights", want.flights)
         self._mark("posted")
         self._say("Waiting for the function, the pipeline and the reactive consumer")
-        at_rest = await self._until(headrace, ledger, lambda c: c.settled(want.flights, want.long_delays, want.refused))
+        at_rest = await self._until(
+            headrace, ledger, want, lambda c: c.settled(want.flights, want.long_delays, want.refused)
+        )
         self._mark("settled")
         self._backend.answer = Answer()
         async with open_producer(kafka) as back:
@@ -115,7 +117,7 @@ class Story:
             errors = ", ".join(f"{count} of {error}" for error, count in (await dry.run()).errors.items())
             self._say(f"Repairing the backend and redriving the dead letters: {errors or 'none'}")
             await Redrive(kafka, Admin(kafka), LETTERS, back, SystemClock()).run()
-        final = await self._until(headrace, ledger, lambda c: c.finished(want.long_delays))
+        final = await self._until(headrace, ledger, want, lambda c: c.finished(want.long_delays))
         self._mark("redriven")
         ok = self._table(want, posted, at_rest, final)
         if keep:
@@ -144,15 +146,17 @@ class Story:
                 await asyncio.gather(*(work() for _ in range(_CONNECTIONS)))
         return acknowledged
 
-    async def _until(self, headrace: HeadraceProcess, ledger: Ledger, done: Callable[[Counts], bool]) -> Counts:
+    async def _until(
+        self, headrace: HeadraceProcess, ledger: Ledger, want: Expected, done: Callable[[Counts], bool]
+    ) -> Counts:
         """Count until the condition holds or the time is up; the table then shows what is missing."""
         end = time.monotonic() + _SETTLE_SECONDS
-        with progress("enriched") as show:
+        with progress("enriched and delivered") as show:
             while True:
                 if not headrace.server.running:
                     raise EnvironmentProblem(f"Headrace ended. Its last lines:\n{headrace.server.log_tail(30)}")
                 counts = await ledger.quick()
-                show(counts.enriched, None)
+                show(counts.enriched + counts.delivered, want.flights + want.long_delays)
                 if done(counts) or time.monotonic() > end:
                     return await ledger.exact()
                 await asyncio.sleep(0.5)

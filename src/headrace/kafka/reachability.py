@@ -1,0 +1,237 @@
+"""Whether Kafka answers, since when not, and why: the one place that knows it for all clients of a process.
+
+A client of its own asks for the brokers while no other client has had an answer for a second. Source: librdkafka,
+`rd_kafka_DescribeCluster`: a metadata request without topics.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import confluent_kafka
+from confluent_kafka.admin import AdminClient
+
+from headrace.config.kafka import KafkaConfig
+from headrace.errors import KafkaUnavailable
+from headrace.kafka.properties import client_properties
+from headrace.lifecycle import Clock, OwnedThread, Readiness, Service
+from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
+
+log = logging.getLogger(__name__)
+
+_IDLE_SECONDS = 1.0
+_AGAIN_SECONDS = 0.5
+_LIMIT_SECONDS = 3.0
+_CONFIRM_SECONDS = 1.0
+_POLL_SECONDS = 0.05
+_FIRST_REMINDER_SECONDS = 10.0
+_LONGEST_REMINDER_SECONDS = 600.0
+_THREAD_STOP_SECONDS = 5.0
+_UP = "headrace_kafka_up"
+_AGO = re.compile(r" \(after \d+ms in state \w+.*$")
+_PORT = re.compile(r":\d+$")
+_SILENT = f"no answer within {_LIMIT_SECONDS:g} s"
+_Error = confluent_kafka.KafkaError
+
+
+class Outage(NamedTuple):
+    """A time in which no broker answers."""
+
+    since: float
+    """Of the last answer, in seconds since the epoch; of the start of the process if there was none."""
+    seconds: float
+    """How long it lasts."""
+    why: str
+    """One sentence: the address, since when, and the client's reason."""
+
+
+class Reachability(Service):
+    """Knows of one cluster whether it answers. Every client reports to it, from any thread."""
+
+    def __init__(
+        self, kafka: KafkaConfig, clock: Clock, name: str = "kafka", tell: Callable[[str], None] | None = None
+    ) -> None:
+        """Prepare; no one is contacted.
+
+        Args:
+            kafka: The cluster.
+            clock: Time.
+            name: Name of the service.
+            tell: Called with a sentence when an outage begins, goes on and ends; by default it is logged.
+        """
+        super().__init__(name)
+        self.servers = kafka.bootstrap_servers
+        """The addresses, as they are configured."""
+        self._properties = client_properties(kafka, "headrace-reachability")
+        self._clock = clock
+        self._tell = tell or log.warning
+        self._began = clock.monotonic()
+        self._answered_at = self._began
+        self._has_answered = False
+        self._reason = ""
+        """Why no broker answers; empty while one does, or while that is not known."""
+        self._last_error = ""
+        self._refused_requests = 0
+        self._none_left = threading.Event()
+        """Set when a client says that it reaches no broker, so that the brokers are asked at once."""
+        self._own_none_left = False
+        self._reminder_at = 0.0
+        self._pause_seconds = 0.0
+        self._thread: OwnedThread | None = None
+
+    async def start(self) -> None:
+        register_gauge(_UP, lambda: int(self._has_answered and not self._reason), bootstrap_servers=self.servers)
+        self._thread = OwnedThread(self.name, self._watch, self.die)
+        self._thread.start()
+
+    async def stop(self) -> None:
+        unregister_gauge(_UP, bootstrap_servers=self.servers)
+        if self._thread:
+            await self._thread.stop(_THREAD_STOP_SECONDS)
+        await super().stop()
+
+    def readiness(self) -> Readiness:
+        if outage := self.outage:
+            return Readiness(False, outage.why)
+        return Readiness(self._has_answered, "" if self._has_answered else f"Kafka at {self.servers} is being asked")
+
+    @property
+    def outage(self) -> Outage | None:
+        """The present outage; None while a broker answers, or while that is not known yet."""
+        reason = self._reason
+        if not reason:
+            return None
+        seconds = self._clock.monotonic() - self._answered_at
+        since = self._clock.time() - seconds
+        return Outage(
+            since, seconds, f"Kafka at {self.servers} has not answered for {seconds:.0f} s: {reason}{self.hint()}"
+        )
+
+    def answered(self) -> None:
+        """Take note that a broker has just answered a client."""
+        # A late report must not end an outage that began after it; only the question of our own client ends one.
+        if not self._reason:
+            self._answered_at = self._clock.monotonic()
+
+    def failed(self, error: Any) -> None:
+        """Take an error that a client reports beside its calls (`error_cb`)."""
+        if error.code() == _Error._ALL_BROKERS_DOWN:
+            self._none_left.set()  # of that client only
+        else:
+            self._last_error = plain_reason(error) or self._last_error
+
+    def check(self, limit_seconds: float) -> None:
+        """Return unless no broker has answered for longer than a limit.
+
+        Raises:
+            KafkaUnavailable: None has, so nothing should be handed to a client.
+        """
+        if not self._reason:
+            return
+        outage = self.outage
+        if outage and outage.seconds > limit_seconds:
+            self._refused_requests += 1
+            if self._refused_requests == 1:
+                log.warning("requests to produce are answered 503 until Kafka at %s answers", self.servers)
+            raise self.error("nothing of this request was sent")
+
+    def error(self, doing: str) -> KafkaUnavailable:
+        """Return the error of what cannot be done now."""
+        why = outage.why if (outage := self.outage) else f"Kafka at {self.servers} has not answered yet"
+        return KafkaUnavailable(f"{doing}: {why}", bootstrap_servers=self.servers)
+
+    def last_error(self) -> str:
+        """Return the client's latest reason for not reaching a broker, in plain words; empty if there was none."""
+        return self._last_error
+
+    def hint(self) -> str:
+        """Return what to do about an address that looks wrong, as the end of a sentence; empty if none does."""
+        bare = [one for one in self.servers.split(",") if not _PORT.search(one.strip())]
+        return f" ({bare[0].strip()} names no port, so 9092 is taken)" if bare else ""
+
+    # On the thread ---------------------------------------------------------------------------------------------------
+
+    def _watch(self, stop_asked: threading.Event) -> None:
+        own: dict[str, Any] = {"reconnect.backoff.max.ms": 500, "error_cb": self._own_failed}
+        client = AdminClient({**self._properties, **own})
+        while not stop_asked.is_set():
+            asked_at = self._clock.monotonic()
+            answered = self._ask(client, stop_asked)
+            if not stop_asked.is_set():
+                self.asked(asked_at, answered)
+            self._wait(client, stop_asked)
+
+    def asked(self, asked_at: float, answered: bool) -> None:
+        """Take the outcome of a question to the brokers: begin an outage, remind of it, or end it."""
+        now = self._clock.monotonic()
+        outage = self.outage
+        if answered:
+            self._has_answered, self._reason, self._last_error = True, "", ""
+            self._answered_at = now
+            if outage:
+                refused = f"; {self._refused_requests} requests were answered 503" if self._refused_requests else ""
+                self._tell(f"Kafka at {self.servers} answers again after {outage.seconds:.0f} s{refused}")
+            self._refused_requests = 0
+        elif self._answered_at <= asked_at or outage:  # else another client has had an answer meanwhile
+            self._reason = self._last_error or _SILENT
+            if not outage:
+                self._pause_seconds = _FIRST_REMINDER_SECONDS
+            elif now < self._reminder_at:
+                return
+            else:
+                self._pause_seconds = min(3 * self._pause_seconds, _LONGEST_REMINDER_SECONDS)
+            self._reminder_at = now + self._pause_seconds
+            self._tell(self.outage.why if self.outage else "")
+
+    def _ask(self, client: AdminClient, stop_asked: threading.Event) -> bool:
+        """Ask which brokers there are; wait only a moment where the client says that none can be reached."""
+        began = self._clock.monotonic()
+        self._none_left.clear()
+        self._own_none_left = False
+        answer = client.describe_cluster(request_timeout=_LIMIT_SECONDS)
+        while not (answer.done() or stop_asked.is_set()):
+            client.poll(_POLL_SECONDS)  # serves `_own_failed`
+            limit = _CONFIRM_SECONDS if self._own_none_left else _LIMIT_SECONDS
+            if self._clock.monotonic() - began > limit:
+                return False
+        return answer.done() and answer.exception() is None
+
+    def _wait(self, client: AdminClient, stop_asked: threading.Event) -> None:
+        """Wait until the brokers should be asked again."""
+        began = self._clock.monotonic()
+        while not stop_asked.is_set():
+            now = self._clock.monotonic()
+            if self._reason:
+                if now - began >= _AGAIN_SECONDS:
+                    return
+            elif self._none_left.is_set() or now - self._answered_at >= _IDLE_SECONDS:
+                return
+            client.poll(_POLL_SECONDS)
+
+    def _own_failed(self, error: Any) -> None:
+        self._own_none_left = self._own_none_left or error.code() == _Error._ALL_BROKERS_DOWN
+        self.failed(error)
+
+
+def plain_reason(error: Any) -> str:
+    """Return why a client does not reach a broker, in plain words; empty if its error says nothing of that."""
+    text = _AGO.sub("", error.str())
+    address, _, said = text.partition("/")
+    said = said.partition(": ")[2] or text
+    if error.code() == _Error._RESOLVE:
+        return f"unknown host {address}"
+    if error.code() == _Error._AUTHENTICATION:
+        return f"login refused by {address}: {said}"
+    if error.code() == _Error._SSL:
+        return f"TLS failed with {address}: {said}"
+    if "Connection refused" in said:
+        return f"connection refused by {address}"
+    if "timed out" in said:
+        return f"timed out at {address}"
+    if "isconnected" in said:
+        return f"connection closed by {address}"
+    return f"{address}: {said}" if error.code() in (_Error._TRANSPORT, _Error._BAD_MSG) else ""

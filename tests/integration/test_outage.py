@@ -1,0 +1,175 @@
+"""While no broker answers, everything that tells of a process says the same: since when, and why."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from headrace.testing import Cluster, HeadraceProcess
+
+RECORD = {"records": [{"key": "k", "value": {"n": 1}}]}
+SOON_SECONDS = 3.0
+LATE_SECONDS = 60.0
+
+
+class Scene:
+    """A cluster of its own with one broker, and a process with a consumer and a function on it."""
+
+    def __init__(self, cluster: Cluster, folder: Path, site: Any, headrace: Any, backend: Any) -> None:
+        self.cluster, self.site = cluster, site
+        (folder / "work.py").write_text("def handler(context, event):\n    return None\n")
+        trigger = {"kind": "kafka-cluster", "attributes": {"topics": ["orders"], "consumerGroup": "work"}}
+        spec = {"handler": "work:handler", "triggers": {"in": trigger}}
+        (folder / "function.yaml").write_text(yaml.safe_dump({"metadata": {"name": "work"}, "spec": spec}))
+        self.process: HeadraceProcess = headrace(
+            {
+                "kafka": {"bootstrap_servers": cluster.bootstrap_servers},
+                "producer": {"unreachable_seconds": 2},
+                "reactive_consumers": {
+                    "push": {"topics": ["orders"], "group": "push", "backend": {"url": backend.url}}
+                },
+                "functions": [str(folder / "function.yaml")],
+            }
+        )
+
+    def says(self) -> dict[str, Any]:
+        """Return what every place says at this moment."""
+        url = self.process.url
+        metrics = self.site.ask(f"{url}/metrics").body
+        listed = json.loads(self.site.cli("reactive", "list", "--url", url, "--output", "json").stdout)
+        top = ("reactive", "top", "--url", url, "--once", "--interval", "0.2", "--output", "json")
+        return {
+            "ready": self.site.ask(f"{url}/health/readiness").status == 200,
+            "readiness": self.site.reasons(url).get("kafka", ""),
+            "metric": re.findall(r"^headrace_(?:ready|kafka_up)\S* (\S+)", metrics, re.MULTILINE),
+            "lag metric": "headrace_consumer_lag_records{" in metrics,
+            "list": [one["why"] for one in listed],
+            "lag": [one["lag"] for one in listed],
+            "text": self.site.cli("reactive", "list", "--url", url).stdout,
+            "status": [self.site.cli("reactive", "status", name, "--url", url).stdout for name in ("push", "work.in")],
+            "top": [one["why"] for one in json.loads(self.site.cli(*top).stdout)["consumers"]],
+        }
+
+    def is_well(self) -> bool:
+        """Whether nothing says that anything is wrong, and the lag is known."""
+        says = self.says()
+        quiet = not [*says["readiness"], *filter(None, says["list"] + says["top"])]
+        known = says["lag"] == [0, 0] and says["lag metric"]
+        return bool(says["ready"] and quiet and known and says["metric"] == ["1.0", "1.0"] and "runs" in says["text"])
+
+    def produce(self, path: str = "/producers/orders", body: Any = RECORD) -> Any:
+        return self.site.ask(f"{self.process.url}{path}", body)
+
+
+@pytest.fixture
+def scene(site: Any, tmp_path: Path, headrace: Any, backend: Any) -> Iterator[Scene]:
+    with Cluster(tmp_path / "kafka") as cluster:
+        cluster.create_topic("orders")
+        made = Scene(cluster, tmp_path, site, headrace, backend)
+        assert made.produce().status == 200
+        site.wait_until(made.is_well, "all to be well")
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("break_it", "mend", "why", "limit_seconds"),
+    [
+        (Cluster.kill, Cluster.restart, "connection refused by 127.0.0.1", SOON_SECONDS),
+        (Cluster.pause, Cluster.resume, "no answer within 3 s", 2 * SOON_SECONDS),
+    ],
+    ids=["killed", "hanging"],
+)
+def test_all_say_the_same_in_an_outage(
+    scene: Scene,
+    break_it: Callable[[Cluster, int], None],
+    mend: Callable[[Cluster, int], None],
+    why: str,
+    limit_seconds: float,
+) -> None:
+    """List, status, top, readiness and metrics, of a consumer and of a function; and the log has a line at each end."""
+    break_it(scene.cluster, 1)
+    began = time.monotonic()
+    scene.site.wait_until(lambda: scene.site.ask(f"{scene.process.url}/health/readiness").status != 200, "no 200")
+    assert time.monotonic() - began < 2 * limit_seconds, "with room for a machine that is busy"
+    says = scene.says()
+    sentence = re.compile(rf"Kafka at {scene.cluster.bootstrap_servers} has not answered for \d+ s: {why}")
+    for told in (says["readiness"], *says["list"], *says["top"]):
+        assert sentence.match(told), says
+    for told in says["status"]:
+        assert sentence.search(" ".join(told.split())), says
+    assert says["metric"] == ["0.0", "0.0"]
+    assert (says["lag metric"], says["lag"]) == (False, [None, None])
+    assert says["text"].count("no Kafka") == 2
+    scene.site.wait_until(lambda: scene.produce().status == 503, "a request to be refused")
+    for path, body in (
+        ("/producers/orders", RECORD),
+        ("/transactions", {"topics": [{"topic": "orders", **RECORD}]}),
+    ):
+        asked_at = time.monotonic()
+        refused = scene.produce(path, body)
+        assert (refused.status, refused.headers["retry-after"]) == (503, "2")
+        assert time.monotonic() - asked_at < SOON_SECONDS
+        assert "nothing of this request was sent" in refused.body["description"]
+        assert refused.body["metadata"]["retriable"] is True
+        assert "requestStatus" not in refused.body
+    mend(scene.cluster, 1)
+    scene.site.wait_until(scene.is_well, "all to be well again", LATE_SECONDS)
+    assert scene.produce().status == 200
+    lines = [line for line in scene.process.output.splitlines() if "answer" in line]
+    assert len([line for line in lines if "has not answered for" in line]) <= 4
+    assert len([line for line in lines if "answers again after" in line]) == 1
+    assert len([line for line in lines if "are answered 503 until" in line]) == 1
+    assert "no broker answers" not in scene.process.output
+    assert "Connection refused" not in scene.process.output, "no line of the client as it is"
+    assert scene.process.terminate() == 0
+
+
+def test_following_a_topic_says_that_kafka_is_away_and_back(site: Any, tmp_path: Path) -> None:
+    """On standard error, beside the records; records that come later are printed."""
+    with Cluster(tmp_path / "kafka") as cluster:
+        cluster.create_topic("orders")
+        words = [sys.executable, "-m", "headrace.cli.main", "consume", "orders", "--follow"]
+        command = [*words, "-b", cluster.bootstrap_servers]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as following:
+            said: list[str] = []
+            assert following.stderr
+            assert following.stdout
+            reading = threading.Thread(target=lambda stream: said.extend(stream), args=(following.stderr,))
+            reading.start()
+            site.cli("produce", "orders", "-b", cluster.bootstrap_servers, given="one\n")
+            assert following.stdout.readline() == "one\n"
+            cluster.kill(1)
+            away = f"Kafka at {cluster.bootstrap_servers} has not answered for"
+            site.wait_until(lambda: any(away in line for line in said), "the outage to be told")
+            cluster.restart(1)
+            site.wait_until(lambda: any("answers again" in line for line in said), "the end to be told", LATE_SECONDS)
+            site.cli("produce", "orders", "-b", cluster.bootstrap_servers, given="two\n")
+            assert following.stdout.readline() == "two\n"
+            following.terminate()
+            reading.join()
+
+
+@pytest.mark.parametrize(
+    ("servers", "why"),
+    [
+        ("localhost:1", "localhost:1: connection refused by localhost:1"),
+        ("nohost.invalid:9092", "nohost.invalid:9092: unknown host nohost.invalid:9092"),
+    ],
+)
+def test_a_command_says_within_two_seconds_what_it_waits_for(servers: str, why: str) -> None:
+    """Ten seconds of silence look like a hang."""
+    command = [sys.executable, "-m", "headrace.cli.main", "topics", "list", "-b", servers]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stderr
+        assert waiting.stderr.readline() == f"waiting up to 10 s for Kafka at {why}\n"
+        waiting.kill()

@@ -1,0 +1,46 @@
+"""How far groups are behind is told only while it is known."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headrace.control import lag
+from headrace.control.lag import LagMonitor, PartitionLag
+from headrace.errors import KafkaUnavailable
+from headrace.lifecycle import ManualClock
+from headrace.records import TopicPartition
+
+P0 = TopicPartition("t", 0)
+
+
+def test_a_lag_is_not_known_in_an_outage_nor_long_after_the_last_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last number is never shown as if it were the present one."""
+    answers: list[Any] = [[PartitionLag(P0, 1, 5, 4, 5)]]
+
+    async def lag_of(admin: Any, group: str, topics: Any) -> list[PartitionLag]:
+        if not answers:
+            raise KafkaUnavailable("no broker answers")
+        return answers.pop()
+
+    monkeypatch.setattr(lag, "lag_of", lag_of)
+
+    async def main() -> None:
+        clock, admin = ManualClock(), SimpleNamespace(reachability=SimpleNamespace(outage=None))
+        monitor = LagMonitor(admin, {"g": ["t"]}, clock)  # type: ignore[arg-type]
+        await monitor.start()
+        await clock.advance(1)
+        assert list(monitor.all()) == [("g", P0, 4)]
+        admin.reachability.outage = object()
+        assert (monitor.of("g"), list(monitor.all())) == ({}, [])
+        admin.reachability.outage = None
+        await clock.advance(20)
+        assert monitor.of("g")[P0].lag == 4
+        await clock.advance(20)
+        assert monitor.of("g") == {}
+        await monitor.stop()
+
+    asyncio.run(main())

@@ -1,4 +1,4 @@
-"""What the audit costs: producing and pushing with every record noted in a topic and without, in turns."""
+"""What the audit costs: producing and pushing with every record audited and without, in turns."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ class AuditTable:
         """Return the table; medians of the rounds."""
         rows = []
         for row, title in TITLES.items():
-            without, audited = (self.runs[row, noted] for noted in (False, True))
+            without, audited = (self.runs[row, with_audit] for with_audit in (False, True))
             missing = sum(notes.get("dropped", 0) + notes.get("lost", 0) for notes in self.notes[row])
             share = missing / (missing + sum(notes.get("written", 0) for notes in self.notes[row]))
             cost = 1 - median_of("rate", audited) / median_of("rate", without)
             rows.append(f"{title}, records | {cells(without)} | | | ")
             rows.append(
-                f"{title}, every record noted | {cells(audited)} | **{cost:.0%}** | {share:.0%} of notes | <= 10 %"
+                f"{title}, every record audited | {cells(audited)} | **{cost:.0%}** | {share:.0%} of notes | <= 10 %"
             )
         return table(f"workload | {HEAD} | costs | dropped | target", rows)

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import confluent_kafka
 
+from bench.dead_letter_topic import PARTITIONS
 from bench.environment import Bench, ask
-from bench.letters import PARTITIONS
 from bench.machine import Meter
 from bench.measured import HEAD, Measured, cells, median_of, table
 
@@ -82,13 +82,13 @@ def watched(bench: Bench, topic: str, process: subprocess.Popen[str]) -> list[Pr
 
 def filled(bench: Bench, records: int) -> str:
     """Return a new topic with so many dead letters."""
-    topic = bench.topic("letters", PARTITIONS, ".dlq")
+    topic = bench.topic("dead", PARTITIONS, ".dlq")
     fill(bench, topic, records)
     return topic
 
 
 def fill(bench: Bench, topic: str, records: int) -> None:
-    bench.module("bench.letters", "fill", bench.cluster.bootstrap_servers, topic, str(records))
+    bench.module("bench.dead_letter_topic", "fill", bench.cluster.bootstrap_servers, topic, str(records))
 
 
 class DeadLetterTable:
@@ -118,7 +118,7 @@ reads dead letters and produces them as they are, with the same client."""
         records = dead_letters(self.bench)
         source = filled(self.bench, records)
         words = [self.bench.cluster.bootstrap_servers, source, str(records), self.bench.topic("back", PARTITIONS)]
-        got = self.bench.module("bench.letters", "bare", *words)
+        got = self.bench.module("bench.dead_letter_topic", "bare", *words)
         return float(got["records"] / got["seconds"])
 
     def look(self) -> None:

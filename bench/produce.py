@@ -97,9 +97,9 @@ a future per record. Headrace makes all of its checks in every row (Host, sizes,
     def load_all(self, name: str, serving: Serving, *shapes: str) -> None:
         with serving as target:
             for shape in shapes or ("many", "one", "alone"):
-                self.note(name, shape, produce(self.bench, target, shape, self.topic))
+                self.add(name, shape, produce(self.bench, target, shape, self.topic))
 
-    def note(self, name: str, shape: str, got: Measured) -> None:
+    def add(self, name: str, shape: str, got: Measured) -> None:
         self.found.setdefault((name, shape), []).append(got)
 
     def with_tokens(self) -> Serving:
@@ -126,7 +126,7 @@ a future per record. Headrace makes all of its checks in every row (Host, sizes,
             for _ in range(ROUNDS):
                 got = measure(load, target, self.bench.folder, SECONDS * self.bench.scale)
                 assert not got.errors, got
-                self.note("ours", "avro", got)
+                self.add("ours", "avro", got)
 
     def throttled(self) -> None:
         """Measure a minute with an eighth of the broker, and the largest resident memory in MiB."""
@@ -185,7 +185,7 @@ a future per record. Headrace makes all of its checks in every row (Host, sizes,
 
     def slow_row(self) -> str:
         late = "some" if self.slow.longest_ms > DEADLINE_MS or self.slow.errors else "none"
-        seen = f"{self.slow.refused:,.0f} requests told to come again, longest {self.slow.longest_ms / 1000:.1f} s"
+        seen = f"{self.slow.refused:,.0f} requests refused with 503, longest {self.slow.longest_ms / 1000:.1f} s"
         title = "1000 x 100 B, 192 connections, the broker at an eighth of the first row, records"
         counts = f"**{self.peak_mib:.0f} MiB, {late} late**, {seen}"
         return f"{title} | {cells([self.slow])} | | | {counts} | <= 200 MiB, none"

@@ -59,7 +59,7 @@ one record per request in the order of the partitions. The function does nothing
                     print(f"{row}, {side}: {got.rate:,.0f} per s, {got.cpu_us:.1f} us", flush=True)
 
     def rows(self) -> dict[str, dict[str, Run]]:
-        """Return what is run by row and product; what cannot be installed is noted as missing."""
+        """Return what is run by row and product; what cannot be installed is missing."""
         bench, topic, records = self.bench, self.bench.topic("http"), int(self.bench.records * PART)
         full = bench.full(records)
         rows: dict[str, dict[str, Run]] = {}

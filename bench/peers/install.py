@@ -106,5 +106,5 @@ def run(folder: Path, *command: str) -> str:
 def reason(lines: Sequence[str]) -> str:
     """Return the first line that says what went wrong."""
     plain = [text for line in lines if (text := re.sub(r"\x1b\[[0-9;]*m", "", line).strip())]
-    told = [line for line in plain if re.search("error|not found|403", line, re.I)] or [*plain, "no reason"]
-    return " ".join(told[0].split())[:240]
+    found = [line for line in plain if re.search("error|not found|403", line, re.I)] or [*plain, "no reason"]
+    return " ".join(found[0].split())[:240]

@@ -1,6 +1,6 @@
 """Dead letters to measure with, and the bare loop that reads and produces them: each in a process of its own.
 
-usage: python -m bench.letters fill|bare BOOTSTRAP TOPIC RECORDS [TARGET]
+usage: python -m bench.dead_letter_topic fill|bare BOOTSTRAP TOPIC RECORDS [TARGET]
 Prints JSON: records, seconds.
 """
 

@@ -435,8 +435,10 @@ def test_keys_wait_in_memory_up_to_a_bound_and_the_others_wait_where_they_are() 
     run(test)
 
 
-async def stale(broker: Broker, clock: ManualClock, frontier: int, committed: dict[TopicPartition, int]) -> None:
-    """Let what ends stale entries run for an hour, with a source partition that is committed so far."""
+async def stale(
+    broker: Broker, clock: ManualClock, frontier: int, committed: dict[TopicPartition, int], then: int
+) -> None:
+    """Let what ends stale entries run for an hour, with a source partition committed so far, and soon at `then`."""
     assert broker.parked
     place = TopicPartition("g.retry.10s", 0)
     pump, _ = pump_of(broker, broker.tiers(clock, tiers=[10]), clock)
@@ -450,19 +452,24 @@ async def stale(broker: Broker, clock: ManualClock, frontier: int, committed: di
 
     service = StaleEntries("s", broker.parked, pump.lanes, ends, reached, clock, 30.0)
     await service.start()
+    await clock.advance(70)
+    if then != frontier:
+        pump.on_lost([P3])
+        pump.on_assigned({P3: 2}, {P3: Committed(then)})
     await clock.advance(3600)
     await service.stop()
 
 
 @pytest.mark.parametrize(
-    ("frontier", "committed", "is_free"),
+    ("frontier", "then", "committed", "is_free"),
     [
-        pytest.param(6, 1, True, id="its record is passed, and all that may be its copy"),
-        pytest.param(6, 0, False, id="its copy may lie in the retry topic"),
-        pytest.param(5, 1, False, id="its record comes again"),
+        pytest.param(6, 6, 1, True, id="its record is passed, and all that may be its copy"),
+        pytest.param(6, 6, 0, False, id="its copy may lie in the retry topic"),
+        pytest.param(5, 5, 1, False, id="its record comes again"),
+        pytest.param(6, 5, 1, False, id="its record comes again after a seek back"),
     ],
 )
-def test_a_key_that_waits_for_no_record_is_free_again(frontier: int, committed: int, is_free: bool) -> None:
+def test_a_key_that_waits_for_no_record_is_free_again(frontier: int, then: int, committed: int, is_free: bool) -> None:
     """As after a seek past a record whose entry is written and whose copy is not."""
 
     async def test() -> None:
@@ -477,7 +484,7 @@ def test_a_key_that_waits_for_no_record_is_free_again(frontier: int, committed: 
             await tiers.write([letter(record(5), 2)])
         broker.refuses = ""
         broker.parked = parked
-        await stale(broker, clock, frontier, {TopicPartition("g.retry.10s", 0): committed})
+        await stale(broker, clock, frontier, {TopicPartition("g.retry.10s", 0): committed}, then)
         assert (not parked.of(record(5))) == is_free
 
     run(test)

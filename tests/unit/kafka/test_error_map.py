@@ -88,3 +88,12 @@ def test_a_record_with_a_key_is_not_what_a_compacted_topic_refuses() -> None:
     bad = ClientError(ClientError.INVALID_RECORD)
     assert type(report_error(bad, "produce to t", keyed=True)) is errors.BatchRefused
     assert type(report_error(bad, "produce to t")) is errors.RecordRefused
+
+
+def test_what_is_printed_is_for_people() -> None:
+    """Kafka's own reason says all where there is no advice; no docstring that is shown tells of our parameters."""
+    refused = to_error(ClientError(ClientError.INVALID_CONFIG, "Invalid value abc"), "create topic y")
+    assert refused.description == "create topic y: Invalid value abc (INVALID_CONFIG)"
+    away = to_error(ClientError(ClientError._TRANSPORT, "away"), "list topics")
+    assert away.description == f"list topics: away (_TRANSPORT). {errors.KafkaUnavailable.__doc__}"
+    assert [error.__name__ for error in errors.catalogue() if "parameters" in (error.__doc__ or "")] == []

@@ -352,7 +352,7 @@ class ProducerQueueFull(
 
 
 class RecordTooLarge(KafkaError, code="ERR40017", message="RECORD_TOO_LARGE", status=413):
-    """A record is larger than the topic or the client allows; or its batch is, and then lower producer.batch_bytes."""
+    """A record is larger than the topic or the client allows; send less, or raise max.message.bytes of the topic."""
 
 
 class RecordRefused(KafkaError, code="ERR40045", message="RECORD_REFUSED", status=400):
@@ -362,7 +362,7 @@ class RecordRefused(KafkaError, code="ERR40045", message="RECORD_REFUSED", statu
 class BatchRefused(
     KafkaError, code="ERR40046", message="BATCH_REFUSED", status=503, retriable=True, retry_after_seconds=1
 ):
-    """Another record that went to Kafka with this one was refused, and so this one is not written: send it again."""
+    """Kafka refused the batch this record was part of, so it is not written: send it again."""
 
 
 class FatalKafkaError(KafkaError, code="ERR40018", message="KAFKA_CLIENT_FATAL", status=503, retriable=True):

@@ -5,12 +5,20 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import confluent_kafka
 import pytest
-from confluent_kafka.admin import AdminClient, NewPartitions
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    ResourceType,
+)
 
 from headrace import errors
 from headrace.config.consumers import FlowControl
@@ -147,6 +155,58 @@ def test_one_record_that_is_too_large_fails_alone(kafka: Any, topic: Callable[..
         assert isinstance(results[1], errors.RecordTooLarge)
         assert [isinstance(results[n], Produced) for n in (0, 2)] == [True, True]
         assert producer.pending_bytes == 0
+        await producer.stop()
+
+    run(test)
+
+
+def test_records_that_fit_the_topic_are_written_whatever_their_batch(kafka: Any, topic: Callable[..., str]) -> None:
+    """Kafka holds a batch against the topic's limit: only a record that is too large itself fails."""
+
+    async def test() -> None:
+        where, small, usual = config(kafka), topic(1, max_message_bytes=100_000), topic()
+        producer = Producer(where, ProducerConfig())
+        await producer.start()
+        half, tiny = OutgoingRecord(small, None, b"x" * 50_000), OutgoingRecord(small, None, b"1")
+        large, other = OutgoingRecord(small, None, b"x" * 200_000), OutgoingRecord(usual, None, b"x" * 200_000)
+        assert await producer.produce([half] * 3) == [Produced(0, n) for n in range(3)]
+        first, refused, last, beside = await producer.produce([tiny, large, tiny, other])
+        assert (first, last, beside) == (Produced(0, 3), Produced(0, 4), Produced(0, 0))
+        assert isinstance(refused, errors.RecordTooLarge)
+        many = [OutgoingRecord(small, None, b"%d" % n + b"x" * 9000) for n in range(200)]
+        results = await asyncio.gather(*(producer.produce(many[n : n + 20]) for n in range(0, 200, 20)))
+        assert [one for part in results for one in part] == [Produced(0, n) for n in range(5, 205)]
+        assert producer.pending_bytes == 0
+        await producer.drain(Deadline(CLOCK, 60))
+        await producer.stop()
+
+    run(test)
+
+
+def test_a_limit_that_is_lowered_later_costs_one_refusal(kafka: Any, topic: Callable[..., str]) -> None:
+    """The records are certainly not written and may be sent again; then they are written, in order."""
+
+    async def test() -> None:
+        where, name = config(kafka), topic()
+        producer = Producer(where, ProducerConfig())
+        await producer.start()
+        records = [OutgoingRecord(name, None, b"x" * 50_000)] * 5
+        assert await producer.produce(records[:1]) == [Produced(0, 0)]
+        resource = ConfigResource(ResourceType.TOPIC, name)
+        resource.add_incremental_config(
+            ConfigEntry("max.message.bytes", "100000", incremental_operation=AlterConfigOpType.SET)
+        )
+        client = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+        client.incremental_alter_configs([resource])[resource].result(60)
+        refused: list[Any] = []
+        end = time.monotonic() + 120
+        while not refused:  # brokers take a changed limit up a moment later
+            assert time.monotonic() < end
+            refused = [r for r in await producer.produce(records) if not isinstance(r, Produced)]
+        assert {type(result) for result in refused} == {errors.BatchRefused}
+        results = await producer.produce(records)
+        first = results[0].offset
+        assert results == [Produced(0, first + n) for n in range(5)]
         await producer.stop()
 
     run(test)

@@ -78,6 +78,16 @@ def test_records_are_where_the_answer_says(kafka: Any, topic: Callable[..., str]
     assert third.headers() == [("X-Correlation-Id", b"mine")]
 
 
+def test_records_are_refused_alone_not_with_their_batch(topic: Callable[..., str], url: str) -> None:
+    """A topic's limit holds for batches, so batches are made as small as the topic wants them."""
+    name = topic(1, max_message_bytes=100_000)
+    status, body = post(url, name, {"records": [{"value": "x" * 50_000}] * 3})
+    assert (status, body["offsets"]) == (200, [{"partition": 0, "offset": offset} for offset in range(3)])
+    status, body = post(url, name, {"records": [{"value": 1}, {"value": "x" * 120_000}, {"value": 2}]})
+    assert (status, [entry.get("offset") for entry in body["offsets"]]) == (200, [3, None, 4])
+    assert body["offsets"][1]["outcome"] == "fail"
+
+
 def test_equal_keys_go_to_the_partition_of_the_java_client(topic: Callable[..., str], url: str) -> None:
     """murmur2 of the stored bytes, so both clients agree where a key lives."""
     name = topic(10)

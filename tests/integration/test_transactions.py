@@ -87,6 +87,17 @@ def test_a_transaction_that_fails_leaves_nothing(site: Any, topic: Callable[...,
     assert (values(site, first, 2), values(site, second, 1)) == ([1, 2], ["small"])
 
 
+def test_a_transaction_larger_than_a_batch_of_its_topic_is_written(
+    site: Any, topic: Callable[..., str], url: str
+) -> None:
+    """Each record fits the topic, so each is written, in order."""
+    name = topic(1, max_message_bytes=100_000)
+    records = [{"value": str(n) + "x" * 50_000} for n in range(5)]
+    status, body, _ = post(f"{url}/transactions", {"topics": [{"topic": name, "records": records}]})
+    assert (status, body["topics"][0]["offsets"]) == (200, [{"partition": 0, "offset": n} for n in range(5)])
+    assert [value[0] for value in values(site, name, 5)] == list("01234")
+
+
 def test_a_record_that_kafka_refuses_is_the_fault_of_the_request(topic: Callable[..., str], url: str) -> None:
     """A compacted topic takes no record without a key; sending the transaction again would not help."""
     name, other = topic(1, cleanup_policy="compact"), topic()

@@ -25,6 +25,7 @@ from headrace.formats.registry import SchemaRegistry
 from headrace.formats.registry_watch import RegistryWatch
 from headrace.kafka import (
     Admin,
+    BatchLimits,
     BulkProducer,
     OwnTopics,
     Producer,
@@ -78,8 +79,11 @@ class App:
             log.warning("%s", warning)
         self.reachability = Reachability(config.kafka, clock)
         self.admin = Admin(config.kafka, self.reachability)
-        self.topics = TopicDirectory(self.admin, clock)
-        self.producer = Producer(config.kafka, config.producer, reachability=self.reachability, refuses=True)
+        self.limits = BatchLimits(lambda: self.admin, config.producer.batch_bytes)
+        self.topics = TopicDirectory(self.admin, clock, self.limits)
+        self.producer = Producer(
+            config.kafka, config.producer, reachability=self.reachability, refuses=True, limits=self.limits
+        )
         self.inner_producer = self._inner_producer()
         self.registry = SchemaRegistry(config.schema_registry, clock)
         self.codecs = Codecs(self.registry, plain_unions=config.schema_registry.avro_unions == "plain")
@@ -136,12 +140,14 @@ class App:
             return self.producer
         # Its records may be larger: a dead letter is a record that Kafka took, and headers.
         lasting = config.producer.lasting.model_copy(update={"max_record_bytes": _LARGEST_RECORD_BYTES})
-        return Producer(config.kafka, lasting, "inner_producer", self.reachability)
+        return Producer(config.kafka, lasting, "inner_producer", self.reachability, limits=self.limits)
 
     def _writing(self, produce: ProduceService) -> Writing:
         config = self.config
         name = config.producer.transactions.id or f"headrace-{socket.gethostname()}-{config.http.port}"
-        producers = TransactionalProducers(config.kafka, config.producer, name, reachability=self.reachability)
+        producers = TransactionalProducers(
+            config.kafka, config.producer, name, reachability=self.reachability, limits=self.limits
+        )
         transactions = Transactions(config.producer, produce, producers, self.audit)
         state = StateTopic(config.kafka, self.admin, config.producer.idempotency.topic)
         idempotency = Idempotency(config.producer.idempotency, transactions, state, producers.open, self.clock)
@@ -178,7 +184,7 @@ class App:
         target: AuditTarget = AuditFile(settings)
         if settings.to == "topic":
             # Of its own, so notes never take the room or the turn of the records they tell of.
-            producer = BulkProducer(self.config.kafka, self.config.producer.lasting, "audit_producer")
+            producer = BulkProducer(self.config.kafka, self.config.producer.lasting, "audit_producer", self.limits)
             target = AuditTopic(settings.topic, producer)
             self.services.append(producer)
             if self.config.kafka.create_topics:

@@ -1,6 +1,7 @@
 """The only door to Kafka: producer, consumer, administration, names, errors, client properties."""
 
 from headrace.kafka.admin import Admin, PartitionInfo, TopicInfo
+from headrace.kafka.batch_limits import BatchLimits
 from headrace.kafka.bulk_producer import BulkProducer
 from headrace.kafka.consumer import Consumer
 from headrace.kafka.control_table import ControlTable
@@ -20,6 +21,7 @@ from headrace.kafka.transactions import TransactionalProducers
 
 __all__ = [
     "Admin",
+    "BatchLimits",
     "BulkProducer",
     "Consumer",
     "ControlTable",

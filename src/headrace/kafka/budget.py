@@ -48,6 +48,10 @@ class ByteBudget:
             may = f"it may have {self._share:g} of what is free (producer.partition_share)"
             raise _full(f"{held} bytes wait for {place}", may, held)
 
+    def holds(self, topic: str) -> bool:
+        """Return whether records of a topic wait."""
+        return any(name == topic for name, _ in self._lanes)
+
     def take(self, lane: Lane, size: int) -> None:
         """Count a request, if `check` lets it."""
         self.check(lane, size)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import itertools
 import threading
 from collections.abc import Iterable, Sequence
@@ -11,6 +13,8 @@ import confluent_kafka
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
+from headrace.kafka.admin import Admin
+from headrace.kafka.batch_limits import Batches, BatchLimits, wire_bytes
 from headrace.kafka.error_map import report_error
 from headrace.kafka.producer_settings import producer_properties
 from headrace.lifecycle import Service
@@ -24,19 +28,27 @@ _PORTION_RECORDS = 1000
 class BulkProducer(Service):
     """Writes many records from a thread of the caller, one at a time."""
 
-    def __init__(self, kafka: KafkaConfig, settings: ProducerConfig, name: str) -> None:
+    def __init__(
+        self, kafka: KafkaConfig, settings: ProducerConfig, name: str, limits: BatchLimits | None = None
+    ) -> None:
         super().__init__(name)
+        self._limits = limits or BatchLimits(functools.partial(Admin, kafka), settings.batch_bytes)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._kafka, self._settings = kafka, settings
         self._stopped = threading.Event()
         self._fatal = False
         self._failed = 0
         self._why = ""
         self._client = self._new_client()
+        self._batches = Batches(self._limits, settings.batch_bytes, self._flush)
 
     @property
     def waiting(self) -> int:
         """Records that were taken and are neither acknowledged nor failed."""
         return len(self._client)
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
 
     async def stop(self) -> None:
         self._stopped.set()  # whoever writes ends within a moment
@@ -54,6 +66,8 @@ class BulkProducer(Service):
         """
         if self._fatal and not self.waiting:
             self._fatal, self._client = False, self._new_client()
+        if self._loop and not self._stopped.is_set():
+            self._limits.learn_from_thread(topic, self._loop)
         client, rest, taken = self._client, iter(records), False
         while portion := list(itertools.islice(rest, _PORTION_RECORDS)):
             taken = True
@@ -67,8 +81,13 @@ class BulkProducer(Service):
         failed, self._failed = self._failed, 0
         return failed, self._why
 
+    def _flush(self) -> None:
+        while self.waiting and not self._stopped.is_set():
+            self._client.flush(_FULL_SECONDS)
+
     def _hand_over(self, client: confluent_kafka.Producer, topic: str, records: Sequence[tuple[bytes, bytes]]) -> None:
         for key, value in records:
+            self._batches.make_room(topic, wire_bytes(key, value))
             while not self._produced(client, topic, key, value):
                 client.poll(_FULL_SECONDS)
                 if self._stopped.is_set():
@@ -85,10 +104,11 @@ class BulkProducer(Service):
             self._report(cause.args[0], None)
         return True
 
-    def _report(self, error: confluent_kafka.KafkaError, _: Any) -> None:
+    def _report(self, error: confluent_kafka.KafkaError, record: Any) -> None:
         self._failed += 1
         self._fatal = self._fatal or error.fatal()
-        self._why = report_error(error, "produce").description
+        batch = self._batches.refusal(error, record) if record else None
+        self._why = (batch or report_error(error, "produce")).description
 
     def _new_client(self) -> confluent_kafka.Producer:
         properties = producer_properties(self._kafka, self._settings, f"headrace-{self.name}")

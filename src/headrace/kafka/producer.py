@@ -19,6 +19,8 @@ import confluent_kafka
 from headrace import errors
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
+from headrace.kafka.admin import Admin
+from headrace.kafka.batch_limits import BatchLimits
 from headrace.kafka.budget import SEVERAL, ByteBudget, Lane, lane_of
 from headrace.kafka.error_map import repeat_error, report_error, to_error
 from headrace.kafka.producer_settings import producer_properties
@@ -45,7 +47,18 @@ Results = list[ProduceResult]
 class _Request:
     """The records of one `send`: their results and how many are still out."""
 
-    __slots__ = ("_acked", "_post", "delivered", "done", "lane", "refused", "results", "size_bytes", "total")
+    __slots__ = (
+        "_acked",
+        "_post",
+        "_refusal",
+        "delivered",
+        "done",
+        "lane",
+        "refused",
+        "results",
+        "size_bytes",
+        "total",
+    )
 
     def __init__(
         self,
@@ -55,6 +68,7 @@ class _Request:
         post: Callable[[_Request], None],
         done: Callable[[Results], None],
         acked: bool = True,
+        refusal: Callable[[Any, Any], errors.HeadraceError | None] = lambda error, record: None,
     ) -> None:
         self.total = total
         self.size_bytes = size_bytes
@@ -65,6 +79,7 @@ class _Request:
         self.done: Callable[[Results], None] | None = done
         self._acked = acked
         self._post = post
+        self._refusal = refusal
 
     def reported(self, index: int, error: confluent_kafka.KafkaError | None, record: Any) -> None:
         """Take one delivery report, on the delivery thread."""
@@ -75,7 +90,9 @@ class _Request:
             else:
                 self.results[index] = Produced(record.partition(), offset)
         else:
-            self.results[index] = report_error(error, f"produce to {record.topic()}", keyed=record.key() is not None)
+            self.results[index] = self._refusal(error, record) or report_error(
+                error, f"produce to {record.topic()}", keyed=record.key() is not None
+            )
         self.delivered += 1
         # Each side counts its own and then reads the other's; whoever comes last sees the sum. If both see it, the
         # request is posted twice, and the second time it is done already.
@@ -91,7 +108,10 @@ class _Request:
 
 
 class Producer(Service):
-    """Writes records with `acks=all` and idempotence, within a byte budget."""
+    """Writes records with `acks=all` and idempotence, within a byte budget.
+
+    Topics that allow less than a usual batch have a client of their own for each size, with smaller batches.
+    """
 
     def __init__(
         self,
@@ -101,6 +121,7 @@ class Producer(Service):
         reachability: Reachability | None = None,
         *,
         refuses: bool = False,
+        limits: BatchLimits | None = None,
     ) -> None:
         """Prepare; no one is contacted.
 
@@ -109,6 +130,7 @@ class Producer(Service):
             settings: How.
             name: Name of the service.
             reachability: Gets the errors and the acknowledgements of this client.
+            limits: What is known of the limits of topics; by default it is asked for here.
             refuses: Whether nothing is taken while no broker has answered for `settings.unreachable_seconds`.
         """
         super().__init__(name)
@@ -116,6 +138,10 @@ class Producer(Service):
         self._refuses = refuses
         self._kafka = kafka
         self._settings = settings
+        self._limits = limits or BatchLimits(functools.partial(Admin, kafka), settings.batch_bytes)
+        self._refusal = functools.partial(self._limits.refusal, batch_bytes=settings.batch_bytes)
+        self._sizes: dict[str, int] = {}
+        self._limited: dict[int, Producer] = {}
         self._budget = ByteBudget(settings.max_pending_bytes, settings.partition_share)
         self._idle = asyncio.Event()
         self._work = threading.Event()
@@ -132,10 +158,13 @@ class Producer(Service):
         return self._budget.pending_bytes
 
     async def start(self) -> None:
+        self._open()
+        register_gauge("headrace_producer_pending_bytes", lambda: self._budget.pending_bytes, producer=self.name)
+
+    def _open(self) -> None:
         self._bridge = LoopBridge(asyncio.get_running_loop(), self._finish)
         self._thread = OwnedThread(self.name, self._serve_reports, self.die)
         self._thread.start()
-        register_gauge("headrace_producer_pending_bytes", lambda: self._budget.pending_bytes, producer=self.name)
 
     async def produce(self, records: Sequence[OutgoingRecord]) -> Results:
         """Write records and wait for every acknowledgement.
@@ -149,9 +178,36 @@ class Producer(Service):
             ProducerQueueFull: A byte budget is used up; nothing was sent.
             KafkaUnavailable: No broker has answered for a while; nothing was sent.
         """
+        sizes: dict[int, list[int]] = {}
+        for topic in dict.fromkeys([record.topic for record in records]):
+            if not self._limits.knows(topic):
+                await self._limits.learn(topic)
+            self._client_of(topic)
+        for index, record in enumerate(records) if self._sizes else ():
+            sizes.setdefault(self._sizes.get(record.topic, 0), []).append(index)
+        if len(sizes) < 2:
+            return await self._begin(records)
+        return await self._produce_parts(records, list(sizes.values()))
+
+    async def _produce_parts(self, records: Sequence[OutgoingRecord], parts: list[list[int]]) -> Results:
+        """Write records with several clients; a part without room fails alone once another was sent."""
+        begun: list[tuple[list[int], asyncio.Future[Results]]] = []
+        found: dict[int, ProduceResult] = {}
+        for indexes in parts:
+            try:
+                begun.append((indexes, self._begin([records[index] for index in indexes])))
+            except (errors.ProducerQueueFull, errors.KafkaUnavailable) as full:
+                if not begun:
+                    raise
+                found.update(dict.fromkeys(indexes, full))
+        for indexes, part in begun:
+            found.update(zip(indexes, await part, strict=True))
+        return [found[index] for index in range(len(records))]
+
+    def _begin(self, records: Sequence[OutgoingRecord]) -> asyncio.Future[Results]:
         answer: asyncio.Future[Results] = asyncio.get_running_loop().create_future()
         self.send(records, lambda results: None if answer.done() else answer.set_result(results))
-        return await answer
+        return answer
 
     def send(
         self,
@@ -175,6 +231,10 @@ class Producer(Service):
         if not records:
             asyncio.get_running_loop().call_soon(done, [])  # in a context of its own, as always
             return
+        client = self._client_of(records[0].topic)
+        if client is not self:
+            client.send(records, done, partitions, size_bytes)
+            return
         assert self._bridge is not None
         if self._reachability and self._refuses:
             self._reachability.check(self._settings.unreachable_seconds)
@@ -183,7 +243,7 @@ class Producer(Service):
         size = size_bytes + _RECORD_OVERHEAD_BYTES * len(records)
         lane = lane_of(records, partitions)
         self._budget.take(lane, size)
-        request = _Request(len(records), size, lane, self._bridge.post, done, self._settings.acks != 0)
+        request = _Request(len(records), size, lane, self._bridge.post, done, self._settings.acks != 0, self._refusal)
         self._idle.clear()
         self._open_requests += 1
         self._hand_over(request, records)
@@ -201,16 +261,51 @@ class Producer(Service):
         self._budget.check((topic, SEVERAL), size_bytes)
 
     async def drain(self, deadline: Deadline) -> None:
-        if self._budget.pending_bytes:
-            await asyncio.wait_for(self._idle.wait(), deadline.remaining_seconds)
+        for client in (self, *self._limited.values()):
+            if client._open_requests:
+                await asyncio.wait_for(client._idle.wait(), deadline.remaining_seconds)
 
     async def stop(self) -> None:
+        for client in self._limited.values():
+            await client.stop()
         unregister_gauge("headrace_producer_pending_bytes", producer=self.name)
         if self._thread:
             # What is still queued ends as a report of its own (purged: unknown if in flight), so callers get answers.
             self._client.purge()
             await self._thread.stop(_THREAD_STOP_SECONDS)
         await super().stop()
+
+    def _client_of(self, topic: str) -> Producer:
+        """Return the producer for a topic: this one, or that for batches as small as the topic wants them.
+
+        Raises:
+            ProducerQueueFull: It is another than before, and records of the topic are in flight: order would be lost.
+        """
+        size = self._limits.of(topic) or 0
+        if size != self._sizes.get(topic, 0):
+            if self._budget.holds(topic):
+                raise errors.ProducerQueueFull(
+                    f"topic {topic} has another limit for batches than before (max.message.bytes), and records are "
+                    "in flight: nothing of this request was sent, send it again after a pause"
+                )
+            self._sizes[topic] = size
+        if not size:
+            return self
+        if size not in self._limited:
+            settings = self._settings.model_copy(update={"batch_bytes": size})
+            client = _SmallBatches(
+                self._kafka,
+                settings,
+                f"{self.name}_{size}",
+                self._reachability,
+                refuses=self._refuses,
+                limits=self._limits,
+            )
+            client._budget = self._budget
+            client.on_death = lambda dead: self.die(dead.death or RuntimeError(dead.name))
+            client._open()
+            self._limited[size] = client
+        return self._limited[size]
 
     def _hand_over(self, request: _Request, records: Sequence[OutgoingRecord]) -> None:
         produce, reported = self._client.produce, request.reported
@@ -246,7 +341,7 @@ class Producer(Service):
                 done(request.results)
         if self._reachability and type(requests[-1].results[0]) is Produced and self._settings.acks != 0:
             self._reachability.answered()
-        if not self._budget.pending_bytes:
+        if not self._open_requests:
             self._idle.set()
 
     def _serve_reports(self, stop_asked: threading.Event) -> None:
@@ -287,6 +382,13 @@ class Producer(Service):
         client_id = f"headrace-{self.name}-{next(_client_numbers)}"
         properties = producer_properties(self._kafka, self._settings, client_id)
         return confluent_kafka.Producer({**properties, "error_cb": self._note_error})
+
+
+class _SmallBatches(Producer):
+    """A client with batches of one size; what waits here counts in the budget of the producer it is part of."""
+
+    def _client_of(self, topic: str) -> Producer:
+        return self
 
 
 _client_numbers = itertools.count(1)

@@ -7,6 +7,7 @@ import contextlib
 
 from headrace.errors import HeadraceError, KafkaUnavailable, TopicNotFound
 from headrace.kafka.admin import Admin
+from headrace.kafka.batch_limits import BatchLimits
 from headrace.kafka.names import check_topic
 from headrace.lifecycle import Clock, Readiness, Service
 
@@ -22,8 +23,9 @@ _NEGATIVE_ENTRIES = 10_000
 class TopicDirectory(Service):
     """Answers "how many partitions has this topic" without a question to the broker per request."""
 
-    def __init__(self, admin: Admin, clock: Clock, name: str = "topics") -> None:
+    def __init__(self, admin: Admin, clock: Clock, limits: BatchLimits | None = None, name: str = "topics") -> None:
         super().__init__(name)
+        self._limits = limits
         self._admin = admin
         self._clock = clock
         self._partitions: dict[str, int] = {}
@@ -39,10 +41,12 @@ class TopicDirectory(Service):
 
     def known(self, topic: str) -> int | None:
         """Return the number of partitions of a topic, if `partitions_of` need not ask for it."""
+        if self._limits and not self._limits.knows(topic):
+            return None
         return self._partitions.get(topic)
 
     async def partitions_of(self, topic: str) -> int:
-        """Return the number of partitions of a topic.
+        """Return the number of partitions of a topic, after its limit for batches was learned.
 
         A topic that is not known is asked for at most twice a second, so a name that does not exist is refused at
         once and one that was just created is found.
@@ -54,6 +58,8 @@ class TopicDirectory(Service):
         """
         known = self._partitions.get(topic)
         if known is not None:
+            if self._limits and not self._limits.knows(topic):
+                await self._limits.learn(topic)
             return known
         check_topic(topic)
         missing_since = self._missing.get(topic)
@@ -75,6 +81,8 @@ class TopicDirectory(Service):
             self._missing[topic] = now
             raise
         self._partitions[topic] = len(info.partitions)
+        if self._limits:
+            await self._limits.learn(topic)
         return len(info.partitions)
 
     async def _keep_fresh(self) -> None:

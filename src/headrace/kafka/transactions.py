@@ -28,6 +28,8 @@ import confluent_kafka
 from headrace import errors
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
+from headrace.kafka.admin import Admin
+from headrace.kafka.batch_limits import Batches, BatchLimits, wire_bytes
 from headrace.kafka.error_map import repeat_error, to_error
 from headrace.kafka.producer import ProduceResult
 from headrace.kafka.producer_settings import producer_properties
@@ -74,17 +76,18 @@ class _Job:
         """Return whether the caller is the first to ask, and so owns the request."""
         return self._claimed.acquire(blocking=False)
 
-    def send(self, client: confluent_kafka.Producer, first: int) -> None:
+    def send(self, client: confluent_kafka.Producer, first: int, batches: Batches) -> None:
         """Hand the records from a number on to the client; what it refuses is a result."""
         self.results[first:] = [None] * (len(self.records) - first)
         for index, record in enumerate(self.records[first:], first):
             try:
+                batches.make_room(record.topic, wire_bytes(record.key, record.value, record.headers))
                 client.produce(
                     record.topic,
                     record.value,
                     record.key,
                     -1 if record.partition is None else record.partition,
-                    functools.partial(self._reported, index),
+                    functools.partial(self._reported, index, batches),
                     None,
                     record.timestamp_ms,
                     record.headers,  # type: ignore[arg-type]  # the client's stubs forget that a list is invariant
@@ -99,12 +102,12 @@ class _Job:
                     self.results[index] = to_error(cause, f"produce to {record.topic}")
                 return
 
-    def _reported(self, index: int, error: confluent_kafka.KafkaError | None, record: Any) -> None:
+    def _reported(self, index: int, batches: Batches, error: confluent_kafka.KafkaError | None, record: Any) -> None:
         if error is None:
             offset = record.offset()
             self.results[index] = repeat_error(record) if offset is None else Produced(record.partition(), offset)
         elif error.code() not in _INNOCENT:
-            self.results[index] = to_error(error, f"produce to {record.topic()}")
+            self.results[index] = batches.refusal(error, record) or to_error(error, f"produce to {record.topic()}")
 
     @property
     def written(self) -> bool:
@@ -122,7 +125,16 @@ class _Job:
 class _Writer:
     """One transactional client; everything runs on its thread."""
 
-    def __init__(self, properties: dict[str, Any], jobs: queue.SimpleQueue[_Job], post: Callable[[_Job], None]) -> None:
+    def __init__(
+        self,
+        properties: dict[str, Any],
+        jobs: queue.SimpleQueue[_Job],
+        post: Callable[[_Job], None],
+        limits: BatchLimits,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._limits = limits
+        self._loop = loop
         self._properties = properties
         self._jobs = jobs
         self._post = post
@@ -223,16 +235,19 @@ class _Writer:
 
     def _send(self, client: confluent_kafka.Producer, jobs: list[_Job]) -> None:
         """Write the records, then those that tell where the records are. Ends in time: the client's own limit."""
+        for topic in {record.topic for job in jobs for record in job.records}:
+            self._limits.learn_from_thread(topic, self._loop)
+        batches = Batches(self._limits, self._properties["batch.size"], client.flush)
         for job in jobs:
             job.records = job.records[: job.wanted]
             job.results = []
-            job.send(client, 0)
+            job.send(client, 0, batches)
         client.flush()
         if all(job.written for job in jobs):
             for job in jobs:
                 if job.closing:
                     job.records.append(job.closing(job.results))
-                    job.send(client, job.wanted)
+                    job.send(client, job.wanted, batches)
             client.flush()
 
     def _commit(self, client: confluent_kafka.Producer, jobs: list[_Job]) -> None:
@@ -285,9 +300,11 @@ class TransactionalProducers(Service):
         id_prefix: str,
         name: str = "transactions",
         reachability: Reachability | None = None,
+        limits: BatchLimits | None = None,
     ) -> None:
         super().__init__(name)
         self._reachability = reachability
+        self._limits = limits or BatchLimits(functools.partial(Admin, kafka), settings.batch_bytes)
         self._kafka = kafka
         self._settings = settings
         self._id_prefix = id_prefix
@@ -303,9 +320,11 @@ class TransactionalProducers(Service):
         """Open the producers, which ends what a former process with their names has left open."""
         if self._threads:
             return
-        bridge = LoopBridge(asyncio.get_running_loop(), self._finish)
+        loop = asyncio.get_running_loop()
+        bridge = LoopBridge(loop, self._finish)
         for number in range(self._settings.transactions.producers):
-            writer = self._writer(self._properties(f"{self._id_prefix}-{number}"), self._jobs, bridge.post)
+            properties = self._properties(f"{self._id_prefix}-{number}")
+            writer = self._writer(properties, self._jobs, bridge.post, self._limits, loop)
             thread = OwnedThread(f"{self.name}-{number}", writer.run, self.die)
             self._threads.append(thread)
             thread.start()

@@ -26,7 +26,7 @@ from headrace.kafka.error_map import repeat_error, report_error, to_error
 from headrace.kafka.producer_settings import producer_properties
 from headrace.kafka.properties import client_log
 from headrace.kafka.reachability import Reachability
-from headrace.lifecycle import Deadline, LoopBridge, OwnedThread, Service
+from headrace.lifecycle import Deadline, LoopBridge, OwnedThread, Service, next_slice
 from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
 from headrace.records import NO_OFFSET, OutgoingRecord, Produced
 
@@ -36,6 +36,7 @@ _RECORD_OVERHEAD_BYTES = 64
 _THREAD_STOP_SECONDS = 5.0
 _REPLACE_SECONDS = 5.0
 _CROWD_REQUESTS = 4
+_SLICE_RECORDS = 250
 _CROWD_SECONDS = 0.05
 
 ProduceResult = Produced | errors.HeadraceError
@@ -166,10 +167,11 @@ class Producer(Service):
         self._thread = OwnedThread(self.name, self._serve_reports, self.die)
         self._thread.start()
 
-    async def produce(self, records: Sequence[OutgoingRecord]) -> Results:
+    async def produce(self, records: Sequence[OutgoingRecord], sliced: bool = False) -> Results:
         """Write records and wait for every acknowledgement.
 
-        If cancelled, the records may still be written.
+        If cancelled, the records may still be written. With `sliced` the loop serves others between slices, and
+        records of other requests may stand between these.
 
         Returns:
             One result per record, in their order.
@@ -186,7 +188,7 @@ class Producer(Service):
         for index, record in enumerate(records) if self._sizes else ():
             sizes.setdefault(self._sizes.get(record.topic, 0), []).append(index)
         if len(sizes) < 2:
-            return await self._begin(records)
+            return await (self._produce_slices(records) if sliced else self._begin(records))
         return await self._produce_parts(records, list(sizes.values()))
 
     async def _produce_parts(self, records: Sequence[OutgoingRecord], parts: list[list[int]]) -> Results:
@@ -203,6 +205,20 @@ class Producer(Service):
         for indexes, part in begun:
             found.update(zip(indexes, await part, strict=True))
         return [found[index] for index in range(len(records))]
+
+    async def _produce_slices(self, records: Sequence[OutgoingRecord]) -> Results:
+        answer: asyncio.Future[Results] = asyncio.get_running_loop().create_future()
+        client, index = self._client_of(records[0].topic), 0
+        request = client._take(records, lambda results: None if answer.done() else answer.set_result(results), 0, None)
+        try:
+            for index in range(0, len(records), _SLICE_RECORDS):
+                await next_slice()
+                client._hand_over(request, records[index : index + _SLICE_RECORDS], index)
+        except asyncio.CancelledError:
+            for rest in range(index, len(records)):
+                request.refuse(rest, errors.KafkaUnavailable("the request was cancelled before this record was sent"))
+            raise
+        return await answer
 
     def _begin(self, records: Sequence[OutgoingRecord]) -> asyncio.Future[Results]:
         answer: asyncio.Future[Results] = asyncio.get_running_loop().create_future()
@@ -235,6 +251,16 @@ class Producer(Service):
         if client is not self:
             client.send(records, done, partitions, size_bytes)
             return
+        self._hand_over(self._take(records, done, partitions, size_bytes), records)
+
+    def _take(
+        self,
+        records: Sequence[OutgoingRecord],
+        done: Callable[[Results], None],
+        partitions: int,
+        size_bytes: int | None,
+    ) -> _Request:
+        """Count records that the client gets next, and return their request."""
         assert self._bridge is not None
         if self._reachability and self._refuses:
             self._reachability.check(self._settings.unreachable_seconds)
@@ -246,7 +272,9 @@ class Producer(Service):
         request = _Request(len(records), size, lane, self._bridge.post, done, self._settings.acks != 0, self._refusal)
         self._idle.clear()
         self._open_requests += 1
-        self._hand_over(request, records)
+        return request
+
+    def _wake(self) -> None:
         if self._open_requests > _CROWD_REQUESTS:
             self._crowded_at = time.monotonic()
         if not self._work.is_set():
@@ -307,9 +335,9 @@ class Producer(Service):
             self._limited[size] = client
         return self._limited[size]
 
-    def _hand_over(self, request: _Request, records: Sequence[OutgoingRecord]) -> None:
+    def _hand_over(self, request: _Request, records: Sequence[OutgoingRecord], first: int = 0) -> None:
         produce, reported = self._client.produce, request.reported
-        for index, record in enumerate(records):
+        for index, record in enumerate(records, first):
             try:
                 produce(
                     record.topic,
@@ -331,6 +359,7 @@ class Producer(Service):
                     # The client refused before taking the record, so it is certainly not written.
                     error = errors.KafkaUnavailable("the Kafka client is being replaced: send this record again")
                 request.refuse(index, error)
+        self._wake()
 
     def _finish(self, requests: list[_Request]) -> None:
         for request in requests:

@@ -16,6 +16,7 @@ from headrace.config.producer import ProducerConfig
 from headrace.formats.codec import Codec
 from headrace.formats.codec_json import JsonCodec
 from headrace.formats.codecs import Codecs, SchemaChoice, SchemaRules, format_name
+from headrace.lifecycle import next_slice
 from headrace.records import Header, OutgoingRecord, Produced, is_reserved
 from headrace.sidecar.produce_answer import ProduceAnswer, answer_of
 from headrace.sidecar.produce_limits import check_depth
@@ -23,9 +24,11 @@ from headrace.sidecar.produce_request import (
     ParsedRequest,
     ProduceRecord,
     ProduceRequest,
+    Slice,
     check_partitions,
     choice_of,
     parse_request,
+    slices_of,
 )
 from headrace.telemetry.audit import Audit
 from headrace.telemetry.correlation import new_correlation_ids
@@ -35,6 +38,8 @@ _TRACEABILITY: Final = "X-Traceability-Id"
 _TRACE_PARENT: Final = "traceparent"
 _OWN_HEADERS: Final = (_CORRELATION.lower(), _TRACEABILITY.lower())
 _NAMED_INDEXES: Final = 20
+_AT_ONCE_RECORDS: Final = 1000
+"""So many go to the client without a pause."""
 
 H = TypeVar("H", str | None, bytes | None)
 Part = Literal["key", "value"]
@@ -68,8 +73,8 @@ class Prepared(NamedTuple):
 class Producing(Protocol):
     """The part of the Kafka producer that is used here."""
 
-    async def produce(self, records: Sequence[OutgoingRecord]) -> list[Result]:
-        """Write records; one result per record."""
+    async def produce(self, records: Sequence[OutgoingRecord], sliced: bool = False) -> list[Result]:
+        """Write records, other requests are served between slices; one result per record."""
 
     def send(
         self,
@@ -177,7 +182,7 @@ class ProduceService:
         if partitions is None:
             return False
         request, ignored = self._parse(body)
-        if ignored:
+        if ignored or len(slices_of(request.records)) > 1:
             return False
         if len(request.records) > 1 and request.records[0].partition is None:
             self._producer.check_room(topic, len(body))
@@ -198,6 +203,8 @@ class ProduceService:
 
     async def send(self, prepared: Prepared) -> ProduceAnswer:
         """Write prepared records and return what to answer."""
+        if len(prepared.records) > _AT_ONCE_RECORDS:
+            return self.answer(prepared, await self._producer.produce(prepared.records, sliced=True))
         return self.answer(prepared, await self._producer.produce(prepared.records))
 
     def answer(self, prepared: Prepared, results: list[Result]) -> ProduceAnswer:
@@ -250,18 +257,28 @@ class ProduceService:
         """Return a request's records as they go to Kafka; raises what `produce` raises before it sends."""
         if not self._settings.enabled:
             raise errors.ProducerNotEnabled()
-        check_partitions(request.records, topic, await self._topics.partitions_of(topic))
-        keys, key_schema_id = await self._encode("key", request, self._settings.key_format, topic)
-        values, value_schema_id = await self._encode("value", request, self._settings.value_format, topic)
-        return Prepared(self._outgoing(topic, request.records, keys, values, ids), key_schema_id, value_schema_id)
+        partitions = await self._topics.partitions_of(topic)
+        records: list[OutgoingRecord] = []
+        key_schema_id = value_schema_id = None
+        slices = slices_of(request.records)
+        for part in slices:
+            if len(slices) > 1:
+                await next_slice()
+            check_partitions(part.records, topic, partitions, part.first)
+            keys, key_id = await self._encode("key", request, part, topic)
+            values, value_id = await self._encode("value", request, part, topic)
+            records += self._outgoing(topic, part.records, keys, values, ids)
+            key_schema_id, value_schema_id = key_schema_id or key_id, value_schema_id or value_id
+        return Prepared(records, key_schema_id, value_schema_id)
 
     async def _encode(
-        self, part: Part, request: ProduceRequest, default_format: str, topic: str
+        self, part: Part, request: ProduceRequest, some: Slice, topic: str
     ) -> tuple[list[bytes | None], int | None]:
+        default_format = self._settings.key_format if part == "key" else self._settings.value_format
         choice = choice_of(request, part, self._settings.format_codes)
-        raws = [record.key if part == "key" else record.value for record in request.records]
+        raws = [record.key if part == "key" else record.value for record in some.records]
         texts = [None if not raw or (text := bytes(raw)) == b"null" else text for raw in raws]
-        check_depth(texts)
+        check_depth(texts, some.first)
         if not any(texts):  # nothing to encode needs no schema
             format_name(choice.format or default_format)
             return texts, None
@@ -271,7 +288,7 @@ class ProduceService:
         try:
             return [None if text is None else codec.encode(text) for text in texts], schema_id
         except errors.EncodeError:
-            _name_misfits(part, texts, codec)
+            _name_misfits(part, texts, codec, some.first)
 
     def _outgoing(
         self,
@@ -306,11 +323,11 @@ class ProduceService:
         ]
 
 
-def _name_misfits(part: str, texts: Sequence[bytes | None], codec: Codec) -> NoReturn:
-    """Raise an error that names every record whose key or value does not fit."""
+def _name_misfits(part: str, texts: Sequence[bytes | None], codec: Codec, number: int) -> NoReturn:
+    """Raise an error that names every record of a slice whose key or value does not fit; `number` is the first's."""
     indexes: list[int] = []
     first: errors.EncodeError | None = None
-    for index, text in enumerate(texts):
+    for index, text in enumerate(texts, number):
         try:
             if text is not None:
                 codec.encode(text)

@@ -31,8 +31,8 @@ def check_count(records: Sequence[object], max_records: int) -> None:
         )
 
 
-def check_depth(texts: Sequence[bytes | None]) -> None:
-    """Return if keys or values, JSON that was checked before, are flat enough.
+def check_depth(texts: Sequence[bytes | None], first: int = 0) -> None:
+    """Return if keys or values, JSON that was checked before, are flat enough; `first` is the number of the first.
 
     Raises:
         InvalidRequest: They are not; the error names the record.
@@ -42,7 +42,7 @@ def check_depth(texts: Sequence[bytes | None]) -> None:
     # harms nobody, because whatever reads the text has a limit of its own.
     if len(max(given, key=len, default=b"")) < _SHALLOW_BYTES or _depth(b"".join(given)) <= MAX_DEPTH:
         return
-    for index, text in enumerate(texts):
+    for index, text in enumerate(texts, first):
         if text and _depth(_STRING.sub(b"", text)) > MAX_DEPTH:
             raise errors.InvalidRequest(
                 f"record {index} is nested deeper than {MAX_DEPTH} levels: nothing was sent", index=index

@@ -41,6 +41,9 @@ _Partition = Annotated[int, msgspec.Meta(ge=0)]
 _Number = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 _Long = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _MOST_HEADERS: Final = 256
+_RECORD_WEIGHT: Final = 4
+"""As much work as so many headers."""
+_SLICE_WEIGHT: Final = 1000 * _RECORD_WEIGHT
 _FewHeaders = msgspec.Meta(max_length=_MOST_HEADERS)
 
 
@@ -257,13 +260,38 @@ def _format(given: str | int | None, codes: Sequence[str]) -> str | None:
     return codes[given]
 
 
-def check_partitions(records: list[ProduceRecord], topic: str, partitions: int) -> None:
-    """Return if a topic has the partitions that records name.
+class Slice(NamedTuple):
+    """Records of a request that are worked on without a pause, and the number of the first."""
+
+    first: int
+    records: list[ProduceRecord]
+
+
+def slices_of(records: list[ProduceRecord]) -> list[Slice]:
+    """Return a request in slices that take a few milliseconds each; records count, and so do their headers."""
+    if len(records) <= _SLICE_WEIGHT // (
+        _MOST_HEADERS + _RECORD_WEIGHT
+    ):  # the usual case, and this runs for every request
+        return [Slice(0, records)]
+    weights = [_RECORD_WEIGHT + len(record.headers or ()) for record in records]
+    if sum(weights) <= _SLICE_WEIGHT:
+        return [Slice(0, records)]
+    slices, first, held = [], 0, 0
+    for index, weight in enumerate(weights):
+        if held and held + weight > _SLICE_WEIGHT:
+            slices.append(Slice(first, records[first:index]))
+            first, held = index, 0
+        held += weight
+    return [*slices, Slice(first, records[first:])]
+
+
+def check_partitions(records: list[ProduceRecord], topic: str, partitions: int, first: int = 0) -> None:
+    """Return if a topic has the partitions that records name; `first` is the number of the first record.
 
     Raises:
         PartitionNotFound: It has not; the error names the record.
     """
-    for index, record in enumerate(records):
+    for index, record in enumerate(records, first):
         if record.partition is not None and record.partition >= partitions:
             raise errors.PartitionNotFound(
                 f"record {index} names partition {record.partition}, and topic {topic} has {partitions}, "

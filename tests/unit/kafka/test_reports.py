@@ -13,6 +13,7 @@ from headrace.config.producer import ProducerConfig
 from headrace.errors import KafkaTimeout
 from headrace.kafka.budget import lane_of
 from headrace.kafka.producer import Producer, _Request
+from headrace.lifecycle import Deadline, SystemClock
 from headrace.records import NO_OFFSET, OutgoingRecord, Produced
 
 
@@ -56,6 +57,26 @@ def test_a_request_without_records_is_answered_in_a_context_of_its_own() -> None
         await asyncio.sleep(0)
         assert len(done) == 1
         assert name.get() == ""
+        await producer.stop()
+
+    asyncio.run(main())
+
+
+def test_a_long_request_that_is_cancelled_gives_its_room_back() -> None:
+    """Records that the client did not get yet count as refused."""
+
+    async def main() -> None:
+        settings = ProducerConfig(delivery_timeout_seconds=0.5)
+        producer = Producer(KafkaConfig(bootstrap_servers="127.0.0.1:1"), settings)
+        await producer.start()
+        records = [OutgoingRecord("t", None, b"1")] * 5000
+        request = asyncio.ensure_future(producer.produce(records, sliced=True))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(request), 0.01)
+        request.cancel()
+        await producer.drain(Deadline(SystemClock(), 60))
+        assert request.cancelled()
+        assert producer.pending_bytes == 0
         await producer.stop()
 
     asyncio.run(main())

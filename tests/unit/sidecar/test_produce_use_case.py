@@ -29,7 +29,7 @@ class Kafka:
         self.records: list[OutgoingRecord] = []
         self.results = results
 
-    async def produce(self, records: Sequence[OutgoingRecord]) -> list[Any]:
+    async def produce(self, records: Sequence[OutgoingRecord], sliced: bool = False) -> list[Any]:
         first = len(self.records)
         self.records += records
         return list(self.results) or [Produced(0, first + index) for index in range(len(records))]
@@ -153,6 +153,48 @@ def test_a_body_with_too_many_records_is_refused_before_it_is_decoded(unknown_fi
         produce(body, unknown_fields=unknown_fields)
     nested = b'{"records":[{"value":[' + b"{}," * 20_000 + b"1]}]}"
     assert len(json.loads(produce(nested, unknown_fields=unknown_fields).body)["offsets"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("count", "headers", "slices"), [(1000, 0, 1), (1001, 0, 2), (9999, 0, 10), (16, 256, 2), (15, 256, 1)]
+)
+def test_long_requests_are_worked_on_in_slices(count: int, headers: int, slices: int) -> None:
+    """One slice of all requests per pass of the loop, so that others are served between; headers count too."""
+    body = json.dumps({"records": [{"value": n, "headers": [["a", ""]] * headers} for n in range(count)]}).encode()
+    passes: list[int] = []
+
+    async def main() -> None:
+        kafka = Kafka()
+        registry = SchemaRegistry(SchemaRegistryConfig(url="http://127.0.0.1:1"), ManualClock())
+        service = ProduceService(ProducerConfig(), Codecs(registry), kafka, kafka)
+
+        async def watch() -> None:
+            while True:
+                passes.append(len(kafka.records))
+                await asyncio.sleep(0)
+
+        watcher = asyncio.ensure_future(watch())
+        await asyncio.gather(*(service.produce("t", body, NO_IDS) for _ in range(2)))
+        watcher.cancel()
+        assert len(kafka.records) == 2 * count
+        await registry.close()
+
+    asyncio.run(main())
+    assert len(passes) >= (2 * slices if slices > 1 else 1)
+
+
+def test_a_misfit_in_a_later_slice_is_named_by_its_number_in_the_request() -> None:
+    """Whatever does not fit: partition, format, depth."""
+    good: list[Any] = [{"value": "YQ=="}] * 2500
+    for bad, kind in (
+        ({"value": 7}, errors.EncodeError),
+        ({"value": "", "partition": 3}, errors.PartitionNotFound),
+        ({"value": json.loads("[" * 65 + "]" * 65)}, errors.InvalidRequest),
+    ):
+        with pytest.raises(kind) as raised:
+            produce({"valueFormat": "BINARY", "records": [*good, bad]})
+        assert raised.value.parameters["index"] == 2500
+        assert "ecord 2500" in str(raised.value)
 
 
 @pytest.mark.parametrize("headers", [{str(n): "" for n in range(257)}, [["a", ""]] * 257])

@@ -68,7 +68,7 @@ class Kafka:
         self.not_sent: list[Any] = []
         """Requests that were refused, as the audit is told of them."""
 
-    async def produce(self, records: Sequence[OutgoingRecord]) -> list[Any]:
+    async def produce(self, records: Sequence[OutgoingRecord], sliced: bool = False) -> list[Any]:
         self.records += records
         self.taken.set()
         await self.gate.wait()

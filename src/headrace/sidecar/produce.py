@@ -178,8 +178,7 @@ class ProduceService:
         Returns:
             Whether it was begun; if not, or if this raises, nothing was sent, and the request is one for `produce`.
         """
-        partitions = self._topics.known(topic)
-        if partitions is None:
+        if self._topics.known(topic) is None:
             return False
         request, ignored = self._parse(body)
         if ignored or len(slices_of(request.records)) > 1:
@@ -190,13 +189,34 @@ class ProduceService:
             choice = choice_of(request, part, self._settings.format_codes)
             if not self._codecs.needs_no_schema(choice, default, self._rules):
                 return False
+        return self.write_at_once(topic, request, ids, len(body), admit, done)
+
+    def write_at_once(
+        self,
+        topic: str,
+        request: ProduceRequest,
+        ids: RequestIds,
+        size_bytes: int,
+        admit: Callable[[], None],
+        done: Callable[[Prepared, list[Result]], None],
+        complete: Callable[[Prepared], Prepared] = lambda prepared: prepared,
+    ) -> bool:
+        """Begin to write a request that needs no schema; see `produce_at_once`.
+
+        Args:
+            topic, request, ids, admit, done: As there.
+            size_bytes: What came. It stands for what goes: a record's own headers are among it.
+            complete: Makes the records that go to Kafka of those that were prepared.
+        """
+        partitions = self._topics.known(topic)
+        if partitions is None:
+            return False
         try:
             self.prepare(topic, request, ids).send(None)
         except StopIteration as ended:  # as every coroutine ends that has not had to wait
-            prepared: Prepared = ended.value
+            prepared: Prepared = complete(ended.value)
         admit()
-        # What came stands for what goes: its bytes are counted already, and a record's own headers are among them.
-        size = len(body) + len(prepared.records) * sum(map(len, filter(None, ids)))
+        size = size_bytes + len(prepared.records) * sum(map(len, filter(None, ids)))
         prepared = prepared._replace(size_bytes=size)
         self._producer.send(prepared.records, lambda results: done(prepared, results), partitions, size)
         return True

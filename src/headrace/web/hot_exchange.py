@@ -30,6 +30,7 @@ class Exchange:
         "keep_alive",
         "more_body",
         "principal",
+        "raw",
         "response_complete",
         "response_started",
         "scope",
@@ -44,12 +45,14 @@ class Exchange:
         topic: str,
         ids: RequestIds,
         principal: Principal | None,
+        raw: bool = False,
     ) -> None:
         self.connection = connection
         self.scope: Any = connection.scope
         self.topic = topic
-        self.ids = ids
         self.identity = ids.correlation_id or new_correlation_id()
+        self.ids = ids if ids.correlation_id else ids._replace(correlation_id=self.identity)
+        self.raw = raw
         self.principal = principal
         self.chunks: list[bytes] = []
         self.more_body = self.keep_alive = True

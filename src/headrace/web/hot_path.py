@@ -1,8 +1,8 @@
 """Producing below the framework: the usual request is served by the connection itself, without a task.
 
-What is usual: `POST /producers/{topic}` with JSON of a known length, from somebody known, to a topic that is known, in
-formats without a schema. Everything else, and whatever is not good, is served by the application from its beginning;
-so this path knows no errors of its own. It answers what Kafka said, in the same bytes.
+What is usual: `POST /producers/{topic}` with JSON or one value of a known length, from somebody known, to a topic that
+is known, in formats without a schema. Everything else, and whatever is not good, is served by the application from its
+beginning; so this path knows no errors of its own. It answers what Kafka said, in the same bytes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -21,15 +22,18 @@ from headrace.security import Authenticator, Principal
 from headrace.security.principals import ADMIN
 from headrace.sidecar.produce import Prepared, ProduceService
 from headrace.sidecar.produce_answer import ProduceAnswer
+from headrace.sidecar.produce_request import ProduceRequest
 from headrace.telemetry.correlation import caller, correlation_id
 from headrace.telemetry.metrics import Metrics
 from headrace.web.access import RULES
 from headrace.web.connection import Connection
+from headrace.web.exchange import JSON, media_type
 from headrace.web.hot_exchange import Exchange
 from headrace.web.middleware import Gate, error_of
 from headrace.web.origin import Origins
 from headrace.web.routes.produce import PATH
-from headrace.web.routes.produce_raw import request_ids
+from headrace.web.routes.produce_raw import raw_body, request_ids
+from headrace.web.routes.produce_stream import NDJSON
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +51,7 @@ _UNUSUAL: Final = frozenset(
         b"x-scope-token",
     )
 )
+_NOT_RAW: Final = (JSON, b"", *NDJSON)
 _RULE: Final = RULES["POST", PATH]
 
 
@@ -79,7 +84,10 @@ class HotPath:
             return None
         headers = dict(connection.headers)
         length = headers.get(b"content-length", b"")
-        if headers.get(b"content-type") not in _KINDS or not length.isdigit() or not _UNUSUAL.isdisjoint(headers):
+        if not length.isdigit() or not _UNUSUAL.isdisjoint(headers):
+            return None
+        raw = headers.get(b"content-type") not in _KINDS
+        if raw and media_type(headers) in _NOT_RAW:
             return None
         if len(headers) != len(connection.headers) or not 0 < int(length) <= self._max_body_bytes:
             return None
@@ -95,7 +103,7 @@ class HotPath:
             self._service.check_writable(topic, admin=principal is None or ADMIN in principal.scopes)
         except HeadraceError:
             return None
-        return Exchange(connection, topic, request_ids(headers), principal)
+        return Exchange(connection, topic, request_ids(headers), principal, raw)
 
     def serve(self, exchange: Exchange) -> bool:
         """Begin to produce, the body being complete; False: nothing was sent, the application serves the request."""
@@ -110,13 +118,7 @@ class HotPath:
                 principal = exchange.principal
 
         try:
-            if self._service.produce_at_once(
-                exchange.topic,
-                b"".join(exchange.chunks),
-                exchange.ids,
-                admit,
-                lambda prepared, results: self._done(exchange, prepared, results),
-            ):
+            if self._produce(exchange, admit):
                 return True
         except (KafkaUnavailable, ProducerQueueFull) as full:
             # Under overload and in an outage a refusal must be cheap: the application does not do all of it again.
@@ -133,6 +135,19 @@ class HotPath:
             return True
         self._leave(principal)
         return False
+
+    def _produce(self, exchange: Exchange, admit: Callable[[], None]) -> bool:
+        topic, body, ids = exchange.topic, b"".join(exchange.chunks), exchange.ids
+
+        def done(prepared: Prepared, results: list[Produced | HeadraceError]) -> None:
+            self._done(exchange, prepared, results)
+
+        if not exchange.raw:
+            return self._service.produce_at_once(topic, body, ids, admit, done)
+        raw = raw_body(self._service, topic, exchange.scope["headers"], body)
+        request = ProduceRequest(records=[raw.place])
+        size = raw.size_bytes
+        return self._service.write_at_once(topic, request, raw.ids_of(ids), size, admit, done, raw.complete)
 
     def _done(self, exchange: Exchange, prepared: Prepared, results: list[Produced | HeadraceError]) -> None:
         self._tell(exchange)

@@ -58,6 +58,10 @@ async def text_of(house: Any, request: bytes) -> bytes:
     return re.sub(rb"date: [^\r]*", b"date", head) + body
 
 
+def raw(body: bytes, more: str = "", kind: str = "image/png", topic: str = "t") -> bytes:
+    return post(body, more, topic).replace(b"application/json", kind.encode(), 1)
+
+
 IDS = "X-Correlation-Id: c-1\r\nX-Traceability-Id: t-1\r\n"
 FORMATS = b'{"keyFormat":"STRING","valueFormat":0,"records":[{"key":"","value":"YQ=="},{"value":null}]}'
 SAME = [
@@ -71,6 +75,15 @@ SAME = [
     (post(b'{"valueFormat":"BINARY","records":[{"value":"?"}]}', IDS), 0),
     (post(b'{"valueFormat":"yaml","records":[{"value":1}]}', IDS), 0),
     (post(b'{"valueFormat":"avro","records":[{"value":1}]}', IDS), 0),
+    (raw(b"\x00\xff", IDS), 200),
+    (raw(b"1", IDS + "X-Headrace-Key: k\r\nX-Headrace-Header-A: 1\r\nX-Headrace-Partition: 2\r\n"), 200),
+    (raw(b"1", IDS + "traceparent: 00-http\r\nX-Headrace-Header-Traceparent: 00-own\r\n"), 200),
+    (raw(b"1", IDS + "X-Headrace-Timestamp: x\r\n"), 0),
+    (raw(b"1", IDS + "X-Headrace-Keys: k\r\n"), 0),
+    (raw(b"1", IDS + "X-Headrace-Partition: 3\r\n"), 0),
+    (raw(b"1", IDS + "X-Headrace-Tombstone: true\r\n"), 0),
+    (raw(b'{"records":[]}', IDS, "text/plain"), 0),
+    (raw(b"1", IDS, topic="missing"), 0),
     (post(RECORD, IDS, "missing"), 0),
     (post(RECORD, IDS, "new"), 0),
     (post(RECORD, IDS + "Origin: http://evil.example\r\n"), 0),
@@ -91,6 +104,33 @@ def test_both_ways_answer_and_write_the_same_bytes(opened: Any, hot: list[int]) 
                 assert hot == ([expected] if expected else []), request
                 assert house.kafka.records == written
                 house.kafka.records = []
+
+    asyncio.run(main())
+
+
+TRANSACTION = b'{"topics":[{"topic":"t","records":[{"value":1},{"value":2}]}]}'
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        post(),
+        chunked(post()),
+        raw(b"1"),
+        chunked(raw(b"1")),
+        post(TRANSACTION).replace(b"/producers/t", b"/transactions"),
+    ],
+)
+def test_records_have_the_correlation_id_of_the_answer(opened: Any, request_bytes: bytes) -> None:
+    """Also where the client named none."""
+
+    async def main() -> None:
+        async with opened() as house:
+            head = (await text_of(house, request_bytes)).decode()
+            (identity,) = re.findall(r"x-correlation-id: (\S+)", head)
+            assert house.kafka.records
+            for record in house.kafka.records:
+                assert (record.headers or [])[0] == ("X-Correlation-Id", identity.encode())
 
     asyncio.run(main())
 

@@ -12,7 +12,7 @@ from headrace.sidecar.produce import ProduceService
 from headrace.telemetry.metrics import Metrics
 from headrace.web.access import is_admin
 from headrace.web.exchange import JSON, headers_of, media_type, read_json
-from headrace.web.routes.produce_raw import RawProduceRoute, request_ids
+from headrace.web.routes.produce_raw import RawProduceRoute, answered_ids
 from headrace.web.routes.produce_stream import NDJSON, StreamProduceRoute
 from headrace.web.routes.writing import KEY, Writing
 
@@ -41,7 +41,7 @@ class ProduceRoute:
             await other(topic, scope, receive, send)
             return
         body = await read_json(receive, headers, self._settings)
-        ids = request_ids(headers)
+        ids = answered_ids(headers)
         if (key := headers.get(KEY)) is not None:
             await self._writing.produce_once(
                 send, key, topic, body, lambda: self._service.prepare_body(topic, body, ids)

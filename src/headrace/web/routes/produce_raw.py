@@ -7,16 +7,16 @@ headers as they came: nothing is decoded, so what cannot stand in such a header 
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Final, NamedTuple
 
-import msgspec
 from starlette.types import Receive, Scope, Send
 
 from headrace.config.http import HttpConfig
 from headrace.errors import ContentTypeMismatch, InvalidRequest
-from headrace.records import Header
+from headrace.records import Header, OutgoingRecord
 from headrace.sidecar.produce import Prepared, ProduceService, RequestIds
 from headrace.sidecar.produce_request import ProduceRecord, ProduceRequest
+from headrace.telemetry.correlation import correlation_id
 from headrace.web.exchange import Headers, headers_of, media_type, read_body, unknown_name
 from headrace.web.middleware import CORRELATION, TRACE_PARENT, TRACEABILITY, given_id
 from headrace.web.routes.writing import KEY, Writing
@@ -35,10 +35,63 @@ _ENVELOPE_TEXT: Final = re.compile(rb'\s*\{\s*"(?:records|(?:key|value)(?:Format
 _FORM: Final = b"application/x-www-form-urlencoded"
 
 
-def request_ids(headers: dict[bytes, bytes]) -> RequestIds:
-    """Return what a request's headers say for all of its records."""
-    correlation, trace = given_id(headers, CORRELATION), given_id(headers, TRACEABILITY)
+def request_ids(headers: dict[bytes, bytes], identity: bytes | None = None) -> RequestIds:
+    """Return what a request's headers say for all of its records; `identity` is its id if the client named none."""
+    correlation, trace = given_id(headers, CORRELATION) or identity, given_id(headers, TRACEABILITY)
     return RequestIds(correlation, trace, headers.get(b"authorization"), given_id(headers, TRACE_PARENT))
+
+
+def answered_ids(headers: dict[bytes, bytes]) -> RequestIds:
+    """Return the same; records have the correlation id of the answer."""
+    return request_ids(headers, correlation_id.get().encode() or None)
+
+
+class RawBody(NamedTuple):
+    """A body that is a value, and what the HTTP headers say of its record."""
+
+    place: ProduceRecord
+    key: bytes | None
+    value: bytes | None
+    headers: list[Header]
+    named_trace: bool
+    """Whether the record names a trace context of its own."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of key, value and the record headers from here."""
+        headers = sum(len(name) + len(value or b"") for name, value in self.headers)
+        return len(self.key or b"") + len(self.value or b"") + headers
+
+    def ids_of(self, ids: RequestIds) -> RequestIds:
+        """Return what counts of the ids of the request."""
+        return ids._replace(traceparent=None) if self.named_trace else ids
+
+    def complete(self, prepared: Prepared) -> Prepared:
+        """Return the record as it goes to Kafka, from what was prepared of `place`."""
+        (record,) = prepared.records
+        own = [*(record.headers or ()), *self.headers]
+        return prepared._replace(
+            records=[OutgoingRecord(record.topic, self.key, self.value, own, record.partition, record.timestamp_ms)]
+        )
+
+
+def raw_body(service: ProduceService, topic: str, fields: Headers, body: bytes) -> RawBody:
+    """Return what a request writes; `fields` are its headers in their order.
+
+    Raises:
+        InvalidRequest, ContentTypeMismatch: It is not usable.
+    """
+    headers, own = dict(fields), service.own_headers(topic, _check(fields))
+    tombstone = headers.get(_TOMBSTONE, b"false").lower()
+    if tombstone not in (b"true", b"false"):
+        raise InvalidRequest("X-Headrace-Tombstone is true or false")
+    _check_kind(media_type(headers), body)
+    if body and tombstone == b"true":
+        raise InvalidRequest("a tombstone has no value: send no body with X-Headrace-Tombstone")
+    place = ProduceRecord(partition=_number(headers, _PARTITION, 2**31), timestamp=_number(headers, _TIMESTAMP, 2**63))
+    value = None if tombstone == b"true" else body
+    named_trace = any(name.encode("latin-1") == TRACE_PARENT for name, _ in own)
+    return RawBody(place, headers.get(_KEY), value, [("content-type", headers[b"content-type"]), *own], named_trace)
 
 
 class RawProduceRoute:
@@ -51,36 +104,20 @@ class RawProduceRoute:
 
     async def __call__(self, topic: str, scope: Scope, receive: Receive, send: Send) -> None:
         headers = headers_of(scope)
-        own = self._service.own_headers(topic, _check(scope["headers"]))
-        tombstone = headers.get(_TOMBSTONE, b"false").lower()
-        if tombstone not in (b"true", b"false"):
-            raise InvalidRequest("X-Headrace-Tombstone is true or false")
         body = await read_body(receive, headers, self._settings)
-        _check_kind(media_type(headers), body)
-        if body and tombstone == b"true":
-            raise InvalidRequest("a tombstone has no value: send no body with X-Headrace-Tombstone")
-        place = ProduceRecord(
-            partition=_number(headers, _PARTITION, 2**31), timestamp=_number(headers, _TIMESTAMP, 2**63)
-        )
-        ids = request_ids(headers)
-        if any(name.encode("latin-1") == TRACE_PARENT for name, _ in own):
-            ids = ids._replace(traceparent=None)
-        prepared = await self._service.prepare(topic, ProduceRequest(records=[place]), ids)
-        record = msgspec.structs.replace(
-            prepared.records[0],
-            key=headers.get(_KEY),
-            value=None if tombstone == b"true" else body,
-            headers=[*(prepared.records[0].headers or ()), ("content-type", headers[b"content-type"]), *own],
-        )
-        prepared = prepared._replace(records=[record])
+        raw = raw_body(self._service, topic, scope["headers"], body)
+        request = ProduceRequest(records=[raw.place])
+        prepared = raw.complete(await self._service.prepare(topic, request, raw.ids_of(answered_ids(headers))))
         if (key := headers.get(KEY)) is not None:
 
             async def as_prepared() -> Prepared:
                 return prepared
 
             parts = sorted(part for part in scope["headers"] if part[0].startswith(_PREFIX))
-            request = b"\n".join([headers[b"content-type"], *(name + b":" + value for name, value in parts), b"", body])
-            await self._writing.produce_once(send, key, topic, request, as_prepared)
+            stands_for = b"\n".join(
+                [headers[b"content-type"], *(name + b":" + value for name, value in parts), b"", body]
+            )
+            await self._writing.produce_once(send, key, topic, stands_for, as_prepared)
             return
         await self._writing.tell(send, await self._service.send(prepared))
 

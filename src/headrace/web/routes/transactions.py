@@ -11,7 +11,7 @@ from headrace.security.principals import WRITE
 from headrace.sidecar.transactions import parse_transaction
 from headrace.web.access import is_admin, require
 from headrace.web.exchange import headers_of, read_json
-from headrace.web.routes.produce_raw import request_ids
+from headrace.web.routes.produce_raw import answered_ids
 from headrace.web.routes.writing import KEY, Writing
 
 TRANSACTIONS: Final = "/transactions"
@@ -31,7 +31,7 @@ class TransactionRoute:
         for part in request.topics:
             require(scope, (WRITE,), "produce", part.topic)
             self._writing.transactions.check_writable(part.topic, admin=is_admin(scope))
-        ids = request_ids(headers)
+        ids = answered_ids(headers)
         transactions = self._writing.transactions
         await self._writing.answer(
             send, headers.get(KEY), TRANSACTIONS, body, lambda: transactions.prepare(request, ids)

@@ -10,7 +10,8 @@ import pytest
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
-from headrace.errors import KafkaTimeout
+from headrace.errors import KafkaTimeout, KafkaUnauthorized
+from headrace.kafka.batch_limits import BatchLimits
 from headrace.kafka.budget import lane_of
 from headrace.kafka.producer import Producer, _Request
 from headrace.lifecycle import Deadline, SystemClock
@@ -62,20 +63,31 @@ def test_a_request_without_records_is_answered_in_a_context_of_its_own() -> None
     asyncio.run(main())
 
 
+class Silent:
+    """Does not tell the limit of a topic."""
+
+    async def topic_configs(self, topic: str) -> dict[str, str]:
+        raise KafkaUnauthorized
+
+
 def test_a_long_request_that_is_cancelled_gives_its_room_back() -> None:
     """Records that the client did not get yet count as refused."""
 
     async def main() -> None:
         settings = ProducerConfig(delivery_timeout_seconds=0.5)
-        producer = Producer(KafkaConfig(bootstrap_servers="127.0.0.1:1"), settings)
+        limits = BatchLimits(Silent, 1_000_000)  # type: ignore[arg-type]
+        await limits.learn("t")
+        producer = Producer(KafkaConfig(bootstrap_servers="127.0.0.1:1"), settings, limits=limits)
         await producer.start()
         records = [OutgoingRecord("t", None, b"1")] * 5000
         request = asyncio.ensure_future(producer.produce(records, sliced=True))
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.shield(request), 0.01)
+        assert producer.pending_bytes
         request.cancel()
         await producer.drain(Deadline(SystemClock(), 60))
-        assert request.cancelled()
+        with pytest.raises(asyncio.CancelledError):
+            await request
         assert producer.pending_bytes == 0
         await producer.stop()
 

@@ -38,6 +38,8 @@ _TRACEABILITY: Final = "X-Traceability-Id"
 _TRACE_PARENT: Final = "traceparent"
 _OWN_HEADERS: Final = (_CORRELATION.lower(), _TRACEABILITY.lower())
 _NAMED_INDEXES: Final = 20
+LONG_BODY_BYTES: Final = 32_768
+"""Larger bodies are decoded in a slice of their own."""
 _AT_ONCE_RECORDS: Final = 1000
 """So many go to the client without a pause."""
 
@@ -154,6 +156,8 @@ class ProduceService:
 
     async def prepare_body(self, topic: str, body: bytes, ids: RequestIds) -> Prepared:
         """Return the records of one request as they go to Kafka; raises what `produce` raises before it sends."""
+        if len(body) > LONG_BODY_BYTES:
+            await next_slice()
         request, ignored = self._parse(body)
         return (await self.prepare(topic, request, ids))._replace(ignored_fields=ignored)
 
@@ -179,6 +183,8 @@ class ProduceService:
             Whether it was begun; if not, or if this raises, nothing was sent, and the request is one for `produce`.
         """
         if self._topics.known(topic) is None:
+            return False
+        if len(body) > LONG_BODY_BYTES and body.count(b"{") > 2 * _AT_ONCE_RECORDS + 1:  # it is decoded in a slice
             return False
         request, ignored = self._parse(body)
         if ignored or len(slices_of(request.records)) > 1:
@@ -224,7 +230,9 @@ class ProduceService:
     async def send(self, prepared: Prepared) -> ProduceAnswer:
         """Write prepared records and return what to answer."""
         if len(prepared.records) > _AT_ONCE_RECORDS:
-            return self.answer(prepared, await self._producer.produce(prepared.records, sliced=True))
+            results = await self._producer.produce(prepared.records, sliced=True)
+            await next_slice()
+            return self.answer(prepared, results)
         return self.answer(prepared, await self._producer.produce(prepared.records))
 
     def answer(self, prepared: Prepared, results: list[Result]) -> ProduceAnswer:

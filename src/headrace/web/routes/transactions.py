@@ -7,7 +7,9 @@ from typing import Final
 from starlette.types import Receive, Scope, Send
 
 from headrace.config.http import HttpConfig
+from headrace.lifecycle import next_slice
 from headrace.security.principals import WRITE
+from headrace.sidecar.produce import LONG_BODY_BYTES
 from headrace.sidecar.transactions import parse_transaction
 from headrace.web.access import is_admin, require
 from headrace.web.exchange import headers_of, read_json
@@ -27,6 +29,8 @@ class TransactionRoute:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = headers_of(scope)
         body = await read_json(receive, headers, self._settings)
+        if len(body) > LONG_BODY_BYTES:
+            await next_slice()
         request = parse_transaction(body, self._settings.max_records)
         for part in request.topics:
             require(scope, (WRITE,), "produce", part.topic)

@@ -25,7 +25,7 @@ class Numbers:
     def __init__(self, url: str) -> None:
         with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
             text = answer.read().decode()
-        sample = r"headrace_(\w+?)(?:_total)?(?:\{(.*?)\})? (\S+)"
+        sample = r"(?m)^headrace_(\w+?)(?:_total)?(?:\{(.*?)\})? (\S+)"
         self.found = {(name, tuple(re.findall(r'"(.*?)"', of))): float(n) for name, of, n in re.findall(sample, text)}
 
     def of(self, name: str, *labels: str) -> int:

@@ -319,3 +319,10 @@ def test_without_a_table_control_is_off_and_delivery_goes_on(site: Any, topic: A
     assert told["ready"]
     assert told["reason"].startswith("control is off: topic _headrace-control-")
     assert api.get(CONSUMER)["partitions"][0]["committed"] == 3
+
+
+def test_a_process_without_consumers_says_that_it_has_no_control(site: Any, headrace: Any) -> None:
+    """A job asked for there is refused with the reason, and readiness does not wait for what is not started."""
+    api = Api(headrace(site.config).url)
+    with pytest.raises(HeadraceError, match="no consumer runs in this process; ask one that has one"):
+        api.get("/adm/jobs")

@@ -33,6 +33,8 @@ class Controls:
             self.steering.add(consumer)
         used = ways_in.steered or config.registrations.backends
         self.services: list[Service] = [self.table, self.steering] if used else []
+        if not used:
+            self.table.missing = "no consumer runs in this process; ask one that has one, or name one in its file"
         """To start before what consumes, so that what is paused does not begin."""
 
         def note(action: str, target: str, reason: str, outcome: str) -> None:

@@ -45,7 +45,7 @@ from headrace.telemetry.audit import Audit, AuditTarget
 from headrace.telemetry.audit_targets import AuditFile, AuditTopic
 from headrace.telemetry.logs import configure_logging
 from headrace.telemetry.metrics import Metrics
-from headrace.web.application import Application
+from headrace.web.application import Application, Routes
 from headrace.web.routes.control import control_routes
 from headrace.web.routes.writing import Writing
 from headrace.web.server import WebService
@@ -107,32 +107,32 @@ class App:
         if config.durability == "report" and (config.reactive_consumers or config.functions):
             self.services.append(Durability(self._examine, clock))
         self.supervisor = Supervisor(self.services, clock, config.drain_seconds)
+        routes = [*routes_of_jobs, *(registered.routes if registered else ())]
+        self.web = self._web(ways_in, controls, routes)
+        # Last to start and first to drain; and it answers health questions while the others drain.
+        self.supervisor.add(self.web)
+
+    def _web(self, ways_in: WaysIn, controls: Controls, more: Routes) -> WebService:
+        """Make the HTTP server, and add what its endpoints need to the services."""
+        config, clock, note = self.config, self.clock, controls.room.note
+        topics, most = self.topics, config.http.max_records
         produce = ProduceService(
-            config.producer,
-            self.codecs,
-            self.producer,
-            self.topics,
-            self.audit,
-            config.http.max_records,
-            ways_in.internal,
+            config.producer, self.codecs, self.producer, topics, self.audit, most, ways_in.internal
         )
         authenticator = Authenticator(config.security, clock) if config.security.mode != "none" else None
         tls = TlsFiles(config.http.tls, clock) if config.http.tls.certificate else None
         for service in [*(authenticator.services if authenticator else ()), *([tls] if tls else ())]:
             self.supervisor.add(service)
         writing = self._writing(produce)
-        redelivery, letters = dead_letters(self, ways_in.letter_consumers, controls.room.note)
+        redelivery, dead_letter_routes = dead_letters(self, ways_in.letter_consumers, note)
         self.supervisor.add(redelivery)
         readiness = self.supervisor.readiness
         register_gauge("headrace_ready", lambda: int(all(service.ready for service in readiness().values())))
-        routes = [*letters, *control_routes(controls.room, config.http), *routes_of_jobs]
-        routes += registered.routes if registered else ()
+        routes = [*dead_letter_routes, *control_routes(controls.room, config.http), *more]
         application = Application(
             config.http, produce, writing, readiness, self.metrics, authenticator, self.audit, more=routes
         )
-        self.web = WebService(config.http, application, tls=tls.context if tls else None, clock=clock)
-        # Last to start and first to drain; and it answers health questions while the others drain.
-        self.supervisor.add(self.web)
+        return WebService(config.http, application, tls=tls.context if tls else None, clock=clock)
 
     def _inner_producer(self) -> Producer:
         config = self.config

@@ -1,7 +1,8 @@
 """Whether Kafka answers, since when not, and why: the one place that knows it for all clients of a process.
 
-A client of its own asks for the brokers while no other client has had an answer for a second. Source: librdkafka,
-`rd_kafka_DescribeCluster`: a metadata request without topics.
+A client of its own asks for the metadata of one topic while no other client has had an answer for a second. It is a
+consumer's client, because that creates no topics, and the question goes to any broker: what an administrative client
+asks of a cluster goes to its controller, which may be the one that is down. Source: librdkafka, `rd_kafka_metadata`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import confluent_kafka
-from confluent_kafka.admin import AdminClient
 
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import KafkaUnavailable
@@ -26,7 +26,10 @@ log = logging.getLogger(__name__)
 _IDLE_SECONDS = 1.0
 _AGAIN_SECONDS = 0.5
 _LIMIT_SECONDS = 3.0
-_CONFIRM_SECONDS = 1.0
+_ATTEMPT_SECONDS = 1.0
+_LATE_SECONDS = 1.0
+"""For so long after the beginning of an outage an answer may be one of before."""
+_TOPIC = "_headrace-reachability"  # need not exist
 _POLL_SECONDS = 0.05
 _FIRST_REMINDER_SECONDS = 10.0
 _LONGEST_REMINDER_SECONDS = 600.0
@@ -79,6 +82,9 @@ class Reachability(Service):
         self._none_left = threading.Event()
         """Set when a client says that it reaches no broker, so that the brokers are asked at once."""
         self._own_none_left = False
+        self._seen_alive = threading.Event()
+        """Set when another client has had an answer in an outage."""
+        self._outage_at = 0.0
         self._reminder_at = 0.0
         self._pause_seconds = 0.0
         self._thread: OwnedThread | None = None
@@ -113,9 +119,11 @@ class Reachability(Service):
 
     def answered(self) -> None:
         """Take note that a broker has just answered a client."""
-        # A late report must not end an outage that began after it; only the question of our own client ends one.
+        now = self._clock.monotonic()
         if not self._reason:
-            self._answered_at = self._clock.monotonic()
+            self._answered_at = now
+        elif now - self._outage_at > _LATE_SECONDS:
+            self._seen_alive.set()
 
     def failed(self, error: Any) -> None:
         """Take an error that a client reports beside its calls (`error_cb`)."""
@@ -156,14 +164,23 @@ class Reachability(Service):
     # On the thread ---------------------------------------------------------------------------------------------------
 
     def _watch(self, stop_asked: threading.Event) -> None:
-        own: dict[str, Any] = {"reconnect.backoff.max.ms": 500, "error_cb": self._own_failed}
-        client = AdminClient({**self._properties, **own})
-        while not stop_asked.is_set():
-            asked_at = self._clock.monotonic()
-            answered = self._ask(client, stop_asked)
-            if not stop_asked.is_set():
-                self.asked(asked_at, answered)
-            self._wait(client, stop_asked)
+        own: dict[str, Any] = {
+            "group.id": "headrace.reachability",  # demanded by the client; never joined
+            "allow.auto.create.topics": False,
+            "reconnect.backoff.max.ms": 500,
+            "socket.timeout.ms": int(_ATTEMPT_SECONDS * 1000),  # then another broker is asked
+            "error_cb": self._own_failed,
+        }
+        client = confluent_kafka.Consumer({**self._properties, **own})
+        try:
+            while not stop_asked.is_set():
+                asked_at = self._clock.monotonic()
+                answered = self._ask(client, stop_asked)
+                if not stop_asked.is_set():
+                    self.asked(asked_at, answered)
+                self._wait(client, stop_asked)
+        finally:
+            client.close()
 
     def asked(self, asked_at: float, answered: bool) -> None:
         """Take the outcome of a question to the brokers: begin an outage, remind of it, or end it."""
@@ -179,6 +196,7 @@ class Reachability(Service):
         elif self._answered_at <= asked_at or outage:  # else another client has had an answer meanwhile
             self._reason = self._last_error or _SILENT
             if not outage:
+                self._outage_at = now
                 self._pause_seconds = _FIRST_REMINDER_SECONDS
             elif now < self._reminder_at:
                 return
@@ -187,20 +205,26 @@ class Reachability(Service):
             self._reminder_at = now + self._pause_seconds
             self._tell(self.outage.why if self.outage else "")
 
-    def _ask(self, client: AdminClient, stop_asked: threading.Event) -> bool:
-        """Ask which brokers there are; wait only a moment where the client says that none can be reached."""
-        began = self._clock.monotonic()
+    def _ask(self, client: confluent_kafka.Consumer, stop_asked: threading.Event) -> bool:
+        """Ask any broker, once more only where the client says that it reaches none."""
+        end = self._clock.monotonic() + _LIMIT_SECONDS
         self._none_left.clear()
+        self._seen_alive.clear()
         self._own_none_left = False
-        answer = client.describe_cluster(request_timeout=_LIMIT_SECONDS)
-        while not (answer.done() or stop_asked.is_set()):
-            client.poll(_POLL_SECONDS)  # serves `_own_failed`
-            limit = _CONFIRM_SECONDS if self._own_none_left else _LIMIT_SECONDS
-            if self._clock.monotonic() - began > limit:
-                return False
-        return answer.done() and answer.exception() is None
+        while not stop_asked.is_set():
+            try:
+                client.list_topics(_TOPIC, timeout=_ATTEMPT_SECONDS)
+            except confluent_kafka.KafkaException:
+                client.poll(0)  # serves `_own_failed`
+                if not self._seen_alive.is_set() and (self._own_none_left or self._clock.monotonic() >= end):
+                    return False
+            else:
+                return True
+            if self._seen_alive.is_set():
+                return True
+        return False
 
-    def _wait(self, client: AdminClient, stop_asked: threading.Event) -> None:
+    def _wait(self, client: confluent_kafka.Consumer, stop_asked: threading.Event) -> None:
         """Wait until the brokers should be asked again."""
         began = self._clock.monotonic()
         while not stop_asked.is_set():

@@ -82,13 +82,16 @@ def test_an_answer_to_another_client_is_no_outage() -> None:
     assert bed.seen.outage is None
 
 
-def test_a_late_report_does_not_end_an_outage() -> None:
+def test_a_late_report_does_not_end_an_outage_and_a_later_answer_does() -> None:
     """An acknowledgement that was on its way when the brokers went away is none of them coming back."""
     bed = Bed()
     bed.asked(True)
     bed.asked(False, 3)
     bed.seen.answered()
-    assert bed.seen.outage
+    assert not bed.seen._seen_alive.is_set()
+    bed.clock._now += 2
+    bed.seen.answered()
+    assert bed.seen._seen_alive.is_set(), "the watching thread ends the outage"
 
 
 def test_requests_are_refused_after_the_limit_and_counted() -> None:

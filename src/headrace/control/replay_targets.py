@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -130,16 +131,19 @@ class RestoredLetters:
         outcomes: list[Outcome] = [ELSEWHERE] * len(delivery.records)
         wanted = [index for index, record in enumerate(delivery.records) if self._wants(record)]
         groups = _groups(wanted, [restored(delivery.records[index]) for index in wanted])
-        for group in groups:
+        for number, group in enumerate(groups):
             records = list(group.values())
             place = records[0].topic_partition
             part = delivery._replace(partition=place, epoch=self._epoch_of(place), records=records)
             try:
                 answered = await self._inner.deliver(part)
             except DeliveryError as cause:
-                if group is groups[0]:
+                if not number:
                     raise
-                answered = [not_taken(cause)] * len(records)  # what was delivered is not delivered again
+                # Delivered records do not come again. Later groups wait: one may hold later records of this partition.
+                for index in itertools.chain.from_iterable(groups[number:]):
+                    outcomes[index] = not_taken(cause)
+                break
             for index, outcome in zip(group, answered, strict=True):
                 outcomes[index] = outcome
         self._begun.setdefault(delivery.partition, set()).update(delivery.records[index].offset for index in wanted)

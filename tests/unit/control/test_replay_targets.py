@@ -68,18 +68,45 @@ def test_letters_are_delivered_as_the_records_they_were() -> None:
     assert to.take_ended({DLQ: Committed(14)}) == {DLQ: []}
 
 
-def test_letters_of_one_partition_that_are_delivered_do_not_come_again_because_the_next_are_not_taken() -> None:
-    """The backend takes the first group of records and then nothing."""
+class Busy(Backend):
+    """Refuses one delivery, by its number, and takes every other."""
 
-    class Away(Backend):
-        async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
-            if self.got:
-                raise DestinationUnavailable("away")
-            return await super().deliver(delivery)
+    def __init__(self, refused: int) -> None:
+        super().__init__()
+        self.asked, self._refused = 0, refused
 
+    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+        self.asked += 1
+        if self.asked == self._refused:
+            raise DestinationUnavailable("busy")
+        return await super().deliver(delivery)
+
+
+def verdicts(backend: Backend, letters: Sequence[Record]) -> list[Verdict]:
+    to = RestoredLetters(backend, lambda one: True)
+    return [outcome.verdict for outcome in asyncio.run(to.deliver(Delivery("g", DLQ, 1, letters, 1, "job")))]
+
+
+def test_delivered_dead_letters_are_not_repeated_because_a_later_partition_is_refused() -> None:
+    """The backend takes the first group of records and refuses the second."""
     letters = [letter(10, record("t", 0, 5)), letter(11, record("t", 1, 6))]
-    outcomes = asyncio.run(RestoredLetters(Away(), lambda one: True).deliver(Delivery("g", DLQ, 1, letters, 1, "job")))
-    assert [outcome.verdict for outcome in outcomes] == [Verdict.ACK, Verdict.NOT_TAKEN]
+    assert verdicts(Busy(2), letters) == [Verdict.ACK, Verdict.NOT_TAKEN]
+
+
+def test_a_partition_whose_records_are_refused_gets_no_later_record_of_the_attempt() -> None:
+    """Two dead letters of one record make two groups of its partition; the backend refuses the first of them."""
+    places = [(1, 1), (0, 1), (0, 2), (0, 1), (0, 3)]
+    letters = [letter(10 + n, record("t", partition, offset)) for n, (partition, offset) in enumerate(places)]
+    backend = Busy(2)
+    assert verdicts(backend, letters) == [Verdict.ACK, *[Verdict.NOT_TAKEN] * 4]
+    assert backend.got == [(P1, [1])]
+
+
+def test_an_attempt_ends_at_the_first_refused_delivery() -> None:
+    """A backend that is away is asked once more, not once for every partition."""
+    backend = Busy(2)
+    found = verdicts(backend, [letter(n, record("t", n, 1)) for n in range(20)])
+    assert (backend.asked, found) == (2, [Verdict.ACK, *[Verdict.NOT_TAKEN] * 19])
 
 
 def test_what_fails_is_a_letter_of_the_record_it_was() -> None:

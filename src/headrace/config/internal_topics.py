@@ -56,6 +56,8 @@ class InternalTopics:
         self._state = {config.audit.topic, config.producer.idempotency.topic, config.control.topic}
         self._owners: list[Owner] = [*config.reactive_consumers.values(), *triggers]
         self._registered: list[Owner] = []
+        self.registrations = 0
+        """How often the registered consumers were set."""
         self._known: dict[str, Kind] = {}
 
     @property
@@ -66,6 +68,7 @@ class InternalTopics:
     def register(self, owners: Iterable[Owner]) -> None:
         """Take these registered consumers too, instead of those of the call before."""
         self._registered = list(owners)
+        self.registrations += 1
         self._known.clear()
 
     def kind_of(self, topic: str) -> Kind:

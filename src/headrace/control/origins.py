@@ -23,12 +23,16 @@ class Origins:
         self._internal = internal
         self.kind_of = internal.kind_of
         self._known: dict[tuple[str, str, str], str] = {}
+        self._registrations = internal.registrations
 
     def refusal(self, source: str, origin: Origin) -> str:
         """Return why a dead letter of a topic may not go back to its origin; empty if it may."""
         key = source, origin.group, origin.partition.topic
         if max(map(len, key)) > _MOST_CHARACTERS:
             return "they name an origin or a group that cannot be one"
+        if self._registrations != self._internal.registrations:
+            self._registrations = self._internal.registrations
+            self._known.clear()
         if key not in self._known:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()

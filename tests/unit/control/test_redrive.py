@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redrive_kafka import DLQ, HOUR_MS, FakeKafka, install
 
+from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.internal_topics import InternalTopics
 from headrace.config.kafka import KafkaConfig
 from headrace.config.model import HeadraceConfig
@@ -360,6 +361,25 @@ def test_a_letter_of_a_retry_topic_and_of_a_pattern_goes_back_where_it_is_kept()
     nothing = Origins(InternalTopics(HeadraceConfig()))
     assert refusal("orders.dlq", "orders", "billing", nothing) == ""
     assert "not known here" in refusal("team-a.dlq", "p1", "billing", nothing)
+
+
+def test_origins_are_proved_by_the_consumers_that_are_registered_now() -> None:
+    """A registration proves its topics at once; one that no longer reads a topic proves it no longer."""
+    internal = InternalTopics(HeadraceConfig())
+    origins = Origins(internal)
+
+    def refusal() -> str:
+        return origins.refusal("team-a.dlq", Origin(TopicPartition("p1", 0), 1, 1, "team-a", 1, "", "", "E"))
+
+    def register(*topics: str) -> None:
+        settings = {"group": "team-a", "dead_letter": {"topic": "team-a.dlq"}, "backend": {"url": "http://h"}}
+        internal.register([ReactiveConsumerConfig.model_validate({**settings, "topics": topics})])
+
+    assert "not known here" in refusal()
+    register("p1")
+    assert refusal() == ""
+    register("other")
+    assert "which their group team-a does not read" in refusal()
 
 
 def test_many_forged_origins_are_counted_under_a_few_reasons(fake: FakeKafka) -> None:

@@ -87,7 +87,6 @@ class ReplayWork:
         self._restored: RestoredLetters | None = None
         self._earlier: dict[str, int] = {}
         self._goes_on = False
-        self._unproved: set[tuple[int, int]] = set()
 
     async def run(self, progress: Mapping[str, Any], tell: Tell, stop: asyncio.Event) -> str:
         spec, place = self._spec, self._place
@@ -186,17 +185,18 @@ class ReplayWork:
 
     def _said(self, standing: Standing) -> str:
         counts = self._counts(standing)
+        unproved = self._restored.unproved if self._restored else 0
         if (
             self._spec.selection is not None
             and counts.get("passed") == sum(counts.values())
-            and not (self._goes_on or self._unproved)
+            and not (self._goes_on or unproved)
         ):
             raise InvalidRequest(f"nothing matches: no letter that is left in {self._spec.window.topic} is selected")
         gone = self._spec.window.total - sum(count for name, count in counts.items() if name not in _NO_ENDINGS)
         plural = "offset of the window holds" if gone == 1 else "offsets of the window hold"
         said = [f"{gone} {plural} no record any more (expired, compacted, aborted, or a marker)"] if gone > 0 else []
-        if self._unproved:
-            said.append(f"{len(self._unproved)} dead letters left: they name an origin that the consumer does not read")
+        if unproved:
+            said.append(f"{unproved} dead letters left: they name an origin that the consumer does not read")
         return "; ".join(said)
 
     def _died(self, source: WindowSource) -> Callable[[Service], None]:
@@ -225,7 +225,9 @@ class ReplayWork:
                     self._marks = Marks(self._place.kafka, self._place.admin, spec.window.topic)
                     await self._marks.prepare()
                     await self._marks.load(settled=True)
-                destination = self._restored = RestoredLetters(destination, self._wants, target.pump.epoch_of)
+                destination = self._restored = RestoredLetters(
+                    destination, self._wants, target.is_origin, target.pump.epoch_of
+                )
         # Tiers are for a partition that others wait for. Nobody waits for a replay.
         retry = delivery.retry.model_copy(
             update={"tiers": [], "keep_key_order": False, "last_retry": spec.last_retry or delivery.retry.last_retry}
@@ -250,13 +252,8 @@ class ReplayWork:
         if origin is None or (self._marks and self._marks.is_ended(record.partition, record.offset)):
             return False
         if self._spec.selection is None:
-            wanted = self._target is None or origin.group == self._target.pump.group  # others may write there too
-        else:
-            wanted = self._spec.selection.matches(record, origin, headers)
-        if wanted and self._target and not self._target.is_origin(origin.partition.topic):
-            self._unproved.add((record.partition, record.offset))
-            return False
-        return wanted
+            return self._target is None or origin.group == self._target.pump.group  # others may write there too
+        return self._spec.selection.matches(record, origin, headers)
 
     def _fail(self, why: str) -> None:
         self._problem = self._problem or HeadraceError(why)

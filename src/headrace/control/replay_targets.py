@@ -114,23 +114,33 @@ class TopicDestination:
 class RestoredLetters:
     """Delivers dead letters as the records they were, each group of one partition together; others are passed over."""
 
-    def __init__(self, inner: Destination, wants: Callable[[Record], bool], epoch_of: EpochOf = no_epoch) -> None:
+    def __init__(
+        self,
+        inner: Destination,
+        wants: Callable[[Record], bool],
+        is_origin: Callable[[str], bool],
+        epoch_of: EpochOf = no_epoch,
+    ) -> None:
         """Prepare.
 
         Args:
             inner: Where the records are delivered.
             wants: Says of a record of the dead letter topic whether it is to be delivered.
+            is_origin: Says of a topic whether dead letters may name it as their origin.
             epoch_of: Tells the live epochs of the partitions that the records came from.
         """
         self.passed = 0
-        """Records that were not wanted."""
-        self._inner, self._wants, self._epoch_of = inner, wants, epoch_of
+        """Records that were not delivered: not wanted, or unproved."""
+        self.unproved = 0
+        """Dead letters whose origin is not proved."""
+        self._inner, self._wants, self._is_origin, self._epoch_of = inner, wants, is_origin, epoch_of
         self._begun: dict[TopicPartition, set[int]] = {}
 
     async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
         outcomes: list[Outcome] = [ELSEWHERE] * len(delivery.records)
-        wanted = [index for index, record in enumerate(delivery.records) if self._wants(record)]
-        groups = _groups(wanted, [restored(delivery.records[index]) for index in wanted])
+        wanted = {index: restored(record) for index, record in enumerate(delivery.records) if self._wants(record)}
+        proved = {index: record for index, record in wanted.items() if self._is_origin(record.topic)}
+        groups = _groups(proved)
         for number, group in enumerate(groups):
             records = list(group.values())
             place = records[0].topic_partition
@@ -146,8 +156,9 @@ class RestoredLetters:
                 break
             for index, outcome in zip(group, answered, strict=True):
                 outcomes[index] = outcome
-        self._begun.setdefault(delivery.partition, set()).update(delivery.records[index].offset for index in wanted)
-        self.passed += len(outcomes) - len(wanted)
+        self._begun.setdefault(delivery.partition, set()).update(delivery.records[index].offset for index in proved)
+        self.passed += len(outcomes) - len(proved)
+        self.unproved += len(wanted) - len(proved)
         return outcomes
 
     def take_ended(self, positions: Mapping[TopicPartition, Committed]) -> dict[TopicPartition, list[int]]:
@@ -162,11 +173,11 @@ class RestoredLetters:
         return found
 
 
-def _groups(indexes: Sequence[int], records: Sequence[Record]) -> list[dict[int, Record]]:
+def _groups(records: Mapping[int, Record]) -> list[dict[int, Record]]:
     """Return records by the partition they came from; one that comes twice is in two groups."""
     groups: list[dict[int, Record]] = []
     open_groups: dict[TopicPartition, tuple[dict[int, Record], set[int]]] = {}
-    for index, record in zip(indexes, records, strict=True):
+    for index, record in records.items():
         group, offsets = open_groups.get(record.topic_partition, (None, set()))
         if group is None or record.offset in offsets:
             group, offsets = {}, set()

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from headrace.config.consumers import DeliveryConfig, FlowControl
 from headrace.control import letter_jobs
 from headrace.control.jobs import Job
 from headrace.control.letter_jobs import LetterJobs, LettersRequest, _LetterWork
 from headrace.control.redrive import Redrive, Redriven
+from headrace.control.replay import Standing
 from headrace.control.replay_run import Place, ReplaySpec, ReplayWork
+from headrace.control.replay_targets import Target
 from headrace.control.replay_window import Window
 from headrace.control.selection import Selection
 from headrace.delivery.dead_letter import headers_of
-from headrace.delivery.protocols import DeadLetter, Outcome, Verdict
+from headrace.delivery.protocols import ACK, ELSEWHERE, DeadLetter, Delivery, Outcome, Verdict
+from headrace.delivery.pump import Pump
 from headrace.errors import InvalidRequest, KafkaUnavailable, LeaseTaken
 from headrace.lifecycle import ManualClock
-from headrace.records import Record
+from headrace.records import Committed, Record, TopicPartition
 
 JOB = Job("redrive-1", "redrive", {}, "ann", "2026-01-01")
+DLQ = TopicPartition("t.dlq", 0)
 
 
 @pytest.mark.parametrize(
@@ -46,23 +52,62 @@ def test_what_would_not_be_done_as_asked_is_refused(kind: Any, asked: dict[str, 
 @pytest.mark.parametrize(
     ("selection", "wanted"), [(None, ["mine"]), (Selection(groups=["theirs"]), ["theirs"]), (Selection(), "both")]
 )
-def test_a_consumer_gets_the_letters_of_its_own_group(selection: Selection | None, wanted: list[str]) -> None:
+def test_a_consumer_gets_the_letters_of_its_own_group(selection: Selection | None, wanted: Any) -> None:
     """Consumers of one topic share its dead letter topic; another's letters come only to who asks for them."""
-    pump: Any = SimpleNamespace(group="mine")
-    target: Any = SimpleNamespace(kafka=None, admin=None, pump=pump, is_origin=lambda topic: topic == "t")
-    place: Any = Place(*[None] * 5)  # type: ignore[arg-type]
-    window = Window("t.dlq", "id", {0: (0, 9)})
-    spec = ReplaySpec(window=window, to={"consumer": "push"}, letters=True, selection=selection, repeats_at_most=1)
-    work = ReplayWork(JOB, spec, place, lambda to: target)
-
-    def letter(group: str, topic: str = "t") -> Record:
-        was, why = Record(topic, 0, 5, 42, b"k", b"v"), Outcome(Verdict.RETRY, "E", "why")
-        headers = headers_of(DeadLetter(was, group, 3, why, 1.0, 2.0))
-        return Record("t.dlq", 0, 1, 42, b"k", b"v", lambda: headers)
-
-    found = [group for group in ("mine", "theirs") if work._wants(letter(group))]
+    work = push_work(selection)
+    found = [group for group in ("mine", "theirs") if work._wants(dead_letter(1, group))]
     assert found == (["mine", "theirs"] if wanted == "both" else wanted)
-    assert not work._wants(letter(found[0], "elsewhere")), "an origin that the consumer does not read is forged"
+
+
+def push_work(selection: Selection | None = None) -> ReplayWork:
+    """Return a replay of dead letters to a consumer of group `mine` that reads topic `t`."""
+    clock, delivery, flow = ManualClock(1.0), DeliveryConfig(), FlowControl()
+    pump = Pump("live", "mine", Acknowledging(), None, delivery=delivery, clock=clock)
+    nothing: Any = None
+    target = Target(["t"], None, None, Acknowledging(), delivery, flow, pump, nothing, nothing)
+    spec = ReplaySpec(
+        window=Window("t.dlq", "id", {0: (0, 9)}),
+        to={"consumer": "push"},
+        letters=True,
+        selection=selection,
+        repeats_at_most=1,
+    )
+    return ReplayWork(JOB, spec, Place(nothing, nothing, nothing, nothing, clock), lambda to: target)
+
+
+class Acknowledging:
+    """A backend that takes every record."""
+
+    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+        return [ACK] * len(delivery.records)
+
+
+def dead_letter(offset: int, group: str, topic: str = "t") -> Record:
+    was, why = Record(topic, 0, 5, 42, b"k", b"v"), Outcome(Verdict.RETRY, "E", "why")
+    headers = headers_of(DeadLetter(was, group, 3, why, 1.0, 2.0))
+    return Record("t.dlq", 0, offset, 42, b"k", b"v", lambda: headers)
+
+
+def test_dead_letters_whose_origin_is_forged_are_left_and_counted() -> None:
+    """Their number is in the result of the job, and the memory does not grow with it."""
+    count, batch = 20_000, 500
+
+    async def test() -> None:
+        work = push_work()
+        destination = (await work._pump()).destination
+        tracemalloc.start()
+        for start in range(0, count, batch):
+            letters = [dead_letter(offset, "mine", "elsewhere") for offset in range(start, start + batch)]
+            outcomes = await destination.deliver(Delivery("mine", DLQ, 1, letters, 1, JOB.id))
+            assert outcomes == [ELSEWHERE] * batch
+        del letters, outcomes
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert kept_bytes < 10 * count
+        said = work._said(Standing({DLQ: Committed(9)}, 9, {}))
+        assert said == f"{count} dead letters left: they name an origin that the consumer does not read"
+
+    asyncio.run(test())
 
 
 @pytest.mark.parametrize(("asked", "limit"), [({}, 5), ({"max_redrives": 2}, 2), ({"last_retry": True}, None)])

@@ -36,6 +36,10 @@ def letter(offset: int, of: Record) -> Record:
     return record("t.dlq", 0, offset, headers_of(DeadLetter(of, "g", 3, FAILED, 1.0, 2.0)))
 
 
+def everywhere(topic: str) -> bool:
+    return True
+
+
 class Backend:
     """Notes what it gets, and fails what it is told to."""
 
@@ -56,7 +60,7 @@ def test_letters_are_delivered_as_the_records_they_were() -> None:
     backend.fails = {6}
     first, other = record("t", 0, 5), record("t", 1, 6)
     letters = [letter(10, first), letter(11, other), letter(12, first), letter(13, record("t", 0, 8)), record(*DLQ, 14)]
-    to = RestoredLetters(backend, lambda one: one.offset < 14, {P0: 7, P1: 0}.__getitem__)
+    to = RestoredLetters(backend, lambda one: one.offset < 14, everywhere, {P0: 7, P1: 0}.__getitem__)
     outcomes = asyncio.run(to.deliver(Delivery("g", DLQ, 1, letters, 1, "job")))
     assert backend.got == [(P0, [5]), (P1, [6]), (P0, [5, 8])]
     assert backend.epochs == [7, 0, 7], "those of the partitions they came from, not of the dead letter topic"
@@ -66,6 +70,20 @@ def test_letters_are_delivered_as_the_records_they_were() -> None:
     assert to.take_ended({DLQ: Committed(11, above)}) == {DLQ: [10, 12, 13]}
     assert to.take_ended({DLQ: Committed(14)}) == {DLQ: [11]}
     assert to.take_ended({DLQ: Committed(14)}) == {DLQ: []}
+
+
+def test_dead_letters_that_name_a_forged_origin_are_left_and_counted_once() -> None:
+    """Also when the backend is away first, so that the batch comes again."""
+    backend = Busy(1)
+    to = RestoredLetters(backend, lambda one: True, {"t"}.__contains__)
+    delivery = Delivery("g", DLQ, 1, [letter(10, record("p1", 0, 5)), letter(11, record("t", 0, 6))], 1, "job")
+    with pytest.raises(DestinationUnavailable):
+        asyncio.run(to.deliver(delivery))
+    assert (to.unproved, to.passed) == (0, 0)
+    assert asyncio.run(to.deliver(delivery)) == [ELSEWHERE, ACK]
+    assert backend.got == [(P0, [6])]
+    assert (to.unproved, to.passed) == (1, 1)
+    assert to.take_ended({DLQ: Committed(12)}) == {DLQ: [11]}, "it has not ended"
 
 
 class Busy(Backend):
@@ -83,7 +101,7 @@ class Busy(Backend):
 
 
 def verdicts(backend: Backend, letters: Sequence[Record]) -> list[Verdict]:
-    to = RestoredLetters(backend, lambda one: True)
+    to = RestoredLetters(backend, lambda one: True, everywhere)
     return [outcome.verdict for outcome in asyncio.run(to.deliver(Delivery("g", DLQ, 1, letters, 1, "job")))]
 
 

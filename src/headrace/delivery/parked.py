@@ -76,6 +76,8 @@ class ParkedKeys:
         self._position = 0
         self._moved = asyncio.Event()
         self._caught_up: dict[TopicPartition, int] = {}
+        self._ending: dict[tuple[TopicPartition, int], asyncio.Event] = {}
+        """Records whose tombstones are being written; the event is set where a write has failed, so it is in doubt."""
 
     def read(self, records: Sequence[Record], position: int) -> None:
         """Take what was read from the topic, in order, up to a position."""
@@ -98,9 +100,9 @@ class ParkedKeys:
         return self._keys.get((record.topic_partition, record.key), _NONE)
 
     def entries(self) -> Iterator[ParkedEntry]:
-        """Yield what waits, keys that are blocked for longest first."""
+        """Yield what waits: keys that are blocked for longest first, the last record of a key first."""
         for (partition, key), waiting in self._keys.items():
-            for offset, position in waiting.items():
+            for offset, position in sorted(waiting.items(), reverse=True):
                 yield ParkedEntry(partition, key, offset, position)
 
     async def read_to_end(self) -> None:
@@ -128,10 +130,15 @@ class ParkedKeys:
     async def park(self, records: Sequence[Record]) -> list[int]:
         """Write that records wait, and return the offsets of their entries.
 
+        An entry whose tombstone is under way, or in doubt, counts no more: a new one is written behind the tombstone.
+
         Raises:
             DeadLetterFailed: It is not written.
         """
-        known = [self.of(record).get(record.offset) for record in records]
+        ending = [self._ending.get(_place(record)) for record in records] if self._ending else ()
+        for event in filter(None, ending):
+            await event.wait()
+        known = [None if _place(record) in self._ending else self.of(record).get(record.offset) for record in records]
         fresh = [record for record, entry in zip(records, known, strict=True) if entry is None]
         if fresh and self._records + len(fresh) > self._most_records:
             raise DeadLetterFailed(
@@ -139,6 +146,8 @@ class ParkedKeys:
                 "repair what makes them fail, or skip records (headrace reactive skip)"
             )
         written = iter(await self._write(fresh, _ENTRY) if fresh else ())
+        for record in fresh:
+            self._ending.pop(_place(record), None)
         return [next(written) if entry is None else entry for entry in known]
 
     async def end(self, record: Record) -> None:
@@ -147,7 +156,12 @@ class ParkedKeys:
         Raises:
             DeadLetterFailed: It is not written.
         """
-        await self._write([record], None)
+        ending = self._ending[_place(record)] = asyncio.Event()
+        try:
+            await self._write([record], None)
+            self._ending.pop(_place(record), None)
+        finally:
+            ending.set()
 
     async def _write(self, records: Sequence[Record], value: bytes | None) -> list[int]:
         """Write, and read back: the topic alone says what waits. Returns the offsets."""
@@ -170,6 +184,10 @@ class ParkedKeys:
             raise DestinationUnavailable(
                 f"{self.topic} was not read up to {position} within {_READ_SECONDS:g} s: see whether Kafka answers"
             ) from cause
+
+
+def _place(record: Record) -> tuple[TopicPartition, int]:
+    return record.topic_partition, record.offset
 
 
 class KeyOrder:

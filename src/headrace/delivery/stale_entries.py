@@ -80,7 +80,11 @@ class StaleEntries(Service):
             if all(committed.get(partition, 0) >= end for partition, end in ends.items()):
                 break
             await self._clock.sleep(_ROUND_SECONDS)
-        for entry in passed:
+        for entry, epoch in passed.items():
+            # Each write takes time. The last record of a key comes first: one that comes again below one that waits
+            # counts as ended.
+            if not self._is_in(entry, epoch):
+                continue
             await self._parked.end(entry.record)
             log.warning(
                 "%s: the key of offset %d of %s is free again: no record of it is in the retry topic",
@@ -96,4 +100,4 @@ class StaleEntries(Service):
     def _is_in(self, entry: ParkedEntry, epoch: int) -> bool:
         """Whether the partition is in the same assignment; a seek back may bring the record again."""
         lane = self._lanes.get(entry.partition)
-        return lane is not None and lane.tracker.epoch == epoch
+        return lane is not None and lane.tracker.epoch == epoch and not lane.draining

@@ -1,0 +1,142 @@
+"""Entries of blocked keys that are ended while their records come again: with slow writes, lost answers and seeks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from headrace.config.consumers import BatchConfig, DeliveryConfig
+from headrace.config.retry import RetryConfig
+from headrace.delivery.parked import KeyOrder, ParkedKeys
+from headrace.delivery.protocols import ACK, Delivery, Outcome
+from headrace.delivery.pump import Pump
+from headrace.delivery.stale_entries import StaleEntries
+from headrace.delivery.tiers import TierDestination, Tiers
+from headrace.errors import KafkaUnavailable
+from headrace.lifecycle import ManualClock
+from headrace.records import Committed, OutgoingRecord, Produced, Record, TopicPartition
+
+PARKED = "parked"
+SOURCE, TIER = TopicPartition("t", 0), TopicPartition("g.retry.10s", 0)
+
+
+class World:
+    """Kafka, which keeps the order of writes, a destination, and the pumps of a consumer and its retry topic."""
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        self.clock = ManualClock()
+        self.logs: dict[str, list[Record]] = {PARKED: [], TIER.topic: []}
+        self.records = [Record(*SOURCE, offset, 0, key, b"v") for offset, key in enumerate(keys)]
+        self.delivered: list[int] = []
+        self.writes: list[tuple[float, bool]] = []
+        """Of the next writes: how long each takes, and whether its answer is lost."""
+        self.turn = asyncio.Lock()
+        self.fed = 0
+        retry = RetryConfig(tiers=[10], keep_key_order=True)
+        self.parked = ParkedKeys(PARKED, self.produce, self.end)
+        tiers = Tiers("g", retry, self.produce, self.clock, dead_letters=None, parked=self.parked)
+        config = DeliveryConfig(ordering="key", batch=BatchConfig(max_records=1), retry=retry)
+        order = KeyOrder(self, self.parked, tiers.write)
+        self.pump = Pump("p", "g", order, tiers, delivery=config, clock=self.clock, chance=Random(1))
+        self.retries = Pump(
+            "r",
+            "g.retry",
+            TierDestination(self, tiers),
+            tiers,
+            delivery=config,
+            clock=self.clock,
+            chance=Random(1),
+            beside=self.pump,
+        )
+        self.retries.waiting = tiers.waiting
+
+    async def produce(self, records: Sequence[OutgoingRecord]) -> list[Any]:
+        seconds, is_lost = self.writes.pop(0) if self.writes and records[0].topic == PARKED else (0.0, False)
+        written = asyncio.ensure_future(self._append(records, seconds))
+        return [KafkaUnavailable("no answer")] * len(records) if is_lost else await written
+
+    async def _append(self, records: Sequence[OutgoingRecord], seconds: float) -> list[Produced]:
+        written = []
+        async with self.turn:
+            await self.clock.sleep(seconds)
+            for each in records:
+                log, headers = self.logs[each.topic], list(each.headers or [])
+                log.append(Record(each.topic, 0, len(log), 0, each.key, each.value, lambda own=headers: own))  # type: ignore[misc]
+                written.append(Produced(0, len(log) - 1))
+                if each.topic == PARKED:
+                    self.parked.read(log[-1:], len(log))
+        return written
+
+    async def end(self) -> int:
+        return len(self.logs[PARKED])
+
+    async def ends(self) -> dict[TopicPartition, int]:
+        return {TIER: len(self.logs[TIER.topic])}
+
+    async def committed(self) -> dict[TopicPartition, int]:
+        return {TIER: self.retries.lanes[TIER].tracker.frontier}
+
+    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+        self.delivered += [record.offset for record in delivery.records]
+        return [ACK] * len(delivery.records)
+
+    def assign(self, epoch: int, offset: int) -> None:
+        self.pump.on_lost([SOURCE])
+        self.pump.on_assigned({SOURCE: epoch}, {SOURCE: Committed(offset)})
+        if news := self.records[offset:]:
+            self.pump.on_records(SOURCE, epoch, news)
+
+    async def pass_time(self, seconds: int) -> None:
+        for _ in range(seconds // 5):
+            await self.clock.advance(5)
+            log = self.logs[TIER.topic]
+            if news := log[self.fed :]:
+                self.fed = len(log)
+                self.retries.on_records(TIER, 1, news)
+
+
+async def seek_back(keys: Sequence[bytes], writes: Sequence[tuple[float, bool]], after: float, offset: int) -> World:
+    """Write entries without copies, pass their records, begin to end the entries, and seek back in between."""
+    world = World(keys)
+    await world.parked.park(world.records)
+    world.writes = [*writes]
+    service = StaleEntries("s", world.parked, world.pump.lanes, world.ends, world.committed, world.clock, 30.0)
+    for each in (world.pump, world.retries, service):
+        await each.start()
+    world.retries.on_assigned({TIER: 1}, {})
+    world.assign(1, len(keys))
+    await world.clock.advance(90 + after)
+    world.assign(2, offset)
+    await world.pass_time(400)
+    for each in (service, world.retries, world.pump):
+        await each.stop()
+    return world
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    keys=st.lists(st.sampled_from([b"a", b"a", b"b"]), min_size=1, max_size=5),
+    writes=st.lists(st.tuples(st.sampled_from([0.0, 1.0, 3.0]), st.booleans()), max_size=8),
+    after=st.sampled_from([0.0, 0.5, 1.5, 4.0, 6.5]),
+    back=st.integers(0, 4),
+)
+@example(keys=[b"a"], writes=[(3.0, False)], after=0.5, back=0)
+@example(keys=[b"a"], writes=[(3.0, True)], after=0.5, back=0)
+@example(keys=[b"a", b"b"], writes=[(3.0, False), (3.0, False)], after=0.5, back=0)
+@example(keys=[b"a", b"a"], writes=[(0.0, False), (3.0, False)], after=0.5, back=0)
+def test_records_that_come_again_while_their_entries_are_ended_are_delivered(
+    keys: list[bytes], writes: list[tuple[float, bool]], after: float, back: int
+) -> None:
+    """Whatever is under way or in doubt at the seek back: each record behind it is delivered, a key's in order."""
+    back = min(back, len(keys) - 1)
+    world = asyncio.run(seek_back(keys, writes, after, back))
+    assert {*world.delivered} == {*range(back, len(keys))}
+    for key in {*keys}:
+        first = [o for o in dict.fromkeys(world.delivered) if keys[o] == key]
+        assert first == sorted(first)
+    assert not [*world.parked.entries()]

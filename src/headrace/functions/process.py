@@ -20,6 +20,8 @@ from headrace.lifecycle import ChildProcess, Deadline, Service
 log = logging.getLogger(__name__)
 
 _OUTPUT_SECONDS = 0.5
+_CALLBACK_SECONDS = 20.0
+"""How long a drain callback may run, also when nobody waits for it any more."""
 
 
 class WorkerProcess(asyncio.Protocol):
@@ -41,6 +43,8 @@ class WorkerProcess(asyncio.Protocol):
         self._known_schemas: set[int] = set()
         self._answer: asyncio.Future[wire.Done | wire.Results] | None = None
         self._drained: asyncio.Future[wire.Drained] | None = None
+        self._callback_limit: asyncio.TimerHandle | None = None
+        """Ends a drain callback that takes too long; None while none runs."""
         self._has_drain_callback = False
         self._ended_records = 0
         self._frame_records = 0
@@ -126,26 +130,29 @@ class WorkerProcess(asyncio.Protocol):
     async def call_drain_callback(self, deadline: Deadline) -> None:
         """Let the handler's drain callback run behind the frame at hand, and wait for its end until the deadline.
 
-        An idle worker whose callback does not end in time is killed. A second call waits for the first.
+        A worker whose callback has begun and does not end in time is killed, whatever waits behind it. A second call
+        waits for the first.
         """
         if not self._has_drain_callback or self.ended.done() or self._transport.is_closing():
             return
         if self._drained is None or self._drained.done():
             self._drained = asyncio.get_running_loop().create_future()
             self._transport.write(wire.encode_frame(wire.Drain()))
+            if self.at_rest.is_set():
+                self._drain_callback_begins()
         seconds = deadline.remaining_seconds
         await asyncio.wait([self._drained], timeout=seconds)
         if self._drained.done():
             if problem := self._drained.result().problem:
                 log.warning("%s: its drain callback failed: %s", self.label, problem)
-        elif seconds and self.at_rest.is_set():
-            self.kill(f"timeout: its drain callback took longer than {seconds:.3g} s")
+        elif seconds and self._callback_limit:
+            self._kill_in_callback(seconds)
         else:
             log.warning("%s: its drain callback runs late: the partitions are given up before it", self.label)
 
     def check_time(self, now: float, limit_seconds: float) -> None:
         """Kill the process if it has been at the same record for longer than the limit."""
-        if self.at_rest.is_set():
+        if self.at_rest.is_set() or self._callback_limit:
             return
         begun = self._progress[0]
         if begun != self._seen[0]:
@@ -192,16 +199,32 @@ class WorkerProcess(asyncio.Protocol):
             if answer and not answer.done():
                 answer.set_result(message)
             self.at_rest.set()
+            if self._drained and not self._drained.done():
+                self._drain_callback_begins()
             self._on_idle()
         elif isinstance(message, wire.HasDrainCallback):
             self._has_drain_callback = True
         elif isinstance(message, wire.Drained):
-            if self._drained and not self._drained.done():
-                self._drained.set_result(message)
+            self._drain_callback_ends(message)
         elif isinstance(message, wire.Unfit):
             self._killed_because = message.reason
         elif not self.ready.done():
             self.ready.set_result(None)
+
+    def _drain_callback_begins(self) -> None:
+        """The worker does one thing after the other: all that was sent before the `Drain` is answered now."""
+        loop = asyncio.get_running_loop()
+        self._callback_limit = loop.call_later(_CALLBACK_SECONDS, self._kill_in_callback, _CALLBACK_SECONDS)
+
+    def _drain_callback_ends(self, message: wire.Drained) -> None:
+        if self._callback_limit:
+            self._callback_limit.cancel()
+            self._callback_limit = None
+        if self._drained and not self._drained.done():
+            self._drained.set_result(message)
+
+    def _kill_in_callback(self, seconds: float) -> None:
+        self.kill(f"timeout: its drain callback took longer than {seconds:.3g} s")
 
     def _kill_if_running(self) -> None:
         if self._child and self._child.running:
@@ -229,8 +252,7 @@ class WorkerProcess(asyncio.Protocol):
         self.ended.set_result(self._lost(text, 0))
         if self._answer and not self._answer.done():
             self._answer.set_exception(self._lost(text, begun))
-        if self._drained and not self._drained.done():
-            self._drained.set_result(wire.Drained())
+        self._drain_callback_ends(wire.Drained())
         self.at_rest.set()
 
     def _lost(self, text: str, begun: int) -> WorkerLost:

@@ -31,6 +31,19 @@ Write = Callable[..., Path]
 Run = Callable[[Path], AbstractAsyncContextManager[Any]]
 
 FLIGHT = {"type": "record", "name": "Flight", "fields": [{"name": "carrier", "type": "string"}]}
+HANGING_CALLBACK = """
+    import pathlib, time
+    def drained():
+        if not pathlib.Path("begun").exists():
+            pathlib.Path("begun").touch()
+            time.sleep(600)
+    def init_context(context):
+        context.platform.set_drain_callback(drained)
+    def handler(context, event):
+        pathlib.Path("waits").touch()
+        while event.body == b"wait" and not pathlib.Path("go").exists():
+            time.sleep(0.01)
+"""
 
 
 def framed(schema_id: int, value: dict[str, Any]) -> bytes:
@@ -546,6 +559,84 @@ def test_a_drain_callback_that_fails_or_hangs_holds_nothing_up(
 
     uvloop.run(run(write_function(code)))
     assert "timeout: its drain callback took longer than 0.2 s" in caplog.text
+
+
+def test_a_drain_callback_that_hangs_before_a_waiting_frame_is_ended_at_the_deadline(
+    write_function: Write, running: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A frame of a partition that stays was sent behind it; the frame is delivered again."""
+
+    async def run(folder: Path) -> None:
+        async with running(folder) as function:
+            await function.ready()
+            drain = function.service.spawn(function.service.call_drain_callbacks(Deadline(function.clock, 2)), "drain")
+            await function.until((folder / "begun").exists)
+            with pytest.raises(DestinationUnavailable, match="drain callback took longer than"):
+                async with asyncio.timeout(60):
+                    await function.deliver(b"a")
+            await drain
+            await function.until(lambda: function.service.restarts == 1)
+            assert await function.deliver(b"a") == [ACK]
+
+    uvloop.run(run(write_function(HANGING_CALLBACK)))
+
+
+@pytest.mark.parametrize("at_hand", [True, False])
+def test_a_drain_callback_that_begins_after_the_deadline_has_a_limit_of_its_own(
+    write_function: Write, running: Run, monkeypatch: pytest.MonkeyPatch, at_hand: bool
+) -> None:
+    """Nobody waits for it any more, and it must not hold the worker for ever."""
+    monkeypatch.setattr("headrace.functions.process._CALLBACK_SECONDS", 0.2)
+
+    async def run(folder: Path) -> None:
+        async with running(folder) as function:
+            await function.ready()
+            if at_hand:
+                function.service.spawn(_into(function.deliver(b"wait"), []), "deliver")
+                await function.until((folder / "waits").exists)
+            await function.service.call_drain_callbacks(Deadline(function.clock, 0.05 if at_hand else 0))
+            (folder / "go").touch()
+            await function.until(lambda: function.service.restarts == 1, 60)
+            assert await function.deliver(b"a", first=1) == [ACK]
+
+    uvloop.run(run(write_function(HANGING_CALLBACK)))
+
+
+def test_a_drain_callback_is_no_event_of_the_frame_that_waits_for_it(write_function: Write, running: Run) -> None:
+    """`eventTimeout` counts from the callback's end, which has the time of the drain."""
+    code = """
+        import pathlib, time
+        def drained():
+            pathlib.Path("begun").touch()
+            while not pathlib.Path("go").exists():
+                time.sleep(0.01)
+        def init_context(context):
+            context.platform.set_drain_callback(drained)
+        def handler(context, event):
+            pathlib.Path("at work").touch()
+            while True:
+                time.sleep(1)
+    """
+
+    async def run(folder: Path) -> None:
+        async with running(folder) as function:
+            await function.ready()
+            [slot] = function.service._slots
+            drain = function.service.spawn(function.service.call_drain_callbacks(Deadline(function.clock, 60)), "drain")
+            await function.until((folder / "begun").exists)
+            function.service.spawn(_into(function.deliver(b"a"), []), "deliver")
+            await function.until(lambda: slot.busy)
+            for now in (0, 50):
+                slot.process.check_time(now, 1)
+            (folder / "go").touch()
+            await drain
+            await function.until((folder / "at work").exists)
+            assert function.service.restarts == 0
+            for now in (100, 102):
+                slot.process.check_time(now, 1)
+            await function.until(lambda: function.service.restarts == 1)
+
+    uvloop.run(run(write_function(code)))
 
 
 def test_what_a_worker_writes_is_logged_under_its_name(

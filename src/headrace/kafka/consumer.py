@@ -44,8 +44,8 @@ _BUSY_SECONDS = 0.01
 _PATIENCE_SECONDS = 0.1
 _ROOM = 0.1
 """Part of what may be held that must have ended before the thread is woken to poll: less would make tiny polls."""
-_STORE_SECONDS, _STORE_QUESTIONS = 30.0, 32
-"""How long the answer for one partition may take, and how many are asked for at a time."""
+_FIRST_STORE_SECONDS, _STORE_SECONDS, _STORE_QUESTIONS = 2.0, 30.0, 32
+"""How long the first answer for one partition may take, how long a later one, and how many are asked for at a time."""
 _DRAIN_SECONDS = 20.0
 _THREAD_STOP_SECONDS = 30.0
 _DEFAULT_POLICY = ReadPolicy()
@@ -98,6 +98,8 @@ class Consumer(Service):
         self._seeks: dict[TopicPartition, Callable[[bool], None]] = {}
         self._seen_epochs: dict[TopicPartition, int] = {}  # the loop's view of `_epoch_of`, which is behind
         self._store_questions = asyncio.Semaphore(_STORE_QUESTIONS)
+        self._repeated_questions = asyncio.Semaphore(_STORE_QUESTIONS)
+        self._silent: dict[TopicPartition, float] = {}  # the time that each has when it is asked for again
         self._loop = LoopSide(self)
         self._intake = Intake(
             group, listener, self._loop, self._flow, self._placement, self._epoch_of, clock, self._say
@@ -397,13 +399,19 @@ class Consumer(Service):
         assert ask is not None
 
         async def one(partition: TopicPartition, epoch: int) -> None:
+            limit = self._silent.get(partition, _FIRST_STORE_SECONDS)
+            # Partitions that were silent wait behind each other only.
+            questions = self._repeated_questions if partition in self._silent else self._store_questions
             try:
-                async with self._store_questions:
-                    offset = await asyncio.wait_for(ask(self._group, partition, epoch), _STORE_SECONDS)
+                async with questions:
+                    offset = await asyncio.wait_for(ask(self._group, partition, epoch), limit)
             except (HeadraceError, TimeoutError) as cause:
-                why = str(cause) or f"no answer within {_STORE_SECONDS:g} s"
+                if isinstance(cause, TimeoutError):
+                    self._silent[partition] = min(2 * limit, _STORE_SECONDS)
+                why = str(cause) or f"no answer within {limit:g} s"
                 self._commands.append(lambda: self._placement.failed(partition, epoch, why))
             else:
+                self._silent.pop(partition, None)
                 self._commands.append(lambda: self._placement.answered(partition, epoch, offset))
 
         for partition, epoch in epochs.items():

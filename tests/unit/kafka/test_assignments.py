@@ -341,3 +341,39 @@ def test_a_store_that_does_not_answer_for_one_partition_holds_no_other(monkeypat
         assert 1 < under_way.most <= 32
 
     with_member(monkeypatch, test, policy=ReadPolicy(stored_offsets=stored))
+
+
+def test_partitions_whose_store_is_silent_hold_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also more of them than are asked for at a time; asked again beside the others, they get longer to answer."""
+    monkeypatch.setattr("headrace.kafka.consumer._FIRST_STORE_SECONDS", 0.2)
+    partitions = [TopicPartition("t", number) for number in range(120)]
+    silent, slow = partitions[:40], partitions[40]
+    under_way: set[TopicPartition] = set()
+    most = 0
+
+    async def stored(group: str, partition: TopicPartition, epoch: int) -> int | None:
+        nonlocal most
+        under_way.add(partition)
+        most = max(most, len(under_way))
+        try:
+            if partition in silent:
+                await asyncio.Event().wait()
+            if partition == slow:
+                await asyncio.sleep(0.3)
+        finally:
+            under_way.remove(partition)
+        return 7
+
+    async def test(member: Member) -> None:
+        client, heard = member.client, member.listener
+        client.assign(*partitions[:100])
+        await member.until(lambda: len(heard.epochs) >= 59, "the partitions that have an answer")
+        assert "no answer within 0.2 s" in member.consumer.trouble(silent[0])
+        await member.until(lambda: len(heard.epochs) == 60, "the slow one")
+        client.assign(*partitions[100:])
+        await member.until(lambda: len(heard.epochs) == 80, "the partitions that came later")
+        silent.clear()
+        await member.until(lambda: len(heard.epochs) == 120, "those that are silent no more")
+        assert most <= 64
+
+    with_member(monkeypatch, test, policy=ReadPolicy(stored_offsets=stored))

@@ -52,6 +52,8 @@ class World:
         self.lost = asyncio.Event()
         self.holder = "somebody"
         self.reads = self.read_records = 0
+        self.records_in_time: int | None = None
+        """Records that one read returns; then it waits. None for all."""
         self.epochs: list[tuple[str, int]] = []
         """Group and epoch of each delivery."""
 
@@ -69,8 +71,11 @@ class World:
         self.reads += 1
         if self.silent:
             await asyncio.Event().wait()
+        last = None if self.records_in_time is None else self.read_records + self.records_in_time
         for record in self.letters:
             if starts[record.topic_partition] <= record.offset < ends[record.topic_partition]:
+                if self.read_records == last:
+                    await asyncio.Event().wait()
                 self.read_records += 1
                 yield [record]
 
@@ -199,6 +204,41 @@ def test_letters_of_an_origin_that_the_consumer_does_not_read_stay(play: Play) -
         assert (first.records, last.records, last.status) == (2, 0, "empty")
         said = "dead letters left are 2 of t.dlq, which name an origin that the consumer does not read"
         assert said in first.description and said in last.description
+
+    play(world, scene)
+
+
+def test_many_dead_letters_of_a_forged_origin_do_not_hide_those_behind_them(play: Play) -> None:
+    """A call that reads nothing else in its time says so, and the next one resumes behind them."""
+    world = World([*(letter_at(n, topic="p1") for n in range(5)), letter_at(5, redrives=9), letter_at(7)])
+    world.records_in_time = 3
+
+    async def scene(redelivery: Redelivery, ask: Callable[..., Any]) -> None:
+        with pytest.raises(ReadFailed, match=r"3 of t\.dlq, which name an origin .* call again within 2 s"):
+            await ask(timeout=1)
+        with pytest.raises(ReadFailed, match=r"5 of t\.dlq, which name an origin .* call again within 2 s"):
+            await ask(timeout=1)
+        answer = await ask(timeout=1)
+        assert (answer.records, answer.status) == (1, "processed")
+        assert "dead letters left are 5 of t.dlq" in answer.description
+        world.records_in_time = None
+        assert (await ask()).status == "empty"
+        assert (await ask(lastretry=True)).records == 1, "the one that came back too often was not passed over for good"
+
+    play(world, scene)
+
+
+def test_dead_letters_that_were_passed_over_are_delivered_when_the_consumer_reads_their_origin(play: Play) -> None:
+    """The consumer was registered anew with one more topic; those of a consumer that is gone are delivered too."""
+    world = World([letter_at(0, topic="p1"), letter_at(2, "other"), letter_at(4)])
+
+    async def scene(redelivery: Redelivery, ask: Callable[..., Any]) -> None:
+        assert [(await ask()).records for _ in range(2)] == [1, 0]
+        consumers = cast(dict[str, LetterConsumer], redelivery._consumers)
+        consumers["g"] = consumer(world, group="g", topics=["t", "p1"])
+        assert (await ask(topic="t")).records == 1
+        del consumers["other"]
+        assert (await ask(topic="t")).records == 1
 
     play(world, scene)
 

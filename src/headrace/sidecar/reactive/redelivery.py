@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -98,10 +98,31 @@ class Looked(NamedTuple):
     topic: str
 
 
+class _Passed:
+    """How far calls for one consumer found no dead letter to deliver, as long as the consumers stay the same."""
+
+    def __init__(self, scope: object) -> None:
+        """Prepare; `scope` is what decides which dead letters are the consumer's."""
+        self.scope = scope
+        self.positions: dict[TopicPartition, int] = {}
+        """Next offsets to read."""
+        self.unproved = 0
+        """Dead letters before them whose origin the consumer does not read."""
+
+
 class _Kept(NamedTuple):
     lease: Lease
     marks: Marks
     used: float
+    passed: dict[tuple[str, bool], _Passed]
+    """By group, and by whether `lastretry` was set."""
+
+    def passed_for(self, scope: object, group: str, last_retry: bool) -> _Passed:
+        """Return how far calls came with this scope."""
+        passed = self.passed.get((group, last_retry))
+        if passed is None or passed.scope != scope:
+            passed = self.passed[group, last_retry] = _Passed(scope)
+        return passed
 
 
 class Redelivery(Service):
@@ -196,7 +217,7 @@ class Redelivery(Service):
             if all(first >= end for first, end in offsets.values()):
                 return None
             kept = await self._keep(topic)
-            letters = await self._read(look, offsets, kept.marks, request, unproved)
+            letters = await self._read(look, offsets, kept, request, unproved)
             return await self._deliver(look, kept, letters, request.lastretry) if letters else None
         finally:
             if topic in self._kept:
@@ -231,26 +252,35 @@ class Redelivery(Service):
         self,
         look: Looked,
         offsets: Mapping[TopicPartition, tuple[int, int]],
-        marks: Marks,
+        kept: _Kept,
         request: RedeliveryRequest,
         unproved: Counter[str],
     ) -> list[Letter]:
         """Return letters that are left: one batch of the consumer at most; count those of origins it does not read."""
         config = look.consumer.config
+        others = {consumer.config.group for consumer in self._consumers.values()} - {config.group}
+        passed = kept.passed_for((config, others), config.group, request.lastretry)
+        unproved[look.topic] += passed.unproved
+        ahead = {place: max(first, passed.positions.get(place, first)) for place, (first, _) in offsets.items()}
+        ends = {place: end for place, (_, end) in offsets.items()}
         fits, named = fits_any(config.topic_patterns), {*config.topics, *config.retry.tier_topics(config.group)}
-        limits, found, size = look.consumer.config.batch, list[Letter](), 0
+        limits, found, size = config.batch, list[Letter](), 0
+        stops: dict[TopicPartition, int] = {}
         seconds = min(request.timeout / 1000, _MOST_READ_SECONDS) if request.timeout else _READ_SECONDS
         try:
             async with (
                 asyncio.timeout(seconds),
-                contextlib.aclosing(self._left(look.consumer.config.group, offsets, marks)) as letters,
+                contextlib.aclosing(self._left(others, ahead, ends, kept.marks)) as letters,
             ):
                 async for letter in letters:
+                    place = letter.record.topic_partition
                     if (topic := letter.was.topic) not in named and not fits(topic):
                         unproved[look.topic] += 1
+                        passed.unproved += place not in stops
                         continue
                     if redriven_count(letter.was.headers) > MAX_REDRIVES and not request.lastretry:
                         continue  # kept back, or a caller that loops would never come to an end
+                    stops.setdefault(place, letter.record.offset)
                     size += letter.record.size_bytes
                     if found and size > limits.max_bytes:
                         break
@@ -259,20 +289,25 @@ class Redelivery(Service):
                         break
         except TimeoutError:
             if not found:
-                raise KafkaUnavailable(f"no letter of {look.topic} came within {seconds:g} s") from None
+                behind = f"{_said(unproved)}: call again within {_IDLE_SECONDS:g} s, and reading resumes behind them"
+                none = f"no letter of {look.topic} came within {seconds:g} s"
+                raise KafkaUnavailable(none + (behind if unproved[look.topic] else "")) from None
+        finally:
+            passed.positions = ahead | stops
         return found
 
     async def _left(
-        self, group: str, offsets: Mapping[TopicPartition, tuple[int, int]], marks: Marks
+        self, others: Set[str], ahead: dict[TopicPartition, int], ends: Mapping[TopicPartition, int], marks: Marks
     ) -> AsyncGenerator[Letter, None]:
-        """Yield letters that are left and no other consumer's; where many have ended, they are gone past unread."""
-        others = {consumer.config.group for consumer in self._consumers.values()} - {group}
-        ahead = {place: first for place, (first, _) in offsets.items()}
-        ends = {place: end for place, (_, end) in offsets.items()}
+        """Yield letters that are left and no other consumer's; where many have ended, they are gone past unread.
+
+        `ahead` is where to begin, and is kept at the next offset of each partition.
+        """
         ended = _ENDED_RECORDS
         while ended >= _ENDED_RECORDS:
             ended = 0
-            ahead = {place: marks.first_left(place.partition, first, ends[place]) for place, first in ahead.items()}
+            for place, first in ahead.items():
+                ahead[place] = marks.first_left(place.partition, first, ends[place])
             async with contextlib.aclosing(read_records(self._kafka, dict(ahead), ends)) as reader:
                 async for records in reader:
                     for record in records:
@@ -301,7 +336,7 @@ class Redelivery(Service):
         except BaseException:
             await lease.release()
             raise
-        kept = self._kept[topic] = _Kept(lease, marks, self._clock.monotonic())
+        kept = self._kept[topic] = _Kept(lease, marks, self._clock.monotonic(), {})
         return kept
 
     async def _sweep(self) -> None:

@@ -42,9 +42,10 @@ class Target:
         self.gate.set()
         self.loses = False
         self.waiting = 0
+        self.patience_seconds = 60.0
 
     def write(self, notes: Iterable[Line]) -> int:
-        self.gate.wait(60)
+        self.gate.wait(self.patience_seconds)
         lines = list(notes)
         if self.loses:
             return len(lines)
@@ -512,6 +513,7 @@ def test_notes_that_are_left_at_the_end_are_said(caplog: pytest.LogCaptureFixtur
     async def main() -> None:
         target = Target()
         target.gate.clear()
+        target.patience_seconds = 0.5
         audit = Audit(AuditConfig(to="file"), target, Metrics(), ManualClock())
         await audit.start()
         audit.produced(RECORDS, RESULTS, 1)

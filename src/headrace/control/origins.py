@@ -6,7 +6,7 @@ consumer reads, or a retry topic of that consumer. And the consumer must write i
 
 from __future__ import annotations
 
-from headrace.config.internal_topics import InternalTopics, Owner, kind_by_name
+from headrace.config.internal_topics import InternalTopics, Kind, Owner
 from headrace.config.topic_patterns import fits_any
 from headrace.control.redrive_target import QUARANTINE
 from headrace.delivery.dead_letter import Origin
@@ -44,12 +44,17 @@ class Origins:
             source = source.removesuffix(QUARANTINE)
         usual = source == topic + _ENDING
         owners = [one for one in self._internal.owners if group in (one.group, f"{one.group}.retry")]
-        if topic == source or kind_by_name(topic) == "state":
+        kind = self.kind_of(topic)
+        if topic == source or kind == "state":
             return f"they name {topic} as their origin, which takes no records back"
         if not owners:
             why = "which is not known here: name its configuration (-c), or ask the Headrace that runs it"
-            return "" if usual else f"they name {topic} as their origin and the group {group}, {why}"
-        readers = [one for one in owners if reads(one, topic)]
+            return (
+                ""
+                if usual and kind != "dead_letter"
+                else f"they name {topic} as their origin and the group {group}, {why}"
+            )
+        readers = [one for one in owners if reads(one, topic, kind)]
         if not readers:
             return f"they name {topic} as their origin, which their group {group} does not read"
         if usual or any(one.dead_letter.topic_for(topic) == source for one in readers):
@@ -59,8 +64,11 @@ class Origins:
         )
 
 
-def reads(consumer: Owner, topic: str) -> bool:
-    """Return whether a consumer reads a topic, as one of its topics or of its retry topics."""
-    patterns = getattr(consumer, "topic_patterns", ())
+def reads(consumer: Owner, topic: str, kind: Kind) -> bool:
+    """Return whether a consumer reads a topic, as one of its topics or of its retry topics.
+
+    Patterns match no internal topic.
+    """
+    patterns = () if kind else getattr(consumer, "topic_patterns", ())
     named = [*consumer.topics, *consumer.retry.tier_topics(consumer.group)]
     return topic in named or bool(patterns and fits_any(patterns)(topic))

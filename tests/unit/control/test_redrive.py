@@ -363,6 +363,18 @@ def test_a_letter_of_a_retry_topic_and_of_a_pattern_goes_back_where_it_is_kept()
     assert "not known here" in refusal("team-a.dlq", "p1", "billing", nothing)
 
 
+def test_no_dead_letter_goes_back_to_an_internal_topic() -> None:
+    """Neither to the audit, by its usual or configured name, nor to a dead letter topic that a pattern fits."""
+    consumer = {"topic_patterns": [".*"], "group": "wide", "backend": {"url": "http://localhost:1"}}
+    named = {"audit": {"topic": "trail"}, "control": {"topic": "ctl"}, "reactive_consumers": {"wide": consumer}}
+    for config in (HeadraceConfig(), HeadraceConfig.model_validate(named)):
+        origins = Origins(InternalTopics(config))
+        for topic in (config.audit.topic, config.control.topic, config.producer.idempotency.topic, "orders.dlq"):
+            for group in ("wide", "nobody"):
+                origin = Origin(TopicPartition(topic, 0), 1, 1, group, 1, "", "", "E")
+                assert f"they name {topic}" in origins.refusal(f"{topic}.dlq", origin)
+
+
 def test_origins_are_proved_by_the_consumers_that_are_registered_now() -> None:
     """A registration proves its topics at once; one that no longer reads a topic proves it no longer."""
     internal = InternalTopics(HeadraceConfig())

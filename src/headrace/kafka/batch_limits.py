@@ -1,7 +1,7 @@
 """How large a batch of each topic may be: Kafka refuses a whole batch that is larger than its topic allows.
 
 The client fills batches up to one size for all topics, and never splits a batch that was refused.
-Source: the topic's `max.message.bytes`, which holds for a batch.
+Source: the topic's `max.message.bytes` and `segment.bytes`, which hold for a batch.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ _FRAME_BYTES: Final = 256
 _HEADER_BYTES: Final = 10
 _LIMIT_SECONDS: Final = 1.0
 _AGAIN_SECONDS: Final = 10.0
+_REFUSED_SECONDS: Final = 600.0
+"""For so long the limit stays below a batch that was refused, whatever the topic's settings say."""
+_SETTINGS: Final = ("max.message.bytes", "segment.bytes")
 _TOO_LARGE: Final = (confluent_kafka.KafkaError.MSG_SIZE_TOO_LARGE, confluent_kafka.KafkaError.RECORD_LIST_TOO_LARGE)
 
 
@@ -40,6 +43,8 @@ class BatchLimits:
         self._fresh_until: dict[str, float] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._bytes: dict[str, int] = {}
+        self._refused: dict[str, tuple[int, float]] = {}
+        """For each topic the size of batches after the last refusal, and until when it is the most."""
 
     def of(self, topic: str) -> int | None:
         """Return how many bytes a batch may have, a power of two; None if the usual size fits."""
@@ -56,8 +61,11 @@ class BatchLimits:
                 return
             try:
                 configs = await asyncio.wait_for(self._admin().topic_configs(topic), _LIMIT_SECONDS)
-                self._set(topic, float(configs.get("max.message.bytes", math.inf)) - _FRAME_BYTES)
-                self._fresh_until[topic] = math.inf
+                most = min(float(configs.get(name, math.inf)) for name in _SETTINGS) - _FRAME_BYTES
+                size, until = self._refused.get(topic, (0, 0.0))
+                refused = until > time.monotonic()
+                self._set(topic, min(most, size) if refused else most)
+                self._fresh_until[topic] = until if refused else math.inf
             except (KafkaUnavailable, TimeoutError):
                 self._fresh_until[topic] = time.monotonic() + _AGAIN_SECONDS
             except HeadraceError as error:  # for want of a right: a batch that is refused tells as well
@@ -75,26 +83,28 @@ class BatchLimits:
     ) -> BatchRefused | None:
         """Return the error for a record that is not too large itself, but its batch was; else None.
 
-        The topic's limit is lowered then: it is not known, or was lowered in Kafka. `batch_bytes` is the size of
-        the batches it was sent with; a larger record is alone in its batch.
+        The topic's limit is lowered then, and stays so for a while: it is not known, was lowered in Kafka, or has
+        another cause. `batch_bytes` is the size of the batches it was sent with; a larger record is alone in its batch.
         """
         if error.code() not in _TOO_LARGE:
             return None
         topic, headers = str(record.topic()), record.headers()
         if wire_bytes(record.key(), record.value(), headers) > batch_bytes:  # type: ignore[arg-type]
             return None
-        self._set(topic, min(self._bytes.get(topic, batch_bytes), batch_bytes - 1))
+        size = self._set(topic, min(self._bytes.get(topic, batch_bytes), batch_bytes - 1))
+        self._refused[topic] = size, time.monotonic() + _REFUSED_SECONDS
         self._fresh_until.pop(topic, None)
         return BatchRefused(
             f"produce to {topic}: the record went to Kafka in a batch that is larger than the topic allows "
-            "(max.message.bytes), and is not written: send it again"
+            f"({' or '.join(_SETTINGS)}), and is not written: send it again"
         )
 
-    def _set(self, topic: str, most_bytes: float) -> None:
+    def _set(self, topic: str, most_bytes: float) -> int:
         if most_bytes >= self._usual_bytes:
             self._bytes.pop(topic, None)
-        else:
-            self._bytes[topic] = 1 << (max(1, int(most_bytes)).bit_length() - 1)
+            return self._usual_bytes
+        self._bytes[topic] = size = 1 << (max(1, int(most_bytes)).bit_length() - 1)
+        return size
 
 
 class Batches:

@@ -79,6 +79,36 @@ def test_a_refused_batch_halves_the_limit_once_for_all_its_records() -> None:
     assert found.of("t") == 65_536
 
 
+def test_the_size_of_a_segment_limits_a_batch() -> None:
+    """Kafka refuses a batch that is larger than a segment of the topic."""
+
+    class Segments(Cluster):
+        async def topic_configs(self, topic: str) -> dict[str, str]:
+            return {"max.message.bytes": "1048588", "segment.bytes": "100000"}
+
+    found = BatchLimits(Segments, USUAL)  # type: ignore[arg-type]
+    asyncio.run(found.learn("t"))
+    assert found.of("t") == 65_536
+
+
+def test_a_refusal_counts_for_a_while_beside_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record that Kafka refuses every time is alone after a few refusals, so it is too large itself."""
+    now = 100.0
+    monkeypatch.setattr("headrace.kafka.batch_limits.time.monotonic", lambda: now)
+    found = limits(*[1_048_588] * 10)
+    refusals = 0
+    while found.refusal(TOO_LARGE, record(50_000), found.of("t") or USUAL):
+        refusals += 1
+        asyncio.run(found.learn("t"))
+        assert refusals < 6
+    assert found.of("t") == 32_768
+    assert found.knows("t")
+    now += 601
+    assert not found.knows("t")
+    asyncio.run(found.learn("t"))
+    assert found.of("t") is None
+
+
 def test_a_client_is_flushed_before_a_batch_gets_too_large() -> None:
     """A record that is larger goes alone; topics without a limit are never flushed."""
     flushed: list[int] = []

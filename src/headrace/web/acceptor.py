@@ -176,3 +176,5 @@ class Acceptor:
             )
         except OSError as cause:
             log.debug("a connection could not be opened: %s", cause)
+        except Exception as cause:  # noqa: BLE001 boundary: no client's connection ends the service
+            log.warning("a connection could not be opened, the others go on: %r", cause)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -401,11 +402,11 @@ class Authority:
         self.name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "authority")])
         (folder / "ca.pem").write_bytes(self._signed(self.name, self.key.public_key(), True))
 
-    def issue(self, name: str, common_name: str) -> TlsConfig:
+    def issue(self, name: str, common_name: str, *extensions: x509.ExtensionType) -> TlsConfig:
         """Write `<name>.pem` and `<name>.key`."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, common_name)])
-        (self.folder / f"{name}.pem").write_bytes(self._signed(subject, key.public_key(), False))
+        (self.folder / f"{name}.pem").write_bytes(self._signed(subject, key.public_key(), False, *extensions))
         private = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         (self.folder / f"{name}.key").write_bytes(key.private_bytes(serialization.Encoding.PEM, *private))
         return TlsConfig(certificate=self.folder / f"{name}.pem", key=self.folder / f"{name}.key")
@@ -417,12 +418,14 @@ class Authority:
             context.load_cert_chain(self.folder / f"{name}.pem", self.folder / f"{name}.key")
         return context
 
-    def _signed(self, subject: x509.Name, key: Any, is_authority: bool) -> bytes:
+    def _signed(self, subject: x509.Name, key: Any, is_authority: bool, *extensions: x509.ExtensionType) -> bytes:
         now = datetime.datetime.now(datetime.UTC)
         builder = x509.CertificateBuilder(
             self.name, subject, key, x509.random_serial_number(), now, now + datetime.timedelta(1)
         )
         builder = builder.add_extension(x509.BasicConstraints(is_authority, None), True)
+        for extension in extensions:
+            builder = builder.add_extension(extension, False)
         return builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
@@ -459,6 +462,27 @@ def test_certificates_say_who_calls(opened: Any, tmp_path: Path) -> None:
 
     with pytest.warns(DeprecationWarning):
         asyncio.run(main())
+
+
+def test_a_certificate_that_cannot_be_read_ends_its_own_connection_only(opened: Any, tmp_path: Path) -> None:
+    """Python reads alternative names as UTF-8; an authority may sign others."""
+    authority = Authority(tmp_path)
+    tls = authority.issue("server", "localhost").model_copy(update={"client_ca": tmp_path / "ca.pem"})
+    authority.issue("loader", "loader.example")
+    name = b"b\xfccher.example"
+    encoded = bytes([0x30, len(name) + 2, 0x82, len(name)]) + name
+    authority.issue("odd", "odd.example", x509.UnrecognizedExtension(x509.SubjectAlternativeName.oid, encoded))
+    security = {"mode": "mtls", "principals": {"loader.example": {"scopes": ["kafka:w"]}}}
+
+    async def main() -> None:
+        async with opened(security=security, tls=tls.model_dump()) as house:
+            with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
+                await ask_over_tls(house, authority.client("odd"), post())
+            assert (await ask_over_tls(house, authority.client("loader"), post()))[0] == 200
+            assert house.web.death is None
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
 
 
 def test_a_new_certificate_is_taken_without_a_restart(opened: Any, tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ from headrace.records import Committed, Record, TopicPartition
 log = logging.getLogger(__name__)
 
 _COMMIT_SECONDS = 0.2
-_COMMIT_TURN_SECONDS = 0.01
-"""Of the loop, before something else has a turn: the map of a partition with much open takes a millisecond."""
+_COMMIT_TURN_SECONDS, _COMMIT_PAUSE_SECONDS = 0.01, 0.03
+"""Of the loop, and how long it is left to others then: the map of a partition with much open takes a millisecond."""
 
 
 class Pump(Service):
@@ -107,7 +107,7 @@ class Pump(Service):
         self._holds: dict[TopicPartition, str] = {}
         self._skips = Skips(self, self._over)
         self._seeks: dict[TopicPartition, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._dirty: set[TopicPartition] = set()
+        self._dirty: dict[TopicPartition, None] = {}  # in the order they were marked
         self._changed = asyncio.Event()
 
     @property
@@ -379,7 +379,7 @@ class Pump(Service):
             self.witness(records, size_bytes, how, outcomes, self.replay)
 
     def _mark(self, partition: TopicPartition) -> None:
-        self._dirty.add(partition)
+        self._dirty[partition] = None
         self._changed.set()
 
     def _forget(self, lanes: Sequence[Lane]) -> None:
@@ -388,7 +388,7 @@ class Pump(Service):
             if self._lanes.get(lane.partition) is lane:
                 del self._lanes[lane.partition]
                 self._skips.forget(lane.partition)
-                self._dirty.discard(lane.partition)
+                self._dirty.pop(lane.partition, None)
 
     async def _commit_often(self) -> None:
         while True:
@@ -396,18 +396,25 @@ class Pump(Service):
             self._changed.clear()
             # The progress of a replay counts what has ended at one moment, so it is said at one moment.
             most = math.inf if self.replay else _COMMIT_TURN_SECONDS
-            while self._dirty:
-                self.commit_now(most)
-                await asyncio.sleep(0)
+            left = len(self._dirty)  # what is marked from now on waits for the next round
+            while self._dirty and (left := left - self.commit_now(most)) > 0:
+                await self.clock.sleep(_COMMIT_PAUSE_SECONDS)
             await self.clock.sleep(_COMMIT_SECONDS)
 
-    def commit_now(self, most_seconds: float = math.inf) -> None:
-        """Tell the source what has ended since it was told last, as far as that takes so long and no longer."""
+    def commit_now(self, most_seconds: float = math.inf) -> int:
+        """Tell the source what has ended since it was told last, as far as that takes so long and no longer.
+
+        Returns:
+            How many partitions it looked at, those first that were marked first.
+        """
         commits: dict[TopicPartition, Committed] = {}
-        until = self.clock.monotonic() + most_seconds
+        until, marked = self.clock.monotonic() + most_seconds, len(self._dirty)
         while self._dirty and (not commits or self.clock.monotonic() < until):
-            partition = self._dirty.pop()
+            partition = next(iter(self._dirty))
+            del self._dirty[partition]
             if commit := self._lanes[partition].tracker.commit:
                 commits[partition] = commit
+        looked_at = marked - len(self._dirty)
         if commits and self.source:
             self.source.commit(commits)
+        return looked_at

@@ -507,9 +507,41 @@ def test_commits_of_many_partitions_leave_turns_to_others() -> None:
         await bed.clock.advance(5)
         assert {partition for offsets in bed.source.commits for partition in offsets} == set(partitions)
         assert max(len(offsets) for offsets in bed.source.commits) <= 10
-        bed.pump._dirty.update(partitions)
+        bed.pump._dirty.update(dict.fromkeys(partitions))
         bed.pump.commit_now()
         assert len(bed.source.commits[-1]) == 40
+        await bed.pump.stop()
+
+    run(test)
+
+
+def test_partitions_that_always_have_something_to_commit_are_told_once_per_round() -> None:
+    """Else a steady load has the offset maps of many partitions encoded without a pause."""
+    partitions = [TopicPartition("t", number) for number in range(40)]
+
+    class Slow(ManualClock):
+        def monotonic(self) -> float:
+            self._now += 0.001
+            return self._now
+
+    async def test() -> None:
+        bed = Bed(FakeDestination())
+        bed.pump.clock = bed.clock = Slow()
+        await bed.pump.start()
+        bed.pump.on_assigned(dict.fromkeys(partitions, 1), {p: Committed(0) for p in partitions})
+
+        def commit(offsets: Mapping[TopicPartition, Committed]) -> None:
+            bed.source.commits.append(dict(offsets))
+            if len(bed.source.commits) < 1000:
+                for partition in partitions:
+                    bed.pump._mark(partition)
+
+        bed.pump.source.commit = commit  # type: ignore[method-assign, union-attr]
+        bed.pump._mark(P0)
+        await bed.clock.advance(1)
+        told = [partition for offsets in bed.source.commits for partition in offsets]
+        assert {*told} == {*partitions}
+        assert max(told.count(partition) for partition in partitions) <= 6
         await bed.pump.stop()
 
     run(test)

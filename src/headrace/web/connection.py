@@ -48,6 +48,10 @@ class Receiving:
     size_bytes = 0
 
 
+class _Ended(Exception):
+    """Ends the parsing of what came with a request that was refused."""
+
+
 class Connection(HttpToolsProtocol):
     """The server's protocol, with a limit for heads and a count of what came."""
 
@@ -139,6 +143,8 @@ class Connection(HttpToolsProtocol):
             self._held_bytes = 0
 
     def on_headers_complete(self) -> None:
+        if self._refused:
+            raise _Ended  # the parser stops here; what it has not read is nobody's request
         if self.url[:1] != b"/" and not self._names_its_host():
             self._refuse(AmbiguousRequest("the host in the request line is not that of the Host header: send one"))
             return
@@ -234,6 +240,8 @@ class Connection(HttpToolsProtocol):
         self._refuse(AmbiguousRequest("this is no HTTP request that can be read in one way only"))
 
     def _refuse(self, error: HeadraceError) -> None:
+        if self._refused:
+            return
         self._refused = True
         cycle = self.cycle
         if cycle and not cycle.response_complete:

@@ -197,6 +197,24 @@ def test_another_transfer_coding_than_chunked_is_refused(opened: Any, coding: st
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("refused", [b"GET http://other/live HTTP/1.1\r\nHost: h\r\n\r\n", b"\x00\r\n\r\n"])
+def test_nothing_behind_a_refused_request_is_done(opened: Any, refused: bytes) -> None:
+    """One refusal is all that the client reads, whatever came in the same packet."""
+    more = b"GET /consumers/deadLetter/reactive?topic=t.dlq&consumerGroup=g HTTP/1.1\r\nHost: h\r\n\r\n" + post()
+
+    async def main() -> None:
+        async with opened() as house:
+            for behind in (more, more * 300, more + b"\x00\r\n\r\n"):
+                reader, writer = await house.connect()
+                writer.write(refused + behind)
+                text = await asyncio.wait_for(reader.read(), 60)
+                assert text.startswith(b"HTTP/1.1 400 ")
+                assert text.count(b"HTTP/1.1 ") == 1
+            assert house.letters.asked == house.kafka.records == []
+
+    asyncio.run(main())
+
+
 def test_what_came_whole_before_nonsense_is_answered(opened: Any) -> None:
     """A record that is written is not answered 400 because of what a client sends behind it."""
 

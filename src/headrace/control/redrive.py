@@ -25,7 +25,15 @@ from headrace.control.redrive_target import QUARANTINE, Target
 from headrace.control.selection import Selection, selected_window
 from headrace.control.topics import read_window
 from headrace.delivery.dead_letter import MAX_REDRIVES, letter_of, origin_of, own_headers, redriven_count
-from headrace.errors import HeadraceError, InvalidRequest, KafkaError, LeaseTaken, ProducerQueueFull, RecordTooLarge
+from headrace.errors import (
+    BatchRefused,
+    HeadraceError,
+    InvalidRequest,
+    KafkaError,
+    LeaseTaken,
+    ProducerQueueFull,
+    RecordTooLarge,
+)
 from headrace.kafka import Admin, Lease, TransactionSession
 from headrace.lifecycle import Clock
 from headrace.lifecycle.failpoints import reach
@@ -394,13 +402,15 @@ class Redrive:
         letters = [(letter, record) for letter, record, _ in part.items if record]
         results = (await asyncio.shield(part.answer))[: len(letters)]
         for number, (letter, record) in enumerate(letters):
-            if isinstance(results[number], RecordTooLarge):
-                if not self._session:
-                    # One that is too large fails those that travelled with it, so now each goes by itself.
-                    (results[number],) = await asyncio.shield(self._send([record]))
-                if isinstance(refused := results[number], RecordTooLarge):
-                    where = f"{letter.topic_partition} offset {letter.offset}"
-                    self._tally.too_large[_place(letter)] = f"{where}: {refused.description}"
+            # One that is too large fails its batch, so now each goes by itself. A limit that is learned only from
+            # refusals is halved by each, until it is below the record.
+            alone: tuple[type[HeadraceError], ...] = RecordTooLarge, BatchRefused
+            while not self._session and isinstance(results[number], alone):
+                (results[number],) = await asyncio.shield(self._send([record]))
+                alone = (BatchRefused,)
+            if isinstance(refused := results[number], RecordTooLarge):
+                where = f"{letter.topic_partition} offset {letter.offset}"
+                self._tally.too_large[_place(letter)] = f"{where}: {refused.description}"
         if letters and self.on_sent:
             self.on_sent(part.records, results)
         return results

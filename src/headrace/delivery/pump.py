@@ -51,7 +51,7 @@ class Pump(Service):
     """Returns a record as it lay where it came from at first, if these are copies. Set before start."""
     let_go: Callable[[Record], Awaitable[None]] | None = None
     """Tells a key that waits for a record elsewhere that it is skipped. Set before start."""
-    on_drained: Callable[[Deadline], Coroutine[None, None, None]] | None = None
+    on_drained: Callable[[Collection[TopicPartition], Deadline], Coroutine[None, None, None]] | None = None
     """Called before partitions are given up, when nothing of them is in flight, and after they were lost. Set before
     start."""
     drain_seconds: float = 20.0
@@ -192,7 +192,7 @@ class Pump(Service):
         lanes = [self._lanes[partition] for partition in partitions if partition in self._lanes]
         await self._drain(lanes, deadline)
         if lanes and self.on_drained:
-            await self.on_drained(deadline)
+            await self.on_drained(partitions, deadline)
         commits = {lane.partition: commit for lane in lanes if (commit := lane.tracker.commit)}
         self._forget(lanes)
         return commits
@@ -202,7 +202,7 @@ class Pump(Service):
         self._fence(lanes)
         self._forget(lanes)
         if lanes and self.on_drained:
-            self.spawn(self.on_drained(Deadline(self.clock, self.drain_seconds)), "drained")
+            self.spawn(self.on_drained(partitions, Deadline(self.clock, self.drain_seconds)), "drained")
 
     # Live control ----------------------------------------------------------------------------------------------------
 

@@ -9,13 +9,14 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from headrace.errors import WorkerLost
 from headrace.functions import wire
 from headrace.functions.output import WorkerOutput
 from headrace.lifecycle import ChildProcess, Deadline, Service
+from headrace.records import TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,8 @@ class WorkerProcess(asyncio.Protocol):
         self._reader = wire.FrameReader(wire.decode_to_parent)
         self._known_schemas: set[int] = set()
         self._answer: asyncio.Future[wire.Done | wire.Results] | None = None
+        self._undrained: set[TopicPartition] = set()
+        """Partitions whose events came since the drain callback was asked for last."""
         self._drained: asyncio.Future[wire.Drained] | None = None
         self._callback_limit: asyncio.TimerHandle | None = None
         """Ends a drain callback that takes too long; None while none runs."""
@@ -101,11 +104,12 @@ class WorkerProcess(asyncio.Protocol):
             )
 
     async def serve(
-        self, frame: bytearray, records: int, schemas: Mapping[int, wire.Schema]
+        self, partition: TopicPartition, frame: bytearray, records: int, schemas: Mapping[int, wire.Schema]
     ) -> wire.Done | wire.Results:
         """Send one frame of work and return its answer. If cancelled, the worker still ends the frame.
 
         Args:
+            partition: Whose records they are.
             frame: The encoded `Work`.
             records: How many records it holds.
             schemas: Schemas its records need, by id.
@@ -123,9 +127,16 @@ class WorkerProcess(asyncio.Protocol):
             self._known_schemas.add(schema_id)
         self._answer = asyncio.get_running_loop().create_future()
         self._frame_records, self._seen = records, (-1, 0.0)
+        self._undrained.add(partition)
         self.at_rest.clear()
         self._transport.write(frame)
         return await self._answer
+
+    def must_drain(self, partitions: Collection[TopicPartition]) -> bool:
+        """Whether the drain callback is due before these partitions are given up: not if a frame of others is at hand
+        and the callback has followed every event of these."""
+        pending = self._drained is not None and not self._drained.done()
+        return self.at_rest.is_set() or pending or not self._undrained.isdisjoint(partitions)
 
     async def call_drain_callback(self, deadline: Deadline) -> None:
         """Let the handler's drain callback run behind the frame at hand, and wait for its end until the deadline.
@@ -137,6 +148,7 @@ class WorkerProcess(asyncio.Protocol):
             return
         if self._drained is None or self._drained.done():
             self._drained = asyncio.get_running_loop().create_future()
+            self._undrained.clear()
             self._transport.write(wire.encode_frame(wire.Drain()))
             if self.at_rest.is_set():
                 self._drain_callback_begins()

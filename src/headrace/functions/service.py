@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from headrace.errors import WorkerLost
 from headrace.functions import wire
@@ -85,10 +85,14 @@ class FunctionService(Service):
             if slot.process:
                 await asyncio.wait_for(slot.process.at_rest.wait(), deadline.remaining_seconds)
 
-    async def call_drain_callbacks(self, deadline: Deadline) -> None:
-        """Let the drain callback of each worker run before partitions are given up; return by the deadline."""
+    async def call_drain_callbacks(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
+        """Let the drain callbacks run before these partitions are given up; return by the deadline.
+
+        A worker that is busy with others and has had no event of these since its last call is left alone.
+        """
         processes = [slot.process for slot in self._slots if slot.process and slot.up]
-        if calls := [self.spawn(process.call_drain_callback(deadline), "drain callback") for process in processes]:
+        due = [process for process in processes if process.must_drain(partitions)]
+        if calls := [self.spawn(process.call_drain_callback(deadline), "drain callback") for process in due]:
             await asyncio.wait(calls)
 
     async def stop(self) -> None:
@@ -115,7 +119,7 @@ class FunctionService(Service):
         number = await self._allocator.acquire(partition)
         process = self._slots[number].process
         assert process is not None
-        return await process.serve(frame, records, schemas)
+        return await process.serve(partition, frame, records, schemas)
 
     async def _keep_alive(self, number: int) -> None:
         slot = self._slots[number]

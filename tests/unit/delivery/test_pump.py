@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -327,7 +327,7 @@ def test_what_is_drained_is_told_before_partitions_are_given_up() -> None:
         await bed.clock.settle()
         told: list[tuple[float, bool]] = []
 
-        async def on_drained(deadline: Deadline) -> None:
+        async def on_drained(partitions: Collection[TopicPartition], deadline: Deadline) -> None:
             told.append((deadline.remaining_seconds, P0 in bed.pump.lanes))
 
         bed.pump.on_drained = on_drained

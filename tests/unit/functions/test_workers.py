@@ -26,10 +26,12 @@ from headrace.formats.framing import header_of
 from headrace.functions import wire
 from headrace.functions.worker.loop import Worker
 from headrace.lifecycle import Deadline
+from headrace.records import TopicPartition
 
 Write = Callable[..., Path]
 Run = Callable[[Path], AbstractAsyncContextManager[Any]]
 
+PARTITION = TopicPartition("flights", 3)
 FLIGHT = {"type": "record", "name": "Flight", "fields": [{"name": "carrier", "type": "string"}]}
 HANGING_CALLBACK = """
     import pathlib, time
@@ -498,7 +500,7 @@ def test_the_drain_callback_runs_when_partitions_are_given_up(write_function: Wr
             await function.ready()
             for number in range(2):
                 assert await function.deliver(b"a", first=number) == [ACK]
-                await function.service.call_drain_callbacks(Deadline(function.clock, 60))
+                await function.service.call_drain_callbacks([PARTITION], Deadline(function.clock, 60))
                 assert (folder / "calls").read_text() == "event drain " * (number + 1)
 
     folder = write_function(code)
@@ -523,9 +525,9 @@ def test_a_drain_callback_waits_for_the_frame_at_hand(write_function: Write, run
         async with running(folder) as function:
             function.service.spawn(_into(function.deliver(b"a"), answers := []), "deliver")
             await function.until((folder / "begun").exists)
-            await function.service.call_drain_callbacks(Deadline(function.clock, 0.05))  # late, and nothing is killed
+            await function.service.call_drain_callbacks([PARTITION], Deadline(function.clock, 0.05))  # too short
             (folder / "go").touch()
-            await function.service.call_drain_callbacks(Deadline(function.clock, 60))
+            await function.service.call_drain_callbacks([PARTITION], Deadline(function.clock, 60))
             assert (folder / "calls").read_text() == "event drain"
             await function.until(lambda: answers)
             assert answers == [[ACK]]
@@ -549,11 +551,11 @@ def test_a_drain_callback_that_fails_or_hangs_holds_nothing_up(
     async def run(folder: Path) -> None:
         async with running(folder) as function:
             await function.ready()
-            await function.service.call_drain_callbacks(Deadline(function.clock, 60))
+            await function.service.call_drain_callbacks([PARTITION], Deadline(function.clock, 60))
             assert "drain callback failed" in caplog.text
             assert "ZeroDivisionError" in caplog.text
             assert await function.deliver(b"a") == [ACK]
-            await function.service.call_drain_callbacks(Deadline(function.clock, 0.2))
+            await function.service.call_drain_callbacks([PARTITION], Deadline(function.clock, 0.2))
             await function.until(lambda: function.service.restarts == 1)
             await function.ready()
 
@@ -569,7 +571,8 @@ def test_a_drain_callback_that_hangs_before_a_waiting_frame_is_ended_at_the_dead
     async def run(folder: Path) -> None:
         async with running(folder) as function:
             await function.ready()
-            drain = function.service.spawn(function.service.call_drain_callbacks(Deadline(function.clock, 2)), "drain")
+            given_up = function.service.call_drain_callbacks([PARTITION], Deadline(function.clock, 2))
+            drain = function.service.spawn(given_up, "drain")
             await function.until((folder / "begun").exists)
             with pytest.raises(DestinationUnavailable, match="drain callback took longer than"):
                 async with asyncio.timeout(60):
@@ -579,6 +582,34 @@ def test_a_drain_callback_that_hangs_before_a_waiting_frame_is_ended_at_the_dead
             assert await function.deliver(b"a") == [ACK]
 
     uvloop.run(run(write_function(HANGING_CALLBACK)))
+
+
+def test_a_worker_busy_with_another_partition_holds_no_rebalance(write_function: Write, running: Run) -> None:
+    """Unless it has had an event of the partition that is given up since its drain callback ran last."""
+    code = """
+        import pathlib, time
+        def init_context(context):
+            context.platform.set_drain_callback(lambda: pathlib.Path("calls").open("a").write("drain "))
+        def handler(context, event):
+            pathlib.Path("begun").touch()
+            while not pathlib.Path("go").exists():
+                time.sleep(0.01)
+    """
+
+    async def run(folder: Path) -> None:
+        async with running(folder) as function:
+            drain, far = function.service.call_drain_callbacks, Deadline(function.clock, 600)
+            function.service.spawn(_into(function.deliver(b"a"), answers := []), "deliver")
+            await function.until((folder / "begun").exists)
+            async with asyncio.timeout(60):
+                await drain([TopicPartition("flights", 4)], far)
+            assert (answers, (folder / "calls").exists()) == ([], False)
+            own = function.service.spawn(drain([PARTITION], far), "drain")
+            (folder / "go").touch()
+            await own
+            assert (folder / "calls").read_text() == "drain "
+
+    uvloop.run(run(write_function(code)))
 
 
 @pytest.mark.parametrize("at_hand", [True, False])
@@ -594,7 +625,7 @@ def test_a_drain_callback_that_begins_after_the_deadline_has_a_limit_of_its_own(
             if at_hand:
                 function.service.spawn(_into(function.deliver(b"wait"), []), "deliver")
                 await function.until((folder / "waits").exists)
-            await function.service.call_drain_callbacks(Deadline(function.clock, 0.05 if at_hand else 0))
+            await function.service.call_drain_callbacks([PARTITION], Deadline(function.clock, 0.05 if at_hand else 0))
             (folder / "go").touch()
             await function.until(lambda: function.service.restarts == 1, 60)
             assert await function.deliver(b"a", first=1) == [ACK]
@@ -622,7 +653,8 @@ def test_a_drain_callback_is_no_event_of_the_frame_that_waits_for_it(write_funct
         async with running(folder) as function:
             await function.ready()
             [slot] = function.service._slots
-            drain = function.service.spawn(function.service.call_drain_callbacks(Deadline(function.clock, 60)), "drain")
+            given_up = function.service.call_drain_callbacks([PARTITION], Deadline(function.clock, 60))
+            drain = function.service.spawn(given_up, "drain")
             await function.until((folder / "begun").exists)
             function.service.spawn(_into(function.deliver(b"a"), []), "deliver")
             await function.until(lambda: slot.busy)

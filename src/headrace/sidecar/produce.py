@@ -130,9 +130,18 @@ class ProduceService:
         self._internal.check_writable(topic, admin=admin)
 
     def own_headers(self, topic: str, headers: Iterable[tuple[str, H]]) -> list[tuple[str, H]]:
-        """Return the headers of a record without reserved ones, which only a dead letter may have."""
+        """Return the headers of a record without reserved ones, which only a dead letter may have.
+
+        Raises:
+            InvalidRequest: A name holds NUL: Kafka's client would cut it there.
+        """
+        headers = list(headers)
+        if odd := [name for name, _ in headers if "\0" in name]:
+            raise errors.InvalidRequest(
+                f"a record has a header whose name holds NUL: leave NUL out of {odd[0][:100]!r}"
+            )
         if self._internal.kind_of(topic) == "dead_letter":
-            return list(headers)
+            return headers
         return [header for header in headers if not is_reserved(header[0])]
 
     async def produce(self, topic: str, body: bytes, ids: RequestIds) -> ProduceAnswer:

@@ -204,6 +204,15 @@ def test_a_record_with_too_many_headers_is_refused(headers: Any) -> None:
         produce({"records": [{"value": 1}, {"value": 1, "headers": headers}]})
 
 
+@pytest.mark.parametrize("headers", [{"X-Correlation-Id\0z": "1"}, [["a", "1"], ["\0", None]]])
+def test_a_header_name_with_nul_is_refused(headers: Any) -> None:
+    """The client would cut the name there."""
+    kafka = Kafka()
+    with pytest.raises(errors.InvalidRequest, match="name holds NUL"):
+        produce({"records": [{"value": 1, "headers": headers}]}, kafka)
+    assert not kafka.records
+
+
 def test_record_headers_have_the_order_of_the_original() -> None:
     """authorization, traceability, correlation, the record's own; the two names are not repeated; null is a null."""
     record = {

@@ -359,6 +359,9 @@ class Producer(Service):
                     # The client refused before taking the record, so it is certainly not written.
                     error = errors.KafkaUnavailable("the Kafka client is being replaced: send this record again")
                 request.refuse(index, error)
+            except Exception as defect:  # noqa: BLE001 boundary: the record was not taken, and its request must end
+                why = f"produce to {record.topic}: the client did not take the record: {defect!r}"
+                request.refuse(index, errors.RecordRefused(why))
         self._wake()
 
     def _finish(self, requests: list[_Request]) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
-from headrace.errors import KafkaTimeout, KafkaUnauthorized
+from headrace.errors import KafkaTimeout, KafkaUnauthorized, RecordRefused
 from headrace.kafka.batch_limits import BatchLimits
 from headrace.kafka.budget import lane_of
 from headrace.kafka.producer import Producer, _Request
@@ -88,6 +88,23 @@ def test_a_long_request_that_is_cancelled_gives_its_room_back() -> None:
         await producer.drain(Deadline(SystemClock(), 60))
         with pytest.raises(asyncio.CancelledError):
             await request
+        assert producer.pending_bytes == 0
+        await producer.stop()
+
+    asyncio.run(main())
+
+
+def test_a_record_that_the_client_cannot_take_fails_alone() -> None:
+    """Whatever the client raises, the request ends and gives its room back."""
+
+    async def main() -> None:
+        limits = BatchLimits(Silent, 1_000_000)  # type: ignore[arg-type]
+        producer = Producer(KafkaConfig(bootstrap_servers="127.0.0.1:1"), ProducerConfig(), limits=limits)
+        await producer.start()
+        odd = OutgoingRecord("t", None, b"1", partition="1")  # type: ignore[arg-type]
+        (result,) = await producer.produce([odd])
+        assert isinstance(result, RecordRefused)
+        assert "did not take the record" in result.description
         assert producer.pending_bytes == 0
         await producer.stop()
 

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from headrace.errors import AmbiguousRequest, HeadersTooLarge, HeadraceError, KafkaTimeout, ServerBusy
+from headrace.errors import (
+    AmbiguousRequest,
+    HeadersTooLarge,
+    HeadraceError,
+    KafkaTimeout,
+    ServerBusy,
+    TooManyRequests,
+)
 from headrace.telemetry.correlation import new_correlation_id
 from headrace.web.exchange import retry_after
 from headrace.web.hot_exchange import Exchange
@@ -33,6 +40,9 @@ ALWAYS_OPEN: Final = ("/health/", "/live", "/ready", "/metrics")
 _ALWAYS_OPEN: Final = tuple(path.encode() for path in ALWAYS_OPEN)
 _PROBES: Final = tuple(b"GET " + path for path in _ALWAYS_OPEN)
 _AUTHORITY: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
+_PROBE_BYTES: Final = 4096
+_MOST_PIPELINED: Final = 16
+"""Requests of one connection that wait behind the one that is being answered."""
 _LIMIT_SECONDS: Final = 10.0
 _REQUEST_SECONDS: Final = 60.0
 _LINGER_SECONDS: Final = 1.0
@@ -93,7 +103,7 @@ class Connection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
-        if not self._waiting and (self.slices.has_time() or data.startswith(_PROBES)):
+        if not self._waiting and (self.slices.has_time() or _is_one_probe(data)):
             self._read(data)
         elif self._waiting:
             self._waiting = *self._waiting, data
@@ -145,6 +155,9 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self._refused:
             raise _Ended  # the parser stops here; what it has not read is nobody's request
+        if len(self.pipeline) >= _MOST_PIPELINED:
+            self._refuse(TooManyRequests(f"more than {_MOST_PIPELINED} requests wait on one connection: send fewer"))
+            return
         if self.url[:1] != b"/" and not self._names_its_host():
             self._refuse(AmbiguousRequest("the host in the request line is not that of the Host header: send one"))
             return
@@ -282,6 +295,11 @@ class Connection(HttpToolsProtocol):
         head += f"connection: close\r\nx-correlation-id: {new_correlation_id().decode()}\r\n\r\n"
         self.transport.write(head.encode() + body)
         self.loop.call_later(_LINGER_SECONDS, self.transport.close)
+
+
+def _is_one_probe(data: bytes) -> bool:
+    """Return whether this is one request for health and nothing else: it is read even in a turn without time."""
+    return data.startswith(_PROBES) and len(data) < _PROBE_BYTES and data.find(b"\r\n\r\n") == len(data) - 4
 
 
 class _Wait(NamedTuple):

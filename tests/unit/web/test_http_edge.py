@@ -253,6 +253,62 @@ def test_one_connection_serves_many_requests_also_after_errors(opened: Any) -> N
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("request_bytes", [post(RECORD), b"GET /live HTTP/1.1\r\nHost: h\r\n\r\n"])
+def test_a_connection_has_a_limit_of_pipelined_requests(opened: Any, request_bytes: bytes) -> None:
+    """Sixteen are answered; of thousands the first are, and the connection ends with the last answer."""
+
+    async def main() -> None:
+        async with opened() as house:
+            reader, writer = await house.connect()
+            for _ in range(3):
+                writer.write(request_bytes * 16)
+                assert [(await house.read(reader)).status for _ in range(16)] == [200] * 16
+            house.kafka.records.clear()
+            reader, writer = await house.connect()
+            writer.write(request_bytes * 300)
+            answers = [await house.read(reader) for _ in range(17)]
+            assert [answer.status for answer in answers] == [200] * 17
+            assert [answer.headers.get("connection") for answer in answers] == [None] * 16 + ["close"]
+            assert len(house.kafka.records) in (0, 17)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+def test_pipelined_requests_are_done_in_their_order(opened: Any) -> None:
+    """As many as may wait, of which each is a record, whatever path serves it."""
+
+    async def main() -> None:
+        async with opened() as house:
+            reader, writer = await house.connect()
+            writer.write(b"".join(post(b'{"records":[{"value":%d}]}' % number) for number in range(16)))
+            assert [(await house.read(reader)).status for _ in range(16)] == [200] * 16
+            assert [record.value for record in house.kafka.records] == [b"%d" % number for number in range(16)]
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+def test_only_one_probe_is_read_in_a_turn_without_time(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or what begins as one could hold the turn."""
+    monkeypatch.setattr("headrace.web.slices._SLICE_SECONDS", 1e-9)
+    probe = b"GET /live HTTP/1.1\r\nHost: h\r\n\r\n"
+
+    async def main() -> None:
+        async with opened() as house:
+            pairs = [await house.connect() for _ in range(3)]
+            await asyncio.gather(*(house.read(reader) for reader, writer in pairs if not writer.write(probe)))
+            connections = list(house.web._server.server_state.connections)
+            for connection, data in zip(
+                connections, (probe, probe * 2, probe[:-4] + b"\r\nX: %b\r\n\r\n" % (b"x" * 4096)), strict=True
+            ):
+                connection.slices.count(0)  # no time is left
+                connection.data_received(data)
+            assert [connection.is_waiting for connection in connections] == [False, True, True]
+
+    asyncio.run(main())
+
+
 def test_connections_over_the_limit_are_told_so(opened: Any) -> None:
     """Health is answered on them; a silent connection takes nobody's place, a closed one makes room."""
 

@@ -29,6 +29,7 @@ MEMORY_BYTES = 50_000_000
 PRODUCE = "/producers/{topic}"
 NDJSON = "application/x-ndjson"
 RECORD = b'{"key":"k","value":1}'
+SMALL = b'{"records":[%b]}' % RECORD
 
 
 def fill(begin: bytes, part: bytes, end: bytes, limit: int = LIMIT_BYTES) -> bytes:
@@ -117,6 +118,8 @@ def requests() -> Iterator[tuple[str, bytes]]:
         yield f"/transactions: {name}", head("POST", "/transactions", wrapped[:-2][:LIMIT_BYTES] + b"]}")
         keyed = "Idempotency-Key: k\r\n"
         yield f"{PRODUCE}: with a key, {name}", head("POST", "/producers/t", body, keyed)
+    for name, one in (("health", head("GET", "/live", b"")), ("records", head("POST", "/producers/t", SMALL))):
+        yield f"pipelined: {name}", one.replace(b"Connection: close\r\n", b"") * (262_144 // len(one))
 
 
 def head(method: str, path: str, body: bytes, more: str = "", kind: str = "application/json") -> bytes:

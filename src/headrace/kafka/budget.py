@@ -6,7 +6,7 @@ Source: reliability.md 5.2, "one queue for all partitions"; row C7.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import confluent_kafka
@@ -31,6 +31,8 @@ class ByteBudget:
         self._max_bytes = max_bytes
         self._share = share
         self._lanes: defaultdict[Lane, int] = defaultdict(int)
+        self._requests: defaultdict[str, int] = defaultdict(int)
+        """For each topic the requests of several records, whose lane names only one topic."""
 
     def check(self, lane: Lane, size: int) -> None:
         """Return if there is room for a request.
@@ -50,7 +52,14 @@ class ByteBudget:
 
     def holds(self, topic: str) -> bool:
         """Return whether records of a topic wait."""
-        return any(name == topic for name, _ in self._lanes)
+        return topic in self._requests or any(name == topic for name, _ in self._lanes)
+
+    def count(self, topics: Collection[str], requests: int) -> None:
+        """Add to the requests that have records of these topics."""
+        for topic in topics:
+            self._requests[topic] += requests
+            if not self._requests[topic]:
+                del self._requests[topic]
 
     def take(self, lane: Lane, size: int) -> None:
         """Count a request, if `check` lets it."""

@@ -11,7 +11,7 @@ import functools
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import confluent_kafka
@@ -38,6 +38,8 @@ _REPLACE_SECONDS = 5.0
 _CROWD_REQUESTS = 4
 _SLICE_RECORDS = 250
 _CROWD_SECONDS = 0.05
+_LEAST_BATCH_BYTES = 4096
+"""Topics that allow less share one client, whose batches have one record each."""
 
 ProduceResult = Produced | errors.HeadraceError
 """Where a record was written, or why not. `KafkaTimeout` and `FatalKafkaError` mean: unknown."""
@@ -58,6 +60,7 @@ class _Request:
         "refused",
         "results",
         "size_bytes",
+        "topics",
         "total",
     )
 
@@ -70,10 +73,12 @@ class _Request:
         done: Callable[[Results], None],
         acked: bool = True,
         refusal: Callable[[Any, Any], errors.HeadraceError | None] = lambda error, record: None,
+        topics: Collection[str] = (),
     ) -> None:
         self.total = total
         self.size_bytes = size_bytes
         self.lane = lane
+        self.topics = topics
         self.results: list[Any] = [None] * total
         self.delivered = 0  # written by the delivery thread only
         self.refused = 0  # written by the loop only
@@ -269,7 +274,10 @@ class Producer(Service):
         size = size_bytes + _RECORD_OVERHEAD_BYTES * len(records)
         lane = lane_of(records, partitions)
         self._budget.take(lane, size)
-        request = _Request(len(records), size, lane, self._bridge.post, done, self._settings.acks != 0, self._refusal)
+        topics = {record.topic for record in records} if len(records) > 1 else ()
+        self._budget.count(topics, 1)
+        post, acked = self._bridge.post, self._settings.acks != 0
+        request = _Request(len(records), size, lane, post, done, acked, self._refusal, topics)
         self._idle.clear()
         self._open_requests += 1
         return request
@@ -310,6 +318,8 @@ class Producer(Service):
             ProducerQueueFull: It is another than before, and records of the topic are in flight: order would be lost.
         """
         size = self._limits.of(topic) or 0
+        if 0 < size < _LEAST_BATCH_BYTES:
+            size = 1
         if size != self._sizes.get(topic, 0):
             if self._budget.holds(topic):
                 raise errors.ProducerQueueFull(
@@ -370,6 +380,7 @@ class Producer(Service):
             if done:
                 self._open_requests -= 1
                 self._budget.give_back(request.lane, request.size_bytes)
+                self._budget.count(request.topics, -1)
                 done(request.results)
         if self._reachability and type(requests[-1].results[0]) is Produced and self._settings.acks != 0:
             self._reachability.answered()

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
-from headrace.errors import KafkaTimeout, KafkaUnauthorized, RecordRefused
+from headrace.errors import KafkaTimeout, KafkaUnauthorized, ProducerQueueFull, RecordRefused
 from headrace.kafka.batch_limits import BatchLimits
 from headrace.kafka.budget import lane_of
 from headrace.kafka.producer import Producer, _Request
@@ -68,6 +68,51 @@ class Silent:
 
     async def topic_configs(self, topic: str) -> dict[str, str]:
         raise KafkaUnauthorized
+
+
+def test_a_topic_changes_its_client_only_without_records_in_flight() -> None:
+    """Whichever topic of its request the records in flight are of: two clients would not keep their order."""
+
+    async def main() -> None:
+        limits = BatchLimits(Silent, 1_000_000)  # type: ignore[arg-type]
+        settings = ProducerConfig(delivery_timeout_seconds=0.5)
+        producer = Producer(KafkaConfig(bootstrap_servers="127.0.0.1:1"), settings, limits=limits)
+        await producer.start()
+        first, second = OutgoingRecord("a", b"k", b"1"), OutgoingRecord("b", b"k", b"1")
+        producer.send([first, second], lambda results: None)
+        too_large = confluent_kafka.KafkaError(confluent_kafka.KafkaError.MSG_SIZE_TOO_LARGE)
+        limits.refusal(too_large, confluent_kafka.Message(topic="b", value=b"1"), 1_000_000)
+        with pytest.raises(ProducerQueueFull, match="records are in flight"):
+            await producer.produce([second])
+        await producer.drain(Deadline(SystemClock(), 60))
+        producer.send([second], lambda results: None)
+        await producer.stop()
+
+    asyncio.run(main())
+
+
+class Limited:
+    """Tells the limit that a topic has as its name."""
+
+    async def topic_configs(self, topic: str) -> dict[str, str]:
+        return {"max.message.bytes": topic}
+
+
+def test_topics_with_very_small_limits_share_one_client() -> None:
+    """So there are nine clients at most, and the usual one."""
+
+    async def main() -> None:
+        limits = BatchLimits(Limited, 1_000_000)  # type: ignore[arg-type]
+        producer = Producer(KafkaConfig(bootstrap_servers="127.0.0.1:1"), ProducerConfig(), limits=limits)
+        await producer.start()
+        topics = [str((1 << power) + 256) for power in range(20)]
+        for topic in topics:
+            await limits.learn(topic)
+        assert len({producer._client_of(topic) for topic in topics}) == 9
+        assert {producer._client_of(topic)._settings.batch_bytes for topic in topics[:12]} == {1}
+        await producer.stop()
+
+    asyncio.run(main())
 
 
 def test_a_long_request_that_is_cancelled_gives_its_room_back() -> None:

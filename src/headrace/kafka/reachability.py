@@ -37,7 +37,7 @@ _THREAD_STOP_SECONDS = 5.0
 _UP = "headrace_kafka_up"
 _AGO = re.compile(r" \(after \d+ms in state \w+.*$")
 _PORT = re.compile(r":\d+$")
-_SILENT = f"no answer within {_LIMIT_SECONDS:g} s"
+_SILENT = "neither an answer nor an error came"
 _Error = confluent_kafka.KafkaError
 
 

@@ -70,6 +70,14 @@ def test_an_outage_is_told_again_after_growing_pauses() -> None:
     assert len(bed.said) < 15
 
 
+def test_an_outage_without_an_error_says_one_time_only() -> None:
+    """A question may end before its limit, so the limit is not said beside the time since the last answer."""
+    bed = Bed()
+    bed.asked(True)
+    bed.asked(False)
+    assert bed.said[-1].endswith("has not answered for 1 s: neither an answer nor an error came")
+
+
 def test_an_answer_to_another_client_is_no_outage() -> None:
     """A question that failed says nothing if another client has had an answer since it was asked."""
     bed = Bed()

@@ -36,6 +36,8 @@ _TAGS: Final = (
     ("Documents", ("/",)),
 )
 """Groups of operations by what their paths begin with; the first that fits counts."""
+_RECORDS: Final = {"ProduceRecord", "CountedRecord"}
+"""Types of which one needs a key or a value."""
 _GATE: Final = (errors.Draining, errors.ServerBusy)
 _GUARD: Final = (
     *errors.Unauthenticated.__subclasses__(),
@@ -104,7 +106,10 @@ def _schemas() -> Json:
         for operation in OPERATIONS.values()
     )
     structs = [kind for kind in (*types, *PARTS, Status) if not isinstance(kind, str)]
-    return msgspec.json.schema_components(structs, ref_template=_REF)[1]
+    schemas = msgspec.json.schema_components(structs, ref_template=_REF)[1]
+    for name in _RECORDS & schemas.keys():
+        schemas[name]["anyOf"] = [{"required": ["key"]}, {"required": ["value"]}]
+    return schemas
 
 
 def _operation(path: str, operation: Operation, rule: Rule) -> Json:

@@ -246,8 +246,8 @@ class Connection(HttpToolsProtocol):
         elif not self._refused:
             self._refused = True
             self._end(self._busy())
-        if self.transport is not None:
-            self.transport.close()
+        if self.transport is not None:  # once it is written; a close would wait for what the client does
+            self.loop.call_soon(self.transport.abort)
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(AmbiguousRequest("this is no HTTP request that can be read in one way only"))

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import datetime
 import json
+import socket
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -409,6 +410,32 @@ def test_a_handshake_that_does_not_go_on_is_ended(opened: Any, tmp_path: Path, m
             assert await asyncio.wait_for(reader.read(), 60) == b""
 
     asyncio.run(main())
+
+
+def test_a_connection_that_makes_room_is_closed_whatever_its_client_does(
+    opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TLS would wait for the client's own close, and more descriptors would be open than the limit allows."""
+    monkeypatch.setattr("headrace.web.acceptor.RESERVED_CONNECTIONS", 16)
+    monkeypatch.setattr("headrace.web.acceptor._TIME_TO_SEND_SECONDS", 0.02)
+    authority = Authority(tmp_path)
+    tls = authority.issue("server", "localhost")
+
+    async def main() -> None:
+        async with opened(tls=tls.model_dump(), max_connections=4) as house:
+            host, port = house.web.url.removeprefix("https://").split(":")
+            connections = house.web._server.server_state.connections
+            with contextlib.ExitStack() as clients:
+                sockets = []
+                for _ in range(40):
+                    raw = await asyncio.to_thread(socket.create_connection, (host, int(port)), 60)
+                    sockets.append(clients.enter_context(await asyncio.to_thread(authority.client().wrap_socket, raw)))
+                    assert len(connections) <= 21
+                answer = await asyncio.to_thread(sockets[0].recv, 1000)
+                assert answer.startswith(b"HTTP/1.1 503 ")
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
 
 
 class Authority:

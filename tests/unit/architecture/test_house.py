@@ -122,7 +122,7 @@ def test_files_and_functions_stay_within_their_budgets() -> None:
     assert statistics.median(sizes.values()) <= 120
     companions = ("devcluster", "testing", "client", "cli/demo")
     product = [size for path, size in sizes.items() if not path.relative_to(SRC).as_posix().startswith(companions)]
-    assert sum(product) <= 36_600
+    assert sum(product) <= 36_900
     assert spans[-1] <= 60
     assert spans[int(len(spans) * 0.9)] <= 30
 

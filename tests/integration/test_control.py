@@ -1,4 +1,4 @@
-"""Steering consumers that run: over HTTP, on one process and on two, through rebalances and restarts."""
+"""ConsumerControl consumers that run: over HTTP, on one process and on two, through rebalances and restarts."""
 
 from __future__ import annotations
 

@@ -53,8 +53,8 @@ def test_dead_letters_have_a_producer_of_their_own(settings: dict[str, Any], nam
 
     async def producers() -> set[str]:
         app = App(HeadraceConfig.model_validate(settings), SystemClock())
-        assert app.producer in app.services
-        assert app.inner_producer in app.services
-        return {app.producer.name, app.inner_producer.name}
+        assert app.context.producer in app.services
+        assert app.context.inner_producer in app.services
+        return {app.context.producer.name, app.context.inner_producer.name}
 
     assert len(asyncio.run(producers())) == names

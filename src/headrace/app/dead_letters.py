@@ -1,41 +1,26 @@
-"""What a process does with dead letters when it is asked: shows them, and has them delivered again."""
+"""What a process does with dead letters on request: shows them, and delivers them again."""
 
 from __future__ import annotations
 
 import functools
 import socket
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Mapping
 
-from headrace.config.model import HeadraceConfig
+from headrace.app.context import ProcessContext
 from headrace.control.letter_pages import DeadLetters
 from headrace.control.marks import Marks
-from headrace.formats.codecs import Codecs
-from headrace.kafka import Admin, Producer
-from headrace.lifecycle import Clock, Service
-from headrace.sidecar.reactive.redelivered import LetterConsumer
-from headrace.sidecar.reactive.redelivery import Redelivery
+from headrace.control.redelivery import Redelivery
+from headrace.control.running_consumer import RunningConsumer
+from headrace.lifecycle import Service
 from headrace.web.application import Routes
 from headrace.web.routes.dead_letters import dead_letter_routes
 
 
-class Surroundings(Protocol):
-    """What the process has made before."""
-
-    config: HeadraceConfig
-    clock: Clock
-    admin: Admin
-    codecs: Codecs
-    inner_producer: Producer
-
-
-def dead_letters(
-    process: Surroundings, consumers: Mapping[str, LetterConsumer], note: Callable[[str, str, str, str], None]
-) -> tuple[Service, Routes]:
-    """Return what delivers letters again, by these consumers and with a note, and the endpoints of letters."""
-    config, admin, clock = process.config, process.admin, process.clock
+def dead_letters(context: ProcessContext, consumers: Mapping[str, RunningConsumer]) -> tuple[Service, Routes]:
+    """Return what delivers dead letters of these consumers again, and the endpoints of dead letters."""
+    config, admin, clock = context.config, context.admin, context.clock
     marks_of = functools.partial(Marks, config.kafka, admin)
-    produce = process.inner_producer.produce
+    produce = context.inner_producer.produce
     redelivery = Redelivery(config.kafka, admin, consumers, produce, marks_of, clock, socket.gethostname())
-    letters = DeadLetters(config.kafka, admin, process.codecs, clock, config.reactive_consumers.values())
-    return redelivery, dead_letter_routes(letters, redelivery, config.http, note)
+    letters = DeadLetters(config.kafka, admin, context.codecs, clock, config.reactive_consumers.values())
+    return redelivery, dead_letter_routes(letters, redelivery, config.http, context.note)

@@ -1,33 +1,36 @@
-"""Replays and jobs of one process, bound to what they need."""
+"""Replays and jobs of one process."""
 
 from __future__ import annotations
 
-from headrace.app.control_room import Controls
-from headrace.app.noting import noted_produce
-from headrace.app.ways_in import Surroundings, WaysIn
+from collections.abc import Mapping
+
+from headrace.app.context import ProcessContext
+from headrace.config.internal_topics import InternalTopics
 from headrace.control.jobs import Jobs
 from headrace.control.letter_jobs import LetterJobs
 from headrace.control.origins import Origins
 from headrace.control.replay_run import Place
 from headrace.control.replays import Replays, conflict
-from headrace.kafka import Lease
+from headrace.control.running_consumer import RunningConsumer
+from headrace.kafka import ControlTable, Lease
 from headrace.web.application import Routes
 from headrace.web.routes.jobs import job_routes
 
 
-def jobs_of(process: Surroundings, controls: Controls, ways_in: WaysIn) -> tuple[Jobs, Routes]:
+def jobs_of(
+    context: ProcessContext, table: ControlTable, consumers: Mapping[str, RunningConsumer], internal: InternalTopics
+) -> tuple[Jobs, Routes]:
     """Return the service that runs jobs, to start after all that carries records, and its endpoints."""
-    config, admin, clock = process.config, process.admin, process.clock
-    produce = process.inner_producer.produce
-    noted = noted_produce(process.audit, produce, "STREAMING_PRODUCER")
-    place = Place(config.kafka, admin, produce, noted, clock)
-    replays = Replays(place, ways_in.targets, ways_in.internal, producing=config.producer.enabled)
+    config, admin, clock = context.config, context.admin, context.clock
+    audited = context.audited_produce("STREAMING_PRODUCER")
+    place = Place(config.kafka, admin, context.inner_producer.produce, audited, clock)
+    replays = Replays(place, consumers, internal, producing=config.producer.enabled)
 
-    letters = LetterJobs(config.kafka, admin, process.inner_producer, clock, replays, Origins(ways_in.internal))
-    letters.on_sent = process.audit.sent if process.audit else None
+    letters = LetterJobs(config.kafka, admin, context.inner_producer, clock, replays, Origins(internal))
+    letters.on_sent = context.audit.sent if context.audit else None
 
     def lease_of(name: str) -> Lease:
         return Lease(config.kafka, admin, name, clock)
 
-    jobs = Jobs(controls.table, lease_of, letters.make, conflict, clock)
-    return jobs, job_routes(jobs, replays, letters, config.http, controls.room.note)
+    jobs = Jobs(table, lease_of, letters.make, conflict, clock)
+    return jobs, job_routes(jobs, replays, letters, config.http, context.note)

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import click
 
-from headrace.app.uses import examination
+from headrace.app.topic_requirements import examination
 from headrace.cli.connection import Place, kafka_options
 from headrace.cli.output import print_rows
 from headrace.config.model import HeadraceConfig
 from headrace.control.doctor import examine
-from headrace.control.preconditions import Finding, Use
+from headrace.control.preconditions import Finding, TopicRequirement
 from headrace.errors import HeadraceError
 from headrace.formats.registry import SchemaRegistry
 from headrace.functions.load import load_function
@@ -39,8 +39,8 @@ async def doctor(topics: Sequence[str], place: Place, output: str) -> int:
             functions = [load_function(file) for file in config.functions]
             found += await examination(config, functions, Admin(place.kafka))()
         if topics or not place.file:
-            uses = [Use("(any)", topics)] if topics else []
-            found += await examine(Admin(place.kafka), uses, creates_topics=True)
+            required = [TopicRequirement("", "(any)", topics)] if topics else []
+            found += await examine(Admin(place.kafka), required, creates_topics=True)
     except HeadraceError as error:
         found.append(Finding("cluster", "reachable", "failing", "no", error.description))
     order = ("failing", "warning", "ok")

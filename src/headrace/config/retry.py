@@ -34,7 +34,7 @@ def _percent(value: int | None) -> int | None:
     return value
 
 
-Statuses = Annotated[dict[str, Action], BeforeValidator(_texts)]
+ConsumerStatuses = Annotated[dict[str, Action], BeforeValidator(_texts)]
 ErrorActions = dict[Annotated[str, Field(min_length=1)], Action]
 
 
@@ -58,7 +58,7 @@ class RetryConfig(Section):
     """Longest pause."""
     deadline_seconds: PositiveSeconds | None = None
     """A record that fails this long after its first failure becomes a dead letter, whatever attempts are left."""
-    statuses: Statuses = Field(default_factory=dict)
+    statuses: ConsumerStatuses = Field(default_factory=dict)
     """What an HTTP status means, such as `409: skip` or `5xx: dead_letter`: `retry`, `dead_letter`, `skip` (handled
     already) or `unavailable` (the backend is to blame: wait, no attempt is used up). Without a line of their own 401,
     403, 404, 408, 425, 429, 502, 503, 504 and 3xx are `unavailable`; then a line such as `5xx` counts; without that,

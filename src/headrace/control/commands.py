@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from headrace.control.consumer_control import ConsumerControl, PartitionOutcome
 from headrace.control.entries import key_of, live_settings
-from headrace.control.steering import PartitionOutcome, Steered, Steering
+from headrace.control.running_consumer import RunningConsumer
 from headrace.errors import InvalidRequest, NotFound, OffsetsKeptElsewhere, PartitionNotFound, TopicNotFound
 from headrace.lifecycle import Clock
 from headrace.records import TopicPartition
@@ -79,40 +80,42 @@ class CommandAnswer(msgspec.Struct, rename="camel"):
 class Commands:
     """Takes what is asked."""
 
-    def __init__(self, steering: Steering, clock: Clock) -> None:
-        self._steering = steering
+    def __init__(self, control: ConsumerControl, clock: Clock) -> None:
+        self._control = control
         self._clock = clock
 
-    async def pause(self, consumer: Steered, where: Where, by: str) -> None:
+    async def pause(self, consumer: RunningConsumer, where: Where, by: str) -> None:
         """Have a consumer, or partitions of it, stand still; what is under way ends.
 
         Raises:
             TopicNotFound, PartitionNotFound: It does not read that; as of `ControlTable.put` too.
         """
         keys = await self._holds(consumer, where)
-        await self._steering.table.put_all(dict.fromkeys(keys, self._facts(by, where.reason, "since")))
+        await self._control.table.put_all(dict.fromkeys(keys, self._facts(by, where.reason, "since")))
 
-    async def resume(self, consumer: Steered, where: Where) -> None:
+    async def resume(self, consumer: RunningConsumer, where: Where) -> None:
         """Have it go on; without partitions, in all of them.
 
         Raises:
             InvalidRequest: It is paused as a whole, and only partitions are to go on.
             TopicNotFound, PartitionNotFound: It does not read that; as of `ControlTable.put` too.
         """
-        await self._steering.table.catch_up()  # another process may have been asked to pause it just before
-        paused = self._steering.of(consumer, "hold/")
+        await self._control.table.catch_up()  # another process may have been asked to pause it just before
+        paused = self._control.of(consumer, "hold/")
         if _is_all(where):
             wanted: Collection[str] = paused
-        elif self._steering.hold_of(consumer):
+        elif self._control.hold_of(consumer):
             raise InvalidRequest(
                 f"{consumer.name} is paused as a whole: resume it as a whole, and pause partitions of it then"
             )
         else:
             wanted = [key for key in await self._holds(consumer, where) if key in paused]
         if wanted:
-            await self._steering.table.put_all(dict.fromkeys(wanted))
+            await self._control.table.put_all(dict.fromkeys(wanted))
 
-    async def seek(self, consumer: Steered, request: SeekRequest, by: str, wait_seconds: float) -> CommandAnswer:
+    async def seek(
+        self, consumer: RunningConsumer, request: SeekRequest, by: str, wait_seconds: float
+    ) -> CommandAnswer:
         """Have a group go on elsewhere.
 
         Raises:
@@ -126,7 +129,9 @@ class Commands:
         offsets = await self._resolve(consumer, request, partitions)
         return await self._command(consumer, "seek", offsets, self._facts(by, request.reason), wait_seconds)
 
-    async def skip(self, consumer: Steered, request: SkipRequest, by: str, wait_seconds: float) -> CommandAnswer:
+    async def skip(
+        self, consumer: RunningConsumer, request: SkipRequest, by: str, wait_seconds: float
+    ) -> CommandAnswer:
         """Have one record end without being handled.
 
         Raises:
@@ -141,61 +146,61 @@ class Commands:
         facts = self._facts(by, request.reason)
         return await self._command(consumer, "skip", {partition: request.offset}, facts, wait_seconds)
 
-    async def change(self, consumer: Steered, request: SettingsRequest, by: str) -> None:
+    async def change(self, consumer: RunningConsumer, request: SettingsRequest, by: str) -> None:
         """Use other settings from now on.
 
         Raises:
             InvalidRequest: They are not allowed, by the rules of the file; as of `ControlTable.put` too.
         """
-        await self._steering.table.catch_up()
+        await self._control.table.catch_up()
         key = key_of("settings/", consumer.name)
         asked = msgspec.structs.asdict(request)
-        changed = {**(self._steering.table.get(key) or {}), **self._facts(by, "", "since")}
+        changed = {**(self._control.table.get(key) or {}), **self._facts(by, "", "since")}
         changed |= {name: value for name, value in asked.items() if value is not msgspec.UNSET}
         try:
             live_settings(consumer.delivery, changed)
         except ValueError as cause:
             raise InvalidRequest(f"{consumer.name} cannot be set so: {_said(cause)}") from cause
-        await self._steering.table.put(key, changed)
+        await self._control.table.put(key, changed)
 
-    async def reset(self, consumer: Steered) -> None:
+    async def reset(self, consumer: RunningConsumer) -> None:
         """Use the settings of the file again."""
-        await self._steering.table.put(key_of("settings/", consumer.name), None)
+        await self._control.table.put(key_of("settings/", consumer.name), None)
 
     async def _command(
         self,
-        consumer: Steered,
+        consumer: RunningConsumer,
         action: str,
         offsets: Mapping[TopicPartition, int],
         facts: Mapping[str, Any],
-        wait: float,
+        wait_seconds: float,
     ) -> CommandAnswer:
-        waiting = sum(len(self._steering.of(consumer, kind)) for kind in ("seek/", "skip/"))
+        waiting = sum(len(self._control.of(consumer, kind)) for kind in ("seek/", "skip/"))
         if waiting + len(offsets) > _MOST_WAITING:
             raise InvalidRequest(
                 f"{waiting} seeks and skips of {consumer.name} are not done yet: wait, or take some of them back"
             )
-        identity, results = await self._steering.command(consumer, action, offsets, facts, wait)
+        identity, results = await self._control.command(consumer, action, offsets, facts, wait_seconds)
         pending = any(result.outcome == "pending" for result in results)
         return CommandAnswer(identity, pending, results, _PENDING if pending else "")
 
     def _facts(self, by: str, reason: str, when: str = "at") -> dict[str, Any]:
         return {"by": by, when: self._clock.time(), "reason": reason}
 
-    async def _holds(self, consumer: Steered, where: Where) -> list[str]:
+    async def _holds(self, consumer: RunningConsumer, where: Where) -> list[str]:
         if _is_all(where):
             return [key_of("hold/", consumer.name)]
         partitions = await self._partitions(consumer, where, tiers=True)
         return [key_of("hold/", consumer.name, *partition) for partition in partitions]
 
     async def _partitions(
-        self, consumer: Steered, where: Where, *, tiers: bool = False
+        self, consumer: RunningConsumer, where: Where, *, tiers: bool = False
     ) -> dict[TopicPartition, tuple[int, int]]:
         """Return the partitions that are meant, with the first offset and the end of each."""
         if where.partitions is not None and not where.partitions:
             raise InvalidRequest("partitions is empty: name some, or leave it out for all")
         tier_topics = consumer.delivery.retry.tier_topics(consumer.group)
-        topics = self._steering.topics_of(consumer)
+        topics = self._control.topics_of(consumer)
         if where.partitions and where.topic is None and len(topics) > 1:
             raise InvalidRequest(f"partitions of which topic? {consumer.name} reads {', '.join(topics)}: name it")
         if where.topic in tier_topics and not tiers:
@@ -220,7 +225,7 @@ class Commands:
         return {partition: offsets for partition, offsets in found.items() if partition in wanted}
 
     async def _resolve(
-        self, consumer: Steered, request: SeekRequest, partitions: Mapping[TopicPartition, tuple[int, int]]
+        self, consumer: RunningConsumer, request: SeekRequest, partitions: Mapping[TopicPartition, tuple[int, int]]
     ) -> dict[TopicPartition, int]:
         if sum(way is not None for way in (request.to, request.offset, request.time)) != 1:
             raise InvalidRequest("where to? Name one of to (begin or end), offset and time")

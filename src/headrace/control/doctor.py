@@ -12,7 +12,7 @@ from headrace.control.preconditions import (
     ONE_BROKER,
     Finding,
     Topic,
-    Use,
+    TopicRequirement,
     judge_letters,
     judge_servers,
     judge_source,
@@ -32,18 +32,18 @@ _DEFAULT_RETENTION_MINUTES = "10080"
 Examine = Callable[[], Awaitable[Sequence[Finding]]]
 
 
-async def examine(admin: Admin, uses: Iterable[Use], *, creates_topics: bool) -> list[Finding]:
-    """Return every precondition of these uses of one cluster, each once.
+async def examine(admin: Admin, required: Iterable[TopicRequirement], *, creates_topics: bool) -> list[Finding]:
+    """Return every precondition of these requirements on one cluster, each once.
 
     Args:
-        admin: The door to the cluster.
-        uses: What is read, and where dead letters go.
+        admin: Administration of the cluster.
+        required: What is read, and where dead letters go.
         creates_topics: Whether dead letter topics that are missing will be created.
 
     Raises:
         KafkaUnavailable: No broker answers.
     """
-    return list(dict.fromkeys([judge_servers(admin.servers), *await _Examination(admin, creates_topics).of(uses)]))
+    return list(dict.fromkeys([judge_servers(admin.servers), *await _Examination(admin, creates_topics).of(required)]))
 
 
 class _Examination:
@@ -52,25 +52,29 @@ class _Examination:
         self._creates_topics = creates_topics
         self._topics: dict[str, Topic | None] = {}
 
-    async def of(self, uses: Iterable[Use]) -> list[Finding]:
+    async def of(self, required: Iterable[TopicRequirement]) -> list[Finding]:
         cluster = await self._admin.describe_cluster()
         several = Finding("cluster", "reachable", "ok", f"{cluster.brokers} brokers")
         found = [ONE_BROKER if cluster.brokers == 1 else several]
         kept_ms = 60_000 * int(cluster.configs.get("offsets.retention.minutes", _DEFAULT_RETENTION_MINUTES))
         known = [topic.name for topic in await self._admin.list_topics()]
-        for use in uses:
-            for name in dict.fromkeys([*use.topics, *filter(use.fits or (lambda _: False), known)]):
-                found += await self._source(name, use, kept_ms)
+        for each in required:
+            for name in dict.fromkeys([*each.topics, *filter(each.matches or (lambda _: False), known)]):
+                found += await self._source(name, each.group, each.dead_letter_topic, kept_ms)
+            for name in filter(each.retry_topics.__contains__, known):
+                found += await self._source(name, f"{each.group}.retry", None, kept_ms)
         return found
 
-    async def _source(self, name: str, use: Use, kept_ms: int) -> list[Finding]:
+    async def _source(
+        self, name: str, group: str, dead_letter_topic: Callable[[str], str] | None, kept_ms: int
+    ) -> list[Finding]:
         source = await self._topic(name)
         if source is None:
             advice = f"headrace topics create {name}, with the partitions and replicas it needs"
             return [Finding(f"topic {name}", "exists", "failing", "no", advice)]
-        found = [*judge_topic(source), *judge_source(source, kept_ms, use.group)]
-        if use.letters_of:
-            found += await self._letters(use.letters_of(name), source)
+        found = [*judge_topic(source), *judge_source(source, kept_ms, group)]
+        if dead_letter_topic:
+            found += await self._letters(dead_letter_topic(name), source)
         return found
 
     async def _letters(self, name: str, source: Topic) -> list[Finding]:

@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from headrace.errors import HeadraceError, NotFound
@@ -66,14 +66,14 @@ class LagMonitor(Service):
     def __init__(
         self,
         admin: Admin,
-        groups: Mapping[str, Sequence[str]],
+        groups: Callable[[], Mapping[str, Sequence[str]]],
         clock: Clock,
     ) -> None:
         """Prepare.
 
         Args:
             admin: Whom to ask.
-            groups: The groups, and the topics each reads in any case.
+            groups: Returns the groups, and the topics each reads in any case.
             clock: For the pauses.
         """
         super().__init__("lag")
@@ -91,7 +91,7 @@ class LagMonitor(Service):
 
     def all(self) -> Iterator[tuple[str, TopicPartition, int]]:
         """Yield group, partition and lag in records, as far as it is known."""
-        for group in self._groups:
+        for group in self._groups():
             for partition, entry in self.of(group).items():
                 yield group, partition, entry.lag
 
@@ -100,15 +100,16 @@ class LagMonitor(Service):
 
     async def _watch(self) -> None:
         while True:
-            for group, topics in list(self._groups.items()):
+            for group, topics in self._groups().items():
                 asked_at = self._clock.monotonic()
                 try:
                     found = await lag_of(self._admin, group, topics)
                 except HeadraceError as error:
                     log.debug("lag of %s is not known: %s", group, error.description)
                 else:
-                    if group not in self._groups:  # it went while Kafka was asked
+                    if group not in self._groups():  # removed while Kafka answered
                         continue
                     self._found[group] = asked_at, {entry.partition: entry for entry in found}
-            self._found = {group: known for group, known in self._found.items() if group in self._groups}
+            present = self._groups()
+            self._found = {group: known for group, known in self._found.items() if group in present}
             await self._clock.sleep(_INTERVAL_SECONDS)

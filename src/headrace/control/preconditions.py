@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from headrace.kafka import TopicInfo
@@ -17,15 +17,20 @@ _SERVERS = 2
 _HOURS_MS = 3_600_000
 
 
-class Use(NamedTuple):
-    """What a reactive consumer or a function reads and writes on one cluster."""
+class TopicRequirement(NamedTuple):
+    """The topics that one reactive consumer or function reads and writes on one cluster."""
 
+    reader: str
+    """Its name for people."""
     group: str
-    topics: Sequence[str]
-    fits: Callable[[str], bool] | None = None
-    """Which further topics it reads."""
-    letters_of: Callable[[str], str] | None = None
-    """Dead letter topic of a topic; None if there are none."""
+    topics: Collection[str]
+    """Topics it names."""
+    matches: Callable[[str], bool] | None = None
+    """Whether its patterns match a topic; None without patterns."""
+    dead_letter_topic: Callable[[str], str] | None = None
+    """Returns the dead letter topic of a topic; None if dead letters are off."""
+    retry_topics: Collection[str] = ()
+    """Its group for retries reads them; a missing one is created, or writing to it reports that."""
 
 
 class Finding(NamedTuple):

@@ -13,11 +13,13 @@ import logging
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from headrace.config.registered import check_size, read_registration
 from headrace.config.registrations import RegistrationConfig, RegistrationsConfig
+from headrace.config.topic_patterns import fits_any
 from headrace.control.entries import key_of
+from headrace.control.preconditions import TopicRequirement
 from headrace.errors import (
     HeadraceError,
     InvalidRequest,
@@ -39,16 +41,6 @@ _NEVER: Final = 2**63
 _NO_TIME_MS: Final = 253_402_300_800_000
 """The year 10,000, which cannot be shown."""
 _OUR_GROUPS: Final = "headrace."
-
-
-class Reader(NamedTuple):
-    """Who reads which topics in which group."""
-
-    who: str
-    group: str
-    topics: frozenset[str]
-    patterns: bool = False
-    """Whether others too, which nobody knows yet."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,13 +87,13 @@ class Registration:
 
 
 @dataclasses.dataclass(frozen=True)
-class House:
+class RegistrationRules:
     """What stands in the file, beside which registrations live."""
 
     allowed: RegistrationsConfig
     client_properties: Mapping[str, Any]
     names: Collection[str]
-    readers: Sequence[Reader]
+    readers: Sequence[TopicRequirement]
     is_ours: Callable[[str], bool]
     """Whether a topic is Headrace's own."""
 
@@ -109,7 +101,7 @@ class House:
         """Return which registrations do not run, and why, by key: a function of the set, whatever order it comes in."""
         refused: dict[str, HeadraceError] = {}
         held = dict.fromkeys(self.names, "the file")
-        groups: dict[str, list[Reader]] = defaultdict(list)
+        groups: dict[str, list[TopicRequirement]] = defaultdict(list)
         for reader in self.readers:
             groups[reader.group].append(reader)
         count: Counter[str] = Counter()
@@ -167,20 +159,21 @@ class House:
         return settings
 
 
-def _reader(one: Registration) -> Reader | None:
+def _reader(one: Registration) -> TopicRequirement | None:
     if not one.settings:
         return None
     settings = one.settings
-    return Reader("another registration", settings.group, frozenset(settings.topics), bool(settings.topic_patterns))
+    matches = fits_any(settings.topic_patterns) if settings.topic_patterns else None
+    return TopicRequirement("another registration", settings.group, settings.topics, matches)
 
 
-def _clash(mine: Reader, beside: Iterable[Reader]) -> HeadraceError | None:
+def _clash(mine: TopicRequirement, beside: Iterable[TopicRequirement]) -> HeadraceError | None:
     for other in beside:
-        both = mine.topics & other.topics
-        if both or mine.patterns or other.patterns:
+        both = {*mine.topics, *mine.retry_topics} & {*other.topics, *other.retry_topics}
+        if both or mine.matches or other.matches:
             what = f"topic {min(both)}" if both else "topics, perhaps the same,"
             return RegistrationConflict(
-                f"{other.who} reads {what} in the group {other.group} already, so each would get only a part: take "
+                f"{other.reader} reads {what} in the group {other.group} already, so each would get only a part: take "
                 "another group"
             )
     return None
@@ -192,7 +185,7 @@ class Registrations(Service):
     def __init__(
         self,
         table: ControlTable,
-        house: House,
+        rules: RegistrationRules,
         clock: Clock,
         apply: Callable[[Mapping[str, Registration]], None],
         removed: Callable[[str], None],
@@ -201,14 +194,14 @@ class Registrations(Service):
 
         Args:
             table: Where they are kept.
-            house: What they must go along with.
+            rules: What they must conform to.
             clock: Tells when one was changed.
             apply: Is called with all that are to run, by name, whenever that may have changed.
             removed: Is called with the name of one that ran and was removed, before what it was steered with goes.
         """
         super().__init__("registrations")
         self._table = table
-        self._house = house
+        self._rules = rules
         self._clock = clock
         self._apply = apply
         self._removed = removed
@@ -239,7 +232,7 @@ class Registrations(Service):
         Raises:
             InvalidRequest: It is too large.
         """
-        check_size(size_bytes, self._house.allowed)
+        check_size(size_bytes, self._rules.allowed)
 
     def all_of(self, owner: str | None) -> list[Registration]:
         """Return the registrations of an owner, or of all, by name."""
@@ -284,13 +277,13 @@ class Registrations(Service):
                 "the name is not usable: take up to 100 letters, digits, dots, underscores and hyphens"
             )
         wanted = Registration(owner, name, -1, _NEVER, self._now_ms(), config, principal)
-        wanted = dataclasses.replace(wanted, settings=self._house.read(wanted))
+        wanted = dataclasses.replace(wanted, settings=self._rules.read(wanted))
         await self._table.catch_up()  # the same caller may have asked another process just before
         present = self._held.get(wanted.key)
-        refused = self._house.refusals(self._held.values())
+        refused = self._rules.refusals(self._held.values())
         if present and wanted.key not in refused and _reader(present) == _reader(wanted):
             wanted = dataclasses.replace(wanted, since=present.since)  # else it queues anew for what it wants now
-        if late := self._house.objection(wanted, self._held.values()):
+        if late := self._rules.objection(wanted, self._held.values()):
             raise late
         return await self._write(wanted), present is None
 
@@ -340,7 +333,7 @@ class Registrations(Service):
         if entry is not None:
             one = self._held[key] = self._registration(key, entry)
             if self._awaited[key]:  # what was decided at this place of the log stands, whatever follows
-                self._arrived[one.version] = before, self._house.objection(one, self._held.values())
+                self._arrived[one.version] = before, self._rules.objection(one, self._held.values())
         elif before and (running := self._running.get(before.name)) and running.key == key:
             self._removed(before.name)
         self._changed.set()
@@ -356,7 +349,7 @@ class Registrations(Service):
             one = dataclasses.replace(one, since=since, at_ms=at_ms, config=config, principal=principal)
             if not (owner and _NAME.fullmatch(name) and 0 <= at_ms < _NO_TIME_MS):
                 raise ValueError("no owner, name or time")
-            return dataclasses.replace(one, settings=self._house.read(one))
+            return dataclasses.replace(one, settings=self._rules.read(one))
         except HeadraceError as cause:
             problem = cause
         except (LookupError, TypeError, ValueError, OverflowError) as cause:
@@ -372,7 +365,7 @@ class Registrations(Service):
             self._settle()
 
     def _settle(self) -> None:
-        refused = self._house.refusals(self._held.values())
+        refused = self._rules.refusals(self._held.values())
         for key, error in refused.items():
             if str(self._refused.get(key)) != str(error):
                 log.error("%s does not run: %s", key, error.description)

@@ -15,8 +15,9 @@ from headrace.config.kafka import KafkaConfig
 from headrace.control.jobs import Job, Tell
 from headrace.control.marks import Marks
 from headrace.control.replay import Limits, Standing, WindowSource
-from headrace.control.replay_targets import Produce, ReplayLetters, RestoredLetters, Target, TopicDestination
+from headrace.control.replay_targets import Produce, ReplayLetters, RestoredLetters, TopicDestination
 from headrace.control.replay_window import Window
+from headrace.control.running_consumer import RunningConsumer
 from headrace.control.selection import Selection
 from headrace.delivery.dead_letter import origin_of, restored, write_all
 from headrace.delivery.protocols import DeadLetterWriter, Destination
@@ -36,7 +37,7 @@ _MAPS_CHARACTERS = 500_000
 _TOLD = ("delivered", "dead_letters", "given_up", "skipped", "redeliveries", "refusals")
 _NO_ENDINGS = ("redeliveries", "refusals")
 
-TargetOf = Callable[[Mapping[str, str]], Target | None]
+TargetOf = Callable[[Mapping[str, str]], RunningConsumer | None]
 """Returns what is named, as it is now; None for a topic, or if it is not here."""
 
 
@@ -219,7 +220,7 @@ class ReplayWork:
             destination, delivery, group = TopicDestination(topic, partitions, self._place.noted, job), _TO_TOPIC, job
         else:
             destination, delivery, group = target.destination, target.delivery, target.pump.group
-            letters = target.letters
+            letters = target.dead_letters
             if spec.letters:
                 if spec.selection is not None:
                     self._marks = Marks(self._place.kafka, self._place.admin, spec.window.topic)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from headrace.config.consumers import DeliveryConfig, FlowControl
-from headrace.config.kafka import KafkaConfig
-from headrace.delivery.dead_letter import DeadLetterTopic, restored
+from headrace.delivery.dead_letter import restored
 from headrace.delivery.offset_map import decode
 from headrace.delivery.protocols import (
     ACK,
@@ -23,7 +21,6 @@ from headrace.delivery.protocols import (
     no_epoch,
     not_taken,
 )
-from headrace.delivery.pump import Pump
 from headrace.errors import (
     DeadLetterFailed,
     DeliveryError,
@@ -32,7 +29,6 @@ from headrace.errors import (
     RecordRefused,
     RecordTooLarge,
 )
-from headrace.kafka import Admin
 from headrace.records import Committed, Header, OutgoingRecord, Record, TopicPartition
 
 REPLAY = "headrace.replay"
@@ -42,43 +38,6 @@ REPLAY_OF = "headrace.replay.of"
 
 Produce = Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Any]]]
 """Writes records and returns a result per record; an error stands in the place of each that failed."""
-
-
-class Target(NamedTuple):
-    """A reactive consumer or a function of this process, and what it delivers with."""
-
-    topics: Sequence[str]
-    fits: Callable[[str], bool] | None
-    """Which further topics it reads."""
-    letters: DeadLetterTopic | None
-    destination: Destination
-    delivery: DeliveryConfig
-    flow: FlowControl
-    pump: Pump
-    """What delivers for the group."""
-    kafka: KafkaConfig
-    admin: Admin
-    refusal: str = ""
-    """Why nothing may be replayed to it; empty if it may."""
-
-    def reads(self, topic: str) -> bool:
-        """Whether the group reads a topic."""
-        return topic in self.topics or bool(self.fits and self.fits(topic))
-
-    def is_origin(self, topic: str) -> bool:
-        """Whether a dead letter of the group can have come from a topic: it reads it, or it is a retry topic of it."""
-        return self.reads(topic) or topic in self.delivery.retry.tier_topics(self.pump.group)
-
-    def writes_letters_to(self, topic: str) -> bool:
-        """Whether a topic is one its dead letters go to."""
-        if self.letters is None:
-            return False
-        before, origin, after = self.letters.topic_for("\0").partition("\0")
-        if not origin:
-            return topic == before
-        return (
-            topic.startswith(before) and topic.endswith(after) and self.reads(topic[len(before) :].removesuffix(after))
-        )
 
 
 class TopicDestination:

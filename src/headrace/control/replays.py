@@ -11,8 +11,8 @@ import msgspec
 from headrace.config.internal_topics import InternalTopics
 from headrace.control.jobs import Job, Jobs, JobView, Work, spec_of
 from headrace.control.replay_run import TO_TOPIC_FLOW, Place, ReplaySpec, ReplayWork, repeats_of
-from headrace.control.replay_targets import Target
 from headrace.control.replay_window import Offsets, find_window
+from headrace.control.running_consumer import RunningConsumer, find_consumer
 from headrace.control.selection import Selection
 from headrace.errors import (
     InvalidRequest,
@@ -91,7 +91,7 @@ class Replays:
     def __init__(
         self,
         place: Place,
-        targets: Mapping[tuple[str, str], Target],
+        consumers: Mapping[str, RunningConsumer],
         internal: InternalTopics,
         *,
         producing: bool = True,
@@ -100,11 +100,11 @@ class Replays:
 
         Args:
             place: Kafka, a producer and a clock.
-            targets: What may be replayed to, by `consumer` or `function` and its name; as it is at any time.
+            consumers: The consumers of this process by name; registered ones come and go.
             internal: Topics that nothing is replayed to.
             producing: Whether producing is on, which the seed's endpoint needs as it always did.
         """
-        self._place, self._targets, self._producing = place, targets, producing
+        self._place, self._consumers, self._producing = place, consumers, producing
         self._internal = internal
 
     def make(self, job: Job) -> Work | None:
@@ -114,8 +114,8 @@ class Replays:
             return None
         return ReplayWork(job, spec, self._place, self._target_of)
 
-    def _target_of(self, to: Mapping[str, str]) -> Target | None:
-        return self._targets.get(next(iter(to.items()), ("", "")))
+    def _target_of(self, to: Mapping[str, str]) -> RunningConsumer | None:
+        return find_consumer(self._consumers.values(), *next(iter(to.items()), ("", "")))
 
     async def begin(self, jobs: Jobs, request: ReplayRequest, by: str) -> JobView | DryRun:
         """Begin a replay and return its job, or say what it would be.
@@ -142,7 +142,7 @@ class Replays:
         target = self._target("consumer", consumer)
         if not self._check(target, topic, f"consumer {consumer}"):
             raise InvalidRequest(f"{topic} is a topic that consumer {consumer} reads, and no dead letter topic")
-        selection = msgspec.structs.replace(selection, groups=selection.groups or [target.pump.group])
+        selection = msgspec.structs.replace(selection, groups=selection.groups or [target.group])
         whole = msgspec.structs.replace(selection, since_ms=None, until_ms=None)
         return ReplaySpec(
             window=await find_window(target.admin, topic, whole, None, self._now_ms()),
@@ -173,10 +173,10 @@ class Replays:
 
     def _as_request(self, asked: ReplayMetadata) -> ReplayRequest:
         topic, group = asked.topic_name[:249], asked.consumer_group[:100]
-        readers = {id(t): (key, t) for key, t in self._targets.items() if t.reads(asked.topic_name)}  # by one name each
-        chosen = [(key, t) for key, t in readers.values() if t.pump.group == asked.consumer_group]
-        if not any(target.pump.group == asked.consumer_group for target in self._targets.values()):
-            chosen = [*readers.values()]  # a group of the caller's own, which the original advises: it stays unused
+        readers = [each for each in self._consumers.values() if each.reads(asked.topic_name)]
+        chosen = [each for each in readers if each.group == asked.consumer_group]
+        if not any(each.group == asked.consumer_group for each in self._consumers.values()):
+            chosen = readers  # a group of the caller's own, which the original advises: it stays unused
         several = len(chosen) > 1 and (asked.dlq_indicator or not asked.streaming_app)
         problems = {
             "topicName is missing": not topic,
@@ -192,10 +192,11 @@ class Replays:
         }
         if problem := next((text for text, holds in problems.items() if holds), ""):
             raise ReplayMetadataInvalid(problem)
-        ((kind, name), target), letters = chosen[0], None
-        if asked.dlq_indicator and (letters := target.letters) is None:
-            raise ReplayMetadataInvalid(f"the group {target.pump.group} has no dead letters")
-        to = {"topic": asked.destination_topic} if asked.streaming_app else {kind: name}
+        target, letters = chosen[0], None
+        if asked.dlq_indicator and (letters := target.dead_letters) is None:
+            raise ReplayMetadataInvalid(f"the group {target.group} has no dead letters")
+        kind = "consumer" if target.kind == "reactive" else "function"
+        to = {"topic": asked.destination_topic} if asked.streaming_app else {kind: target.name}
         return ReplayRequest(
             topic=letters.topic_for(asked.topic_name) if letters else asked.topic_name,
             partition=asked.partition,
@@ -214,9 +215,9 @@ class Replays:
         target = self._target(kind, name) if kind != "topic" else None
         topic, admin, of_letters = check_topic(request.topic), self._place.admin, False
         if request.dead_letter:
-            if not (target and target.letters):
+            if not (target and target.dead_letters):
                 raise InvalidRequest("deadLetter needs a consumer or function that has dead letters: name their topic")
-            topic = target.letters.topic_for(topic)
+            topic = target.dead_letters.topic_for(topic)
         if target:
             admin, of_letters = target.admin, self._check(target, topic, f"{kind} {name}")
         elif topic == name:
@@ -240,19 +241,22 @@ class Replays:
     def _now_ms(self) -> int:
         return int(self._place.clock.time() * 1000)
 
-    def _target(self, kind: str, name: str) -> Target:
-        if target := self._targets.get((kind, name)):
+    def _target(self, kind: str, name: str) -> RunningConsumer:
+        if target := find_consumer(self._consumers.values(), kind, name):
             return target
-        known = ", ".join(sorted(known for other, known in self._targets if other == kind)) or "none"
+        running = [each for each in self._consumers.values() if (each.kind == "function") == (kind == "function")]
+        known = (
+            ", ".join(sorted({each.name for each in running}.union(each.function for each in running) - {""})) or "none"
+        )
         raise NotFound(f"there is no {kind} {name[:100]!r} in this process: known are {known}")
 
-    def _check(self, target: Target, topic: str, label: str) -> bool:
+    def _check(self, target: RunningConsumer, topic: str, label: str) -> bool:
         """Return whether a topic holds dead letters of a target, which else reads it."""
-        if target.refusal:
-            raise InvalidRequest(f"{label} takes no replay: {target.refusal}")
+        if target.no_replay:
+            raise InvalidRequest(f"{label} takes no replay: {target.no_replay}")
         if target.reads(topic):
             return False
-        if target.writes_letters_to(topic):
+        if target.writes_dead_letters_to(topic):
             return True
         raise InvalidRequest(
             f"{label} does not read {topic}, and its dead letters do not go there: replay one of its topics"

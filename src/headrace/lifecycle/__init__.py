@@ -2,9 +2,9 @@
 
 from headrace.lifecycle.clock import Clock, Deadline, ManualClock, SystemClock
 from headrace.lifecycle.gauge_registry import gauges
-from headrace.lifecycle.lodgers import Lodgers, Lodging
 from headrace.lifecycle.processes import Child, ChildProcess, run_program, start_child
 from headrace.lifecycle.service import Readiness, Service
+from headrace.lifecycle.service_groups import GroupSpec, ServiceGroups
 from headrace.lifecycle.supervisor import Signals, Supervisor
 from headrace.lifecycle.threads import LoopBridge, LoopThread, OwnedThread, run_blocking
 from headrace.lifecycle.turns import next_slice
@@ -14,14 +14,14 @@ __all__ = [
     "ChildProcess",
     "Clock",
     "Deadline",
-    "Lodgers",
-    "Lodging",
+    "GroupSpec",
     "LoopBridge",
     "LoopThread",
     "ManualClock",
     "OwnedThread",
     "Readiness",
     "Service",
+    "ServiceGroups",
     "Signals",
     "Supervisor",
     "SystemClock",

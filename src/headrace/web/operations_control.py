@@ -7,7 +7,7 @@ from typing import Final
 
 from headrace import errors
 from headrace.control.commands import CommandAnswer, SeekRequest, SettingsRequest, SkipRequest, Where
-from headrace.control.steered_status import Details
+from headrace.control.consumer_status import Details
 from headrace.web.operation import JSON, KAFKA, OWN_BODY, Errors, Operation
 from headrace.web.routes.control import CONSUMER, CONSUMERS, Consumers, TakenBack, WaitQuery
 

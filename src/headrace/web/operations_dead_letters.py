@@ -8,7 +8,7 @@ from typing import Final
 from headrace import errors
 from headrace.control.dead_letters import LetterCounts
 from headrace.control.letter_pages import LetterPage, LetterStatistics
-from headrace.sidecar.reactive.redelivery import RedeliveryAnswer, RedeliveryRequest
+from headrace.control.redelivery import RedeliveryAnswer, RedeliveryRequest
 from headrace.web.operation import BODY, JSON, KAFKA, Errors, Operation
 from headrace.web.routes.dead_letters import (
     LIST,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.app.uses import uses_of
+from headrace.app.topic_requirements import topic_requirements
 from headrace.config.audit import AuditConfig
 from headrace.config.control import ControlConfig
 from headrace.config.internal_topics import InternalTopics
@@ -116,15 +116,15 @@ def test_what_a_registered_consumer_makes_is_internal_while_it_is_there(tmp_path
 def test_what_is_used_is_told_by_cluster(tmp_path: Path) -> None:
     """With the groups, the topics, and where dead letters go, if they do."""
     config = config_of(tmp_path, dead_letter={"enabled": False}, topics=["a"])
-    uses = uses_of(config, [load_function(file) for file in config.functions])
-    assert {servers: [use.group for use in found] for servers, found in uses.items()} == {
+    required = topic_requirements(config, [load_function(file) for file in config.functions])
+    assert {servers: [each.group for each in found] for servers, found in required.items()} == {
         "localhost:9092": ["g", "h", "i"],
         "elsewhere:9092": ["fg"],
     }
-    wide, other, _ = uses["localhost:9092"]
-    assert (list(wide.topics), wide.letters_of, wide.fits and wide.fits("b")) == (["a"], None, True)
-    assert other.letters_of
-    assert other.letters_of("o") == "all-letters"
-    [function] = uses["elsewhere:9092"]
-    assert function.letters_of
-    assert function.letters_of("in") == "dead.in.x"
+    wide, other, _ = required["localhost:9092"]
+    assert (list(wide.topics), wide.dead_letter_topic, wide.matches and wide.matches("b")) == (["a"], None, True)
+    assert other.dead_letter_topic
+    assert other.dead_letter_topic("o") == "all-letters"
+    [function] = required["elsewhere:9092"]
+    assert function.dead_letter_topic
+    assert function.dead_letter_topic("in") == "dead.in.x"

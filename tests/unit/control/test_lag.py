@@ -30,7 +30,7 @@ def test_a_lag_is_not_known_in_an_outage_nor_long_after_the_last_answer(monkeypa
 
     async def main() -> None:
         clock, admin = ManualClock(), SimpleNamespace(reachability=SimpleNamespace(outage=None))
-        monitor = LagMonitor(admin, {"g": ["t"]}, clock)  # type: ignore[arg-type]
+        monitor = LagMonitor(admin, lambda: {"g": ["t"]}, clock)  # type: ignore[arg-type]
         await monitor.start()
         await clock.advance(1)
         assert list(monitor.all()) == [("g", P0, 4)]

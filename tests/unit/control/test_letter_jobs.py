@@ -17,8 +17,8 @@ from headrace.control.letter_jobs import LetterJobs, LettersRequest, _LetterWork
 from headrace.control.redrive import Redrive, Redriven
 from headrace.control.replay import Standing
 from headrace.control.replay_run import Place, ReplaySpec, ReplayWork
-from headrace.control.replay_targets import Target
 from headrace.control.replay_window import Window
+from headrace.control.running_consumer import RunningConsumer
 from headrace.control.selection import Selection
 from headrace.delivery.dead_letter import headers_of
 from headrace.delivery.protocols import ACK, ELSEWHERE, DeadLetter, Delivery, Outcome, Verdict
@@ -64,7 +64,17 @@ def push_work(selection: Selection | None = None) -> ReplayWork:
     clock, delivery, flow = ManualClock(1.0), DeliveryConfig(), FlowControl()
     pump = Pump("live", "mine", Acknowledging(), None, delivery=delivery, clock=clock)
     nothing: Any = None
-    target = Target(["t"], None, None, Acknowledging(), delivery, flow, pump, nothing, nothing)
+    target = RunningConsumer(
+        name="push",
+        kind="reactive",
+        delivery=delivery,
+        topics=["t"],
+        destination=Acknowledging(),
+        pump=pump,
+        flow=flow,
+        kafka=nothing,
+        admin=nothing,
+    )
     spec = ReplaySpec(
         window=Window("t.dlq", "id", {0: (0, 9)}),
         to={"consumer": "push"},

@@ -13,7 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headrace.config.registrations import RegistrationsConfig
-from headrace.control.registrations import PREFIX, House, Reader, Registration, Registrations
+from headrace.control.preconditions import TopicRequirement
+from headrace.control.registrations import PREFIX, Registration, RegistrationRules, Registrations
 from headrace.errors import (
     Forbidden,
     HeadraceError,
@@ -29,7 +30,7 @@ from headrace.security import Principal
 Entry = Mapping[str, Any]
 URL = "http://localhost:8444/in"
 ALLOWED = RegistrationsConfig(backends=["http://localhost:8444/"], max_per_owner=2, max_in_all=3)
-FILE = Reader("reactive_consumers.filed", "filed", frozenset(["orders"]))
+FILE = TopicRequirement("reactive_consumers.filed", "filed", ["orders"])
 
 
 def config(group: str = "g", *topics: str, **more: Any) -> dict[str, Any]:
@@ -103,7 +104,7 @@ class Process:
         self.table = Table(log, more.get("rng"))
         self.running: Mapping[str, Registration] = {}
         self.removed: list[str] = []
-        house = House(allowed, {}, {"filed"}, [FILE], lambda topic: topic.startswith("_"))
+        house = RegistrationRules(allowed, {}, {"filed"}, [FILE], lambda topic: topic.startswith("_"))
         self.made = Registrations(self.table, house, ManualClock(), self._apply, self.removed.append)  # type: ignore[arg-type]
 
     def _apply(self, running: Mapping[str, Registration]) -> None:

@@ -17,11 +17,12 @@ from headrace.config.kafka import SchemaRegistryConfig
 from headrace.config.producer import ProducerConfig
 from headrace.config.transactions import IdempotencyConfig
 from headrace.control.commands import CommandAnswer
+from headrace.control.consumer_status import BreakerStatus, Details, Settings, Summary
 from headrace.control.jobs import JobView
 from headrace.control.letter_pages import LetterPage, LetterStatistics
+from headrace.control.redelivery import RedeliveryAnswer, RedeliveryRequest
 from headrace.control.registrations import Registration
 from headrace.control.replays import DryRun, ReplayMetadata
-from headrace.control.steered_status import BreakerStatus, Details, Settings, Summary
 from headrace.formats.codecs import Codecs
 from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import check_topic
@@ -30,14 +31,13 @@ from headrace.records import OutgoingRecord, Produced, TopicPartition
 from headrace.security import Authenticator, TlsFiles
 from headrace.sidecar.idempotency import Idempotency
 from headrace.sidecar.produce import ProduceService
-from headrace.sidecar.reactive.redelivery import RedeliveryAnswer, RedeliveryRequest
 from headrace.sidecar.transactions import Transactions
 from headrace.telemetry.metrics import Metrics
 from headrace.web.application import Application
-from headrace.web.routes.control import ControlRoom, control_routes
+from headrace.web.routes.control import ControlApi, control_routes
 from headrace.web.routes.dead_letters import dead_letter_routes
 from headrace.web.routes.jobs import job_routes
-from headrace.web.routes.registrations import RegistrationRoom, registration_routes
+from headrace.web.routes.registrations import RegistrationApi, registration_routes
 from headrace.web.routes.writing import Writing
 from headrace.web.server import WebService
 
@@ -135,7 +135,7 @@ class Letters:
         self._fail()
         group = "another" if request.group == "another" else "g"
         owner = "writer" if request.group == "writers" else ""
-        consumer = SimpleNamespace(config=SimpleNamespace(group=group), owner=owner)
+        consumer = SimpleNamespace(group=group, owner=owner)
         return [(topic, consumer) for topic in (request.topic or "").split(",") if topic]
 
     async def run(self, request: RedeliveryRequest) -> RedeliveryAnswer:
@@ -331,9 +331,9 @@ async def _opened(**settings: Any) -> AsyncIterator[House]:
         *job_routes(work, work, work, config, lambda *_: None),
     ]
     room: Any = Room(kafka)
-    more += control_routes(ControlRoom(room, room, room, lambda *_: None), config)
+    more += control_routes(ControlApi(room, room, room, lambda *_: None), config)
     registered: Any = Registered(kafka)
-    more += registration_routes(RegistrationRoom(registered, lambda _: Readiness(True), lambda *_: None), config)
+    more += registration_routes(RegistrationApi(registered, lambda _: Readiness(True), lambda *_: None), config)
     application = Application(config, produce, writing, lambda: services, metrics, authenticator, notes, more=more)
     web = WebService(config, application, tls=tls.context if tls else None)
     await idempotency.start()

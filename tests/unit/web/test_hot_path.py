@@ -145,7 +145,7 @@ def test_records_have_the_correlation_id_of_the_answer(opened: Any, request_byte
     ],
 )
 def test_what_kafka_says_is_told_in_the_same_bytes(opened: Any, hot: list[int], results: list[Any]) -> None:
-    """Statuses, Retry-After and entries of records that failed."""
+    """ConsumerStatuses, Retry-After and entries of records that failed."""
 
     async def produce(records: Sequence[OutgoingRecord]) -> list[Any]:
         return results

@@ -14,8 +14,9 @@ from starlette.routing import Route
 
 from headrace.config.http import HttpConfig
 from headrace.control.commands import CommandAnswer, Commands, SeekRequest, SettingsRequest, SkipRequest, Where
-from headrace.control.steered_status import Statuses, Summary
-from headrace.control.steering import Steered, Steering
+from headrace.control.consumer_control import ConsumerControl
+from headrace.control.consumer_status import ConsumerStatuses, Summary
+from headrace.control.running_consumer import RunningConsumer
 from headrace.errors import NotFound
 from headrace.web.access import Note, may_steer, noted, who
 from headrace.web.bodies import answer, body_of, query_of
@@ -44,26 +45,24 @@ class TakenBack(msgspec.Struct):
     partitions: list[str]
 
 
-class ControlRoom(NamedTuple):
+class ControlApi(NamedTuple):
     """What the endpoints speak to."""
 
-    steering: Steering
-    statuses: Statuses
+    control: ConsumerControl
+    statuses: ConsumerStatuses
     commands: Commands
     note: Note
 
 
 class _Endpoints:
-    def __init__(self, room: ControlRoom, settings: HttpConfig) -> None:
-        self._room = room
+    def __init__(self, api: ControlApi, settings: HttpConfig) -> None:
+        self._api = api
         self._settings = settings
 
     async def list(self, request: Request) -> Response:
-        room = self._room
+        api = self._api
         shown = [
-            room.statuses.summary(one)
-            for one in room.steering.consumers.values()
-            if may_steer(request.scope, one.owner)
+            api.statuses.summary(one) for one in api.control.consumers.values() if may_steer(request.scope, one.owner)
         ]
         return answer(Consumers(sorted(shown, key=lambda one: one.name)))
 
@@ -72,7 +71,7 @@ class _Endpoints:
 
     async def hold(self, action: str, request: Request) -> Response:
         consumer, where = self._consumer(request), await self._body(request, Where)
-        commands = self._room.commands
+        commands = self._api.commands
         pauses = action == "pause"
         work = commands.pause(consumer, where, who()) if pauses else commands.resume(consumer, where)
         await self._noted(action, consumer, where, work)
@@ -81,12 +80,12 @@ class _Endpoints:
     async def command(self, action: str, kind: type[Any], request: Request) -> Response:
         consumer, asked = self._consumer(request), await self._body(request, kind)
         wait = query_of(request, WaitQuery).wait_seconds
-        work = getattr(self._room.commands, action)(consumer, asked, who(), wait)
+        work = getattr(self._api.commands, action)(consumer, asked, who(), wait)
         done: CommandAnswer = await self._noted(action, consumer, asked, work)
         return answer(done, 202 if done.pending else 200)
 
     async def settings(self, request: Request) -> Response:
-        consumer, commands = self._consumer(request), self._room.commands
+        consumer, commands = self._consumer(request), self._api.commands
         if request.method == "DELETE":
             await self._noted("reset settings", consumer, None, commands.reset(consumer))
         else:
@@ -97,14 +96,14 @@ class _Endpoints:
     async def take_back(self, request: Request) -> Response:
         consumer, identity = self._consumer(request), request.path_params["id"]
         taken = await self._noted(
-            f"take back {identity}", consumer, None, self._room.steering.take_back(consumer, identity)
+            f"take back {identity}", consumer, None, self._api.control.take_back(consumer, identity)
         )
         if not taken:
             raise NotFound(f"no command {identity[:60]} of {consumer.name} waits: it is done, or there was none")
         return answer(TakenBack(identity, [str(partition) for partition in taken]))
 
-    def _consumer(self, request: Request) -> Steered:
-        consumers, name = self._room.steering.consumers, request.path_params["name"]
+    def _consumer(self, request: Request) -> RunningConsumer:
+        consumers, name = self._api.control.consumers, request.path_params["name"]
         consumer = consumers.get(name)
         if consumer is None or not may_steer(request.scope, consumer.owner):
             seen = [known for known, one in consumers.items() if may_steer(request.scope, one.owner)]
@@ -113,18 +112,18 @@ class _Endpoints:
             raise NotFound(f"no consumer here is called {name[:60]!r}: {hint}")
         return consumer
 
-    async def _details(self, consumer: Steered) -> Response:
-        return answer(await self._room.statuses.details(consumer))
+    async def _details(self, consumer: RunningConsumer) -> Response:
+        return answer(await self._api.statuses.details(consumer))
 
     async def _body(self, request: Request, kind: type[Any]) -> Any:
         return await body_of(request, kind, self._settings)
 
-    async def _noted(self, action: str, consumer: Steered, asked: Any, work: Awaitable[Any]) -> Any:
+    async def _noted(self, action: str, consumer: RunningConsumer, asked: Any, work: Awaitable[Any]) -> Any:
         """Do something, and note in the audit who asked for it and how it ended."""
         target = f"{consumer.kind} {consumer.name}"
         told = msgspec.json.encode({name: value for name, value in _said(asked) if name != "reason"}).decode()
         action = action if told == "{}" else f"{action} {told}"
-        return await noted(self._room.note, action, target, getattr(asked, "reason", ""), work)
+        return await noted(self._api.note, action, target, getattr(asked, "reason", ""), work)
 
 
 def _said(asked: Any) -> list[tuple[str, Any]]:
@@ -132,9 +131,9 @@ def _said(asked: Any) -> list[tuple[str, Any]]:
     return [(name, value) for name, value in fields if value is not None and value is not msgspec.UNSET]
 
 
-def control_routes(room: ControlRoom, settings: HttpConfig) -> list[Route]:
+def control_routes(api: ControlApi, settings: HttpConfig) -> list[Route]:
     """Return the endpoints."""
-    to = _Endpoints(room, settings)
+    to = _Endpoints(api, settings)
     return [
         Route(CONSUMERS, to.list),
         Route(CONSUMER, to.show),

@@ -16,10 +16,10 @@ from headrace.config.http import HttpConfig
 from headrace.control.dead_letters import LetterCounts
 from headrace.control.letter_pages import DeadLetters
 from headrace.control.letter_scan import Order, ScanOptions, State
+from headrace.control.redelivery import Redelivery, RedeliveryRequest
 from headrace.control.selection import Selection
 from headrace.errors import AuthTokenScopeMismatch, HeadraceError, InvalidRequest
 from headrace.security.principals import READ, WRITE
-from headrace.sidecar.reactive.redelivery import Redelivery, RedeliveryRequest
 from headrace.web.access import may_steer, require
 from headrace.web.bodies import answer, query_of
 from headrace.web.exchange import headers_of, read_json
@@ -111,7 +111,7 @@ def dead_letter_routes(
         wanted = await _asked(request, settings)
         for topic, consumer in redelivery.chosen(wanted):
             require(request.scope, (READ, WRITE), "consume", topic)
-            require(request.scope, (READ, WRITE), "group", consumer.config.group)
+            require(request.scope, (READ, WRITE), "group", consumer.group)
             if consumer.owner and not may_steer(request.scope, consumer.owner):
                 raise AuthTokenScopeMismatch(f"{topic} goes to a consumer of somebody else too: name a group of yours")
         try:

@@ -61,7 +61,7 @@ class Removed(msgspec.Struct):
     name: str
 
 
-class RegistrationRoom(NamedTuple):
+class RegistrationApi(NamedTuple):
     """What the endpoints speak to."""
 
     registrations: Registrations
@@ -71,33 +71,33 @@ class RegistrationRoom(NamedTuple):
 
 
 class _Endpoints:
-    def __init__(self, room: RegistrationRoom, settings: HttpConfig) -> None:
-        self._room = room
+    def __init__(self, api: RegistrationApi, settings: HttpConfig) -> None:
+        self._api = api
         self._settings = settings
 
     async def list(self, request: Request) -> Response:
-        found = self._room.registrations.all_of(_whose(request))
+        found = self._api.registrations.all_of(_whose(request))
         return answer(RegistrationList([self._view(one) for one in found]))
 
     async def show(self, request: Request) -> Response:
-        return self._answer(self._room.registrations.one_of(_whose(request), request.path_params["name"]))
+        return self._answer(self._api.registrations.one_of(_whose(request), request.path_params["name"]))
 
     async def put(self, request: Request) -> Response:
         name, principal = request.path_params["name"], principal_of(request.scope)
         body = await read_json(request.receive, headers_of(request.scope), self._settings)
-        self._room.registrations.check_size(len(body))
+        self._api.registrations.check_size(len(body))
         try:
             config = msgspec.json.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
             raise InvalidRequest(f"the body is no JSON: {str(cause)[:200]}") from cause
-        work = self._room.registrations.put(who(), principal, name, config)
-        one, new = await noted(self._room.note, "register", f"reactive {name}", "", work)
+        work = self._api.registrations.put(who(), principal, name, config)
+        one, new = await noted(self._api.note, "register", f"reactive {name}", "", work)
         return self._answer(one, 201 if new else 200)
 
     async def remove(self, request: Request) -> Response:
         name = request.path_params["name"]
-        work = self._room.registrations.remove(_whose(request), name)
-        await noted(self._room.note, "unregister", f"reactive {name}", "", work)
+        work = self._api.registrations.remove(_whose(request), name)
+        await noted(self._api.note, "unregister", f"reactive {name}", "", work)
         return answer(Removed(name))
 
     def _answer(self, one: Registration, status: int = 200) -> Response:
@@ -108,11 +108,11 @@ class _Endpoints:
     def _view(self, one: Registration) -> RegistrationView:
         at = datetime.fromtimestamp(one.at_ms / 1000, UTC).isoformat(timespec="milliseconds")
         view = RegistrationView(one.name, one.owner, one.version, at, "running")
-        if refused := self._room.registrations.refusal_of(one):
+        if refused := self._api.registrations.refusal_of(one):
             view.state, view.why = "refused", refused.description
         elif one.settings and not one.settings.enabled:
             view.state = "disabled"
-        elif why := self._room.readiness_of(one.name):
+        elif why := self._api.readiness_of(one.name):
             view.state, view.why = "running" if why.ready else "waiting", why.reason
         return view
 
@@ -123,9 +123,9 @@ def _whose(request: Request) -> str | None:
     return principal.name if principal and ADMIN not in principal.scopes else None
 
 
-def registration_routes(room: RegistrationRoom, settings: HttpConfig) -> list[Route]:
+def registration_routes(api: RegistrationApi, settings: HttpConfig) -> list[Route]:
     """Return the endpoints."""
-    to = _Endpoints(room, settings)
+    to = _Endpoints(api, settings)
     return [
         Route(REGISTRATIONS, to.list),
         Route(REGISTRATION, to.show),

@@ -10,8 +10,12 @@ import pytest
 
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.kafka import KafkaConfig
+from headrace.control import redelivery as module
+from headrace.control.redelivery import Redelivery, RedeliveryAnswer, RedeliveryRequest
+from headrace.control.running_consumer import RunningConsumer
 from headrace.delivery.dead_letter import headers_of
 from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict
+from headrace.delivery.pump import Pump
 from headrace.errors import (
     DeadLetterFailed,
     DestinationUnavailable,
@@ -24,9 +28,6 @@ from headrace.errors import (
 )
 from headrace.lifecycle import ManualClock
 from headrace.records import Header, OutgoingRecord, Record, TopicPartition
-from headrace.sidecar.reactive import redelivery as module
-from headrace.sidecar.reactive.redelivered import LetterConsumer
-from headrace.sidecar.reactive.redelivery import Redelivery, RedeliveryAnswer, RedeliveryRequest
 
 FAILED = Outcome(Verdict.RETRY, "ValueError", "no")
 
@@ -160,11 +161,23 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Play:
     return run
 
 
-def consumer(world: World, **settings: Any) -> LetterConsumer:
+def consumer(world: World, **settings: Any) -> RunningConsumer:
     base = {"topics": ["t", "missing"], "backend": {"url": "http://127.0.0.1:1"}}
     batch = {"max_records": 3, "max_bytes": 100}
     config = ReactiveConsumerConfig.model_validate({**base, "batch": batch, **settings})
-    return LetterConsumer(config, cast(Any, world), None, epoch_of=lambda _: 7)
+    pump = Pump("live", config.group, cast(Any, world), None, delivery=config, clock=world.clock)
+    pump.on_assigned({TopicPartition("t", 0): 7}, {})
+    return RunningConsumer(
+        name=config.group,
+        kind="reactive",
+        delivery=config,
+        topics=config.topics,
+        destination=cast(Any, world),
+        pump=pump,
+        kafka=KafkaConfig(),
+        admin=cast(Any, world),
+        no_replay="its backend keeps offsets" if config.backend.offsets_path else "",
+    )
 
 
 def test_a_batch_is_delivered_and_then_marked(play: Play) -> None:
@@ -234,7 +247,7 @@ def test_dead_letters_that_were_passed_over_are_delivered_when_the_consumer_read
 
     async def scene(redelivery: Redelivery, ask: Callable[..., Any]) -> None:
         assert [(await ask()).records for _ in range(2)] == [1, 0]
-        consumers = cast(dict[str, LetterConsumer], redelivery._consumers)
+        consumers = cast(dict[str, RunningConsumer], redelivery._consumers)
         consumers["g"] = consumer(world, group="g", topics=["t", "p1"])
         assert (await ask(topic="t")).records == 1
         del consumers["other"]

@@ -1,4 +1,4 @@
-"""Steering: every process does what the table says for the partitions it has, once, and what it cannot do waits."""
+"""Live control: every process does what the table says for the partitions it has, once, and what it cannot do waits."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.kafka import KafkaConfig
-from headrace.control import steering
+from headrace.control import consumer_control
 from headrace.control.commands import Commands, SettingsRequest, Where
+from headrace.control.consumer_control import NOT_READ, ConsumerControl
 from headrace.control.entries import Command, key_of, live_settings, spelled
-from headrace.control.steering import NOT_READ, Steered, Steering
+from headrace.control.running_consumer import RunningConsumer
 from headrace.delivery.live import LiveSettings
 from headrace.errors import KafkaUnavailable, OffsetsKeptElsewhere
 from headrace.kafka import Admin
@@ -116,12 +117,12 @@ class House:
 
     def __init__(self) -> None:
         self.log, self.clock = Log(), ManualClock()
-        self.started: list[Steering] = []
+        self.started: list[ConsumerControl] = []
 
-    async def process(self, pump: FakePump, *, loaded: bool = True) -> Steering:
+    async def process(self, pump: FakePump, *, loaded: bool = True) -> ConsumerControl:
         """Start one."""
         table = ControlTable(KafkaConfig(), self.log, "c", "", self.log, self.clock)  # type: ignore[arg-type]
-        made = Steering(table, f"m{len(self.started)}", lambda group: [], self.clock)
+        made = ConsumerControl(table, {}, f"m{len(self.started)}", lambda group: [], self.clock)
         made.add(steered(pump))
         await made.start()
         self.started.append(made)
@@ -129,23 +130,33 @@ class House:
             await self.load(made)
         return made
 
-    async def load(self, process: Steering) -> None:
+    async def load(self, process: ConsumerControl) -> None:
         """Have it read what is there."""
         process.table.on_records(self.log.records, len(self.log.records))
         process.table.loaded()
         self.log.views.append(process.table)
         await asyncio.sleep(0)
 
-    async def stop(self, process: Steering) -> None:
+    async def stop(self, process: ConsumerControl) -> None:
         """End it, as a crash would."""
         self.started.remove(process)
         self.log.views.remove(process.table)
         await process.stop()
 
 
-def steered(pump: FakePump) -> Steered:
+def steered(pump: FakePump) -> RunningConsumer:
     admin = Admin(KafkaConfig())  # is not contacted
-    return Steered("orders/a b", "reactive", [pump], CONFIG, ["t"], "http://b", admin)  # type: ignore[list-item]
+    anything: Any = pump
+    return RunningConsumer(
+        name="orders/a b",
+        kind="reactive",
+        delivery=CONFIG,
+        topics=["t"],
+        destination=anything,
+        pump=anything,
+        kafka=KafkaConfig(),
+        admin=admin,
+    )
 
 
 def live(test: Callable[[House], Coroutine[Any, Any, None]]) -> None:
@@ -168,7 +179,9 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.001)
 
 
-async def ask(process: Steering, action: str, offsets: dict[TopicPartition, int], wait_seconds: float = 60) -> Any:
+async def ask(
+    process: ConsumerControl, action: str, offsets: dict[TopicPartition, int], wait_seconds: float = 60
+) -> Any:
     [consumer] = process.consumers.values()
     facts = {"by": "ann", "at": 0.0, "reason": "so"}
     return await process.command(consumer, action, offsets, facts, wait_seconds)
@@ -177,7 +190,7 @@ async def ask(process: Steering, action: str, offsets: dict[TopicPartition, int]
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits."""
-    monkeypatch.setattr(steering, "_AGAIN_SECONDS", 0.001)
+    monkeypatch.setattr(consumer_control, "_AGAIN_SECONDS", 0.001)
 
 
 def test_the_process_that_has_the_partition_does_it_and_whoever_was_asked_knows() -> None:

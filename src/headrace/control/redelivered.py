@@ -2,50 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from headrace.config.consumers import ReactiveConsumerConfig
+from headrace.control.running_consumer import RunningConsumer
 from headrace.delivery.batch import Batch
 from headrace.delivery.dead_letter import Origin
 from headrace.delivery.limit import SharedSlots
 from headrace.delivery.policy import judge
 from headrace.delivery.protocols import (
     DeadLetter,
-    DeadLetterWriter,
     Delivery,
-    Destination,
-    EpochOf,
     Outcome,
-    Witness,
-    no_epoch,
 )
 from headrace.errors import DeadLetterFailed, DestinationRefused, DestinationUnavailable
 from headrace.lifecycle import Clock
 from headrace.records import Record
 
 log = logging.getLogger(__name__)
-
-
-class LetterConsumer(NamedTuple):
-    """A reactive consumer as far as its dead letters need it."""
-
-    config: ReactiveConsumerConfig
-    destination: Destination
-    writer: DeadLetterWriter | None
-    """Where what fails again goes; None when dead letters are off."""
-    witness: Witness | None = None
-    """Told of what has ended."""
-    epoch_of: EpochOf = no_epoch
-    """Tells the live epochs of its partitions."""
-    owner: str = ""
-    """Who registered it; empty if the file names it."""
-    slots: SharedSlots | None = None
-    """Keeps these deliveries within the consumer's `max_in_flight`."""
 
 
 class Letter(NamedTuple):
@@ -76,13 +53,14 @@ class OneOrigin:
     """Delivers letters that came from one partition and group."""
 
     def __init__(
-        self, consumer: LetterConsumer, delivery: Delivery, done: Redelivered, last_retry: bool, clock: Clock
+        self, consumer: RunningConsumer, delivery: Delivery, done: Redelivered, last_retry: bool, clock: Clock
     ) -> None:
         """Prepare; `delivery` is what all have in common, `done` is added to; `last_retry`: what fails has ended."""
         self._consumer, self._delivery, self._done = consumer, delivery, done
         self._last_retry, self._clock = last_retry, clock
+        self._slots = SharedSlots(consumer.pump.breaker.limit)
         # One attempt, but a threshold looks at what another attempt would be for.
-        self._policy = consumer.config.retry.model_copy(update={"attempts": 2, "deadline_seconds": None})
+        self._policy = consumer.delivery.retry.model_copy(update={"attempts": 2, "deadline_seconds": None})
 
     async def deliver(self, letters: Sequence[Letter]) -> list[Letter]:
         """Deliver letters and return those that have ended.
@@ -104,7 +82,7 @@ class OneOrigin:
         records = [letter.was for letter in letters]
         attempt = 1 + max(letter.origin.attempts for letter in letters)
         try:
-            async with self._consumer.slots.slot() if self._consumer.slots else contextlib.nullcontext():
+            async with self._slots.slot():
                 outcomes = await self._consumer.destination.deliver(
                     self._delivery._replace(records=records, attempt=attempt)
                 )
@@ -141,11 +119,11 @@ class OneOrigin:
                 log.warning("dead letter of %s failed at its last retry (%s) and has ended", what, letter.outcome.error)
             self._done.given_up += len(letters)
             self._tell([letter.record for letter in again], "given up", [letter.outcome for letter in again])
-        elif letters and self._consumer.writer is None:
+        elif letters and self._consumer.dead_letters is None:
             return self._leave(letters, f"{again[0].outcome.error}, and dead letters are off")
-        elif letters and self._consumer.writer:
+        elif letters and self._consumer.dead_letters:
             try:
-                await self._consumer.writer.write(again)
+                await self._consumer.dead_letters.write(again)
             except DeadLetterFailed as failure:
                 missing = failure.parameters.get("missing", range(len(letters)))
                 self._leave([letters[index] for index in missing], failure.description)
@@ -156,9 +134,9 @@ class OneOrigin:
         return letters
 
     def _tell(self, records: Sequence[Record], how: str, outcomes: Sequence[Outcome] = ()) -> None:
-        if records and self._consumer.witness:
+        if records and self._consumer.pump.witness:
             size_bytes = sum([record.size_bytes for record in records])
-            self._consumer.witness(records, size_bytes, how, outcomes, self._delivery.replay)
+            self._consumer.pump.witness(records, size_bytes, how, outcomes, self._delivery.replay)
 
     def _leave(self, letters: Sequence[Letter], why: str) -> list[Letter]:
         self._done.left += len(letters)

@@ -1,4 +1,4 @@
-"""Steering what consumes: pauses, changed settings, seeks and skips, kept in the control table.
+"""Live control of consumers: pauses, changed settings, seeks and skips, kept in the control table.
 
 Every process reads the table and does what concerns the partitions it has. So a command may be given to any process,
 follows its partition over rebalances, and outlives restarts.
@@ -12,19 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import msgspec
 
-from headrace.config.consumers import DeliveryConfig
 from headrace.control.entries import Command, command_of, key_of, live_settings, paused_text, place_of
+from headrace.control.running_consumer import RunningConsumer
 from headrace.delivery.pump import Pump
 from headrace.errors import HeadraceError, RequestError
-from headrace.kafka import Admin, ControlTable
+from headrace.kafka import ControlTable
 from headrace.lifecycle import Clock, Service
 from headrace.records import TopicPartition
 
@@ -34,38 +33,6 @@ NOT_READ = "the control state is not read yet"
 _AGAIN_SECONDS = 0.5
 _COMMITTED_SECONDS = 5.0
 _KEPT_SECONDS = 3600.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Steered:
-    """A consumer that can be steered, and the pumps that deliver its records."""
-
-    name: str
-    kind: str
-    """`reactive` or `function`."""
-    pumps: Sequence[Pump]
-    """Its own, and that of its retry tiers if there are any."""
-    delivery: DeliveryConfig
-    """What the file says."""
-    topics: Sequence[str]
-    """What it reads in any case."""
-    destination: str
-    """Where its records go, for people."""
-    admin: Admin
-    """The door to the cluster it reads."""
-    fits: Callable[[str], bool] | None = None
-    """Whether it reads a topic that its patterns fit."""
-    owner: str = ""
-    """Who registered it; empty if the file names it."""
-
-    @property
-    def group(self) -> str:
-        """The consumer group."""
-        return self.pumps[0].group
-
-    def reads(self, topic: str) -> bool:
-        """Return whether it reads a topic, apart from its retry tiers."""
-        return topic in self.topics or bool(self.fits and self.fits(topic))
 
 
 class PartitionOutcome(msgspec.Struct, rename="camel"):
@@ -85,25 +52,30 @@ class PartitionOutcome(msgspec.Struct, rename="camel"):
     why: str = ""
 
 
-class Steering(Service):
+class ConsumerControl(Service):
     """Does in this process what the table says, and writes to the table what is asked of this process."""
 
     def __init__(
-        self, table: ControlTable, member: str, lag_of: Callable[[str], Collection[TopicPartition]], clock: Clock
+        self,
+        table: ControlTable,
+        consumers: dict[str, RunningConsumer],
+        member: str,
+        lag_of: Callable[[str], Collection[TopicPartition]],
+        clock: Clock,
     ) -> None:
         """Prepare.
 
         Args:
-            table: What all processes know.
+            table: The entries that all processes read.
+            consumers: The consumers of this process by name; `add` and `remove` change it.
             member: This process's name for people.
-            lag_of: The partitions a group has, as far as this process knows.
+            lag_of: Returns the partitions of a group, as far as this process knows them.
             clock: Time.
         """
-        super().__init__("steering")
+        super().__init__("consumer control")
         self.table = table
-        self.consumers: dict[str, Steered] = {}
-        """By name."""
-        self._member = member
+        self.consumers = consumers
+        self.member = member
         self._lag_of = lag_of
         self._clock = clock
         self._wake = asyncio.Event()
@@ -125,7 +97,7 @@ class Steering(Service):
         self.spawn(self._serve(), "commands")
         self.spawn(self._tidy(), "tidy")
 
-    def add(self, consumer: Steered) -> None:
+    def add(self, consumer: RunningConsumer) -> None:
         """Steer a consumer from now on; before its source starts."""
         self.consumers[consumer.name] = consumer
         if self.table.is_loaded.is_set():
@@ -140,37 +112,37 @@ class Steering(Service):
         """Steer a consumer no longer; its entries stay."""
         self.consumers.pop(name, None)
 
-    def of(self, consumer: Steered, prefix: str) -> dict[str, Mapping[str, Any]]:
+    def of(self, consumer: RunningConsumer, prefix: str) -> dict[str, Mapping[str, Any]]:
         """Return a consumer's entries of one kind (`hold/`)."""
         own = key_of(prefix, consumer.name)
         return {key: entry for key, entry in self.table.items(own).items() if key[len(own) :][:1] in ("", "/")}
 
-    def hold_of(self, consumer: Steered) -> Mapping[str, Any] | None:
+    def hold_of(self, consumer: RunningConsumer) -> Mapping[str, Any] | None:
         """Return who has a consumer stand still as a whole, if anybody does."""
         return self.table.get(key_of("hold/", consumer.name))
 
-    def holds_of(self, consumer: Steered) -> dict[TopicPartition, Mapping[str, Any]]:
+    def holds_of(self, consumer: RunningConsumer) -> dict[TopicPartition, Mapping[str, Any]]:
         """Return who has which of its partitions stand still."""
         placed = [(place_of(key), entry) for key, entry in self.of(consumer, "hold/").items()]
         return {place.partition: entry for place, entry in placed if place and place.partition}
 
-    def topics_of(self, consumer: Steered) -> list[str]:
+    def topics_of(self, consumer: RunningConsumer) -> list[str]:
         """Return the topics it reads, as far as this process knows."""
         here = {partition.topic for partition in consumer.pumps[0].lanes}
         known = {partition.topic for partition in self._lag_of(consumer.group) if consumer.reads(partition.topic)}
         return sorted({*consumer.topics, *here, *known})
 
-    def pending(self, consumer: Steered) -> list[Command]:
+    def pending(self, consumer: RunningConsumer) -> list[Command]:
         """Return what no process has done yet."""
         return [command for command in self._commands(consumer) if not self.table.get(command.done)]
 
-    def _commands(self, consumer: Steered) -> list[Command]:
+    def _commands(self, consumer: RunningConsumer) -> list[Command]:
         entries = {**self.of(consumer, "seek/"), **self.of(consumer, "skip/")}
         return [command for key, entry in entries.items() if (command := command_of(key, entry))]
 
     async def command(
         self,
-        consumer: Steered,
+        consumer: RunningConsumer,
         action: str,
         offsets: Mapping[TopicPartition, int],
         facts: Mapping[str, Any],
@@ -196,7 +168,7 @@ class Steering(Service):
                     await self._heard.wait()
         return identity, [self._outcome(command) for command in commands]
 
-    async def take_back(self, consumer: Steered, identity: str) -> list[TopicPartition]:
+    async def take_back(self, consumer: RunningConsumer, identity: str) -> list[TopicPartition]:
         """Take a command away where it is not done yet; return these partitions."""
         await self.table.catch_up()  # it may have been given to another process just before
         pending = [command for command in self.pending(consumer) if command.id == identity]
@@ -236,7 +208,7 @@ class Steering(Service):
         if place and (consumer := self.consumers.get(place.name)):
             self._change(consumer, entry)
 
-    def _change(self, consumer: Steered, entry: Mapping[str, Any] | None) -> None:
+    def _change(self, consumer: RunningConsumer, entry: Mapping[str, Any] | None) -> None:
         try:
             settings = live_settings(consumer.delivery, entry or {})
         except ValueError as cause:
@@ -265,13 +237,13 @@ class Steering(Service):
                 async with asyncio.timeout(_AGAIN_SECONDS if waiting else None):
                     await self._wake.wait()
 
-    def _due(self, consumer: Steered) -> list[tuple[Command, Pump]]:
+    def _due(self, consumer: RunningConsumer) -> list[tuple[Command, Pump]]:
         """Return what can be done here, and is not done already."""
         done = self._unsaid.get(consumer.name, ())
         commands = [command for command in self._commands(consumer) if command.key not in done]
         return [(one, pump) for one in commands for pump in consumer.pumps if one.partition in pump.lanes]
 
-    async def _round(self, consumer: Steered) -> None:
+    async def _round(self, consumer: RunningConsumer) -> None:
         """Do what is due for one consumer, and say so; what cannot be said is said later and not done again."""
         try:
             if any(command.key not in self._skipped for command, _ in self._due(consumer)):
@@ -287,12 +259,12 @@ class Steering(Service):
             self._rounds.discard(consumer.name)
 
     async def _do(
-        self, consumer: Steered, command: Command, pump: Pump, said: dict[str, Mapping[str, Any] | None]
+        self, consumer: RunningConsumer, command: Command, pump: Pump, said: dict[str, Mapping[str, Any] | None]
     ) -> None:
         partition, lane = command.partition, pump.lanes.get(command.partition)
         if lane is None:  # it went while this waited for its turn
             return
-        told: dict[str, Any] = {"by": self._member, "at": self._clock.time()}
+        told: dict[str, Any] = {"by": self.member, "at": self._clock.time()}
         tracker = lane.tracker
         if command.action == "skip":
             epoch, since = self._skipped.get(command.key, (None, 0.0))

@@ -10,13 +10,16 @@ import pytest
 
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.kafka import KafkaConfig
+from headrace.config.topic_patterns import fits_any
+from headrace.control.redelivered import Letter, OneOrigin, Redelivered
+from headrace.control.redelivery import Redelivery, RedeliveryRequest
+from headrace.control.running_consumer import RunningConsumer
 from headrace.delivery.dead_letter import headers_of, letter_of, restored
 from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict
+from headrace.delivery.pump import Pump
 from headrace.errors import DeadLetterFailed, DestinationRefused, DestinationUnavailable, InvalidTopicName
 from headrace.lifecycle import ManualClock
 from headrace.records import Record, TopicPartition
-from headrace.sidecar.reactive.redelivered import Letter, LetterConsumer, OneOrigin, Redelivered
-from headrace.sidecar.reactive.redelivery import Redelivery, RedeliveryRequest
 
 FAILED = Outcome(Verdict.RETRY, "ValueError", "no")
 
@@ -44,7 +47,7 @@ class House:
         self, letters: Sequence[Letter], last_retry: bool = False, writes: bool = True
     ) -> tuple[list[Letter], Redelivered]:
         done = Redelivered(letters[-1])
-        consumer = LetterConsumer(self.config, self, self if writes else None)
+        consumer = running_consumer(self.config, self, self if writes else None)
         delivery = Delivery("g", TopicPartition("t", 0), 0, [], 1, "replay")
         one = OneOrigin(consumer, delivery, done, last_retry, ManualClock())
         return asyncio.run(one.deliver(letters)), done
@@ -52,6 +55,23 @@ class House:
     @property
     def sizes(self) -> list[int]:
         return [len(delivery.records) for delivery in self.deliveries]
+
+
+def running_consumer(config: ReactiveConsumerConfig, destination: Any, dead_letters: Any = None) -> RunningConsumer:
+    patterns = config.topic_patterns
+    nothing: Any = None
+    return RunningConsumer(
+        name=config.group,
+        kind="reactive",
+        delivery=config,
+        topics=config.topics,
+        matches=fits_any(patterns) if patterns else None,
+        destination=destination,
+        dead_letters=dead_letters,
+        pump=Pump("live", config.group, destination, None, delivery=config, clock=ManualClock()),
+        kafka=nothing,
+        admin=nothing,
+    )
 
 
 def consumer_config(**settings: Any) -> ReactiveConsumerConfig:
@@ -175,8 +195,8 @@ def test_an_answer_that_is_none_leaves_all() -> None:
 def test_which_consumers_are_meant() -> None:
     """By group if it is one here, else by topic; all topics when none is named."""
 
-    def one(group: str, **settings: Any) -> LetterConsumer:
-        return LetterConsumer(consumer_config(group=group, **settings), cast(Any, None), None)
+    def one(group: str, **settings: Any) -> RunningConsumer:
+        return running_consumer(consumer_config(group=group, **settings), None)
 
     consumers = {
         "a": one("a", topics=["orders", "refunds"]),
@@ -187,7 +207,7 @@ def test_which_consumers_are_meant() -> None:
     redelivery = Redelivery(KafkaConfig(), nothing, consumers, nothing, nothing, ManualClock(), "h")
 
     def chosen(**asked: Any) -> list[tuple[str, str]]:
-        return [(topic, c.config.group) for topic, c in redelivery.chosen(RedeliveryRequest(**asked))]
+        return [(topic, c.group) for topic, c in redelivery.chosen(RedeliveryRequest(**asked))]
 
     assert chosen(group="b") == [("orders", "b")]
     assert chosen(topic="orders") == [("orders", "a"), ("orders", "b")]

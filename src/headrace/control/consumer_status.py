@@ -1,4 +1,4 @@
-"""What people are told of a consumer: how far it is, and why it does not move."""
+"""The status of a consumer for people: how far it is, and why it does not move."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from headrace.control.consumer_control import ConsumerControl
 from headrace.control.entries import Command, paused_text, spelled
 from headrace.control.lag import PartitionLag
-from headrace.control.steering import Steered, Steering
+from headrace.control.running_consumer import RunningConsumer
 from headrace.delivery import live
 from headrace.errors import HeadraceError
 from headrace.kafka.reachability import Outage
@@ -136,36 +137,34 @@ class Details(Summary):
     commands: Sequence[PendingCommand]
 
 
-class Statuses:
+class ConsumerStatuses:
     """Tells of consumers from what this process knows already; asks Kafka for no number."""
 
     def __init__(
         self,
-        steering: Steering,
+        control: ConsumerControl,
         lag_of: Callable[[str], Mapping[TopicPartition, PartitionLag]],
-        member: str,
         clock: Clock,
     ) -> None:
-        """Prepare; `lag_of` says where a group stood a moment ago, `member` is this process's name."""
-        self._steering = steering
+        """Prepare; `lag_of` returns where a group was a moment ago."""
+        self._control = control
         self._lag_of = lag_of
-        self._member = member
         self._clock = clock
         self._members: dict[str, tuple[float, Members | None]] = {}
 
-    def summary(self, consumer: Steered) -> Summary:
+    def summary(self, consumer: RunningConsumer) -> Summary:
         """Return how a consumer is."""
         return Summary(**self._summary(consumer, self._partitions(consumer, None)))
 
-    async def details(self, consumer: Steered) -> Details:
+    async def details(self, consumer: RunningConsumer) -> Details:
         """Return how a consumer and each of its partitions is; who has those that others have is asked of Kafka."""
         partitions = self._partitions(consumer, None)
         if not all(one.assigned for one in partitions):
             partitions = self._partitions(consumer, await self._ask_members(consumer))
-        commands = [_pending(command) for command in self._steering.pending(consumer)]
+        commands = [_pending(command) for command in self._control.pending(consumer)]
         return Details(**self._summary(consumer, partitions), partitions=partitions, commands=commands)
 
-    async def _ask_members(self, consumer: Steered) -> Members | None:
+    async def _ask_members(self, consumer: RunningConsumer) -> Members | None:
         asked_at, members = self._members.get(consumer.group, (-_MEMBERS_SECONDS, None))
         now = self._clock.monotonic()
         if now - asked_at >= _MEMBERS_SECONDS:
@@ -178,12 +177,12 @@ class Statuses:
             self._members[consumer.group] = now, members
         return members
 
-    def _summary(self, consumer: Steered, partitions: Sequence[PartitionStatus]) -> dict[str, Any]:
+    def _summary(self, consumer: RunningConsumer, partitions: Sequence[PartitionStatus]) -> dict[str, Any]:
         own = [one for one in partitions if one.assigned]
         heads = [one.head for one in own if one.head]
         lags = [one.lag for one in partitions if one.lag is not None]
         breaker = consumer.pumps[0].status().breaker
-        entry = self._steering.hold_of(consumer)
+        entry = self._control.hold_of(consumer)
         outage = consumer.admin.reachability.outage
         counts: Counter[str] = Counter()
         for pump in consumer.pumps:
@@ -193,7 +192,7 @@ class Statuses:
             "kind": consumer.kind,
             "group": consumer.group,
             "topics": consumer.topics,
-            "destination": consumer.destination,
+            "destination": consumer.destination_name,
             "owner": consumer.owner,
             "paused": _pause(entry),
             "settings": Settings(*consumer.pumps[0].settings),
@@ -214,8 +213,8 @@ class Statuses:
             return paused_text(entry)
         return outage.why if outage else next((one.why for one in own if one.why), "")
 
-    def _partitions(self, consumer: Steered, members: Members | None) -> list[PartitionStatus]:
-        holds, outage = self._steering.holds_of(consumer), consumer.admin.reachability.outage
+    def _partitions(self, consumer: RunningConsumer, members: Members | None) -> list[PartitionStatus]:
+        holds, outage = self._control.holds_of(consumer), consumer.admin.reachability.outage
         found = []
         for pump in consumer.pumps:
             own, lags = pump.status().partitions, self._lag_of(pump.group)
@@ -245,7 +244,7 @@ class Statuses:
         return PartitionStatus(
             *partition,
             assigned=True,
-            member=self._member,
+            member=self._control.member,
             position=here.position,
             committed=here.committed,
             end=end,

@@ -9,26 +9,26 @@ from typing import Any
 import pytest
 
 from headrace.errors import KafkaError
-from headrace.lifecycle import Deadline, Lodgers, Lodging, ManualClock, Readiness, Service
+from headrace.lifecycle import Deadline, GroupSpec, ManualClock, Readiness, Service, ServiceGroups
 from headrace.lifecycle.gauge_registry import GaugeKey, gauges
 
 RUNNING, FAILING = GaugeKey("headrace_running_registrations"), GaugeKey("headrace_failing_registrations")
 
 
 class House:
-    """Lodgers on a clock of the test, and what happens to them."""
+    """ServiceGroups on a clock of the test, and what happens to them."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.lodgers = Lodgers("lodgers", self.clock, 30.0)
+        self.groups = ServiceGroups("groups", self.clock, 30.0)
         self.deaths: list[Service] = []
-        self.lodgers.on_death = self.deaths.append
+        self.groups.on_death = self.deaths.append
         self.notes: list[str] = []
         self.living: dict[str, Guest] = {}
         self.broken: set[str] = set()
         self.stuck = asyncio.Event()
 
-    def lodging(self, name: str, version: int = 1) -> Lodging:
+    def spec(self, name: str, version: int = 1) -> GroupSpec:
         called = f"{name}{version}"
 
         def make() -> list[Service]:
@@ -37,10 +37,10 @@ class House:
             self.living[called] = Guest(called, self)
             return [self.living[called]]
 
-        return Lodging(version, make, lambda: self.notes.append(f"left {called}"))
+        return GroupSpec(version, make, lambda: self.notes.append(f"left {called}"))
 
     async def settle(self, *wanted: tuple[str, int]) -> None:
-        self.lodgers.settle({name: self.lodging(name, version) for name, version in wanted})
+        self.groups.apply({name: self.spec(name, version) for name, version in wanted})
         await self.clock.settle()
 
     def said(self) -> list[str]:
@@ -77,11 +77,11 @@ class Guest(Service):
 def run(test: Callable[[House], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
         house = House()
-        await house.lodgers.start()
+        await house.groups.start()
         try:
             await test(house)
         finally:
-            await house.lodgers.stop()
+            await house.groups.stop()
         assert gauges().get(RUNNING) is None
         assert house.deaths == []
 
@@ -97,8 +97,8 @@ def test_they_come_and_go_on_demand() -> None:
         assert gauges()[RUNNING] == 2
         await house.settle(("b", 1))
         assert house.said() == ["drain a1", "stop a1", "left a1"]
-        assert house.lodgers.readiness_of("b") == Readiness(True, "")
-        assert not house.lodgers.readiness_of("a").ready
+        assert house.groups.readiness_of("b") == Readiness(True, "")
+        assert not house.groups.readiness_of("a").ready
 
     run(test)
 
@@ -134,7 +134,7 @@ def test_one_that_dies_starts_again_after_growing_pauses(how: str, caplog: pytes
             if how == "dies":
                 house.living["a1"].die(ValueError("broke"))
                 await house.clock.settle()
-            why = house.lodgers.readiness_of("a")
+            why = house.groups.readiness_of("a")
             assert not why.ready
             assert {"dies": "broke", "cannot be made": "cannot be made", "cannot start": "cannot start"}[
                 how
@@ -145,11 +145,11 @@ def test_one_that_dies_starts_again_after_growing_pauses(how: str, caplog: pytes
             assert house.said() == []
             await house.clock.advance(0.5)
             assert (house.said() or ["left a1"])[0] in ("start a1", "left a1", "stop a1")
-            assert house.lodgers.readiness_of("b").ready
+            assert house.groups.readiness_of("b").ready
         assert "it starts again in 60 s" in caplog.text
         house.broken.clear()
         await house.settle(("a", 2), ("b", 1))
-        assert house.lodgers.readiness_of("a").ready
+        assert house.groups.readiness_of("a").ready
         assert gauges()[FAILING] == 0
         assert "drain b1" not in house.said()
 
@@ -181,7 +181,7 @@ def test_one_that_rests_can_be_changed_or_taken_away_at_once() -> None:
         house.said()
         await house.settle(("a", 2))
         assert house.said() == ["start a2"]
-        assert house.lodgers.readiness_of("b").reason == "not started yet"
+        assert house.groups.readiness_of("b").reason == "not started yet"
         assert gauges()[FAILING] == 0
 
     run(test)
@@ -193,13 +193,13 @@ def test_all_drain_side_by_side_with_the_process() -> None:
     async def test(house: House) -> None:
         await house.settle(("a", 1), ("b", 1))
         house.living["a1"].may_go.clear()
-        draining = asyncio.ensure_future(house.lodgers.drain(Deadline(house.clock, 10)))
+        draining = asyncio.ensure_future(house.groups.drain(Deadline(house.clock, 10)))
         await house.clock.settle()
         assert house.said() == ["start a1", "start b1", "drain a1", "drain b1", "stop b1", "left b1"]
         assert not draining.done()
-        await house.lodgers.stop()
+        await house.groups.stop()
         await draining
         assert house.said() == ["stop a1", "left a1"]
-        await house.lodgers.start()
+        await house.groups.start()
 
     run(test)

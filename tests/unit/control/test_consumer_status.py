@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from headrace.config.consumers import ReactiveConsumerConfig
+from headrace.config.kafka import KafkaConfig
 from headrace.control.commands import Commands, SeekRequest, SkipRequest, Where
+from headrace.control.consumer_control import RunningConsumer
+from headrace.control.consumer_status import ConsumerStatuses
 from headrace.control.lag import PartitionLag
-from headrace.control.steered_status import Statuses
-from headrace.control.steering import Steered
 from headrace.delivery.breaker import BreakerStatus
 from headrace.delivery.live import HeadRecord, LiveSettings, PartitionStatus, PumpStatus
 from headrace.errors import HeadraceError, KafkaUnavailable, OffsetsKeptElsewhere
@@ -69,31 +70,32 @@ class Cluster:
 
 
 class Wheel:
-    """Stands for steering: has holds, and takes commands."""
+    """Stands for `ConsumerControl`: has holds, and takes commands."""
 
     def __init__(self) -> None:
+        self.member = "me:1"
         self.table = SimpleNamespace(catch_up=lambda: asyncio.sleep(0))
         self.hold: dict[str, Any] | None = None
         self.entries: dict[str, Any] = {}
         self.holds: dict[TopicPartition, Mapping[str, Any]] = {P1: {"by": "ann", "since": 0.0, "reason": "so"}}
         self.given: dict[TopicPartition, int] = {}
 
-    def hold_of(self, consumer: Steered) -> Mapping[str, Any] | None:
+    def hold_of(self, consumer: RunningConsumer) -> Mapping[str, Any] | None:
         return self.hold
 
-    def holds_of(self, consumer: Steered) -> dict[TopicPartition, Mapping[str, Any]]:
+    def holds_of(self, consumer: RunningConsumer) -> dict[TopicPartition, Mapping[str, Any]]:
         return self.holds
 
-    def of(self, consumer: Steered, prefix: str) -> dict[str, Any]:
+    def of(self, consumer: RunningConsumer, prefix: str) -> dict[str, Any]:
         return self.entries
 
-    def pending(self, consumer: Steered) -> list[Any]:
+    def pending(self, consumer: RunningConsumer) -> list[Any]:
         return []
 
-    def topics_of(self, consumer: Steered) -> list[str]:
+    def topics_of(self, consumer: RunningConsumer) -> list[str]:
         return [*consumer.topics]
 
-    async def command(self, consumer: Steered, action: str, offsets: dict[TopicPartition, int], *_: Any) -> Any:
+    async def command(self, consumer: RunningConsumer, action: str, offsets: dict[TopicPartition, int], *_: Any) -> Any:
         self.given = offsets
         return "i", []
 
@@ -105,11 +107,22 @@ def pump(group: str, partitions: dict[TopicPartition, PartitionStatus]) -> Any:
     return SimpleNamespace(group=group, counts=counts, status=lambda: status, settings=settings, lanes={}, member=None)
 
 
-def made() -> tuple[Steered, Wheel, Cluster, Statuses]:
+def made() -> tuple[RunningConsumer, Wheel, Cluster, ConsumerStatuses]:
     cluster, wheel = Cluster(), Wheel()
-    pumps = [pump("g", HERE), pump("g.retry", {T0: HERE[P1]})]
-    consumer = Steered("orders", "reactive", pumps, CONFIG, ["t"], "http://b", cluster)  # type: ignore[arg-type]
-    statuses = Statuses(wheel, lambda group: LAGS if group == "g" else {}, "me:1", ManualClock())  # type: ignore[arg-type]
+    anything: Any = cluster
+    consumer = RunningConsumer(
+        name="orders",
+        kind="reactive",
+        delivery=CONFIG,
+        topics=["t"],
+        destination=anything,
+        destination_name="http://b",
+        pump=pump("g", HERE),
+        retry_pump=pump("g.retry", {T0: HERE[P1]}),
+        kafka=KafkaConfig(),
+        admin=anything,
+    )
+    statuses = ConsumerStatuses(wheel, lambda group: LAGS if group == "g" else {}, ManualClock())  # type: ignore[arg-type]
     return consumer, wheel, cluster, statuses
 
 

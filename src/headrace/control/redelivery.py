@@ -16,7 +16,8 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
 import msgspec
 
 from headrace.config.kafka import KafkaConfig
-from headrace.config.topic_patterns import fits_any
+from headrace.control.redelivered import Letter, OneOrigin, Redelivered
+from headrace.control.running_consumer import RunningConsumer
 from headrace.delivery.dead_letter import MAX_REDRIVES, origin_of, redriven_count, restored, write_all
 from headrace.delivery.protocols import Delivery
 from headrace.errors import (
@@ -32,7 +33,6 @@ from headrace.errors import (
 from headrace.kafka import Admin, Lease, read_records
 from headrace.lifecycle import Clock, Service
 from headrace.records import OutgoingRecord, TopicPartition
-from headrace.sidecar.reactive.redelivered import Letter, LetterConsumer, OneOrigin, Redelivered
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class RedeliveryAnswer(msgspec.Struct, frozen=True):
 class Looked(NamedTuple):
     """A dead letter topic and whose letters in it are meant."""
 
-    consumer: LetterConsumer
+    consumer: RunningConsumer
     topic: str
 
 
@@ -132,7 +132,7 @@ class Redelivery(Service):
         self,
         kafka: KafkaConfig,
         admin: Admin,
-        consumers: Mapping[str, LetterConsumer],
+        consumers: Mapping[str, RunningConsumer],
         produce: Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Any]]],
         marks_of: Callable[[str], Marks],
         clock: Clock,
@@ -153,19 +153,19 @@ class Redelivery(Service):
         for topic in [*self._kept]:
             await self._kept.pop(topic).lease.release()
 
-    def chosen(self, request: RedeliveryRequest) -> list[tuple[str, LetterConsumer]]:
+    def chosen(self, request: RedeliveryRequest) -> list[tuple[str, RunningConsumer]]:
         """Return the topics whose dead letters are meant, each with every consumer that reads it.
 
         Raises:
             InvalidTopicName: No consumer of this process reads one of the topics.
         """
-        consumers = [*self._consumers.values()]
-        of_group = [consumer for consumer in consumers if consumer.config.group == request.group]
+        consumers = [each for each in self._consumers.values() if each.kind == "reactive"]
+        of_group = [consumer for consumer in consumers if consumer.group == request.group]
         consumers = of_group or consumers
         asked = [name.strip() for name in (request.topic or "").split(",") if name.strip()]
-        found: list[tuple[str, LetterConsumer]] = []
-        for name in dict.fromkeys(asked or [topic for consumer in consumers for topic in consumer.config.topics]):
-            reads = [c for c in consumers if name in c.config.topics or fits_any(c.config.topic_patterns)(name)]
+        found: list[tuple[str, RunningConsumer]] = []
+        for name in dict.fromkeys(asked or [topic for consumer in consumers for topic in consumer.topics]):
+            reads = [consumer for consumer in consumers if consumer.reads(name)]
             found += [(name, consumer) for consumer in reads]
             if not reads:
                 group = f" of group {request.group}" if of_group else ""
@@ -185,13 +185,13 @@ class Redelivery(Service):
             ReadFailed: Kafka or the backend does not answer; what had not ended is left.
         """
         chosen = self.chosen(request)
-        if kept := next((c.config.group for _, c in chosen if c.config.backend.offsets_path), ""):
+        if kept := next((c.group for _, c in chosen if c.no_replay), ""):
             raise InvalidRequest(
                 f"the backend of group {kept} keeps the group's offsets (backend.offsets_path), and a letter would "
                 "move them back: redrive its letters instead (headrace dlq redrive)"
             )
-        places = [(consumer, consumer.config.dead_letter.topic_for(name)) for name, consumer in chosen]
-        looked = {(consumer.config.group, topic): Looked(consumer, topic) for consumer, topic in places}
+        places = [(consumer, consumer.dead_letter.topic_for(name)) for name, consumer in chosen]
+        looked = {(consumer.group, topic): Looked(consumer, topic) for consumer, topic in places}
         topics = list(dict.fromkeys(topic for _, topic in looked))
         group, unproved = request.group or next((group for group, _ in looked), ""), Counter[str]()
         try:
@@ -232,7 +232,7 @@ class Redelivery(Service):
             by_origin[letter.origin.group, letter.origin.partition].append(letter)
         for (group, partition), own in by_origin.items():
             await kept.lease.check()
-            epoch = look.consumer.epoch_of(partition) if group == look.consumer.config.group else 0
+            epoch = look.consumer.pump.epoch_of(partition) if group == look.consumer.group else 0
             delivery = Delivery(group, partition, epoch, [], 1, self._instance)
             ended = await OneOrigin(look.consumer, delivery, done, last_retry, self._clock).deliver(own)
             marks: list[OutgoingRecord] = []
@@ -257,14 +257,13 @@ class Redelivery(Service):
         unproved: Counter[str],
     ) -> list[Letter]:
         """Return letters that are left: one batch of the consumer at most; count those of origins it does not read."""
-        config = look.consumer.config
-        others = {consumer.config.group for consumer in self._consumers.values()} - {config.group}
-        passed = kept.passed_for((config, others), config.group, request.lastretry)
+        consumer = look.consumer
+        others = {each.group for each in self._consumers.values() if each.kind == "reactive"} - {consumer.group}
+        passed = kept.passed_for((consumer, others), consumer.group, request.lastretry)
         unproved[look.topic] += passed.unproved
         ahead = {place: max(first, passed.positions.get(place, first)) for place, (first, _) in offsets.items()}
         ends = {place: end for place, (_, end) in offsets.items()}
-        fits, named = fits_any(config.topic_patterns), {*config.topics, *config.retry.tier_topics(config.group)}
-        limits, found, size = config.batch, list[Letter](), 0
+        limits, found, size = consumer.delivery.batch, list[Letter](), 0
         stops: dict[TopicPartition, int] = {}
         seconds = min(request.timeout / 1000, _MOST_READ_SECONDS) if request.timeout else _READ_SECONDS
         try:
@@ -274,7 +273,7 @@ class Redelivery(Service):
             ):
                 async for letter in letters:
                     place = letter.record.topic_partition
-                    if (topic := letter.was.topic) not in named and not fits(topic):
+                    if not consumer.is_origin(letter.was.topic):
                         unproved[look.topic] += 1
                         passed.unproved += place not in stops
                         continue

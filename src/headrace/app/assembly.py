@@ -1,0 +1,294 @@
+"""Makes the consumers of a configuration: reactive consumers, functions and pipelines, with the services they need."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+
+from headrace.app.context import ProcessContext
+from headrace.app.retry_path import RetryPath
+from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl, ReactiveConsumerConfig
+from headrace.config.internal_topics import InternalTopics
+from headrace.config.kafka import KafkaConfig
+from headrace.config.model import HeadraceConfig
+from headrace.config.retry import DeadLetterConfig
+from headrace.control.running_consumer import RunningConsumer
+from headrace.delivery.dead_letter import DeadLetterTopic
+from headrace.delivery.protocols import DeadLetterWriter, Destination
+from headrace.delivery.pump import Pump
+from headrace.errors import FunctionInvalid, PipelineInvalid
+from headrace.functions import wire
+from headrace.functions.destination import FunctionDestination
+from headrace.functions.load import load_function
+from headrace.functions.service import FunctionService
+from headrace.functions.spec import FunctionSpec, KafkaTrigger, triggers_of
+from headrace.kafka import Admin, Consumer, Reachability, ReadPolicy, Subscription
+from headrace.lifecycle import Service
+from headrace.pipelines.load import load_pipelines
+from headrace.pipelines.runs import PipelineRun
+from headrace.pipelines.spec import PipelineSpec
+from headrace.security import BackendTlsFiles
+from headrace.sidecar.reactive.health_wait import AfterHealth
+from headrace.sidecar.reactive.http_destination import HttpDestination
+from headrace.sidecar.reactive.kept_offsets import KeptOffsets
+from headrace.sidecar.reactive.stored import Stored
+
+log = logging.getLogger(__name__)
+
+_FUNCTION_BATCH = BatchConfig(max_records=256, max_bytes=1_048_576)
+_FUNCTION_IN_FLIGHT = 1000
+_FUNCTION_FLOW = FlowControl()
+_INTERNAL = "is an internal topic (dead letters, audit, control ...) that only Headrace writes: name a topic of yours"
+_OFFSETS_IN_BACKEND = "its backend keeps the group's offsets (backend.offsets_path), and a replay would move them"
+
+
+class Assembly:
+    """The consumers of a configuration and their services."""
+
+    def __init__(
+        self,
+        context: ProcessContext,
+        config: HeadraceConfig,
+        internal: InternalTopics | None = None,
+        *,
+        owner: str = "",
+        may_read: Callable[[str], bool] | None = None,
+    ) -> None:
+        """Make every consumer; nothing is started or contacted.
+
+        Args:
+            context: The process.
+            config: Which consumers.
+            internal: The internal topics of the process; None makes them of this configuration.
+            owner: Who registered the consumers; empty for those of the file.
+            may_read: Whether patterns may match a topic; None allows every topic that is not internal.
+
+        Raises:
+            ConfigError: A client property is not allowed.
+            FunctionInvalid: A function file is not usable.
+            PipelineInvalid: A pipeline file is not usable.
+        """
+        self._context, self._config, self._owner, self._may_read = context, config, owner, may_read
+        self.functions = [load_function(file) for file in config.functions]
+        self.internal = internal or InternalTopics(config, triggers_of(self.functions))
+        self.consumers: list[RunningConsumer] = []
+        self.pipeline_groups: list[str] = []
+        self.created_topics: dict[str, str] = {}
+        """Topics to create, and the topic each takes its partitions and replication from."""
+        self.origins_of_retry_topics: dict[str, list[str]] = {}
+        """Retry topics, and the topics whose records each must be able to take."""
+        self.formats: set[str] = set()
+        """Formats of keys and values."""
+        self._other_clusters: dict[str, Admin] = {}
+        """Clusters of functions with brokers of their own, by those."""
+        made: list[Service] = []
+        for name, reactive in config.reactive_consumers.items():
+            made += self._reactive_consumer(name, reactive)
+        for spec in self.functions:
+            for trigger in spec.triggers:
+                made += self._function(spec, trigger)
+        made += map(self._pipeline, load_pipelines(config.pipelines))
+        self.services: list[Service] = [*(admin.reachability for admin in self._other_clusters.values()), *made]
+        """Downstream first."""
+
+    # Reactive consumers ----------------------------------------------------------------------------------------------
+
+    def _reactive_consumer(self, name: str, reactive: ReactiveConsumerConfig) -> list[Service]:
+        context, label, backend = self._context, f"reactive {name}", reactive.backend
+        self.formats |= {reactive.key_format, reactive.value_format}
+        for warning in reactive.warnings(self._config.kafka.properties):
+            log.warning("%s: %s", label, warning)
+        keys = context.codecs.for_reading(reactive.key_format)
+        values = context.codecs.for_reading(reactive.value_format)
+        stored = Stored(keys, reactive.key_format, values, reactive.value_format)
+        tls = [BackendTlsFiles(f"{label} backend.tls", backend.tls, context.clock)] if backend.secure else []
+        destination = HttpDestination(
+            f"{label} backend", backend, reactive.retry, stored, context.clock, tls[0].context if tls else None
+        )
+        dead_letters = self._dead_letters(reactive.dead_letter, reactive.topics)
+        matches = self._matches(reactive)
+        offsets_of = KeptOffsets(destination.client, backend.offsets_path).ask if backend.offsets_path else None
+
+        def when_healthy(consumer: Service) -> Service:
+            return (
+                AfterHealth(consumer, destination.client, backend.health, context.clock) if backend.health else consumer
+            )
+
+        retries: list[Service] = []
+        retry_pump = None
+        if reactive.retry.tiers:
+            path = RetryPath(context, label, reactive, destination, dead_letters)
+            pump = self._pump(label, reactive.group, path.destination, path.writer, reactive)
+            retry_pump = path.pump(pump)
+            retry_consumer = self._retry_consumer(f"{label} retries", path, reactive, retry_pump)
+            followed = [path.followed] if path.followed else []
+            retries = [*followed, *path.stale_entries(pump), retry_pump, when_healthy(retry_consumer)]
+        else:
+            pump = self._pump(label, reactive.group, destination, dead_letters, reactive)
+        policy = ReadPolicy(
+            reactive.auto_offset_reset, reactive.on_gap, matches is not None, reactive.consumer, offsets_of
+        )
+        consumer = self._consumer(label, pump, reactive.topics, policy, flow=reactive.flow)
+        watch = Subscription(
+            f"{label} topics", consumer, context.admin, context.clock, topics=reactive.topics, fits=matches
+        )
+        running = RunningConsumer(
+            name=name,
+            kind="reactive",
+            delivery=reactive,
+            topics=reactive.topics,
+            matches=matches,
+            destination=destination,
+            destination_name=destination.client.place,
+            dead_letter=reactive.dead_letter,
+            dead_letters=dead_letters,
+            pump=pump,
+            retry_pump=retry_pump,
+            flow=reactive.flow,
+            kafka=self._config.kafka,
+            admin=context.admin,
+            no_replay=_OFFSETS_IN_BACKEND if offsets_of else "",
+            owner=self._owner,
+        )
+        self._add(running)
+        return [*tls, destination, *retries, pump, when_healthy(consumer), watch]
+
+    def _matches(self, reactive: ReactiveConsumerConfig) -> Callable[[str], bool] | None:
+        matches, may_read = self.internal.fits_of(reactive), self._may_read
+        if matches is None or may_read is None:
+            return matches
+        return lambda topic: matches(topic) and may_read(topic)
+
+    def _retry_consumer(self, label: str, path: RetryPath, reactive: ReactiveConsumerConfig, pump: Pump) -> Consumer:
+        if self._config.kafka.create_topics:
+            self.created_topics.update(dict.fromkeys(path.topics, path.source))
+            self.origins_of_retry_topics.update(dict.fromkeys(path.topics, reactive.topics))
+        policy = ReadPolicy("earliest", reactive.on_gap, member=reactive.consumer)
+        return self._consumer(label, pump, path.topics, policy, flow=reactive.flow)
+
+    # Functions -------------------------------------------------------------------------------------------------------
+
+    def _function(self, spec: FunctionSpec, trigger: KafkaTrigger) -> list[Service]:
+        if self.internal.kind_of(trigger.output_topic):
+            raise FunctionInvalid(f"{spec.name}.{trigger.name}: outputTopic {trigger.output_topic} {_INTERNAL}")
+        context, config = self._context, self._config
+        self.formats |= {trigger.key_format, trigger.value_format}
+        workers = FunctionService(spec, trigger, context.clock)
+        destination = FunctionDestination(
+            workers.serve,
+            trigger,
+            context.clock,
+            produce=context.audited_produce("STREAMING_PRODUCER"),
+            schema_of=self._schema_of,
+            partitions_of=context.topics.partitions_of,
+            name=workers.name,
+        )
+        if trigger.output_topic and config.kafka.create_topics:
+            self.created_topics[trigger.output_topic] = trigger.topics[0]
+        delivery = DeliveryConfig(
+            batch=_FUNCTION_BATCH, retry=trigger.retry, max_in_flight=_FUNCTION_IN_FLIGHT, ordering=trigger.ordering
+        )
+        dead_letters = self._dead_letters(trigger.dead_letter, trigger.topics)
+        pump = self._pump(workers.name, trigger.group, destination, dead_letters, delivery)
+        pump.on_drained = workers.call_drain_callbacks
+        pump.witness = context.on_ended("STREAMING_CONSUMER", trigger.group)
+        kafka, admin = config.kafka, context.admin
+        if trigger.brokers:
+            kafka = kafka.model_copy(update={"bootstrap_servers": ",".join(trigger.brokers)})
+            reachability = Reachability(kafka, context.clock, f"kafka {kafka.bootstrap_servers}")
+            admin = self._other_clusters.setdefault(kafka.bootstrap_servers, Admin(kafka, reachability))
+        policy = ReadPolicy(trigger.auto_offset_reset, member=trigger.member)
+        consumer = self._consumer(workers.name, pump, trigger.topics, policy, kafka=kafka, admin=admin)
+        watch = Subscription(f"{workers.name} topics", consumer, admin, context.clock, topics=trigger.topics, fits=None)
+        running = RunningConsumer(
+            name=f"{spec.name}.{trigger.name}",
+            kind="function",
+            function=spec.name,
+            delivery=delivery,
+            topics=trigger.topics,
+            destination=destination,
+            destination_name=spec.handler,
+            dead_letter=trigger.dead_letter,
+            dead_letters=dead_letters,
+            pump=pump,
+            flow=_FUNCTION_FLOW,
+            kafka=kafka,
+            admin=admin,
+        )
+        self._add(running)
+        return [workers, pump, consumer, watch]
+
+    async def _schema_of(self, schema_id: int) -> wire.Schema:
+        registry = self._context.registry
+        schema = await registry.by_id(schema_id)
+        return wire.Schema(schema_id, schema.type, schema.text, await registry.texts_of(schema.references))
+
+    # Pipelines -------------------------------------------------------------------------------------------------------
+
+    def _pipeline(self, spec: PipelineSpec) -> Service:
+        for topic in (flow.sink.topic for flow in spec.flows.values()):
+            if self.internal.kind_of(topic):
+                raise PipelineInvalid(f"pipeline {spec.name}: sink.topic {topic} {_INTERNAL}")
+        context, config = self._context, self._config
+        run = PipelineRun(spec, config.kafka, config.state_dir / "pipelines", context.clock, context.admin)
+        for flow, group in run.groups.items():
+            self.pipeline_groups.append(group)
+            counts = functools.partial(run.counts, flow)
+            context.metrics.watch_deliveries("pipeline", f"{spec.name}.{flow}", counts)
+        return run
+
+    # Both kinds of consumers -----------------------------------------------------------------------------------------
+
+    def _add(self, consumer: RunningConsumer) -> None:
+        self.consumers.append(consumer)
+        for pump in consumer.pumps:
+            self._context.metrics.watch_deliveries(consumer.kind, consumer.name, pump.numbers)
+
+    def _dead_letters(self, dead_letter: DeadLetterConfig, topics: Sequence[str]) -> DeadLetterTopic | None:
+        if not dead_letter.enabled:
+            return None
+        creates, context = self._config.kafka.create_topics, self._context
+        ensure = context.admin.ensure_topic_like if creates else None
+        dead_letters = DeadLetterTopic(dead_letter.topic, context.audited_produce(), ensure)
+        if creates:
+            self.created_topics.update({dead_letters.topic_for(topic): topic for topic in topics})
+        return dead_letters
+
+    def _pump(
+        self,
+        label: str,
+        group: str,
+        destination: Destination,
+        dead_letters: DeadLetterWriter | None,
+        delivery: DeliveryConfig,
+    ) -> Pump:
+        clock = self._context.clock
+        pump = Pump(f"{label} delivery", group, destination, dead_letters, delivery=delivery, clock=clock)
+        pump.witness = self._context.on_ended("REACTIVE_CONSUMER", group)
+        return pump
+
+    def _consumer(
+        self,
+        label: str,
+        pump: Pump,
+        topics: Sequence[str],
+        policy: ReadPolicy,
+        *,
+        flow: FlowControl = _FUNCTION_FLOW,
+        kafka: KafkaConfig | None = None,
+        admin: Admin | None = None,
+    ) -> Consumer:
+        consumer = Consumer(
+            kafka or self._config.kafka,
+            name=f"{label} consumer",
+            group=pump.group,
+            topics=topics,
+            listener=pump,
+            flow=flow,
+            clock=self._context.clock,
+            policy=policy,
+        )
+        consumer.reachability = (admin or self._context.admin).reachability
+        pump.source = pump.member = consumer
+        return consumer

@@ -1,0 +1,120 @@
+"""What all parts of one process share: its configuration, clock, Kafka clients, codecs, metrics and audit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from headrace.config.model import HeadraceConfig
+from headrace.delivery.protocols import Outcome, Witness
+from headrace.formats.codecs import Codecs
+from headrace.formats.registry import SchemaRegistry
+from headrace.kafka import (
+    Admin,
+    BatchLimits,
+    BulkProducer,
+    Producer,
+    Reachability,
+    TopicDirectory,
+)
+from headrace.lifecycle import Clock, Service
+from headrace.records import Record
+from headrace.telemetry.audit import Audit, AuditTarget, Produce
+from headrace.telemetry.audit_notes import Consumption
+from headrace.telemetry.audit_targets import AuditFile, AuditTopic
+from headrace.telemetry.metrics import Metrics
+
+_LARGEST_RECORD_BYTES = 1_000_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessContext:
+    """Made once per process; none of its parts knows who uses it."""
+
+    config: HeadraceConfig
+    clock: Clock
+    metrics: Metrics
+    admin: Admin
+    limits: BatchLimits
+    topics: TopicDirectory
+    producer: Producer
+    """Writes the records of requests."""
+    inner_producer: Producer
+    """Writes dead letters, outputs of functions and internal topics; may be the same."""
+    registry: SchemaRegistry
+    codecs: Codecs
+    audit: Audit | None
+    audit_producer: BulkProducer | None
+    """Writes the audit's topic, so that its notes never take the budget or the turn of records."""
+
+    @property
+    def services(self) -> list[Service]:
+        """What must start before everything else, in order."""
+        clients: list[Service | None] = [self.admin.reachability, self.topics, self.producer, self.inner_producer]
+        return [each for each in dict.fromkeys([*clients, self.audit_producer, self.audit]) if each]
+
+    def on_ended(self, audit_type: str, group: str) -> Witness | None:
+        """Return what writes audit notes of a group's ended records; None without an audit."""
+        if self.audit is None:
+            return None
+        consumed = self.audit.consumed
+
+        def on_ended(
+            records: Sequence[Record], size_bytes: int, how: str, outcomes: Sequence[Outcome], replay: str
+        ) -> None:
+            consumed(Consumption(audit_type, group, replay), records, size_bytes, how, outcomes)
+
+        return on_ended
+
+    def audited_produce(self, audit_type: str = "PRODUCER") -> Produce:
+        """Return what writes records with the inner producer, and audit notes of them if there is an audit."""
+        produce = self.inner_producer.produce
+        return self.audit.noting(produce, audit_type) if self.audit else produce
+
+    def note(self, action: str, target: str, reason: str, outcome: str) -> None:
+        """Write an audit note of a control action, if there is an audit."""
+        if self.audit:
+            self.audit.control(action, target, reason=reason, outcome=outcome)
+
+
+def make_context(config: HeadraceConfig, clock: Clock) -> ProcessContext:
+    """Make the clients of a process; nothing is started or contacted."""
+    metrics = Metrics()
+    reachability = Reachability(config.kafka, clock)
+    admin = Admin(config.kafka, reachability)
+    limits = BatchLimits(lambda: admin, config.producer.batch_bytes)
+    producer = inner = Producer(config.kafka, config.producer, reachability=reachability, refuses=True, limits=limits)
+    if config.reactive_consumers or config.functions or config.registrations.backends:
+        # Its records may be larger: a dead letter is a record that Kafka took, and headers.
+        lasting = config.producer.lasting.model_copy(update={"max_record_bytes": _LARGEST_RECORD_BYTES})
+        inner = Producer(config.kafka, lasting, "inner_producer", reachability, limits=limits)
+    registry = SchemaRegistry(config.schema_registry, clock)
+    audit, audit_producer = _audit(config, limits, metrics, clock)
+    return ProcessContext(
+        config,
+        clock,
+        metrics,
+        admin,
+        limits,
+        TopicDirectory(admin, clock, limits),
+        producer,
+        inner,
+        registry,
+        Codecs(registry, plain_unions=config.schema_registry.avro_unions == "plain"),
+        audit,
+        audit_producer,
+    )
+
+
+def _audit(
+    config: HeadraceConfig, limits: BatchLimits, metrics: Metrics, clock: Clock
+) -> tuple[Audit | None, BulkProducer | None]:
+    settings = config.audit
+    if settings.to == "none":
+        return None, None
+    producer: BulkProducer | None = None
+    target: AuditTarget = AuditFile(settings)
+    if settings.to == "topic":
+        producer = BulkProducer(config.kafka, config.producer.lasting, "audit_producer", limits)
+        target = AuditTopic(settings.topic, producer)
+    return Audit(settings, target, metrics, clock), producer

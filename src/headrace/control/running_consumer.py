@@ -1,0 +1,105 @@
+"""A consumer that runs in this process, as live control, replays, redrives, redelivery and the doctor need it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
+
+from headrace.config.consumers import DeliveryConfig, FlowControl
+from headrace.config.kafka import KafkaConfig
+from headrace.config.retry import DeadLetterConfig
+from headrace.delivery.dead_letter import DeadLetterTopic
+from headrace.delivery.protocols import Destination
+from headrace.delivery.pump import Pump
+from headrace.kafka import Admin
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class RunningConsumer:
+    """A reactive consumer, or a trigger of a function, that runs in this process. Made once."""
+
+    name: str
+    """Name in the file; a function's trigger is `<function>.<trigger>`."""
+    kind: Literal["reactive", "function"]
+    function: str = ""
+    """The function whose trigger it is."""
+    delivery: DeliveryConfig
+    """Its settings in the file."""
+    topics: Sequence[str]
+    """Topics it names."""
+    matches: Callable[[str], bool] | None = None
+    """Whether its patterns match a topic; None without patterns."""
+    destination: Destination
+    destination_name: str = ""
+    """URL or handler, for people."""
+    dead_letter: DeadLetterConfig = dataclasses.field(default_factory=DeadLetterConfig)
+    """Its settings for dead letters."""
+    dead_letters: DeadLetterTopic | None = None
+    """Writes its dead letters; None if they are off."""
+    pump: Pump
+    """Delivers the records of its topics."""
+    retry_pump: Pump | None = None
+    """Delivers the records of its retry topics, if it has any."""
+    flow: FlowControl = dataclasses.field(default_factory=FlowControl)
+    """Limits of what it holds in memory."""
+    kafka: KafkaConfig
+    admin: Admin
+    """Administration of the cluster it reads."""
+    no_replay: str = ""
+    """Why nothing may be replayed to it; empty if that is allowed."""
+    owner: str = ""
+    """Who registered it; empty if it is in the file."""
+
+    @property
+    def group(self) -> str:
+        """Its consumer group."""
+        return self.pump.group
+
+    @property
+    def pumps(self) -> Sequence[Pump]:
+        """Its pump, and that of its retry topics if it has any."""
+        return [self.pump, self.retry_pump] if self.retry_pump else [self.pump]
+
+    @property
+    def retry_topics(self) -> Sequence[str]:
+        """Its retry topics, the shortest delay first."""
+        return self.delivery.retry.tier_topics(self.group)
+
+    def reads(self, topic: str) -> bool:
+        """Return whether it reads a topic; its retry topics are not meant."""
+        return topic in self.topics or bool(self.matches and self.matches(topic))
+
+    def is_origin(self, topic: str) -> bool:
+        """Return whether its dead letters can come from a topic: one it reads, or one of its retry topics."""
+        return self.reads(topic) or topic in self.retry_topics
+
+    def writes_dead_letters_to(self, topic: str) -> bool:
+        """Return whether its dead letters go to a topic."""
+        if self.dead_letters is None:
+            return False
+        before, origin, after = self.dead_letters.topic_for("\0").partition("\0")
+        if not origin:
+            return topic == before
+        return (
+            topic.startswith(before) and topic.endswith(after) and self.reads(topic[len(before) :].removesuffix(after))
+        )
+
+
+def find_consumer(consumers: Iterable[RunningConsumer], kind: str, name: str) -> RunningConsumer | None:
+    """Return the `consumer` or `function` of a name; a function's name alone means its first trigger."""
+    if kind == "consumer":
+        return next((each for each in consumers if each.kind == "reactive" and each.name == name), None)
+    functions = [each for each in consumers if kind == "function" and each.kind == "function"]
+    by_name = (each for each in functions if each.name == name)
+    return next(by_name, None) or next((each for each in functions if each.function == name), None)
+
+
+def topics_of_groups(consumers: Iterable[RunningConsumer], pipelines: Iterable[str] = ()) -> dict[str, list[str]]:
+    """Return the topics that each group of consumers names; the groups of pipelines name none."""
+    found: dict[str, list[str]] = {group: [] for group in pipelines}
+    for consumer in consumers:
+        found.setdefault(consumer.group, []).extend(consumer.topics)
+        if consumer.retry_pump:
+            found.setdefault(consumer.retry_pump.group, []).extend(consumer.retry_topics)
+    return found

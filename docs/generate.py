@@ -16,8 +16,8 @@ from typing import Any
 import click
 
 from headrace.cli.main import root
-from headrace.config.client_properties import CONSUMER_KEYS, PRODUCER_KEYS, Key
-from headrace.config.show import json_schema
+from headrace.config.explain import json_schema
+from headrace.config.kafka import CONSUMER_KEYS, PRODUCER_KEYS, Key
 from headrace.errors import HeadraceError, catalogue
 from headrace.pipelines.spec import PipelineSpec
 from headrace.telemetry.catalogue import CATALOGUE, OUTCOMES

@@ -7,8 +7,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from random import Random
 from typing import Any
 
-from headrace.config.consumers import BatchConfig, DeliveryConfig
-from headrace.config.retry import RetryConfig
+from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
 from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict
 from headrace.delivery.pump import Pump
 from headrace.errors import DeadLetterFailed, DestinationUnavailable

@@ -20,8 +20,8 @@ import yaml
 from confluent_kafka.admin import AdminClient
 
 from headrace.config.backend import BackendConfig
+from headrace.config.consumers import RetryConfig
 from headrace.config.load import load_config
-from headrace.config.retry import RetryConfig
 from headrace.delivery.protocols import ACK, Delivery, Outcome
 from headrace.devcluster.ports import free_ports, is_free
 from headrace.devcluster.server import Server

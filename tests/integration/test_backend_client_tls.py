@@ -10,8 +10,7 @@ from pathlib import Path
 
 from raw_server import OK, Authority, always, client_for, run, served, why_not
 
-from headrace.config.backend import BackendConfig
-from headrace.config.transport import BackendTls
+from headrace.config.backend import BackendConfig, BackendTls
 from headrace.lifecycle import SystemClock
 from headrace.security import BackendTlsFiles
 from headrace.sidecar.reactive.client import client_of

@@ -15,7 +15,7 @@ from headrace.config.consumers import FlowControl
 from headrace.config.kafka import KafkaConfig
 from headrace.config.membership import ConsumerConfig
 from headrace.config.producer import ProducerConfig
-from headrace.config.topic_patterns import fits_any
+from headrace.config.section import fits_any
 from headrace.errors import DestinationUnavailable
 from headrace.kafka import Admin, Consumer, Producer, ReadPolicy, Subscription
 from headrace.lifecycle import Deadline, SystemClock

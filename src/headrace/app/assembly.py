@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 
 from headrace.app.context import ProcessContext
 from headrace.app.retry_path import RetryPath
-from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl, ReactiveConsumerConfig
+from headrace.config.consumers import BatchConfig, DeadLetterConfig, DeliveryConfig, FlowControl, ReactiveConsumerConfig
 from headrace.config.internal_topics import InternalTopics
 from headrace.config.kafka import KafkaConfig
 from headrace.config.model import HeadraceConfig
-from headrace.config.retry import DeadLetterConfig
 from headrace.control.running_consumer import RunningConsumer
 from headrace.delivery.dead_letter import DeadLetterTopic
 from headrace.delivery.protocols import DeadLetterWriter, Destination

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from headrace.app.context import ProcessContext
-from headrace.config.consumers import BatchConfig, ReactiveConsumerConfig
-from headrace.config.retry import RetryConfig
+from headrace.config.consumers import BatchConfig, ReactiveConsumerConfig, RetryConfig
 from headrace.delivery.parked import KeyOrder, ParkedKeys
 from headrace.delivery.protocols import DeadLetterWriter, Destination
 from headrace.delivery.pump import Pump

@@ -11,9 +11,9 @@ import click
 
 from headrace.cli.output import output_option, print_json
 from headrace.cli.settings import DEFAULT_FILE, located, variables
+from headrace.config.explain import json_schema, masked
 from headrace.config.load import load_config, read_config
 from headrace.config.model import HeadraceConfig
-from headrace.config.show import json_schema, masked
 from headrace.errors import ConfigError, HeadraceError
 
 file_option = click.option(

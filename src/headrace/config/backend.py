@@ -2,14 +2,133 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+import socket
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from pathlib import Path
+from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, SecretStr, model_validator
 
-from headrace.config.addresses import forbidden_address, forbidden_host
 from headrace.config.section import Count, PositiveSeconds, Section, Url
-from headrace.config.transport import BackendTls, Headers, OAuth
+
+_METADATA = frozenset(
+    map(ip_address, ("100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254", "fd20:ce::254"))
+)
+"""Metadata services that are not link-local."""
+_METADATA_NAMES = ("metadata", "metadata.google.internal", "instance-data", "instance-data.ec2.internal")
+_NAT64, _COMPATIBLE = ip_network("64:ff9b::/96"), ip_network("::/96")
+
+
+def forbidden_host(host: str) -> str:
+    """Return why a host, as `urlsplit` gives it, must not be a backend, in words; empty if it may be one.
+
+    Numbers in every notation that resolvers take (decimal, octal, hexadecimal, shortened) are read as addresses. The
+    address of any other name is checked when it is known: see `forbidden_address`.
+    """
+    name = host.rstrip(".")
+    if name in _METADATA_NAMES:
+        return f"{host} is a cloud's metadata service"
+    try:
+        return forbidden_address(str(IPv4Address(socket.inet_aton(name))))
+    except OSError:
+        return forbidden_address(name)
+
+
+def forbidden_address(address: str) -> str:
+    """Return why an address must not be connected to, in words; empty if it may be, or is no address."""
+    try:
+        ip = _parsed(address)
+    except ValueError:
+        return ""
+    if ip.is_link_local:
+        return f"{ip} is a link-local address, where metadata services are"
+    return f"{ip} is a cloud's metadata service" if ip in _METADATA else ""
+
+
+def is_this_machine(address: str) -> bool:
+    """Return whether an IP address is loopback, unspecified or multicast."""
+    ip = _parsed(address)
+    return ip.is_loopback or ip.is_unspecified or ip.is_multicast
+
+
+def _parsed(address: str) -> IPv4Address | IPv6Address:
+    ip = ip_address(address.partition("%")[0])
+    return (_inner(ip) or ip) if isinstance(ip, IPv6Address) and not ip.is_loopback else ip
+
+
+def _inner(ip: IPv6Address) -> IPv4Address | None:
+    """Return the IPv4 address that an IPv6 address stands for."""
+    if ip in _NAT64 or ip in _COMPATIBLE:
+        return IPv4Address(ip.packed[12:])
+    return ip.ipv4_mapped or ip.sixtofour
+
+
+HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+FRAMING: Final = re.compile(
+    "host|te|trailer|expect|upgrade|(proxy-)?connection|keep-alive|content-length|(transfer|accept)-encoding", re.I
+)
+"""Headers that say how a request is read; only the HTTP client sets them."""
+
+
+def _sendable(headers: dict[str, str]) -> dict[str, str]:
+    for name, value in headers.items():
+        if not HEADER_NAME.fullmatch(name):
+            raise ValueError(f"has the name {name!r}, which is no name of an HTTP header: correct it")
+        if FRAMING.fullmatch(name):
+            raise ValueError(f"has {name}, which Headrace sets itself: take it out")
+        if not (value.isascii() and value.isprintable()):
+            raise ValueError(f"has a value of {name} with other than printable ASCII characters: encode it")
+    if len({name.lower() for name in headers}) < len(headers):
+        raise ValueError("has a name twice, in two spellings: keep one")
+    return headers
+
+
+Headers = Annotated[dict[str, str], AfterValidator(_sendable)]
+
+
+class BackendTls(Section):
+    """TLS to a backend, 1.2 or newer; files are PEM, relative to this file, and read again when they change. The
+    server's name and certificate are always checked."""
+
+    ca: Path | None = None
+    """Authorities that may have signed the backend's certificate, instead of the system's."""
+    certificate: Path | None = None
+    """Certificate that Headrace presents, with its chain."""
+    key: Path | None = None
+    """Private key of the certificate; no other user may read the file."""
+    key_password: SecretStr = SecretStr("")
+    """Password of the key, if it has one."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> BackendTls:
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("needs certificate and key together: set both, or none")
+        return self
+
+
+def _encrypted(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme != "https" and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
+        raise ValueError("is not https, so that others could read the secret on its way: use https")
+    return url
+
+
+class OAuth(Section):
+    """A token for every request, fetched with the credentials of a client (RFC 6749, 4.4)."""
+
+    token_url: Annotated[Url, AfterValidator(_encrypted)]
+    """Where the token server gives tokens; `https`, or loopback."""
+    client_id: Annotated[str, Field(min_length=1)]
+    """Name of this client there."""
+    client_secret: SecretStr
+    """Its secret."""
+    scope: str = ""
+    """Scopes to ask for, with blanks between; empty for the server's default."""
+    audience: str = ""
+    """Audience of the token, if the server requires one."""
+
 
 BackendMode = Literal[
     "results", "status", "single", "cloudevents_batch", "cloudevents_structured", "cloudevents_binary"
@@ -19,12 +138,12 @@ ONE_RECORD_MODES = ("single", "cloudevents_structured", "cloudevents_binary")
 
 
 class BackendHealth(Section):
-    """What must answer before the first record is consumed."""
+    """The endpoint that must answer before the first record is consumed."""
 
     path: Annotated[str, Field(pattern=r"^/[!-\[\]-~]*$")]
-    """Path (and query) that is asked with GET on the backend's host; any 2xx means that it is ready."""
+    """Path (and query) of a GET request to the backend's host; any 2xx means that it is ready."""
     interval_seconds: PositiveSeconds = 1.0
-    """Pause between two questions."""
+    """Pause between two requests."""
 
 
 class BackendConfig(Section):
@@ -41,7 +160,7 @@ class BackendConfig(Section):
     tls: BackendTls = BackendTls()
     """Certificates, where the URL begins with `https`."""
     oauth: OAuth | None = None
-    """Where tokens for `Authorization` come from."""
+    """The server that issues tokens for `Authorization`."""
     mode: BackendMode = "results"
     """What a request holds, and what its answer says. `results`: an array of records, answered by one result per
     record; `status`: the same array, and 2xx means all are done; `single`: one record per request, its value as body;
@@ -51,13 +170,13 @@ class BackendConfig(Section):
     """Largest answer that is read. In mode `results`, where answers may echo the records, the default is four times
     `batch.max_bytes` and 16 KiB per record of `batch.max_records` more."""
     health: BackendHealth | None = None
-    """When set, consumption begins with the first 2xx of this path, and readiness says so until then."""
+    """When set, consumption begins with the first 2xx of this path, and until then readiness reports that it waits."""
     offsets_path: Annotated[str, Field(pattern=r"^(/[!-\"$->@-\[\]-~]*)?$")] = ""
-    """When set, the backend keeps offsets with its own data: asked with GET on its host where each partition goes on
-    when it is assigned, with `group`, `topic`, `partition` and `epoch`; answers `{"offset": n}`, null for none."""
+    """When set, the backend stores offsets with its own data: a GET request to its host asks for the position of each
+    assigned partition, with `group`, `topic`, `partition` and `epoch`; it answers `{"offset": n}`, null for none."""
 
     @model_validator(mode="after")
-    def _elsewhere(self) -> BackendConfig:
+    def _allowed_hosts(self) -> BackendConfig:
         for name, url in (("url", self.url), ("oauth.token_url", self.oauth.token_url if self.oauth else "")):
             why = "" if self.allow_link_local else forbidden_host(urlsplit(url).hostname or "")
             if why:
@@ -73,7 +192,7 @@ class BackendConfig(Section):
         return self
 
     def refuses(self, url: str, address: str) -> str:
-        """Return why an IP address that a URL turns out to have must not be connected to; empty when it may be."""
+        """Return why the IP address that a URL resolves to must not be connected to; empty if it may be."""
         return "" if self.allow_link_local else forbidden_address(address)
 
     @property

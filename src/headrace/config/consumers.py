@@ -1,18 +1,153 @@
-"""Reactive consumers: what is consumed, in which order and portions."""
+"""Reactive consumers: topics, order, batches, retries, dead letters."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from itertools import pairwise
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from headrace.config.backend import ONE_RECORD_MODES, BackendConfig
 from headrace.config.membership import ConsumerConfig, no_reset_by_itself
-from headrace.config.retry import DeadLetterConfig, RetryConfig
-from headrace.config.section import Count, FormatName, GroupName, Seconds, Section, TopicName
-from headrace.config.topic_patterns import TopicPattern
+from headrace.config.section import (
+    Count,
+    FormatName,
+    GroupName,
+    NotDots,
+    Number,
+    PositiveSeconds,
+    Seconds,
+    Section,
+    TopicName,
+    TopicPattern,
+)
+
+Action = Literal["retry", "dead_letter", "skip", "unavailable"]
+"""What a failure means: `retry` uses up an attempt; `dead_letter` ends the record at once; `skip` ends it as handled
+already, counted; `unavailable` means that the destination is at fault: the delivery waits and no attempt is used up."""
+
+_UNAVAILABLE = frozenset((401, 403, 404, 408, 425, 429, 502, 503, 504))
+_CLASSES: Mapping[int, Action] = {3: "unavailable", 4: "dead_letter", 5: "retry"}
+
+
+def _texts(statuses: Any) -> Any:
+    if not isinstance(statuses, dict):
+        return statuses
+    for status in statuses:
+        if not re.fullmatch(r"[345](\d\d|xx)", str(status)):
+            raise ValueError(f"names {status}, which is no failure: write statuses such as 409 or 5xx (300 to 599)")
+    return {str(status): action for status, action in statuses.items()}
+
+
+def _percent(value: int | None) -> int | None:
+    if value is not None and not 0 <= value <= 100:
+        raise ValueError(f"is {value}: write a percentage from 0 (any failure rolls back) to 100 (none does)")
+    return value
+
+
+ConsumerStatuses = Annotated[dict[str, Action], BeforeValidator(_texts)]
+ErrorActions = dict[Annotated[str, Field(min_length=1)], Action]
+
+
+def _growing_delays(delays: list[int]) -> list[int]:
+    if any(later <= earlier for earlier, later in pairwise(delays)):
+        raise ValueError("should grow: write each delay once, the shortest first, such as [10, 60, 600]")
+    return delays
+
+
+Delay = Annotated[int, Field(ge=1, le=86_400), Number]
+
+
+class RetryConfig(Section):
+    """What happens to a record that failed."""
+
+    attempts: Count = 5
+    """Deliveries of one record in all; after the last it becomes a dead letter."""
+    first_delay_seconds: Seconds = 0.2
+    """Pause before the second attempt; doubles from there, with full jitter."""
+    max_delay_seconds: Seconds = 30.0
+    """Longest pause."""
+    deadline_seconds: PositiveSeconds | None = None
+    """A record that fails this long after its first failure becomes a dead letter, whatever attempts are left."""
+    statuses: ConsumerStatuses = Field(default_factory=dict)
+    """What an HTTP status means, such as `409: skip` or `5xx: dead_letter`: `retry`, `dead_letter`, `skip` (handled
+    already) or `unavailable` (the backend is at fault: wait, no attempt is used up). Without a line of their own 401,
+    403, 404, 408, 425, 429, 502, 503, 504 and 3xx are `unavailable`; then a line such as `5xx` counts; without that,
+    4xx is `dead_letter` and 5xx is `retry`."""
+    errors: ErrorActions = Field(default_factory=dict)
+    """Action by class of the error, such as `ValueError: dead_letter`; without a line here errors are retried."""
+    rollback_threshold_percent: Annotated[int | None, AfterValidator(_percent), Number] = None
+    """When more than this percentage of a delivery fails, all of it is delivered again, what succeeded included, until
+    `attempts` are used up; 0 is any failure, 100 is never. Unset, only what failed is delivered again."""
+    rollback_at_percent: Annotated[int | None, Field(ge=1, le=100), Number] = None
+    """The same, when this percentage or more fails: the meaning of `batchRollbackThreshold` in light-4j."""
+    rollback_min_records: Count = 4
+    """Deliveries of fewer records are never rolled back."""
+    last_retry: bool = False
+    """A record that has used up its attempts ends as failed, counted and in the log, and is no dead letter again."""
+    tiers: Annotated[list[Delay], AfterValidator(_growing_delays)] = []
+    """Delays, in seconds, of further deliveries after `attempts` are used up, such as `[10, 60, 600]`: the record
+    waits in the topic `<group>.retry.<delay>s` while others are delivered. After the last it becomes a dead letter."""
+    keep_key_order: bool = False
+    """With one tier and order `key`: records wait for an earlier record of their key that is in the retry topic. There
+    it has `attempts` again, a delay apart, and its key is blocked until it has ended."""
+
+    @model_validator(mode="after")
+    def _tiers_fit(self) -> RetryConfig:
+        if self.keep_key_order and len(self.tiers) != 1:
+            raise ValueError("keep_key_order takes exactly one delay: write one, such as tiers: [10]")
+        if self.tiers and self.last_retry:
+            raise ValueError("tiers and last_retry exclude each other: a last retry has no further ones; drop one")
+        if self.deadline_seconds and sum(self.tiers) > self.deadline_seconds:
+            raise ValueError(
+                f"deadline_seconds is {self.deadline_seconds:g} and tiers take {sum(self.tiers)} s together, so the "
+                "last one is never used: raise the deadline or drop the tier"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_threshold(self) -> RetryConfig:
+        if self.rollback_threshold_percent is not None and self.rollback_at_percent is not None:
+            raise ValueError(
+                "rollback_threshold_percent (more than) and rollback_at_percent (at least) exclude each other: drop one"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _growing(self) -> RetryConfig:
+        if self.first_delay_seconds > self.max_delay_seconds:
+            raise ValueError("first_delay_seconds is greater than max_delay_seconds: lower it or raise the other")
+        return self
+
+    def tier_topics(self, group: str) -> list[str]:
+        """Return the retry topics of a group, the shortest delay first."""
+        return [f"{group}.retry.{delay}s" for delay in self.tiers]
+
+    def action_of_status(self, status: int) -> Action:
+        """Return the action for a failure status; one that HTTP does not define is retried."""
+        family = status // 100
+        default = _CLASSES.get(family, "retry")
+        default = "unavailable" if status in _UNAVAILABLE else self.statuses.get(f"{family}xx", default)
+        return self.statuses.get(str(status), default)
+
+    def action_of_error(self, error: str, default: Action = "retry") -> Action:
+        """Return the action for a class of error; a line without a dot matches any class of that name."""
+        return self.errors.get(error) or self.errors.get(error.rsplit(".", 1)[-1], default)
+
+
+class DeadLetterConfig(Section):
+    """The topic for records that cannot be delivered."""
+
+    enabled: bool = True
+    """When false, a record that has used up its attempts stalls its partition, and the status says so."""
+    topic: Annotated[str, Field(pattern=r"^([A-Za-z0-9._-]|\{topic\})+$", max_length=249), NotDots] = "{topic}.dlq"
+    """Name of the dead letter topic; `{topic}` is the origin's name."""
+
+    def topic_for(self, origin: str) -> str:
+        """Return the dead letter topic of a topic."""
+        return self.topic.replace("{topic}", origin)
 
 
 class BatchConfig(Section):
@@ -27,12 +162,12 @@ class BatchConfig(Section):
 
 
 class FlowControl(Section):
-    """How much a consumer holds that has not ended."""
+    """Limits of the records a consumer holds in memory."""
 
     max_records: Count = 20_000
-    """Records taken from Kafka and not ended; above, partitions are paused."""
+    """Records fetched and not ended; above this, partitions are paused."""
     max_bytes: Count = 33_554_432
-    """Bytes of the same."""
+    """Bytes of these records."""
 
 
 Ordering = Literal["partition", "key", "none"]
@@ -48,7 +183,7 @@ class DeliveryConfig(Section):
     null_keys: Literal["unordered", "ordered"] = "unordered"
     """With order `key`, records without key: wait for nothing, or for each other as those of one key."""
     max_in_flight: Count = 64
-    """Deliveries under way at a time, over all partitions; with order `partition` one per partition."""
+    """Deliveries in flight at a time, over all partitions; with order `partition` one per partition."""
     batch: BatchConfig = BatchConfig()
     """Size of a delivery."""
     retry: RetryConfig = RetryConfig()
@@ -62,35 +197,35 @@ class ReactiveConsumerConfig(DeliveryConfig):
     """Topics to consume."""
     topic_patterns: Annotated[list[TopicPattern], Field(max_length=100)] = []
     """Patterns (RE2's syntax, over the whole name): topics that fit one are consumed too, also those created later.
-    Topics of Kafka's own and of Headrace's (dead letters, retries, audit) never fit; `topics` can name them."""
+    Topics of Kafka's own and of Headrace's (dead letters, retries, audit) never match; `topics` can name them."""
     group: GroupName
     """Consumer group."""
     backend: BackendConfig
     """Where records are delivered."""
     key_format: FormatName = "string"
-    """How keys are written into the delivery."""
+    """Format of keys in the delivery."""
     value_format: FormatName = "json"
-    """How values are written into the delivery."""
+    """Format of values in the delivery."""
     dead_letter: DeadLetterConfig = DeadLetterConfig()
-    """Where undeliverable records go."""
+    """The topic for undeliverable records."""
     flow: FlowControl = FlowControl()
-    """Bounds of what is held in memory."""
+    """Limits of the records held in memory."""
     consumer: ConsumerConfig = ConsumerConfig()
     """How the consumer takes part in its group and fetches."""
     auto_offset_reset: Annotated[Literal["earliest", "latest"], BeforeValidator(no_reset_by_itself)] = "earliest"
-    """Where a group without committed offsets begins."""
+    """Where a group without committed offsets starts."""
     on_gap: Literal["stop", "continue"] = "stop"
-    """When the records a group should read next were removed from the log: `stop` lets the partition stand still and
-    readiness say so; `continue` goes on at the start of the log. Both name the missing offsets."""
+    """When the records a group should read next were removed from the log: `stop` stalls the partition and
+    readiness reports it; `continue` resumes at the start of the log. Both name the missing offsets."""
 
     @model_validator(mode="after")
     def _consistent(self) -> ReactiveConsumerConfig:
         if not self.topics and not self.topic_patterns:
             raise ValueError("reads nothing: write topics, or topic_patterns")
         topics = frozenset(self.topics)
-        for letters in map(self.dead_letter.topic_for, topics if self.dead_letter.enabled else ()):
-            if letters in topics:
-                raise ValueError(f"dead_letter.topic is {letters}, which is consumed here too: name another topic")
+        for dlq in map(self.dead_letter.topic_for, topics if self.dead_letter.enabled else ()):
+            if dlq in topics:
+                raise ValueError(f"dead_letter.topic is {dlq}, which is consumed here too: name another topic")
         self._fit_mode()
         self._fit_offsets()
         self._fit_tiers()
@@ -99,7 +234,7 @@ class ReactiveConsumerConfig(DeliveryConfig):
         return self
 
     def _fit_tiers(self) -> None:
-        """Refuse what retry tiers cannot keep."""
+        """Refuse what retry topics cannot do."""
         if self.retry.keep_key_order and (self.ordering != "key" or self.null_keys == "ordered"):
             raise ValueError(
                 f"retry.keep_key_order does not go with ordering: {self.ordering} and null_keys: {self.null_keys}: it "
@@ -115,7 +250,7 @@ class ReactiveConsumerConfig(DeliveryConfig):
             raise ValueError(f"topics or dead_letter.topic is {taken}, a retry tier of this group: name another topic")
 
     def _fit_offsets(self) -> None:
-        """Refuse what lets a record end before an earlier one: a store with one number per partition would lose it."""
+        """Refuse settings under which a record may end before an earlier one, if one offset per partition is stored."""
         one_by_one = self.ordering == "partition" and self.batch.max_records == 1 and not self.retry.tiers
         if self.backend.offsets_path and not one_by_one:
             raise ValueError(
@@ -124,11 +259,11 @@ class ReactiveConsumerConfig(DeliveryConfig):
             )
 
     def warnings(self, shared: Mapping[str, object]) -> list[str]:
-        """Return what is allowed and probably not meant, given the properties of every client."""
+        """Return what is allowed and probably a mistake, given the properties of every client."""
         return self.consumer.warnings(shared, self.batch.max_bytes)
 
     def _fit_mode(self) -> None:
-        """Let the mode decide what is not set."""
+        """Set what the mode decides and the file does not set."""
         batch, backend = self.batch, self.backend
         if backend.mode in ONE_RECORD_MODES:
             if "max_records" in batch.model_fields_set and batch.max_records != 1:

@@ -1,4 +1,4 @@
-"""The model's errors as sentences for the person who wrote the file: where, which key, what to do."""
+"""The configuration for people: errors as sentences with location and remedy, masked values, and the schema."""
 
 from __future__ import annotations
 
@@ -8,44 +8,74 @@ from typing import Any, get_args
 
 from pydantic_core import ErrorDetails
 
-from headrace.config.client_properties import CONSUMER_KEYS, PRODUCER_KEYS, way_out
+from headrace.config.kafka import CONSUMER_KEYS, PRODUCER_KEYS, instead_of
 from headrace.config.model import HeadraceConfig
-from headrace.config.secrecy import is_secret_name
+from headrace.config.references import is_secret_name
 from headrace.config.section import Section
-from headrace.config.yaml_tree import Path, Problems
+from headrace.config.yaml_tree import KeyPath, Problems
+
+MASK = "**********"
+"""Shown instead of a secret."""
+
+
+def masked(config: HeadraceConfig) -> dict[str, Any]:
+    """Return every effective value as JSON has it; with secrets masked by type or by name, and queries of URLs."""
+    shown: dict[str, Any] = mask(config.model_dump(mode="json"))
+    return shown
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of the file, for editors and checks.
+
+    Source: JSON Schema 2020-12.
+    """
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **HeadraceConfig.model_json_schema()}
+
+
+def mask(value: Any, name: str = "") -> Any:
+    """Return a value of the configuration with secrets masked, by name, and queries of URLs."""
+    if isinstance(value, dict):
+        return {key: mask(item, key) for key, item in value.items()}
+    if isinstance(value, list):
+        return [mask(item, name) for item in value]
+    if name.endswith(("url", "path")) and value:
+        address, query, _ = str(value).partition("?")
+        return f"{address}?{MASK}" if query else value
+    return MASK if value and is_secret_name(name) else value
+
 
 _QUOTED_CHARACTERS = 80
 _TABLES = {"producer": (PRODUCER_KEYS, CONSUMER_KEYS), "reactive_consumers": (CONSUMER_KEYS,)}
-"""Sections in which people write the keys of Java's clients, and where these are explained."""
+"""Sections in which people write the keys of Java's clients, and the tables that explain these."""
 
 
 def explain(
     errors: list[ErrorDetails],
     tree: Any,
-    places: Mapping[Path, str],
-    broken: set[Path],
+    locations: Mapping[KeyPath, str],
+    reported: set[KeyPath],
     problems: Problems,
     model: type[Section] = HeadraceConfig,
-    hidden: Collection[Path] = (),
+    hidden: Collection[KeyPath] = (),
 ) -> None:
-    """Turn the errors of a model that was given a tree into problems with place, path, remedy and value.
+    """Turn the errors of a model that validated a tree into problems with location, path, remedy and value.
 
-    Nothing is said of the paths in `broken`, which are problems already. The values at `hidden` are not shown.
+    Paths in `reported` are problems already and are passed over. The values at `hidden` are not shown.
     """
-    told = set(broken)
+    seen = set(reported)
     for error in errors:
         path = _in_tree(error["loc"], tree)
         shown = error["loc"] if error["type"] == "missing" else path
-        if shown in told:  # a union reports once per kind of value it would take
+        if shown in seen:  # a union reports once per kind of value it would take
             continue
-        told.add(shown)
-        problems.add(place_of(path, places), shown, _sentence(error, path, model))
+        seen.add(shown)
+        problems.add(location_of(path, locations), shown, _sentence(error, path, model))
         if path not in hidden and error["type"] not in ("extra_forbidden", "missing", "value_error"):
             problems.found[-1] += _quoted(path, tree)
 
 
-def _quoted(path: Path, value: Any) -> str:
-    """Return the value at a path, to show behind a sentence; empty where it may hold a secret."""
+def _quoted(path: KeyPath, value: Any) -> str:
+    """Return the value at a path, to show after a sentence; empty if it may hold a secret."""
     if any(is_secret_name(part) or part == "headers" for part in path if isinstance(part, str)):
         return ""
     for part in path:
@@ -55,10 +85,10 @@ def _quoted(path: Path, value: Any) -> str:
     return f" (it is {text})" if plain else ""
 
 
-def _sentence(error: ErrorDetails, path: Path, model: type[Section]) -> str:
+def _sentence(error: ErrorDetails, path: KeyPath, model: type[Section]) -> str:
     if error["type"] == "extra_forbidden":
         tables = _TABLES.get(str(path[0]))
-        if tables and (text := way_out(str(path[-1]), *tables)):
+        if tables and (text := instead_of(str(path[-1]), *tables)):
             return text
         known = known_keys(path[:-1], model)
         near = difflib.get_close_matches(str(path[-1]), known, 1, 0.5)
@@ -75,9 +105,9 @@ def _sentence(error: ErrorDetails, path: Path, model: type[Section]) -> str:
     return f"{text}: correct the value"
 
 
-def _in_tree(location: Path, tree: Any) -> Path:
-    """Return the part of a validation error's location that the file or a variable wrote."""
-    path: Path = ()
+def _in_tree(location: KeyPath, tree: Any) -> KeyPath:
+    """Return the part of a validation error's location that is in the file or a variable."""
+    path: KeyPath = ()
     for part in location:
         inside = isinstance(tree, dict) and part in tree
         if not inside and not (isinstance(tree, list) and isinstance(part, int) and part < len(tree)):
@@ -86,15 +116,15 @@ def _in_tree(location: Path, tree: Any) -> Path:
     return path
 
 
-def place_of(path: Path, places: Mapping[Path, str]) -> str:
-    """Return where a path, or the nearest thing around it, was written."""
-    while path and path not in places:
+def location_of(path: KeyPath, locations: Mapping[KeyPath, str]) -> str:
+    """Return the location of a path, or of the nearest key around it."""
+    while path and path not in locations:
         path = path[:-1]
-    return places.get(path, "")
+    return locations.get(path, "")
 
 
-def known_keys(path: Path, model: type[Section] = HeadraceConfig) -> list[str]:
-    """Return the names that the model has at a path; empty where any name goes."""
+def known_keys(path: KeyPath, model: type[Section] = HeadraceConfig) -> list[str]:
+    """Return the names that the model has at a path; empty if any name is allowed."""
     kind: Any = model
     for part in path:
         if isinstance(kind, type) and issubclass(kind, Section):

@@ -1,4 +1,4 @@
-"""Where Headrace listens, and who may come in."""
+"""The HTTP listener, and who may call."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from headrace.config.section import Count, Number, Port, PositiveSeconds, Sectio
 
 
 class PrincipalConfig(Section):
-    """Somebody who may come in, in the modes `token` and `mtls`."""
+    """A caller in the modes `token` and `mtls`."""
 
     token: SecretStr = SecretStr("")
-    """Mode `token`: what the principal sends as `Authorization: Bearer ...`; 16 characters at least."""
+    """Mode `token`: the token that the principal sends as `Authorization: Bearer ...`; 16 characters at least."""
     scopes: list[Annotated[str, Field(pattern=r"^[\x21-\x7e]+$")]] = Field(default_factory=list)
-    """What the principal may do: `kafka:r`, `kafka:w`, `admin`, `metrics`, or patterns such as `produce:orders.*`."""
+    """Scopes of the principal: `kafka:r`, `kafka:w`, `admin`, `metrics`, or patterns such as `produce:orders.*`."""
 
 
 class JwtConfig(Section):
-    """Which tokens of an OAuth 2.0 server are taken (RS256, ES256, EdDSA)."""
+    """Which tokens of an OAuth 2.0 server are accepted (RS256, ES256, EdDSA)."""
 
     issuer: str = ""
-    """What the claim `iss` must be."""
+    """Required value of the claim `iss`."""
     audience: str = ""
-    """What the claim `aud` must be or hold."""
+    """Value that the claim `aud` must be or contain."""
     jwks_url: Url | None = None
-    """Where the server shows its public keys."""
+    """URL of the server's public keys."""
     jwks_file: Path | None = None
     """The same keys as a file, relative to this file; instead of `jwks_url`."""
     leeway_seconds: Annotated[float, Field(ge=0, le=300), Number] = 60.0
-    """How far the clocks of server and Headrace may be apart."""
+    """Allowed difference between the clocks of server and Headrace."""
     max_lifetime_seconds: PositiveSeconds = 86_400.0
-    """Tokens made for longer are refused."""
+    """Tokens with a longer lifetime are refused."""
     refresh_seconds: Annotated[float, Field(ge=30), Number] = 300.0
-    """How often keys are asked for again; an unknown key asks at once, at most every 30 seconds."""
+    """Pause between requests for keys; an unknown key is requested at once, at most every 30 seconds."""
 
 
 class SecurityConfig(Section):
     """Who may do what over HTTP."""
 
     mode: Literal["none", "token", "jwt", "mtls"] = "none"
-    """`none`: everybody who reaches loopback may do everything; `token`: fixed tokens; `jwt`; `mtls`."""
+    """`none`: every caller on loopback may do everything; `token`: fixed tokens; `jwt`; `mtls`."""
     principals: dict[Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,200}$")], PrincipalConfig] = Field(
         default_factory=dict
     )
@@ -60,10 +60,10 @@ class SecurityConfig(Section):
         if self.mode == "jwt" and not (jwt.issuer and jwt.audience and bool(jwt.jwks_url) != bool(jwt.jwks_file)):
             raise ValueError("mode is jwt: set jwt.issuer, jwt.audience, and one of jwt.jwks_url and jwt.jwks_file")
         if self.mode in ("token", "mtls") and not self.principals:
-            raise ValueError(f"mode is {self.mode} and principals is empty, so nobody could come in: name one")
+            raise ValueError(f"mode is {self.mode} and principals is empty, so no caller could be accepted: name one")
         tokens = [principal.token.get_secret_value() for principal in self.principals.values()]
         if self.mode == "token" and (min(map(len, tokens)) < 16 or len(set(tokens)) < len(tokens)):
-            raise ValueError("mode is token: every principal needs a token of its own, of 16 characters or more")
+            raise ValueError("mode is token: every principal needs its own token, of 16 characters or more")
         return self
 
 
@@ -73,9 +73,9 @@ class TlsConfig(Section):
     certificate: Path | None = None
     """Certificate with its chain; with it, Headrace speaks HTTPS only."""
     key: Path | None = None
-    """Private key of the certificate; nobody else may read the file."""
+    """Private key of the certificate; no other user may read the file."""
     client_ca: Path | None = None
-    """Authorities whose client certificates are taken; with it, every client needs one."""
+    """Authorities whose client certificates are accepted; with it, every client needs one."""
 
     @model_validator(mode="after")
     def _complete(self) -> TlsConfig:
@@ -85,21 +85,21 @@ class TlsConfig(Section):
 
 
 class HttpConfig(Section):
-    """Where Headrace listens."""
+    """The HTTP listener."""
 
     host: str = "127.0.0.1"
-    """Address to listen on; another than loopback needs TLS and authentication."""
+    """Address to listen on; any other than loopback needs TLS and authentication."""
     port: Port = 8082
     """Port to listen on; 0 picks a free one, named in the `ready` line."""
     tls: TlsConfig = TlsConfig()
     """HTTPS instead of HTTP."""
     allowed_hosts: list[str] = Field(default_factory=list)
-    """Names by which clients may call beside `localhost`, `127.0.0.1`, `::1` and `host`; without a port."""
+    """Host names that clients may use in addition to `localhost`, `127.0.0.1`, `::1` and `host`; without a port."""
     max_body_bytes: Count = 1_048_576
     """Largest request body; a larger one is answered 413 and not read to its end. Also a stream's longest line."""
     max_records: Count = 10_000
-    """Records of one produce request at most; more are answered 413. Also what a stream may have in flight."""
+    """Records of one produce request at most; more are answered 413. Also the limit of a stream in flight."""
     gzip_requests: bool = False
-    """Whether bodies with `Content-Encoding: gzip` are taken; unpacked, they have the limit of `max_body_bytes`."""
+    """Whether bodies with `Content-Encoding: gzip` are accepted; unpacked, they have the limit of `max_body_bytes`."""
     max_connections: Count = 1000
     """Connections that may send requests; one more is answered 503. Health is answered on further ones."""

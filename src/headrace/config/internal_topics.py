@@ -9,13 +9,12 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
-from headrace.config.topic_patterns import fits_any
+from headrace.config.section import fits_any
 from headrace.errors import TopicInternal
 
 if TYPE_CHECKING:  # the Spark driver reads names only
-    from headrace.config.consumers import ReactiveConsumerConfig
+    from headrace.config.consumers import DeadLetterConfig, ReactiveConsumerConfig, RetryConfig
     from headrace.config.model import HeadraceConfig
-    from headrace.config.retry import DeadLetterConfig, RetryConfig
 
 Kind = Literal["", "state", "retry", "dead_letter"]
 """`state`: audit, control, idempotency keys, locks, marks, and what is Kafka's own; empty: not internal."""

@@ -2,12 +2,133 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import csv
+import difflib
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
-from pydantic import Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
-from headrace.config.client_properties import ClientProperties
+from headrace.config.references import is_secret_name
 from headrace.config.section import PositiveSeconds, Seconds, Section, Url
+
+
+class Key(NamedTuple):
+    """The setting that replaces a key of Java's clients, of light-4j's files, or of Nuclio's triggers."""
+
+    light_4j: str
+    """Its default in light-4j; empty if the file does not have it."""
+    client: str
+    """librdkafka's name; empty if it has none."""
+    ours: str
+    """The setting to use, or `nothing:` and why none is needed."""
+
+
+def _table(name: str) -> dict[str, Key]:
+    with Path(__file__).with_name(name).open(newline="") as file:
+        return {row.pop("key"): Key(**row) for row in csv.DictReader(file)}
+
+
+PRODUCER_KEYS: Final = _table("producer_keys.csv")
+"""Every producer key by its name there; a setting is written from the top of the file."""
+CONSUMER_KEYS: Final = _table("consumer_keys.csv")
+"""Every consumer key by its name there; a setting is one of a reactive consumer, but for sections of the file."""
+
+_OTHER_NAMES: Final = {
+    "compression.codec": "compression.type",
+    "max.in.flight": "max.in.flight.requests.per.connection",
+    "message.send.max.retries": "retries",
+    "message.timeout.ms": "delivery.timeout.ms",
+    "queue.buffering.max.ms": "linger.ms",
+    "request.required.acks": "acks",
+    "socket.timeout.ms": "request.timeout.ms",
+}
+"""librdkafka's second names."""
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+CONSUMER_ONLY: Final = _names(
+    """
+    fetch.max.bytes fetch.min.bytes fetch.wait.max.ms group.protocol heartbeat.interval.ms isolation.level
+    max.partition.fetch.bytes max.poll.interval.ms session.timeout.ms
+    """
+)
+"""Allowed for consumers; the client warns of them in a producer."""
+_PRODUCER_ONLY: Final = _names(
+    """
+    batch.num.messages queue.buffering.backpressure.threshold sticky.partitioning.linger.ms
+    topic.metadata.propagation.max.ms
+    """
+)
+_EVERY_CLIENT: Final = _names(
+    """
+    broker.address.family broker.address.ttl client.dns.lookup client.rack connections.max.idle.ms metadata.max.age.ms
+    receive.message.max.bytes reconnect.backoff.max.ms reconnect.backoff.ms retry.backoff.max.ms retry.backoff.ms
+    sasl.mechanism sasl.mechanisms sasl.oauthbearer.client.id sasl.oauthbearer.client.secret sasl.oauthbearer.config
+    sasl.oauthbearer.extensions sasl.oauthbearer.method sasl.oauthbearer.scope sasl.oauthbearer.token.endpoint.url
+    sasl.password sasl.username security.protocol socket.connection.setup.timeout.ms socket.keepalive.enable
+    socket.receive.buffer.bytes socket.send.buffer.bytes socket.timeout.ms ssl.ca.location ssl.ca.pem
+    ssl.certificate.location ssl.certificate.pem ssl.cipher.suites ssl.endpoint.identification.algorithm
+    ssl.key.location ssl.key.password ssl.key.pem topic.metadata.refresh.interval.ms
+    """
+)
+
+
+def _replacement(name: str, tables: tuple[dict[str, Key], ...]) -> str:
+    """Return the setting to use instead of a property; empty if the name is in no table."""
+    name = _OTHER_NAMES.get(name, name)
+    for keys in tables:
+        if found := keys.get(name) or next((key for key in keys.values() if key.client == name), None):
+            return found.ours
+    return ""
+
+
+def instead_of(name: str, *tables: dict[str, Key]) -> str:
+    """Return what to do instead of setting a client property; empty if no table has it (by default: neither)."""
+    replacement = _replacement(name, tables or (PRODUCER_KEYS, CONSUMER_KEYS)).replace("`", "")
+    _, nothing, why = replacement.partition("nothing: ")
+    return replacement and f"is not taken here: {why if nothing else f'set {replacement}'}"
+
+
+def _require(name: str, allowed: frozenset[str], of_other: frozenset[str], other_section: str) -> str:
+    if name in allowed:
+        return name
+    if name in of_other:
+        raise ValueError(f"is not taken here: set {other_section}.{name}")
+    if text := instead_of(name):
+        raise ValueError(text)
+    near = difflib.get_close_matches(name, sorted(allowed), 1)
+    raise ValueError(
+        f"is not accepted: did you mean {near[0]}?" if near else "is not on the list of allowed client properties"
+    )
+
+
+def _for_clients(name: str) -> str:
+    return _require(name, _EVERY_CLIENT | CONSUMER_ONLY, _PRODUCER_ONLY, "producer.properties")
+
+
+def _for_producers(name: str) -> str:
+    return _require(name, (_EVERY_CLIENT - _OTHER_NAMES.keys()) | _PRODUCER_ONLY, CONSUMER_ONLY, "kafka.properties")
+
+
+def _hide_secrets(properties: Any) -> Any:
+    if not isinstance(properties, dict):
+        return properties
+    return {
+        name: SecretStr(value) if isinstance(value, str) and is_secret_name(name) else value
+        for name, value in properties.items()
+    }
+
+
+_Value = str | int | float | bool | SecretStr
+_Hidden = BeforeValidator(_hide_secrets)
+ClientProperties = Annotated[dict[Annotated[str, AfterValidator(_for_clients)], _Value], _Hidden]
+"""Properties for every client. A name that is not allowed is refused, and the error names the setting to use."""
+ProducerProperties = Annotated[dict[Annotated[str, AfterValidator(_for_producers)], _Value], _Hidden]
+"""Properties for the producer."""
 
 
 class KafkaConfig(Section):
@@ -18,9 +139,9 @@ class KafkaConfig(Section):
     properties: ClientProperties = Field(default_factory=dict)
     """Client properties by their librdkafka names, after an allow-list; a secret belongs in a `${file:}` reference."""
     create_topics: bool = True
-    """Whether topics of ours (dead letter topics, result topics) are created when missing."""
+    """Whether internal topics (dead letter topics, result topics) are created when missing."""
     request_timeout_seconds: PositiveSeconds = 10.0
-    """Longest wait for one answer to an administrative question."""
+    """Longest wait for one answer to an administrative request."""
 
 
 class SchemaRegistryConfig(Section):

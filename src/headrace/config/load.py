@@ -1,31 +1,30 @@
-"""From `headrace.yaml` and the environment to the models, with every problem named by its line.
+"""Reads `headrace.yaml` and the environment into the models. Every problem is reported with its line.
 
-Order: defaults, file, environment. Nothing outside `config` interprets the file or its references.
+Order: defaults, file, environment. Only `config` interprets the file and its references.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import yaml
 from pydantic import ValidationError
 
-from headrace.config import yaml_tree
 from headrace.config.consumers import ReactiveConsumerConfig
-from headrace.config.explain import explain, place_of
+from headrace.config.explain import explain, known_keys, location_of
+from headrace.config.http import JwtConfig
 from headrace.config.model import HeadraceConfig
-from headrace.config.overrides import override
-from headrace.config.protection import unprotected
-from headrace.config.references import ReferenceProblem, holds_plain_text, resolve
-from headrace.config.secrecy import is_secret_name, too_open
+from headrace.config.references import ReferenceProblem, holds_plain_text, is_secret_name, resolve, too_open
 from headrace.config.section import Section
-from headrace.config.yaml_tree import Problems, read_text, read_tree
+from headrace.config.yaml_tree import KeyPath, Problems, read_text, read_tree
 from headrace.errors import ConfigError
 
 AnySection = TypeVar("AnySection", bound=Section)
 
-
+_OVERRIDE_PREFIX = "HEADRACE__"
 _FILE_LISTS = ("functions", "pipelines")
 
 
@@ -33,11 +32,11 @@ class ConfigReading(NamedTuple):
     """A configuration as far as it can be read."""
 
     config: HeadraceConfig | None
-    """None when a value is wrong."""
+    """None if a value is wrong."""
     problems: list[str]
     """One paragraph per problem, in the order of the file."""
     files: dict[str, list[Path]]
-    """The files it names that exist, under `functions` and `pipelines`."""
+    """Existing files that it names, under `functions` and `pipelines`."""
 
 
 def load_config(path: Path | None, environ: Mapping[str, str]) -> HeadraceConfig:
@@ -57,145 +56,209 @@ def load_config(path: Path | None, environ: Mapping[str, str]) -> HeadraceConfig
 
 
 def read_config(path: Path | None, environ: Mapping[str, str]) -> ConfigReading:
-    """Read the configuration and find every problem of it.
+    """Read the configuration and find every problem in it.
 
     Args:
         path: The file; None for defaults and environment alone.
         environ: The environment: for `${env:NAME}`, `${NAME:default}` and overrides such as
-            `HEADRACE__HTTP__PORT=9000`. An override that starts with `[` or `{` is read as YAML; any other is taken
-            as it stands and converted to the type of its setting.
+            `HEADRACE__HTTP__PORT=9000`. An override that starts with `[` or `{` is read as YAML. Any other value is
+            converted to the type of its setting.
 
     Raises:
         ConfigError: The file cannot be read.
     """
-    problems = Problems()
-    name = str(path) if path else "environment"
-    text = read_text(path, ConfigError, "Name the file with -c") if path else ""
-    tree, places = read_tree(text, name, problems)
-    if not isinstance(tree, dict):
-        problems.add(f"{name}:1", (), "is not a map of settings: write lines such as `http: {port: 8082}`")
-        tree = {}
-    folder = path.resolve().parent if path else Path.cwd()
-    broken, replaced = _replace_references(tree, environ, folder, places, problems, path)
-    override(tree, places, environ)
-    files = _named_files(tree, broken, folder, places, problems)
-    config = None
-    try:
-        config = HeadraceConfig.model_validate(tree)
-    except ValidationError as cause:
-        errors = cause.errors(include_url=False, include_input=False)
-        explain(errors, tree, places, broken, problems, hidden=replaced)
-    else:
-        config = _anchor(config, folder, places, problems)
-        for where, sentence in unprotected(config):
-            problems.add(place_of(where, places), where, sentence)
-    return ConfigReading(config, problems.ordered, files)
+    return _Reader(path, environ).read()
 
 
-def _named_files(
-    tree: dict[str, Any],
-    broken: set[yaml_tree.Path],
-    folder: Path,
-    places: Mapping[yaml_tree.Path, str],
-    problems: Problems,
-) -> dict[str, list[Path]]:
-    """Return the function and pipeline files that exist; the others are problems, as are `broken` references."""
-    found: dict[str, list[Path]] = {section: [] for section in _FILE_LISTS}
-    for section, files in found.items():
-        names = tree.get(section)
-        for index, name in enumerate(names if isinstance(names, list) else ()):
-            path = (section, index)
-            if not isinstance(name, str) or path in broken:
-                continue  # said elsewhere
-            if (file := folder / name).is_file():
-                files.append(file)
-            else:
-                problems.add(place_of(path, places), path, f"names {file}, which is no file: correct the path")
-    return found
+class _Reader:
+    """Reads one file: its tree, the location of each key, and the problems found so far."""
 
+    def __init__(self, path: Path | None, environ: Mapping[str, str]) -> None:
+        self._path = path
+        self._environ = environ
+        self._folder = path.resolve().parent if path else Path.cwd()
+        self._problems = Problems()
+        name = str(path) if path else "environment"
+        text = read_text(path, ConfigError, "Name the file with -c") if path else ""
+        self._tree, self._locations = read_tree(text, name, self._problems)
+        if not isinstance(self._tree, dict):
+            self._problems.add(f"{name}:1", (), "is not a map of settings: write lines such as `http: {port: 8082}`")
+            self._tree = {}
+        self._unresolved: set[KeyPath] = set()
+        """Paths of references that have no value."""
+        self._replaced: set[KeyPath] = set()
+        """Paths of references that were replaced by their value."""
+        self._has_plain_secret = False
 
-def _replace_references(
-    tree: dict[str, Any],
-    environ: Mapping[str, str],
-    folder: Path,
-    places: Mapping[yaml_tree.Path, str],
-    problems: Problems,
-    path: Path | None,
-) -> tuple[set[yaml_tree.Path], set[yaml_tree.Path]]:
-    """Replace references in place, and refuse secrets in files that others read.
+    def read(self) -> ConfigReading:
+        self._resolve_references(self._tree, ())
+        if self._has_plain_secret and self._path and (reason := too_open(self._path, mounted=False)):
+            self._problems.add("", (), reason)
+        self._apply_overrides()
+        files = self._named_files()
+        config = None
+        try:
+            config = HeadraceConfig.model_validate(self._tree)
+        except ValidationError as cause:
+            errors = cause.errors(include_url=False, include_input=False)
+            explain(errors, self._tree, self._locations, self._unresolved, self._problems, hidden=self._replaced)
+        else:
+            config = self._with_absolute_paths(config)
+            for path, sentence in unprotected(config):
+                self._report(path, sentence)
+        return ConfigReading(config, self._problems.ordered, files)
 
-    Returns:
-        The paths whose references have no value, and those whose references were replaced.
-    """
-    broken: set[yaml_tree.Path] = set()
-    replaced: set[yaml_tree.Path] = set()
-    plain = False
+    def _report(self, path: KeyPath, sentence: str) -> None:
+        self._problems.add(location_of(path, self._locations), path, sentence)
 
-    def walk(value: Any, at: yaml_tree.Path) -> Any:
-        nonlocal plain
+    def _resolve_references(self, value: Any, at: KeyPath) -> Any:
+        """Replace the references inside a value, and refuse secrets in files that other users can read."""
         if isinstance(value, dict):
             for key in value:
-                value[key] = walk(value[key], (*at, key))
+                value[key] = self._resolve_references(value[key], (*at, key))
         elif isinstance(value, list):
-            value[:] = [walk(item, (*at, index)) for index, item in enumerate(value)]
+            value[:] = [self._resolve_references(item, (*at, index)) for index, item in enumerate(value)]
         elif isinstance(value, str):
             secret = is_secret_name(next(part for part in reversed(at) if isinstance(part, str)))
-            plain = plain or (secret and holds_plain_text(value))
+            self._has_plain_secret |= secret and holds_plain_text(value)
             try:
-                found = resolve(value, environ, folder, check_mount if secret else lambda _: None)
-                if found != value:
-                    replaced.add(at)
-                return found
+                resolved = resolve(value, self._environ, self._folder, self._check_mount if secret else lambda _: None)
+                if resolved != value:
+                    self._replaced.add(at)
+                return resolved
             except ReferenceProblem as cause:
-                broken.add(at)
-                problems.add(places[at], at, str(cause))
+                self._unresolved.add(at)
+                self._problems.add(self._locations[at], at, str(cause))
         return value
 
-    def check_mount(file: Path) -> None:
+    def _check_mount(self, file: Path) -> None:
         if file.is_file() and (reason := too_open(file, mounted=True)):
-            problems.add("", (), reason)
+            self._problems.add("", (), reason)
 
-    walk(tree, ())
-    if plain and path and (reason := too_open(path, mounted=False)):
-        problems.add("", (), reason)
-    return broken, replaced
+    def _apply_overrides(self) -> None:
+        """Write the overrides of the environment into the tree, also those with unknown names."""
+        locations = self._locations
+        for name in sorted(self._environ):
+            if not name.upper().startswith(_OVERRIDE_PREFIX):
+                continue
+            *sections, last = name[len(_OVERRIDE_PREFIX) :].split("__")
+            node: dict[str, Any] = self._tree
+            path: KeyPath = ()
+            for section in sections:
+                path = (*path, _key_for(section, [*node, *known_keys(path)], path))
+                if not isinstance(node.get(path[-1]), dict):
+                    node[path[-1]] = {}
+                locations.setdefault(path, name)
+                node = node[path[-1]]
+            path = (*path, _key_for(last, [*node, *known_keys(path)], path))
+            node[path[-1]] = _override_value(self._environ[name])
+            for overridden in [known for known in locations if known[: len(path)] == path]:
+                del locations[overridden]
+            locations[path] = name
+
+    def _named_files(self) -> dict[str, list[Path]]:
+        """Return the function and pipeline files that exist, and report the others."""
+        found: dict[str, list[Path]] = {section: [] for section in _FILE_LISTS}
+        for section, files in found.items():
+            names = self._tree.get(section)
+            for index, name in enumerate(names if isinstance(names, list) else ()):
+                path = (section, index)
+                if not isinstance(name, str) or path in self._unresolved:
+                    continue  # reported already
+                if (file := self._folder / name).is_file():
+                    files.append(file)
+                else:
+                    self._report(path, f"names {file}, which is no file: correct the path")
+        return found
+
+    def _with_absolute_paths(self, config: HeadraceConfig) -> HeadraceConfig:
+        """Return the configuration with absolute paths, and report files that do not exist."""
+        folder = self._folder
+        files = {section: [folder / file for file in getattr(config, section)] for section in _FILE_LISTS}
+        tls = self._with_absolute_files(config.http.tls, ("http", "tls"))
+        jwt = self._with_absolute_files(config.security.jwt, ("security", "jwt"))
+        reactive: dict[str, ReactiveConsumerConfig] = {}
+        for name, consumer in config.reactive_consumers.items():
+            backend_tls = self._with_absolute_files(
+                consumer.backend.tls, ("reactive_consumers", name, "backend", "tls")
+            )
+            backend = consumer.backend.model_copy(update={"tls": backend_tls})
+            reactive[name] = consumer.model_copy(update={"backend": backend})
+        for key in [tls.key, *(consumer.backend.tls.key for consumer in reactive.values())]:
+            if key:
+                self._check_mount(key)
+        return config.model_copy(
+            update={
+                **files,
+                "audit": config.audit.model_copy(update={"file": folder / config.audit.file}),
+                "state_dir": folder / config.state_dir,
+                "http": config.http.model_copy(update={"tls": tls}),
+                "security": config.security.model_copy(update={"jwt": jwt}),
+                "reactive_consumers": reactive,
+            }
+        )
+
+    def _with_absolute_files(self, section: AnySection, at: KeyPath) -> AnySection:
+        files = {name: self._folder / value for name, value in section if isinstance(value, Path)}
+        for name, file in files.items():
+            if not file.is_file():
+                self._report((*at, name), f"names {file}, which is no file: correct the path")
+        return section.model_copy(update=files)
 
 
-def _anchor(
-    config: HeadraceConfig, folder: Path, places: Mapping[yaml_tree.Path, str], problems: Problems
-) -> HeadraceConfig:
-    """Return the configuration with absolute paths; files it names must be there."""
-    files = {section: [folder / file for file in getattr(config, section)] for section in _FILE_LISTS}
-    tls = _anchor_files(config.http.tls, ("http", "tls"), folder, places, problems)
-    jwt = _anchor_files(config.security.jwt, ("security", "jwt"), folder, places, problems)
-    reactive: dict[str, ReactiveConsumerConfig] = {}
-    for name, consumer in config.reactive_consumers.items():
-        at = ("reactive_consumers", name, "backend", "tls")
-        files_of = _anchor_files(consumer.backend.tls, at, folder, places, problems)
-        backend = consumer.backend.model_copy(update={"tls": files_of})
-        reactive[name] = consumer.model_copy(update={"backend": backend})
-    for key in [tls.key, *(consumer.backend.tls.key for consumer in reactive.values())]:
-        if key and key.is_file() and (reason := too_open(key, mounted=True)):
-            problems.add("", (), reason)
-    return config.model_copy(
-        update={
-            **files,
-            "audit": config.audit.model_copy(update={"file": folder / config.audit.file}),
-            "state_dir": folder / config.state_dir,
-            "http": config.http.model_copy(update={"tls": tls}),
-            "security": config.security.model_copy(update={"jwt": jwt}),
-            "reactive_consumers": reactive,
-        }
-    )
+def _key_for(part: str, known: list[str], path: KeyPath) -> str:
+    """Return the key that a part of a variable's name means: variables have neither case, dots nor hyphens."""
+
+    def plain(name: str) -> str:
+        return re.sub(r"[^a-z0-9]", "_", name.lower())
+
+    new = part.lower().replace("_", ".") if path == ("kafka", "properties") else part.lower()
+    return next((key for key in known if plain(key) == plain(part)), new)
 
 
-def _anchor_files(
-    section: AnySection, at: yaml_tree.Path, folder: Path, places: Mapping[yaml_tree.Path, str], problems: Problems
-) -> AnySection:
-    """Return a section with absolute paths; files it names must be there."""
-    files = {name: folder / value for name, value in section if isinstance(value, Path)}
-    for name, file in files.items():
-        if not file.is_file():
-            path = (*at, name)
-            problems.add(place_of(path, places), path, f"names {file}, which is no file: correct the path")
-    return section.model_copy(update=files)
+def _override_value(text: str) -> Any:
+    if text[:1] not in ("[", "{"):
+        return text
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+
+
+def unprotected(config: HeadraceConfig) -> Iterator[tuple[KeyPath, str]]:
+    """Yield each setting that is meant to protect and has no effect: its path and what to do.
+
+    Such a setting is refused, because a start with it would look protected.
+    """
+    shared, own = config.kafka.properties, config.producer.properties
+    yield from _unused_properties(("kafka", "properties"), shared, shared)
+    yield from _unused_properties(("producer", "properties"), own, {**shared, **own})
+    security = config.security
+    if security.mode == "none" and (security.principals or security.jwt != JwtConfig()):
+        sentence = "principals or jwt are set, but mode is none, so every caller may do everything: set mode"
+        yield ("security",), sentence
+    if security.mode == "jwt" and security.principals:
+        sentence = "has no effect in mode jwt, where each token brings its own scopes: remove it, or set another mode"
+        yield ("security", "principals"), sentence
+    registry = config.schema_registry
+    if registry.password.get_secret_value() and not registry.username:
+        yield ("schema_registry", "password"), "is never sent without a username: set username, or remove it"
+
+
+def _unused_properties(
+    path: KeyPath, written: Mapping[str, Any], effective: Mapping[str, Any]
+) -> Iterator[tuple[KeyPath, str]]:
+    """Yield properties of TLS and login that the client ignores. Source: librdkafka's security.protocol."""
+    protocol = str(effective.get("security.protocol", "plaintext")).lower()
+    for name in written:
+        if name.startswith("sasl.") and not protocol.startswith("sasl_"):
+            required = "sasl_ssl"
+        elif name.startswith("ssl.") and not protocol.endswith("ssl"):
+            required = "sasl_ssl" if protocol.startswith("sasl_") else "ssl"
+        else:
+            continue
+        yield (
+            (*path, name),
+            f"has no effect, because security.protocol is {protocol}: set security.protocol: {required} there, or "
+            "remove it",
+        )

@@ -1,6 +1,6 @@
-"""How a consumer of ours takes part in its group and fetches: the same for reactive consumers and functions.
+"""Group membership and fetching of a consumer: the same for reactive consumers and functions.
 
-The table of consumer keys says which client property each setting becomes, so names stand in one place.
+The table of consumer keys defines which client property each setting becomes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from headrace.config.client_properties import CONSUMER_KEYS, CONSUMER_ONLY
+from headrace.config.kafka import CONSUMER_KEYS, CONSUMER_ONLY
 from headrace.config.section import Number, Section
 
 Assignor = Literal["cooperative-sticky", "range", "roundrobin"]
@@ -22,12 +22,12 @@ _CLIENT_NAME: Final = {
     if named.startswith("consumer.") and key.client
 }
 """Our setting to the client's property."""
-_BROKERS_OWN: Final = {
+_DECIDED_BY_BROKER: Final = {
     "session_timeout_seconds": "group.consumer.session.timeout.ms",
     "heartbeat_seconds": "group.consumer.heartbeat.interval.ms",
     "assignors": "group.remote.assignor",
 }
-_OUR_CLIENT_DEFAULTS: Final = {"session.timeout.ms": 10_000, "partition.assignment.strategy": "cooperative-sticky"}
+_DEFAULT_PROPERTIES: Final = {"session.timeout.ms": 10_000, "partition.assignment.strategy": "cooperative-sticky"}
 _HEARTBEAT_MS = 3000
 _LIKELY_MAX_BYTES = 1_000_000
 _RECEIVE_BYTES = 100_000_000
@@ -35,14 +35,14 @@ _FETCH_HEAD_BYTES = 512
 
 
 def _short(name: Any) -> Any:
-    """Return the client's name of an assignor that is named by its Java class."""
+    """Return the client's name of an assignor given by its Java class."""
     if not isinstance(name, str):
         return name
     short = name.rpartition(".")[2].removesuffix("Assignor")
     return {"Range": "range", "RoundRobin": "roundrobin", "CooperativeSticky": "cooperative-sticky"}.get(short, name)
 
 
-def _no_sticky(name: Any) -> Any:
+def _assignor(name: Any) -> Any:
     if name in ("sticky", "org.apache.kafka.clients.consumer.StickyAssignor", "StickyAssignor"):
         raise ValueError("is sticky, which the client does not have: write cooperative-sticky, which moves as little")
     return _short(name)
@@ -68,12 +68,12 @@ def no_reset_by_itself(value: Any) -> Any:
 
 
 class ConsumerConfig(Section):
-    """How the consumer takes part in its group and fetches; what is not set here `kafka.properties` may set."""
+    """Group membership and fetching; `kafka.properties` may set what is not set here."""
 
     group_protocol: Literal["classic", "consumer"] = "classic"
     """Kafka's `group.protocol`: `consumer` is KIP-848, where the broker decides on assignment and session."""
     assignors: Annotated[
-        list[Annotated[Assignor, BeforeValidator(_no_sticky)]],
+        list[Annotated[Assignor, BeforeValidator(_assignor)]],
         Field(min_length=1),
         AfterValidator(_one_way_to_rebalance),
     ] = ["cooperative-sticky"]
@@ -82,16 +82,16 @@ class ConsumerConfig(Section):
     remote_assignor: Annotated[str, Field(pattern="^[A-Za-z0-9._-]*$")] = ""
     """Kafka's `group.remote.assignor`, for `group_protocol: consumer`: `uniform` or `range`; empty for the broker's."""
     instance_id: Annotated[str, Field(pattern="^[A-Za-z0-9._-]*$", max_length=249)] = ""
-    """Kafka's `group.instance.id`: a member that comes back under it within the session timeout has its partitions
+    """Kafka's `group.instance.id`: a member that returns under it within the session timeout keeps its partitions
     without a rebalance. Different in each process of the group; empty for none."""
     session_timeout_seconds: Annotated[float, Field(ge=0.01, le=3600), Number] = 10.0
-    """Kafka's `session.timeout.ms`: how long a member may be silent before its partitions go to others."""
+    """Kafka's `session.timeout.ms`: how long a member may be silent before its partitions are reassigned."""
     heartbeat_seconds: Annotated[float, Field(ge=0.001, le=3600), Number] | None = None
     """Kafka's `heartbeat.interval.ms`; by default a third of the session timeout, 3 at most."""
     max_poll_interval_seconds: Annotated[float, Field(ge=1, le=86_400), Number] = 300.0
     """Kafka's `max.poll.interval.ms`: Headrace polls all the time, so this bounds how long a rebalance may take."""
     isolation_level: Literal["read_committed", "read_uncommitted"] = "read_committed"
-    """Kafka's `isolation.level`: whether records of open and aborted transactions are kept back."""
+    """Kafka's `isolation.level`: whether records of open and aborted transactions are withheld."""
     fetch_max_bytes: Annotated[int, Field(ge=1, le=2_147_483_135), Number] = 52_428_800
     """Kafka's `fetch.max.bytes`: one answer of a broker at most; one batch always fits."""
     partition_fetch_bytes: Annotated[int, Field(ge=1, le=1_000_000_000), Number] = 1_048_576
@@ -99,9 +99,9 @@ class ConsumerConfig(Section):
     fetch_min_bytes: Annotated[
         int, Field(ge=1, le=100_000_000), Number, BeforeValidator(lambda n: 1 if n == -1 else n)
     ] = 1
-    """Kafka's `fetch.min.bytes`: what a broker waits for before it answers; light-4j's -1 is 1."""
+    """Kafka's `fetch.min.bytes`: the bytes a broker waits for before it answers; light-4j's -1 is 1."""
     fetch_wait_seconds: Annotated[float, Field(ge=0, le=50), Number] = 0.5
-    """Kafka's `fetch.max.wait.ms`: how long it waits for that at most."""
+    """Kafka's `fetch.max.wait.ms`: how long it waits for that."""
 
     @model_validator(mode="after")
     def _consistent(self) -> ConsumerConfig:
@@ -109,14 +109,14 @@ class ConsumerConfig(Section):
         return self
 
     def client_properties(self, shared: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the client properties of a member: those of every client with what is set here over them.
+        """Return the client properties of a member: those of every client, overridden by what is set here.
 
         Raises:
             ValueError: The settings contradict each other.
         """
         chosen = {_CLIENT_NAME[name]: _to_client(name, getattr(self, name)) for name in self.model_fields_set}
         chosen = {name: value for name, value in chosen.items() if value not in ("", None)}
-        found = {**_OUR_CLIENT_DEFAULTS, **{n: v for n, v in shared.items() if n in CONSUMER_ONLY}, **chosen}
+        found = {**_DEFAULT_PROPERTIES, **{n: v for n, v in shared.items() if n in CONSUMER_ONLY}, **chosen}
         if found.get("group.protocol", "classic") == "consumer":
             self._leave_to_broker(found)
         else:
@@ -130,7 +130,7 @@ class ConsumerConfig(Section):
         return found
 
     def warnings(self, shared: Mapping[str, Any], batch_bytes: int) -> list[str]:
-        """Return what is allowed and probably not meant, a sentence each."""
+        """Return what is allowed and probably a mistake, a sentence each."""
         found, properties = [], self.client_properties(shared)
         session = int(properties.get("session.timeout.ms", 0))
         beat = int(properties.get("heartbeat.interval.ms", 0))
@@ -145,18 +145,18 @@ class ConsumerConfig(Section):
                     f"{name} is {properties[name]}, above batch.max_bytes, {batch_bytes}: one fetch brings more than "
                     "one delivery takes, and the rest waits in memory; lower it, or raise batch.max_bytes"
                 )
-        brokers = {name for ours in _BROKERS_OWN if (name := _CLIENT_NAME[ours]) in shared} - properties.keys()
+        brokers = {name for ours in _DECIDED_BY_BROKER if (name := _CLIENT_NAME[ours]) in shared} - properties.keys()
         found += [f"{name} has no effect with group.protocol consumer: the broker decides" for name in sorted(brokers)]
         return found
 
     @property
     def stops_everything(self) -> bool:
-        """Whether each rebalance takes all partitions away first (Kafka's eager protocol)."""
+        """Whether each rebalance first revokes all partitions (Kafka's eager protocol)."""
         return "cooperative-sticky" not in self.assignors
 
     def _leave_to_broker(self, found: dict[str, Any]) -> None:
         """Source: KIP-848; the client refuses these properties."""
-        for ours, brokers in _BROKERS_OWN.items():
+        for ours, brokers in _DECIDED_BY_BROKER.items():
             if ours in self.model_fields_set:
                 raise ValueError(
                     f"{ours} is set, and with group_protocol: consumer the broker decides that: leave it out, and set "
@@ -172,7 +172,7 @@ def _to_client(name: str, value: Any) -> Any:
 
 
 def _check_times(found: Mapping[str, Any]) -> None:
-    """Source: Kafka's consumer configuration; the client's own check says neither which value nor where."""
+    """Source: Kafka's consumer configuration; the client's own check names neither the value nor the setting."""
     session, beat = int(found["session.timeout.ms"]), int(found["heartbeat.interval.ms"])
     poll = int(found.get("max.poll.interval.ms", 300_000))
     if beat >= session:

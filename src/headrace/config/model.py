@@ -1,4 +1,4 @@
-"""The whole of `headrace.yaml`, declared once; parsing, linting, schema and docs come from here."""
+"""The model of `headrace.yaml`; parsing, checks, JSON Schema and the reference page are made from it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from headrace.config.audit import AuditConfig
 from headrace.config.consumers import ReactiveConsumerConfig
-from headrace.config.control import ControlConfig
 from headrace.config.http import HttpConfig, SecurityConfig
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.config.producer import ProducerConfig
 from headrace.config.registrations import RegistrationsConfig
-from headrace.config.section import PositiveSeconds, Section
+from headrace.config.section import PositiveSeconds, Section, TopicName
+
+
+class ControlConfig(Section):
+    """Runtime control: pauses, seeks, skips, changed settings, jobs, registrations."""
+
+    topic: TopicName = "_headrace-control"
+    """Compacted topic that stores them. Processes that share it are one deployment."""
 
 
 class HeadraceConfig(Section):
@@ -27,7 +33,7 @@ class HeadraceConfig(Section):
     security: SecurityConfig = SecurityConfig()
     """Who may do what over HTTP."""
     http: HttpConfig = HttpConfig()
-    """Where Headrace listens."""
+    """The HTTP listener."""
     producer: ProducerConfig = ProducerConfig()
     """Producing over HTTP."""
     reactive_consumers: dict[str, ReactiveConsumerConfig] = Field(default_factory=dict)
@@ -39,12 +45,12 @@ class HeadraceConfig(Section):
     pipelines: list[Path] = Field(default_factory=list)
     """Pipeline files, relative to this file."""
     durability: Literal["report", "strict"] = "report"
-    """When the cluster lacks what durability rests on (`headrace doctor` lists it): `report` says so in the log and in
-    the details of readiness, `strict` refuses to start."""
+    """If the cluster lacks what durability needs (`headrace doctor` lists it): `report` logs it and adds it to the
+    details of readiness, `strict` refuses to start."""
     audit: AuditConfig = AuditConfig()
-    """Who did what."""
+    """The audit."""
     control: ControlConfig = ControlConfig()
-    """How what runs is steered."""
+    """Runtime control of consumers and jobs."""
     state_dir: Path = Path(".headrace/state")
     """Folder for checkpoints of pipelines, relative to this file."""
     drain_seconds: PositiveSeconds = 30.0
@@ -54,19 +60,19 @@ class HeadraceConfig(Section):
 
     @field_validator("http")
     @classmethod
-    def _safe_to_listen(cls, http: HttpConfig, info: ValidationInfo) -> HttpConfig:
+    def _check_listener(cls, http: HttpConfig, info: ValidationInfo) -> HttpConfig:
         mode = info.data["security"].mode if "security" in info.data else "none"
         if http.host not in ("127.0.0.1", "localhost", "::1") and (mode == "none" or not http.tls.certificate):
             raise ValueError(
                 f"host is {http.host}, and TLS and authentication are not both on: set http.tls and security.mode, "
-                "or listen on 127.0.0.1 and let other machines in through a proxy that authenticates them"
+                "or listen on 127.0.0.1 behind a proxy that authenticates other machines"
             )
         if mode == "mtls" and not http.tls.client_ca:
             raise ValueError("security.mode is mtls, and who signs client certificates is not said: set tls.client_ca")
         return http
 
     @model_validator(mode="after")
-    def _members_fit(self) -> HeadraceConfig:
+    def _check_client_properties(self) -> HeadraceConfig:
         for name, consumer in self.reactive_consumers.items():
             try:
                 consumer.consumer.client_properties(self.kafka.properties)
@@ -75,7 +81,7 @@ class HeadraceConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _groups_apart(self) -> HeadraceConfig:
+    def _one_consumer_per_group_and_topic(self) -> HeadraceConfig:
         owner: dict[tuple[str, str], str] = {}
         for name, consumer in self.reactive_consumers.items():
             for topic in (*consumer.topics, *consumer.retry.tier_topics(consumer.group)):
@@ -88,19 +94,19 @@ class HeadraceConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _letters_end(self) -> HeadraceConfig:
-        goes_to: dict[str, set[str]] = {}
+    def _no_dead_letter_cycle(self) -> HeadraceConfig:
+        dlqs_of: dict[str, set[str]] = {}
         for consumer in self.reactive_consumers.values():
             for topic in consumer.topics if consumer.dead_letter.enabled else ():
-                goes_to.setdefault(topic, set()).add(consumer.dead_letter.topic_for(topic))
-        for topic in goes_to:
+                dlqs_of.setdefault(topic, set()).add(consumer.dead_letter.topic_for(topic))
+        for topic in dlqs_of:
             reached, new = set[str](), {topic}
-            while new := {letters for step in new for letters in goes_to.get(step, ())} - reached:
+            while new := {dlq for origin in new for dlq in dlqs_of.get(origin, ())} - reached:
                 reached |= new
             if topic in reached:
                 raise ValueError(
-                    f"a dead letter of topic {topic} that fails again ends in {topic} once more, so it would go round "
-                    f"for ever through {', '.join(sorted(reached))}: give one of these consumers another "
+                    f"a dead letter of topic {topic} that fails again ends in {topic} once more, in an endless cycle "
+                    f"through {', '.join(sorted(reached))}: give one of these consumers another "
                     "dead_letter.topic, or turn it off"
                 )
         return self

@@ -6,9 +6,39 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
-from headrace.config.client_properties import ProducerProperties
-from headrace.config.section import FormatName, Number, Section
-from headrace.config.transactions import IdempotencyConfig, TransactionsConfig
+from headrace.config.kafka import ProducerProperties
+from headrace.config.section import Count, FormatName, Number, PositiveSeconds, Section, TopicName
+
+
+class TransactionsConfig(Section):
+    """How requests are written as transactions."""
+
+    id: Annotated[str, Field(pattern=r"^[\x21-\x7e]{0,200}$")] = ""
+    """Start of the producers' names in Kafka (`transactional.id`); empty means `headrace-<host>-<http.port>`. \
+A process that opens a name ends the open transactions of the previous process with that name, and fences it. \
+So it must be the same after a restart, and no two running processes may share it. Set it where the host's name \
+changes with a restart; else the transactions of a lost process end only after `timeout_seconds`."""
+    producers: Count = 2
+    """Transactions that are written at a time; requests that wait share one. Each is a Kafka client of its own."""
+    timeout_seconds: PositiveSeconds = 10.0
+    """How long Kafka keeps a transaction open whose process is lost (`transaction.timeout.ms`), and the longest wait \
+for the acknowledgement of its records."""
+    max_waiting: Count = 64
+    """Requests that are being written or wait; above this, requests are answered 503 at once."""
+
+
+class IdempotencyConfig(Section):
+    """How answers to requests with an `Idempotency-Key` are stored."""
+
+    topic: TopicName = "_headrace-idempotency"
+    """Topic that stores the keys over a restart, created with the first key; only Headrace writes it."""
+    window_seconds: Annotated[float, Field(gt=0, le=86_400)] = 600.0
+    """How long a key is remembered."""
+    max_keys: Count = 1_000_000
+    """Keys that are remembered at most; above, the oldest is forgotten."""
+    max_bytes: Count = 134_217_728
+    """Memory for keys and answers, about; above, the oldest are forgotten."""
+
 
 _MOST = 2**31 - 1
 _IDEMPOTENT_IN_FLIGHT = 5
@@ -38,7 +68,7 @@ class ProducerConfig(Section):
     idempotence: bool = True
     """Whether the client's own retries neither double nor reorder records (Kafka's `enable.idempotence`)."""
     acks: Annotated[Literal["all", 1, 0], BeforeValidator(_known_acks)] = "all"
-    """Who must have a record before it is acknowledged: `all` in-sync replicas, the leader (1), nobody (0). \
+    """Who must have a record before it is acknowledged: `all` in-sync replicas, the leader (1), no broker (0). \
 1 and 0 need `idempotence: false`, and what they answer is weaker than ok."""
     max_in_flight: Annotated[int, Field(ge=1, le=1_000_000), Number] = 5
     """Requests on their way to one broker (Kafka's `max.in.flight.requests.per.connection`); idempotence: 5 at most."""
@@ -63,16 +93,16 @@ class ProducerConfig(Section):
     max_pending_bytes: Annotated[int, Field(ge=1, le=10**12), Number] = 67_108_864
     """Bytes accepted and not yet acknowledged; above, requests are answered 503 at once."""
     partition_share: Annotated[float, Field(gt=0, le=1), Number] = 0.25
-    """How much of what is free of `max_pending_bytes` one partition may hold; above, its requests are answered 503."""
+    """Share of the free part of `max_pending_bytes` that one partition may hold; above this, 503."""
     properties: ProducerProperties = Field(default_factory=dict)
     """Further client properties by their librdkafka names, for this producer; they win over `kafka.properties`."""
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
     """Unknown fields of `POST /producers/{topic}`: answered 400, or ignored and listed in the answer as the \
 light-4j sidecar's clients need it."""
     always_200: bool = False
-    """Answer 200 whatever the outcome of the records, as the original sidecar."""
+    """Answer 200 whatever the outcome of the records, as light-4j kafka-sidecar does."""
     forward_authorization: bool = False
-    """Copy the HTTP `Authorization` header into the record headers, as the original sidecar."""
+    """Copy the HTTP `Authorization` header into the record headers, as light-4j kafka-sidecar does."""
     caller_id: str = ""
     """Written into every record as the header `caller_id`; empty for none."""
     transactions: TransactionsConfig = TransactionsConfig()
@@ -88,7 +118,7 @@ light-4j sidecar's clients need it."""
 
     @property
     def lasting(self) -> ProducerConfig:
-        """The same, with `acks: all` and idempotence: for dead letters and results, whose promises rest on them."""
+        """The same, with `acks: all` and idempotence: dead letters and results need both."""
         if self.acks == "all" and self.idempotence:
             return self
         strong = {"acks": "all", "idempotence": True, "max_in_flight": _IDEMPOTENT_IN_FLIGHT, "retries": _MOST}
@@ -96,7 +126,7 @@ light-4j sidecar's clients need it."""
 
     @property
     def warnings(self) -> list[str]:
-        """What this section gives up, a sentence each; empty with the defaults."""
+        """Guarantees that this section weakens, a sentence each; empty with the defaults."""
         found = []
         if self.acks != "all":
             found.append(
@@ -113,7 +143,7 @@ light-4j sidecar's clients need it."""
     @field_validator("acks", "max_in_flight", "retries")
     @classmethod
     def _fits_idempotence(cls, value: Any, info: ValidationInfo) -> Any:
-        """Source: KIP-98; the seed's "Kafka Fundamentals", where a conflict that is not spelt out turns it off."""
+        """Source: KIP-98. Kafka's Java client turns idempotence off silently on such a conflict."""
         if info.data.get("idempotence") is not True:
             return value
         off = "write idempotence: false as well"

@@ -8,10 +8,9 @@ from typing import Any
 import msgspec
 from pydantic import ValidationError
 
-from headrace.config.explain import explain
+from headrace.config.explain import MASK, explain, mask
 from headrace.config.registrations import RegistrationConfig, RegistrationsConfig
-from headrace.config.show import MASK, mask
-from headrace.config.yaml_tree import Path, Problems
+from headrace.config.yaml_tree import KeyPath, Problems
 from headrace.errors import InvalidRequest
 
 _MAX_DEPTH = 20
@@ -29,7 +28,7 @@ def read_registration(settings: object, allowed: RegistrationsConfig, shared: Ma
     Raises:
         InvalidRequest: Every problem, with the name of its setting.
     """
-    problems, broken = Problems(), set[Path]()
+    problems, broken = Problems(), set[KeyPath]()
     if not isinstance(settings, dict):
         raise InvalidRequest("the body is no JSON object of settings: send what stands below a consumer's name")
     check_size(len(msgspec.json.encode(settings)), allowed)
@@ -67,7 +66,7 @@ def shown(settings: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _refuse_references(value: Any, at: Path, problems: Problems, broken: set[Path]) -> None:
+def _refuse_references(value: Any, at: KeyPath, problems: Problems, broken: set[KeyPath]) -> None:
     """Refuse what would be replaced in a file, and what stands for a secret in an answer."""
     if len(at) > _MAX_DEPTH:
         raise InvalidRequest("the settings are nested too deeply")

@@ -14,13 +14,9 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
-from headrace.config.addresses import forbidden_host, is_this_machine
-from headrace.config.backend import BackendConfig
-from headrace.config.consumers import ReactiveConsumerConfig
-from headrace.config.retry import DeadLetterConfig
-from headrace.config.section import Count, PositiveSeconds, Section, TopicName, Url
-from headrace.config.topic_patterns import TopicPattern
-from headrace.config.transport import BackendTls
+from headrace.config.backend import BackendConfig, BackendTls, forbidden_host, is_this_machine
+from headrace.config.consumers import DeadLetterConfig, ReactiveConsumerConfig
+from headrace.config.section import Count, PositiveSeconds, Section, TopicName, TopicPattern, Url
 
 _LABEL: Final = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _NAME: Final = re.compile(rf"{_LABEL}(\.{_LABEL})*")

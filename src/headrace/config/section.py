@@ -1,15 +1,18 @@
-"""What every section of `headrace.yaml` is made of: its base class, and the kinds of values.
+"""The base class of every section of `headrace.yaml`, and the kinds of values, among them patterns of topics.
 
 Durations are seconds, sizes are bytes or records, as the names say. Every model is frozen and refuses unknown keys.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from typing import Annotated, Literal
+from collections.abc import Callable, Iterable
+from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import SchemaError, SchemaValidator, core_schema
 
 
 def _no_switch(value: object) -> object:
@@ -21,10 +24,10 @@ def _no_switch(value: object) -> object:
 def _plain_url(value: str) -> str:
     try:
         parts = urlsplit(value)
-        # Blanks, backslashes and letters beyond ASCII are read in different ways by different readers.
+        # Parsers disagree on blanks, backslashes and characters beyond ASCII.
         plain = re.fullmatch(r"[!-\[\]-~]+", value)
         usable = plain and parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-        (parts.hostname or "").encode("idna")  # what looks names up takes no empty and no long labels
+        (parts.hostname or "").encode("idna")  # the resolver refuses empty and long labels
     except ValueError:
         usable = False
     if not usable:
@@ -58,3 +61,61 @@ class Section(BaseModel):
     """Base of every model of the file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+_MAX_REPEATS: Final = 250
+"""About the length of a topic's name."""
+_COUNT: Final = re.compile(r"\{(\d+)(?:,(\d*))?\}")
+_ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
+_CLASSES: Final = {
+    "w": "[0-9A-Za-z_]",
+    "W": "[^0-9A-Za-z_]",
+    "d": "[0-9]",
+    "D": "[^0-9]",
+    "s": r"[\t-\r ]",
+    "S": r"[^\t-\r ]",
+}
+
+
+def compile_pattern(text: str) -> Callable[[str], bool]:
+    """Return a function that says whether a whole name matches.
+
+    Raises:
+        ValueError: The text is no pattern, or takes too much memory.
+    """
+    text = _ESCAPE.sub(_ascii, text)
+    if math.prod(max(int(least), int(most or 0), 1) for least, most in _COUNT.findall(text)) > _MAX_REPEATS:
+        raise ValueError(
+            f"is no pattern: repeats a part more than {_MAX_REPEATS} times. Write one such as metrics\\..*"
+        )
+    try:
+        _engine(text)  # alone first: "a)|(b" is no pattern
+        return _engine(f"^(?:{text})$").isinstance_python
+    except SchemaError as cause:
+        why = str(cause).strip().splitlines()[-1].strip().removeprefix("error: ")
+        raise ValueError(f"is no pattern: {why}. Write one such as metrics\\..* (RE2's syntax)") from None
+
+
+def _ascii(escape: re.Match[str]) -> str:
+    """Return an escape in the alphabet of topic names; with all of Unicode a pattern takes 100 times as long."""
+    if escape[1] in "pP":
+        raise ValueError("is no pattern: topics have ASCII letters only. Write one such as [A-Za-z]+ in place of \\p")
+    return _CLASSES.get(escape[1], escape[0])
+
+
+def fits_any(patterns: Iterable[str]) -> Callable[[str], bool]:
+    """Return a function that says whether a name matches one of these patterns."""
+    fits = [compile_pattern(text) for text in patterns]
+    return lambda name: any(fit(name) for fit in fits)
+
+
+def _engine(pattern: str) -> SchemaValidator:
+    return SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex"))
+
+
+def _checked(text: str) -> str:
+    compile_pattern(text)
+    return text
+
+
+TopicPattern = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_checked)]

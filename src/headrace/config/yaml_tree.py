@@ -1,4 +1,4 @@
-"""YAML text to plain values, with the line of every key: what the error messages of the configuration stand on.
+"""YAML text to plain values, with the line of every key. Error messages of the configuration name these lines.
 
 Safe against hostile files: no tags that build objects, a limit on size, depth and the number of values after
 aliases are followed.
@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from headrace.errors import HeadraceError
 
-Path = tuple[str | int, ...]
-"""Where a value is: keys of mappings and indexes of lists, from the top."""
+KeyPath = tuple[str | int, ...]
+"""The keys of mappings and indexes of lists that lead to a value, from the top."""
 
 MAX_BYTES = 1_048_576
 _MAX_VALUES = 100_000
@@ -30,14 +30,14 @@ _LINE = re.compile(r"[^:]*:(\d+): ")
 
 
 class Problems:
-    """What is wrong with the configuration: place and sentence, in the order found."""
+    """Problems of the configuration: location and sentence, in the order found."""
 
     def __init__(self) -> None:
         self.found: list[str] = []
 
-    def add(self, place: str, path: Path, sentence: str) -> None:
-        """Note a problem at a path."""
-        self.found.append(": ".join(part for part in (place, dotted(path), sentence) if part))
+    def add(self, location: str, path: KeyPath, sentence: str) -> None:
+        """Add a problem at a path."""
+        self.found.append(": ".join(part for part in (location, dotted(path), sentence) if part))
 
     @property
     def ordered(self) -> list[str]:
@@ -50,7 +50,7 @@ def _number(line: re.Match[str] | None) -> float:
     return int(line[1]) if line else math.inf
 
 
-def dotted(path: Path) -> str:
+def dotted(path: KeyPath) -> str:
     """Return a path as people write it: `reactive_consumers.orders.topics[0]`."""
     text = ""
     for part in path:
@@ -58,7 +58,7 @@ def dotted(path: Path) -> str:
     return text
 
 
-def read_text(path: FilePath, error: type[HeadraceError], advice: str) -> str:
+def read_text(path: Path, error: type[HeadraceError], advice: str) -> str:
     """Return the text of a configuration file, cut where it is too large.
 
     Raises:
@@ -73,31 +73,31 @@ def read_text(path: FilePath, error: type[HeadraceError], advice: str) -> str:
         raise error(f"{path}: is not UTF-8 text (byte {cause.start}): save it as UTF-8") from cause
 
 
-def read_tree(text: str, name: str, problems: Problems) -> tuple[Any, dict[Path, str]]:
-    """Return the values of a YAML text and the place (`file:line`) of each path.
+def read_tree(text: str, name: str, problems: Problems) -> tuple[Any, dict[KeyPath, str]]:
+    """Return the values of a YAML text and the location (`file:line`) of each path.
 
-    Keys without a value are left out, so a section whose lines are all commented out has its defaults; so is what is
-    a problem.
+    Keys without a value are left out, so a section whose lines are all commented out has its defaults. Values with a
+    problem are left out too.
     """
-    places: dict[Path, str] = {}
+    locations: dict[KeyPath, str] = {}
     if len(text.encode()) > MAX_BYTES:
         problems.add(name, (), f"is larger than {MAX_BYTES} bytes: this is no configuration file")
-        return {}, places
+        return {}, locations
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-        tree = _Walk(name, places, problems).value(root, ()) if root else {}
+        tree = _Walk(name, locations, problems).value(root, ()) if root else {}
     except yaml.MarkedYAMLError as cause:
         mark = cause.problem_mark or cause.context_mark
         reason = " ".join(part for part in (cause.context, cause.problem) if part)
         problems.add(f"{name}:{mark.line + 1 if mark else 1}", (), f"is not YAML: {reason}. Correct this line")
-        return {}, places
+        return {}, locations
     except yaml.YAMLError as cause:
         problems.add(name, (), f"is not YAML: {str(cause).splitlines()[0]}")
-        return {}, places
+        return {}, locations
     except (_TooBig, RecursionError):
         problems.add(name, (), "is nested too deeply or its aliases repeat too much: write the values out")
-        return {}, places
-    return tree, places
+        return {}, locations
+    return tree, locations
 
 
 class _TooBig(Exception):
@@ -107,52 +107,53 @@ class _TooBig(Exception):
 class _Walk:
     """One pass over the parsed nodes."""
 
-    def __init__(self, name: str, places: dict[Path, str], problems: Problems) -> None:
+    def __init__(self, name: str, locations: dict[KeyPath, str], problems: Problems) -> None:
         self._name = name
-        self._places = places
+        self._locations = locations
         self._problems = problems
         self._values = 0
 
-    def value(self, node: yaml.Node, path: Path) -> Any:
+    def value(self, node: yaml.Node, path: KeyPath) -> Any:
         self._values += 1
         if self._values > _MAX_VALUES or len(path) > _MAX_DEPTH:
             raise _TooBig
-        self._places.setdefault(path, self._place(node))
+        self._locations.setdefault(path, self._location(node))
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
             return [self.value(item, (*path, index)) for index, item in enumerate(node.value)]
         return self._scalar(node, path)
 
-    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+    def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key, child in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                self._problems.add(self._place(key), path, "has a key that is not text: write a plain name")
+                self._problems.add(self._location(key), path, "has a key that is not text: write a plain name")
                 continue
             below = (*path, key.value)
             if key.value in found:
-                first = self._places[below]
-                self._problems.add(self._place(key), below, f"is written twice (first at {first}): keep one")
+                first = self._locations[below]
+                self._problems.add(self._location(key), below, f"is written twice (first at {first}): keep one")
                 continue
-            self._places[below] = self._place(key)
+            self._locations[below] = self._location(key)
             value = self.value(child, below)
             if value is not None:
                 found[key.value] = value
         return found
 
-    def _scalar(self, node: yaml.Node, path: Path) -> Any:
+    def _scalar(self, node: yaml.Node, path: KeyPath) -> Any:
         if node.tag in _TEXT:
             return node.value
         if node.tag not in _TYPED:
-            self._problems.add(self._place(node), path, f"has the tag {node.tag}: remove it, write the plain value")
+            self._problems.add(self._location(node), path, f"has the tag {node.tag}: remove it, write the plain value")
             return None
         construct: Callable[[yaml.Node], Any] = _constructor.construct_object
         try:
             return construct(node)
         except (ValueError, yaml.YAMLError):
-            self._problems.add(self._place(node), path, "is no number: correct it, or put it in quotes if it is text")
+            sentence = "is no number: correct it, or put it in quotes if it is text"
+            self._problems.add(self._location(node), path, sentence)
             return None
 
-    def _place(self, node: yaml.Node) -> str:
+    def _location(self, node: yaml.Node) -> str:
         return f"{self._name}:{node.start_mark.line + 1}"

@@ -9,7 +9,7 @@ import msgspec
 
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.kafka import KafkaConfig
-from headrace.config.topic_patterns import fits_any
+from headrace.config.section import fits_any
 from headrace.control.marks import Marks, load_marks
 from headrace.errors import InvalidRequest
 from headrace.kafka import Admin

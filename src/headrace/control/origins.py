@@ -7,7 +7,7 @@ consumer reads, or a retry topic of that consumer. And the consumer must write i
 from __future__ import annotations
 
 from headrace.config.internal_topics import InternalTopics, Kind, Owner
-from headrace.config.topic_patterns import fits_any
+from headrace.config.section import fits_any
 from headrace.control.redrive_target import QUARANTINE
 from headrace.delivery.dead_letter import Origin
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from headrace.config.registered import check_size, read_registration
 from headrace.config.registrations import RegistrationConfig, RegistrationsConfig
-from headrace.config.topic_patterns import fits_any
+from headrace.config.section import fits_any
 from headrace.control.entries import key_of
 from headrace.control.preconditions import TopicRequirement
 from headrace.errors import (

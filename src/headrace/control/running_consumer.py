@@ -6,9 +6,8 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
-from headrace.config.consumers import DeliveryConfig, FlowControl
+from headrace.config.consumers import DeadLetterConfig, DeliveryConfig, FlowControl
 from headrace.config.kafka import KafkaConfig
-from headrace.config.retry import DeadLetterConfig
 from headrace.delivery.dead_letter import DeadLetterTopic
 from headrace.delivery.protocols import Destination
 from headrace.delivery.pump import Pump

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
-from headrace.config.retry import RetryConfig
+from headrace.config.consumers import RetryConfig
 from headrace.delivery.batch import Batch
 from headrace.delivery.breaker import Breaker, Doubt
 from headrace.delivery.lane import Lane

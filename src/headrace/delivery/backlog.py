@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
-from headrace.config.consumers import BatchConfig, Ordering
-from headrace.config.retry import RetryConfig
+from headrace.config.consumers import BatchConfig, Ordering, RetryConfig
 from headrace.delivery.breaker import Breaker
 from headrace.delivery.protocols import Waiting
 from headrace.delivery.rate import Rate

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.config.retry import Action, RetryConfig
+from headrace.config.consumers import Action, RetryConfig
 from headrace.delivery.batch import Batch
 from headrace.delivery.protocols import DeadLetter, Outcome, Verdict
 from headrace.records import Record

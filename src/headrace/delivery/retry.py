@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from headrace.config.retry import RetryConfig
+from headrace.config.consumers import RetryConfig
 
 
 def pause_seconds(failures: int, retry: RetryConfig, chance: random.Random) -> float:

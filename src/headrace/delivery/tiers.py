@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from headrace.config.retry import RetryConfig
+from headrace.config.consumers import RetryConfig
 from headrace.delivery.dead_letter import iso, write_each
 from headrace.delivery.parked import ParkedKeys
 from headrace.delivery.policy import action_of

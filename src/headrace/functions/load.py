@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from headrace.config import yaml_tree
-from headrace.config.explain import explain, place_of
-from headrace.config.yaml_tree import Problems, dotted, read_text, read_tree
+from headrace.config.explain import explain, location_of
+from headrace.config.yaml_tree import KeyPath, Problems, dotted, read_text, read_tree
 from headrace.errors import FunctionInvalid
 from headrace.functions.handler_check import handler_problem
 from headrace.functions.spec import Attributes, FunctionSpec, KafkaTrigger
@@ -73,23 +72,23 @@ def load_function(file: Path, *, check_handler: bool = False) -> FunctionSpec:
 class _Section:
     """One mapping of the file: values by the names we know them by, and where each was written."""
 
-    def __init__(self, path: yaml_tree.Path) -> None:
+    def __init__(self, path: KeyPath) -> None:
         self.path = path
         self.values: dict[str, Any] = {}
-        self.paths: dict[str, yaml_tree.Path] = {}
+        self.paths: dict[str, KeyPath] = {}
 
     def take(self, name: str, other: _Section, other_name: str = "") -> None:
         """Take a value over from another place of the file."""
         self.values[name], self.paths[name] = other.values[other_name or name], other.paths[other_name or name]
 
-    def path_of(self, name: str) -> yaml_tree.Path:
+    def path_of(self, name: str) -> KeyPath:
         return self.paths.get(name, (*self.path, name))
 
 
 class _File:
     """A function file that has been parsed."""
 
-    def __init__(self, tree: Any, places: dict[yaml_tree.Path, str], problems: Problems) -> None:
+    def __init__(self, tree: Any, places: dict[KeyPath, str], problems: Problems) -> None:
         self._tree = tree
         self._places = places
         self._problems = problems
@@ -171,7 +170,7 @@ class _File:
                 if key in section.values:
                     self._refuse(section.path_of(key), "TLS")
 
-    def _refuse(self, path: yaml_tree.Path, what: str) -> None:
+    def _refuse(self, path: KeyPath, what: str) -> None:
         properties = "security.protocol and ssl.*" if what == "TLS" else "security.protocol and sasl.*"
         self._wrong(
             path,
@@ -182,7 +181,7 @@ class _File:
     def _below(self, section: _Section, name: str, known: str = "", *, any_name: bool = False) -> _Section:
         return self._section(section.path_of(name), section.values.get(name, {}), "" if any_name else known or name)
 
-    def _section(self, path: yaml_tree.Path, found: Any, known: str, prefix: str = "") -> _Section:
+    def _section(self, path: KeyPath, found: Any, known: str, prefix: str = "") -> _Section:
         """Return the mapping at a path by the names that are known, all if `known` is empty; judge the others."""
         section = _Section(path)
         if not isinstance(found, dict):
@@ -201,7 +200,7 @@ class _File:
             log.warning(self._told(path, f"without effect in Headrace: {', '.join(idle)}"))
         return section
 
-    def _judge_unknown(self, path: yaml_tree.Path, written: str, read: Collection[str], names: dict[str, str]) -> None:
+    def _judge_unknown(self, path: KeyPath, written: str, read: Collection[str], names: dict[str, str]) -> None:
         candidates = [name.lower() for name in read]
         misspelt = difflib.get_close_matches(written.lower(), candidates, 1, _NEAR)
         misspelt += [name for name in candidates if sorted(name) == sorted(written.lower())]
@@ -223,8 +222,8 @@ class _File:
             explain(errors, self._tree, self._places, set(), self._problems)
             return None
 
-    def _wrong(self, path: yaml_tree.Path, sentence: str) -> None:
-        self._problems.add(place_of(path, self._places), path, sentence)
+    def _wrong(self, path: KeyPath, sentence: str) -> None:
+        self._problems.add(location_of(path, self._places), path, sentence)
 
-    def _told(self, path: yaml_tree.Path, sentence: str) -> str:
-        return ": ".join(part for part in (place_of(path, self._places), dotted(path), sentence) if part)
+    def _told(self, path: KeyPath, sentence: str) -> str:
+        return ": ".join(part for part in (location_of(path, self._places), dotted(path), sentence) if part)

@@ -15,10 +15,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
-from headrace.config.consumers import Ordering
+from headrace.config.consumers import DeadLetterConfig, Ordering, RetryConfig
 from headrace.config.internal_topics import own_topic
 from headrace.config.membership import ConsumerConfig
-from headrace.config.retry import DeadLetterConfig, RetryConfig
 from headrace.config.section import FormatName, GroupName, Number, TopicName
 
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}

@@ -11,8 +11,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from headrace.config.client_properties import CONSUMER_ONLY
-from headrace.config.kafka import KafkaConfig
+from headrace.config.kafka import CONSUMER_ONLY, KafkaConfig
 from headrace.config.membership import ConsumerConfig
 from headrace.errors import ConfigError
 

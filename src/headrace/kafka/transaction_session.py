@@ -7,8 +7,7 @@ theirs, whatever they were doing when they were lost. Source: KIP-98, zombie fen
 from __future__ import annotations
 
 from headrace.config.kafka import KafkaConfig
-from headrace.config.producer import ProducerConfig
-from headrace.config.transactions import TransactionsConfig
+from headrace.config.producer import ProducerConfig, TransactionsConfig
 from headrace.errors import KafkaTimeout, TransactionAborted
 from headrace.kafka.transactions import TransactionalProducers, _Job, _Writer
 

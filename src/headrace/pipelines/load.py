@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from headrace.config.explain import explain, place_of
+from headrace.config.explain import explain, location_of
 from headrace.config.yaml_tree import Problems, dotted, read_text, read_tree
 from headrace.errors import PipelineInvalid
 from headrace.pipelines.graph import problems_of
@@ -52,12 +52,12 @@ def load_pipeline(path: Path, *, check: bool = False) -> PipelineSpec:
         explain(cause.errors(include_url=False, include_input=False), tree, places, set(), problems, PipelineSpec)
         raise PipelineInvalid("\n".join(problems.ordered)) from None
     for where, sentence in problems_of(spec):
-        problems.add(place_of(where, places), where, sentence)
+        problems.add(location_of(where, places), where, sentence)
     for found in check_sql(spec) if check else ():
         if found.is_problem:
-            problems.add(place_of(found.path, places), found.path, found.sentence)
+            problems.add(location_of(found.path, places), found.path, found.sentence)
         else:
-            parts = (place_of(found.path, places), dotted(found.path), found.sentence)
+            parts = (location_of(found.path, places), dotted(found.path), found.sentence)
             log.warning(": ".join(part for part in parts if part))
     if problems.found:
         raise PipelineInvalid("\n".join(problems.ordered))

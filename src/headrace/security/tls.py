@@ -7,8 +7,8 @@ import ssl
 from pathlib import Path
 from typing import Final
 
+from headrace.config.backend import BackendTls
 from headrace.config.http import TlsConfig
-from headrace.config.transport import BackendTls
 from headrace.errors import ConfigError
 from headrace.lifecycle import Clock, Service
 

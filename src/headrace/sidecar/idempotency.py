@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from headrace import errors
-from headrace.config.transactions import IdempotencyConfig
+from headrace.config.producer import IdempotencyConfig
 from headrace.kafka import StateTopic
 from headrace.lifecycle import Clock, Service
 from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge

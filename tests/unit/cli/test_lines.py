@@ -6,11 +6,11 @@ import os
 from typing import Any
 
 import pytest
+from headrace.cli.produce import _chunks, _codec, _encode, _Wanted
+from headrace.cli.text import json_to_line, open_codecs
 
 from headrace.cli import produce as produce_module
 from headrace.cli.output import print_rows, progress
-from headrace.cli.produce import _chunks, _codec, _encode, _Wanted
-from headrace.cli.text import json_to_line, open_codecs
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.errors import DecodeError, InvalidRequest
 from headrace.records import OutgoingRecord

@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 import pytest
+from headrace.cli.consume import _Start
 
 from headrace.cli import main as main_module
-from headrace.cli.consume import _Start
 from headrace.cli.main import main, root
 from headrace.errors import ConfigError, FunctionInvalid, KafkaUnavailable
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from headrace.config.addresses import forbidden_address
-from headrace.config.backend import ONE_RECORD_MODES, BackendConfig
+from headrace.config.backend import ONE_RECORD_MODES, BackendConfig, forbidden_address
 from headrace.config.consumers import ReactiveConsumerConfig
 
 LINK_LOCAL = [

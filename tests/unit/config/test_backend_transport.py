@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.config.explain import masked
 from headrace.config.load import load_config
-from headrace.config.show import masked
 from headrace.errors import ConfigError
 
 AT = "headrace.yaml:1: reactive_consumers.a.backend"

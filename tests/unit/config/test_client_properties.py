@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from headrace.config.client_properties import CONSUMER_KEYS, PRODUCER_KEYS
 from headrace.config.consumers import ReactiveConsumerConfig
-from headrace.config.kafka import KafkaConfig
+from headrace.config.kafka import CONSUMER_KEYS, PRODUCER_KEYS, KafkaConfig
 from headrace.config.model import HeadraceConfig
 from headrace.config.producer import ProducerConfig
 from headrace.config.section import Section

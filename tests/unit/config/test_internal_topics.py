@@ -9,10 +9,9 @@ import pytest
 
 from headrace.app.topic_requirements import topic_requirements
 from headrace.config.audit import AuditConfig
-from headrace.config.control import ControlConfig
+from headrace.config.consumers import DeadLetterConfig
 from headrace.config.internal_topics import InternalTopics
-from headrace.config.model import HeadraceConfig
-from headrace.config.retry import DeadLetterConfig
+from headrace.config.model import ControlConfig, HeadraceConfig
 from headrace.errors import TopicInternal
 from headrace.functions.load import load_function
 from headrace.functions.spec import triggers_of

@@ -3,9 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from headrace.config.explain import json_schema, masked
 from headrace.config.load import load_config
 from headrace.config.model import HeadraceConfig
-from headrace.config.show import json_schema, masked
 
 TEXT = """\
 kafka:

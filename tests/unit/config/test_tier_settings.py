@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from headrace.config.consumers import ReactiveConsumerConfig
+from headrace.config.consumers import ReactiveConsumerConfig, RetryConfig
 from headrace.config.model import HeadraceConfig
-from headrace.config.retry import RetryConfig
 
 KEEP = {"tiers": [10], "keep_key_order": True}
 

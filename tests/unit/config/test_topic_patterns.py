@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from headrace.config.consumers import ReactiveConsumerConfig
-from headrace.config.topic_patterns import compile_pattern, fits_any
+from headrace.config.section import compile_pattern, fits_any
 
 
 def test_a_pattern_fits_whole_names() -> None:

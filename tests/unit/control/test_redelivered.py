@@ -10,7 +10,7 @@ import pytest
 
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.kafka import KafkaConfig
-from headrace.config.topic_patterns import fits_any
+from headrace.config.section import fits_any
 from headrace.control.redelivered import Letter, OneOrigin, Redelivered
 from headrace.control.redelivery import Redelivery, RedeliveryRequest
 from headrace.control.running_consumer import RunningConsumer

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace.config.consumers import BatchConfig, DeliveryConfig
-from headrace.config.retry import RetryConfig
+from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
 from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict
 from headrace.delivery.pump import Pump
 from headrace.errors import DeadLetterFailed

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from headrace.config.consumers import BatchConfig, DeliveryConfig
-from headrace.config.retry import RetryConfig
+from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
 from headrace.delivery.limit import SharedSlots
 from headrace.delivery.offset_map import SPAN_OFFSETS
 from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from headrace.config.retry import RetryConfig
+from headrace.config.consumers import RetryConfig
 from headrace.delivery.batch import Batch
 from headrace.delivery.policy import Judgement, judge
 from headrace.delivery.protocols import ACK, ELSEWHERE, Outcome, Verdict

@@ -10,8 +10,7 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from headrace.config.consumers import BatchConfig, DeliveryConfig
-from headrace.config.retry import RetryConfig
+from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
 from headrace.delivery.parked import KeyOrder, ParkedKeys
 from headrace.delivery.protocols import ACK, Delivery, Outcome
 from headrace.delivery.pump import Pump

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from headrace.config.consumers import BatchConfig, DeliveryConfig
-from headrace.config.retry import RetryConfig
+from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
 from headrace.delivery.parked import KeyOrder, ParkedKeys
 from headrace.delivery.protocols import ACK, ELSEWHERE, DeadLetter, Delivery, Outcome, Verdict
 from headrace.delivery.pump import Pump

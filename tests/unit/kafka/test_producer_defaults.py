@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.config.client_properties import PRODUCER_KEYS
-from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
+from headrace.config.kafka import PRODUCER_KEYS, KafkaConfig, SchemaRegistryConfig
 from headrace.config.producer import ProducerConfig
 from headrace.kafka.producer_settings import producer_properties
 

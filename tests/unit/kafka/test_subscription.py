@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from headrace.config.topic_patterns import fits_any
+from headrace.config.section import fits_any
 from headrace.kafka import TopicInfo
 from headrace.kafka.subscription import Subscription
 from headrace.lifecycle import ManualClock

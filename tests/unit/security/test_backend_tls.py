@@ -8,7 +8,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from headrace.config.transport import BackendTls
+from headrace.config.backend import BackendTls
 from headrace.errors import ConfigError
 from headrace.lifecycle import ManualClock
 from headrace.security import BackendTlsFiles

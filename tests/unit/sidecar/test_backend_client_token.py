@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.config.transport import OAuth
+from headrace.config.backend import OAuth
 from headrace.errors import DestinationUnavailable
 from headrace.lifecycle import ManualClock
 from headrace.sidecar.reactive.connection import Answer

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 
 from headrace.config.backend import BackendConfig, BackendMode
-from headrace.config.retry import RetryConfig
+from headrace.config.consumers import RetryConfig
 from headrace.delivery.protocols import ACK, Delivery, Outcome, Verdict
 from headrace.errors import DestinationRefused, DestinationUnavailable, RegistryUnavailable
 from headrace.formats.codecs import Codecs

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from headrace import errors
-from headrace.config.producer import ProducerConfig
-from headrace.config.transactions import IdempotencyConfig
+from headrace.config.producer import IdempotencyConfig, ProducerConfig
 from headrace.lifecycle import ManualClock
 from headrace.records import OutgoingRecord, Produced, Record
 from headrace.sidecar.idempotency import Idempotency, Window

@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from headrace.config.consumers import BatchConfig, DeliveryConfig
-from headrace.config.retry import RetryConfig
+from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
 from headrace.delivery.attempt import Attempts
 from headrace.delivery.dead_letter import headers_of
 from headrace.delivery.lane import Lane

@@ -14,8 +14,7 @@ import pytest
 from headrace import errors
 from headrace.config.http import HttpConfig, SecurityConfig
 from headrace.config.kafka import SchemaRegistryConfig
-from headrace.config.producer import ProducerConfig
-from headrace.config.transactions import IdempotencyConfig
+from headrace.config.producer import IdempotencyConfig, ProducerConfig
 from headrace.control.commands import CommandAnswer
 from headrace.control.consumer_status import BreakerStatus, Details, Settings, Summary
 from headrace.control.jobs import JobView

@@ -14,9 +14,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
-from headrace.config.addresses import forbidden_address
-from headrace.config.backend import BackendConfig
-from headrace.config.transport import FRAMING, HEADER_NAME
+from headrace.config.backend import FRAMING, HEADER_NAME, BackendConfig, forbidden_address
 from headrace.errors import DestinationUnavailable
 from headrace.lifecycle import Clock
 from headrace.sidecar.reactive.connection import MAX_HEAD_BYTES, Answer, Broken, Connection

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from headrace.config.backend import BackendConfig
-from headrace.config.retry import RetryConfig
+from headrace.config.consumers import RetryConfig
 from headrace.delivery.protocols import ACK, Delivery, Outcome, Verdict
 from headrace.errors import DecodeError, DestinationUnavailable, RegistryUnavailable
 from headrace.lifecycle import Clock, Service

@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from headrace.config.transport import OAuth
+from headrace.config.backend import OAuth
 from headrace.errors import DestinationUnavailable
 from headrace.lifecycle import Clock
 from headrace.sidecar.reactive.connection import Answer

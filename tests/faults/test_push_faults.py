@@ -211,7 +211,7 @@ class Scene:
     def check(self) -> list[str]:
         """Return what the ledger has to say of every partition."""
         found = self.evidence()
-        self.dead_letters = sum(len(run.letters) for run in found)
+        self.dead_letters = sum(len(run.dead_letters) for run in found)
         assert sum(len(run.log) for run in found) == self.written
         ordering = self.settings["ordering"]
         return [text for run in found for text in check_pushed(run, ordering, self.faults)]
@@ -405,7 +405,7 @@ def test_a_backend_that_fails_costs_attempts_and_nothing_else(scene: Scene) -> N
     process = scene.run()
     scene.wait_done()
     assert scene.check() == []
-    assert {letter_attempts(letter) for run in scene.evidence() for letter in run.letters} == {5}
+    assert {letter_attempts(letter) for run in scene.evidence() for letter in run.dead_letters} == {5}
     assert process.terminate() == 0
 
 

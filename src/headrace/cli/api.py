@@ -1,4 +1,4 @@
-"""Commands that ask a running Headrace over its HTTP API, as everybody else may.
+"""The client of the HTTP API that commands use.
 
 The URL comes from an option, the file, the environment (`HEADRACE_URL`) or is the default port of this machine.
 """
@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import click
 
 from headrace.cli.output import output_option
-from headrace.cli.settings import config_option, find_settings
+from headrace.cli.connection import config_option, find_settings
 from headrace.config.http import HttpConfig
 from headrace.config.model import HeadraceConfig
 from headrace.errors import EnvironmentProblem, HeadraceError
@@ -29,15 +29,15 @@ class Api:
     """The HTTP API of one Headrace process."""
 
     def __init__(self, url: str, token: str = "", limit_seconds: float = _LIMIT_SECONDS) -> None:
-        """Prepare; no one is contacted.
+        """Prepare; nothing is contacted.
 
         Args:
             url: Base URL.
             token: Sent as `Authorization: Bearer`; empty sends none.
-            limit_seconds: The longest wait for an answer.
+            limit_seconds: Longest wait for an answer.
 
         Raises:
-            click.UsageError: It is no URL of a server.
+            click.UsageError: The URL is not one of a server.
         """
         try:
             named = urlsplit(url)
@@ -47,53 +47,53 @@ class Api:
         if not known:
             raise click.UsageError(f"{url!r} is no URL of a Headrace: write it as http://127.0.0.1:8082")
         self.url = url.rstrip("/")
-        self._limit_seconds = limit_seconds
+        self.limit_seconds = limit_seconds
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         here = urlsplit(url).hostname in _LOOPBACK
         self._opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if here else ()))
 
     def get(self, path: str, **query: Any) -> dict[str, Any]:
-        """Return the answer to a GET; of the query, what is None is left out."""
+        """Return the answer to a GET; parameters that are None are left out."""
         given = {name: value for name, value in query.items() if value is not None}
-        return self._ask("GET", f"{path}?{urlencode(given, doseq=True)}" if given else path, None)
+        return self._request("GET", f"{path}?{urlencode(given, doseq=True)}" if given else path, None)
 
     def post(self, path: str, body: Any = None) -> dict[str, Any]:
         """Return the answer to a POST of JSON."""
-        return self._ask("POST", path, {} if body is None else body)
+        return self._request("POST", path, {} if body is None else body)
 
     def put(self, path: str, body: Any) -> dict[str, Any]:
         """Return the answer to a PUT of JSON."""
-        return self._ask("PUT", path, body)
+        return self._request("PUT", path, body)
 
     def patch(self, path: str, body: Any) -> dict[str, Any]:
         """Return the answer to a PATCH with JSON."""
-        return self._ask("PATCH", path, body)
+        return self._request("PATCH", path, body)
 
     def delete(self, path: str) -> dict[str, Any]:
         """Return the answer to a DELETE."""
-        return self._ask("DELETE", path, None)
+        return self._request("DELETE", path, None)
 
     def readiness(self) -> dict[str, Any]:
-        """Return whether it is ready, and per service why not."""
-        return self._ask("GET", "/health/readiness", None, expected=503)
+        """Return readiness, and per service why it is not ready."""
+        return self._request("GET", "/health/readiness", None, expected=503)
 
-    def _ask(self, method: str, path: str, body: Any, expected: int = 200) -> dict[str, Any]:
-        """Ask.
+    def _request(self, method: str, path: str, body: Any, expected: int = 200) -> dict[str, Any]:
+        """Send a request and return the JSON of the answer.
 
         Raises:
-            EnvironmentProblem: Nobody answers there.
-            HeadraceError: What the server says; its code and status are in the parameters.
+            EnvironmentProblem: No server answers.
+            HeadraceError: The error of the server; code and status are in its parameters.
         """
         data = None if body is None else json.dumps(body).encode()
         headers = {**self._headers, **({"Content-Type": "application/json"} if data is not None else {})}
         request = urllib.request.Request(self.url + path, data, headers, method=method)
         try:
-            with self._opener.open(request, timeout=self._limit_seconds) as answer:
-                said = answer.read()
+            with self._opener.open(request, timeout=self.limit_seconds) as answer:
+                text = answer.read()
         except urllib.error.HTTPError as refused:
             if refused.code != expected:
-                raise _told(refused) from None
-            said = refused.read()
+                raise _error_of(refused) from None
+            text = refused.read()
         except (OSError, http.client.HTTPException) as cause:
             why = getattr(cause, "reason", cause)
             raise EnvironmentProblem(
@@ -101,7 +101,7 @@ class Api:
                 "is with --url or HEADRACE_URL"
             ) from cause
         try:
-            found: dict[str, Any] = json.loads(said) if said else {}
+            found: dict[str, Any] = json.loads(text) if text else {}
         except ValueError:
             raise HeadraceError(f"{self.url} answers something else than JSON: it is no Headrace") from None
         return found
@@ -125,21 +125,21 @@ def api_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def url_of(config: Path | None) -> str:
-    """Return where the Headrace of a file listens, by default of `./headrace.yaml`, or one without a file."""
+    """Return the URL of the Headrace of a file, by default of `./headrace.yaml`, or of one without a file."""
     return address_of(find_settings(config))
 
 
 def address_of(settings: HeadraceConfig | None) -> str:
-    """Return where a Headrace with these settings listens; None for the defaults."""
+    """Return the URL of a Headrace with these settings; None for the defaults."""
     http = settings.http if settings else HttpConfig()
     host = f"[{http.host}]" if ":" in http.host else http.host
     return f"{'https' if http.tls.certificate else 'http'}://{host}:{http.port}"
 
 
-def _told(refused: urllib.error.HTTPError) -> HeadraceError:
+def _error_of(refused: urllib.error.HTTPError) -> HeadraceError:
     try:
-        said = json.loads(refused.read())
-        text, code = said["description"], said["code"]
+        body = json.loads(refused.read())
+        text, code = body["description"], body["code"]
     except (OSError, ValueError, LookupError, TypeError):
         text, code = f"{refused.url} answered {refused.code}: it is no Headrace, or another one stands before it", ""
     return HeadraceError(str(text), status=refused.code, code=str(code))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
+from headrace.cli.connection import DEFAULT_FILE, variables, with_environment
 from headrace.cli.output import output_option, print_json
-from headrace.cli.settings import DEFAULT_FILE, located, variables
 from headrace.config.explain import json_schema, masked
 from headrace.config.load import load_config, read_config
 from headrace.config.model import HeadraceConfig
@@ -39,7 +39,7 @@ def config() -> None:
 @file_option
 @output_option
 def check(file: Path, output: str) -> None:
-    """Say everything that is wrong with the file and those it names, with line numbers; exit code 78 if something is.
+    """Report every problem of the file and of those it names, with line numbers; exit code 78 if there is one.
 
     Example: headrace config check -c headrace.yaml
     """
@@ -50,7 +50,7 @@ def check(file: Path, output: str) -> None:
             settings, problems, files = None, [unreadable.description], {}
         problems += _problems_of(files)
         if settings and not problems:
-            problems += _problems_when_put_together(settings)
+            problems += _problems_of_assembly(settings)
     if output == "json":
         print_json({"ok": not problems, "problems": problems, "warnings": warnings})
     else:
@@ -80,7 +80,8 @@ def show(file: Path, output: str) -> None:
 
     Example: headrace config show -c headrace.yaml
     """
-    shown = masked(located(load_config(None if file == DEFAULT_FILE and not file.exists() else file, variables())))
+    path = None if file == DEFAULT_FILE and not file.exists() else file
+    shown = masked(with_environment(load_config(path, variables())))
     if output == "json":
         print_json(shown)
     else:
@@ -91,17 +92,17 @@ def show(file: Path, output: str) -> None:
 
 @contextlib.contextmanager
 def _warnings() -> Iterator[list[str]]:
-    """Collect what is logged as a warning, each text once."""
+    """Collect the logged warnings, each text once."""
     found: list[str] = []
 
-    def take(record: logging.LogRecord) -> bool:
+    def collect(record: logging.LogRecord) -> bool:
         text = record.getMessage()
         if record.levelno >= logging.WARNING and text not in found:
             found.append(text)
         return False
 
     handler, logger = logging.Handler(), logging.getLogger("headrace")
-    handler.addFilter(take)
+    handler.addFilter(collect)
     logger.addHandler(handler)
     logger.propagate, before = False, logger.propagate
     try:
@@ -129,8 +130,8 @@ def _problems_of(files: Mapping[str, Sequence[Path]]) -> list[str]:
     return problems
 
 
-def _problems_when_put_together(settings: HeadraceConfig) -> list[str]:
-    """Make what `headrace run` would start, and start nothing: what it refuses and warns of comes up here too."""
+def _problems_of_assembly(settings: HeadraceConfig) -> list[str]:
+    """Make the services of `headrace run` and start none: report what it would refuse, and log its warnings."""
     from headrace.app import App
     from headrace.lifecycle import SystemClock
 

@@ -1,9 +1,16 @@
-"""Commands that speak to Kafka: their options, where Kafka and the schema registry are, and a producer."""
+"""Configuration of commands that use Kafka: their options, the addresses of Kafka and the registry, and a producer.
+
+The file is `./headrace.yaml` by default. Addresses come from an option, the file, the environment (`KAFKA`,
+`SCHEMA_REGISTRY_URL`), the running dev cluster of this folder, or are on localhost, in this order. References of the
+file to these variables find the dev cluster too.
+"""
 
 import asyncio
 import contextlib
 import functools
+import json
 import logging
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,20 +18,31 @@ from typing import Any, NamedTuple
 import click
 
 from headrace.cli.output import output_option
-from headrace.cli.settings import config_option, find_settings, located
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
+from headrace.config.load import load_config
 from headrace.config.model import HeadraceConfig
 from headrace.config.producer import ProducerConfig
+from headrace.devcluster import HOME, environment
 from headrace.kafka import Admin, Producer
 from headrace.lifecycle import Deadline, SystemClock
 
+DEFAULT_FILE = Path("headrace.yaml")
+ENDPOINTS = HOME / "endpoints.json"
+
+config_option = click.option(
+    "-c",
+    "--config",
+    "config",
+    type=click.Path(path_type=Path),
+    help="The configuration file; ./headrace.yaml if it is there.",
+)
 registry_option = click.option(
     "--schema-registry", "registry", metavar="URL", help="Schema registry, for formats that need one."
 )
 
 
-class Place(NamedTuple):
-    """Where the cluster is, and the whole file if there is one."""
+class ClusterSettings(NamedTuple):
+    """How to reach the cluster, and the whole file if there is one."""
 
     kafka: KafkaConfig
     registry: SchemaRegistryConfig
@@ -32,36 +50,74 @@ class Place(NamedTuple):
 
 
 def kafka_options(command: Callable[..., Coroutine[Any, Any, int | None]]) -> Callable[..., Any]:
-    """Make a command of a coroutine function, with `-b`, `-c` and `--output`; it gets `place` and `output`.
+    """Make a command of a coroutine function, with `-b`, `-c` and `--output`; it gets `cluster` and `output`.
 
     `registry_option` goes below it.
     """
 
     @functools.wraps(command)
     def run(bootstrap_servers: str | None, config: Path | None, registry: str | None = None, **others: Any) -> Any:
-        return asyncio.run(command(place=find(bootstrap_servers, config, registry), **others))
+        return asyncio.run(command(cluster=find_cluster(bootstrap_servers, config, registry), **others))
 
     servers = click.option("-b", "--bootstrap-servers", help="Kafka: host:port, comma separated.")
     return servers(config_option(output_option(run)))
 
 
-def find(bootstrap_servers: str | None, config: Path | None, registry_url: str | None = None) -> Place:
-    """Return where Kafka and the registry are.
+def find_cluster(
+    bootstrap_servers: str | None, config: Path | None, registry_url: str | None = None
+) -> ClusterSettings:
+    """Return how to reach Kafka and the registry.
 
     Raises:
         ConfigError: The file is not usable.
     """
     quiet_client()
     Admin.on_wait = functools.partial(click.echo, err=True)
-    # With -b alone the file of the folder is about another cluster, or about none.
+    # With -b alone the file of the folder may be about another cluster.
     file = find_settings(config) if config or not bootstrap_servers else None
-    settings = file or located(HeadraceConfig())
+    settings = file or with_environment(HeadraceConfig())
     kafka, registry = settings.kafka, settings.schema_registry
     if bootstrap_servers:
         kafka = kafka.model_copy(update={"bootstrap_servers": bootstrap_servers})
     if registry_url:
         registry = registry.model_copy(update={"url": registry_url})
-    return Place(kafka, registry, file)
+    return ClusterSettings(kafka, registry, file)
+
+
+def find_settings(file: Path | None) -> HeadraceConfig | None:
+    """Return the settings of a file, by default of `./headrace.yaml`; None if that does not exist.
+
+    Raises:
+        ConfigError: The file is not usable.
+    """
+    if file is None and not DEFAULT_FILE.exists():
+        return None
+    return with_environment(load_config(file or DEFAULT_FILE, variables()))
+
+
+def with_environment(settings: HeadraceConfig) -> HeadraceConfig:
+    """Return settings with the addresses of the environment, if the file does not set them."""
+    kafka, registry, known = settings.kafka, settings.schema_registry, variables()
+    if "bootstrap_servers" not in kafka.model_fields_set and known.get("KAFKA"):
+        kafka = kafka.model_copy(update={"bootstrap_servers": known["KAFKA"]})
+    # The registry of the dev cluster belongs to its Kafka only.
+    urls = known if kafka.bootstrap_servers == known.get("KAFKA") else os.environ
+    if "url" not in registry.model_fields_set and urls.get("SCHEMA_REGISTRY_URL"):
+        registry = registry.model_copy(update={"url": urls["SCHEMA_REGISTRY_URL"]})
+    found = settings.model_copy(update={"kafka": kafka, "schema_registry": registry})
+    if "schema_registry" not in settings.model_fields_set:
+        found.model_fields_set.discard("schema_registry")  # a registry in the file is one that must answer
+    return found
+
+
+def variables() -> dict[str, str]:
+    """Return the environment, and the variables of a running dev cluster that are not set in it."""
+    try:
+        found = json.loads(ENDPOINTS.read_text())
+        os.kill(found["kafka"]["brokers"][0]["pid"], 0)
+        return {**environment(found), **os.environ}
+    except (OSError, ValueError, LookupError, TypeError):
+        return dict(os.environ)
 
 
 @contextlib.asynccontextmanager
@@ -77,6 +133,6 @@ async def open_producer(kafka: KafkaConfig) -> AsyncIterator[Producer]:
 
 
 def quiet_client() -> None:
-    """Keep the Kafka client's own log off the terminal: what goes wrong comes out as an error, once."""
+    """Keep the Kafka client's own log off the terminal: problems are printed as one error."""
     if not click.get_current_context().find_root().params.get("debug"):
         logging.getLogger("headrace.kafka.client").setLevel(logging.CRITICAL)

@@ -22,20 +22,20 @@ def dev() -> None:
 
 
 @dev.command()
-@click.option("--brokers", type=click.Choice([1, 3]), help="Number of brokers; as last time, else 1.")
+@click.option("--brokers", type=click.Choice([1, 3]), help="Number of brokers; as at the last start, else 1.")
 @click.option("--registry/--no-registry", default=True, help="Whether to start the schema registry too.")
-@click.option("--port", type=_port, help="Port of broker 1, the others take the next ones; else free ones.")
-@click.option("--registry-port", type=_port, help="Port of the schema registry; else a free one.")
+@click.option("--port", type=_port, help="Port of broker 1, the others take the next ones; by default free ones.")
+@click.option("--registry-port", type=_port, help="Port of the schema registry; by default a free one.")
 @output_option
-def up(output: str, **wanted: Any) -> None:
-    """Start the cluster, or what is missing of it, and print where it is as lines for `eval`.
+def up(output: str, **options: Any) -> None:
+    """Start the servers that do not run, and print their addresses as lines for `eval`.
 
     Example: eval "$(headrace dev up --brokers 3)"
     """
     started = time.monotonic()
     with install_progress() as progress:
         cluster = DevCluster()
-        endpoints = cluster.up(progress=progress, **wanted)
+        endpoints = cluster.up(progress=progress, **options)
     click.echo(f"up after {time.monotonic() - started:.1f} s; see {cluster.endpoints_file}", err=True)
     if output == "json":
         print_json(endpoints)

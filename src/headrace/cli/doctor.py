@@ -1,11 +1,11 @@
-"""`headrace doctor`: whether the cluster holds what the promises rest on."""
+"""`headrace doctor`: whether the cluster and this machine have what durability needs."""
 
 from collections.abc import Sequence
 
 import click
 
 from headrace.app.topic_requirements import examination
-from headrace.cli.connection import Place, kafka_options
+from headrace.cli.connection import ClusterSettings, kafka_options
 from headrace.cli.output import print_rows
 from headrace.config.model import HeadraceConfig
 from headrace.control.doctor import examine
@@ -23,24 +23,24 @@ _JAVA = 17
 @click.command()
 @click.argument("topics", nargs=-1)
 @kafka_options
-async def doctor(topics: Sequence[str], place: Place, output: str) -> int:
-    """Check what durability rests on, and say what to do about what is missing.
+async def doctor(topics: Sequence[str], cluster: ClusterSettings, output: str) -> int:
+    """Check what durability needs, and say what to do about what is missing.
 
-    With a headrace.yaml: everything it reads and writes, the schema registry and Java if it needs them. Without: the
+    With a headrace.yaml: every topic it reads and writes, the schema registry and Java if it needs them. Without: the
     cluster, and TOPICS. Exit code 1 if a check fails; warnings do not count.
 
     Example: headrace doctor -c headrace.yaml
     """
     found: list[Finding] = []
     try:
-        if place.file:
-            config = place.file.model_copy(update={"kafka": place.kafka})
+        if cluster.file:
+            config = cluster.file.model_copy(update={"kafka": cluster.kafka})
             found += await _machine(config)
             functions = [load_function(file) for file in config.functions]
-            found += await examination(config, functions, Admin(place.kafka))()
-        if topics or not place.file:
+            found += await examination(config, functions, Admin(cluster.kafka))()
+        if topics or not cluster.file:
             required = [TopicRequirement("", "(any)", topics)] if topics else []
-            found += await examine(Admin(place.kafka), required, creates_topics=True)
+            found += await examine(Admin(cluster.kafka), required, creates_topics=True)
     except HeadraceError as error:
         found.append(Finding("cluster", "reachable", "failing", "no", error.description))
     order = ("failing", "warning", "ok")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import click
 
-from headrace.cli.connection import Place, kafka_options
+from headrace.cli.connection import ClusterSettings, kafka_options
 from headrace.cli.output import print_rows
 from headrace.control.lag import lag_of
 from headrace.kafka import Admin
@@ -20,12 +20,12 @@ def groups() -> None:
 
 @groups.command("list")
 @kafka_options
-async def list_(place: Place, output: str) -> None:
+async def list_(cluster: ClusterSettings, output: str) -> None:
     """List consumer groups with state and number of members.
 
     Example: headrace groups list
     """
-    found = await Admin(place.kafka).list_groups()
+    found = await Admin(cluster.kafka).list_groups()
     rows = [{"group": group.name, "state": group.state, "members": group.members} for group in found]
     print_rows(rows, output, "no consumer groups yet")
 
@@ -33,12 +33,12 @@ async def list_(place: Place, output: str) -> None:
 @groups.command()
 @click.argument("group", nargs=-1)
 @kafka_options
-async def lag(group: Sequence[str], place: Place, output: str) -> None:
-    """Show how far groups are behind on each partition; all groups if none is named.
+async def lag(group: Sequence[str], cluster: ClusterSettings, output: str) -> None:
+    """Show the lag of groups on each partition; of all groups if none is named.
 
     Example: headrace groups lag billing
     """
-    admin = Admin(place.kafka)
+    admin = Admin(cluster.kafka)
     names = group or [known.name for known in await admin.list_groups()]
     rows = [
         {

@@ -1,4 +1,4 @@
-"""`headrace jobs`: what was asked for and takes long, over the HTTP API; and watching one until it has ended."""
+"""`headrace jobs`: replays and other jobs, over the HTTP API; and watching one until it has ended."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from headrace.cli.output import print_json, print_rows, progress
 
 _JOBS = "/adm/jobs"
 _ENDED = ("done", "failed", "stopped")
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 
 
 @click.group()
 def jobs() -> None:
-    """Jobs: replays, and what is done with dead letters over HTTP.
+    """Jobs: replays, and redrives, drops and quarantines of dead letters over HTTP.
 
-    A job goes on when its process is restarted, and at another one when it is gone.
+    A job resumes after a restart of its process, or in another process.
 
     Example: headrace jobs list
     """
@@ -42,7 +42,7 @@ def list_(api: Api, output: str) -> None:
 @click.option("--follow", is_flag=True, help="Watch it until it has ended.")
 @api_options
 def show(job: str, follow: bool, api: Api, output: str) -> int:
-    """Show how far a job is.
+    """Show the progress of a job.
 
     Example: headrace jobs show replay-0f1e2d3c4b --follow
     """
@@ -60,25 +60,25 @@ def _step(name: str, text: str) -> Callable[..., Any]:
     return jobs.command(name)(step)
 
 
-_step("pause", "Pause a job; what is under way ends first.")
-_step("resume", "Let a paused job go on where it was.")
-_step("stop", "End a job for good; what it has done stays done.")
+_step("pause", "Pause a job; deliveries in flight end first.")
+_step("resume", "Resume a paused job.")
+_step("stop", "Stop a job for good; finished records stay finished.")
 
 
 def watch(api: Api, job: Mapping[str, Any], output: str) -> int:
-    """Show a bar until a job has ended, then what became of it; returns the exit code.
+    """Show a bar until a job has ended, then its result; returns the exit code.
 
-    Interrupted, it only stops to look: the job goes on, and how to end it is said.
+    An interrupt ends only the watching, and prints how to end the job.
     """
     name = job["id"]
     try:
         with progress(f"{job['kind']} {name}") as show_progress:
             while job["state"] not in (*_ENDED, "paused"):
-                time.sleep(_LOOK_SECONDS)
+                time.sleep(_POLL_SECONDS)
                 job = api.get(f"{_JOBS}/{part(name)}")
                 show_progress(job["progress"].get("done", 0), job["progress"].get("total"))
     except KeyboardInterrupt:
-        click.echo(f"{name} goes on: headrace jobs pause {name}, or stop, if it should not", err=True)
+        click.echo(f"{name} still runs: headrace jobs pause {name}, or stop, to end it", err=True)
         raise
     return print_job(job, output)
 

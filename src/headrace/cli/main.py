@@ -1,4 +1,4 @@
-"""The command `headrace`: finds the subcommand, and turns errors into a paragraph and an exit code, only here."""
+"""The command `headrace`: imports the subcommand, and turns errors into a paragraph and an exit code."""
 
 import difflib
 import importlib
@@ -17,7 +17,7 @@ _COMMANDS = {
     "demo": "The whole story on this machine, on real flight data.",
     "dev": "A real Kafka and schema registry on this machine: up, down, status, logs, reset.",
     "run": "Run everything a headrace.yaml names.",
-    "ready": "Wait until a running Headrace does its work.",
+    "ready": "Wait until a running Headrace is ready.",
     "config": "Check and show the configuration; print the schema of the file.",
     "topics": "List, describe and create topics.",
     "groups": "List consumer groups; see their lag.",
@@ -25,11 +25,13 @@ _COMMANDS = {
     "consume": "Read a topic.",
     "dlq": "Dead letters: list, show, search, stats, redrive, quarantine, drop.",
     "replay": "Deliver a window of a topic once more: to a backend, a function or a topic.",
-    "jobs": "Replays and other long work: see, pause, resume, stop.",
-    "reactive": "Live consumers: see why each moves or not, pause, seek, skip.",
-    "doctor": "Check what durability rests on, and say what to do.",
+    "jobs": "Replays and other jobs: see, pause, resume, stop.",
+    "reactive": "Reactive consumers: see why each moves or not, pause, seek, skip.",
+    "doctor": "Check what durability needs, and say what to do.",
 }
-"""Command to its line in the help. Each is the object of the same name in the module of the same name."""
+"""Command to its line in the help. Each is the object of the same name in its module."""
+_MODULES = {"ready": "run", "produce": "records", "consume": "records"}
+"""Modules of commands that share one; any other has the command's name."""
 
 _WELCOME = """\
 Headrace carries Kafka to people's code. Three commands to begin with:
@@ -50,7 +52,9 @@ class _Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = getattr(importlib.import_module(f"headrace.cli.{cmd_name}"), cmd_name)
+        command: click.Command = vars(
+            importlib.import_module(f"headrace.cli.{_MODULES.get(cmd_name, cmd_name)}")
+        )[cmd_name]
         return command
 
     def resolve_command(
@@ -83,9 +87,9 @@ def root(ctx: click.Context, debug: bool) -> None:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and end the process with its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in words  # wherever it stands: people add it to the command that just failed
+    debug = "--debug" in words  # anywhere: people add it to the command that just failed
     words = [word for word in words if word != "--debug"]
-    if words[:1] == ["run"]:  # before anything is loaded: until it has begun something, it ends at once and well
+    if words[:1] == ["run"]:  # until something is started, SIGTERM ends the process at once with exit code 0
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     words = (["--debug"] if debug else []) + words
     try:
@@ -94,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except (click.Abort, KeyboardInterrupt):
         _leave_interrupted()
     except BrokenPipeError:
-        # The reader of our output has seen enough (`headrace consume t | head`).
+        # The reader of the output has closed it (`headrace consume t | head`).
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except Exception as cause:  # noqa: BLE001 boundary: what the user sees is one paragraph

@@ -1,4 +1,4 @@
-"""What commands print: aligned columns or JSON on standard output, progress on a terminal's standard error."""
+"""Output of commands: aligned columns or JSON on standard output, progress on a terminal's standard error."""
 
 import contextlib
 import functools
@@ -14,7 +14,7 @@ output_option = click.option(
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="Form of what is printed on standard output.",
+    help="Format of standard output.",
 )
 
 
@@ -49,7 +49,7 @@ def progress(doing: str) -> Iterator[Callable[[int, int | None], None]]:
     """Show a bar on a terminal, nothing elsewhere.
 
     Yields:
-        A function that takes how much is done and how much there is (None: nobody knows).
+        A function that takes how much is done and how much there is (None: unknown).
     """
     if not sys.stderr.isatty():
         yield lambda done, total: None
@@ -62,20 +62,20 @@ def progress(doing: str) -> Iterator[Callable[[int, int | None], None]]:
 
 @contextlib.contextmanager
 def install_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Show what a first start downloads and prepares: a bar on a terminal, a line per step elsewhere.
+    """Show the downloads of a first start: a bar on a terminal, a line per step elsewhere.
 
     Yields:
         A `headrace.jvm.Progress`.
     """
-    said: set[str] = set()
+    reported: set[str] = set()
 
-    def say(what: str, done: int, total: int) -> None:
-        if what not in said:
-            said.add(what)
+    def report(what: str, done: int, total: int) -> None:
+        if what not in reported:
+            reported.add(what)
             click.echo(what + (f" ({total / 1e6:.0f} MB)" if total else ""), err=True)
 
     if not sys.stderr.isatty():
-        yield say
+        yield report
         return
     from rich.progress import DownloadColumn, TransferSpeedColumn
 

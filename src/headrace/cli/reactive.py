@@ -1,10 +1,12 @@
-"""`headrace reactive`: see reactive consumers and functions while they run, and steer them, over the HTTP API."""
+"""`headrace reactive`: see, control and register reactive consumers and functions, over the HTTP API."""
 
 from __future__ import annotations
 
 import functools
+import os
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,39 +14,41 @@ import click
 from headrace.cli.api import Api, api_options, part
 from headrace.cli.output import counted, print_json, print_rows
 from headrace.cli.reactive_top import top
-from headrace.cli.registrations import register, registrations, remove
 from headrace.cli.selection_options import Moment
+from headrace.config.references import ReferenceProblem, resolve
+from headrace.config.yaml_tree import Problems, read_text, read_tree
+from headrace.errors import ConfigError, HeadraceError
 
 _CONSUMERS = "/adm/reactive-consumers"
+_REGISTRATIONS = "/reactive-consumers"
 _COLUMNS = 100
-_NAMED = 5
-_DONE = ("sought", "skipped", "will be skipped", "ended already")
+_MAX_NAMED = 5
+_SUCCEEDED = ("sought", "skipped", "will be skipped", "ended already")
 
 
 @click.group()
 def reactive() -> None:
-    """See and steer reactive consumers and functions while they run.
+    """See and control reactive consumers and functions while they run.
 
-    What is asked of one process holds in every process of its deployment, over rebalances and restarts.
+    A pause, seek or setting applies to every process of the deployment, over rebalances and restarts.
 
     Example: headrace reactive status orders
     """
 
 
-for _command in (top, register, registrations, remove):
-    reactive.add_command(_command)
+reactive.add_command(top)
 
 
-def _where(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that name partitions; it gets `where`."""
+def _partition_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that select partitions; it gets them as `partitions`, the body of the request."""
 
     @functools.wraps(command)
     def run(topic: str | None, partition: Sequence[int], reason: str, **others: Any) -> Any:
-        where = {"topic": topic, "partitions": list(partition), "reason": reason}
-        return command(where={name: value for name, value in where.items() if value}, **others)
+        body = {"topic": topic, "partitions": list(partition), "reason": reason}
+        return command(partitions={name: value for name, value in body.items() if value}, **others)
 
     number = click.option("--partition", type=click.IntRange(0), multiple=True, help="Only this one; may be repeated.")
-    why = click.option("--reason", default="", help="Why; shown in the status and noted in the audit.")
+    why = click.option("--reason", default="", help="Why; shown in the status and in the audit.")
     return click.option("--topic", help="Only this topic.")(number(why(run)))
 
 
@@ -56,7 +60,7 @@ _wait = click.option(
 @reactive.command("list")
 @api_options
 def list_(api: Api, output: str) -> None:
-    """List consumers: how far behind each is, and why it does not move.
+    """List consumers with their lag, and why each does not move.
 
     Example: headrace reactive list
     """
@@ -85,51 +89,51 @@ def list_(api: Api, output: str) -> None:
 @click.argument("consumer")
 @api_options
 def status(consumer: str, api: Api, output: str) -> None:
-    """Show where each partition of a consumer stands, and why it does not move.
+    """Show the position of each partition of a consumer, and why it does not move.
 
     Example: headrace reactive status orders
     """
-    _show(api.get(_path(consumer)), output)
+    _print_consumer(api.get(_path(consumer)), output)
 
 
 @reactive.command()
 @click.argument("consumer")
-@_where
+@_partition_options
 @api_options
-def pause(consumer: str, where: Mapping[str, Any], api: Api, output: str) -> None:
-    """Have a consumer, or partitions of it, stand still; what is under way ends.
+def pause(consumer: str, partitions: Mapping[str, Any], api: Api, output: str) -> None:
+    """Pause a consumer, or partitions of it. Deliveries in flight end first.
 
     Example: headrace reactive pause orders --reason "the database is moved"
     """
-    _show(api.post(_path(consumer, "pause"), where), output)
+    _print_consumer(api.post(_path(consumer, "pause"), partitions), output)
 
 
 @reactive.command()
 @click.argument("consumer")
-@_where
+@_partition_options
 @api_options
-def resume(consumer: str, where: Mapping[str, Any], api: Api, output: str) -> None:
-    """Have a consumer go on; without partitions, in all of them.
+def resume(consumer: str, partitions: Mapping[str, Any], api: Api, output: str) -> None:
+    """Resume a consumer; without partitions, all of them.
 
     Example: headrace reactive resume orders
     """
-    _show(api.post(_path(consumer, "resume"), where), output)
+    _print_consumer(api.post(_path(consumer, "resume"), partitions), output)
 
 
 @reactive.command()
 @click.argument("consumer")
 @click.option("--to", required=True, help="begin, end, an offset, a time such as 2026-01-31T12:00, or 2h (ago).")
-@_where
+@_partition_options
 @_wait
 @api_options
-def seek(consumer: str, to: str, where: Mapping[str, Any], wait: float, api: Api, output: str) -> int:
-    """Have a consumer go on elsewhere; what is under way ends first.
+def seek(consumer: str, to: str, partitions: Mapping[str, Any], wait: float, api: Api, output: str) -> int:
+    """Move a consumer to another position. Deliveries in flight end first.
 
     Example: headrace reactive seek orders --to 2026-01-31T12:00:00Z --partition 3
     """
     to = "begin" if to == "beginning" else to
-    place = {"to": to} if to in ("begin", "end") else {"offset": int(to)} if to.isdecimal() else {"time": Moment()(to)}
-    return _tell(api.post(_path(consumer, "seek", wait), {**where, **place}), output)
+    target = {"to": to} if to in ("begin", "end") else {"offset": int(to)} if to.isdecimal() else {"time": Moment()(to)}
+    return _print_results(api.post(_path(consumer, "seek", wait), {**partitions, **target}), output)
 
 
 @reactive.command()
@@ -137,16 +141,16 @@ def seek(consumer: str, to: str, where: Mapping[str, Any], wait: float, api: Api
 @click.argument("offset", type=click.IntRange(0))
 @click.option("--partition", type=click.IntRange(0), required=True, help="Partition of the record.")
 @click.option("--topic", help="Its topic, if the consumer reads several.")
-@click.option("--reason", required=True, help="Why it is passed over; noted in the audit.")
+@click.option("--reason", required=True, help="Why it is skipped; shown in the audit.")
 @_wait
 @api_options
 def skip(consumer: str, wait: float, api: Api, output: str, **record: Any) -> int:
-    """Pass over one record for good, without a dead letter.
+    """Skip one record for good, without a dead letter.
 
     Example: headrace reactive skip orders 4711 --partition 3 --reason "no order, see ticket 7"
     """
     given = {name: value for name, value in record.items() if value is not None}
-    return _tell(api.post(_path(consumer, "skip", wait), given), output)
+    return _print_results(api.post(_path(consumer, "skip", wait), given), output)
 
 
 @reactive.command("set")
@@ -155,7 +159,7 @@ def skip(consumer: str, wait: float, api: Api, output: str, **record: Any) -> in
 @click.option("--max-records", "maxRecords", type=int, help="Records per delivery at most.")
 @click.option("--max-bytes", "maxBytes", type=int, help="Bytes per delivery at most.")
 @click.option("--linger", "lingerSeconds", type=float, help="Seconds a delivery waits to fill up.")
-@click.option("--max-in-flight", "maxInFlight", type=int, help="Deliveries under way at most.")
+@click.option("--max-in-flight", "maxInFlight", type=int, help="Deliveries in flight at most.")
 @click.option("--reset", is_flag=True, help="Use the settings of the file again.")
 @api_options
 def set_(consumer: str, reset: bool, api: Api, output: str, **settings: Any) -> None:
@@ -169,23 +173,76 @@ def set_(consumer: str, reset: bool, api: Api, output: str, **settings: Any) -> 
     if given.get("rateRecords") == 0:
         given["rateRecords"] = None
     answer = api.delete(_path(consumer, "settings")) if reset else {}
-    _show(api.patch(_path(consumer, "settings"), given) if given else answer, output)
+    _print_consumer(api.patch(_path(consumer, "settings"), given) if given else answer, output)
 
 
-@reactive.command("take-back")
+@reactive.command()
 @click.argument("consumer")
 @click.argument("command")
 @api_options
-def take_back(consumer: str, command: str, api: Api, output: str) -> None:
-    """Take back a seek or skip that no process has done yet.
+def cancel(consumer: str, command: str, api: Api, output: str) -> None:
+    """Cancel a seek or skip that is still pending.
 
-    Example: headrace reactive take-back orders 5f2b0c6d7e81
+    Example: headrace reactive cancel orders 5f2b0c6d7e81
     """
     answer = api.delete(_path(consumer, f"commands/{part(command)}"))
     if output == "json":
         print_json(answer)
     else:
-        click.echo(f"taken back for {', '.join(answer['partitions'])}")
+        click.echo(f"cancelled for {', '.join(answer['partitions'])}")
+
+
+@reactive.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@api_options
+def register(file: Path, api: Api, output: str) -> None:
+    """Register or change the consumers of a file: its reactive_consumers, as in headrace.yaml.
+
+    ${env:NAME} and ${file:/path} are replaced on this machine; the values go to Headrace and are stored in a Kafka
+    topic.
+
+    Example: headrace reactive register team.yaml
+    """
+    problems = Problems()
+    tree, _ = read_tree(read_text(file, ConfigError, "Name another file"), str(file), problems)
+    found = tree.get("reactive_consumers") if isinstance(tree, dict) else None
+    if not isinstance(found, dict) or not found:
+        problems.add(str(file), (), "names no reactive_consumers: write them as in headrace.yaml")
+    if problems.found:
+        raise ConfigError("\n".join(problems.found))
+    try:
+        consumers = _with_values(found, file.resolve().parent)
+    except ReferenceProblem as cause:
+        raise ConfigError(f"{file}: {cause}") from cause
+    done: list[dict[str, Any]] = []
+    for name, settings in consumers.items():
+        try:
+            done.append(api.put(f"{_REGISTRATIONS}/{part(name)}", settings))
+        except HeadraceError as error:
+            before = f"; registered are {', '.join(one['name'] for one in done)}" if done else ""
+            raise HeadraceError(f"{name}: {error.description}{before}", **error.parameters) from error
+    _print_registrations(done, output)
+
+
+@reactive.command()
+@api_options
+def registrations(api: Api, output: str) -> None:
+    """List the consumers you have registered, and why one does not run.
+
+    Example: headrace reactive registrations
+    """
+    _print_registrations(api.get(_REGISTRATIONS)["consumers"], output)
+
+
+@reactive.command()
+@click.argument("name")
+@api_options
+def remove(name: str, api: Api, output: str) -> None:
+    """Remove a registered consumer; its group keeps its offsets.
+
+    Example: headrace reactive remove orders
+    """
+    print_rows([api.delete(f"{_REGISTRATIONS}/{part(name)}")], output, "")
 
 
 def _path(consumer: str, rest: str = "", wait_seconds: float | None = None) -> str:
@@ -193,7 +250,24 @@ def _path(consumer: str, rest: str = "", wait_seconds: float | None = None) -> s
     return path if wait_seconds is None else f"{path}?waitSeconds={wait_seconds:g}"
 
 
-def _show(one: Mapping[str, Any], output: str) -> None:
+def _with_values(value: Any, folder: Path) -> Any:
+    """Return settings with their references replaced."""
+    if isinstance(value, dict):
+        return {name: _with_values(item, folder) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_with_values(item, folder) for item in value]
+    return resolve(value, os.environ, folder, lambda _: None) if isinstance(value, str) else value
+
+
+def _print_registrations(found: list[dict[str, Any]], output: str) -> None:
+    if output == "json":
+        print_json(found)
+    else:
+        names = ("name", "owner", "version", "state", "why")
+        print_rows([{name: one.get(name, "") for name in names} for one in found], output, "nothing is registered")
+
+
+def _print_consumer(one: Mapping[str, Any], output: str) -> None:
     if output == "json":
         print_json(one)
         return
@@ -203,8 +277,8 @@ def _show(one: Mapping[str, Any], output: str) -> None:
     of_all = one["why"] if one["paused"] or one.get("kafka") else one["breaker"]["why"]
     if of_all:
         click.echo(_wrapped(of_all))
-    for waiting in one["commands"]:
-        click.echo(_wrapped("waits to be done: {action} {topic}-{partition} at {offset} ({id})".format(**waiting)))
+    for pending in one["commands"]:
+        click.echo(_wrapped("pending: {action} {topic}-{partition} at {offset} ({id})".format(**pending)))
     rows = [
         {
             "partition": f"{row['topic']}-{row['partition']}",
@@ -221,7 +295,7 @@ def _show(one: Mapping[str, Any], output: str) -> None:
         if row["why"] and row["why"] != of_all:
             reasons.setdefault(row["why"], []).append(f"{row['topic']}-{row['partition']}")
     for why, partitions in reasons.items():
-        named = ", ".join(partitions) if len(partitions) <= _NAMED else counted(len(partitions), "partition")
+        named = ", ".join(partitions) if len(partitions) <= _MAX_NAMED else counted(len(partitions), "partition")
         click.echo(_wrapped(f"{named}: {why}"))
 
 
@@ -235,20 +309,20 @@ def _head(head: Mapping[str, Any] | None) -> str:
     return f"{head['offset']}, {head['ageSeconds']:.0f} s, {counted(head['attempts'], 'attempt')}" if head else ""
 
 
-def _tell(answer: Mapping[str, Any], output: str) -> int:
-    """Show what became of a command; it has failed if nobody has done it, or it was refused."""
+def _print_results(answer: Mapping[str, Any], output: str) -> int:
+    """Print the results of a command; returns 1 if a partition is pending or refused."""
     if output == "json":
         print_json(answer)
     else:
-        names = ("topic", "partition", "came_from", "offset", "outcome", "by")
-        camel = {"came_from": "cameFrom"}
-        print_rows([{n: one[camel.get(n, n)] for n in names} for one in answer["results"]], output, "nothing to do")
-        said = {one["why"] for one in answer["results"]} | {answer["why"]}
-        for why in filter(None, said):
+        names = {"topic": "topic", "partition": "partition", "came_from": "cameFrom"}
+        names |= {"offset": "offset", "outcome": "outcome", "by": "by"}
+        rows = [{title: one[name] for title, name in names.items()} for one in answer["results"]]
+        print_rows(rows, output, "nothing to do")
+        for why in filter(None, dict.fromkeys([*(one["why"] for one in answer["results"]), answer["why"]])):
             click.echo(_wrapped(why))
         if answer["pending"]:
-            click.echo(f"take it back with: headrace reactive take-back <consumer> {answer['id']}")
-    return 0 if all(one["outcome"] in _DONE for one in answer["results"]) else 1
+            click.echo(f"cancel it with: headrace reactive cancel <consumer> {answer['id']}")
+    return 0 if all(one["outcome"] in _SUCCEEDED for one in answer["results"]) else 1
 
 
 def _wrapped(text: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import click
 
-from headrace.cli.connection import Place, kafka_options
+from headrace.cli.connection import ClusterSettings, kafka_options
 from headrace.cli.output import counted, print_json, print_rows
 from headrace.control.topics import unhealthy
 from headrace.kafka import Admin
@@ -23,12 +23,12 @@ def topics() -> None:
 
 @topics.command("list")
 @kafka_options
-async def list_(place: Place, output: str) -> None:
+async def list_(cluster: ClusterSettings, output: str) -> None:
     """List topics with partitions, replication factor and partitions that are not healthy.
 
     Example: headrace topics list
     """
-    found = await Admin(place.kafka).list_topics()
+    found = await Admin(cluster.kafka).list_topics()
     rows = [
         {
             "topic": topic.name,
@@ -44,12 +44,12 @@ async def list_(place: Place, output: str) -> None:
 @topics.command("describe")
 @click.argument("topic")
 @kafka_options
-async def describe_(topic: str, place: Place, output: str) -> None:
+async def describe_(topic: str, cluster: ClusterSettings, output: str) -> None:
     """Show leaders, replicas, in-sync replicas and offsets of each partition, and the configuration.
 
     Example: headrace topics describe orders
     """
-    admin = Admin(place.kafka)
+    admin = Admin(cluster.kafka)
     info, offsets = await admin.describe_topic(topic), await admin.topic_offsets(topic)
     rows = [
         {
@@ -76,7 +76,7 @@ async def describe_(topic: str, place: Place, output: str) -> None:
 @click.option("--partitions", type=click.IntRange(1), default=1, show_default=True, help="Number of partitions.")
 @click.option("--replication-factor", type=click.IntRange(1), help="Replicas; the brokers' default if not given.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Topic configuration by Kafka's name.")
-@click.option("--if-not-exists", is_flag=True, help="Be content if the topic is there already.")
+@click.option("--if-not-exists", is_flag=True, help="Succeed if the topic exists already.")
 @kafka_options
 async def create(
     topic: str,
@@ -84,7 +84,7 @@ async def create(
     replication_factor: int | None,
     settings: Sequence[str],
     if_not_exists: bool,
-    place: Place,
+    cluster: ClusterSettings,
     output: str,
 ) -> int:
     """Create a topic.
@@ -92,7 +92,7 @@ async def create(
     Example: headrace topics create orders --partitions 3 --set retention.ms=86400000
     """
     configs = dict(_setting(text) for text in settings)
-    created = await Admin(place.kafka).create_topic(topic, partitions, replication_factor or -1, configs)
+    created = await Admin(cluster.kafka).create_topic(topic, partitions, replication_factor or -1, configs)
     if output == "json":
         print_json({"topic": topic, "created": created})
     elif created:

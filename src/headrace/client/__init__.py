@@ -1,4 +1,4 @@
-"""For people's own code beside Headrace; the product never imports it."""
+"""Helpers for user code that works with Headrace; the product never imports it."""
 
 from headrace.client.offset_store import OffsetStore
 

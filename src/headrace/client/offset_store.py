@@ -1,8 +1,7 @@
-"""Offsets that live beside the results they lead to, so that one transaction writes both.
+"""Offsets in the same database as the results, so that one transaction writes both.
 
 For backends and handlers that write to SQLite or PostgreSQL through a DB-API connection. Needs Headrace's order
-`partition` with one record per delivery, because one number per partition then says what is done.
-Source: delivery.md 4.6.
+`partition` with one record per delivery, because then one offset per partition covers every finished record.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ _READ = """SELECT next_offset, epoch FROM {table}
 class OffsetStore:
     """A table of next offsets and assignment epochs, by group, topic and partition.
 
-    Nothing is committed here: the caller's transaction holds what is written here and the results.
+    It commits nothing: the caller's transaction contains these writes and the results.
     """
 
     def __init__(self, connection: Any, table: str = "headrace_offsets", mark: str = "?") -> None:
-        """Prepare; nothing is asked.
+        """Prepare; no statement is executed.
 
         Args:
             connection: A DB-API connection that is not in autocommit mode.
             table: Name of the table; trusted text.
-            mark: How the driver writes a parameter: `?` (sqlite3) or `%s` (psycopg).
+            mark: The driver's placeholder of a parameter: `?` (sqlite3) or `%s` (psycopg).
         """
         self._connection = connection
         self._create, self._take, self._advance, self._read = (
@@ -45,17 +44,17 @@ class OffsetStore:
         )
 
     def create(self) -> None:
-        """Create the table unless it is there."""
+        """Create the table if it does not exist."""
         self._run(self._create)
 
     def take(self, group: str, topic: str, partition: int, epoch: int) -> int | None:
-        """Let an assignment begin: from now on those with smaller epochs write nothing.
+        """Start an assignment: from now on assignments with smaller epochs write nothing.
 
         Returns:
-            The offset of the next record to deliver; None if no record was ever done.
+            The offset of the next record to deliver; None if no record has ended yet.
 
         Raises:
-            Fenced: A later assignment has begun already.
+            Fenced: A later assignment has started already.
         """
         self._run(self._take, group, topic, partition, epoch)
         next_offset, newest = self._run(self._read, group, topic, partition).fetchone()
@@ -64,13 +63,13 @@ class OffsetStore:
         return None if next_offset is None else int(next_offset)
 
     def advance(self, group: str, topic: str, partition: int, offset: int, epoch: int | None = None) -> bool:
-        """Note that a record is done, and return whether that is new: False means its results are there already.
+        """Store that a record has ended, and return whether that is new: False means its results exist already.
 
-        A delivery without an epoch, such as one of a replay, is none of an assignment: where one has begun, it
-        writes nothing, and what it brings once more is done already.
+        A delivery without an epoch, such as one of a replay, belongs to no assignment. If an assignment has started, it
+        writes nothing, and its records have ended already.
 
         Raises:
-            Fenced: A later assignment has begun; answer 503, and this one comes to its end by itself.
+            Fenced: A later assignment has started; answer 503, and this one ends by itself.
         """
         if self._run(self._advance, group, topic, partition, offset + 1, epoch or 0).rowcount == 1:
             return True

@@ -1,6 +1,6 @@
-"""Where the ledgers' evidence comes from: seeded records, the backend's journal, and the group's own commits.
+"""Evidence for the ledgers: generated records, the backend's journal, and the commits of the group.
 
-All of it apart from Headrace: the journal is the backend's, topics and `__consumer_offsets` are the broker's.
+None of it comes from Headrace: the journal is the backend's, topics and `__consumer_offsets` are the broker's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OFFSETS_TOPIC = "__consumer_offsets"
 
 
 def unique_records(topic: str, seed: int, keys: int = 1000) -> Iterator[OutgoingRecord]:
-    """Return records without end, no two values alike; the most frequent key has about one in log2(keys) of them."""
+    """Yield records without end, with different values. The most frequent key has about one in log2(keys) of them."""
     chance = random.Random(seed)
     number = 0
     while True:
@@ -34,7 +34,7 @@ def unique_records(topic: str, seed: int, keys: int = 1000) -> Iterator[Outgoing
 
 
 class GroupCommit(NamedTuple):
-    """One commit as the broker keeps it."""
+    """One commit as the broker stores it."""
 
     group: str
     partition: TopicPartition
@@ -42,7 +42,7 @@ class GroupCommit(NamedTuple):
 
 
 def decode_commit(record: Record) -> GroupCommit | None:
-    """Return what a record of `__consumer_offsets` says, or None if it is no commit or takes one back.
+    """Return the commit in a record of `__consumer_offsets`, or None if it is another record or a tombstone.
 
     Source: Kafka's OffsetCommitKey v1, OffsetCommitValue v4 (the text's size is a varint) and v3 (it is two bytes).
     """
@@ -61,10 +61,10 @@ def decode_commit(record: Record) -> GroupCommit | None:
 
 
 def read_journal(journal: Path) -> dict[TopicPartition, list[Attempt]]:
-    """Return every attempt that a backend wrote down, by partition, in order of arrival."""
+    """Return every attempt in a backend's journal, by partition, in order of arrival."""
     requests: dict[int, Any] = {}
     ends: dict[int, Any] = {}
-    for line in journal.read_bytes().split(b"\n")[:-1]:  # behind the last one is nothing, or a line in the making
+    for line in journal.read_bytes().split(b"\n")[:-1]:  # after the last newline is nothing, or an unfinished line
         entry = msgspec.json.decode(line)
         (ends if "ended" in entry else requests)[entry["request"]] = entry
     found: dict[TopicPartition, list[Attempt]] = defaultdict(list)
@@ -81,27 +81,27 @@ def read_journal(journal: Path) -> dict[TopicPartition, list[Attempt]]:
 
 
 async def gather(kafka: KafkaConfig, admin: Admin, group: str, topic: str, journal: Path) -> list[Pushed]:
-    """Return all that is known of a group's deliveries of a topic, partition by partition."""
+    """Return the evidence of a group's deliveries of a topic, partition by partition."""
     attempts = read_journal(journal)
     commits = by_partition(
         (found.partition, found.commit)
         for found in map(decode_commit, await _read(kafka, admin, OFFSETS_TOPIC))
         if found and (found.group, found.partition.topic) == (group, topic)
     )
-    letters = by_partition(
-        (origin.partition, letter)
-        for letter in await _read(kafka, admin, f"{topic}.dlq")
-        if (origin := origin_of(letter.headers))
+    dead_letters = by_partition(
+        (origin.partition, record)
+        for record in await _read(kafka, admin, f"{topic}.dlq")
+        if (origin := origin_of(record.headers))
     )
     log = by_partition((record.topic_partition, record) for record in await _read(kafka, admin, topic))
-    return [Pushed(log[p], attempts.get(p, []), letters[p], commits[p]) for p in await admin.topic_offsets(topic)]
+    return [Pushed(log[p], attempts.get(p, []), dead_letters[p], commits[p]) for p in await admin.topic_offsets(topic)]
 
 
-def by_partition(found: Iterable[tuple[TopicPartition, Any]]) -> dict[TopicPartition, list[Any]]:
-    """Return things sorted into their partitions, each in the order in which it came."""
+def by_partition(items: Iterable[tuple[TopicPartition, Any]]) -> dict[TopicPartition, list[Any]]:
+    """Return items by partition, each in order of arrival."""
     sorted_in: dict[TopicPartition, list[Any]] = defaultdict(list)
-    for partition, thing in found:
-        sorted_in[partition].append(thing)
+    for partition, item in items:
+        sorted_in[partition].append(item)
     return sorted_in
 
 

@@ -1,6 +1,6 @@
-"""What people did to a partition while it was delivered, so that a ledger can tell their doing from a fault.
+"""Operator actions on a partition during delivery, so that a ledger can distinguish them from faults.
 
-Times are in seconds since the epoch by the clock of one machine, from when it was asked until the answer was there.
+Times are in seconds since the epoch by the clock of one machine, from the request to the answer.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from headrace.testing.push_ledger import Pushed
 
 TICK_SECONDS = 0.001
-"""Kafka's times are whole milliseconds, so what is later may seem to be earlier by so much."""
+"""Kafka's times are whole milliseconds, so a later event may seem earlier by this much."""
 
 
 class Seek(NamedTuple):
-    """The group goes on at another offset; the answer is that this is committed."""
+    """The group resumes at another offset; the answer says that this offset is committed."""
 
     begin: float
     end: float
@@ -37,7 +37,7 @@ class Skip(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """Nothing begins, from when what was in flight has ended until the partition is released."""
+    """No delivery starts between the end of those in flight and the resume."""
 
     begin: float
     end: float
@@ -47,7 +47,7 @@ Operation = Seek | Skip | Pause
 
 
 class Era(NamedTuple):
-    """A history between two seeks; only the last one comes to rest."""
+    """The history between two seeks; only the last one is complete."""
 
     run: Pushed
     faults: Sequence[Fault]
@@ -56,9 +56,9 @@ class Era(NamedTuple):
 
 
 def eras(run: Pushed, faults: Sequence[Fault], operations: Sequence[Operation]) -> Iterator[Era]:
-    """Cut a history where a seek was committed; what lies behind the cut is held against the log from there on.
+    """Cut a history where a seek was committed; the part after the cut is compared with the log from there on.
 
-    A commit is a seek's if it came in its time, names its offset and has no map; so no other jump is explained.
+    A commit belongs to a seek if it has its time and offset, and no map. No other jump is explained.
     """
     seeks = [operation for operation in operations if isinstance(operation, Seek)]
     skips = [operation for operation in operations if isinstance(operation, Skip)]
@@ -67,7 +67,7 @@ def eras(run: Pushed, faults: Sequence[Fault], operations: Sequence[Operation]) 
     cuts = [
         number
         for number, commit in enumerate(run.commits)
-        # The same said again, before anything else was committed, begins nothing new.
+        # The same commit repeated, before any other commit, starts no new era.
         if plain[number] != before[number]
         and any(
             seek.offset == plain[number] and seek.begin - TICK_SECONDS <= commit.at <= seek.end + TICK_SECONDS
@@ -76,7 +76,7 @@ def eras(run: Pushed, faults: Sequence[Fault], operations: Sequence[Operation]) 
     ]
     times = [run.commits[number].at + TICK_SECONDS for number in cuts]
     era_of_attempt = [bisect_right(times, attempt.at) for attempt in run.attempts]
-    era_of_letter = [bisect_right(times, letter.timestamp_ms / 1000) for letter in run.letters]
+    era_of_dead_letter = [bisect_right(times, letter.timestamp_ms / 1000) for letter in run.dead_letters]
     edges = [0, *cuts, len(run.commits)]
     for number in range(len(cuts) + 1):
         first = run.commits[cuts[number - 1]].offset if number else -math.inf
@@ -84,8 +84,8 @@ def eras(run: Pushed, faults: Sequence[Fault], operations: Sequence[Operation]) 
         part = run._replace(
             log=[record for record in run.log if record.offset >= first],
             attempts=[a for a, era in zip(run.attempts, era_of_attempt, strict=True) if era == number],
-            letters=[letter for letter, era in zip(run.letters, era_of_letter, strict=True) if era == number],
+            dead_letters=[one for one, era in zip(run.dead_letters, era_of_dead_letter, strict=True) if era == number],
             commits=run.commits[edges[number] : edges[number + 1]],
         )
-        told = [skip for skip in skips if skip.end >= begins and skip.begin <= ends]
-        yield Era(part, [*faults, *(Fault(seek.begin, seek.end) for seek in seeks)], told, number == len(cuts))
+        relevant = [skip for skip in skips if skip.end >= begins and skip.begin <= ends]
+        yield Era(part, [*faults, *(Fault(seek.begin, seek.end) for seek in seeks)], relevant, number == len(cuts))

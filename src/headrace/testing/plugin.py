@@ -20,7 +20,7 @@ AnyServers = TypeVar("AnyServers", Cluster, Registry)
 
 
 @contextlib.contextmanager
-def _said_in_one_paragraph() -> Iterator[None]:
+def _failing_in_one_paragraph() -> Iterator[None]:
     try:
         yield
     except EnvironmentProblem as problem:
@@ -31,9 +31,9 @@ def _run(servers: AnyServers) -> Iterator[AnyServers]:
     try:
         try:
             servers.start()
-        except EnvironmentProblem:  # the whole session hangs on this start, so it has a second try
+        except EnvironmentProblem:  # the whole session needs this start, so it has a second try
             servers.remove()
-            with _said_in_one_paragraph():
+            with _failing_in_one_paragraph():
                 servers.start()
         yield servers
     finally:
@@ -50,14 +50,14 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def kafka_three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster of three brokers, shared by the session, with `kill(n)`, `pause(n)`, `resume(n)`, `restart(n)`.
 
-    A test that breaks a broker mends it before it ends.
+    A test that breaks a broker repairs it before it ends.
     """
     yield from _run(Cluster(tmp_path_factory.mktemp("kafka3"), 3, proxied=True))
 
 
 @pytest.fixture
 def kafka_network(kafka_three: Cluster) -> Iterator[FaultProxy]:
-    """A way to `kafka_three` that can be broken: `bootstrap_servers`, `cut()`, `silence()`, `hold()`, `heal()`."""
+    """A proxy to `kafka_three` that can be broken: `bootstrap_servers`, `cut()`, `silence()`, `hold()`, `heal()`."""
     proxy = FaultProxy(kafka_three.routes)
     proxy.start()
     yield proxy
@@ -66,7 +66,7 @@ def kafka_network(kafka_three: Cluster) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def topic(kafka: Cluster) -> Callable[..., str]:
-    """Make topics with names of their own on `kafka`: `topic(partitions=1, **configs) -> name`.
+    """Make topics with unique names on `kafka`: `topic(partitions=1, **configs) -> name`.
 
     Configuration names are written with underscores: `topic(3, retention_ms=1000)`.
     """
@@ -89,7 +89,7 @@ def schema_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Regist
 
 @pytest.fixture
 def backend() -> Iterator[RecordingBackend]:
-    """A backend that records what is pushed to it and answers as `answer` and `script` say."""
+    """A backend that records the pushed records and answers as `answer` and `script` define."""
     backend = RecordingBackend()
     backend.start()
     yield backend
@@ -106,7 +106,7 @@ def headrace(tmp_path: Path) -> Iterator[Callable[..., HeadraceProcess]]:
         started.append(process)
         process.start()
         if wait:
-            with _said_in_one_paragraph():
+            with _failing_in_one_paragraph():
                 process.wait_ready()
         return process
 

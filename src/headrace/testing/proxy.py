@@ -1,6 +1,4 @@
 """A network that can be broken: connections of clients to brokers are reset, silent, slow, or held at some requests.
-
-Source: reliability.md 2.2, part 2.
 """
 
 from __future__ import annotations
@@ -22,18 +20,18 @@ _READ_BYTES = 65536
 
 
 class FaultProxy:
-    """Passes connections on, request by request, from a thread of its own.
+    """Forwards connections, request by request, on its own thread.
 
-    What it keeps back waits in it and goes on later, on the same connection, though the client may have left: so do
-    packets of a network that was down.
+    Held data is forwarded later on the same connection, even if the client has left: as packets of a network that was
+    down.
     """
 
     def __init__(self, routes: Mapping[int, int]) -> None:
-        """Prepare it; `routes` has the port where clients come and the port where the broker listens."""
+        """Prepare it; `routes` maps the port for clients to the port of the broker."""
         self.delay_seconds = 0.0
-        """How long every part of an answer is kept back."""
+        """Delay of every part of an answer."""
         self.held: list[int] = []
-        """Kinds of the requests that were held, in order."""
+        """Kinds of the held requests, in order."""
         self._routes = dict(routes)
         self._holding: set[int] = set()
         self._released, self._requests_pass, self._answers_pass = (asyncio.Event() for _ in range(3))
@@ -43,33 +41,33 @@ class FaultProxy:
 
     @property
     def bootstrap_servers(self) -> str:
-        """`host:port` of every broker, by way of the proxy."""
+        """`host:port` of every broker, through the proxy."""
         return ",".join(f"127.0.0.1:{port}" for port in self._routes)
 
     def start(self) -> None:
-        """Listen, and let everything pass."""
+        """Listen, and forward everything."""
         self._thread = LoopThread("fault-proxy")
         self._call(self._listen())
 
     def stop(self) -> None:
-        """End every connection and listen no more."""
+        """End every connection and stop listening."""
         self._call(self._close())
         self._thread.stop()
 
     def cut(self) -> int:
-        """Reset every connection; what was on its way is lost. Returns how many clients were cut off."""
+        """Reset every connection; data in transit is lost. Returns the number of disconnected clients."""
         return self._call(self._cut()) // 2
 
     def silence(self, *, requests: bool = True, answers: bool = True) -> None:
-        """Let nothing through any more in one direction or both; connections stay open and nobody is told."""
+        """Forward nothing in one direction or both; connections stay open."""
         self._call(self._set(requests=not requests, answers=not answers))
 
     def hold(self, *kinds: int) -> None:
-        """Keep back requests of some kinds, and whatever follows them on their connection."""
+        """Hold requests of some kinds, and everything after them on their connection."""
         self._call(self._set(kinds=kinds))
 
     def heal(self) -> None:
-        """Let everything pass, what was kept back first."""
+        """Forward everything, held data first."""
         self._call(self._set())
 
     def _call(self, work: Coroutine[Any, Any, int]) -> int:
@@ -90,7 +88,7 @@ class FaultProxy:
 
     async def _cut(self) -> int:
         for writer in self._writers:
-            with contextlib.suppress(OSError):  # one that is closed already
+            with contextlib.suppress(OSError):  # closed already
                 writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             writer.transport.abort()
         return len(self._writers)

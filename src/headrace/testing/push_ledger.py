@@ -1,8 +1,7 @@
-"""What a backend was given, held against the topic, the dead letters and every commit of the group.
+"""Compares the deliveries to a backend with the topic, the dead letters and every commit of the group.
 
-Pure: no clock, no network, nothing of Headrace's own view. One partition at a time, because nothing is promised across
+Pure: no clock, no network, no data from Headrace itself. One partition at a time, because nothing is promised across
 partitions. Every time is in seconds since the epoch by the clock of one machine.
-Source: reliability.md 2.4, checks K4, K8 and K10 to K13.
 """
 
 from __future__ import annotations
@@ -18,25 +17,25 @@ from headrace.records import Record
 from headrace.testing.ledger import Fault, sentences
 from headrace.testing.operations import TICK_SECONDS, Operation, Pause, Skip, eras
 
-if TYPE_CHECKING:  # the pytest plugin is loaded in every test run of whoever has Headrace installed
+if TYPE_CHECKING:  # the pytest plugin is loaded in every test run where Headrace is installed
     from headrace.config.consumers import Ordering
 
 _NEVER = math.inf
-Said = Iterator[tuple[str, str]]
+Violations = Iterator[tuple[str, str]]
 
 
 class Attempt(NamedTuple):
-    """One record of one request, as the backend wrote it down."""
+    """One record of one request, from the backend's journal."""
 
     request: int
-    """Number of the request, in order of arrival; records that came together have the same."""
+    """Number of the request, in order of arrival; records of one request share it."""
     at: float
-    """When it came in."""
+    """When it arrived."""
     offset: int
     key: bytes | None
     value: bytes | None
     ended_at: float = _NEVER
-    """When the backend had handled it and was about to say so in a whole answer; infinity if it did not."""
+    """When the backend had handled it, just before its whole answer; infinity if it did not."""
 
 
 class Commit(NamedTuple):
@@ -48,14 +47,14 @@ class Commit(NamedTuple):
 
 
 class Pushed(NamedTuple):
-    """All that is known of one partition when its group has come to rest."""
+    """The evidence of one partition when its group is idle."""
 
     log: Sequence[Record]
-    """From where the group began."""
+    """From the start of the group."""
     attempts: Sequence[Attempt]
     """In order of arrival."""
-    letters: Sequence[Record]
-    """What is in the dead letter topic of this partition, stamped when it was appended."""
+    dead_letters: Sequence[Record]
+    """The dead letters of this partition, with the time of the append."""
     commits: Sequence[Commit]
     """In the order of the broker."""
 
@@ -66,7 +65,7 @@ def check_pushed(
     faults: Sequence[Fault] = (),
     operations: Sequence[Operation] = (),
 ) -> list[str]:
-    """Return what contradicts the promises of a delivery, a sentence each; empty if nothing does.
+    """Return the violated promises of a delivery, a sentence each; empty if there are none.
 
     A sentence begins with its kind: `lost` (committed, never handled), `skipped` (committed, never delivered),
     `ahead` (committed before it had ended), `back` (an offset was committed below an earlier one), `order` (delivered
@@ -75,11 +74,11 @@ def check_pushed(
     `unwanted` (delivered after it was skipped), `paused` (delivered while its partition was).
 
     Args:
-        run: What happened.
-        ordering: The order that was promised.
-        faults: What may have cost repeats: of records that no commit had ended when the fault began.
-        operations: What people did to the partition. A seek explains that the group goes on at its offset, a skip that
-            this one record is never handled; neither explains anything beside that.
+        run: The evidence.
+        ordering: The promised order.
+        faults: Faults that explain repeats of records that no commit had ended when the fault began.
+        operations: Operator actions. A seek explains that the group resumes at its offset, a skip that this one
+            record is never handled. They explain nothing else.
     """
     found = [*_phantoms(run), *_during_pauses(run, operations)]
     for era in eras(run, faults, operations):
@@ -93,15 +92,15 @@ def check_pushed(
     return sentences(found)
 
 
-def _during_pauses(run: Pushed, operations: Sequence[Operation]) -> Said:
+def _during_pauses(run: Pushed, operations: Sequence[Operation]) -> Violations:
     pauses = [operation for operation in operations if isinstance(operation, Pause)]
     for attempt in run.attempts:
         if any(pause.begin < attempt.at < pause.end for pause in pauses):
             yield "paused", f"offset {attempt.offset} came at {attempt.at:.3f}, while the partition was paused"
 
 
-def _unwanted(run: Pushed, claims: Mapping[int, float], faults: Sequence[Fault], skips: Sequence[Skip]) -> Said:
-    """What was skipped comes again only where a fault undid that before it was committed."""
+def _unwanted(run: Pushed, claims: Mapping[int, float], faults: Sequence[Fault], skips: Sequence[Skip]) -> Violations:
+    """Yield deliveries of skipped records, unless a fault undid the skip before it was committed."""
     for attempt in run.attempts:
         for skip in skips:
             undone = any(
@@ -113,13 +112,13 @@ def _unwanted(run: Pushed, claims: Mapping[int, float], faults: Sequence[Fault],
 
 
 def _origins(run: Pushed) -> Iterator[tuple[Record, Origin]]:
-    for letter in run.letters:
+    for letter in run.dead_letters:
         if origin := origin_of(letter.headers):
             yield letter, origin
 
 
 def _ends(run: Pushed, skips: Sequence[Skip]) -> dict[int, float]:
-    """Return when each record had ended for the first time: handled, in the dead letter topic, or skipped."""
+    """Return when each record first ended: handled, in the dead letter topic, or skipped."""
     ends: dict[int, float] = defaultdict(lambda: _NEVER)
     for attempt in run.attempts:
         ends[attempt.offset] = min(ends[attempt.offset], attempt.ended_at)
@@ -131,7 +130,7 @@ def _ends(run: Pushed, skips: Sequence[Skip]) -> dict[int, float]:
 
 
 def _claims(run: Pushed) -> dict[int, float]:
-    """Return when a commit said of each record that it had ended, in its offset or in its map."""
+    """Return when a commit first covered each record, by its offset or its map."""
     claims: dict[int, float] = defaultdict(lambda: _NEVER)
     offsets = [record.offset for record in run.log]
     first = 0
@@ -148,18 +147,18 @@ def _claims(run: Pushed) -> dict[int, float]:
     return claims
 
 
-def _phantoms(run: Pushed) -> Said:
+def _phantoms(run: Pushed) -> Violations:
     known = {record.offset: (record.key, record.value) for record in run.log}
     for attempt in run.attempts:
         if known.get(attempt.offset) != (attempt.key, attempt.value):
             yield "phantom", f"{attempt.value!r} was delivered as offset {attempt.offset}, which is not in the topic"
-    for letter in run.letters:
+    for letter in run.dead_letters:
         origin = origin_of(letter.headers)
         if not origin or known.get(origin.offset) != (letter.key, letter.value):
             yield "phantom", f"the dead letter at {letter.partition}:{letter.offset} is no record of the topic"
 
 
-def _unfinished(run: Pushed, ends: Mapping[int, float], claims: Mapping[int, float]) -> Said:
+def _unfinished(run: Pushed, ends: Mapping[int, float], claims: Mapping[int, float]) -> Violations:
     seen = {attempt.offset for attempt in run.attempts} | {origin.offset for _, origin in _origins(run)}
     for record in run.log:
         if ends[record.offset] == _NEVER and claims[record.offset] < _NEVER:
@@ -167,13 +166,13 @@ def _unfinished(run: Pushed, ends: Mapping[int, float], claims: Mapping[int, flo
             yield kind, f"offset {record.offset} is committed and was never {what}"
 
 
-def _behind(run: Pushed) -> Said:
+def _behind(run: Pushed) -> Violations:
     reached = run.commits[-1].offset if run.commits else 0
     if run.log and reached <= run.log[-1].offset:
-        yield "behind", f"the group stands at {reached}, and the last record is at {run.log[-1].offset}"
+        yield "behind", f"the group committed {reached}, and the last record is at {run.log[-1].offset}"
 
 
-def _commits(run: Pushed, ends: Mapping[int, float], claims: Mapping[int, float]) -> Said:
+def _commits(run: Pushed, ends: Mapping[int, float], claims: Mapping[int, float]) -> Violations:
     for record in run.log:
         ended, claimed = ends[record.offset], claims[record.offset]
         if claimed < _NEVER and ended > claimed + TICK_SECONDS:
@@ -183,25 +182,25 @@ def _commits(run: Pushed, ends: Mapping[int, float], claims: Mapping[int, float]
             yield "back", f"{commit.offset} was committed at {commit.at:.3f} after {before.offset}"
 
 
-def _disorder(run: Pushed, ordering: Ordering, ends: Mapping[int, float]) -> Said:
-    """Whatever came must find every earlier record of its lane ended, but for those that came with it."""
+def _disorder(run: Pushed, ordering: Ordering, ends: Mapping[int, float]) -> Violations:
+    """Yield deliveries before an earlier record of the same lane had ended, unless it was in the same request."""
     if ordering == "none":
         return
     lanes: dict[bytes | None, list[int]] = defaultdict(list)
-    place: dict[int, tuple[bytes | None, int]] = {}
+    position: dict[int, tuple[bytes | None, int]] = {}
     for record in run.log:
         if ordering == "partition" or record.key is not None:
             lane = record.key if ordering == "key" else None
-            place[record.offset] = (lane, len(lanes[lane]))
+            position[record.offset] = (lane, len(lanes[lane]))
             lanes[lane].append(record.offset)
     latest = {lane: _running_latest(ends[offset] for offset in offsets) for lane, offsets in lanes.items()}
-    with_it: dict[tuple[int, bytes | None], int] = {}  # of each request and lane, the last index it had
+    last_index: dict[tuple[int, bytes | None], int] = {}  # by request and lane
     for attempt in sorted(run.attempts, key=lambda attempt: (attempt.request, attempt.offset)):
-        if attempt.offset not in place:
+        if attempt.offset not in position:
             continue
-        lane, index = place[attempt.offset]
-        before = with_it.get((attempt.request, lane))
-        with_it[attempt.request, lane] = index
+        lane, index = position[attempt.offset]
+        before = last_index.get((attempt.request, lane))
+        last_index[attempt.request, lane] = index
         if before is None:
             had = latest[lane][index - 1] if index else -_NEVER
         else:
@@ -218,18 +217,18 @@ def _running_latest(times: Iterable[float]) -> list[float]:
     return found
 
 
-def _repeats(run: Pushed, claims: Mapping[int, float], faults: Sequence[Fault], skips: Sequence[Skip]) -> Said:
-    """Whatever comes after an attempt that ended it, even if that is still under way, is one too many."""
-    given_up = _given_up(run, skips)
-    came = [
-        (attempt.at, attempt.offset, attempt.ended_at < _NEVER and attempt.request not in given_up)
+def _repeats(run: Pushed, claims: Mapping[int, float], faults: Sequence[Fault], skips: Sequence[Skip]) -> Violations:
+    """Yield deliveries after an attempt that ended the record, even one in flight, that no fault explains."""
+    aborted = _aborted(run, skips)
+    deliveries = [
+        (attempt.at, attempt.offset, attempt.ended_at < _NEVER and attempt.request not in aborted)
         for attempt in run.attempts
     ]
-    # An attempt and the letter that follows from it may lie within the same millisecond.
-    came += [(letter.timestamp_ms / 1000 + TICK_SECONDS, origin.offset, True) for letter, origin in _origins(run)]
+    # An attempt and its dead letter may have the same millisecond.
+    deliveries += [(letter.timestamp_ms / 1000 + TICK_SECONDS, origin.offset, True) for letter, origin in _origins(run)]
     first: dict[int, float] = {}
     counts = [0] * len(faults)
-    for at, offset, ended in sorted(came):
+    for at, offset, ended in sorted(deliveries):
         if offset not in first:
             if ended:
                 first[offset] = at
@@ -247,8 +246,8 @@ def _repeats(run: Pushed, claims: Mapping[int, float], faults: Sequence[Fault], 
             yield "repeat", f"{count} records came again after one fault, {fault.most} were in flight at most"
 
 
-def _given_up(run: Pushed, skips: Sequence[Skip]) -> set[int]:
-    """Return the requests that were given up for a record in them, so the others of them come again."""
+def _aborted(run: Pushed, skips: Sequence[Skip]) -> set[int]:
+    """Return the requests that a skip aborted, so their other records are delivered again."""
     return {
         attempt.request
         for attempt in run.attempts

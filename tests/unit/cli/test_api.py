@@ -132,7 +132,7 @@ def test_ready_waits_and_says_for_what(capsys: pytest.CaptureFixture[str], monke
         return {"ready": ok, "services": {name: {"ready": False, "reason": why} for name, why in reasons.items()}}
 
     monkeypatch.setattr(Api, "readiness", readiness)
-    monkeypatch.setattr("headrace.cli.ready._AGAIN_SECONDS", 0)
+    monkeypatch.setattr("headrace.cli.run._POLL_SECONDS", 0)
     with pytest.raises(SystemExit) as ended:
         main(["ready", "--url", "http://127.0.0.1:1"])
     told = capsys.readouterr()

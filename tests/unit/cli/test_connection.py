@@ -8,8 +8,7 @@ import click
 import pytest
 
 from headrace.cli.api import url_of
-from headrace.cli.connection import Place, find
-from headrace.cli.settings import ENDPOINTS, find_settings
+from headrace.cli.connection import ENDPOINTS, find_cluster, find_settings
 from headrace.devcluster import environment
 from headrace.errors import ConfigError
 
@@ -24,8 +23,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def found(servers: str | None = None, config: Path | None = None, registry: str | None = None) -> tuple[str, str]:
     with click.Context(click.Command("x")):
-        place: Place = find(servers, config, registry)
-    return place.kafka.bootstrap_servers, place.registry.url
+        cluster = find_cluster(servers, config, registry)
+    return cluster.kafka.bootstrap_servers, cluster.registry.url
 
 
 def dev_cluster(pid: int) -> None:

@@ -6,11 +6,10 @@ import os
 from typing import Any
 
 import pytest
-from headrace.cli.produce import _chunks, _codec, _encode, _Wanted
-from headrace.cli.text import json_to_line, open_codecs
 
-from headrace.cli import produce as produce_module
+from headrace.cli import records as records_module
 from headrace.cli.output import print_rows, progress
+from headrace.cli.records import ProduceOptions, codec_for, encode_lines, json_to_line, open_codecs, read_lines
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.errors import DecodeError, InvalidRequest
 from headrace.records import OutgoingRecord
@@ -19,12 +18,11 @@ from headrace.records import OutgoingRecord
 def encode(lines: list[bytes], value_format: str = "string", keys: bool = False) -> Any:
     async def make() -> Any:
         async with open_codecs(SchemaRegistryConfig()) as codecs:
-            return await _codec(codecs, "string", "t-key") if keys else None, await _codec(
-                codecs, value_format, "t-value"
-            )
+            key_codec = await codec_for(codecs, "string", "t-key") if keys else None
+            return key_codec, await codec_for(codecs, value_format, "t-value")
 
-    wanted = _Wanted("t", io.BytesIO(), keys, value_format, "string", "text")
-    return _encode(lines, 0, wanted, asyncio.run(make()))
+    options = ProduceOptions("t", io.BytesIO(), keys, value_format, "string", "text")
+    return encode_lines(lines, 0, options, asyncio.run(make()))
 
 
 def decode(data: bytes | None, name: str) -> str:
@@ -39,7 +37,7 @@ def decode(data: bytes | None, name: str) -> str:
     ("data", "shown"),
     [(None, "null"), (b"null", '"null"'), (b'"null"', r'"\"null\""'), (b"nulls", "nulls"), (b"", ""), (b'"a"', '"a"')],
 )
-def test_no_value_and_the_text_null_are_told_apart(data: bytes | None, shown: str) -> None:
+def test_no_value_and_the_text_null_differ(data: bytes | None, shown: str) -> None:
     """Only a text that would read as no value has quotes."""
     assert decode(data, "string") == shown
 
@@ -51,7 +49,7 @@ def test_switches_are_words_in_tables(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 async def read_all(file: Any) -> list[list[bytes]]:
-    return [lines async for lines in _chunks(file)]
+    return [lines async for lines in read_lines(file)]
 
 
 def test_lines_become_records() -> None:
@@ -77,7 +75,7 @@ def test_lines_become_records() -> None:
 def test_a_bad_line_is_named_and_those_before_it_count(
     line: bytes, value_format: str, keys: bool, sentence: str
 ) -> None:
-    """What cannot be a record is told with its number, and nothing behind it is sent."""
+    """What cannot be a record is told with its number, and nothing after it is sent."""
     good = {"json": b"1", "string": b"a\tb", "binary": b"AA=="}[value_format]
     records, problem = encode([good, line, good], value_format, keys)
     assert len(records) == 1
@@ -93,7 +91,7 @@ def test_lines_come_out_whole_however_the_bytes_arrive() -> None:
 
         async def feed() -> list[list[bytes]]:
             pipe.write(b"a\r\nb")
-            chunks = _chunks(file)
+            chunks = read_lines(file)
             found = [await anext(chunks)]
             pipe.write(b"c\nd")
             found.append(await anext(chunks))
@@ -105,7 +103,7 @@ def test_lines_come_out_whole_however_the_bytes_arrive() -> None:
 
 def test_a_line_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that is no text does not fill the memory."""
-    monkeypatch.setattr(produce_module, "_MAX_LINE_BYTES", 10)
+    monkeypatch.setattr(records_module, "MAX_LINE_BYTES", 10)
     with pytest.raises(InvalidRequest, match="longer than 10 bytes"):
         asyncio.run(read_all(io.BytesIO(b"x" * 11)))
 
@@ -132,7 +130,7 @@ def test_rows_are_columns_or_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "none\n[]\n"
 
 
-def test_progress_is_silent_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_silent_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     """Without a terminal there is no bar."""
     with progress("work") as show:
         show(1, 2)

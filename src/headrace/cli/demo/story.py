@@ -1,6 +1,7 @@
-"""The demo, step by step: start everything, post the flights, wait for exact counts, redrive, print the table."""
+"""The steps of the demo: start everything, post the flights, wait for exact counts, redrive, print the table."""
 
 import asyncio
+import functools
 import signal
 import tempfile
 import time
@@ -11,20 +12,19 @@ import aiohttp
 import click
 import yaml
 
-from headrace.cli.connection import open_producer, quiet_client
-from headrace.cli.demo.counting import Counts, Ledger
-from headrace.cli.demo.flights import REFUSED_CARRIER, Expected, expected, requests
+from headrace.cli.api import Api, part
+from headrace.cli.connection import quiet_client
+from headrace.cli.demo.flights import REFUSED_CARRIER, Counts, Expected, Ledger, expected, requests
 from headrace.cli.output import install_progress, progress
 from headrace.config.kafka import KafkaConfig
-from headrace.control.redrive import Redrive, RedriveOptions
 from headrace.devcluster import Answer, Cluster, HeadraceProcess, RecordingBackend, Registry, start_together
 from headrace.errors import EnvironmentProblem, HeadraceError
 from headrace.kafka import Admin
-from headrace.lifecycle import SystemClock
+from headrace.lifecycle import run_blocking
 
 FILES = Path(__file__).with_name("files")
-LETTERS = "flights.long_delays.dlq"
-_TIER = "long-delays.retry.2s"
+DEAD_LETTERS = "flights.long_delays.dlq"
+_RETRY_TOPIC = "long-delays.retry.2s"
 _TOPICS = {"flights": 4, "flights.enriched": 4, "flights.delays": 2, "flights.long_delays": 2}
 _GROUPS = ("enrich", "long-delays", "headrace.delays.delays_by_hour", "headrace.delays.long_delays")
 _BATCH_RECORDS = 500
@@ -40,9 +40,9 @@ def demo(keep: bool) -> int:
     """Show the whole story on this machine, on the 336,776 flights of 2013 from New York.
 
     Flights are posted over HTTP as Avro; a function joins names; a Spark pipeline computes delays; a reactive
-    consumer pushes long delays, in order of their keys, to a backend that is away at first and fails on purpose for a
-    few; these wait for a second try, become dead letters and are redriven. Ends with a table of counts; the exit code
-    is 0 only if every count is exact.
+    consumer pushes long delays, in order of their keys, to a backend that is unavailable at first and fails on
+    purpose for a few; these wait for a second try, become dead letters and are redriven. Ends with a table of counts;
+    the exit code is 0 only if every count is exact.
 
     Example: headrace demo
     """
@@ -63,7 +63,7 @@ class Story:
             fails=lambda record: bool(record["value"]["carrier"] == REFUSED_CARRIER),
             stacktrace="CarrierUnknown: this backend does not know the carrier",
         )
-        # Away at first: that uses up nobody's attempts, and nothing becomes a dead letter for it.
+        # Unavailable at first: that uses up no attempts and makes no dead letters.
         self._backend.script.extend([Answer(status=503, headers={"Retry-After": "1"})] * _AWAY_ANSWERS)
         self._headrace: HeadraceProcess | None = None
         self._began = time.monotonic()
@@ -72,13 +72,13 @@ class Story:
     async def tell(self, keep: bool) -> int:
         """Run the demo. Returns the exit code."""
         try:
-            self._say("Starting Kafka, the schema registry, a backend")
-            with install_progress() as told:
-                start_together(self._registry, self._cluster, progress=told)
+            self._print("Starting Kafka, the schema registry, a backend")
+            with install_progress() as report:
+                start_together(self._registry, self._cluster, progress=report)
             self._backend.start()
             kafka = KafkaConfig(bootstrap_servers=self._cluster.bootstrap_servers)
             await self._prepare(Admin(kafka))
-            self._say("Starting Headrace: sidecar, function, Spark pipeline, reactive consumer")
+            self._print("Starting Headrace: sidecar, function, Spark pipeline, reactive consumer")
             self._headrace = self._process()
             self._headrace.start()
             self._headrace.wait_ready(_START_SECONDS)
@@ -102,21 +102,22 @@ class Story:
 
     async def _flow(self, kafka: KafkaConfig, headrace: HeadraceProcess, keep: bool) -> int:
         self._mark("started")
-        want, ledger = expected(), Ledger(kafka, self._backend, _GROUPS, LETTERS, _TIER)
-        self._say(f"Posting {want.flights:,} flights as Avro, {_BATCH_RECORDS} per request")
+        want, ledger = expected(), Ledger(kafka, self._backend, _GROUPS, DEAD_LETTERS, _RETRY_TOPIC)
+        self._print(f"Posting {want.flights:,} flights as Avro, {_BATCH_RECORDS} per request")
         posted = await self._post(f"{headrace.url}/producers/flights", want.flights)
         self._mark("posted")
-        self._say("Waiting for the function, the pipeline and the reactive consumer")
+        self._print("Waiting for the function, the pipeline and the reactive consumer")
         at_rest = await self._until(
             headrace, ledger, want, lambda c: c.settled(want.flights, want.long_delays, want.refused)
         )
         self._mark("settled")
         self._backend.answer = Answer()
-        async with open_producer(kafka) as back:
-            dry = Redrive(kafka, Admin(kafka), LETTERS, back, SystemClock(), options=RedriveOptions(dry_run=True))
-            errors = ", ".join(f"{count} of {error}" for error, count in (await dry.run()).errors.items())
-            self._say(f"Repairing the backend and redriving the dead letters: {errors or 'none'}")
-            await Redrive(kafka, Admin(kafka), LETTERS, back, SystemClock()).run()
+        path = f"/adm/dead-letters/{part(DEAD_LETTERS)}/redrive"
+        redrive = functools.partial(run_blocking, Api(headrace.url).post, path)
+        counts = (await redrive({"dryRun": True}))["errors"]
+        errors = ", ".join(f"{count} of {error}" for error, count in counts.items())
+        self._print(f"Repairing the backend and redriving the dead letters: {errors or 'none'}")
+        await redrive({})
         final = await self._until(headrace, ledger, want, lambda c: c.finished(want.long_delays))
         self._mark("redriven")
         ok = self._table(want, posted, at_rest, final)
@@ -168,9 +169,9 @@ class Story:
             ("= sum of `flights` over the newest row per key", want.flights, final.aggregated),
             ("long delays in the file = rows from the pipeline", want.long_delays, final.long_delays),
             ("= delivered to the backend", want.long_delays, final.delivered),
-            ("waited in the retry tier for a second try", want.refused, at_rest.delayed),
-            ("dead letters before the redrive", want.refused, at_rest.letters_left),
-            ("dead letters left after it", 0, final.letters_left),
+            ("waited in the retry topic for a second try", want.refused, at_rest.delayed),
+            ("dead letters before the redrive", want.refused, at_rest.dead_letters_left),
+            ("dead letters left after it", 0, final.dead_letters_left),
             ("lag of every group", 0, final.lag),
         ]
         click.echo()
@@ -206,7 +207,7 @@ class Story:
         }
         return HeadraceProcess(yaml.safe_load((FILES / "headrace.yaml").read_text()), self._folder, env)
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         click.echo(f"{time.monotonic() - self._began:6.1f} s  {text}")
 
     def _mark(self, name: str) -> None:

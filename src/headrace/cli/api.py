@@ -15,8 +15,8 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import click
 
-from headrace.cli.output import output_option
 from headrace.cli.connection import config_option, find_settings
+from headrace.cli.output import output_option
 from headrace.config.http import HttpConfig
 from headrace.config.model import HeadraceConfig
 from headrace.errors import EnvironmentProblem, HeadraceError

@@ -9,11 +9,11 @@ from typing import Any, get_args
 import click
 import msgspec
 
-from headrace.cli.connection import Place, kafka_options, registry_option
+from headrace.cli.connection import ClusterSettings, kafka_options, registry_option
 from headrace.cli.dlq_redrive import drop, quarantine, redrive
 from headrace.cli.output import counted, print_rows
+from headrace.cli.records import FORMATS, open_codecs
 from headrace.cli.selection_options import AliasedOption, selection_options, with_options
-from headrace.cli.text import FORMATS, open_codecs
 from headrace.control.letter_pages import DeadLetters, LetterPage
 from headrace.control.letter_scan import Order, ScanOptions, State
 from headrace.control.letter_text import ShownLetter
@@ -57,7 +57,7 @@ for _command in (redrive, quarantine, drop):
 @dlq.command("list")
 @click.argument("topic", required=False)
 @kafka_options
-async def list_(topic: str | None, place: Place, output: str) -> None:
+async def list_(topic: str | None, cluster: ClusterSettings, output: str) -> None:
     """Say how many letters each dead letter topic has at most, how many are left, and from when they are.
 
     Looks at topics named *.dlq and *.quarantine, and with -c at those the file names. Reads no letter: transactions,
@@ -65,7 +65,7 @@ async def list_(topic: str | None, place: Place, output: str) -> None:
 
     Example: headrace dlq list
     """
-    async with _letters(place) as letters:
+    async with _letters(cluster) as letters:
         rows = [msgspec.structs.asdict(row) for row in await letters.topics.counts(topic)]
     print_rows(rows, output, "no dead letter topics")
 
@@ -77,7 +77,7 @@ async def list_(topic: str | None, place: Place, output: str) -> None:
 @with_options(_OPTIONS)
 @kafka_options
 @registry_option
-async def show(topic: str, selection: Selection, place: Place, output: str, **asked: Any) -> None:
+async def show(topic: str, selection: Selection, cluster: ClusterSettings, output: str, **asked: Any) -> None:
     """Show letters: where each came from, what went wrong, its key and value.
 
     The options say which; a search ends at its limits, and says how to go on. `show` and `search` are one command.
@@ -85,7 +85,7 @@ async def show(topic: str, selection: Selection, place: Place, output: str, **as
     Example: headrace dlq search orders.dlq --error "HTTP 500" --since 2h
     """
     scan = _scan(asked)._replace(order=asked["order"], cursor=asked["cursor"])
-    async with _letters(place) as letters:
+    async with _letters(cluster) as letters:
         formats = asked["key_format"] or "", asked["value_format"] or ""
         page = await letters.page(topic, selection, scan, asked["most"], formats)
     if output == "json":
@@ -105,12 +105,14 @@ dlq.add_command(show, "search")
 @click.option("--bucket", "bucket_seconds", type=click.IntRange(1), default=3600, show_default=True, help="Seconds.")
 @with_options(_OPTIONS)
 @kafka_options
-async def stats(topic: str, selection: Selection, bucket_seconds: int, place: Place, output: str, **asked: Any) -> None:
+async def stats(
+    topic: str, selection: Selection, bucket_seconds: int, cluster: ClusterSettings, output: str, **asked: Any
+) -> None:
     """Count letters by error class, origin, status and time; by default those of the day before the newest.
 
     Example: headrace dlq stats orders.dlq --since 7d --bucket 86400
     """
-    async with _letters(place) as letters:
+    async with _letters(cluster) as letters:
         found = await letters.statistics(topic, selection, _scan(asked), bucket_seconds)
     if output == "json":
         return _print(found)
@@ -126,10 +128,10 @@ async def stats(topic: str, selection: Selection, bucket_seconds: int, place: Pl
 
 
 @contextlib.asynccontextmanager
-async def _letters(place: Place) -> AsyncIterator[DeadLetters]:
-    consumers = place.file.reactive_consumers.values() if place.file else ()
-    async with open_codecs(place.registry) as codecs:
-        yield DeadLetters(place.kafka, Admin(place.kafka), codecs, SystemClock(), consumers)
+async def _letters(cluster: ClusterSettings) -> AsyncIterator[DeadLetters]:
+    consumers = cluster.file.reactive_consumers.values() if cluster.file else ()
+    async with open_codecs(cluster.registry) as codecs:
+        yield DeadLetters(cluster.kafka, Admin(cluster.kafka), codecs, SystemClock(), consumers)
 
 
 def _scan(asked: dict[str, Any]) -> ScanOptions:

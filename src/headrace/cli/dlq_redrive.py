@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from headrace.cli.api import Api, address_of
-from headrace.cli.connection import Place, kafka_options, open_producer
+from headrace.cli.connection import ClusterSettings, kafka_options, open_producer
 from headrace.cli.output import counted, print_json, progress
 from headrace.cli.replay import redrive_to_backend
 from headrace.cli.selection_options import Rate, selection_options, with_options
@@ -69,7 +69,7 @@ _OPTIONS = (
 @kafka_options
 async def redrive(
     topic: str,
-    place: Place,
+    cluster: ClusterSettings,
     output: str,
     selection: Selection,
     to_topic: str | None,
@@ -94,15 +94,15 @@ async def redrive(
     if to_backend:
         if to_topic or to_tier or chosen["exactly_once"]:
             raise click.UsageError("--to-backend takes conditions, --rate and --dry-run, and no other option")
-        api = Api(url or address_of(place.file), token)
+        api = Api(url or address_of(cluster.file), token)
         return redrive_to_backend(api, topic, to_backend, selection, output=output, **chosen)
     if to_topic and to_tier:
         raise click.UsageError("--to-topic or --to-tier, not both")
     target = Target("topic", to_topic) if to_topic else Target()
     if to_tier or consumer:
-        target, group = _tier(place, consumer, to_tier)
+        target, group = _tier(cluster, consumer, to_tier)
         selection = msgspec.structs.replace(selection, groups=[group])
-    return await _run(topic, place, output, selection, target, **chosen)
+    return await _run(topic, cluster, output, selection, target, **chosen)
 
 
 @click.command()
@@ -111,14 +111,16 @@ async def redrive(
 @selection_options
 @with_options(_OPTIONS)
 @kafka_options
-async def quarantine(topic: str, place: Place, output: str, selection: Selection, reason: str, **chosen: Any) -> int:
+async def quarantine(
+    topic: str, cluster: ClusterSettings, output: str, selection: Selection, reason: str, **chosen: Any
+) -> int:
     """Move letters to the topic TOPIC.quarantine, as they are, where no redrive of TOPIC finds them.
 
     It is made like TOPIC if it is missing, and is a dead letter topic itself: list, show and redrive it by its name.
 
     Example: headrace dlq quarantine orders.dlq --header tenant=acme --reason "see ticket 17"
     """
-    return await _run(topic, place, output, selection, Target("quarantine", reason=reason), **chosen)
+    return await _run(topic, cluster, output, selection, Target("quarantine", reason=reason), **chosen)
 
 
 @click.command()
@@ -129,7 +131,7 @@ async def quarantine(topic: str, place: Place, output: str, selection: Selection
 @with_options(_OPTIONS)
 @kafka_options
 async def drop(
-    topic: str, place: Place, output: str, selection: Selection, reason: str, yes: bool, **chosen: Any
+    topic: str, cluster: ClusterSettings, output: str, selection: Selection, reason: str, yes: bool, **chosen: Any
 ) -> int:
     """Give letters up: they are marked as ended and go nowhere. They stay readable until the topic's retention ends.
 
@@ -137,16 +139,16 @@ async def drop(
     """
     if sys.stdout.isatty() and not yes and not chosen["dry_run"]:
         click.confirm(f"Give up the selected letters of {topic}? --dry-run says which", abort=True, err=True)
-    return await _run(topic, place, output, selection, Target("drop", reason=reason), **chosen)
+    return await _run(topic, cluster, output, selection, Target("drop", reason=reason), **chosen)
 
 
-def _tier(place: Place, name: str | None, delay_seconds: int | None) -> tuple[Target, str]:
+def _tier(cluster: ClusterSettings, name: str | None, delay_seconds: int | None) -> tuple[Target, str]:
     """Return a consumer's tier, and its group."""
-    if not place.file or not name or not delay_seconds:
+    if not cluster.file or not name or not delay_seconds:
         raise click.UsageError("a tier is named by --to-tier DELAY, --consumer NAME, and -c with its file")
-    consumer = place.file.reactive_consumers.get(name)
+    consumer = cluster.file.reactive_consumers.get(name)
     if consumer is None:
-        known = ", ".join(place.file.reactive_consumers) or "none"
+        known = ", ".join(cluster.file.reactive_consumers) or "none"
         raise ConfigError(f"the file has no reactive consumer {name}; it has: {known}")
     if delay_seconds not in consumer.retry.tiers:
         known = ", ".join(map(str, consumer.retry.tiers)) or "none"
@@ -155,15 +157,17 @@ def _tier(place: Place, name: str | None, delay_seconds: int | None) -> tuple[Ta
     return Target("tier", topic, delay_seconds), consumer.group
 
 
-async def _run(topic: str, place: Place, output: str, selection: Selection, target: Target, **chosen: Any) -> int:
+async def _run(
+    topic: str, cluster: ClusterSettings, output: str, selection: Selection, target: Target, **chosen: Any
+) -> int:
     options = RedriveOptions(by=f"{getpass.getuser()}@{socket.gethostname()}", **chosen)
     doing, *_ = _VERBS[target.kind]
     gc.freeze()
     gc.set_threshold(*_COLLECT_AFTER)
-    async with open_producer(place.kafka) as sender:
+    async with open_producer(cluster.kafka) as sender:
         work = Redrive(
-            place.kafka,
-            Admin(place.kafka),
+            cluster.kafka,
+            Admin(cluster.kafka),
             topic,
             sender,
             SystemClock(),
@@ -171,7 +175,7 @@ async def _run(topic: str, place: Place, output: str, selection: Selection, targ
             target=target,
             options=options,
         )
-        work.origins = _origins(place.file or HeadraceConfig())
+        work.origins = _origins(cluster.file or HeadraceConfig())
         with progress(f"{doing} {topic}") as show_progress:
             done = await work.run(show_progress)
     if output == "json":

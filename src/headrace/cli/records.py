@@ -29,7 +29,7 @@ from headrace.records import OutgoingRecord, Record
 
 _CHUNK_BYTES = 1_048_576
 MAX_LINE_BYTES = 16_777_216
-_FORMATS = get_args(FormatName)
+FORMATS = get_args(FormatName)
 
 
 def _format_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -38,11 +38,11 @@ def _format_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--format",
         "value_format",
         cls=AliasedOption,
-        type=click.Choice(_FORMATS),
+        type=click.Choice(FORMATS),
         default="string",
         show_default=True,
     )
-    key = click.option("--key-format", type=click.Choice(_FORMATS), default="string", show_default=True)
+    key = click.option("--key-format", type=click.Choice(FORMATS), default="string", show_default=True)
     return value(key(command))
 
 
@@ -100,6 +100,7 @@ async def produce(cluster: ClusterSettings, **given: Any) -> None:
 
 
 async def codec_for(codecs: Codecs, name: str, subject: str) -> Codec:
+    """Return the codec that writes a format, with the newest schema of the subject if it needs one."""
     return (await codecs.for_writing(SchemaChoice(name), name, subject)).codec
 
 

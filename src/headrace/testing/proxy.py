@@ -1,5 +1,4 @@
-"""A network that can be broken: connections of clients to brokers are reset, silent, slow, or held at some requests.
-"""
+"""A network that can be broken: connections of clients to brokers are reset, silent, slow, or held at some requests."""
 
 from __future__ import annotations
 

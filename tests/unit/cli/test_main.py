@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 import pytest
-from headrace.cli.consume import _Start
 
 from headrace.cli import main as main_module
 from headrace.cli.main import main, root

@@ -10,7 +10,6 @@ import http.client
 import itertools
 import json
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -19,12 +18,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from headrace.config.kafka import KafkaConfig
 from headrace.control.lag import lag_of
 from headrace.errors import HeadraceError, NotFound
-from headrace.kafka import Admin, read_records
-from headrace.records import Record, TopicPartition
+from headrace.records import Record
 from headrace.testing import RecordingBackend
+from headrace.testing.scene import Scene
 
 _LONG_REPETITIONS = 3
 _PATIENCE_SECONDS = 150.0
@@ -99,33 +97,16 @@ class Poster:
                 self.unknown.append(number)
 
 
-class Ledger:
+class Ledger(Scene):
     """Reads topics and committed offsets."""
 
     def __init__(self, bootstrap_servers: str) -> None:
-        self._kafka = KafkaConfig(bootstrap_servers=bootstrap_servers, request_timeout_seconds=60)
-        # One for all looks: made and destroyed ten times a second, the client library crashed the process now and then.
-        self._admin = Admin(self._kafka)
-
-    def records(self, topic: str) -> list[Record]:
-        """Return everything in a topic."""
-
-        async def read() -> list[Record]:
-            offsets = await self._admin.topic_offsets(topic)
-            starts = {p: start for p, (start, _) in offsets.items()}
-            ends = {p: end for p, (_, end) in offsets.items()}
-            return [record async for batch in read_records(self._kafka, starts, ends) for record in batch]
-
-        return asyncio.run(read())
-
-    def committed(self, group: str) -> dict[TopicPartition, int]:
-        """Return a group's committed offsets."""
-        return asyncio.run(self._admin.committed(group))
+        super().__init__(bootstrap_servers, Path())
 
     def lag(self, group: str) -> int:
         """Return how far a group is behind, over all partitions of its topics; -1 before its first commit."""
         try:
-            found = asyncio.run(lag_of(self._admin, group))
+            found = asyncio.run(lag_of(self.admin, group))
         except NotFound:
             found = []
         return sum(entry.lag for entry in found) if found else -1
@@ -201,12 +182,8 @@ def id_of(record: Record) -> int:
 
 
 def wait_until(condition: Callable[[], object], limit_seconds: float, what: str) -> None:
-    """Wait for a condition, with a limit, which is never less than what a machine needs that is busy elsewhere."""
-    limit_seconds = max(limit_seconds, _PATIENCE_SECONDS)
-    end = time.monotonic() + limit_seconds
-    while not condition():
-        assert time.monotonic() < end, f"waited {limit_seconds:.0f} s for {what} in vain"
-        time.sleep(0.05)
+    """Wait for a condition; the limit allows for a busy machine."""
+    Scene.wait_until(condition, what, limit_seconds)
 
 
 class Bed:

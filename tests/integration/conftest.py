@@ -1,141 +1,16 @@
-"""What tests of the running process share: its HTTP side, the topics, and the commands, as a user meets them."""
+"""The fixture of tests on running processes."""
 
 from __future__ import annotations
 
-import asyncio
-import http.client
-import json
-import os
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from headrace.config.kafka import KafkaConfig
-from headrace.config.producer import ProducerConfig
-from headrace.kafka import Admin, Producer, read_records
-from headrace.records import OutgoingRecord, Record, TopicPartition
-
-PATIENCE_SECONDS = 150.0
-
-
-class Answered(NamedTuple):
-    """An HTTP answer; `body` is parsed JSON, or text where it is none."""
-
-    status: int
-    body: Any
-    headers: Mapping[str, str]
-    """Names in lower case."""
-    seconds: float
-
-
-class Site:
-    """The session's broker and whatever runs beside it, seen from outside."""
-
-    def __init__(self, bootstrap_servers: str, folder: Path) -> None:
-        self.kafka = KafkaConfig(bootstrap_servers=bootstrap_servers, request_timeout_seconds=60)
-        self.admin = Admin(self.kafka)
-        self._folder = folder
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """The part of every headrace.yaml that says where Kafka is."""
-        return {"kafka": {"bootstrap_servers": self.kafka.bootstrap_servers}}
-
-    def records(self, topic: str) -> list[Record]:
-        """Return everything in a topic."""
-
-        async def read() -> list[Record]:
-            offsets = await self.admin.topic_offsets(topic)
-            starts, ends = {p: o[0] for p, o in offsets.items()}, {p: o[1] for p, o in offsets.items()}
-            return [record async for batch in read_records(self.kafka, starts, ends) for record in batch]
-
-        return asyncio.run(read())
-
-    def write(self, topic: str, *records: OutgoingRecord) -> None:
-        """Write records as they are, in their order."""
-
-        async def produce() -> None:
-            producer = Producer(self.kafka, ProducerConfig())
-            await producer.start()
-            results = await producer.produce(records)
-            await producer.stop()
-            assert not [result for result in results if isinstance(result, Exception)]
-
-        asyncio.run(produce())
-
-    def write_json(self, topic: str, *values: Any) -> None:
-        """Write JSON values with keys `k0`, `k1`, ... to partition 0."""
-        self.write(
-            topic,
-            *(OutgoingRecord(topic, f"k{n}".encode(), json.dumps(v).encode(), None, 0) for n, v in enumerate(values)),
-        )
-
-    def committed(self, group: str) -> dict[TopicPartition, int]:
-        """Return a group's committed offsets."""
-        return asyncio.run(self.admin.committed(group))
-
-    def wait_committed(self, group: str, topic: str, offset: int, partition: int = 0) -> None:
-        """Wait until the group has committed an offset."""
-        place = TopicPartition(topic, partition)
-        self.wait_until(lambda: self.committed(group).get(place) == offset, f"{group} to commit {offset} of {place}")
-
-    def cli(self, *words: str, given: str = "", code: int = 0) -> subprocess.CompletedProcess[str]:
-        """Run a command as a user with `KAFKA` set, and check its exit code."""
-        env = {**os.environ, "KAFKA": self.kafka.bootstrap_servers}
-        command = [sys.executable, "-m", "headrace.cli.main", *words]
-        done = subprocess.run(
-            command, input=given, env=env, cwd=self._folder, capture_output=True, text=True, timeout=240
-        )
-        assert done.returncode == code, done.stderr
-        assert "Traceback" not in done.stderr
-        return done
-
-    @staticmethod
-    def wait_until(condition: Callable[[], Any], what: str, limit_seconds: float = 0.0) -> None:
-        """Wait until a condition holds, on a machine that may be busy elsewhere; a connection that fails is not yet."""
-        limit_seconds = max(limit_seconds, PATIENCE_SECONDS)
-        end = time.monotonic() + limit_seconds
-        while True:
-            try:
-                if condition():
-                    return
-            except (ConnectionError, TimeoutError, http.client.HTTPException):
-                pass
-            assert time.monotonic() < end, f"waited {limit_seconds:.0f} s in vain for {what}"
-            time.sleep(0.05)
-
-    @staticmethod
-    def ask(url: str, body: Any = None, limit_seconds: float = 120.0) -> Answered:
-        """GET, or POST when there is a body."""
-        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
-        request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-        began = time.monotonic()
-        try:
-            answer = urllib.request.urlopen(request, timeout=limit_seconds)
-        except urllib.error.HTTPError as error:
-            answer = error
-        except urllib.error.URLError as error:
-            raise ConnectionError(error.reason) from error
-        with answer:
-            text = answer.read().decode()
-            seconds = time.monotonic() - began
-        body = json.loads(text) if "json" in answer.headers.get("Content-Type", "") else text
-        return Answered(answer.status, body, {k.lower(): v for k, v in answer.headers.items()}, seconds)
-
-    def reasons(self, url: str) -> dict[str, str]:
-        """Return why a process is not ready: service to reason."""
-        services = self.ask(f"{url}/health/readiness").body["services"]
-        return {name: service["reason"] for name, service in services.items() if not service["ready"]}
+from headrace.testing.scene import Scene
 
 
 @pytest.fixture
-def site(kafka: Any, tmp_path: Path) -> Site:
-    """The broker and the running process as they are seen from outside."""
-    return Site(kafka.bootstrap_servers, tmp_path)
+def site(kafka: Any, tmp_path: Path) -> Scene:
+    """The broker and the running process as a user sees them."""
+    return Scene(kafka.bootstrap_servers, tmp_path)

@@ -145,13 +145,15 @@ class _Reader:
             node: dict[str, Any] = self._tree
             path: KeyPath = ()
             for section in sections:
-                path = (*path, _key_for(section, [*node, *known_keys(path)], path))
-                if not isinstance(node.get(path[-1]), dict):
-                    node[path[-1]] = {}
+                key = _key_for(section, [*node, *known_keys(path)], path)
+                path = (*path, key)
+                if not isinstance(node.get(key), dict):
+                    node[key] = {}
                 locations.setdefault(path, name)
-                node = node[path[-1]]
-            path = (*path, _key_for(last, [*node, *known_keys(path)], path))
-            node[path[-1]] = _override_value(self._environ[name])
+                node = node[key]
+            key = _key_for(last, [*node, *known_keys(path)], path)
+            path = (*path, key)
+            node[key] = _override_value(self._environ[name])
             for overridden in [known for known in locations if known[: len(path)] == path]:
                 del locations[overridden]
             locations[path] = name

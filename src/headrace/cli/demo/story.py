@@ -1,7 +1,6 @@
 """The steps of the demo: start everything, post the flights, wait for exact counts, redrive, print the table."""
 
 import asyncio
-import functools
 import signal
 import tempfile
 import time
@@ -112,12 +111,11 @@ class Story:
         )
         self._mark("settled")
         self._backend.answer = Answer()
-        path = f"/adm/dead-letters/{part(DEAD_LETTERS)}/redrive"
-        redrive = functools.partial(run_blocking, Api(headrace.url).post, path)
-        counts = (await redrive({"dryRun": True}))["errors"]
+        api, path = Api(headrace.url), f"/adm/dead-letters/{part(DEAD_LETTERS)}/redrive"
+        counts = (await run_blocking(api.post, path, {"dryRun": True}))["errors"]
         errors = ", ".join(f"{count} of {error}" for error, count in counts.items())
         self._print(f"Repairing the backend and redriving the dead letters: {errors or 'none'}")
-        await redrive({})
+        await run_blocking(api.post, path)
         final = await self._until(headrace, ledger, want, lambda c: c.finished(want.long_delays))
         self._mark("redriven")
         ok = self._table(want, posted, at_rest, final)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import time
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlencode
 
@@ -138,8 +138,6 @@ def test_a_letter_says_where_it_came_from_and_what_it_holds(site: Any, kafka: An
     said = site.cli("dlq", "show", dlq, "--order", "oldest", "--max", "1")
     assert 'value (json)     {"count": 12345678901234567890.10}' in said.stdout
     assert "go on with --cursor oldest.0-1" in said.stderr
-    asked = site.cli("dlq", "show", dlq, "--max", "1", "--value-format", "binary", "--output", "json")
-    assert json.loads(asked.stdout)["letters"][0]["valueFormat"] == "binary"
 
 
 @pytest.mark.parametrize("order", ["newest", "oldest"])
@@ -171,14 +169,14 @@ def test_a_search_ends_at_its_limit_and_goes_on(site: Any, kafka: Any, topic: An
     def search(options: ScanOptions | None = None, **selection: Any) -> LetterPage:
         return paged(site, dlq, Selection(**selection), options or ScanOptions(), 50)
 
-    now = int(time.time() * 1000)
+    now = datetime.now(UTC)
     assert len(search(errors=["HTTP 500"]).letters) == 10
-    assert [bytes(letter.key) for letter in search(keys=[b"k7"]).letters] == [b'"k7"']
-    assert len(search(headers=[("tenant", b"acme")]).letters) == 30
-    assert search(headers=[("tenant", b"other")]).letters == []
+    assert [bytes(letter.key) for letter in search(keys=["k7"]).letters] == [b'"k7"']
+    assert len(search(headers={"tenant": "acme"}).letters) == 30
+    assert search(headers={"tenant": "other"}).letters == []
     assert [bytes(letter.key) for letter in search(ScanOptions(text="ORDER 12")).letters] == [b'"k12"']
-    assert search(until_ms=now - 86_400_000).letters == []
-    assert len(search(since_ms=now - 3_600_000).letters) == 30
+    assert search(until=now - timedelta(days=1)).letters == []
+    assert len(search(since=now - timedelta(hours=1)).letters) == 30
     some = search(ScanOptions(limit_records=10), errors=["HTTP 500"])
     assert (some.scanned, some.remaining) == (10, 20)
     rest = search(ScanOptions(cursor=some.cursor), errors=["HTTP 500"])
@@ -186,11 +184,11 @@ def test_a_search_ends_at_its_limit_and_goes_on(site: Any, kafka: Any, topic: An
     assert len(some.letters) + len(rest.letters) == 10
     with pytest.raises(InvalidRequest, match="oldest is asked for"):
         search(ScanOptions("oldest", some.cursor))
-    said = site.cli("dlq", "search", dlq, "--error", "HTTP 500", "--scan-records", "10").stderr
-    assert f"scanned 10 of up to 30, found {len(some.letters)}; go on with --cursor {some.cursor}" in said
+    said = site.cli("dlq", "search", dlq, "--error", "HTTP 500", "--max", "1").stderr
+    assert "found 1; go on with --cursor newest.0-" in said
 
 
-def test_letters_are_counted_and_a_limit_is_said(site: Any, kafka: Any, topic: Any) -> None:
+def test_letters_are_counted(site: Any, kafka: Any, topic: Any) -> None:
     """By error class, origin, status and time."""
     name = topic()
     dlq = buried(site, kafka, name, [b"%d" % n for n in range(30)], 2)
@@ -200,8 +198,6 @@ def test_letters_are_counted_and_a_limit_is_said(site: Any, kafka: Any, topic: A
     assert found["topics"] == {name: 30}
     assert found["statuses"] == {"500": 10}
     assert sum(found["times"].values()) == 30
-    said = site.cli("dlq", "stats", dlq, "--scan-records", "10").stdout
-    assert "partial, the newest letters only: scanned 10 of up to 30" in said
 
 
 def test_topics_that_are_empty_or_missing_or_none(site: Any, kafka: Any, topic: Any) -> None:

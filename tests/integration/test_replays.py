@@ -402,7 +402,7 @@ def test_letters_are_redriven_dropped_and_moved_by_jobs(site: Any, topic: Any, p
     assert (dry.status, dry.body["records"], dry.body["targets"]) == (200, 2, {name: 2})
     assert len(dry.body["hours"]) in (1, 2)
     for bad, status in (
-        ({"toConsumer": "push", "toTopic": "x"}, 400),
+        ({"toTopic": "x"}, 400),
         ({"toConsumer": "nobody"}, 404),
         ({"fist": 1}, 400),
     ):

@@ -12,8 +12,8 @@ import msgspec
 from headrace.cli.connection import ClusterSettings, kafka_options, registry_option
 from headrace.cli.dlq_redrive import drop, quarantine, redrive
 from headrace.cli.output import counted, print_rows
-from headrace.cli.records import FORMATS, open_codecs
-from headrace.cli.selection_options import AliasedOption, selection_options, with_options
+from headrace.cli.records import open_codecs
+from headrace.cli.selection_options import selection_options, with_options
 from headrace.control.letter_pages import DeadLetters, LetterPage
 from headrace.control.letter_scan import Order, ScanOptions, State
 from headrace.control.letter_text import ShownLetter
@@ -22,8 +22,6 @@ from headrace.kafka import Admin
 from headrace.lifecycle import SystemClock
 
 _OPTIONS = (
-    click.option("--scan-records", type=click.IntRange(1), default=10_000, show_default=True, help="Read at most."),
-    click.option("--scan-seconds", type=click.FloatRange(0, min_open=True), default=5.0, show_default=True),
     click.option("--state", type=click.Choice(get_args(State)), default="all", help="Letters that are left, or ended."),
     click.option("--text", default="", help="What error class, reason or excerpt contain, in any case."),
 )
@@ -31,14 +29,6 @@ _PAGED = (
     click.option("--max", "most", type=click.IntRange(1), default=10, show_default=True, help="Letters at most."),
     click.option("--order", type=click.Choice(get_args(Order)), default="newest", show_default=True, help="First."),
     click.option("--cursor", default="", help="Go on behind the page that gave it."),
-    click.option("--key-format", type=click.Choice(FORMATS), help="Of keys; by default what fits."),
-    click.option(
-        "--value-format",
-        "--format",
-        cls=AliasedOption,
-        type=click.Choice(FORMATS),
-        help="Of values; by default what fits.",
-    ),
 )
 
 
@@ -86,8 +76,7 @@ async def show(topic: str, selection: Selection, cluster: ClusterSettings, outpu
     """
     scan = _scan(asked)._replace(order=asked["order"], cursor=asked["cursor"])
     async with _letters(cluster) as letters:
-        formats = asked["key_format"] or "", asked["value_format"] or ""
-        page = await letters.page(topic, selection, scan, asked["most"], formats)
+        page = await letters.page(topic, selection, scan, asked["most"])
     if output == "json":
         return _print(page)
     for letter in page.letters:
@@ -123,7 +112,7 @@ async def stats(
             click.echo(f"{title:10}{count:>8}  {name}")
     if found.partial:
         said = f"scanned {found.scanned} of up to {found.scanned + found.remaining}"
-        click.echo(f"partial, the newest letters only: {said}; raise --scan-records or --scan-seconds")
+        click.echo(f"partial, the newest letters only: {said}; take a smaller window")
     return None
 
 
@@ -135,12 +124,7 @@ async def _letters(cluster: ClusterSettings) -> AsyncIterator[DeadLetters]:
 
 
 def _scan(asked: dict[str, Any]) -> ScanOptions:
-    return ScanOptions(
-        state=asked["state"],
-        text=asked["text"],
-        limit_records=asked["scan_records"],
-        limit_seconds=asked["scan_seconds"],
-    )
+    return ScanOptions(state=asked["state"], text=asked["text"])
 
 
 def _print(found: msgspec.Struct) -> None:

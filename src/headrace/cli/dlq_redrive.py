@@ -34,7 +34,6 @@ _COLLECT_AFTER = 200_000, 50, 100
 _VERBS = {
     "origin": ("redrive", "would go back", "back and acknowledged"),
     "tier": ("redrive", "would be sent", "sent and acknowledged"),
-    "topic": ("redrive", "would be sent", "sent and acknowledged"),
     "quarantine": ("quarantine", "would be moved", "moved and acknowledged"),
     "drop": ("drop", "would be dropped", "dropped"),
 }
@@ -44,7 +43,6 @@ _OPTIONS = (
     click.option("--dry-run", is_flag=True, help="Say what would go where, and of which errors and hours it is."),
     click.option("--rate", "rate_records", type=Rate(), help="Letters a second at most."),
     click.option("--exactly-once", is_flag=True, help="In transactions: a run that is killed repeats nothing."),
-    click.option("--skip-foreign", is_flag=True, help="Pass over records that are no dead letters."),
     click.option(
         "--wait",
         "wait_seconds",
@@ -57,7 +55,6 @@ _OPTIONS = (
 
 @click.command()
 @click.argument("topic")
-@click.option("--to-topic", metavar="NAME", help="Send them to this topic instead; keys choose the partitions.")
 @click.option("--to-backend", metavar="CONSUMER", help="Have a running Headrace give them to its backend (--url).")
 @click.option("--to-tier", type=click.IntRange(1), metavar="DELAY", help="Send them to a retry tier of --consumer.")
 @click.option("--consumer", help="Reactive consumer in the file of -c; only letters of its group are sent.")
@@ -72,7 +69,6 @@ async def redrive(
     cluster: ClusterSettings,
     output: str,
     selection: Selection,
-    to_topic: str | None,
     to_tier: int | None,
     consumer: str | None,
     **chosen: Any,
@@ -92,13 +88,11 @@ async def redrive(
     """
     to_backend, url, token = (chosen.pop(name) for name in ("to_backend", "url", "token"))
     if to_backend:
-        if to_topic or to_tier or chosen["exactly_once"]:
+        if to_tier or chosen["exactly_once"]:
             raise click.UsageError("--to-backend takes conditions, --rate and --dry-run, and no other option")
         api = Api(url or address_of(cluster.file), token)
         return redrive_to_backend(api, topic, to_backend, selection, output=output, **chosen)
-    if to_topic and to_tier:
-        raise click.UsageError("--to-topic or --to-tier, not both")
-    target = Target("topic", to_topic) if to_topic else Target()
+    target = Target()
     if to_tier or consumer:
         target, group = _tier(cluster, consumer, to_tier)
         selection = msgspec.structs.replace(selection, groups=[group])
@@ -197,8 +191,6 @@ def _print(topic: str, target: Target, options: RedriveOptions, done: Redriven) 
         text += f": {places}" if places else ""
     else:
         text = f"nothing left to {doing} in {topic}"
-    if done.foreign:
-        text += f"; {counted(done.foreign, 'record')} passed over: no dead letter"
     if done.kept_back:
         text += f"; {done.kept_back} kept back: redriven {options.max_redrives} times or more"
     click.echo(text)

@@ -132,7 +132,10 @@ def seek(consumer: str, to: str, partitions: Mapping[str, Any], wait: float, api
     Example: headrace reactive seek orders --to 2026-01-31T12:00:00Z --partition 3
     """
     to = "begin" if to == "beginning" else to
-    target = {"to": to} if to in ("begin", "end") else {"offset": int(to)} if to.isdecimal() else {"time": Moment()(to)}
+    if to in ("begin", "end"):
+        target: dict[str, Any] = {"to": to}
+    else:
+        target = {"offset": int(to)} if to.isdecimal() else {"time": Moment()(to).isoformat()}
     return _print_results(api.post(_path(consumer, "seek", wait), {**partitions, **target}), output)
 
 

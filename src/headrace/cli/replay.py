@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 import click
+import msgspec
 
 from headrace.cli.api import Api, api_options, part
 from headrace.cli.jobs import print_job, watch
 from headrace.cli.output import counted, print_json
 from headrace.cli.selection_options import AliasedOption, Moment, Offsets, Rate
-from headrace.control.dead_letters import iso_ms
 from headrace.control.selection import Selection
 
 
@@ -61,8 +62,8 @@ def replay(topic: str, api: Api, output: str, dry_run: bool, detach: bool, **cho
 def _request(
     topic: str,
     offsets: tuple[int, int | None] | None,
-    since: int | None,
-    until: int | None,
+    since: datetime | None,
+    until: datetime | None,
     partition: int | None,
     **chosen: Any,
 ) -> dict[str, Any]:
@@ -76,34 +77,20 @@ def _request(
         if partition is None or last is None:
             raise click.UsageError("--offsets takes the first and the last one, such as 17-40, and --partition")
         asked["offsets"] = {"start": first, "end": last + 1}
-    times = {name: iso_ms(value) for name, value in (("since", since), ("until", until)) if value is not None}
+    times = {name: value.isoformat() for name, value in (("since", since), ("until", until)) if value is not None}
     return {**asked, "time": times} if times else asked
 
 
 def redrive_to_backend(api: Api, topic: str, consumer: str, selection: Selection, **chosen: Any) -> int:
     """Have selected dead letters delivered to a consumer's backend, and watch that; returns the exit code."""
-    try:
-        keys = [key.decode() for key in selection.keys]
-        headers = {name: value.decode() for name, value in selection.headers}
-    except UnicodeDecodeError:
-        raise click.UsageError("--to-backend takes keys and headers that are text") from None
-    if len(headers) < len(selection.headers):
-        raise click.UsageError("--to-backend takes one --header of a name")
+    texts = [*selection.keys, *selection.headers.values()]
+    if any("\udc80" <= character <= "\udcff" for text in texts for character in text):
+        raise click.UsageError("--to-backend takes keys and headers that are text")
     asked = {
+        **msgspec.to_builtins(selection),
         "toConsumer": consumer,
-        "partition": selection.partition,
-        "first": selection.first,
-        "last": selection.last,
-        "since": None if selection.since_ms is None else iso_ms(selection.since_ms),
-        "until": None if selection.until_ms is None else iso_ms(selection.until_ms),
-        "topics": selection.topics,
-        "groups": selection.groups,
-        "errors": selection.errors,
-        "keys": keys,
-        "headers": headers,
         "rate": chosen["rate_records"],
         "maxRedrives": chosen["max_redrives"],
-        "skipForeign": chosen["skip_foreign"],
         "dryRun": chosen["dry_run"],
     }
     found = api.post(f"/adm/dead-letters/{part(topic)}/redrive", {n: v for n, v in asked.items() if v is not None})

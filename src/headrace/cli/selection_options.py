@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import copy
 import functools
-import os
 import re
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import click
 
-from headrace.control.selection import Selection
-
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+from headrace.control.selection import Selection, parse_time
 
 
 class AliasedOption(click.Option):
@@ -27,19 +24,16 @@ class AliasedOption(click.Option):
         return click.Option.get_help_record(shown, ctx)
 
 
-class Moment(click.ParamType[int]):
-    """A point in time: ISO 8601, UTC where no zone is given, or how long ago (`90s`, `15m`, `2h`, `1d`); in ms."""
+class Moment(click.ParamType[datetime]):
+    """A point in time: ISO 8601, UTC where no zone is given, or how long ago (`90s`, `15m`, `2h`, `1d`)."""
 
     name = "time"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        if isinstance(value, datetime):
             return value
-        if ago := re.fullmatch(r"(\d{1,9})([smhd])", value):
-            return max(0, int((time.time() - int(ago[1]) * _UNITS[ago[2]]) * 1000))
         try:
-            found = datetime.fromisoformat(value)
-            return int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
+            return parse_time(value, time.time())
         except (ValueError, OverflowError):
             self.fail(f"{value!r} is neither a time such as 2026-01-31T08:00 nor an age such as 2h", param, ctx)
 
@@ -72,18 +66,18 @@ class Offsets(click.ParamType[tuple[int, int | None]]):
         return first, last
 
 
-class Pair(click.ParamType[tuple[str, bytes]]):
+class Pair(click.ParamType[tuple[str, str]]):
     """`NAME=VALUE`."""
 
     name = "name=value"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, bytes]:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
         if isinstance(value, tuple):
             return value
         header, equals, text = value.partition("=")
         if not equals or not header:
             self.fail(f"{value!r} is not NAME=VALUE", param, ctx)
-        return header, os.fsencode(text)
+        return header, text
 
 
 _OPTIONS = (
@@ -120,29 +114,31 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
         *,
         partition: int | None,
         offsets: tuple[int, int | None] | None,
-        since: int | None,
-        until: int | None,
+        since: datetime | None,
+        until: datetime | None,
         origin: tuple[str, ...],
         group: tuple[str, ...],
         error: tuple[str, ...],
         key: tuple[str, ...],
-        header: tuple[tuple[str, bytes], ...],
+        header: tuple[tuple[str, str], ...],
         **others: Any,
     ) -> Any:
         if offsets is not None and partition is None:
             raise click.UsageError("--offsets needs --partition: offsets count within a partition")
         first, last = offsets or (None, None)
+        if len(dict(header)) < len(header):
+            raise click.UsageError("--header takes one value of a name")
         selection = Selection(
             partition=partition,
             first=first,
             last=last,
-            since_ms=since,
-            until_ms=until,
+            since=since,
+            until=until,
             topics=origin,
             groups=group,
             errors=error,
-            keys=[os.fsencode(text) for text in key],
-            headers=header,
+            keys=key,
+            headers=dict(header),
         )
         return command(selection=selection, **others)
 

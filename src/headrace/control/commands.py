@@ -6,7 +6,6 @@ Nothing is half done: a request for several partitions of which one cannot be is
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -14,6 +13,7 @@ import msgspec
 from headrace.control.consumer_control import ConsumerControl, PartitionOutcome
 from headrace.control.entries import key_of, live_settings
 from headrace.control.running_consumer import RunningConsumer
+from headrace.control.selection import milliseconds, parse_time
 from headrace.errors import InvalidRequest, NotFound, OffsetsKeptElsewhere, PartitionNotFound, TopicNotFound
 from headrace.lifecycle import Clock
 from headrace.records import TopicPartition
@@ -261,8 +261,7 @@ def _milliseconds(time: int | str) -> int:
     if isinstance(time, int):
         return max(0, time)
     try:
-        moment = datetime.fromisoformat(time)
-        return max(0, int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000))
+        return max(0, milliseconds(parse_time(time)))
     except (ValueError, OverflowError) as cause:
         raise InvalidRequest(
             f"time {time[:60]!r} is none: write it as 2026-01-31T12:00:00Z, or in milliseconds since the epoch"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 
 import msgspec
 
@@ -11,12 +10,12 @@ from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.kafka import KafkaConfig
 from headrace.config.section import fits_any
 from headrace.control.marks import Marks, load_marks
+from headrace.control.selection import iso_ms
 from headrace.errors import InvalidRequest
 from headrace.kafka import Admin
 from headrace.records import TopicPartition
 
 _ENDINGS = (".dlq", ".quarantine")
-_LAST_MS = 253_402_300_799_000  # the end of the year 9999
 
 
 class LetterCount(msgspec.Struct, frozen=True, rename="camel"):
@@ -107,10 +106,3 @@ def _count(
         oldest=iso_ms(min(first for first, _ in known)) if known else None,
         newest=iso_ms(max(last for _, last in known)) if known else None,
     )
-
-
-def iso_ms(milliseconds: int) -> str:
-    """Return a timestamp of Kafka as ISO 8601, UTC; one that no calendar has as it is."""
-    if not 0 <= milliseconds <= _LAST_MS:
-        return str(milliseconds)
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")

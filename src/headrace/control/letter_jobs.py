@@ -18,8 +18,7 @@ from headrace.control.marks import Marks
 from headrace.control.origins import Origins
 from headrace.control.redrive import Redrive, Redriven, RedriveOptions, Sender, Sent
 from headrace.control.redrive_target import Target
-from headrace.control.replay_window import check_readable
-from headrace.control.replays import Moment, Replays, milliseconds
+from headrace.control.replays import Replays
 from headrace.control.selection import Selection
 from headrace.delivery.dead_letter import MAX_REDRIVES
 from headrace.errors import InvalidRequest, LeaseTaken
@@ -34,51 +33,25 @@ _WAIT_SECONDS = 20.0
 _DRY_RUN_SECONDS = 60.0
 
 
-class LettersRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """Which letters, where to, and how; what is left out sets no condition."""
+class LettersRequest(Selection, frozen=True, kw_only=True, rename="camel"):
+    """Which dead letters, where to, and how; what is left out sets no condition."""
 
-    partition: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    first: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """First offset; needs `partition`."""
-    last: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    since: Moment | None = None
-    until: Moment | None = None
-    topics: list[str] = []
-    """That letters came from."""
-    groups: list[str] = []
-    errors: list[str] = []
-    keys: list[str] = []
-    headers: dict[str, str] = {}
-    to_topic: str = ""
-    """Of a redrive: this topic instead of where they came from."""
     to_consumer: str = ""
     """Of a redrive: the backend of this consumer, as the records they were."""
     reason: str = ""
     """Why they are dropped or moved; needed to drop."""
     rate: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    """Letters per second at most."""
+    """Records per second at most."""
     exactly_once: bool = False
     max_redrives: Annotated[int, msgspec.Meta(ge=1)] = MAX_REDRIVES
-    """Letters whose record was redriven so often are kept back."""
-    skip_foreign: bool = False
+    """Dead letters whose record was redriven so often are kept back."""
     last_retry: bool = False
     """With `toConsumer`: what fails is counted, and no dead letter again."""
     dry_run: bool = False
 
     def selection(self) -> Selection:
-        """Return what is asked for as the other tools understand it."""
-        return Selection(
-            partition=self.partition,
-            first=self.first,
-            last=self.last,
-            since_ms=milliseconds(self.since),
-            until_ms=milliseconds(self.until),
-            topics=self.topics,
-            groups=self.groups,
-            errors=self.errors,
-            keys=[key.encode() for key in self.keys],
-            headers=[(name, value.encode()) for name, value in self.headers.items()],
-        )
+        """Return the part of the request that selects dead letters."""
+        return Selection(**{name: getattr(self, name) for name in Selection.__struct_fields__})
 
 
 class LettersReport(Redriven, frozen=True, rename="camel"):
@@ -89,7 +62,7 @@ class LettersReport(Redriven, frozen=True, rename="camel"):
 
 class _Spec(msgspec.Struct, frozen=True, omit_defaults=True):
     topic: str
-    selection: Selection
+    select: Selection
     target: Target
     options: RedriveOptions
 
@@ -131,25 +104,22 @@ class LetterJobs:
             NotFound: There is no such consumer.
             JobConflict, LeaseTaken: Letters of the topic are worked on already.
         """
-        check_readable(check_topic(topic))
-        targets = bool(asked.to_consumer) + bool(asked.to_topic)
-        if targets and (kind != "redrive" or targets > 1):
-            raise InvalidRequest("toTopic or toConsumer: one of them, and of a redrive only")
+        check_topic(topic)
+        if asked.to_consumer and kind != "redrive":
+            raise InvalidRequest("toConsumer is for a redrive only: leave it out")
         if asked.to_consumer and asked.exactly_once:
             raise InvalidRequest("exactlyOnce is for topics: leave it out, or toConsumer")
         if asked.last_retry and not asked.to_consumer:
             raise InvalidRequest("lastRetry is for a backend: name its consumer in toConsumer, or leave it out")
         made = self._spec(kind, topic, asked, by)
         if asked.to_consumer:
-            spec = await self._replays.letters_spec(
-                topic, made.selection, asked.to_consumer, asked.rate, asked.last_retry
-            )
-            made = msgspec.structs.replace(made, selection=spec.selection)
+            spec = await self._replays.letters_spec(topic, made.select, asked.to_consumer, asked.rate, asked.last_retry)
+            assert spec.select is not None
+            made = msgspec.structs.replace(made, select=spec.select)
             if not asked.dry_run:
-                await self._refuse(topic, made.selection, asked.skip_foreign)
+                await self._refuse(topic, made.select)
                 limit = None if asked.last_retry else asked.max_redrives
-                letters = msgspec.structs.replace(made.selection, redrives_below=limit)
-                spec = msgspec.structs.replace(spec, selection=letters)
+                spec = msgspec.structs.replace(spec, redrives_below=limit)
                 return await jobs.create(kind, msgspec.to_builtins(spec, str_keys=True), by)
         if asked.dry_run:
             try:
@@ -163,43 +133,35 @@ class LetterJobs:
             if asked.to_consumer:
                 found["targets"] = {asked.to_consumer: found["records"]}
             return LettersReport(**found)
-        made.target.check(topic, self._origins.kind_of)
-        if made.target.topic:
-            await self._admin.describe_topic(made.target.topic)
-        await self._refuse(topic, made.selection, asked.skip_foreign)
+        made.target.check(topic)
+        await self._refuse(topic, made.select)
         return await jobs.create(kind, msgspec.to_builtins(made), by)
 
-    async def _refuse(self, topic: str, selection: Selection, skip_foreign: bool) -> None:
+    async def _refuse(self, topic: str, selection: Selection) -> None:
         """Return if a job would find what it needs: nobody else at work, and a letter, as far as is read at once."""
         deadline = Deadline(self._clock, _LET_GO_SECONDS)  # one that is done has let go of it in a moment
         while holder := await lease_holder(self._admin, f"redrive.{topic}"):
             if deadline.passed:
                 raise LeaseTaken(f"{topic} is worked on by {holder}: let it end, and ask again", topic=topic)
             await self._clock.sleep(_LOOK_SECONDS)
-        if skip_foreign:  # then it is for the run to say what is there
-            return
         marks = Marks(self._kafka, self._admin, topic)
         await marks.load()
         scan = Scan(self._kafka, self._admin, topic, marks, self._clock, ScanOptions("oldest", state="left"))
         async with contextlib.aclosing(scan.letters(selection)) as letters:
             async for _ in letters:
                 return
-        if selection.filters and not scan.remaining:
+        if selection.has_conditions and not scan.remaining:
             raise InvalidRequest(f"nothing matches: no letter of {topic} that is left is selected", topic=topic)
 
     def _spec(self, kind: Kind, topic: str, asked: LettersRequest, by: str) -> _Spec:
         if kind == "drop" and not asked.reason:
             raise InvalidRequest("reason is missing: letters that are dropped go nowhere, so say why")
-        if kind == "redrive":
-            target = Target("topic", asked.to_topic) if asked.to_topic else Target()
-        else:
-            target = Target(kind, reason=asked.reason)
+        target = Target() if kind == "redrive" else Target(kind, reason=asked.reason)
         options = RedriveOptions(
             dry_run=asked.dry_run,
             exactly_once=asked.exactly_once,
             rate_records=asked.rate,
             max_redrives=asked.max_redrives,
-            skip_foreign=asked.skip_foreign,
             wait_seconds=_WAIT_SECONDS,
             by=by,
         )
@@ -212,7 +174,7 @@ class LetterJobs:
             spec.topic,
             self._sender,
             self._clock,
-            selection=spec.selection,
+            selection=spec.select,
             target=spec.target,
             options=spec.options,
         )
@@ -236,8 +198,7 @@ class _LetterWork:
             return ""
         done = self._result
         await tell({**self._progress, "records": done.records, "targets": dict(done.targets)})
-        said = [f"{done.foreign} records passed over: no dead letters"] if done.foreign else []
-        said += [f"{count} dead letters left: {why}" for why, count in done.unproved.items()]
+        said = [f"{count} dead letters left: {why}" for why, count in done.unproved.items()]
         said += [f"{done.kept_back} letters kept back: redriven too often"] if done.kept_back else []
         return "; ".join([*said, *(f"not sent: {line}" for line in done.too_large[:10])])
 

@@ -11,11 +11,11 @@ import msgspec
 
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.kafka import KafkaConfig
-from headrace.control.dead_letters import DeadLetterTopics, iso_ms
+from headrace.control.dead_letters import DeadLetterTopics
 from headrace.control.letter_scan import Letter, Scan, ScanOptions
 from headrace.control.letter_text import LetterText, ShownLetter
 from headrace.control.marks import Marks
-from headrace.control.selection import Selection
+from headrace.control.selection import Selection, iso_ms, milliseconds, moment
 from headrace.errors import TooManyRequests
 from headrace.formats.codecs import Codecs
 from headrace.kafka import Admin
@@ -84,9 +84,7 @@ class DeadLetters:
         self.topics = DeadLetterTopics(kafka, admin, consumers)
         self._scans = 0
 
-    async def page(
-        self, topic: str, selection: Selection, options: ScanOptions, most: int, formats: tuple[str, str] = ("", "")
-    ) -> LetterPage:
+    async def page(self, topic: str, selection: Selection, options: ScanOptions, most: int) -> LetterPage:
         """Return up to so many letters; fewer when a limit, or 8 MiB of keys and values, end the page before.
 
         Args:
@@ -94,16 +92,15 @@ class DeadLetters:
             selection: Which letters.
             options: From where and how far.
             most: Letters at most.
-            formats: Of key and value; empty takes the consumer's that writes the topic, or guesses.
 
         Raises:
             TopicNotFound, PartitionNotFound: The cluster does not have it.
-            InvalidRequest: See `Scan.letters`; or a format is none.
+            InvalidRequest: See `Scan.letters`.
             TooManyRequests: Others are reading dead letters.
         """
         _, consumer = (await self.topics.names()).get(topic, (0, None))
-        told = (consumer.key_format, consumer.value_format) if consumer else ("", "")
-        text = LetterText(self._codecs, formats[0] or told[0], formats[1] or told[1])
+        formats = (consumer.key_format, consumer.value_format) if consumer else (None, None)
+        text = LetterText(self._codecs, *formats)
         found, size = [], 0
         async with self._scanning(topic, selection, options) as (scan, letters):
             async for letter in letters:
@@ -123,14 +120,14 @@ class DeadLetters:
         Raises:
             As `page`.
         """
-        since, until = selection.since_ms, selection.until_ms
+        since, until = ((None if t is None else milliseconds(t)) for t in (selection.since, selection.until))
         if since is None:
             end = until or await self._newest_ms(topic)
             since = None if end is None else max(0, end - _DAY_MS)
+            selection = msgspec.structs.replace(selection, since=None if since is None else moment(since))
         errors, topics, statuses, times = Counter[str](), Counter[str](), Counter[str](), Counter[int]()
         left = 0
-        window = msgspec.structs.replace(selection, since_ms=since)
-        async with self._scanning(topic, window, options) as (scan, letters):
+        async with self._scanning(topic, selection, options) as (scan, letters):
             async for record, origin, ended in letters:
                 left += not ended
                 errors[origin.error] += 1

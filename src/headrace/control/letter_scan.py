@@ -16,7 +16,7 @@ from typing import Final, Literal, NamedTuple
 from headrace.config.kafka import KafkaConfig
 from headrace.control.dead_letters import not_one
 from headrace.control.marks import Marks
-from headrace.control.selection import Selection, selected_window
+from headrace.control.selection import Matcher, Selection, Window
 from headrace.control.topics import read_window
 from headrace.delivery.dead_letter import Origin, origin_of
 from headrace.errors import InvalidRequest
@@ -99,7 +99,7 @@ class Scan:
             InvalidRequest: The window or the cursor is not usable, or records are there and none is a letter.
         """
         await self._begin(selection)
-        text, began = self._options.text.casefold(), self._clock.monotonic()
+        text, began, matcher = self._options.text.casefold(), self._clock.monotonic(), Matcher(selection)
         while windows := self._next_windows(self._clock.monotonic() - began):
             for record in self._merged(await self._read(windows)):
                 if self.scanned % _TURN == _TURN - 1:
@@ -111,7 +111,7 @@ class Scan:
                     self.foreign += 1
                     continue
                 ended = self._marks.is_ended(record.partition, record.offset)
-                if self._wants(ended, origin, text) and selection.matches(record, origin, headers):
+                if self._wants(ended, origin, text) and matcher.matches(record, origin, headers):
                     yield Letter(record, origin, ended)
             for place, (first, end) in windows.items():  # offsets without records are passed too
                 self._pass_to(place, first if self._newest else end)
@@ -120,12 +120,10 @@ class Scan:
 
     async def _begin(self, selection: Selection) -> None:
         options = self._options
-        starts, ends = await selected_window(self._admin, self._topic, selection, int(self._clock.time() * 1000))
-        if selection.until_ms is not None:
-            until = await self._admin.offsets_since(starts, selection.until_ms)
-            ends = {p: min(end, until.get(p, end)) for p, end in ends.items()}
+        window = await Window.resolve(self._admin, self._topic, selection, self._clock.time())
+        ends = window.ends
         places = parsed(options.cursor, options.order)
-        for p, first in starts.items():
+        for p, first in window.starts.items():
             at = places.get(p.partition)
             self._open[p] = [first, ends[p]]
             if at is not None:

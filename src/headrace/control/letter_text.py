@@ -6,8 +6,8 @@ from typing import Final
 
 import msgspec
 
-from headrace.control.dead_letters import iso_ms
 from headrace.control.letter_scan import Letter
+from headrace.control.selection import iso_ms
 from headrace.delivery.dead_letter import REDRIVE_COUNT, STACK_TRACE, own_headers
 from headrace.errors import DecodeError, RegistryUnavailable
 from headrace.formats.codecs import Codecs

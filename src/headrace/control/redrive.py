@@ -18,11 +18,10 @@ import msgspec
 from headrace.config.internal_topics import InternalTopics
 from headrace.config.kafka import KafkaConfig
 from headrace.config.model import HeadraceConfig
-from headrace.control.dead_letters import iso_ms
 from headrace.control.marks import MARKS_TOPIC, Marks
 from headrace.control.origins import Origins
 from headrace.control.redrive_target import QUARANTINE, Target
-from headrace.control.selection import Selection, selected_window
+from headrace.control.selection import Matcher, Selection, Window, iso_ms
 from headrace.control.topics import read_window
 from headrace.delivery.dead_letter import MAX_REDRIVES, letter_of, origin_of, own_headers, redriven_count
 from headrace.errors import (
@@ -74,8 +73,6 @@ class RedriveOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Records per second at most."""
     max_redrives: int = MAX_REDRIVES
     """Letters whose record was redriven so often already are kept back: they would go round for ever."""
-    skip_foreign: bool = False
-    """Pass over records that are no dead letters instead of refusing them."""
     wait_seconds: float = 0.0
     """How long to wait for another run on the same topic to end."""
     by: str = ""
@@ -93,8 +90,6 @@ class Redriven(msgspec.Struct, frozen=True, rename="camel"):
     """Error class to how many letters."""
     hours: Mapping[str, int]
     """Hour in which letters were written to how many: ISO 8601, UTC."""
-    foreign: int
-    """Records passed over because they are no dead letters."""
     kept_back: int
     """Letters left where they are because they were redriven too often."""
     too_large: Sequence[str]
@@ -131,7 +126,7 @@ class _Tally:
         self.targets: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
         self.hours: Counter[int] = Counter()
-        self.foreign = self.kept_back = 0
+        self.kept_back = 0
         self.too_large: dict[Place, str] = {}
         self.unproved: Counter[str] = Counter()
 
@@ -150,7 +145,7 @@ class _Tally:
         targets, errors = dict(self.targets.most_common()), dict(self.errors.most_common())
         too_large = [*self.too_large.values()]
         left = dict(self.unproved.most_common())
-        return Redriven(self.records, targets, errors, hours, self.foreign, self.kept_back, too_large, left)
+        return Redriven(self.records, targets, errors, hours, self.kept_back, too_large, left)
 
 
 class Redrive:
@@ -175,6 +170,7 @@ class Redrive:
         self._sender = sender
         self._clock = clock
         self._selection = selection or Selection()
+        self._matcher = Matcher(self._selection)
         self._target = target or Target()
         self._options = options or RedriveOptions()
         self._marks = Marks(kafka, admin, topic)
@@ -213,7 +209,7 @@ class Redrive:
             LeaseLost: Another run may have begun.
             KafkaError: A letter could not be written.
         """
-        self._target.check(self._topic, self.origins.kind_of)
+        self._target.check(self._topic)
         await self._admin.describe_topic(self._topic)
         if self._target.topic:
             await self._learn(self._target.topic)
@@ -261,11 +257,12 @@ class Redrive:
             await self._lease.check()
 
     async def _pass(self, progress: Callable[[int, int], None]) -> Redriven:
-        now_ms = int(self._clock.time() * 1000)
-        starts, ends = await selected_window(self._admin, self._topic, self._selection, now_ms)
-        starts = {p: self._marks.first_left(p.partition, first, ends[p]) for p, first in starts.items()}
+        now = self._clock.time()
+        window = await Window.resolve(self._admin, self._topic, self._selection, now, cut_until=False)
+        logs, ends = await self._admin.start_offsets(window.starts), window.ends
+        starts = {p: self._marks.first_left(p.partition, max(s, logs[p]), ends[p]) for p, s in window.starts.items()}
         total, self._passed = sum(ends.values()) - sum(starts.values()), 0
-        self._tally.foreign = self._tally.kept_back = 0
+        self._tally.kept_back = 0
         self._tally.unproved.clear()
         try:
             async with contextlib.aclosing(self._slices(starts, ends)) as slices:
@@ -280,7 +277,7 @@ class Redrive:
                     progress(self._passed, total)
         finally:
             await self._land()
-        if self._selection.filters and not self._tally.met and not self.goes_on:
+        if self._selection.has_conditions and not self._tally.met and not self.goes_on:
             left = sum(e - starts[p] - self._marks.ended_count(p.partition, starts[p], e) for p, e in ends.items())
             raise InvalidRequest(f"nothing matches: {self._topic} has {left} letters left, and none is selected")
         if not self._options.dry_run:
@@ -314,13 +311,8 @@ class Redrive:
         if place in self._tally.too_large or self._marks.is_ended(*place):
             return None
         headers = letter.headers
-        origin = origin_of(headers)
-        if origin is None:
-            if not self._options.skip_foreign:
-                letter_of(letter)  # says why not
-            self._tally.foreign += 1
-            return None
-        if not self._selection.matches(letter, origin, headers):
+        origin = origin_of(headers) or letter_of(letter)  # which says why it is none
+        if not self._matcher.matches(letter, origin, headers):
             return None
         self._tally.met = True
         target, own = self._target, own_headers(headers)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
-from headrace.config.internal_topics import kind_by_name
 from headrace.delivery.dead_letter import PREFIX, Origin, redriven_headers, restored
 from headrace.delivery.protocols import DeadLetter, Outcome, Verdict
 from headrace.delivery.tiers import waiting_headers
@@ -22,9 +21,9 @@ QUARANTINE = ".quarantine"
 class Target(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where letters go."""
 
-    kind: Literal["origin", "tier", "topic", "quarantine", "drop"] = "origin"
+    kind: Literal["origin", "tier", "quarantine", "drop"] = "origin"
     topic: str = ""
-    """The tier's topic, or the topic; the others name it themselves."""
+    """The tier's topic; the others name it themselves."""
     delay_seconds: int = 0
     """Of the tier."""
     reason: str = ""
@@ -33,20 +32,16 @@ class Target(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def goes_round(self) -> bool:
         """Whether a letter may come back from there."""
-        return self.kind in ("origin", "tier", "topic")
+        return self.kind in ("origin", "tier")
 
-    def check(self, source: str, kind_of: Callable[[str], str] = kind_by_name) -> None:
-        """Return if letters of a topic may go there; `kind_of` says which topics are internal.
+    def check(self, source: str) -> None:
+        """Return if letters of a topic may go there.
 
         Raises:
-            InvalidRequest: They would go in circles, or where nobody may write.
+            InvalidRequest: They would go in circles.
         """
-        if self.topic == source or (self.kind == "topic" and kind_of(self.topic)):
-            raise InvalidRequest(
-                f"{source} cannot be redriven to {self.topic}: redriving there is refused, because it is the dead "
-                "letter topic itself or internal",
-                topic=source,
-            )
+        if self.topic == source:
+            raise InvalidRequest(f"{source} is the dead letter topic itself: nothing is redriven there", topic=source)
         if self.kind == "quarantine" and source.endswith(QUARANTINE):
             raise InvalidRequest(f"{source} is a quarantine topic already: redrive or drop its letters", topic=source)
 
@@ -75,7 +70,7 @@ class Target(msgspec.Struct, frozen=True, omit_defaults=True):
                 restored(letter), origin.group, origin.attempts, Outcome(Verdict.DEAD_LETTER, origin.error), 0.0, 0.0
             )
             back += waiting_headers(failed, clock.time() + self.delay_seconds)
-        return back, None if self.kind == "topic" else origin.partition.partition
+        return back, origin.partition.partition
 
 
 Outgoing = tuple[list[Header], int | None]

@@ -16,10 +16,9 @@ from headrace.control.jobs import Job, Tell
 from headrace.control.marks import Marks
 from headrace.control.replay import Limits, Standing, WindowSource
 from headrace.control.replay_targets import Produce, ReplayLetters, RestoredLetters, TopicDestination
-from headrace.control.replay_window import Window
 from headrace.control.running_consumer import RunningConsumer
-from headrace.control.selection import Selection
-from headrace.delivery.dead_letter import origin_of, restored, write_all
+from headrace.control.selection import Matcher, Selection, Window
+from headrace.delivery.dead_letter import origin_of, redriven_count, restored, write_all
 from headrace.delivery.protocols import DeadLetterWriter, Destination
 from headrace.delivery.pump import Pump
 from headrace.errors import DestinationUnavailable, HeadraceError, InvalidRequest, LeaseTaken
@@ -57,8 +56,10 @@ class ReplaySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     last_retry: bool = False
     letters: bool = False
     """Dead letters, which go to a consumer or function as the records they were."""
-    selection: Selection | None = None
-    """A redrive: only these letters, and only those that have not ended; each that ends is marked."""
+    select: Selection | None = None
+    """A redrive: only these dead letters, and only those that have not ended; each that ends is marked."""
+    redrives_below: int | None = None
+    """Of a redrive: only dead letters whose record was redriven less often than this."""
     repeats_at_most: int
     """Records that come again at most when the process is killed."""
 
@@ -82,6 +83,7 @@ class ReplayWork:
         self._job, self._spec, self._target, self._target_of = job, spec, target_of(spec.to), target_of
         target = self._target
         self._place = place._replace(kafka=target.kafka, admin=target.admin) if target else place
+        self._matcher = Matcher(spec.select) if spec.select is not None else None
         self._problem: HeadraceError | None = None
         self._marks: Marks | None = None
         self._lease: Lease | None = None
@@ -97,7 +99,7 @@ class ReplayWork:
         self._earlier, self._goes_on = dict(progress.get("counts", {})), bool(progress)
         if not progress:
             await tell({"done": 0, "total": spec.window.total})
-        if spec.selection is None:
+        if spec.select is None:
             return await self._deliver(progress, tell, stop)
         # Whoever writes marks writes whole blocks of them, so one at a time does.
         lease = self._lease = Lease(place.kafka, place.admin, f"redrive.{spec.window.topic}", place.clock)
@@ -188,7 +190,7 @@ class ReplayWork:
         counts = self._counts(standing)
         unproved = self._restored.unproved if self._restored else 0
         if (
-            self._spec.selection is not None
+            self._spec.select is not None
             and counts.get("passed") == sum(counts.values())
             and not (self._goes_on or unproved)
         ):
@@ -222,7 +224,7 @@ class ReplayWork:
             destination, delivery, group = target.destination, target.delivery, target.pump.group
             letters = target.dead_letters
             if spec.letters:
-                if spec.selection is not None:
+                if spec.select is not None:
                     self._marks = Marks(self._place.kafka, self._place.admin, spec.window.topic)
                     await self._marks.prepare()
                     await self._marks.load(settled=True)
@@ -252,9 +254,12 @@ class ReplayWork:
         origin = origin_of(headers)
         if origin is None or (self._marks and self._marks.is_ended(record.partition, record.offset)):
             return False
-        if self._spec.selection is None:
+        if not self._matcher:
             return self._target is None or origin.group == self._target.pump.group  # others may write there too
-        return self._spec.selection.matches(record, origin, headers)
+        limit = self._spec.redrives_below
+        if limit is not None and redriven_count(headers) >= limit:
+            return False
+        return self._matcher.matches(record, origin, headers)
 
     def _fail(self, why: str) -> None:
         self._problem = self._problem or HeadraceError(why)

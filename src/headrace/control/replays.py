@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Annotated, Any
 
 import msgspec
@@ -11,9 +10,8 @@ import msgspec
 from headrace.config.internal_topics import InternalTopics
 from headrace.control.jobs import Job, Jobs, JobView, Work, spec_of
 from headrace.control.replay_run import TO_TOPIC_FLOW, Place, ReplaySpec, ReplayWork, repeats_of
-from headrace.control.replay_window import Offsets, find_window
 from headrace.control.running_consumer import RunningConsumer, find_consumer
-from headrace.control.selection import Selection
+from headrace.control.selection import Moment, Selection, Span, Window
 from headrace.errors import (
     InvalidRequest,
     JobConflict,
@@ -22,10 +20,16 @@ from headrace.errors import (
     ReplayMetadataInvalid,
     RequestError,
 )
-from headrace.kafka import check_topic
+from headrace.kafka import Admin, check_topic
 
-Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 _LETTER_KINDS = ("redrive", "drop", "quarantine")
+
+
+class Offsets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A window of one partition: from `start` to before `end`."""
+
+    start: int
+    end: int
 
 
 class Times(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -143,14 +147,13 @@ class Replays:
         if not self._check(target, topic, f"consumer {consumer}"):
             raise InvalidRequest(f"{topic} is a topic that consumer {consumer} reads, and no dead letter topic")
         selection = msgspec.structs.replace(selection, groups=selection.groups or [target.group])
-        whole = msgspec.structs.replace(selection, since_ms=None, until_ms=None)
         return ReplaySpec(
-            window=await find_window(target.admin, topic, whole, None, self._now_ms()),
+            window=await self._window(target.admin, topic, selection, cut_until=False),
             to={"consumer": consumer},
             rate=rate,
             last_retry=last_retry,
             letters=True,
-            selection=selection,
+            select=selection,
             repeats_at_most=repeats_of(target.flow),
         )
 
@@ -226,11 +229,8 @@ class Replays:
             if self._internal.kind_of(check_topic(name)):
                 raise InvalidRequest(f"{name} is internal: only Headrace writes there, so name another topic")
             await admin.describe_topic(name)
-        times = request.time or Times()
-        since, until = milliseconds(times.since), milliseconds(times.until)
-        selection = Selection(partition=request.partition, since_ms=since, until_ms=until)
         return ReplaySpec(
-            window=await find_window(admin, topic, selection, request.offsets, self._now_ms()),
+            window=await self._window(admin, topic, self._span(request)),
             to=to,
             rate=request.rate,
             last_retry=request.last_retry,
@@ -238,8 +238,27 @@ class Replays:
             repeats_at_most=repeats_of(target.flow if target else TO_TOPIC_FLOW),
         )
 
-    def _now_ms(self) -> int:
-        return int(self._place.clock.time() * 1000)
+    def _span(self, request: ReplayRequest) -> Span:
+        """Return the part of a topic that a request names."""
+        times, offsets = request.time or Times(), request.offsets
+        if times.until is not None and times.until.timestamp() > self._place.clock.time():
+            raise InvalidRequest("the window ends in the future: leave until out to go up to what is there now")
+        if offsets is None:
+            return Span(partition=request.partition, since=times.since, until=times.until)
+        if request.partition is None:
+            raise InvalidRequest("offsets need a partition: they count within one")
+        if offsets.start < 0 or offsets.start >= offsets.end:
+            what = "empty" if offsets.start == offsets.end else "reversed or negative"
+            raise InvalidRequest(f"offsets {offsets.start} to {offsets.end} are {what}: end is one more than the last")
+        return Span(partition=request.partition, first=offsets.start, last=offsets.end - 1)
+
+    async def _window(self, admin: Admin, topic: str, span: Span, *, cut_until: bool = True) -> Window:
+        """Return a window that holds an offset."""
+        window = await Window.resolve(admin, topic, span, self._place.clock.time(), cut_until=cut_until)
+        ranges = {number: bounds for number, bounds in window.ranges.items() if bounds[0] < bounds[1]}
+        if not ranges:
+            raise InvalidRequest(f"the window is empty: {topic} holds no record in it", topic=topic)
+        return msgspec.structs.replace(window, ranges=ranges)
 
     def _target(self, kind: str, name: str) -> RunningConsumer:
         if target := find_consumer(self._consumers.values(), kind, name):
@@ -281,8 +300,3 @@ def _letters_topic(job: Job) -> str:
     if job.kind not in _LETTER_KINDS:
         return ""
     return str(job.spec.get("topic") or job.spec["window"]["topic"])
-
-
-def milliseconds(moment: datetime | None) -> int | None:
-    """Return a point in time as Kafka counts it."""
-    return None if moment is None else int(moment.timestamp() * 1000)

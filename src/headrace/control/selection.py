@@ -1,122 +1,281 @@
-"""Which records an operator means: a window of a topic, and what its records must be like."""
+"""Which records of a topic an operator selects: a window of offsets or time, and what the records must be like."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import Meta
 
-from headrace.control.dead_letters import iso_ms
+from headrace.config.internal_topics import kind_by_name
 from headrace.control.topics import window
-from headrace.delivery.dead_letter import Origin, redriven_count
-from headrace.errors import InvalidRequest
+from headrace.delivery.dead_letter import Origin
+from headrace.errors import InvalidRequest, TopicNotFound
 from headrace.kafka import Admin
 from headrace.records import Header, Record, TopicPartition
 
+Moment = Annotated[datetime, Meta(tz=True, description="ISO 8601 with a time zone.")]
 
-class Selection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A window of a topic and conditions that must all hold. Empty selects everything."""
+_LAST_MS: Final = 253_402_300_799_000  # the end of the year 9999
+_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
-    partition: int | None = None
-    """Only this partition of the topic that is read."""
-    first: int | None = None
-    """Offsets from this one on; needs `partition`."""
-    last: int | None = None
-    """Offsets up to this one; needs `partition`."""
-    since_ms: int | None = None
+
+class Span(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, rename="camel"):
+    """A part of a topic; what is left out sets no limit."""
+
+    partition: Annotated[int, Meta(ge=0, description="Only this partition of the topic that is read.")] | None = None
+    first: Annotated[int, Meta(ge=0, description="First offset; needs `partition`.")] | None = None
+    last: Annotated[int, Meta(ge=0, description="Last offset; needs `partition`.")] | None = None
+    since: Moment | None = None
     """Records with this timestamp or a later one; of a dead letter that is when it was written."""
-    until_ms: int | None = None
+    until: Moment | None = None
     """Records with an earlier timestamp than this."""
+
+
+class Selection(Span, frozen=True, kw_only=True, omit_defaults=True):
+    """A part of a topic, and conditions that its records must all meet. Empty selects everything."""
+
     topics: Sequence[str] = ()
     """Dead letters that came from one of these topics."""
     groups: Sequence[str] = ()
     """Dead letters of one of these groups."""
     errors: Sequence[str] = ()
     """Dead letters of one of these error classes."""
-    keys: Sequence[bytes] = ()
+    keys: Sequence[str] = ()
     """Records with one of these keys."""
-    headers: Sequence[tuple[str, bytes]] = ()
+    headers: dict[str, str] = {}
     """Records that have each of these headers with this value."""
-    redrives_below: int | None = None
-    """Records that came back less often than this."""
 
     @property
-    def filters(self) -> bool:
+    def has_conditions(self) -> bool:
         """Whether a record of the window may be left out."""
-        timed = self.since_ms is not None or self.until_ms is not None
-        counted = self.redrives_below is not None
-        return bool(timed or counted or self.topics or self.groups or self.errors or self.keys or self.headers)
+        timed = self.since is not None or self.until is not None
+        return bool(timed or self.topics or self.groups or self.errors or self.keys or self.headers)
+
+
+class Matcher:
+    """Judges records by the conditions of a selection."""
+
+    def __init__(self, selection: Selection) -> None:
+        self._since_ms = None if selection.since is None else milliseconds(selection.since)
+        self._until_ms = None if selection.until is None else milliseconds(selection.until)
+        self._topics, self._groups, self._errors = selection.topics, selection.groups, selection.errors
+        self._of_origin = bool(selection.topics or selection.groups or selection.errors)
+        self._keys = {to_bytes(key) for key in selection.keys}
+        self._headers = [(name, to_bytes(value)) for name, value in selection.headers.items()]
 
     def matches(self, record: Record, origin: Origin | None, headers: Sequence[Header] | None = None) -> bool:
-        """Return whether a record of the window is meant.
+        """Return whether a record of the window is selected.
 
         Args:
             record: The record.
-            origin: What its headers say, if it is a dead letter; without it no condition on letters holds.
+            origin: What its headers say, if it is a dead letter; without it no condition on dead letters holds.
             headers: Its headers, if the caller has read them already.
         """
-        if self.since_ms is not None and record.timestamp_ms < self.since_ms:
+        if self._since_ms is not None and record.timestamp_ms < self._since_ms:
             return False
-        if self.until_ms is not None and record.timestamp_ms >= self.until_ms:
+        if self._until_ms is not None and record.timestamp_ms >= self._until_ms:
             return False
-        if self.keys and record.key not in self.keys:
+        if self._keys and record.key not in self._keys:
             return False
-        if (self.topics or self.groups or self.errors) and not (
+        if self._of_origin and not (
             origin is not None
-            and (not self.topics or origin.partition.topic in self.topics)
-            and (not self.groups or origin.group in self.groups)
-            and (not self.errors or origin.error in self.errors)
+            and (not self._topics or origin.partition.topic in self._topics)
+            and (not self._groups or origin.group in self._groups)
+            and (not self._errors or origin.error in self._errors)
         ):
             return False
-        if not self.headers and self.redrives_below is None:
+        if not self._headers:
             return True
         found = record.headers if headers is None else headers
-        if self.redrives_below is not None and redriven_count(found) >= self.redrives_below:
-            return False
-        return all(header in found for header in self.headers)
+        return all(header in found for header in self._headers)
 
 
-async def selected_window(
-    admin: Admin, topic: str, selection: Selection, now_ms: int
-) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-    """Return where reading starts and ends in each partition: everything outside is not meant.
+class Window(msgspec.Struct, frozen=True):
+    """Offsets of a topic, and which topic of that name it is."""
+
+    topic: str
+    topic_id: str
+    ranges: dict[int, tuple[int, int]]
+    """Partition to its first offset and the one behind its last."""
+
+    @property
+    def total(self) -> int:
+        """Offsets in all."""
+        return sum(end - start for start, end in self.ranges.values())
+
+    @property
+    def starts(self) -> dict[TopicPartition, int]:
+        """Where each partition starts."""
+        return {TopicPartition(self.topic, number): start for number, (start, _) in self.ranges.items()}
+
+    @property
+    def ends(self) -> dict[TopicPartition, int]:
+        """Where each partition ends."""
+        return {TopicPartition(self.topic, number): end for number, (_, end) in self.ranges.items()}
+
+    def overlaps(self, other: Window) -> bool:
+        """Whether the two have an offset in common."""
+        return self.topic_id == other.topic_id and any(
+            number in other.ranges and start < other.ranges[number][1] and other.ranges[number][0] < end
+            for number, (start, end) in self.ranges.items()
+        )
+
+    @classmethod
+    async def resolve(
+        cls, admin: Admin, topic: str, span: Span, now_seconds: float, *, cut_until: bool = True
+    ) -> Window:
+        """Return the offsets that a span of a topic has now; partitions may be empty.
+
+        Args:
+            admin: The cluster.
+            topic: The topic.
+            span: The part of it.
+            now_seconds: The present time, since the epoch.
+            cut_until: End at the first record that is not before `until`. Without it records behind that one stay
+                in the window, and their timestamps decide.
+
+        Raises:
+            TopicNotFound: The cluster does not have the topic.
+            PartitionNotFound: The topic does not have the partition.
+            InvalidRequest: The window is empty, reversed, in the future or beyond the log; or the topic is internal.
+        """
+        if kind_by_name(topic) == "state":
+            raise InvalidRequest(f"{topic} is internal: its records are not readable here", topic=topic)
+        _check(span, now_seconds)
+        starts, ends = await window(admin, topic, span.partition)
+        if span.first is not None or span.last is not None:
+            ((partition, first),) = starts.items()
+            _check_offsets(span, partition, first, ends[partition])
+            if span.first is not None:
+                starts = {partition: span.first}
+            if span.last is not None:
+                ends = {partition: span.last + 1}
+        if span.since is not None:
+            found = await admin.offsets_since(starts, milliseconds(span.since))
+            starts = {p: min(max(first, found.get(p, ends[p])), ends[p]) for p, first in starts.items()}
+            if all(first >= ends[p] for p, first in starts.items()):
+                raise InvalidRequest(
+                    f"{topic} holds nothing since {iso_ms(milliseconds(span.since))}: take an earlier start"
+                )
+        if span.until is not None and cut_until:
+            later = await admin.offsets_since(starts, milliseconds(span.until))
+            ends = {p: max(starts[p], min(end, later.get(p, end))) for p, end in ends.items()}
+        found_id = (await admin.topic_ids([topic])).get(topic)
+        if found_id is None:
+            raise TopicNotFound(f"topic {topic} does not exist: check its spelling", topic=topic)
+        return cls(topic, found_id, {p.partition: (start, ends[p]) for p, start in starts.items()})
+
+
+def parse_time(text: str, now_seconds: float | None = None) -> datetime:
+    """Return the point in time that a text names: ISO 8601, UTC where no zone is given.
+
+    Args:
+        text: The text.
+        now_seconds: The present time, since the epoch; with it the text may also be an age (`90s`, `15m`, `2h`, `1d`).
 
     Raises:
-        TopicNotFound: The cluster does not have the topic.
-        PartitionNotFound: The topic does not have the partition.
-        InvalidRequest: The window is empty, reversed, in the future or beyond the log.
+        ValueError: It names none.
     """
-    _check(selection, now_ms)
-    starts, ends = await window(admin, topic, selection.partition)
-    for place, first in starts.items():
-        end = ends[place]
-        wanted = [offset for offset in (selection.first, selection.last) if offset is not None]
-        if any(not first <= offset < end for offset in wanted):
-            held = f"it holds {first} to {end - 1}" if end > first else "it is empty"
-            asked = " to ".join(map(str, wanted))
-            raise InvalidRequest(f"offset {asked} is not in {place}: {held}", topic=topic, partition=place.partition)
-        starts[place] = first if selection.first is None else selection.first
-        ends[place] = end if selection.last is None else selection.last + 1
-    if selection.since_ms is not None:
-        found = await admin.offsets_since(starts, selection.since_ms)
-        starts = {place: min(max(first, found.get(place, ends[place])), ends[place]) for place, first in starts.items()}
-    if selection.since_ms is not None and _is_empty(starts, ends):
-        raise InvalidRequest(f"{topic} holds nothing since {iso_ms(selection.since_ms)}: take an earlier start")
-    return starts, ends
+    if now_seconds is not None and (age := re.fullmatch(r"(\d{1,9})([smhd])", text)):
+        try:
+            moment = datetime.fromtimestamp(now_seconds, UTC) - timedelta(**{_UNITS[age[2]]: int(age[1])})
+        except OverflowError:
+            moment = datetime.fromtimestamp(0, UTC)
+        return max(moment, datetime.fromtimestamp(0, UTC))
+    found = datetime.fromisoformat(text)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
-def _check(selection: Selection, now_ms: int) -> None:
-    first, last, since, until = selection.first, selection.last, selection.since_ms, selection.until_ms
-    if selection.partition is None and (first is not None or last is not None):
-        raise InvalidRequest("an offset needs a partition: offsets count within one")
+def milliseconds(moment: datetime) -> int:
+    """Return a point in time as Kafka counts it."""
+    return int(moment.timestamp() * 1000)
+
+
+def moment(milliseconds: int) -> datetime:
+    """Return a timestamp of Kafka as a point in time."""
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)
+
+
+def iso_ms(milliseconds: int) -> str:
+    """Return a timestamp of Kafka as ISO 8601, UTC; as a number if it is outside the calendar."""
+    if not 0 <= milliseconds <= _LAST_MS:
+        return str(milliseconds)
+    return moment(milliseconds).isoformat(timespec="milliseconds")
+
+
+def to_bytes(text: str) -> bytes:
+    """Return a text as UTF-8, and bytes of a command line that are not UTF-8 as they are."""
+    return text.encode(errors="surrogateescape")
+
+
+class _Earlier(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A selection as earlier versions stored it in jobs."""
+
+    partition: int | None = None
+    first: int | None = None
+    last: int | None = None
+    since_ms: int | None = None
+    until_ms: int | None = None
+    topics: list[str] = []
+    groups: list[str] = []
+    errors: list[str] = []
+    keys: list[bytes] = []
+    headers: list[tuple[str, bytes]] = []
+    redrives_below: int | None = None
+
+
+def of_this_version(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the spec of a job that any version stored, as this one stores it.
+
+    Raises:
+        msgspec.ValidationError: It has a selection that no version wrote.
+    """
+    if "selection" not in spec:
+        return spec
+    found = msgspec.convert(spec["selection"], _Earlier)
+    same = {name: getattr(found, name) for name in ("partition", "first", "last", "topics", "groups", "errors")}
+    selection = Selection(
+        **same,
+        since=None if found.since_ms is None else moment(found.since_ms),
+        until=None if found.until_ms is None else moment(found.until_ms),
+        keys=[key.decode() for key in found.keys],
+        headers={name: value.decode() for name, value in found.headers},
+    )
+    rest = {name: value for name, value in spec.items() if name != "selection"}
+    limit = {} if found.redrives_below is None else {"redrivesBelow": found.redrives_below}
+    return {**rest, **limit, "select": msgspec.to_builtins(selection)}
+
+
+def _check(span: Span, now_seconds: float) -> None:
+    first, last, since, until = span.first, span.last, span.since, span.until
+    if span.partition is None and (first is not None or last is not None):
+        raise InvalidRequest("offsets need a partition: they count within one")
     if first is not None and last is not None and last < first:
         raise InvalidRequest(f"offsets {first} to {last} are reversed: the first comes first")
-    if since is not None and since > now_ms:
-        raise InvalidRequest(f"{iso_ms(since)} is in the future: nothing is there yet")
+    if since is not None and since.timestamp() > now_seconds:
+        raise InvalidRequest(f"{iso_ms(milliseconds(since))} is in the future: nothing is there yet")
     if since is not None and until is not None and until <= since:
         what = "empty: its end is its start" if until == since else "reversed: it ends before it starts"
-        raise InvalidRequest(f"the window from {iso_ms(since)} to {iso_ms(until)} is {what}")
+        raise InvalidRequest(
+            f"the window from {iso_ms(milliseconds(since))} to {iso_ms(milliseconds(until))} is {what}"
+        )
 
 
-def _is_empty(starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> bool:
-    return all(first >= ends[place] for place, first in starts.items())
+def _check_offsets(span: Span, partition: TopicPartition, start: int, end: int) -> None:
+    """Return if offsets of a partition are there; some of them may have been removed from the log."""
+    asked = [offset for offset in (span.first, span.last) if offset is not None]
+    if asked[-1] >= end:
+        problem = "beyond the log"
+    elif span.last is not None and span.last < start:
+        problem = "no longer in the log"
+    else:
+        return
+    held = f"it holds {start} to {end - 1}" if end > start else "it is empty"
+    said = " to ".join(map(str, dict.fromkeys(asked)))
+    raise InvalidRequest(
+        f"offset {said} is {problem} of {partition}: {held}", topic=partition.topic, partition=partition.partition
+    )

@@ -126,7 +126,7 @@ def letter_of(record: Record) -> Origin:
     if origin is None:
         raise InvalidRequest(
             f"record {record.offset} of {record.topic_partition} is no dead letter: it has no headrace.dlq headers. "
-            "Name a dead letter topic (headrace dlq list); redrive passes over such records with --skip-foreign",
+            "Name a dead letter topic (headrace dlq list)",
             topic=record.topic,
         )
     return origin

@@ -17,9 +17,8 @@ from headrace.control.letter_jobs import LetterJobs, LettersRequest, _LetterWork
 from headrace.control.redrive import Redrive, Redriven
 from headrace.control.replay import Standing
 from headrace.control.replay_run import Place, ReplaySpec, ReplayWork
-from headrace.control.replay_window import Window
 from headrace.control.running_consumer import RunningConsumer
-from headrace.control.selection import Selection
+from headrace.control.selection import Selection, Window
 from headrace.delivery.dead_letter import headers_of
 from headrace.delivery.protocols import ACK, ELSEWHERE, DeadLetter, Delivery, Outcome, Verdict
 from headrace.delivery.pump import Pump
@@ -34,8 +33,7 @@ DLQ = TopicPartition("t.dlq", 0)
 @pytest.mark.parametrize(
     ("kind", "asked", "said"),
     [
-        ("redrive", {"to_consumer": "push", "to_topic": "x"}, "one of them"),
-        ("drop", {"to_topic": "x", "reason": "r"}, "of a redrive only"),
+        ("drop", {"to_consumer": "push", "reason": "r"}, "for a redrive only"),
         ("redrive", {"to_consumer": "push", "exactly_once": True}, "exactlyOnce is for topics"),
         ("redrive", {"last_retry": True}, "lastRetry is for a backend"),
         ("drop", {}, "reason is missing"),
@@ -79,7 +77,7 @@ def push_work(selection: Selection | None = None) -> ReplayWork:
         window=Window("t.dlq", "id", {0: (0, 9)}),
         to={"consumer": "push"},
         letters=True,
-        selection=selection,
+        select=selection,
         repeats_at_most=1,
     )
     return ReplayWork(JOB, spec, Place(nothing, nothing, nothing, nothing, clock), lambda to: target)
@@ -121,22 +119,28 @@ def test_dead_letters_whose_origin_is_forged_are_left_and_counted() -> None:
 
 
 @pytest.mark.parametrize(("asked", "limit"), [({}, 5), ({"max_redrives": 2}, 2), ({"last_retry": True}, None)])
-def test_what_came_back_too_often_is_kept_from_a_backend(asked: dict[str, Any], limit: int | None) -> None:
+def test_what_came_back_too_often_is_kept_from_a_backend(
+    monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], limit: int | None
+) -> None:
     """As from a topic; the last retry takes it, because nothing comes back from there."""
 
     class Replays:
         async def letters_spec(self, topic: str, selection: Selection, *_: Any) -> ReplaySpec:
             window = Window(topic, "id", {0: (0, 9)})
-            return ReplaySpec(window=window, to={"consumer": "push"}, selection=selection, repeats_at_most=1)
+            return ReplaySpec(window=window, to={"consumer": "push"}, select=selection, repeats_at_most=1)
+
+    async def found_some(topic: str, selection: Selection) -> None:
+        """There is a dead letter to redrive."""
 
     class Jobs:
         async def create(self, kind: str, spec: dict[str, Any], by: str) -> Any:
-            return spec["selection"].get("redrives_below")
+            return spec.get("redrivesBelow")
 
     nothing: Any = None
     admin: Any = Members([])
     letters = LetterJobs(nothing, admin, nothing, ManualClock(1.0), Replays())  # type: ignore[arg-type]
-    request = LettersRequest(to_consumer="push", skip_foreign=True, **asked)
+    request = LettersRequest(to_consumer="push", **asked)
+    monkeypatch.setattr(letters, "_refuse", found_some)
     assert asyncio.run(letters.begin(Jobs(), "redrive", "t.dlq", request, "ann")) == limit  # type: ignore[arg-type, comparison-overlap]
 
 
@@ -158,7 +162,7 @@ def test_letters_that_somebody_works_on_are_refused_at_once(monkeypatch: pytest.
     letters = LetterJobs(nothing, admin, nothing, ManualClock(1.0), nothing)
     monkeypatch.setattr(letter_jobs, "_LET_GO_SECONDS", 0.0)
     with pytest.raises(LeaseTaken, match="worked on by here-process-7"):
-        asyncio.run(letters._refuse("t.dlq", Selection(), False))
+        asyncio.run(letters._refuse("t.dlq", Selection()))
 
 
 def test_a_dry_run_of_very_many_letters_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +192,7 @@ class Run:
         await asyncio.sleep(0)
         if self.error:
             raise self.error
-        return Redriven(0, {}, {}, {}, 0, 0, [])
+        return Redriven(0, {}, {}, {}, 0, [])
 
 
 def test_a_run_that_failed_tells_nothing_more() -> None:

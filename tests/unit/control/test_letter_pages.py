@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.control import letter_pages, letter_scan
-from headrace.control.dead_letters import DeadLetterTopics, iso_ms
+from headrace.control.dead_letters import DeadLetterTopics
 from headrace.control.letter_pages import DeadLetters
 from headrace.control.letter_scan import Letter, Order, Scan, ScanOptions, parsed
 from headrace.control.letter_text import LetterText
-from headrace.control.selection import Selection
+from headrace.control.selection import Selection, iso_ms
 from headrace.delivery.dead_letter import Origin, headers_of
 from headrace.delivery.protocols import DeadLetter, Outcome, Verdict
 from headrace.errors import InvalidRequest, RegistryUnavailable, TooManyRequests
@@ -66,6 +66,9 @@ class Cluster:
             p: [offset for offset in self.log[p.partition] if offset * 10 + p.partition >= time_ms] for p in places
         }
         return {p: offsets[0] for p, offsets in later.items() if offsets}
+
+    async def topic_ids(self, names: Sequence[str]) -> dict[str, str]:
+        return dict.fromkeys(names, "id")
 
     async def load(self) -> None:
         """Nothing to load."""

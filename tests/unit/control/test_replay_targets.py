@@ -6,11 +6,15 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
+from headrace.config.internal_topics import InternalTopics
+from headrace.config.model import HeadraceConfig
+from headrace.control.replay_run import Place
 from headrace.control.replay_targets import ReplayLetters, RestoredLetters, TopicDestination
-from headrace.control.replay_window import Offsets, Window, find_window
-from headrace.control.selection import Selection
+from headrace.control.replays import Destination, DryRun, Offsets, ReplayRequest, Replays, Times
+from headrace.control.selection import Window, moment
 from headrace.delivery.dead_letter import headers_of
 from headrace.delivery.offset_map import encode
 from headrace.delivery.protocols import ACK, ELSEWHERE, DeadLetter, Delivery, Outcome, Verdict
@@ -22,6 +26,7 @@ from headrace.errors import (
     NotFound,
     RecordTooLarge,
 )
+from headrace.lifecycle import ManualClock
 from headrace.records import Committed, OutgoingRecord, Produced, Record, TopicPartition
 
 P0, P1, DLQ = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("t.dlq", 0)
@@ -175,13 +180,31 @@ class FakeAdmin:
     async def offsets_since(self, places: Mapping[TopicPartition, int], at_ms: int) -> dict[TopicPartition, int]:
         return {P0: max(5, 5 + at_ms // 1000 - 1000)} if P0 in places and at_ms <= 1_004_000 else {}
 
+    async def describe_topic(self, topic: str) -> None:
+        """It is there."""
+
     async def topic_ids(self, names: Sequence[str]) -> dict[str, str]:
         return {"t": "id"}
 
 
-def window(offsets: tuple[int, int] | None = None, **selection: Any) -> Window:
-    start_end = Offsets(*offsets) if offsets else None
-    return asyncio.run(find_window(FakeAdmin(), "t", Selection(**selection), start_end, 2_000_000))  # type: ignore[arg-type]
+def window(offsets: tuple[int, int] | None = None, partition: int | None = None, **times: int) -> Window:
+    nothing: Any = None
+    replays = Replays(
+        Place(nothing, FakeAdmin(), nothing, nothing, ManualClock(2000.0)),  # type: ignore[arg-type]
+        {},
+        InternalTopics(HeadraceConfig()),
+    )
+    request = ReplayRequest(
+        topic="t",
+        partition=partition,
+        offsets=Offsets(*offsets) if offsets else None,
+        time=Times(**{name: moment(at) for name, at in times.items()}) if times else None,
+        to=Destination(topic="other"),
+        dry_run=True,
+    )
+    found = asyncio.run(replays.begin(nothing, request, "ann"))
+    assert isinstance(found, DryRun)
+    return msgspec.convert(found.spec["window"], Window, str_keys=True)
 
 
 def test_a_window_is_offsets_that_hold_something() -> None:
@@ -189,8 +212,8 @@ def test_a_window_is_offsets_that_hold_something() -> None:
     assert window().ranges == {0: (5, 10)}
     assert window(partition=0).total == 5
     assert window((1, 7), partition=0).ranges == {0: (1, 7)}
-    assert window(since_ms=1_002_000).ranges == {0: (7, 10)}
-    assert window(since_ms=1_001_000, until_ms=1_003_000).ranges == {0: (6, 8)}
+    assert window(since=1_002_000).ranges == {0: (7, 10)}
+    assert window(since=1_001_000, until=1_003_000).ranges == {0: (6, 8)}
     assert window((5, 7), partition=0).overlaps(window((6, 8), partition=0))
     assert not window((5, 7), partition=0).overlaps(window((7, 8), partition=0))
 
@@ -205,10 +228,10 @@ def test_a_window_is_offsets_that_hold_something() -> None:
         ({"partition": 0, "offsets": (9, 11)}, InvalidRequest, "beyond the log"),
         ({"partition": 0, "offsets": (0, 5)}, InvalidRequest, "no longer in the log"),
         ({"offsets": (5, 6)}, InvalidRequest, "need a partition"),
-        ({"since_ms": 3_000_000}, InvalidRequest, "in the future"),
-        ({"until_ms": 3_000_000}, InvalidRequest, "in the future"),
-        ({"since_ms": 1_003_000, "until_ms": 1_001_000}, InvalidRequest, "reversed"),
-        ({"until_ms": 1000}, InvalidRequest, "holds no record"),
+        ({"since": 3_000_000}, InvalidRequest, "in the future"),
+        ({"until": 3_000_000}, InvalidRequest, "in the future"),
+        ({"since": 1_003_000, "until": 1_001_000}, InvalidRequest, "reversed"),
+        ({"until": 1000}, InvalidRequest, "holds no record"),
     ],
 )
 def test_a_window_that_makes_no_sense_is_refused(asked: dict[str, Any], error: type[Exception], said: str) -> None:

@@ -82,8 +82,8 @@ def test_nothing_of_a_call_is_left_for_the_next(opened: Any) -> None:
     [
         "limit=0",
         "limit=501",
-        "scanRecords=100001",
-        "scanSeconds=31",
+        "scanRecords=10",
+        "keyFormat=json",
         "order=random",
         "since=yesterday",
         "header=x",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
@@ -17,7 +16,7 @@ from headrace.control.dead_letters import LetterCounts
 from headrace.control.letter_pages import DeadLetters
 from headrace.control.letter_scan import Order, ScanOptions, State
 from headrace.control.redelivery import Redelivery, RedeliveryRequest
-from headrace.control.selection import Selection
+from headrace.control.selection import Selection, Span
 from headrace.errors import AuthTokenScopeMismatch, HeadraceError, InvalidRequest
 from headrace.security.principals import READ, WRITE
 from headrace.web.access import may_steer, require
@@ -29,59 +28,43 @@ PAGE: Final = "/adm/dead-letters/{topic}"
 STATISTICS: Final = "/adm/dead-letters/{topic}/statistics"
 REDELIVERY: Final = "/consumers/deadLetter/reactive"
 
-Time = Annotated[datetime, Meta(tz=True, description="ISO 8601 with a time zone.")]
 
-
-class _Window(msgspec.Struct, rename="camel", forbid_unknown_fields=True, kw_only=True):
-    partition: Annotated[int, Meta(ge=0, description="Of the dead letter topic.")] | None = None
-    first: Annotated[int, Meta(ge=0, description="First offset; needs `partition`.")] | None = None
-    last: Annotated[int, Meta(ge=0, description="Last offset; needs `partition`.")] | None = None
-    since: Time | None = None
-    until: Time | None = None
-    topic: Annotated[str, Meta(description="That letters came from.")] | None = None
-    group: Annotated[str, Meta(description="Whose letters.")] | None = None
+class _Window(Span, frozen=True, kw_only=True):
+    topic: Annotated[str, Meta(description="That dead letters came from.")] | None = None
+    group: Annotated[str, Meta(description="That they failed in.")] | None = None
     error: Annotated[str, Meta(description="Class of the error.")] | None = None
     key: Annotated[str, Meta(description="As text.")] | None = None
     header: Annotated[str, Meta(description="`name=value`.")] | None = None
     text: Annotated[str, Meta(description="In error class, reason or excerpt, in any case.")] = ""
     state: State = "all"
-    scan_records: Annotated[int, Meta(ge=1, le=100_000, description="Records read at most.")] = 10_000
-    scan_seconds: Annotated[float, Meta(ge=0.1, le=30, description="How long to go on reading.")] = 5.0
 
     def options(self, order: Order = "newest", cursor: str = "") -> ScanOptions:
         """Return how far the search goes."""
-        return ScanOptions(order, cursor, self.state, self.text, self.scan_records, self.scan_seconds)
+        return ScanOptions(order, cursor, self.state, self.text)
 
     def selection(self) -> Selection:
-        """Return what is asked for as the other tools understand it."""
+        """Return the dead letters that the query selects."""
         name, equals, value = (self.header or "").partition("=")
         if self.header is not None and not equals:
             raise InvalidRequest("header takes name=value")
+        one = {"topics": self.topic, "groups": self.group, "errors": self.error, "keys": self.key}
+        given: dict[str, Any] = {field: (text,) for field, text in one.items() if text is not None}
         return Selection(
-            partition=self.partition,
-            first=self.first,
-            last=self.last,
-            since_ms=None if self.since is None else int(self.since.timestamp() * 1000),
-            until_ms=None if self.until is None else int(self.until.timestamp() * 1000),
-            topics=_one(self.topic),
-            groups=_one(self.group),
-            errors=_one(self.error),
-            keys=() if self.key is None else (self.key.encode(),),
-            headers=((name, value.encode()),) if equals else (),
+            **{field: getattr(self, field) for field in Span.__struct_fields__},
+            **given,
+            headers={name: value} if equals else {},
         )
 
 
-class LetterQuery(_Window, kw_only=True):
+class LetterQuery(_Window, frozen=True, kw_only=True):
     """Which letters, in which order, from where."""
 
     order: Order = "newest"
     cursor: Annotated[str, Meta(description="Of the page before, with its order.")] = ""
     limit: Annotated[int, Meta(ge=1, le=500, description="Letters at most.")] = 20
-    key_format: Annotated[str, Meta(description="Instead of the consumer's, or of a guess.")] = ""
-    value_format: Annotated[str, Meta(description="Instead of the consumer's, or of a guess.")] = ""
 
 
-class StatisticsQuery(_Window, kw_only=True):
+class StatisticsQuery(_Window, frozen=True, kw_only=True):
     """Which letters are counted, and by how long spans of time."""
 
     bucket_seconds: Annotated[int, Meta(ge=1, le=31_536_000)] = 3600
@@ -98,9 +81,8 @@ def dead_letter_routes(
     async def page(request: Request) -> Response:
         query = query_of(request, LetterQuery)
         options = query.options(query.order, query.cursor)
-        formats = query.key_format, query.value_format
         topic = request.path_params["topic"]
-        return answer(await letters.page(topic, query.selection(), options, query.limit, formats))
+        return answer(await letters.page(topic, query.selection(), options, query.limit))
 
     async def statistics(request: Request) -> Response:
         query = query_of(request, StatisticsQuery)
@@ -143,7 +125,3 @@ async def _asked(request: Request, settings: HttpConfig) -> RedeliveryRequest:
         return msgspec.structs.replace(asked, **given)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
         raise InvalidRequest(f"group, topic, timeout or lastretry is not as it should be: {cause}") from cause
-
-
-def _one(name: str | None) -> tuple[str, ...]:
-    return () if name is None else (name,)

@@ -10,31 +10,24 @@ from headrace.config.kafka import KafkaConfig
 from headrace.control import topics
 from headrace.control.lag import lag_of
 from headrace.control.topics import read_window, unhealthy, window
-from headrace.errors import InvalidRequest, KafkaUnavailable, NotFound, PartitionNotFound, TopicNotFound
+from headrace.errors import InvalidRequest, KafkaUnavailable, NotFound, PartitionNotFound
 from headrace.kafka import PartitionInfo
 from headrace.records import TopicPartition
+from headrace.testing.memory_cluster import MemoryCluster
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
-class FakeAdmin:
-    async def topic_offsets(self, topic: str) -> dict[TopicPartition, tuple[int, int]]:
-        if topic == "gone":
-            raise TopicNotFound("no such topic")
-        return {P0: (5, 10), P1: (0, 0)}
-
-    async def written_offsets(self, partitions: Any) -> dict[TopicPartition, int]:
-        return {P0: 12, P1: 0}
-
-    async def committed(self, group: str) -> dict[TopicPartition, int]:
-        return {P0: 8} if group == "g" else {}
-
-    async def list_groups(self) -> list[Any]:
-        return []
+def cluster() -> Any:
+    """Partition 0 holds 5 to 9, with an open transaction behind; partition 1 is empty; the group `g` is at 8."""
+    made = MemoryCluster({"t": 2})
+    made.first[P0], made.ends[P0], made.written[P0] = 5, 10, 12
+    made.committed_offsets["g"] = {P0: 8}
+    return made
 
 
 def ask(partition: int | None = None, offset: int | None = None) -> Any:
-    return asyncio.run(window(FakeAdmin(), "t", partition, offset))  # type: ignore[arg-type]
+    return asyncio.run(window(cluster(), "t", partition, offset))
 
 
 def test_window_is_the_topic_a_partition_or_its_tail() -> None:
@@ -77,7 +70,7 @@ def test_reading_that_falls_silent_ends_with_an_error(monkeypatch: pytest.Monkey
 
 def test_lag_covers_partitions_without_a_committed_offset() -> None:
     """Partitions of a topic the group reads count from their first record until something is committed."""
-    found = asyncio.run(lag_of(FakeAdmin(), "g"))  # type: ignore[arg-type]
+    found = asyncio.run(lag_of(cluster(), "g"))
     assert [(entry.partition, entry.committed, entry.end, entry.lag, entry.written) for entry in found] == [
         (P0, 8, 10, 2, 12),
         (P1, None, 0, 0, 0),
@@ -86,14 +79,14 @@ def test_lag_covers_partitions_without_a_committed_offset() -> None:
 
 def test_lag_is_known_before_anything_is_committed() -> None:
     """A group that reads a topic, and whose first record has not ended, is behind by all of it."""
-    found = asyncio.run(lag_of(FakeAdmin(), "new", ["t", "gone"]))  # type: ignore[arg-type]
+    found = asyncio.run(lag_of(cluster(), "new", ["t", "gone"]))
     assert [(entry.partition, entry.committed, entry.lag) for entry in found] == [(P0, None, 5), (P1, None, 0)]
 
 
 def test_unknown_group_is_named() -> None:
     """A group the cluster does not know is an error, not an empty table."""
     with pytest.raises(NotFound, match="group nope does not exist"):
-        asyncio.run(lag_of(FakeAdmin(), "nope"))  # type: ignore[arg-type]
+        asyncio.run(lag_of(cluster(), "nope"))
 
 
 def test_health_of_a_partition() -> None:

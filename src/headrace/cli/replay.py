@@ -1,8 +1,7 @@
-"""`headrace replay`: a window of a topic once more, to a backend, a function or a topic, over the HTTP API."""
+"""`headrace replay`: delivers a range of a topic again to a backend, a function or a topic, over the HTTP API."""
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 import click
@@ -11,74 +10,59 @@ import msgspec
 from headrace.cli.api import Api, api_options, part
 from headrace.cli.jobs import print_job, watch
 from headrace.cli.output import counted, print_json
-from headrace.cli.selection_options import AliasedOption, Moment, Offsets, Rate
-from headrace.control.selection import Selection
+from headrace.cli.selection_options import Rate, span_options
+from headrace.control.selection import Selection, Span
 
 
 @click.command()
 @click.argument("topic")
 @click.option("--to-consumer", metavar="NAME", help="To the backend of this reactive consumer.")
 @click.option("--to-function", metavar="NAME", help="To this function.")
-@click.option("--to-topic", metavar="NAME", help="To this topic, as the records are.")
-@click.option("--dead-letters", "dead_letter", is_flag=True, help="The dead letters of TOPIC, as what they were.")
-@click.option("--partition", type=click.IntRange(0), help="Only this partition.")
-@click.option("--offsets", type=Offsets(), help="From one offset to one (17-40), or one (17); needs --partition.")
+@click.option("--to-topic", metavar="NAME", help="To this topic, unchanged.")
 @click.option(
-    "--since",
-    "--from",
-    cls=AliasedOption,
-    type=Moment(),
-    help="From this time on: 2026-01-31T08:00, or an age such as 2h.",
+    "--dead-letters", "dead_letter", is_flag=True, help="The dead letters of TOPIC, as the records they were."
 )
-@click.option("--until", type=Moment(), help="Before this time.")
+@span_options
 @click.option("--rate", type=Rate(), help="Records per second at most.")
-@click.option("--last-retry", is_flag=True, help="What fails is counted, and no dead letter again.")
-@click.option("--dry-run", is_flag=True, help="Say what would be replayed.")
+@click.option("--last-retry", is_flag=True, help="Records that fail are counted and become no dead letters.")
+@click.option("--dry-run", is_flag=True, help="Print what would be replayed.")
 @click.option("--detach", is_flag=True, help="Do not wait for the end.")
 @api_options
 def replay(topic: str, api: Api, output: str, dry_run: bool, detach: bool, **chosen: Any) -> int:
-    """Deliver a window of a topic once more; no group's offsets change.
+    """Deliver a range of a topic again; no group's offsets change.
 
-    The receiver can tell it by the header X-Headrace-Replay, in a topic headrace.replay; ids of deliveries are the
-    same as the first time. What fails goes the way of the consumer: attempts, then its dead letter topic.
+    Deliveries have the header X-Headrace-Replay, records in a topic headrace.replay; ids of deliveries are those of
+    the first time. Records that fail are retried as the consumer is set up, and then go to its dead letter topic.
 
-    Ctrl-C only stops to look: the replay goes on (headrace jobs).
+    Ctrl-C ends only the watching: the replay continues (headrace jobs).
 
     Example: headrace replay orders --to-consumer billing --since 2h --rate 500
     """
-    asked = _request(topic, **chosen)
-    found = api.post("/adm/replays", {**asked, "dryRun": dry_run})
+    found = api.post("/adm/replays", {**_request(topic, **chosen), "dryRun": dry_run})
     if dry_run:
         if output == "json":
             print_json(found)
         else:
             ranges = found["spec"]["window"]["ranges"].items()
-            places = ", ".join(f"{start} to {end - 1} of partition {number}" for number, (start, end) in ranges)
-            click.echo(f"would replay {found['total']} offsets of {found['spec']['window']['topic']}: {places}")
+            parts = ", ".join(f"{start} to {end - 1} of partition {number}" for number, (start, end) in ranges)
+            click.echo(f"would replay {found['total']} offsets of {found['spec']['window']['topic']}: {parts}")
         return 0
     return print_job(found, output) if detach else watch(api, found, output)
 
 
-def _request(
-    topic: str,
-    offsets: tuple[int, int | None] | None,
-    since: datetime | None,
-    until: datetime | None,
-    partition: int | None,
-    **chosen: Any,
-) -> dict[str, Any]:
-    to = {kind: name for kind in ("consumer", "function", "topic") if (name := chosen.pop(f"to_{kind}"))}
+def _request(topic: str, span: Span, rate: float | None, **chosen: Any) -> dict[str, Any]:
+    to = {kind: name for kind in ("consumer", "function", "topic") if (name := chosen[f"to_{kind}"])}
     if len(to) != 1:
         raise click.UsageError("say where to: --to-consumer, --to-function or --to-topic, one of them")
-    asked: dict[str, Any] = {"topic": topic, "to": to, "rate": chosen["rate"], "partition": partition}
-    asked |= {"deadLetter": chosen["dead_letter"], "lastRetry": chosen["last_retry"]}
-    if offsets is not None:
-        first, last = offsets
-        if partition is None or last is None:
+    request: dict[str, Any] = {"topic": topic, "to": to, "rate": rate, "partition": span.partition}
+    request |= {"deadLetter": chosen["dead_letter"], "lastRetry": chosen["last_retry"]}
+    if span.first is not None:
+        if span.last is None:
             raise click.UsageError("--offsets takes the first and the last one, such as 17-40, and --partition")
-        asked["offsets"] = {"start": first, "end": last + 1}
-    times = {name: value.isoformat() for name, value in (("since", since), ("until", until)) if value is not None}
-    return {**asked, "time": times} if times else asked
+        request["offsets"] = {"start": span.first, "end": span.last + 1}
+    bounds = (("since", span.since), ("until", span.until))
+    times = {name: moment.isoformat() for name, moment in bounds if moment is not None}
+    return {**request, "time": times} if times else request
 
 
 def redrive_to_backend(api: Api, topic: str, consumer: str, selection: Selection, **chosen: Any) -> int:

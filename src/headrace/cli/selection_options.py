@@ -1,4 +1,4 @@
-"""The options by which commands name records: partition, offsets, time, and what they are like."""
+"""Options that select records: one for each field of `Span` and `Selection`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from headrace.control.selection import Selection, parse_time
+from headrace.control.selection import Selection, Span, parse_time
 
 
 class AliasedOption(click.Option):
@@ -25,7 +25,7 @@ class AliasedOption(click.Option):
 
 
 class Moment(click.ParamType[datetime]):
-    """A point in time: ISO 8601, UTC where no zone is given, or how long ago (`90s`, `15m`, `2h`, `1d`)."""
+    """A point in time: ISO 8601, by default UTC, or an age (`90s`, `15m`, `2h`, `1d`)."""
 
     name = "time"
 
@@ -39,7 +39,7 @@ class Moment(click.ParamType[datetime]):
 
 
 class Rate(click.ParamType[float]):
-    """Records per second: more than 0, and no `nan` or `inf`, which are numbers to Python only."""
+    """Records per second: more than 0, and neither `nan` nor `inf`."""
 
     name = "rate"
 
@@ -74,29 +74,31 @@ class Pair(click.ParamType[tuple[str, str]]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
         if isinstance(value, tuple):
             return value
-        header, equals, text = value.partition("=")
-        if not equals or not header:
+        name, equals, text = value.partition("=")
+        if not equals or not name:
             self.fail(f"{value!r} is not NAME=VALUE", param, ctx)
-        return header, text
+        return name, text
 
 
-_OPTIONS = (
+_SPAN = (
     click.option("--partition", type=click.IntRange(0), help="Only this partition of the topic."),
-    click.option("--offsets", type=Offsets(), help="Only this offset (17), or from one to one (17-40, 17-)."),
+    click.option("--offsets", type=Offsets(), help="One offset (17), or a range (17-40, 17-); needs --partition."),
     click.option(
         "--since",
         "--from",
         cls=AliasedOption,
         type=Moment(),
-        help="Letters written at this time or later: 2026-01-31T08:00, or 2h (ago).",
+        help="Records written at this time or later: 2026-01-31T08:00, or 2h (ago).",
     ),
-    click.option("--until", type=Moment(), help="Letters written before this time."),
-    click.option("--origin", multiple=True, metavar="TOPIC", help="Letters that came from this topic."),
-    click.option("--group", multiple=True, help="Letters of this consumer group."),
-    click.option("--error", multiple=True, metavar="CLASS", help="Letters of this error class."),
-    click.option("--key", multiple=True, help="Letters whose key is this text."),
+    click.option("--until", type=Moment(), help="Records written before this time."),
+)
+_CONDITIONS = (
+    click.option("--origin", "topics", multiple=True, metavar="TOPIC", help="Dead letters of this topic of origin."),
+    click.option("--group", "groups", multiple=True, help="Dead letters of this consumer group."),
+    click.option("--error", "errors", multiple=True, metavar="CLASS", help="Dead letters of this error class."),
+    click.option("--key", "keys", multiple=True, help="Dead letters whose key is this text."),
     click.option(
-        "--header", multiple=True, type=Pair(), help="Letters that have this header; all of them, if several."
+        "--header", "headers", multiple=True, type=Pair(), help="Dead letters that have this header; all, if several."
     ),
 )
 
@@ -106,40 +108,34 @@ def with_options(options: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Cal
     return lambda command: functools.reduce(lambda made, option: option(made), reversed(options), command)
 
 
-def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that name letters; it gets `selection`. Options that may repeat mean any of them."""
+def span_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that select a part of a topic; it gets `span`."""
 
     @functools.wraps(command)
-    def run(  # noqa: PLR0913 one per option
-        *,
-        partition: int | None,
-        offsets: tuple[int, int | None] | None,
-        since: datetime | None,
-        until: datetime | None,
-        origin: tuple[str, ...],
-        group: tuple[str, ...],
-        error: tuple[str, ...],
-        key: tuple[str, ...],
-        header: tuple[tuple[str, str], ...],
-        **others: Any,
-    ) -> Any:
-        if offsets is not None and partition is None:
-            raise click.UsageError("--offsets needs --partition: offsets count within a partition")
-        first, last = offsets or (None, None)
-        if len(dict(header)) < len(header):
-            raise click.UsageError("--header takes one value of a name")
-        selection = Selection(
-            partition=partition,
-            first=first,
-            last=last,
-            since=since,
-            until=until,
-            topics=origin,
-            groups=group,
-            errors=error,
-            keys=key,
-            headers=dict(header),
-        )
-        return command(selection=selection, **others)
+    def run(**given: Any) -> Any:
+        span = Span(**_fields_of(Span, given))
+        return command(span=span, **given)
 
-    return with_options(_OPTIONS)(run)
+    return with_options(_SPAN)(run)
+
+
+def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that select dead letters; it gets `selection`. A repeated option means any of them."""
+
+    @functools.wraps(command)
+    def run(headers: Sequence[tuple[str, str]], **given: Any) -> Any:
+        if len(dict(headers)) < len(headers):
+            raise click.UsageError("--header takes one value of a name")
+        selection = Selection(**_fields_of(Selection, given), headers=dict(headers))
+        return command(selection=selection, **given)
+
+    return with_options((*_SPAN, *_CONDITIONS))(run)
+
+
+def _fields_of(kind: type[Span], given: dict[str, Any]) -> dict[str, Any]:
+    """Take the fields of a span out of the values of options."""
+    first, last = given.pop("offsets") or (None, None)
+    if first is not None and given["partition"] is None:
+        raise click.UsageError("--offsets needs --partition: offsets count within a partition")
+    fields = {name: given.pop(name) for name in kind.__struct_fields__ if name in given}
+    return {**fields, "first": first, "last": last}

@@ -16,8 +16,8 @@ from schemathesis import GenerationMode
 from schemathesis.specs.openapi import checks
 
 from headrace.testing import HeadraceProcess
-from headrace.web.operation import JSON, NDJSON
-from headrace.web.operations import ASSETS, OPERATIONS
+from headrace.web.endpoint import JSON, NDJSON, Endpoint
+from headrace.web.routes.documents import ENDPOINTS
 
 LONG = 5000
 POST = "/producers/{topic}"
@@ -153,13 +153,13 @@ def test_writing_is_as_documented_for_thousands(api: Any, topics: list[str], pat
 
 
 @pytest.mark.parametrize(
-    ("method", "path"), [place for place in OPERATIONS if place[1] not in WRITING and not place[1].startswith(ASSETS)]
+    "endpoint", [one for one in ENDPOINTS if one.described and one.path not in WRITING], ids=lambda one: one.id
 )
-def test_the_other_endpoints_are_as_documented(api: Any, method: str, path: str) -> None:
+def test_the_other_endpoints_are_as_documented(api: Any, endpoint: Endpoint) -> None:
     """With and without what they ask for."""
-    operation = api[path][method]
+    path, operation = endpoint.path, api[endpoint.path][endpoint.method]
     modes = [GenerationMode.POSITIVE]
-    if OPERATIONS[method, path].query:
+    if endpoint.query:
         modes.append(GenerationMode.NEGATIVE)
     for mode in modes:
         statuses = send_all(operation.as_strategy(generation_mode=mode), 5)

@@ -67,7 +67,7 @@ def test_each_command_on_one_process(site: Any, topic: Any, push: Any, backend: 
     site.wait_committed(f"{name}-push", name, 10)
     assert offsets(backend.accepted[10:]) == [4, 5, 7, 8, 9]
     assert max(len(request.body) for request in backend.requests[1:]) <= 2
-    assert api.delete(f"{CONSUMER}/settings")["settings"]["maxRecords"] == 100
+    assert api.patch(f"{CONSUMER}/settings", {"maxRecords": None})["settings"]["maxRecords"] == 100
     [summary] = api.get("/adm/reactive-consumers")["consumers"]
     assert (summary["name"], summary["kind"], summary["group"], summary["topics"]) == (
         "push",

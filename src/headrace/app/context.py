@@ -71,11 +71,6 @@ class ProcessContext:
         produce = self.inner_producer.produce
         return self.audit.noting(produce, audit_type) if self.audit else produce
 
-    def note(self, action: str, target: str, reason: str, outcome: str) -> None:
-        """Write an audit note of a control action, if there is an audit."""
-        if self.audit:
-            self.audit.control(action, target, reason=reason, outcome=outcome)
-
 
 def make_context(config: HeadraceConfig, clock: Clock) -> ProcessContext:
     """Make the clients of a process; nothing is started or contacted."""

@@ -12,15 +12,16 @@ from headrace.control.marks import Marks
 from headrace.control.redelivery import Redelivery
 from headrace.control.running_consumer import RunningConsumer
 from headrace.lifecycle import Service
-from headrace.web.application import Routes
-from headrace.web.routes.dead_letters import dead_letter_routes
+from headrace.web.routes.dead_letters import DeadLetterEndpoints
 
 
-def dead_letters(context: ProcessContext, consumers: Mapping[str, RunningConsumer]) -> tuple[Service, Routes]:
+def dead_letters(
+    context: ProcessContext, consumers: Mapping[str, RunningConsumer]
+) -> tuple[Service, DeadLetterEndpoints]:
     """Return what delivers dead letters of these consumers again, and the endpoints of dead letters."""
     config, admin, clock = context.config, context.admin, context.clock
     marks_of = functools.partial(Marks, config.kafka, admin)
     produce = context.inner_producer.produce
     redelivery = Redelivery(config.kafka, admin, consumers, produce, marks_of, clock, socket.gethostname())
     letters = DeadLetters(config.kafka, admin, context.codecs, clock, config.reactive_consumers.values())
-    return redelivery, dead_letter_routes(letters, redelivery, config.http, context.note)
+    return redelivery, DeadLetterEndpoints(letters, redelivery)

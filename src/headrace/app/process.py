@@ -7,7 +7,7 @@ import gc
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import uvloop
 
@@ -35,9 +35,14 @@ from headrace.sidecar.idempotency import Idempotency
 from headrace.sidecar.produce import ProduceService
 from headrace.sidecar.transactions import Transactions
 from headrace.telemetry.logs import configure_logging
-from headrace.web.application import Application, Routes
-from headrace.web.routes.control import ControlApi, control_routes
-from headrace.web.routes.writing import Writing
+from headrace.web.application import Application
+from headrace.web.hot_path import HotPath
+from headrace.web.routes.audit import AuditEndpoints
+from headrace.web.routes.control import ControlEndpoints
+from headrace.web.routes.documents import DocumentEndpoints
+from headrace.web.routes.health import HealthEndpoints
+from headrace.web.routes.produce import ProduceRoute
+from headrace.web.routes.writing import TransactionRoute, Writing
 from headrace.web.server import WebService
 
 log = logging.getLogger(__name__)
@@ -76,29 +81,29 @@ class App:
         control = ConsumerControl(table, running, _member(config), lag.of, clock)
         for consumer in assembly.consumers:
             control.add(consumer)
-        api = ControlApi(control, ConsumerStatuses(control, lag.of, clock), Commands(control, clock), context.note)
-        jobs, job_routes = jobs_of(context, table, running, assembly.internal)
+        statuses = ConsumerStatuses(control, lag.of, clock)
+        jobs, job_endpoints = jobs_of(context, table, running, assembly.internal)
         if assembly.consumers or config.registrations.backends:
             # What is paused must not begin, so the table is read before the consumers start.
             self.services += [table, control, *assembly.services, jobs, lag]
         else:
             table.missing = "no consumer runs in this process; ask one that has one, or name one in its file"
             self.services += [*assembly.services, lag]
-        routes = [*control_routes(api, config.http), *job_routes]
+        families: list[object] = [ControlEndpoints(control, statuses, Commands(control, clock)), job_endpoints]
         if config.registrations.backends:
             registered = RegisteredConsumers(context, assembly, table, control)
             self.services += registered.services
-            routes += registered.routes
+            families.append(registered.endpoints)
         if config.durability == "report" and (config.reactive_consumers or config.functions):
             self.services.append(Durability(self._examine, clock))
-        redelivery, dead_letter_routes = dead_letters(context, running)
+        redelivery, dead_letter_endpoints = dead_letters(context, running)
 
         self.supervisor = Supervisor(self.services, clock, config.drain_seconds)
-        self.web = self._web(assembly, [*dead_letter_routes, *routes], redelivery)
+        self.web = self._web(assembly, [*families, dead_letter_endpoints], redelivery)
         # Last to start and first to drain; and it answers health questions while the others drain.
         self.supervisor.add(self.web)
 
-    def _web(self, assembly: Assembly, routes: Routes, redelivery: Service) -> WebService:
+    def _web(self, assembly: Assembly, families: Sequence[object], redelivery: Service) -> WebService:
         """Make the HTTP server, and add the services that its endpoints need."""
         context, supervisor = self.context, self.supervisor
         config, clock = context.config, context.clock
@@ -119,10 +124,20 @@ class App:
         supervisor.add(redelivery)
         readiness = supervisor.readiness
         register_gauge("headrace_ready", lambda: int(all(service.ready for service in readiness().values())))
-        application = Application(
-            config.http, produce, writing, readiness, context.metrics, authenticator, context.audit, more=routes
-        )
-        return WebService(config.http, application, tls=tls.context if tls else None, clock=clock)
+        audit, metrics = context.audit, context.metrics
+        produce_route = ProduceRoute(produce, writing, metrics, config.http)
+        families = [
+            produce_route,
+            TransactionRoute(writing, config.http),
+            HealthEndpoints(readiness, audit.service_id if audit else "headrace", metrics),
+            DocumentEndpoints(),
+            AuditEndpoints(audit, config.http.max_records),
+            *families,
+        ]
+        application = Application(config.http, families, metrics, authenticator, audit)
+        hot_path = HotPath(config.http, produce, metrics, application.gate, application.checks, authenticator)
+        context_of_tls = tls.context if tls else None
+        return WebService(config.http, application, hot_path, produce_route.stream, tls=context_of_tls, clock=clock)
 
     def _writing(self, produce: ProduceService) -> Writing:
         """Make what serves transactions and idempotency keys."""

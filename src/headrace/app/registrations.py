@@ -11,8 +11,7 @@ from headrace.control.consumer_control import ConsumerControl
 from headrace.control.registrations import Registration, RegistrationRules, Registrations
 from headrace.kafka import ControlTable, OwnTopics
 from headrace.lifecycle import GroupSpec, Service, ServiceGroups
-from headrace.web.application import Routes
-from headrace.web.routes.registrations import RegistrationApi, registration_routes
+from headrace.web.routes.registrations import RegistrationEndpoints
 
 
 class RegisteredConsumers:
@@ -37,8 +36,7 @@ class RegisteredConsumers:
         self._registrations = Registrations(table, rules, context.clock, self._apply, control.remove)
         self.services: Sequence[Service] = [self._groups, self._registrations]
         """Downstream first; after the table and the producers."""
-        api = RegistrationApi(self._registrations, self._groups.readiness_of, context.note)
-        self.routes: Routes = registration_routes(api, config.http)
+        self.endpoints = RegistrationEndpoints(self._registrations, self._groups.readiness_of)
 
     def _is_internal(self, topic: str) -> bool:
         return topic.startswith("_") or bool(self._internal.kind_of(topic))

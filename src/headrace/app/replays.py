@@ -13,13 +13,12 @@ from headrace.control.replay_run import Place
 from headrace.control.replays import Replays, conflict
 from headrace.control.running_consumer import RunningConsumer
 from headrace.kafka import ControlTable, Lease
-from headrace.web.application import Routes
-from headrace.web.routes.jobs import job_routes
+from headrace.web.routes.jobs import JobEndpoints
 
 
 def jobs_of(
     context: ProcessContext, table: ControlTable, consumers: Mapping[str, RunningConsumer], internal: InternalTopics
-) -> tuple[Jobs, Routes]:
+) -> tuple[Jobs, JobEndpoints]:
     """Return the service that runs jobs, to start after all that carries records, and its endpoints."""
     config, admin, clock = context.config, context.admin, context.clock
     audited = context.audited_produce("STREAMING_PRODUCER")
@@ -33,4 +32,4 @@ def jobs_of(
         return Lease(config.kafka, admin, name, clock)
 
     jobs = Jobs(table, lease_of, letters.make, conflict, clock)
-    return jobs, job_routes(jobs, replays, letters, config.http, context.note)
+    return jobs, JobEndpoints(jobs, replays, letters)

@@ -175,8 +175,9 @@ def set_(consumer: str, reset: bool, api: Api, output: str, **settings: Any) -> 
         raise click.UsageError("nothing is to be changed: name a setting, or --reset")
     if given.get("rateRecords") == 0:
         given["rateRecords"] = None
-    answer = api.delete(_path(consumer, "settings")) if reset else {}
-    _print_consumer(api.patch(_path(consumer, "settings"), given) if given else answer, output)
+    if reset:
+        given = {**dict.fromkeys(settings), **given}
+    _print_consumer(api.patch(_path(consumer, "settings"), given), output)
 
 
 @reactive.command()

@@ -1,109 +1,287 @@
-"""Every endpoint behind one ASGI app."""
+"""The ASGI application: every request takes this way to its endpoint, and every error becomes an answer here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+import contextlib
+import logging
+import re
+import time
+from collections.abc import Iterable, Mapping
+from typing import Final
+from urllib.parse import unquote
 
-from starlette.exceptions import HTTPException
-from starlette.routing import Match, Route, Router
-from starlette.types import ASGIApp, Receive, Scope, Send
+import msgspec
 
 from headrace.config.http import HttpConfig
-from headrace.lifecycle import Readiness
-from headrace.security import Authenticator
-from headrace.sidecar.produce import ProduceService
+from headrace.errors import (
+    AuthTokenMissing,
+    Draining,
+    HeadraceError,
+    InternalError,
+    MethodNotAllowed,
+    PathNotFound,
+)
+from headrace.lifecycle import Deadline
+from headrace.security import Authenticator, Principal
 from headrace.telemetry.audit import Audit
+from headrace.telemetry.correlation import caller, correlation_id, new_correlation_id
 from headrace.telemetry.metrics import Metrics
-from headrace.web.access import Guard
-from headrace.web.hot_path import HotPath
-from headrace.web.middleware import Edge, Gate
-from headrace.web.operations import OPERATIONS
-from headrace.web.origin import Origins, refuse_other_sites
-from headrace.web.routes.audit import audit_routes
-from headrace.web.routes.documents import document_routes
-from headrace.web.routes.health import health_routes
-from headrace.web.routes.metrics import metrics_route
-from headrace.web.routes.produce import PATH, PREFIX, ProduceRoute
-from headrace.web.routes.transactions import TRANSACTIONS, TransactionRoute
-from headrace.web.routes.writing import Writing
+from headrace.web.endpoint import OPEN, PRINCIPAL, Endpoint, served
+from headrace.web.exchange import (
+    ALWAYS_OPEN,
+    CORRELATION,
+    JSON,
+    TRACEABILITY,
+    AsgiApp,
+    ClientGone,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    answer_error,
+    given_id,
+    headers_of,
+)
+from headrace.web.origin import RequestChecks
 
-Routes = Sequence[Route]
-"""Endpoints, for whoever puts a process together."""
+log = logging.getLogger(__name__)
+
+_DENIED: Final = (401, 403)
+_PRODUCING: Final = ("/producers/", "/transactions")
+_Methods = dict[str, tuple[Endpoint, AsgiApp]]
 
 
 class Application:
-    """The ASGI app: edge, gate, routes."""
+    """Serves the endpoints of its families."""
 
     def __init__(
         self,
         settings: HttpConfig,
-        produce: ProduceService,
-        writing: Writing,
-        readiness: Callable[[], Mapping[str, Readiness]],
+        families: Iterable[object],
         metrics: Metrics,
         authenticator: Authenticator | None = None,
         audit: Audit | None = None,
-        *,
-        more: Routes = (),
     ) -> None:
-        """Make the endpoints, `more` beside those of every process; without an authenticator everybody may use all."""
-        self._produce = ProduceRoute(produce, writing, metrics, settings)
-        routes = self.routes = [
-            Route(PATH, self._produce, methods=["POST"]),
-            Route(TRANSACTIONS, TransactionRoute(writing, settings), methods=["POST"]),
-            *health_routes(readiness, audit.service_id if audit else "headrace"),
-            metrics_route(metrics),
-            *document_routes(),
-            *audit_routes(audit, settings),
-            *more,
-        ]
-        self._hot = refuse_other_sites(self._produce, ("POST",))
-        for route in routes:
-            methods = {one for one in route.methods or () if _changes(one, route.path)}
-            route.app = refuse_other_sites(route.app, methods)
-        self._labels = {route.endpoint: route.path for route in routes}
-        self._guarded = authenticator is not None
-        inner: ASGIApp = self._route
-        if authenticator:
-            inner = guard = Guard(inner, authenticator)
-            for route in routes:
-                route.app = guard.protect(route.path, route.app)
-            self._hot = guard.protect(PATH, self._hot)
-        self._router = Router(routes, redirect_slashes=False)
-        self.gate = Gate(inner)
-        """Closes when draining."""
-        self.streams = self._produce.stream
-        self.gate.on_drain = self.streams.drain
-        origins = Origins(settings)
-        self._edge = Edge(self.gate, metrics, self._label_of, origins.check, audit)
-        self.hot_path = HotPath(settings, produce, metrics, self.gate, origins, authenticator)
-        """Takes what it can before it gets here."""
+        """Make the application.
+
+        Args:
+            settings: The HTTP settings.
+            families: Objects whose classes declare endpoints.
+            metrics: Counts requests.
+            authenticator: Finds the caller; without it every caller may use every endpoint.
+            audit: Takes notes of changes, refusals and produce requests that were not sent.
+        """
+        self._metrics = metrics
+        self._authenticator = authenticator
+        self._audit = audit
+        self._router = Router(one for family in families for one in served(family, settings, audit))
+        self.checks = RequestChecks(settings)
+        self.gate = Gate()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._edge(scope, receive, send)
+        started_at = time.perf_counter()
+        headers = headers_of(scope)
+        identity = given_id(headers, CORRELATION) or new_correlation_id()
+        correlation_id.set(identity.decode())
+        ids = [(CORRELATION, identity)]
+        if trace := given_id(headers, TRACEABILITY):
+            ids.append((TRACEABILITY, trace))
+        status = 0
+
+        async def send_with_ids(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], *ids]
+            await send(message)
+
+        try:
+            self.checks.check(scope, headers)
+            await self._admit(scope, receive, send_with_ids)
+        except ClientGone:
+            log.debug("the client closed the connection before its request was complete")
+        except Exception as cause:  # boundary: the user sees one error body, never a stack trace
+            error = error_of(scope, cause)
+            if self._audit and not status:
+                self._note(self._audit, scope, error)
+            if status:
+                raise  # the answer has begun; the server closes the connection
+            await answer_error(receive, send_with_ids, error)
+        finally:
+            if status:
+                label = scope["endpoint"].path if "endpoint" in scope else "none"
+                self._metrics.request(label, status, time.perf_counter() - started_at)
+
+    async def call(
+        self, endpoint: Endpoint, body: object = None, query: Mapping[str, object] | None = None, /, **parameters: str
+    ) -> tuple[int, bytes]:
+        """Serve a request that is made inside this process; return its status and body."""
+        data = b"" if body is None else msgspec.json.encode(body)
+        raw_path, _, query_string = endpoint.url(query, **parameters).encode().partition(b"?")
+        scope: Scope = {
+            "type": "http",
+            "http_version": "1.1",
+            "method": endpoint.method,
+            "scheme": "http",
+            "path": unquote(raw_path.decode()),
+            "raw_path": raw_path,
+            "query_string": query_string,
+            "headers": [(b"host", b"localhost"), (b"content-type", JSON)],
+            "state": {},
+        }
+        status, chunks = 0, []
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": data, "more_body": False}
+
+        async def send(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            chunks.append(message.get("body", b""))
+
+        await self(scope, receive, send)
+        return status, b"".join(chunks)
+
+    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"].startswith(ALWAYS_OPEN):
+            await self._route(scope, receive, send)
+            return
+        if not self.gate.enter():
+            raise Draining()
+        try:
+            await self._route(scope, receive, send)
+        finally:
+            self.gate.leave()
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Producing goes round the router, which costs it a third of its requests per second.
-        if scope["method"] == "POST" and scope["path"].startswith(PREFIX):
-            scope["endpoint"] = self._produce
-            if self._guarded:
-                scope["path_params"] = {"topic": scope["path"][len(PREFIX) :]}
-            await self._hot(scope, receive, send)
+        # The caller is identified first, so that unknown callers do not learn which paths exist.
+        principal = await self._identify(scope, self._authenticator) if self._authenticator else None
+        endpoint, app = self._router.find(scope)
+        if self._authenticator is None or endpoint.rule == OPEN:
+            self.checks.check_site(headers_of(scope), changes=endpoint.changes)
+            await app(scope, receive, send)
+            return
+        if principal is None:
+            raise AuthTokenMissing()
+        rule = endpoint.rule
+        principal.require(rule.any_of, rule.action, scope["path_params"][rule.parameter] if rule.parameter else None)
+        self.checks.check_site(headers_of(scope), changes=endpoint.changes)
+        self._authenticator.in_flight.enter(principal.name)
+        try:
+            await app(scope, receive, send)
+        finally:
+            self._authenticator.in_flight.leave(principal.name)
+
+    async def _identify(self, scope: Scope, authenticator: Authenticator) -> Principal | None:
+        headers, certificate = headers_of(scope), scope["state"].get("certificate")
+        address = scope["client"][0] if scope.get("client") else ""
+        scope[PRINCIPAL] = None
+        if self._router.may_be_open(scope["path"]):
+            with contextlib.suppress(HeadraceError):  # a probe with an expired token is answered as one without
+                scope[PRINCIPAL] = await authenticator.identify(headers, certificate, address, wait=False)
         else:
-            scope["app"] = self  # so the router raises what it does not know, and the edge answers it
-            try:
-                await self._router(scope, receive, send)
-            except HTTPException as cause:
-                if cause.status_code == 405:  # the router names the methods of the first route of this path only
-                    same = [route for route in self.routes if route.matches(scope)[0] is not Match.NONE]
-                    cause.headers = {"Allow": ", ".join({one for route in same for one in route.methods or ()})}
-                raise
+            scope[PRINCIPAL] = await authenticator.identify(headers, certificate, address, wait=True)
+        principal: Principal | None = scope[PRINCIPAL]
+        if principal:
+            caller.set(principal.name)
+        return principal
 
-    def _label_of(self, scope: Scope) -> str:
-        endpoint = scope.get("endpoint")
-        return self._labels[endpoint] if endpoint else "none"
+    def _note(self, audit: Audit, scope: Scope, error: HeadraceError) -> None:
+        """Note in the audit which request was denied, and which produce request was not sent."""
+        path = scope["path"]
+        if error.status in _DENIED:
+            client = scope.get("client")
+            audit.refused(f"{scope['method']} {path}", client[0] if client else "", error)
+        elif scope["method"] == "POST" and path.startswith(_PRODUCING):
+            topic = str(error.parameters.get("topic") or path.removeprefix(_PRODUCING[0]))
+            audit.not_sent("" if topic == path else topic, error)
 
 
-def _changes(method: str, path: str) -> bool:
-    operation = OPERATIONS.get(("GET" if method == "HEAD" else method, path))
-    return operation is None or operation.changes(method)
+class Router:
+    """Finds the endpoint of a request by method and path."""
+
+    def __init__(self, endpoints: Iterable[tuple[Endpoint, AsgiApp]]) -> None:
+        self._paths: dict[str, _Methods] = {}
+        patterns: dict[str, _Methods] = {}
+        open_paths = []
+        for endpoint, app in endpoints:
+            paths = patterns if endpoint.parameters else self._paths
+            methods = paths.setdefault(endpoint.path, {})
+            methods[endpoint.method] = endpoint, app
+            if endpoint.method == "GET" and not endpoint.changes:
+                methods["HEAD"] = endpoint, app
+            if endpoint.rule == OPEN and endpoint.path != "/":
+                open_paths.append(endpoint.path.partition("{")[0])
+        self._open_paths = tuple(open_paths)
+        self._patterns = [
+            (re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", path)), methods) for path, methods in patterns.items()
+        ]
+
+    def may_be_open(self, path: str) -> bool:
+        """Return whether a path begins like that of an open endpoint."""
+        return path == "/" or path.startswith(self._open_paths)
+
+    def find(self, scope: Scope) -> tuple[Endpoint, AsgiApp]:
+        """Return the endpoint of a request; put it and its path parameters into the scope.
+
+        Raises:
+            PathNotFound, MethodNotAllowed: There is none.
+        """
+        method, path = scope["method"], scope["path"]
+        methods, parameters = self._paths.get(path), {}
+        if methods is None:
+            match, methods = next(
+                ((match, methods) for pattern, methods in self._patterns if (match := pattern.fullmatch(path))),
+                (None, None),
+            )
+            if match is None or methods is None:
+                shown = path[:200]
+                raise PathNotFound(f"{method} {shown}: no endpoint has this path; GET /health/liveness is one")
+            parameters = match.groupdict()
+        if (found := methods.get(method)) is None:
+            allow = ", ".join(sorted(methods))
+            raise MethodNotAllowed(f"{method} {path[:200]}: this path takes {allow}", allow=allow)
+        scope["endpoint"], scope["path_params"] = found[0], parameters
+        return found
+
+
+def error_of(scope: Scope, cause: Exception) -> HeadraceError:
+    """Return the error that answers an exception. Defects are logged."""
+    if isinstance(cause, HeadraceError):
+        return cause
+    log.error("defect while serving %s %s", scope["method"], scope["path"][:200], exc_info=cause)
+    return InternalError(
+        "a defect of Headrace: the log has more under this answer's X-Correlation-Id; please report it. "
+        "Whether records of the request were written is unknown"
+    )
+
+
+class Gate:
+    """Counts requests in progress, and refuses new ones while draining."""
+
+    def __init__(self) -> None:
+        self._in_progress = 0
+        self._idle = asyncio.Event()
+        self.draining = False
+        """Set to refuse new requests."""
+
+    def enter(self) -> bool:
+        """Count a request that ends with `leave`; False if it is refused."""
+        if self.draining:
+            return False
+        self._in_progress += 1
+        return True
+
+    def leave(self) -> None:
+        """Count a request that has ended."""
+        self._in_progress -= 1
+        if not self._in_progress:
+            self._idle.set()
+
+    async def drain(self, deadline: Deadline) -> None:
+        """Refuse new requests, and wait until those in progress are answered, at most until the deadline."""
+        self.draining = True
+        if self._in_progress:
+            self._idle.clear()
+            await asyncio.wait_for(self._idle.wait(), deadline.remaining_seconds)

@@ -1,17 +1,22 @@
-"""One connection below the framework: how long a head may be, how slow a client may be, and whose certificate it has.
+"""One connection of a client: reads requests within limits that uvicorn's own protocol does not have.
 
-Source: reliability.md 4.1. The server's own protocol has no such limits.
+A thousand clients that send at the same moment are read in one turn of the event loop. `Slices` cuts their requests, so
+that no turn is long; without it a health request and every new connection would wait for all of them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Protocol
 
 import msgspec
+from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
 
 from headrace.errors import (
     AmbiguousRequest,
@@ -22,57 +27,147 @@ from headrace.errors import (
     TooManyRequests,
 )
 from headrace.telemetry.correlation import new_correlation_id
-from headrace.web.exchange import retry_after
-from headrace.web.hot_exchange import Exchange
+from headrace.web.exchange import ALWAYS_OPEN, LONG_HEAD, MAX_HEAD_BYTES, STREAMING, retry_after
 
-if TYPE_CHECKING:
-    from headrace.web.acceptor import ConnectionLimit
-    from headrace.web.hot_path import HotPath
-    from headrace.web.slices import Slices
-
-MAX_HEAD_BYTES: Final = 32_768
-LONG_HEAD: Final = "headrace.long_head"
-"""Set in a request's state when its head came at once and is too long."""
-STREAMING: Final = "headrace.streaming"
-"""Set in a request's state by a route whose clients may send slowly."""
-ALWAYS_OPEN: Final = ("/health/", "/live", "/ready", "/metrics")
-"""Served while draining, and on connections beyond the limit."""
 _ALWAYS_OPEN: Final = tuple(path.encode() for path in ALWAYS_OPEN)
 _PROBES: Final = tuple(b"GET " + path for path in _ALWAYS_OPEN)
 _AUTHORITY: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
 _PROBE_BYTES: Final = 4096
 _MOST_PIPELINED: Final = 16
-"""Requests of one connection that wait behind the one that is being answered."""
-_LIMIT_SECONDS: Final = 10.0
-_REQUEST_SECONDS: Final = 60.0
+"""Requests of one connection that wait while another one is being answered."""
+REQUEST_SECONDS: Final = 60.0
+"""Longest time until a request is answered."""
 _LINGER_SECONDS: Final = 1.0
 _ORDINARY_REQUESTS: Final = 15
-"""So many are not tried on the hot path after one that was not for it: the next are likely to be like it."""
-_LEAST_BYTES_PER_SECOND: Final = 1024
+"""Requests after one that the hot path did not take, which are not tried there: they are likely to be alike."""
 _MOST_RECEIVING_BYTES: Final = 67_108_864
 
+RESERVED_CONNECTIONS: Final = 512
+"""Connections above `http.max_connections`, for health requests and for clients that are answered 503."""
+_TIME_TO_SEND_SECONDS: Final = 0.2
+"""A new connection is not closed earlier: its request may be on its way, and the 503 could be lost."""
 
-class Receiving:
-    """What all connections of a server hold of requests that have not come whole."""
+_SLICE_SECONDS: Final = 0.005
+_TASK_SECONDS: Final = 0.0002
+_BYTE_SECONDS: Final = 1e-7
+"""Usual processor time of a request that a task serves, and of a byte of its body."""
 
-    size_bytes = 0
+
+class ConnectionLimit:
+    """Admits connections to send requests. Of the others it closes the oldest to make room for new ones."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._admitted = 0
+        self._others: dict[ClientConnection, float] = {}
+        """Not admitted: they sent nothing, half a head, or only health requests. The least recently active first."""
+
+    def has_room(self) -> bool:
+        """Return whether one more may be opened. For it the oldest is closed, if it had time to send a request."""
+        if self._admitted + len(self._others) < self.limit + RESERVED_CONNECTIONS:
+            return True
+        before = time.monotonic() - _TIME_TO_SEND_SECONDS
+        oldest = next((one for one, at in self._others.items() if at > before or not one.is_answering), None)
+        if oldest is None or self._others[oldest] > before:
+            return False
+        del self._others[oldest]
+        oldest.dismiss()
+        return True
+
+    def opened(self, connection: ClientConnection) -> None:
+        """Count a new connection."""
+        self._others[connection] = time.monotonic()
+
+    def admit(self, connection: ClientConnection) -> bool:
+        """Return whether a connection may send requests until it is closed."""
+        if self._admitted >= self.limit:
+            return False
+        self._others.pop(connection, None)
+        self._admitted += 1
+        return True
+
+    def active(self, connection: ClientConnection) -> None:
+        """Note that a connection which is not admitted has sent a request."""
+        if self._others.pop(connection, None) is not None:
+            self.opened(connection)
+
+    def closed(self, connection: ClientConnection) -> None:
+        """Stop counting a connection."""
+        self._others.pop(connection, None)
+        if connection.admitted:
+            connection.admitted = False
+            self._admitted -= 1
+
+
+class Slices:
+    """Decides whether this turn of the event loop has time for the bytes that arrived, or a later one reads them."""
+
+    def __init__(self) -> None:
+        self._ends_at = 0.0
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def has_time(self) -> bool:
+        """Return whether a connection may read now; if not, it must `wait`."""
+        if not self._ends_at:
+            self._begin()
+        return not self._waiting and time.perf_counter() < self._ends_at
+
+    def wait(self, read: Callable[[], None]) -> None:
+        """Call a function in a later turn, after those that wait already."""
+        self._waiting.append(read)
+
+    def count(self, body_bytes: int) -> None:
+        """Count the time of a request that a task will serve, and of the bytes of its body in this turn."""
+        if not self._ends_at:
+            self._begin()
+        self._ends_at -= _TASK_SECONDS + body_bytes * _BYTE_SECONDS
+
+    def _begin(self) -> None:
+        self._ends_at = time.perf_counter() + _SLICE_SECONDS
+        asyncio.get_running_loop().call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._ends_at = 0.0
+        if not self._waiting:
+            return
+        self._begin()
+        self._waiting.popleft()()
+        while self._waiting and time.perf_counter() < self._ends_at:
+            self._waiting.popleft()()
+
+
+class DirectPath(Protocol):
+    """Serves usual requests on their connection, without a task."""
+
+    def begin(self, connection: ClientConnection) -> Any:
+        """Return the exchange for a request whose head is complete; None if the application must serve it."""
+
+    def serve(self, exchange: Any) -> bool:
+        """Serve a request whose body is complete; False if the application must serve it."""
+
+
+class Shared:
+    """What all connections of a server share."""
+
+    def __init__(self, max_connections: int, hot_path: DirectPath | None) -> None:
+        self.limit = ConnectionLimit(max_connections)
+        self.slices = Slices()
+        self.hot_path = hot_path
+        self.receiving_bytes = 0
+        """Bytes of requests that are not complete."""
 
 
 class _Ended(Exception):
-    """Ends the parsing of what came with a request that was refused."""
+    """Ends the parsing of the bytes after a request that was refused."""
 
 
-class Connection(HttpToolsProtocol):
-    """The server's protocol, with a limit for heads and a count of what came."""
+class ClientConnection(HttpToolsProtocol):
+    """uvicorn's protocol with limits for heads, bodies, and pipelined requests."""
 
-    hot_path: HotPath | None = None
-    receiving: Receiving
-    limit: ConnectionLimit
-    slices: Slices
     opening: asyncio.Task[None]
     """Ends when the TLS handshake has ended."""
     admitted = False
-    """Whether it is one of `http.max_connections`: it has sent another request than for health."""
+    """Whether it is one of `http.max_connections`: it has sent a request that is not for health."""
     received_bytes = 0
     _held_bytes = 0
     _chunk_bytes = 0
@@ -80,10 +175,19 @@ class Connection(HttpToolsProtocol):
     _body_bytes = 0
     _refused = False
     _waiting: tuple[bytes, ...] = ()
-    """What came and is read in a later turn."""
+    """Bytes that are read in a later turn."""
     _ordinary = 0
     _running: Any = None
-    """The request that is being answered; `cycle` is the last that came, and may wait behind it."""
+    """The request that is being answered. `cycle` is the last that arrived, and may wait for it."""
+    _exchange: Any = None
+    """The request that the hot path serves, if `cycle` is one."""
+
+    def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], shared: Shared) -> None:
+        super().__init__(config, server_state, app_state)
+        self._shared = shared
+        self._limit = shared.limit
+        self._slices = shared.slices
+        self._hot_path = shared.hot_path
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -93,27 +197,27 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._running:
             self._running.disconnected = True
-        self.receiving.size_bytes -= self._held_bytes
-        self.limit.closed(self)
+        self._shared.receiving_bytes -= self._held_bytes
+        self._limit.closed(self)
         super().connection_lost(exc)
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._running = cycle
-        self.slices.count(0)
+        self._slices.count(0)
         super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
-        if not self._waiting and (self.slices.has_time() or _is_one_probe(data)):
+        if not self._waiting and (self._slices.has_time() or _is_one_probe(data)):
             self._read(data)
         elif self._waiting:
             self._waiting = *self._waiting, data
             self.transport.pause_reading()
         else:
             self._waiting = (data,)
-            self.slices.wait(self)
+            self._slices.wait(self.read_waiting)
 
     def read_waiting(self) -> None:
-        """Read what came in an earlier turn."""
+        """Read the bytes that arrived in an earlier turn."""
         waiting, self._waiting = self._waiting, ()
         for data in waiting:
             self._read(data)
@@ -122,7 +226,7 @@ class Connection(HttpToolsProtocol):
 
     def _read(self, data: bytes) -> None:
         if self._refused or self.parser is None:
-            return  # closing on bytes that were not read would cut the answer off
+            return  # closing with unread bytes would cut the answer off
         size = self._chunk_bytes = len(data)
         self.received_bytes += size
         HttpToolsProtocol.data_received(self, data)
@@ -139,22 +243,22 @@ class Connection(HttpToolsProtocol):
             self.hold(size)
 
     def hold(self, size: int) -> None:
-        """Count what came of a body that is not complete, or that nothing is kept of it any more."""
+        """Count received bytes of a body that is not complete. When it is, nothing of it counts any more."""
         cycle = self.cycle
         waits = cycle.more_body and not cycle.response_complete and not cycle.scope["state"].get(STREAMING)
         held = self._held_bytes + size if waits else 0
-        self.receiving.size_bytes += held - self._held_bytes
+        self._shared.receiving_bytes += held - self._held_bytes
         self._held_bytes = held
-        if held and self.receiving.size_bytes > _MOST_RECEIVING_BYTES and not self._refused:
+        if held and self._shared.receiving_bytes > _MOST_RECEIVING_BYTES and not self._refused:
             self._refuse(ServerBusy(f"more than {_MOST_RECEIVING_BYTES} bytes of requests wait for their rest"))
-            if type(cycle) is Exchange:
+            if cycle is self._exchange:
                 cycle.chunks.clear()
-            self.receiving.size_bytes -= held  # at once, so that others need not be refused too
+            self._shared.receiving_bytes -= held  # at once, so that other requests need not be refused
             self._held_bytes = 0
 
     def on_headers_complete(self) -> None:
         if self._refused:
-            raise _Ended  # the parser stops here; what it has not read is nobody's request
+            raise _Ended  # the parser stops here, and the rest of the bytes is ignored
         if len(self.pipeline) >= _MOST_PIPELINED:
             self._refuse(TooManyRequests(f"more than {_MOST_PIPELINED} requests wait on one connection: send fewer"))
             return
@@ -166,10 +270,10 @@ class Connection(HttpToolsProtocol):
         idle = (self.cycle is None or self.cycle.response_complete) and not self._ordinary
         self._ordinary = max(0, self._ordinary - 1)
         checked = (self._chunk_bytes <= MAX_HEAD_BYTES and not self._head_bytes) or not self._head_is_long()
-        exchange = self.hot_path.begin(self) if self.hot_path and idle and checked else None
+        exchange = self._hot_path.begin(self) if self._hot_path and idle and checked else None
         if exchange:
             self.cycle: Any = exchange
-            self._running = exchange
+            self._running = self._exchange = exchange
         else:
             super().on_headers_complete()
 
@@ -180,23 +284,23 @@ class Connection(HttpToolsProtocol):
 
     def _may_send(self) -> bool:
         if self.url.startswith(_ALWAYS_OPEN):
-            self.limit.active(self)
+            self._limit.active(self)
             return True
-        self.admitted = self.limit.admit(self)
+        self.admitted = self._limit.admit(self)
         if not self.admitted:
             self._refuse(self._busy())
         return self.admitted
 
     def _busy(self) -> ServerBusy:
         return ServerBusy(
-            f"more than {self.limit.limit} connections are open (http.max_connections): "
+            f"more than {self._limit.limit} connections are open (http.max_connections): "
             "close some, or send again after a pause"
         )
 
     def on_body(self, body: bytes) -> None:
         if self._refused:
             return
-        if type(self.cycle) is Exchange:
+        if self.cycle is self._exchange:
             self.cycle.chunks.append(body)
         else:
             self._body_bytes += len(body)
@@ -206,18 +310,18 @@ class Connection(HttpToolsProtocol):
         exchange = self.cycle
         if self._refused:
             return
-        if type(exchange) is not Exchange:
-            self.slices.count(self._body_bytes)
+        if exchange is not self._exchange:
+            self._slices.count(self._body_bytes)
             self._body_bytes = 0
             super().on_message_complete()
             return
         exchange.more_body = False
-        if self.hot_path and not self.hot_path.serve(exchange):
-            self.cycle = None
+        if self._hot_path and not self._hot_path.serve(exchange):
+            self.cycle = self._exchange = None
             self._ordinary = _ORDINARY_REQUESTS
             super().on_headers_complete()
             body = b"".join(exchange.chunks)
-            self.slices.count(len(body))
+            self._slices.count(len(body))
             super().on_body(body)
             super().on_message_complete()
 
@@ -226,7 +330,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def in_head(self) -> bool:
-        """Whether the head of a request is not complete: of the first, or one that has begun."""
+        """Whether the head of the first request, or of one that has begun, is not complete."""
         return self.cycle is None or self.scope is not self.cycle.scope
 
     @property
@@ -236,7 +340,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether what came is read in a later turn."""
+        """Whether received bytes are read in a later turn."""
         return bool(self._waiting)
 
     def dismiss(self) -> None:
@@ -246,11 +350,11 @@ class Connection(HttpToolsProtocol):
         elif not self._refused:
             self._refused = True
             self._end(self._busy())
-        if self.transport is not None:  # once it is written; a close would wait for what the client does
+        if self.transport is not None:  # after the answer is written; a close would wait for the client
             self.loop.call_soon(self.transport.abort)
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(AmbiguousRequest("this is no HTTP request that can be read in one way only"))
+        self._refuse(AmbiguousRequest("the bytes are not a valid HTTP request, or can be read in two ways"))
 
     def _refuse(self, error: HeadraceError) -> None:
         if self._refused:
@@ -259,12 +363,12 @@ class Connection(HttpToolsProtocol):
         cycle = self.cycle
         if cycle and not cycle.response_complete:
             if not cycle.more_body or cycle.response_started:
-                cycle.keep_alive = False  # what came before is answered, and with it the connection ends
-                if cycle.more_body:  # a stream, of which no more can be understood
+                cycle.keep_alive = False  # the earlier request is answered, and the connection ends after it
+                if cycle.more_body:  # the rest of a stream cannot be read
                     self.transport.close()
                 return
             self._forget(cycle)
-            if self.pipeline:  # what is written now would be taken for the answer to an earlier request
+            if self.pipeline:  # an answer now would count as that of an earlier request
                 self.pipeline.popleft()
                 last = self.pipeline[0][0] if self.pipeline else self._running
                 last.keep_alive = False
@@ -272,18 +376,18 @@ class Connection(HttpToolsProtocol):
         self._end(error)
 
     def give_up(self) -> None:
-        """End a request that takes too long; one that came whole is told that nobody knows what became of it."""
+        """End a request that takes too long. If it arrived completely, the answer says that its outcome is unknown."""
         cycle = self.cycle
         if cycle.more_body or cycle.response_started or self.pipeline:
             self.transport.abort()
             return
         self._refused = True
         self._forget(cycle)
-        text = f"no answer within {_REQUEST_SECONDS:g} s: whether what was asked has been done, or will be, is unknown"
+        text = f"no answer within {REQUEST_SECONDS:g} s: whether the request was or will be served is unknown"
         self._end(KafkaTimeout(text))
 
     def _forget(self, cycle: Any) -> None:
-        cycle.disconnected = True  # so nothing that is answered later reaches the client
+        cycle.disconnected = True  # so a later answer does not reach the client
         cycle.message_event.set()
 
     def _end(self, error: HeadraceError) -> None:
@@ -298,66 +402,5 @@ class Connection(HttpToolsProtocol):
 
 
 def _is_one_probe(data: bytes) -> bool:
-    """Return whether this is one request for health and nothing else: it is read even in a turn without time."""
+    """Return whether the bytes are exactly one health request, which is read even in a turn without time."""
     return data.startswith(_PROBES) and len(data) < _PROBE_BYTES and data.find(b"\r\n\r\n") == len(data) - 4
-
-
-class _Wait(NamedTuple):
-    what: str
-    request: Any
-    since: float
-    received_bytes: int
-
-
-class Deadlines:
-    """Ends connections whose clients are too slow: 10 seconds for a head, 1 KiB/s for a body, 10 seconds to read.
-
-    And those whose request is not answered within 60 seconds in all, unless it is a stream.
-    """
-
-    def __init__(self) -> None:
-        self._waits: dict[Connection, _Wait] = {}
-        self._requests: dict[Connection, tuple[Any, float]] = {}
-
-    def look(self, connections: Iterable[Any], now: float) -> None:
-        """Compare with the last look, and end what has not moved."""
-        before, self._waits = self._waits, {}
-        begun, self._requests = self._requests, {}
-        for connection in list(connections):
-            cycle = connection.cycle
-            if cycle:
-                connection.hold(0)
-            if cycle and not cycle.response_complete and not cycle.scope["state"].get(STREAMING):
-                seen = begun.get(connection)
-                since = seen[1] if seen and seen[0] is cycle else now
-                self._requests[connection] = cycle, since
-                if now - since > _REQUEST_SECONDS:
-                    connection.give_up()
-                    continue
-            what = _waits_for(connection)
-            if not what:
-                continue
-            wait = before.get(connection)
-            if wait is None or wait.what != what or wait.request is not connection.scope:
-                wait = _Wait(what, connection.scope, now, connection.received_bytes)
-            elapsed = now - wait.since
-            moved = connection.received_bytes - wait.received_bytes
-            if elapsed > _LIMIT_SECONDS and (what != "body" or moved < elapsed * _LEAST_BYTES_PER_SECOND):
-                connection.transport.abort()
-            else:
-                self._waits[connection] = wait
-
-
-def _waits_for(connection: Connection) -> str:
-    """Return what a client owes: its head, its body, reading the answer, or nothing."""
-    cycle = connection.cycle
-    if connection.is_waiting:
-        return ""
-    if connection.in_head:
-        return "head"
-    if connection.flow.write_paused:
-        return "reading"
-    if cycle.response_complete:  # idle; the keep-alive timer runs unless something came that began no request
-        return "" if connection.timeout_keep_alive_task else "head"
-    slow = connection.flow.read_paused or cycle.scope["state"].get(STREAMING)
-    return "body" if cycle.more_body and not slow else ""

@@ -1,4 +1,4 @@
-"""Reading requests and writing answers on the bare ASGI interface.
+"""Reads requests and writes answers on the bare ASGI interface.
 
 Source: ASGI specification 3.0, HTTP connection scope.
 """
@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import difflib
+import re
 import zlib
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from typing import Any, Final, TypeVar
+from urllib.parse import parse_qsl
 
 import msgspec
-from starlette.types import Receive, Scope, Send
 
 from headrace.config.http import HttpConfig
 from headrace.errors import (
@@ -30,9 +31,29 @@ from headrace.errors import (
     Unauthenticated,
 )
 
-JSON: Final = b"application/json"
+T = TypeVar("T")
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = Sequence[tuple[bytes, bytes]]
+
+JSON: Final = b"application/json"
+MAX_HEAD_BYTES: Final = 32_768
+LONG_HEAD: Final = "headrace.long_head"
+"""Set in a request's state if its head is longer than that, although it arrived in one piece."""
+STREAMING: Final = "headrace.streaming"
+"""Set in a request's state by a handler whose clients may send slowly."""
+ALWAYS_OPEN: Final = ("/health/", "/live", "/ready", "/metrics")
+"""Paths that are served while draining, and on connections above the limit."""
+CORRELATION: Final = b"x-correlation-id"
+TRACEABILITY: Final = b"x-traceability-id"
+TRACE_PARENT: Final = b"traceparent"
+_ID: Final = re.compile(rb"[\x21-\x7e]{1,200}")
 _JSON: Final = (b"content-type", JSON)
+_UNKNOWN_FIELD: Final = re.compile("contains unknown field `(.*?)`")
+_CAUSE_CHARACTERS: Final = 200
 _LINGER_SECONDS: Final = 1.0
 _ENDS_CONNECTION: Final = (
     AmbiguousRequest,
@@ -45,7 +66,7 @@ _ENDS_CONNECTION: Final = (
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> InvalidRequest:
-    """Return the error for a name that is not one of ours, with the nearest that is."""
+    """Return the error for an unknown name, with the nearest known one."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, 1, 0.5)
     hint = f"did you mean {near[0]}?" if near else f"known here are {', '.join(known)}"
@@ -53,19 +74,25 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> InvalidRequest:
 
 
 class ClientGone(Exception):
-    """The client closed its connection before its request was complete; nobody is left to be answered."""
+    """The client closed its connection before its request was complete."""
 
 
 def headers_of(scope: Scope) -> dict[bytes, bytes]:
-    """Return the request's headers by lower-case name; of a repeated one the last."""
+    """Return the request's headers by lower-case name. The last one of a repeated header counts."""
     return dict(scope["headers"])
+
+
+def given_id(headers: dict[bytes, bytes], name: bytes) -> bytes | None:
+    """Return an id that the client sent, if it is valid: 1 to 200 visible ASCII characters."""
+    value = headers.get(name)
+    return value if value and _ID.fullmatch(value) else None
 
 
 async def read_json(receive: Receive, headers: dict[bytes, bytes], settings: HttpConfig) -> bytes:
     """Return the body of a request that must be JSON.
 
     Raises:
-        ContentTypeMismatch: There is a body, and Content-Type does not say JSON.
+        ContentTypeMismatch: There is a body and its Content-Type is not JSON.
         EncodingRefused, PayloadTooLarge, ClientGone: As `read_body`.
     """
     body = await read_body(receive, headers, settings)
@@ -76,8 +103,48 @@ async def read_json(receive: Receive, headers: dict[bytes, bytes], settings: Htt
     return body
 
 
+def decode_body(body: bytes, kind: type[T]) -> T:
+    """Return a JSON body as a type that refuses unknown fields. An empty body counts as `{}`.
+
+    Raises:
+        InvalidRequest: It does not match, with the nearest name for an unknown one.
+    """
+    try:
+        return msgspec.json.decode(body or b"{}", type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
+        raise _mismatch("the body", kind, cause) from cause
+
+
+def query_of(scope: Scope) -> dict[str, str]:
+    """Return the query parameters of a request. The last one of a repeated name counts."""
+    return dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
+
+
+def decode_query(scope: Scope, kind: type[T]) -> T:
+    """Return the query of a request as a type.
+
+    Raises:
+        InvalidRequest: It does not match, with the nearest name for an unknown one.
+    """
+    try:
+        return msgspec.convert(query_of(scope), kind, strict=False)
+    except msgspec.ValidationError as cause:
+        raise _mismatch("the query", kind, cause) from cause
+
+
+def _mismatch(what: str, kind: type, cause: Exception) -> InvalidRequest:
+    text = str(cause)[:_CAUSE_CHARACTERS]  # it may quote the body
+    names = [field.encode_name for field in msgspec.structs.fields(kind)]
+    hint = ""
+    if unknown := _UNKNOWN_FIELD.search(text):
+        near = difflib.get_close_matches(unknown[1], names, 1, 0.5)
+        known = f"known here are {', '.join(names)}" if names else "no field is known here"
+        hint = f": did you mean {near[0]}?" if near else f": {known}"
+    return InvalidRequest(f"{what} does not match what this endpoint takes: {text}{hint}")
+
+
 def media_type(headers: dict[bytes, bytes]) -> bytes:
-    """Return what the request says its body is, in lower case and without parameters; empty if it says nothing."""
+    """Return the media type of a request's body in lower case and without parameters, empty if there is none."""
     return headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
 
 
@@ -85,9 +152,9 @@ async def read_body(receive: Receive, headers: dict[bytes, bytes], settings: Htt
     """Return a request's whole body, unpacked.
 
     Raises:
-        EncodingRefused: It is compressed, and that is not taken.
-        PayloadTooLarge: It is larger than the limit; the rest was not read.
-        ClientGone: The client went away.
+        EncodingRefused: It is compressed in a way that is not supported or not enabled.
+        PayloadTooLarge: It is larger than the limit. The rest was not read.
+        ClientGone: The client closed the connection.
     """
     encoding = headers.get(b"content-encoding", b"identity")
     if encoding == b"identity":
@@ -144,14 +211,31 @@ def _too_large(limit_bytes: int) -> PayloadTooLarge:
     )
 
 
+class Reply:
+    """A whole answer. A struct is encoded as JSON; bytes are sent as they are."""
+
+    def __init__(self, body: object, status: int = 200, content_type: str = "application/json", **headers: str) -> None:
+        """Make an answer. Further headers are given by their names with `_` for `-`."""
+        self.status = status
+        self.body = body if isinstance(body, bytes) else msgspec.json.encode(body)
+        text = "; charset=utf-8" if content_type.startswith("text/") and "charset" not in content_type else ""
+        named = {"content-type": content_type + text, "content-length": str(len(self.body)), **headers}
+        self.headers = [(name.replace("_", "-").encode(), value.encode()) for name, value in named.items()]
+
+
 async def answer_json(send: Send, status: int, body: bytes, headers: Headers = ()) -> None:
     """Send a whole answer whose body is JSON text."""
-    await send({"type": "http.response.start", "status": status, "headers": _start(body, headers)})
+    await send_whole(send, status, _start(body, headers), body)
+
+
+async def send_whole(send: Send, status: int, headers: Headers, body: bytes) -> None:
+    """Send a whole answer."""
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
 async def answer_error(receive: Receive, send: Send, error: HeadraceError) -> None:
-    """Send the one error body; where the request was not read or nothing more is taken, the connection ends with it."""
+    """Send the error body. Where the request was not read completely, the connection ends after it."""
     headers: list[tuple[bytes, bytes]] = list(retry_after(error.retry_after_seconds))
     if allow := error.parameters.get("allow"):
         headers.append((b"allow", allow.encode()))
@@ -165,15 +249,15 @@ async def answer_error(receive: Receive, send: Send, error: HeadraceError) -> No
         return
     await send({"type": "http.response.start", "status": error.status, "headers": _start(body, headers)})
     await send({"type": "http.response.body", "body": body, "more_body": True})
-    # Closing on bytes that were not read resets the connection, and the client may lose the answer. So what comes
-    # within a second is thrown away first.
+    # Closing with unread bytes resets the connection, and the client may lose the answer. So the bytes that arrive
+    # within a second are discarded first.
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(throw_away(receive), _LINGER_SECONDS)
     await send({"type": "http.response.body", "body": b""})
 
 
 def retry_after(seconds: int | None) -> Headers:
-    """Return the header that says when to come again, if there is such a time."""
+    """Return the Retry-After header, if there is such a time."""
     return () if seconds is None else ((b"retry-after", str(seconds).encode()),)
 
 

@@ -7,6 +7,7 @@ beginning; so this path knows no errors of its own. It answers what Kafka said, 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -14,26 +15,25 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from headrace.config.http import HttpConfig
 from headrace.errors import HeadraceError, KafkaUnavailable, ProducerQueueFull
 from headrace.records import Produced
 from headrace.security import Authenticator, Principal
 from headrace.security.principals import ADMIN
-from headrace.sidecar.produce import Prepared, ProduceService
+from headrace.sidecar.produce import Prepared, ProduceService, RequestIds
 from headrace.sidecar.produce_answer import ProduceAnswer
 from headrace.sidecar.produce_request import ProduceRequest
-from headrace.telemetry.correlation import caller, correlation_id
+from headrace.telemetry.correlation import caller, correlation_id, new_correlation_id
 from headrace.telemetry.metrics import Metrics
-from headrace.web.access import RULES
-from headrace.web.connection import Connection
-from headrace.web.exchange import JSON, media_type
-from headrace.web.hot_exchange import Exchange
-from headrace.web.middleware import Gate, error_of
-from headrace.web.origin import Origins
-from headrace.web.routes.produce import PATH
-from headrace.web.routes.produce_raw import raw_body, request_ids
+from headrace.web.application import Gate, error_of
+from headrace.web.connection import ClientConnection
+from headrace.web.exchange import JSON, media_type, retry_after
+from headrace.web.origin import RequestChecks
+from headrace.web.routes.produce import PATH, ProduceRoute, raw_body
 from headrace.web.routes.produce_stream import NDJSON
+from headrace.web.routes.writing import request_ids
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,76 @@ _UNUSUAL: Final = frozenset(
     )
 )
 _NOT_RAW: Final = (JSON, b"", *NDJSON)
-_RULE: Final = RULES["POST", PATH]
+_RULE: Final = ProduceRoute.produce.rule
+
+
+class Exchange:
+    """One request and its answer; to the server, one of its own."""
+
+    __slots__ = (
+        "chunks",
+        "connection",
+        "disconnected",
+        "identity",
+        "ids",
+        "keep_alive",
+        "more_body",
+        "principal",
+        "raw",
+        "response_complete",
+        "response_started",
+        "scope",
+        "started_at",
+        "topic",
+    )
+    message_event: Final = asyncio.Event()  # by which the server wakes a task that waits for its request: nobody here
+
+    def __init__(
+        self,
+        connection: ClientConnection,
+        topic: str,
+        ids: RequestIds,
+        principal: Principal | None,
+        raw: bool = False,
+    ) -> None:
+        self.connection = connection
+        self.scope: Any = connection.scope
+        self.topic = topic
+        self.identity = ids.correlation_id or new_correlation_id()
+        self.ids = ids if ids.correlation_id else ids._replace(correlation_id=self.identity)
+        self.raw = raw
+        self.principal = principal
+        self.chunks: list[bytes] = []
+        self.more_body = self.keep_alive = True
+        self.disconnected = self.response_started = self.response_complete = False
+        self.started_at = time.perf_counter()
+
+    def answer(self, answer: ProduceAnswer) -> None:
+        """Write the whole answer at once."""
+        connection = self.connection
+        self.response_started = self.response_complete = True
+        if self.disconnected or connection.transport.is_closing():
+            return
+        # In the order of the ordinary answer: the server's own headers, the answer's, and the ids.
+        own = b"".join([b"%b: %b\r\n" % header for header in connection.server_state.default_headers])
+        again = b"".join([b"%b: %b\r\n" % header for header in retry_after(answer.retry_after_seconds)])
+        trace = b"x-traceability-id: %b\r\n" % self.ids.traceability_id if self.ids.traceability_id else b""
+        connection.transport.write(
+            b"%b%bcontent-type: application/json\r\ncontent-length: %d\r\n%bx-correlation-id: %b\r\n%b%b\r\n%b"
+            % (
+                STATUS_LINE[answer.status],
+                own,
+                len(answer.body),
+                again,
+                self.identity,
+                trace,
+                b"" if self.keep_alive else b"connection: close\r\n",
+                answer.body,
+            )
+        )
+        if not self.keep_alive:
+            connection.transport.close()
+        connection.on_response_complete()
 
 
 class HotPath:
@@ -64,7 +133,7 @@ class HotPath:
         service: ProduceService,
         metrics: Metrics,
         gate: Gate,
-        origins: Origins,
+        origins: RequestChecks,
         authenticator: Authenticator | None,
     ) -> None:
         self._max_body_bytes = settings.max_body_bytes
@@ -74,7 +143,7 @@ class HotPath:
         self._origins = origins
         self._authenticator = authenticator
 
-    def begin(self, connection: Connection) -> Exchange | None:
+    def begin(self, connection: ClientConnection) -> Exchange | None:
         """Return the exchange for a request whose head is complete, if it is a usual one."""
         scope: Any = connection.scope
         found, parser = _TOPIC.fullmatch(connection.url), connection.parser

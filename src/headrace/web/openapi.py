@@ -1,25 +1,24 @@
-"""The API document, made of the table of rules, the table of operations, the types in it, and the error classes.
+"""The API document, made from endpoints, their types, and the error classes.
 
-Source: OpenAPI Specification 3.1.0; 3.0.3 for the older spelling.
+Source: OpenAPI Specification 3.1.0, and 3.0.3 for older tools.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import itertools
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, get_args
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 
 from headrace import errors
 from headrace.errors import HeadraceError
+from headrace.records import Produced
 from headrace.security.principals import ADMIN, CHANGE_OWN, METRICS, READ, SEE_OWN, WRITE
-from headrace.web.access import OPEN, RULES, Rule
-from headrace.web.connection import ALWAYS_OPEN
-from headrace.web.operation import JSON, YAML, Operation
-from headrace.web.operations import ASSETS, OPERATIONS, PARAMETERS, PARTS, Status
+from headrace.sidecar.produce_answer import ProduceError
+from headrace.web.endpoint import JSON, JSON_BODY, OPEN, YAML, Endpoint
+from headrace.web.exchange import ALWAYS_OPEN
 
 Json = dict[str, Any]
 
@@ -38,6 +37,15 @@ _TAGS: Final = (
 """Groups of operations by what their paths begin with; the first that fits counts."""
 _RECORDS: Final = {"ProduceRecord", "CountedRecord"}
 """Types of which one needs a key or a value."""
+_PARTS: Final = (Produced, ProduceError)
+"""Types that other types name in descriptions only."""
+_PARAMETERS: Final = {
+    "topic": "Name of the topic.",
+    "serviceId": "`audit.service_id`.",
+    "name": "Name of the consumer.",
+    "id": "Id of the command.",
+    "job": "Id of the job.",
+}
 _GATE: Final = (errors.Draining, errors.ServerBusy)
 _GUARD: Final = (
     *errors.Unauthenticated.__subclasses__(),
@@ -69,85 +77,97 @@ _ANSWERED: Final = {
 }
 
 
-def document() -> Json:
-    """Return the OpenAPI 3.1 document of everything that is served."""
+class Status(msgspec.Struct, rename="camel"):
+    """Why a request was refused or failed."""
+
+    status_code: int
+    code: str
+    message: str
+    description: str
+    severity: Literal["ERROR"]
+    metadata: dict[str, Any]
+
+
+def document(endpoints: Iterable[Endpoint]) -> Json:
+    """Return the OpenAPI 3.1 document of endpoints."""
+    described = [endpoint for endpoint in endpoints if endpoint.described]
     paths: Json = {}
-    for (method, path), operation in OPERATIONS.items():
-        if path.startswith(ASSETS):
-            continue
-        paths.setdefault(path, {})[method.lower()] = _operation(path, operation, RULES[method, path])
+    for endpoint in described:
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint)
     made = {
         "openapi": "3.1.0",
         "info": {
             "title": "Headrace",
             "version": importlib.metadata.version("headrace"),
-            "description": "Kafka over HTTP. Every error has one body, `Status`, which says in `metadata.retriable` "
+            "description": "Kafka over HTTP. Every error has the same body, `Status`. Its `metadata.retriable` says "
             "whether the same request may succeed later.",
         },
         "servers": [{"url": "/"}],
         "tags": [{"name": tag} for tag, _ in _TAGS],
         "paths": paths,
-        "components": {"schemas": _schemas(), "securitySchemes": _SECURITY},
+        "components": {"schemas": _schemas(described), "securitySchemes": _SECURITY},
     }
     plain: Json = msgspec.json.decode(msgspec.json.encode(made))
     return plain
 
 
-def errors_of(path: str, operation: Operation, rule: Rule) -> tuple[type[HeadraceError], ...]:
-    """Return every error that a request to an endpoint may be answered with, but those of a defect."""
-    guard = () if rule == OPEN else _GUARD
-    gate = () if path.startswith(ALWAYS_OPEN) else _GATE
-    return tuple(dict.fromkeys((*operation.errors, *guard, *gate, *_EDGE)))
+def errors_of(endpoint: Endpoint) -> tuple[type[HeadraceError], ...]:
+    """Return every error that a request to an endpoint may be answered with, except for defects."""
+    body = JSON_BODY if endpoint.request else ()
+    query = (errors.InvalidRequest,) if endpoint.query else ()
+    guard = () if endpoint.rule == OPEN else _GUARD
+    gate = () if endpoint.path.startswith(ALWAYS_OPEN) else _GATE
+    return tuple(dict.fromkeys((*endpoint.errors, *body, *query, *guard, *gate, *_EDGE)))
 
 
-def _schemas() -> Json:
+def _schemas(endpoints: Sequence[Endpoint]) -> Json:
     types = itertools.chain.from_iterable(
-        (*itertools.chain(*map(_several, operation.answers.values())), *operation.request.values())
-        for operation in OPERATIONS.values()
+        (*itertools.chain(*map(_several, endpoint.answers.values())), *endpoint.request.values())
+        for endpoint in endpoints
     )
-    structs = [kind for kind in (*types, *PARTS, Status) if not isinstance(kind, str)]
+    structs = [kind for kind in (*types, *_PARTS, Status) if not isinstance(kind, str)]
     schemas = msgspec.json.schema_components(structs, ref_template=_REF)[1]
     for name in _RECORDS & schemas.keys():
         schemas[name]["anyOf"] = [{"required": ["key"]}, {"required": ["value"]}]
     return schemas
 
 
-def _operation(path: str, operation: Operation, rule: Rule) -> Json:
+def _operation(endpoint: Endpoint) -> Json:
     described: Json = {
-        "operationId": operation.id,
-        "summary": operation.summary,
-        "tags": [next(tag for tag, begins in _TAGS if path.startswith(begins))],
-        "parameters": [*_parameters(path, operation)],
-        "responses": _responses(operation, errors_of(path, operation, rule)),
-        "security": [{"kafka_auth": [scope]} for scope in rule.any_of],
+        "operationId": endpoint.id,
+        "summary": endpoint.summary,
+        "tags": [next(tag for tag, begins in _TAGS if endpoint.path.startswith(begins))],
+        "parameters": [*_parameters(endpoint)],
+        "responses": _responses(endpoint),
+        "security": [{"kafka_auth": [scope]} for scope in endpoint.rule.any_of],
     }
-    if operation.request:
-        content = {media: _media(kind) for media, kind in operation.request.items()}
-        if operation.example is not None:
-            content[JSON]["example"] = operation.example
-        described["requestBody"] = {"required": not _may_be_left_out(operation), "content": content}
+    if endpoint.request:
+        content = {media: _media(kind) for media, kind in endpoint.request.items()}
+        if endpoint.example is not None:
+            content[JSON]["example"] = endpoint.example
+        described["requestBody"] = {"required": not _may_be_left_out(endpoint), "content": content}
     return described
 
 
-def _may_be_left_out(operation: Operation) -> bool:
-    """Return whether a request without a body is taken for one with `{}`."""
+def _may_be_left_out(endpoint: Endpoint) -> bool:
+    """Return whether a request without a body counts as one with `{}`."""
     try:
-        msgspec.convert({}, operation.request[JSON])
+        msgspec.convert({}, endpoint.request[JSON])
     except msgspec.ValidationError:
         return False
     return True
 
 
-def _parameters(path: str, operation: Operation) -> Iterator[Json]:
+def _parameters(endpoint: Endpoint) -> Iterator[Json]:
     text = {"type": "string"}
-    for name in re.findall(r"{(\w+)}", path):
-        yield {"name": name, "in": "path", "required": True, "description": PARAMETERS[name], "schema": text}
-    if operation.query:
-        components = msgspec.json.schema_components([operation.query], ref_template=_REF)[1]
-        query = components[operation.query.__name__]
+    for name in endpoint.parameters:
+        yield {"name": name, "in": "path", "required": True, "description": _PARAMETERS[name], "schema": text}
+    if endpoint.query:
+        components = msgspec.json.schema_components([endpoint.query], ref_template=_REF)[1]
+        query = components[endpoint.query.__name__]
         for name, schema in query["properties"].items():
             yield {"name": name, "in": "query", "required": name in query["required"], "schema": schema}
-    for name, meaning in operation.headers.items():
+    for name, meaning in endpoint.headers.items():
         yield {"name": name, "in": "header", "description": meaning, "schema": {**text, "minLength": 1}}
 
 
@@ -165,23 +185,23 @@ def _ref(kind: type) -> Json:
     return {"$ref": _REF.format(name=kind.__name__)}
 
 
-def _responses(operation: Operation, failures: Iterable[type[HeadraceError]]) -> Json:
+def _responses(endpoint: Endpoint) -> Json:
     responses: Json = {}
-    for status, kinds in operation.answers.items():
+    for status, kinds in endpoint.answers.items():
         content = {}
         for kind in _several(kinds):
             if isinstance(kind, str):
                 content[kind] = {"schema": {"type": "object" if kind in (JSON, YAML) else "string"}}
             else:
                 content[JSON] = _media(kind)
-        responses[str(status)] = {"description": "As asked.", "headers": _ANSWERED, "content": content}
+        responses[str(status)] = {"description": "Success.", "headers": _ANSWERED, "content": content}
     by_status: dict[int, list[type[HeadraceError]]] = {}
-    for error in sorted(failures, key=lambda error: (error.status, error.code)):
+    for error in sorted(errors_of(endpoint), key=lambda error: (error.status, error.code)):
         by_status.setdefault(error.status, []).append(error)
     for status, group in by_status.items():
         response = responses.setdefault(str(status), {"headers": _ANSWERED, "content": {}})
         response["description"] = "\n".join(f"- `{error.code}` {_meaning(error)}" for error in group)
-        response["content"][JSON] = {"schema": _failure(group, operation.beside)}
+        response["content"][JSON] = {"schema": _failure(group, endpoint.error_fields)}
         if any(error.retry_after_seconds for error in group):
             wait = {"description": "Seconds to wait.", "schema": {"type": "integer"}}
             response["headers"] = {**_ANSWERED, "Retry-After": wait}
@@ -192,17 +212,17 @@ def _meaning(error: type[HeadraceError]) -> str:
     return " ".join((error.__doc__ or "").split())
 
 
-def _failure(group: Iterable[type[HeadraceError]], beside: type | None) -> Json:
-    """Describe an error body by its codes, and by what may stand beside its own fields."""
+def _failure(group: Iterable[type[HeadraceError]], more_fields: type | None) -> Json:
+    """Describe an error body by its codes and its additional fields."""
     properties: Json = {"code": {"enum": [error.code for error in group]}}
-    if beside:
-        fields = msgspec.structs.fields(beside)
-        properties |= {f.encode_name: {"$ref": f"{_ref(beside)['$ref']}/properties/{f.encode_name}"} for f in fields}
+    if more_fields:
+        names = [field.encode_name for field in msgspec.structs.fields(more_fields)]
+        properties |= {name: {"$ref": f"{_ref(more_fields)['$ref']}/properties/{name}"} for name in names}
     return {"allOf": [_ref(Status), {"properties": properties}]}
 
 
 def older(node: Any) -> Any:
-    """Return a document in the words of OpenAPI 3.0, as far as it has words; what it cannot say is left out."""
+    """Return a document as OpenAPI 3.0. What 3.0 cannot express is left out."""
     if isinstance(node, list):
         return [older(part) for part in node]
     if not isinstance(node, Mapping):

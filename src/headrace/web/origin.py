@@ -6,15 +6,12 @@ so an unknown Host and a foreign Origin are refused, in every mode. Source: RFC 
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Mapping
 from typing import Final
-
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.config.http import HttpConfig
 from headrace.errors import AmbiguousRequest, HeadersTooLarge, OriginRefused, TransferCodingUnknown
-from headrace.web.connection import LONG_HEAD, MAX_HEAD_BYTES
-from headrace.web.exchange import headers_of
+from headrace.web.exchange import LONG_HEAD, MAX_HEAD_BYTES, Scope
 
 _ONCE: Final = (
     b"host",
@@ -34,7 +31,7 @@ _MAX_HEADERS: Final = 100
 _MAX_PATH_BYTES: Final = 8192
 
 
-class Origins:
+class RequestChecks:
     """The names this server is called by."""
 
     def __init__(self, settings: HttpConfig) -> None:
@@ -93,16 +90,13 @@ class Origins:
         if len(self._seen) < 1000:
             self._seen.add(host)
 
+    def check_site(self, headers: Mapping[bytes, bytes], *, changes: bool) -> None:
+        """Return unless a request changes state and was sent by a web page of another site.
 
-def refuse_other_sites(app: ASGIApp, methods: Container[str]) -> ASGIApp:
-    """Return an endpoint that refuses these methods, which change something, to web pages of other sites.
+        A page can send a GET without an Origin, for example by an image. So `Sec-Fetch-Site` of the browser decides.
 
-    A page sends a GET without an Origin, by an image for example; so the browser's `Sec-Fetch-Site` is looked at.
-    """
-
-    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] in methods and headers_of(scope).get(b"sec-fetch-site", b"none") not in _OWN_SITE:
-            raise OriginRefused("Sec-Fetch-Site names another site: a web page of another site may change nothing here")
-        await app(scope, receive, send)
-
-    return guarded
+        Raises:
+            OriginRefused: It comes from another site.
+        """
+        if changes and headers.get(b"sec-fetch-site", b"none") not in _OWN_SITE:
+            raise OriginRefused("Sec-Fetch-Site names another site: a web page of another site may not change anything")

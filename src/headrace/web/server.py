@@ -1,14 +1,20 @@
-"""The HTTP server as a service."""
+"""The HTTP server as a service: listens, accepts connections, and closes those of clients that are too slow.
+
+It accepts all waiting connections in each turn of the event loop. uvloop's own server accepts one per turn, as libuv
+does since 1.45 (its pull request 3696): with long turns a thousand clients would wait for seconds.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import errno
+import logging
+import resource
 import socket
 import ssl
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from typing import Any, Final, NamedTuple
 
 import uvicorn
 
@@ -16,11 +22,11 @@ from headrace.config.http import HttpConfig
 from headrace.errors import EnvironmentProblem, PortTaken
 from headrace.lifecycle import Clock, Deadline, Service, SystemClock
 from headrace.lifecycle.memory import give_back_memory
-from headrace.web.acceptor import Acceptor, ConnectionLimit, Spawn, allow_open_files
 from headrace.web.application import Application
-from headrace.web.connection import Connection, Deadlines, Receiving
+from headrace.web.connection import REQUEST_SECONDS, RESERVED_CONNECTIONS, ClientConnection, ConnectionLimit, Shared
+from headrace.web.exchange import STREAMING
 from headrace.web.hot_path import HotPath
-from headrace.web.slices import Slices
+from headrace.web.routes.produce_stream import StreamProduceRoute
 
 _BACKLOG = 65_535  # the kernel lowers it to net.core.somaxconn
 _KEEP_ALIVE_SECONDS = 75
@@ -31,6 +37,34 @@ _KEEP_ALIVE = (
 )
 _GRACE_SECONDS = 1
 _LOOK_SECONDS = 1.0
+_SLOW_SECONDS: Final = 10.0
+_LEAST_BYTES_PER_SECOND: Final = 1024
+_OTHER_FILES: Final = 256
+"""File descriptors for Kafka, backends, workers and files."""
+_ACCEPTS_PER_TURN: Final = 128
+_FULL_SECONDS: Final = 0.01
+_HANDSHAKE_SECONDS: Final = 10.0
+_PAUSE_SECONDS: Final = 1.0
+_EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+log = logging.getLogger(__name__)
+Spawn = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
+
+
+def allow_open_files(connections: int) -> None:
+    """Raise the soft limit of open files to the hard one.
+
+    Raises:
+        EnvironmentProblem: The hard limit is too low for so many connections.
+    """
+    needed = connections + RESERVED_CONNECTIONS + _OTHER_FILES
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard not in (resource.RLIM_INFINITY, max(hard, needed)):
+        raise EnvironmentProblem(
+            f"http.max_connections is {connections}, which needs {needed} open files, and the limit is {hard}: "
+            "raise the limit (ulimit -Hn, LimitNOFILE= of systemd) or lower http.max_connections"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class WebService(Service):
@@ -40,22 +74,25 @@ class WebService(Service):
         self,
         settings: HttpConfig,
         application: Application,
-        name: str = "http",
+        hot_path: HotPath,
+        streams: StreamProduceRoute,
         *,
         tls: ssl.SSLContext | None = None,
         clock: Clock | None = None,
     ) -> None:
-        super().__init__(name)
+        super().__init__("http")
         self._clock = clock or SystemClock()
         self._scheme = "https" if tls else "http"
         self._settings = settings
         self._application = application
+        self._streams = streams
+        streams.spawn = self.spawn
         self._task: asyncio.Task[None] | None = None
         self._listener: socket.socket | None = None
         self._server = _Server(
             uvicorn.Config(
                 application,
-                http=Connection,
+                http=ClientConnection,
                 ssl_context_factory=(lambda _config, _default: tls) if tls else None,
                 ws="none",
                 lifespan="off",
@@ -67,17 +104,15 @@ class WebService(Service):
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=_GRACE_SECONDS,
                 backlog=_BACKLOG,
-            )
+            ),
+            Shared(settings.max_connections, hot_path),
+            self.spawn,
         )
-        self._server.hot_path = application.hot_path
-        self._server.receiving, self._server.slices = Receiving(), Slices()
-        self._server.limit = ConnectionLimit(settings.max_connections)
-        self._server.spawn = self.spawn
         self.url = ""
-        """Where it listens, once started; with the real port where 0 was asked for."""
+        """The URL once it is started, with the real port if the setting is 0."""
 
     def claim(self) -> None:
-        """Take the address before anything else begins; who connects is served once this service has started.
+        """Bind the address before other services start. Clients that connect are served after `start`.
 
         Raises:
             PortTaken: Another program listens there.
@@ -86,16 +121,17 @@ class WebService(Service):
         self._listener = self._bind()
 
     async def start(self) -> None:
-        """Begin to serve; raises what `claim` does if that was not called."""
+        """Start to serve. Raises the errors of `claim` if that was not called."""
         listener = self._listener or self._bind()
         host, port = listener.getsockname()[:2]
         self.url = f"{self._scheme}://[{host}]:{port}" if ":" in host else f"{self._scheme}://{host}:{port}"
-        self._application.streams.spawn = self.spawn
         self._task = self.spawn(self._server.serve(sockets=[listener]), "serve")
-        self.spawn(self._end_the_slow(), "deadlines")
+        self.spawn(self._close_slow(), "deadlines")
         self.spawn(give_back_memory(self._clock), "memory")
 
     async def drain(self, deadline: Deadline) -> None:
+        self._application.gate.draining = True
+        self._streams.drain()
         await self._application.gate.drain(deadline)
 
     async def stop(self) -> None:
@@ -105,7 +141,7 @@ class WebService(Service):
                 await asyncio.wait_for(asyncio.shield(self._task), 2 * _GRACE_SECONDS)
         await super().stop()
 
-    async def _end_the_slow(self) -> None:
+    async def _close_slow(self) -> None:
         deadlines = Deadlines()
         while True:
             await self._clock.sleep(_LOOK_SECONDS)
@@ -117,39 +153,177 @@ class WebService(Service):
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-            for option, value in _KEEP_ALIVE:  # connections inherit them: a client may vanish without a word
+            for option, value in _KEEP_ALIVE:  # connections inherit them: a client may disappear without closing
                 listener.setsockopt(*option, value)
             return listener
         except OSError as cause:
-            place = {"host": host, "port": port}
+            address = {"host": host, "port": port}
             if cause.errno == errno.EADDRINUSE:
                 text = "another program listens there. End it, or set http.port to another one (0 picks a free one)"
-                raise PortTaken(f"cannot listen on {host}:{port}: {text}", **place) from cause
+                raise PortTaken(f"cannot listen on {host}:{port}: {text}", **address) from cause
             text = f"{cause.strerror or cause}. Correct http.host and http.port"
-            raise EnvironmentProblem(f"cannot listen on {host}:{port}: {text}", **place) from cause
+            raise EnvironmentProblem(f"cannot listen on {host}:{port}: {text}", **address) from cause
 
 
 class _Server(uvicorn.Server):
-    """The server without its own signal handlers, because the supervisor stops it, and with its own accepting."""
+    """uvicorn without its signal handlers, because the supervisor stops it, and with our own acceptor."""
 
-    hot_path: HotPath | None = None
-    receiving: Receiving
-    slices: Slices
-    limit: ConnectionLimit
-    spawn: Spawn
+    def __init__(self, config: uvicorn.Config, shared: Shared, spawn: Spawn) -> None:
+        super().__init__(config)
+        self.shared = shared
+        self._spawn = spawn
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup([])
+        limit, tls = self.shared.limit, self.config.ssl
         self.servers: list[Any] = [
-            Acceptor(listener, self.limit, self._connection, self.spawn, self.config.ssl) for listener in sockets or ()
+            Acceptor(listener, limit, self._connection, self._spawn, tls) for listener in sockets or ()
         ]
 
-    def _connection(self) -> Connection:
-        connection = Connection(self.config, self.server_state, self.lifespan.state)
-        connection.hot_path = self.hot_path
-        connection.receiving, connection.limit, connection.slices = self.receiving, self.limit, self.slices
-        return connection
+    def _connection(self) -> ClientConnection:
+        return ClientConnection(self.config, self.server_state, self.lifespan.state, self.shared)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+class Acceptor:
+    """Accepts connections of one listener."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        limit: ConnectionLimit,
+        make: Callable[[], ClientConnection],
+        spawn: Spawn,
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        """Start to accept. `make` returns the protocol of a new connection."""
+        self._loop = asyncio.get_running_loop()
+        self._listener = listener
+        self._limit = limit
+        self._make = make
+        self._spawn = spawn
+        self._tls = tls
+        listener.setblocking(False)
+        self._loop.add_reader(listener, self._accept)
+
+    def close(self) -> None:
+        """Stop accepting."""
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
+
+    async def wait_closed(self) -> None:
+        """Return at once: the server waits for its connections itself."""
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTS_PER_TURN):
+            if not self._limit.has_room():
+                self._pause(_FULL_SECONDS)
+                return
+            try:
+                client, _address = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as cause:
+                if cause.errno not in _EXHAUSTED:
+                    continue  # the client has closed it already
+                log.error("no connection can be accepted for %g s: %s", _PAUSE_SECONDS, cause)
+                self._pause(_PAUSE_SECONDS)
+                return
+            client.setblocking(False)
+            self._open(client)
+
+    def _pause(self, seconds: float) -> None:
+        self._loop.remove_reader(self._listener)
+        self._loop.call_later(seconds, self._accept_again)
+
+    def _accept_again(self) -> None:
+        if self._listener.fileno() >= 0:
+            self._loop.add_reader(self._listener, self._accept)
+
+    def _open(self, client: socket.socket) -> None:
+        connection = self._make()
+        task = self._spawn(self._connect(connection, client), "connection")
+
+        def opened(_: object) -> None:
+            if connection.transport is None:  # the handshake failed or was cancelled
+                client.close()
+                self._limit.closed(connection)
+
+        task.add_done_callback(opened)
+        connection.opening = task
+        self._limit.opened(connection)
+
+    async def _connect(self, connection: ClientConnection, client: socket.socket) -> None:
+        limit = _HANDSHAKE_SECONDS if self._tls else None
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: connection, client, ssl=self._tls, ssl_handshake_timeout=limit
+            )
+        except OSError as cause:
+            log.debug("a connection could not be opened: %s", cause)
+        except Exception as cause:  # noqa: BLE001 boundary: a client's connection must not end the service
+            log.warning("a connection could not be opened; others are not affected: %r", cause)
+
+
+class _Wait(NamedTuple):
+    reason: str
+    request: Any
+    since: float
+    received_bytes: int
+
+
+class Deadlines:
+    """Closes connections whose clients are too slow: 10 seconds for a head, 1 KiB/s for a body, 10 seconds to read.
+
+    It also closes those whose request is not answered within 60 seconds, unless it is a stream.
+    """
+
+    def __init__(self) -> None:
+        self._waits: dict[ClientConnection, _Wait] = {}
+        self._requests: dict[ClientConnection, tuple[Any, float]] = {}
+
+    def look(self, connections: Iterable[Any], now: float) -> None:
+        """Compare with the last look, and close the connections that have not moved."""
+        before, self._waits = self._waits, {}
+        begun, self._requests = self._requests, {}
+        for connection in list(connections):
+            cycle = connection.cycle
+            if cycle:
+                connection.hold(0)
+            if cycle and not cycle.response_complete and not cycle.scope["state"].get(STREAMING):
+                seen = begun.get(connection)
+                since = seen[1] if seen and seen[0] is cycle else now
+                self._requests[connection] = cycle, since
+                if now - since > REQUEST_SECONDS:
+                    connection.give_up()
+                    continue
+            reason = _waits_for(connection)
+            if not reason:
+                continue
+            wait = before.get(connection)
+            if wait is None or wait.reason != reason or wait.request is not connection.scope:
+                wait = _Wait(reason, connection.scope, now, connection.received_bytes)
+            elapsed = now - wait.since
+            moved = connection.received_bytes - wait.received_bytes
+            if elapsed > _SLOW_SECONDS and (reason != "body" or moved < elapsed * _LEAST_BYTES_PER_SECOND):
+                connection.transport.abort()
+            else:
+                self._waits[connection] = wait
+
+
+def _waits_for(connection: ClientConnection) -> str:
+    """Return what a client must do next: send its `head` or `body`, be `reading` its answer, or nothing."""
+    cycle = connection.cycle
+    if connection.is_waiting:
+        return ""
+    if connection.in_head:
+        return "head"
+    if connection.flow.write_paused:
+        return "reading"
+    if cycle.response_complete:  # idle; the keep-alive timer runs unless something came that began no request
+        return "" if connection.timeout_keep_alive_task else "head"
+    slow = connection.flow.read_paused or cycle.scope["state"].get(STREAMING)
+    return "body" if cycle.more_body and not slow else ""

@@ -35,7 +35,6 @@ BIRTHS = {
 }
 DOORS = {
     "confluent_kafka": {"kafka"},
-    "starlette": {"web"},
     "uvicorn": {"web"},
     "httptools": {"sidecar"},  # answers of backends; requests are parsed by uvicorn, on the same parser
     "pyspark": {"pipelines"},

@@ -33,11 +33,16 @@ from headrace.sidecar.produce import ProduceService
 from headrace.sidecar.transactions import Transactions
 from headrace.telemetry.metrics import Metrics
 from headrace.web.application import Application
-from headrace.web.routes.control import ControlApi, control_routes
-from headrace.web.routes.dead_letters import dead_letter_routes
-from headrace.web.routes.jobs import job_routes
-from headrace.web.routes.registrations import RegistrationApi, registration_routes
-from headrace.web.routes.writing import Writing
+from headrace.web.hot_path import HotPath
+from headrace.web.routes.audit import AuditEndpoints
+from headrace.web.routes.control import ControlEndpoints
+from headrace.web.routes.dead_letters import DeadLetterEndpoints
+from headrace.web.routes.documents import DocumentEndpoints
+from headrace.web.routes.health import HealthEndpoints
+from headrace.web.routes.jobs import JobEndpoints
+from headrace.web.routes.produce import ProduceRoute
+from headrace.web.routes.registrations import RegistrationEndpoints
+from headrace.web.routes.writing import TransactionRoute, Writing
 from headrace.web.server import WebService
 
 LIMIT_SECONDS = 60.0
@@ -110,7 +115,6 @@ class Letters:
         self._kafka = kafka
         self.topics = self
         self.asked: list[RedeliveryRequest] = []
-        self.notes: list[Sequence[str]] = []
 
     def _fail(self) -> None:
         if self._kafka.failure:
@@ -184,6 +188,10 @@ class Notes:
 
     def __init__(self, kafka: Kafka) -> None:
         self._kafka = kafka
+        self.controls: list[tuple[str, str, str, str]] = []
+
+    def control(self, action: str, target: str, *, reason: str, outcome: str) -> None:
+        self.controls.append((action, target, reason, outcome))
 
     def produced(self, *_: Any) -> None:
         """Nothing is kept."""
@@ -271,6 +279,8 @@ class House:
         self.web, self.kafka, self.metrics, self.services = web, kafka, metrics, services
         self.tls: TlsFiles | None = None
         self.letters: Any = None
+        self.notes: Any = None
+        self.streams: Any = None
         self._writers: list[asyncio.StreamWriter] = []
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -325,20 +335,28 @@ async def _opened(**settings: Any) -> AsyncIterator[House]:
     tls = TlsFiles(config.tls, SystemClock()) if config.tls.certificate else None
     letters: Any = Letters(kafka)
     work: Any = Work(kafka)
-    more = [
-        *dead_letter_routes(letters, letters, config, lambda *told: letters.notes.append(told)),
-        *job_routes(work, work, work, config, lambda *_: None),
-    ]
     room: Any = Room(kafka)
-    more += control_routes(ControlApi(room, room, room, lambda *_: None), config)
     registered: Any = Registered(kafka)
-    more += registration_routes(RegistrationApi(registered, lambda _: Readiness(True), lambda *_: None), config)
-    application = Application(config, produce, writing, lambda: services, metrics, authenticator, notes, more=more)
-    web = WebService(config, application, tls=tls.context if tls else None)
+    produce_route = ProduceRoute(produce, writing, metrics, config)
+    families = [
+        produce_route,
+        TransactionRoute(writing, config),
+        HealthEndpoints(lambda: services, "t", metrics),
+        DocumentEndpoints(),
+        AuditEndpoints(notes, config.max_records),
+        DeadLetterEndpoints(letters, letters),
+        JobEndpoints(work, work, work),
+        ControlEndpoints(room, room, room),
+        RegistrationEndpoints(registered, lambda _: Readiness(True)),
+    ]
+    application = Application(config, families, metrics, authenticator, notes)
+    hot_path = HotPath(config, produce, metrics, application.gate, application.checks, authenticator)
+    streams, context = produce_route.stream, tls.context if tls else None
+    web = WebService(config, application, hot_path, streams, tls=context)
     await idempotency.start()
     await web.start()
     house = House(web, kafka, metrics, services)
-    house.tls, house.letters = tls, letters
+    house.tls, house.letters, house.notes, house.streams = tls, letters, notes, streams
     try:
         yield house
     finally:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from headrace.web.access import OPEN, RULES, Rule
+from headrace.web.endpoint import OPEN, Endpoint, Rule
+from headrace.web.routes.documents import ENDPOINTS
 
 TOKENS = {
     "nothing": [],
@@ -33,17 +34,6 @@ def bearer(name: str) -> str:
     return f"Authorization: Bearer {name:->16}\r\n"
 
 
-def test_every_route_has_a_rule_and_every_rule_a_route(opened: Any) -> None:
-    """Whoever adds an endpoint says who may use it."""
-
-    async def main() -> set[tuple[str, str]]:
-        async with opened() as house:
-            routes = house.web._application.routes
-            return {(method, route.path) for route in routes for method in route.methods - {"HEAD"}}
-
-    assert asyncio.run(main()) == set(RULES)
-
-
 def allows(rule: Rule, scopes: list[str]) -> bool:
     if any(":" in scope and not scope.startswith("kafka:") for scope in scopes) and rule.action:
         if not rule.parameter:  # the body names it, and the route asks again
@@ -52,10 +42,10 @@ def allows(rule: Rule, scopes: list[str]) -> bool:
     return rule == OPEN or bool({*scopes} & {*rule.any_of})
 
 
-@pytest.mark.parametrize(("method", "path"), RULES)
-def test_the_matrix_of_routes_and_scopes(opened: Any, method: str, path: str) -> None:
+@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.id)
+def test_the_matrix_of_routes_and_scopes(opened: Any, endpoint: Endpoint) -> None:
     """Row J5: 401 for strangers, 403 that names the scope and nothing else, an answer of the endpoint for the rest."""
-    rule = RULES[method, path]
+    rule, method, path = endpoint.rule, endpoint.method, endpoint.path
 
     async def main() -> None:
         async with opened(security=SECURITY) as house:
@@ -69,18 +59,6 @@ def test_the_matrix_of_routes_and_scopes(opened: Any, method: str, path: str) ->
                     assert (answer.status, answer.json["code"]) == (403, "ERR10005"), name
                     assert set(answer.json["metadata"]) == {"reason", "retriable", "scope"}
                     assert answer.json["description"] == f"this needs the scope {answer.json['metadata']['scope']}"
-
-    asyncio.run(main())
-
-
-def test_a_route_without_a_rule_is_denied(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even to those who may do everything."""
-    monkeypatch.setattr("headrace.web.access.RULES", {})
-
-    async def main() -> None:
-        async with opened(security=SECURITY) as house:
-            answer = await house.ask(request("GET", "/metrics", bearer("everything")))
-            assert answer.status == 404
 
     asyncio.run(main())
 

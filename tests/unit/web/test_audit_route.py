@@ -16,7 +16,8 @@ from headrace.lifecycle import Deadline, ManualClock
 from headrace.telemetry.audit import Audit
 from headrace.telemetry.audit_notes import Line
 from headrace.telemetry.metrics import Metrics
-from headrace.web.routes.audit import audit_routes
+from headrace.web.endpoint import served
+from headrace.web.routes.audit import AuditEndpoints
 
 RECORD = {"topic": "orders", "partition": 1, "offset": 7}
 SETTINGS = HttpConfig(max_records=3)
@@ -51,9 +52,9 @@ def report(body: Any, **settings: Any) -> tuple[Any, list[Any]]:
         audit = Audit(AuditConfig(**settings), target, Metrics(), clock)
         await audit.start()
         audit.put(lambda: (), 0, 1)  # so that it is not empty, and its budget counts
-        [route] = audit_routes(None if settings.get("to") == "none" else audit, SETTINGS)
-        scope = {"type": "http", "method": "POST", "headers": [(b"content-type", b"application/json")]}
-        await route.app(scope, receive, send)
+        family = AuditEndpoints(None if settings.get("to") == "none" else audit, SETTINGS.max_records)
+        [(_, app)] = served(family, SETTINGS, audit)
+        await app({"path_params": {}, "headers": [(b"content-type", b"application/json")]}, receive, send)
         await audit.drain(Deadline(clock, 1))
         await audit.stop()
         return json.loads(sent[1]["body"]), target.notes

@@ -125,7 +125,7 @@ def test_who_asked_for_it_is_noted(opened: Any) -> None:
         async with opened() as house:
             for query in ("", "?timeout=3", "?group=away&topic=t"):
                 await house.get(PATH + query)
-            assert house.letters.notes == [
+            assert house.notes.controls == [
                 ("redeliver", "t.dlq", "so many", "FAILURE"),
                 ("redeliver", "t", "away", "FAILURE"),
             ]

@@ -10,7 +10,6 @@ import pytest
 from headrace.config.http import HttpConfig
 from headrace.errors import PortTaken
 from headrace.lifecycle import Deadline, Readiness, SystemClock
-from headrace.web.server import WebService
 
 
 def post(body: bytes, path: str = "/producers/t") -> bytes:
@@ -135,6 +134,7 @@ def test_a_taken_port_says_what_to_do(opened: Any) -> None:
         async with opened() as house:
             port = int(house.web.url.rsplit(":", 1)[1])
             with pytest.raises(PortTaken, match=rf"127\.0\.0\.1:{port}: another program .* http\.port"):
-                await WebService(HttpConfig(port=port), house.web._application).start()
+                house.web._settings = HttpConfig(port=port)
+                await house.web.start()
 
     asyncio.run(main())

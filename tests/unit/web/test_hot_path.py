@@ -15,7 +15,7 @@ from headrace import errors
 from headrace.lifecycle import Deadline, SystemClock
 from headrace.records import OutgoingRecord, Produced
 from headrace.sidecar.produce_answer import ProduceAnswer
-from headrace.web.hot_exchange import Exchange
+from headrace.web.hot_path import Exchange
 
 RECORD = b'{"records":[{"key":"k","value":{"n":1}}]}'
 SECURITY = {"mode": "token", "principals": {"me": {"token": "0123456789abcdef", "scopes": ["kafka:w"]}}}
@@ -366,7 +366,7 @@ def test_a_defect_is_answered_and_counted_off_once(opened: Any, monkeypatch: pyt
     async def main() -> None:
         async with opened(security=SECURITY) as house:
             assert (await house.ask(post(more=BEARER))).status == 500
-            hot_path = house.web._application.hot_path
+            hot_path = house.web._server.shared.hot_path
             assert hot_path._authenticator.in_flight._counts == {}
             await house.web.drain(Deadline(SystemClock(), 60))
 

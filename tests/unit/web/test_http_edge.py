@@ -291,7 +291,7 @@ def test_pipelined_requests_are_done_in_their_order(opened: Any) -> None:
 
 def test_only_one_probe_is_read_in_a_turn_without_time(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or what begins as one could hold the turn."""
-    monkeypatch.setattr("headrace.web.slices._SLICE_SECONDS", 1e-9)
+    monkeypatch.setattr("headrace.web.connection._SLICE_SECONDS", 1e-9)
     probe = b"GET /live HTTP/1.1\r\nHost: h\r\n\r\n"
 
     async def main() -> None:
@@ -302,7 +302,7 @@ def test_only_one_probe_is_read_in_a_turn_without_time(opened: Any, monkeypatch:
             for connection, data in zip(
                 connections, (probe, probe * 2, probe[:-4] + b"\r\nX: %b\r\n\r\n" % (b"x" * 4096)), strict=True
             ):
-                connection.slices.count(0)  # no time is left
+                connection._slices.count(0)  # no time is left
                 connection.data_received(data)
             assert [connection.is_waiting for connection in connections] == [False, True, True]
 
@@ -333,8 +333,8 @@ def test_connections_over_the_limit_are_told_so(opened: Any) -> None:
 
 def test_slow_heads_lose_their_connections_to_requests(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than may be open at all: liveness and requests are answered, the oldest slow heads are closed with 503."""
-    monkeypatch.setattr("headrace.web.acceptor.RESERVED_CONNECTIONS", 16)
-    monkeypatch.setattr("headrace.web.acceptor._TIME_TO_SEND_SECONDS", 0.02)
+    monkeypatch.setattr("headrace.web.connection.RESERVED_CONNECTIONS", 16)
+    monkeypatch.setattr("headrace.web.connection._TIME_TO_SEND_SECONDS", 0.02)
 
     async def main() -> None:
         async with opened(max_connections=4) as house:
@@ -371,7 +371,7 @@ def test_all_connections_that_wait_are_accepted_in_few_turns_of_the_loop(opened:
 
 def test_what_came_in_one_turn_is_read_in_slices(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every client is answered in the end, and a probe that came last is answered before most of them."""
-    monkeypatch.setattr("headrace.web.slices._SLICE_SECONDS", 1e-9)
+    monkeypatch.setattr("headrace.web.connection._SLICE_SECONDS", 1e-9)
 
     async def main() -> None:
         async with opened() as house:

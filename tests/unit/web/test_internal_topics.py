@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.web.access import RULES
+from headrace.web.routes.documents import ENDPOINTS
 
 SCOPES = {"writer": ["kafka:w"], "team": ["produce:*"], "boss": ["admin", "kafka:w"]}
 SECURITY = {"mode": "token", "principals": {n: {"token": f"{n:->16}", "scopes": s} for n, s in SCOPES.items()}}
@@ -45,7 +45,7 @@ async def status_of(house: Any, sent: bytes) -> int:
 
 def test_every_endpoint_that_produces_is_looked_at() -> None:
     """One that is added is added here too."""
-    producing = {path for (_, path), rule in RULES.items() if rule.action == "produce"}
+    producing = {one.path for one in ENDPOINTS if one.rule.action == "produce"}
     assert producing == {"/producers/{topic}", "/transactions"}
 
 

@@ -20,11 +20,11 @@ import headrace
 from headrace import errors
 from headrace.formats.schema_codec import compile_schema
 from headrace.lifecycle import Readiness
-from headrace.web.access import RULES
+from headrace.web.endpoint import JSON_BODY
 from headrace.web.openapi import document, errors_of
-from headrace.web.operations import ASSETS, OPERATIONS
-from headrace.web.routes.control import WaitQuery
-from headrace.web.routes.dead_letters import REDELIVERY
+from headrace.web.routes.control import ControlEndpoints, WaitQuery
+from headrace.web.routes.dead_letters import DeadLetterEndpoints
+from headrace.web.routes.documents import ENDPOINTS
 
 SOURCE = Path(headrace.__file__).parent
 RECORD = b'{"records":[{"value":1}]}'
@@ -32,6 +32,8 @@ NO_KEYS = {"mode": "jwt", "jwt": {"issuer": "i", "audience": "a", "jwks_url": "h
 HEAD, CLAIMS = b'{"alg":"ES256"}', b"{}"
 SIGNED = ".".join(base64.urlsafe_b64encode(part).decode().rstrip("=") for part in (HEAD, CLAIMS, b"0" * 64))
 POST = "/producers/{topic}"
+OPERATIONS = {(one.method, one.path): one for one in ENDPOINTS}
+ALL = [one for one in ENDPOINTS if one.described]
 
 
 def request(method: str, path: str, more: str = "", body: bytes = RECORD, host: str = "Host: h\r\n") -> bytes:
@@ -49,7 +51,7 @@ def test_the_document_is_one_in_both_versions(opened: Any, path: str) -> None:
             newer, older = await house.get(path), await house.get(f"{path}?version=3.0")
             assert newer.headers["content-type"].startswith("text/yaml" if "yaml" in path else "application/json")
             described = yaml.safe_load(newer.body)
-            assert described == document()
+            assert described == document(ENDPOINTS)
             assert described["openapi"] == "3.1.0"
             OpenAPIV31SpecValidator(described).validate()
             OpenAPIV30SpecValidator(yaml.safe_load(older.body)).validate()
@@ -60,22 +62,25 @@ def test_the_document_is_one_in_both_versions(opened: Any, path: str) -> None:
     asyncio.run(main())
 
 
-def test_every_route_is_in_the_document() -> None:
-    """With the scopes of its rule; an endpoint that nobody described does not go out."""
-    assert set(OPERATIONS) == set(RULES)
-    paths = document()["paths"]
-    described = {(method, path): rule for (method, path), rule in RULES.items() if not path.startswith(ASSETS)}
-    assert {(method.upper(), path) for path, methods in paths.items() for method in methods} == set(described)
-    for (method, path), rule in described.items():
-        scopes = [alternative["kafka_auth"] for alternative in paths[path][method.lower()]["security"]]
-        assert scopes == [[scope] for scope in rule.any_of]
-    ids = [operation.id for operation in OPERATIONS.values()]
-    assert len(ids) == len(set(ids))
+def test_every_endpoint_is_in_the_document(opened: Any) -> None:
+    """With the scopes of its rule, and under its own id and path; nothing is served that is not described."""
+    paths = document(ENDPOINTS)["paths"]
+    assert sum(map(len, paths.values())) == len(ALL)
+    for one in ALL:
+        scopes = [alternative["kafka_auth"] for alternative in paths[one.path][one.method.lower()]["security"]]
+        assert scopes == [[scope] for scope in one.rule.any_of]
+    assert len({one.id for one in ENDPOINTS}) == len(OPERATIONS) == len(ENDPOINTS)
+
+
+def test_what_changes_state_is_audited() -> None:
+    """Records have notes of their own, and a report is a note."""
+    silent = {one.id for one in ENDPOINTS if one.changes and not one.audited}
+    assert silent == {"postData", "postTransaction", "ConsumerAudit"}
 
 
 def test_operations_are_in_groups() -> None:
     """By what they are for; a page with all of them under one heading is hard to read."""
-    described = document()
+    described = document(ENDPOINTS)
     operations = [operation for methods in described["paths"].values() for operation in methods.values()]
     tags = [tag for operation in operations for tag in operation["tags"]]
     assert len(tags) == len(operations)
@@ -104,7 +109,7 @@ def test_nothing_is_changed_for_a_page_of_another_site(opened: Any) -> None:
         async with opened() as house:
             for (method, path), operation in OPERATIONS.items():
                 for more in ("Sec-Fetch-Site: cross-site", "Sec-Fetch-Site: same-site", "Origin: http://evil.example"):
-                    refused = operation.changes(method) or more.startswith("Origin")
+                    refused = operation.changes or more.startswith("Origin")
                     answer = await house.ask(request(method, path, f"{more}\r\n"))
                     assert (answer.status == 403) is refused, (method, path, more)
                     assert not refused or answer.json["code"] == "ERR40034"
@@ -113,12 +118,12 @@ def test_nothing_is_changed_for_a_page_of_another_site(opened: Any) -> None:
                     assert answer.status != 403, (method, path)
 
     asyncio.run(main())
-    assert OPERATIONS["GET", REDELIVERY].changes("GET")
+    assert DeadLetterEndpoints.redeliver_by_get.changes
 
 
 def test_the_seeds_names_are_kept() -> None:
     """Operation id, path, type names, fields, security scheme: clients made of the seed document go on."""
-    described = document()
+    described = document(ENDPOINTS)
     post = described["paths"][POST]["post"]
     assert post["operationId"] == "postData"
     assert post["requestBody"]["content"]["application/json"]["schema"] == {
@@ -145,7 +150,7 @@ def test_a_body_that_may_be_left_out_is_not_required(opened: Any) -> None:
 
     async def main() -> None:
         async with opened() as house:
-            for path, methods in document()["paths"].items():
+            for path, methods in document(ENDPOINTS)["paths"].items():
                 for method, operation in methods.items():
                     if "requestBody" in operation:
                         answer = await house.get(re.sub(r"{\w+}", "t", path), method.upper())
@@ -171,7 +176,7 @@ def test_the_page_asks_no_other_site(opened: Any) -> None:
                 assert "text/css" in answer.headers["content-type"] or "javascript" in answer.headers["content-type"]
             start = (await house.get("/specui/start.js")).body.decode()
             assert "validatorUrl: null" in start
-            assert (await house.get("/" + re.findall(r'url: "([^"]*)"', start)[0])).json == document()
+            assert (await house.get("/" + re.findall(r'url: "([^"]*)"', start)[0])).json == document(ENDPOINTS)
             assert (await house.get("/specui/..%2f__init__.py")).status == 404
 
     asyncio.run(main())
@@ -241,7 +246,9 @@ def usual(method: str, path: str, more: str = "", value: int = 1) -> bytes:
 def keyed_requests(method: str, path: str) -> list[Any]:
     """Return what makes the answers of keys, and of transactions; and what else an endpoint fails with."""
     if path not in (POST, TRANSACTIONS):
-        return [usual(method, path), *(error() for error in OPERATIONS[method, path].errors), *dry_runs(method, path)]
+        endpoint = OPERATIONS[method, path]
+        failures = (error() for error in (*endpoint.errors, *(JSON_BODY if endpoint.request else ())))
+        return [usual(method, path), *failures, *dry_runs(method, path)]
     key = "Idempotency-Key: k\r\n"
     found = [usual(method, path, key, value) for value in (1, 1, 2)]
     if path == TRANSACTIONS:
@@ -278,13 +285,13 @@ def produce_requests(house: Any) -> list[Any]:
 
 
 TRANSACTIONS = "/transactions"
-DESCRIBED = [(method, path) for method, path in OPERATIONS if not path.startswith(ASSETS)]
+DESCRIBED = [(one.method, one.path) for one in ALL]
 CONFLICTS = [(b"Version", b"1"), (b"", b'"x"')]
 
 
 def test_the_documented_statuses_are_those_that_happen(opened: Any) -> None:
     """Each of them can be provoked, and nothing else is answered; every code stands under its status."""
-    paths = document()["paths"]
+    paths = document(ENDPOINTS)["paths"]
     described = {(method, path): paths[path][method.lower()]["responses"] for method, path in DESCRIBED}
     seen: dict[tuple[str, str], set[str]] = {place: set() for place in DESCRIBED}
 
@@ -306,7 +313,7 @@ def test_the_documented_statuses_are_those_that_happen(opened: Any) -> None:
 
 BELOW = {
     POST: ["web/routes/produce*.py", "sidecar/produce*.py"],
-    TRANSACTIONS: ["web/routes/transactions.py", "sidecar/transactions.py", "kafka/transaction*.py"],
+    TRANSACTIONS: ["sidecar/transactions.py", "kafka/transaction*.py"],
 }
 BELOW_ALL = ["web/routes/writing.py", "web/exchange.py", "sidecar/idempotency.py", "formats/*.py"]
 BELOW_ALL += [f"kafka/{name}.py" for name in ("producer", "topics", "error_map")]
@@ -325,7 +332,7 @@ def test_every_error_that_is_raised_below_a_route_is_documented(path: str) -> No
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.Call) and (name := getattr(node.func, "attr", getattr(node.func, "id", ""))) in known
     }
-    documented = {error.__name__ for error in errors_of(path, OPERATIONS["POST", path], RULES["POST", path])}
+    documented = {error.__name__ for error in errors_of(OPERATIONS["POST", path])}
     assert named - documented == set()
 
 
@@ -339,12 +346,31 @@ def test_a_format_whose_library_is_not_installed(monkeypatch: pytest.MonkeyPatch
 
 def test_the_example_is_a_request_that_works(opened: Any) -> None:
     """As it stands in the document."""
-    example = document()["paths"][POST]["post"]["requestBody"]["content"]["application/json"]["example"]
+    example = document(ENDPOINTS)["paths"][POST]["post"]["requestBody"]["content"]["application/json"]["example"]
 
     async def main() -> None:
         async with opened() as house:
             answer = await house.ask(request("POST", POST, body=json.dumps(example).encode()))
             assert answer.status == 200
             assert [record.key for record in house.kafka.records] == [b"alice", None]
+
+    asyncio.run(main())
+
+
+def test_an_endpoint_is_called_without_a_server(opened: Any) -> None:
+    """By its declaration: the same answers and errors as over HTTP, and a note in the audit."""
+
+    async def main() -> None:
+        async with opened() as house:
+            call = house.web._application.call
+            status, body = await call(ControlEndpoints.pause, {"reason": "r"}, name="t")
+            assert (status, json.loads(body)["name"]) == (200, "t")
+            status, body = await call(ControlEndpoints.seek, {"to": "end"}, {"waitSeconds": 0}, name="t")
+            assert (status, json.loads(body)["pending"]) == (202, True)
+            assert (await call(ControlEndpoints.show, name="a/b?c"))[0] == 404
+            assert house.notes.controls == [
+                ("pause", "reactive t", "r", "SUCCESS"),
+                ('seek {"to":"end"}', "reactive t", "", "SUCCESS"),
+            ]
 
     asyncio.run(main())

@@ -6,7 +6,7 @@ import asyncio
 import re
 from typing import Any
 
-from headrace.web.access import RULES
+from headrace.web.routes.documents import ENDPOINTS
 
 RECORD = b'{"records":[{"value":1}]}'
 SECURITY = {
@@ -87,7 +87,7 @@ def test_a_path_has_one_spelling(opened: Any) -> None:
 
     async def main() -> None:
         async with opened() as house:
-            for method, rule in sorted({(method, path) for method in ("GET", "POST") for _, path in RULES}):
+            for method, rule in sorted({(method, one.path) for method in ("GET", "POST") for one in ENDPOINTS}):
                 path = re.sub("{.*?}", "t", rule)
                 others = [path.upper(), path.title(), f"/{path}", f"{path}/", f"{path}/..", f"{path}%2f"]
                 if not path.startswith(("/health/", "/producers/")):

@@ -319,13 +319,13 @@ def test_a_client_that_leaves_leaves_nothing_behind(opened: Any) -> None:
             client.send({"value": 1})
             client.chunk(b'{"value":2}')
             await house.kafka.taken.wait()
-            streams = house.web._application.streams._open
+            streams = house.streams._open
             assert len(streams) == 1
             client.writer.transport.abort()
             house.kafka.gate.set()
             await until(lambda: not streams)
             assert [record.value for record in house.kafka.records] == [b"1"]
-            assert not house.web._application.gate._working
+            assert not house.web._application.gate._in_progress
 
     asyncio.run(main())
 
@@ -339,7 +339,7 @@ def test_a_chunk_that_is_none_ends_the_stream(opened: Any) -> None:
             assert await client.receipt() == {"partition": 0, "offset": 0}
             client.writer.write(b"zz\r\n")
             await asyncio.wait_for(client.reader.read(), LIMIT_SECONDS)
-            await until(lambda: not house.web._application.streams._open)
+            await until(lambda: not house.streams._open)
 
     asyncio.run(main())
 

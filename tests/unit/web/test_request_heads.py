@@ -22,7 +22,8 @@ from headrace.config.http import TlsConfig
 from headrace.errors import ConfigError
 from headrace.lifecycle import ManualClock
 from headrace.security import TlsFiles
-from headrace.web.connection import STREAMING, Deadlines
+from headrace.web.exchange import STREAMING
+from headrace.web.server import Deadlines
 
 BODY = b'{"records":[{"value":1}]}'
 
@@ -401,7 +402,7 @@ def test_a_request_ends_after_a_minute(opened: Any) -> None:
 
 def test_a_handshake_that_does_not_go_on_is_ended(opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such a connection is not yet one of the server's, so the limit is the loop's."""
-    monkeypatch.setattr("headrace.web.acceptor._HANDSHAKE_SECONDS", 0.05)
+    monkeypatch.setattr("headrace.web.server._HANDSHAKE_SECONDS", 0.05)
     tls = Authority(tmp_path).issue("server", "localhost")
 
     async def main() -> None:
@@ -416,8 +417,8 @@ def test_a_connection_that_makes_room_is_closed_whatever_its_client_does(
     opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TLS would wait for the client's own close, and more descriptors would be open than the limit allows."""
-    monkeypatch.setattr("headrace.web.acceptor.RESERVED_CONNECTIONS", 16)
-    monkeypatch.setattr("headrace.web.acceptor._TIME_TO_SEND_SECONDS", 0.02)
+    monkeypatch.setattr("headrace.web.connection.RESERVED_CONNECTIONS", 16)
+    monkeypatch.setattr("headrace.web.connection._TIME_TO_SEND_SECONDS", 0.02)
     authority = Authority(tmp_path)
     tls = authority.issue("server", "localhost")
 
@@ -623,19 +624,19 @@ def test_what_has_not_come_whole_has_a_limit_in_all(opened: Any, monkeypatch: py
 
     async def main() -> None:
         async with opened() as house:
-            receiving = house.web._server.receiving
+            shared = house.web._server.shared
             for first, second in (requests, reversed(requests)):
                 pairs = [await house.connect() for _ in range(2)]
                 pairs[0][1].write(first[:-1])
-                await until(lambda: receiving.size_bytes >= 100_000)
+                await until(lambda: shared.receiving_bytes >= 100_000)
                 pairs[1][1].write(second[:-1])
                 answer = await house.read(pairs[1][0])
                 assert (answer.status, answer.json["code"]) == (503, "ERR40031")
-                assert 100_000 <= receiving.size_bytes < 150_000
+                assert 100_000 <= shared.receiving_bytes < 150_000
                 pairs[0][1].write(first[-1:])
                 assert (await house.read(pairs[0][0])).status == 200
                 pairs[1][1].close()
-                await until(lambda: receiving.size_bytes == 0)
+                await until(lambda: shared.receiving_bytes == 0)
 
     asyncio.run(main())
 
@@ -653,6 +654,6 @@ def test_what_is_not_kept_is_not_counted(opened: Any, path: str, status: bytes) 
             (connection,) = house.web._server.server_state.connections
             assert connection._held_bytes
             Deadlines().look([connection], 0.0)
-            assert connection._held_bytes == house.web._server.receiving.size_bytes == 0
+            assert connection._held_bytes == house.web._server.shared.receiving_bytes == 0
 
     asyncio.run(main())

@@ -15,7 +15,7 @@ from typing import Any
 
 import uvloop
 
-from headrace.web.operations import OPERATIONS
+from headrace.web.routes.documents import ENDPOINTS
 
 LIMIT_BYTES = 1_048_576
 SLICE_SECONDS = 0.05
@@ -100,7 +100,8 @@ def flooded(example: object) -> Iterator[bytes]:
 
 def requests() -> Iterator[tuple[str, bytes]]:
     """Return every request, with a name."""
-    for (method, path), operation in OPERATIONS.items():
+    for operation in ENDPOINTS:
+        method, path = operation.method, operation.path
         place = f"{method} {path}"
         path = re.sub(r"{\w+}", "t", path)
         yield f"{place}: query", head(method, path + "?" + "a=1&" * 2000, b"")

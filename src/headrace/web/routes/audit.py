@@ -1,4 +1,4 @@
-"""`POST /consumers/active/audit`: clients that fetch records say what became of them. Source: sidecar.md 9.5."""
+"""`POST /consumers/active/audit`: clients report how they processed the records that they fetched."""
 
 from __future__ import annotations
 
@@ -7,30 +7,23 @@ from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
-from headrace.config.http import HttpConfig
+from headrace import errors
 from headrace.errors import AuditNotTaken
 from headrace.security.principals import READ, WRITE
 from headrace.sidecar.produce_limits import check_count
 from headrace.telemetry.audit import Audit
-from headrace.telemetry.audit_notes import Reported
-from headrace.web.access import require
-from headrace.web.bodies import answer
-from headrace.web.exchange import headers_of, read_json
-
-ACTIVE_AUDIT: Final = "/consumers/active/audit"
+from headrace.telemetry.audit_notes import AuditNote, Reported
+from headrace.web.endpoint import JSON, RECORDS_BODY, Call, Endpoint, Rule, require
 
 Id = Annotated[str, Meta(max_length=1000)]
 Offset = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _INDEX: Final = re.compile(r"\$\[(\d+)\]")
-_SAID_CHARACTERS: Final = 200
+_CAUSE_CHARACTERS: Final = 200
 
 
 class AuditedRecord(msgspec.Struct):
-    """The record as it was fetched; what else it has is not looked at."""
+    """The record as it was fetched. Other fields are ignored."""
 
     topic: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
     partition: Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -39,11 +32,11 @@ class AuditedRecord(msgspec.Struct):
 
 
 class AuditedResult(msgspec.Struct, rename="camel"):
-    """What became of one record; what else it has is not looked at."""
+    """How one record was processed. Other fields are ignored."""
 
     record: AuditedRecord | None = None
     consumer_record: AuditedRecord | None = None
-    """The same, by the name that the original's document has for it."""
+    """The same, by the name in the light-4j sidecar's document."""
     processed: bool | None = None
     """Anything but `true` is a failure."""
     key: Annotated[str, Meta(max_length=10_000)] | int | float | None = None
@@ -56,37 +49,50 @@ class AuditedResult(msgspec.Struct, rename="camel"):
 _decode: Final = msgspec.json.Decoder(list[AuditedResult]).decode
 
 
-def audit_routes(audit: Audit | None, settings: HttpConfig) -> list[Route]:
-    """Return the endpoint."""
+class AuditEndpoints:
+    """Notes in the audit how clients processed the records that they fetched."""
 
-    async def report(request: Request) -> Response:
-        results = _results(await read_json(request.receive, headers_of(request.scope), settings))
-        check_count(results, settings.max_records)
+    def __init__(self, audit: Audit | None, max_results: int) -> None:
+        self._audit = audit
+        self._max_results = max_results
+
+    @Endpoint(
+        "POST",
+        "/consumers/active/audit",
+        "ConsumerAudit",
+        "Note in the audit how fetched records were processed",
+        Rule((READ, WRITE), "consume"),
+        request={JSON: list[AuditedResult]},
+        example=[{"record": {"topic": "orders", "partition": 0, "offset": 7}, "processed": True, "key": "alice"}],
+        errors=(*RECORDS_BODY, errors.AuditNotTaken, errors.ProducerQueueFull),
+        decoded=False,
+    )
+    async def report(self, call: Call[bytes, None]) -> list[AuditNote]:
+        results = _results(call.body)
+        check_count(results, self._max_results)
         reported = [_reported(index, result) for index, result in enumerate(results)]
         for topic in {one.topic for one in reported}:
-            require(request.scope, (READ, WRITE), "consume", topic)
-        if audit is None:
+            require(call.scope, (READ, WRITE), "consume", topic)
+        if self._audit is None:
             raise AuditNotTaken("audit.to is none here: set it to file or topic")
-        return answer(audit.reported(reported))
-
-    return [Route(ACTIVE_AUDIT, report, methods=["POST"])]
+        return self._audit.reported(reported)
 
 
 def _results(body: bytes) -> list[AuditedResult]:
     try:
         return _decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as cause:
-        said = str(cause)[:_SAID_CHARACTERS]  # it may quote the body
-        place = _INDEX.search(said)
+        text = str(cause)[:_CAUSE_CHARACTERS]  # it may quote the body
+        index = _INDEX.search(text)
         raise AuditNotTaken(
-            f"the body is no array of results, nothing is noted: {said}", index=int(place[1]) if place else None
+            f"the body is no array of results, nothing is noted: {text}", index=int(index[1]) if index else None
         ) from cause
 
 
 def _reported(index: int, result: AuditedResult) -> Reported:
     record = result.record or result.consumer_record
     if record is None:
-        raise AuditNotTaken(f"result {index} has no record, nothing is noted: echo what was fetched", index=index)
+        raise AuditNotTaken(f"result {index} has no record, nothing is noted: send it as it was fetched", index=index)
     headers = record.headers or {}
     return Reported(
         record.topic,

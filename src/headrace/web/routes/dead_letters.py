@@ -1,37 +1,47 @@
-"""Dead letters to look at, and `/consumers/deadLetter/reactive`. Source: sidecar.md 8.3."""
+"""Dead letters to read, and `/consumers/deadLetter/reactive`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
-from headrace.config.http import HttpConfig
+from headrace import errors
 from headrace.control.dead_letters import LetterCounts
-from headrace.control.letter_pages import DeadLetters
+from headrace.control.letter_pages import DeadLetters, LetterPage, LetterStatistics
 from headrace.control.letter_scan import Order, ScanOptions, State
-from headrace.control.redelivery import Redelivery, RedeliveryRequest
+from headrace.control.redelivery import Redelivery, RedeliveryAnswer, RedeliveryRequest
 from headrace.control.selection import Selection, Span
-from headrace.errors import AuthTokenScopeMismatch, HeadraceError, InvalidRequest
+from headrace.errors import AuthTokenScopeMismatch, InvalidRequest
 from headrace.security.principals import READ, WRITE
-from headrace.web.access import may_steer, require
-from headrace.web.bodies import answer, query_of
-from headrace.web.exchange import headers_of, read_json
+from headrace.web.endpoint import (
+    ADMINISTER,
+    JSON,
+    KAFKA,
+    RECORDS_BODY,
+    Call,
+    CallNote,
+    Endpoint,
+    Errors,
+    Rule,
+    may_control,
+    require,
+)
 
-LIST: Final = "/adm/dead-letters"
-PAGE: Final = "/adm/dead-letters/{topic}"
-STATISTICS: Final = "/adm/dead-letters/{topic}/statistics"
-REDELIVERY: Final = "/consumers/deadLetter/reactive"
+_REDELIVERY: Final[Errors] = (
+    errors.InvalidTopicName,
+    errors.LeaseTaken,
+    errors.LeaseLost,
+    errors.ReadFailed,
+    *KAFKA,
+)
 
 
 class _Window(Span, frozen=True, kw_only=True):
-    topic: Annotated[str, Meta(description="That dead letters came from.")] | None = None
-    group: Annotated[str, Meta(description="That they failed in.")] | None = None
+    topic: Annotated[str, Meta(description="Topic of origin.")] | None = None
+    group: Annotated[str, Meta(description="Consumer group that wrote the dead letters.")] | None = None
     error: Annotated[str, Meta(description="Class of the error.")] | None = None
     key: Annotated[str, Meta(description="As text.")] | None = None
     header: Annotated[str, Meta(description="`name=value`.")] | None = None
@@ -57,71 +67,98 @@ class _Window(Span, frozen=True, kw_only=True):
 
 
 class LetterQuery(_Window, frozen=True, kw_only=True):
-    """Which letters, in which order, from where."""
+    """Selects dead letters, their order, and where the page starts."""
 
     order: Order = "newest"
-    cursor: Annotated[str, Meta(description="Of the page before, with its order.")] = ""
-    limit: Annotated[int, Meta(ge=1, le=500, description="Letters at most.")] = 20
+    cursor: Annotated[str, Meta(description="Of the previous page, with its order.")] = ""
+    limit: Annotated[int, Meta(ge=1, le=500, description="Dead letters at most.")] = 20
 
 
 class StatisticsQuery(_Window, frozen=True, kw_only=True):
-    """Which letters are counted, and by how long spans of time."""
+    """Selects the dead letters to count, and the length of a time bucket."""
 
     bucket_seconds: Annotated[int, Meta(ge=1, le=31_536_000)] = 3600
 
 
-def dead_letter_routes(
-    letters: DeadLetters, redelivery: Redelivery, settings: HttpConfig, note: Callable[[str, str, str, str], None]
-) -> list[Route]:
-    """Return the endpoints; `note` puts an operation into the audit: action, target, reason, outcome."""
+class DeadLetterEndpoints:
+    """Shows dead letters, and delivers them again as the light-4j sidecar does."""
 
-    async def counts(request: Request) -> Response:
-        return answer(LetterCounts(await letters.topics.counts()))
+    def __init__(self, dead_letters: DeadLetters, redelivery: Redelivery) -> None:
+        self._dead_letters = dead_letters
+        self._redelivery = redelivery
 
-    async def page(request: Request) -> Response:
-        query = query_of(request, LetterQuery)
+    @Endpoint(
+        "GET", "/adm/dead-letters", "getDeadLetterTopics", "Number of dead letters by topic", ADMINISTER, errors=KAFKA
+    )
+    async def topics(self, call: Call[None, None]) -> LetterCounts:
+        return LetterCounts(await self._dead_letters.topics.counts())
+
+    @Endpoint("GET", "/adm/dead-letters/{topic}", "getDeadLetters", "Dead letters in pages", ADMINISTER, errors=KAFKA)
+    async def page(self, call: Call[None, LetterQuery]) -> LetterPage:
+        query = call.query
         options = query.options(query.order, query.cursor)
-        topic = request.path_params["topic"]
-        return answer(await letters.page(topic, query.selection(), options, query.limit))
+        return await self._dead_letters.page(call.parameters["topic"], query.selection(), options, query.limit)
 
-    async def statistics(request: Request) -> Response:
-        query = query_of(request, StatisticsQuery)
-        topic = request.path_params["topic"]
-        return answer(await letters.statistics(topic, query.selection(), query.options(), query.bucket_seconds))
+    @Endpoint(
+        "GET",
+        "/adm/dead-letters/{topic}/statistics",
+        "getDeadLetterStatistics",
+        "Dead letters by error, origin, status and time",
+        ADMINISTER,
+        errors=KAFKA,
+    )
+    async def statistics(self, call: Call[None, StatisticsQuery]) -> LetterStatistics:
+        query = call.query
+        return await self._dead_letters.statistics(
+            call.parameters["topic"], query.selection(), query.options(), query.bucket_seconds
+        )
 
-    async def redeliver(request: Request) -> Response:
-        wanted = await _asked(request, settings)
-        for topic, consumer in redelivery.chosen(wanted):
-            require(request.scope, (READ, WRITE), "consume", topic)
-            require(request.scope, (READ, WRITE), "group", consumer.group)
-            if consumer.owner and not may_steer(request.scope, consumer.owner):
-                raise AuthTokenScopeMismatch(f"{topic} goes to a consumer of somebody else too: name a group of yours")
-        try:
-            done = await redelivery.run(wanted)
-        except HeadraceError as error:
-            note("redeliver", wanted.topic or "", error.description, "FAILURE")
-            raise
-        if done.records:
-            outcome = "SUCCESS" if done.status == "processed" else "FAILURE"
-            note("redeliver", ", ".join(done.topics), done.description, outcome)
-        return answer(done)
+    @Endpoint(
+        "POST",
+        "/consumers/deadLetter/reactive",
+        "DLTopicReplayReactivePost",
+        "Deliver a batch of dead letters to the backend of their consumer again",
+        Rule((READ, WRITE), "consume"),
+        request={JSON: RedeliveryRequest},
+        query=RedeliveryRequest,
+        example={"topic": "orders", "lastretry": False},
+        errors=(*RECORDS_BODY, *_REDELIVERY),
+        audited="redeliver",
+        decoded=False,
+    )
+    async def redeliver(self, call: Call[bytes | None, dict[str, str]]) -> RedeliveryAnswer:
+        request = _merged(call.body or b"{}", call.query)
+        for topic, consumer in self._redelivery.chosen(request):
+            require(call.scope, (READ, WRITE), "consume", topic)
+            require(call.scope, (READ, WRITE), "group", consumer.group)
+            if consumer.owner and not may_control(call.scope, consumer.owner):
+                raise AuthTokenScopeMismatch(f"another owner's consumer reads {topic} too: name a group of your own")
+        call.note = CallNote(request.topic or "")
+        done = await self._redelivery.run(request)
+        outcome = "SUCCESS" if done.status == "processed" else "FAILURE"
+        call.note = CallNote(", ".join(done.topics), done.description, outcome=outcome) if done.records else None
+        return done
 
-    delivering = Route(REDELIVERY, redeliver, methods=["GET", "POST"])
-    delivering.methods = {"GET", "POST"}  # no HEAD, which Starlette adds to GET: whoever sends one wants no delivery
-    return [Route(LIST, counts), Route(PAGE, page), Route(STATISTICS, statistics), delivering]
+    redeliver_by_get = redeliver.at(
+        "GET",
+        "/consumers/deadLetter/reactive",
+        "DLTopicReplayReactive",
+        request={},
+        example=None,
+        errors=_REDELIVERY,
+        effect=True,
+    )
 
 
-async def _asked(request: Request, settings: HttpConfig) -> RedeliveryRequest:
-    """Return what the query and the body of a POST ask for together."""
-    posted = request.method == "POST"
-    body = await read_json(request.receive, headers_of(request.scope), settings) if posted else b""
+def _merged(body: bytes, query: Mapping[str, str]) -> RedeliveryRequest:
+    """Return the request of query and body together."""
     try:
-        query = msgspec.convert(dict(request.query_params), RedeliveryRequest, strict=False)
-        asked = msgspec.json.decode(body or b"{}", type=RedeliveryRequest)
-        names = request.query_params.keys() & msgspec.json.decode(body or b"{}", type=dict[str, msgspec.Raw]).keys()
+        by_query = msgspec.convert(query, RedeliveryRequest, strict=False)
+        request = msgspec.json.decode(body, type=RedeliveryRequest)
+        names = query.keys() & msgspec.json.decode(body, type=dict[str, msgspec.Raw]).keys()
         if twice := sorted(names.intersection(RedeliveryRequest.__struct_fields__)):
             raise InvalidRequest(f"{', '.join(twice)} is in the query and in the body: send it once")
-        given = {name: value for name in request.query_params if (value := getattr(query, name, None)) is not None}
-        return msgspec.structs.replace(asked, **given)
+        given = {name: value for name, value in msgspec.structs.asdict(by_query).items() if name in query}
+        return msgspec.structs.replace(request, **given)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
-        raise InvalidRequest(f"group, topic, timeout or lastretry is not as it should be: {cause}") from cause
+        raise InvalidRequest(f"group, topic, timeout or lastretry is not valid: {cause}") from cause

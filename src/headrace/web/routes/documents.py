@@ -1,26 +1,29 @@
-"""The API document, and a page that shows it. Source: sidecar.md 3.2."""
+"""The API document of every endpoint, and a page that shows it."""
 
 from __future__ import annotations
 
 import functools
 import importlib.metadata
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 import yaml
 from openapi_ui_bundles import swagger_ui
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
-from headrace.errors import InvalidRequest
 from headrace.lifecycle import run_blocking
-from headrace.web.bodies import answer
+from headrace.web.endpoint import HTML, JSON, OPEN, SCRIPT, STYLE, YAML, Call, Endpoint, endpoints_of
+from headrace.web.exchange import Reply
 from headrace.web.openapi import document, older
-from headrace.web.operation import HTML, JSON, SCRIPT, STYLE, YAML
-from headrace.web.operations import ASSETS, OPERATIONS, DocumentQuery, Index
+from headrace.web.routes.audit import AuditEndpoints
+from headrace.web.routes.control import ControlEndpoints
+from headrace.web.routes.dead_letters import DeadLetterEndpoints
+from headrace.web.routes.health import HealthEndpoints
+from headrace.web.routes.jobs import JobEndpoints
+from headrace.web.routes.produce import ProduceRoute
+from headrace.web.routes.registrations import RegistrationEndpoints
+from headrace.web.routes.writing import TransactionRoute
 
 _PAGE: Final = b"""<!doctype html>
 <html lang="en">
@@ -39,54 +42,86 @@ _POLICY: Final = (
 _INDEX: Final = {
     "/specui.html": "every operation, to read and to try out",
     "/openapi.json": "the same for programs; /spec.yaml as YAML",
-    "/health/readiness": "whether each service does its work",
-    "/metrics": "every number, for Prometheus",
+    "/health/readiness": "whether each service works",
+    "/metrics": "all metrics, for Prometheus",
 }
 
 
-def document_routes() -> list[Route]:
-    """Return the endpoints of the document, of its page, and of what the page needs; none asks another site."""
-    assets = [path.removeprefix(ASSETS) for _, path in OPERATIONS if path.startswith(ASSETS)]
-    return [
-        Route("/", _index),
-        Route("/spec.yaml", _served(_yaml, YAML)),
-        Route("/openapi.json", _served(_json, JSON)),
-        Route("/specui.html", _page),
-        *(Route(ASSETS + name, functools.partial(_asset, name)) for name in assets),
-    ]
+class Index(msgspec.Struct):
+    """Paths to start with."""
+
+    headrace: str
+    """The version."""
+    paths: dict[str, str]
 
 
-async def _index(request: Request) -> Response:
-    return answer(Index(importlib.metadata.version("headrace"), _INDEX))
+class DocumentQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """The OpenAPI version of the document."""
+
+    version: Literal["3.1", "3.0"] = "3.1"
 
 
-def _served(render: Callable[[str], bytes], kind: str) -> Callable[[Request], object]:
-    async def show(request: Request) -> Response:
-        try:
-            query = msgspec.convert(dict(request.query_params), DocumentQuery)
-        except msgspec.ValidationError as cause:
-            raise InvalidRequest(f"the query is not one of this path: {cause}; ?version=3.0 is") from cause
-        return Response(await run_blocking(render, query.version), media_type=kind)
+class DocumentEndpoints:
+    """The document, its page, and the parts of the page. None of them needs another site."""
 
-    return show
+    @Endpoint("GET", "/", "getIndex", "Paths to start with", OPEN)
+    async def index(self, call: Call[None, None]) -> Index:
+        return Index(importlib.metadata.version("headrace"), _INDEX)
+
+    @Endpoint("GET", "/openapi.json", "getOpenApi", "This document as JSON", OPEN, {200: JSON})
+    async def as_json(self, call: Call[None, DocumentQuery]) -> Reply:
+        return Reply(await run_blocking(_json, call.query.version))
+
+    @as_json.at("GET", "/spec.yaml", "getSpecification", summary="This document as YAML", answers={200: YAML})
+    async def as_yaml(self, call: Call[None, DocumentQuery]) -> Reply:
+        return Reply(await run_blocking(_yaml, call.query.version), 200, YAML)
+
+    @Endpoint("GET", "/specui.html", "getSpecificationPage", "This document to read and to try out", OPEN, {200: HTML})
+    async def page(self, call: Call[None, None]) -> Reply:
+        return Reply(_PAGE, 200, HTML, content_security_policy=_POLICY)
+
+    @Endpoint("GET", "/specui/start.js", "getStart", "Start of that page", OPEN, {200: SCRIPT}, described=False)
+    async def start(self, call: Call[None, None]) -> Reply:
+        return Reply(_START, 200, SCRIPT)
+
+    @start.at("GET", "/specui/swagger-ui-bundle.js", "getCode", summary="Code of that page")
+    async def code(self, call: Call[None, None]) -> Reply:
+        return Reply(await _asset("swagger-ui-bundle.js"), 200, SCRIPT)
+
+    @start.at("GET", "/specui/swagger-ui.css", "getStyle", summary="Style of that page", answers={200: STYLE})
+    async def style(self, call: Call[None, None]) -> Reply:
+        return Reply(await _asset("swagger-ui.css"), 200, STYLE)
+
+
+ENDPOINTS: Final[Sequence[Endpoint]] = [
+    endpoint
+    for family in (
+        ProduceRoute,
+        TransactionRoute,
+        HealthEndpoints,
+        DocumentEndpoints,
+        AuditEndpoints,
+        ControlEndpoints,
+        DeadLetterEndpoints,
+        JobEndpoints,
+        RegistrationEndpoints,
+    )
+    for endpoint in endpoints_of(family)
+]
+"""Every endpoint of the product."""
 
 
 @functools.cache
 def _json(version: str) -> bytes:
-    made = document()
+    made = document(ENDPOINTS)
     return msgspec.json.encode(older(made) if version == "3.0" else made)
 
 
 @functools.cache
 def _yaml(version: str) -> bytes:
-    plain = msgspec.json.decode(_json(version))  # no part of it twice, so nothing is written as a reference
+    plain = msgspec.json.decode(_json(version))  # without shared parts, which YAML would write as references
     return yaml.dump(plain, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False).encode()
 
 
-async def _page(request: Request) -> Response:
-    return Response(_PAGE, media_type=HTML, headers={"content-security-policy": _POLICY})
-
-
-async def _asset(name: str, request: Request) -> Response:
-    data = _START if name == "start.js" else await run_blocking((Path(swagger_ui.static_path) / name).read_bytes)
-    return Response(data, media_type=STYLE if name.endswith(".css") else SCRIPT)
+async def _asset(name: str) -> bytes:
+    return await run_blocking((Path(swagger_ui.static_path) / name).read_bytes)

@@ -1,46 +1,87 @@
-"""Whether the process lives, and whether it does its work. Source: sidecar.md 12.1; decisions.md 6."""
+"""Health of the process and of its services, and metrics."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Final, Literal
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
 
 from headrace.errors import PathNotFound
 from headrace.lifecycle import Readiness
-from headrace.web.access import is_known
+from headrace.security.principals import ADMIN, METRICS
+from headrace.telemetry.metrics import CONTENT_TYPE, Metrics
+from headrace.web.endpoint import OPEN, TEXT, Call, Endpoint, Rule, is_known
+from headrace.web.exchange import Reply
 
 
-def health_routes(readiness: Callable[[], Mapping[str, Readiness]], service_id: str) -> list[Route]:
-    """Return the health endpoints; `readiness` gives every service's name and how it is."""
+class Liveness(msgspec.Struct):
+    """The process answers."""
 
-    async def liveness(request: Request) -> Response:
-        return Response(b'{"status":"alive"}', media_type="application/json")
+    status: Literal["alive"]
 
-    async def ready(request: Request) -> Response:
-        services = readiness()
-        ok = all(service.ready for service in services.values())
-        body: dict[str, object] = {"ready": ok}
-        if is_known(request.scope):
-            body["services"] = {name: service._asdict() for name, service in services.items()}
-        return Response(msgspec.json.encode(body), 200 if ok else 503, media_type="application/json")
 
-    async def original(request: Request) -> Response:
-        if request.path_params["serviceId"] != service_id:
+class ServiceReadiness(msgspec.Struct):
+    """Whether one service works, and if not, why."""
+
+    ready: bool
+    reason: str
+
+
+class ReadinessReport(msgspec.Struct):
+    """Whether every service works. The services are listed for known callers."""
+
+    ready: bool
+    services: dict[str, ServiceReadiness] | msgspec.UnsetType = msgspec.UNSET
+
+
+_READINESS: Final = "Whether every service works"
+
+
+class HealthEndpoints:
+    """Liveness, readiness and metrics."""
+
+    def __init__(self, readiness: Callable[[], Mapping[str, Readiness]], service_id: str, metrics: Metrics) -> None:
+        """Make the endpoints; `readiness` returns the readiness of every service by its name."""
+        self._readiness = readiness
+        self._service_id = service_id
+        self._metrics = metrics
+
+    @Endpoint("GET", "/health/liveness", "getLiveness", "Whether the process is alive", OPEN)
+    async def liveness(self, call: Call[None, None]) -> Liveness:
+        return Liveness("alive")
+
+    live = liveness.at("GET", "/live", "getLive")
+
+    @Endpoint(
+        "GET", "/health/readiness", "getReadiness", _READINESS, OPEN, {200: ReadinessReport, 503: ReadinessReport}
+    )
+    async def readiness(self, call: Call[None, None]) -> Reply:
+        services = {name: ServiceReadiness(one.ready, one.reason) for name, one in self._readiness().items()}
+        ready = all(one.ready for one in services.values())
+        report = ReadinessReport(ready, services if is_known(call.scope) else msgspec.UNSET)
+        return Reply(report, 200 if ready else 503)
+
+    ready = readiness.at("GET", "/ready", "getReady")
+
+    @Endpoint(
+        "GET",
+        "/health/{serviceId}",
+        "getHealth",
+        f"{_READINESS}, in one word",
+        OPEN,
+        {200: TEXT, 400: TEXT},
+        errors=(PathNotFound,),
+    )
+    async def health(self, call: Call[None, None]) -> Reply:
+        if call.parameters["serviceId"] != self._service_id:
             raise PathNotFound(
-                f"{request.url.path[:200]}: there are /health/liveness, /health/readiness and /health/{service_id} "
-                "(audit.service_id)"
+                f"{call.scope['path'][:200]}: there are /health/liveness, /health/readiness and "
+                f"/health/{self._service_id} (audit.service_id)"
             )
-        ok = all(service.ready for service in readiness().values())
-        return PlainTextResponse("OK" if ok else "ERROR", 200 if ok else 400)
+        ready = all(service.ready for service in self._readiness().values())
+        return Reply(b"OK" if ready else b"ERROR", 200 if ready else 400, TEXT)
 
-    return [
-        Route("/health/liveness", liveness),
-        Route("/health/readiness", ready),
-        Route("/health/{serviceId}", original),
-        Route("/live", liveness),
-        Route("/ready", ready),
-    ]
+    @Endpoint("GET", "/metrics", "getMetrics", "All metrics, for Prometheus", Rule((METRICS, ADMIN)), {200: TEXT})
+    async def metrics(self, call: Call[None, None]) -> Reply:
+        return Reply(self._metrics.render(), 200, CONTENT_TYPE)

@@ -1,29 +1,34 @@
-"""Jobs, and replays as jobs: `/adm/jobs...`, `/adm/replays`, `/adm/messagereplaymetadata`."""
+"""Jobs, and replays and dead letter runs that start jobs."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, get_args
+from typing import Any, Final
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
-from headrace.config.http import HttpConfig
+from headrace import errors
 from headrace.control.jobs import Jobs, JobView, Wish
 from headrace.control.letter_jobs import Kind, LetterJobs, LettersReport, LettersRequest
 from headrace.control.replays import DryRun, ReplayMetadata, ReplayRequest, Replays
-from headrace.errors import HeadraceError, ReplayMetadataInvalid
+from headrace.errors import ReplayMetadataInvalid
 from headrace.records import Produced
-from headrace.web.access import who
-from headrace.web.bodies import answer, body_of
-from headrace.web.exchange import headers_of, read_json
+from headrace.web.endpoint import ADMINISTER, JSON, KAFKA, Call, CallNote, Endpoint, Errors, caller_name
+from headrace.web.exchange import Reply
 
-REPLAYS, REPLAY_METADATA = "/adm/replays", "/adm/messagereplaymetadata"
-LETTERS = "/adm/dead-letters/{topic}"
-JOBS, JOB = "/adm/jobs", "/adm/jobs/{job}"
-WISHES: Mapping[str, Wish] = {"pause": "pause", "resume": "run", "stop": "stop"}
+JOBS: Final = "/adm/jobs"
+JOB: Final = JOBS + "/{job}"
+DEAD_LETTERS: Final = "/adm/dead-letters/{topic}"
+_BEGIN: Final[Errors] = (*KAFKA, errors.NotFound, errors.JobConflict)
+_KNOWN: Final[Errors] = (errors.NotFound, errors.KafkaUnavailable)
+_CHANGE: Final[Errors] = (*_KNOWN, errors.JobConflict, *KAFKA)
+_SELECTION: Final = {"errors": ["HTTP 400"], "dryRun": True}
+_METADATA: Final = {
+    "topicName": "orders",
+    "partition": 0,
+    "startOffset": 0,
+    "endOffset": 100,
+    "consumerGroup": "billing",
+}
 
 
 class JobList(msgspec.Struct):
@@ -33,76 +38,136 @@ class JobList(msgspec.Struct):
 
 
 class ReplayAccepted(msgspec.Struct):
-    """The answer of the original, and the job. The offset is that of the job in the control topic."""
+    """The answer of the light-4j sidecar, with the job. The offset is that of the job in the control topic."""
 
     offsets: list[Produced]
     request_status: str = msgspec.field(name="requestStatus")
     job_id: str = msgspec.field(name="jobId")
 
 
-Note = Callable[[str, str, str, str], None]
-"""Notes an operation in the audit: action, target, reason, outcome."""
+class JobEndpoints:
+    """Starts jobs, shows them, and pauses, resumes or stops them."""
 
+    def __init__(self, jobs: Jobs, replays: Replays, dead_letters: LetterJobs) -> None:
+        self._jobs = jobs
+        self._replays = replays
+        self._dead_letters = dead_letters
 
-def job_routes(jobs: Jobs, replays: Replays, letters: LetterJobs, settings: HttpConfig, note: Note) -> list[Route]:
-    """Return the endpoints."""
+    @Endpoint(
+        "POST",
+        "/adm/replays",
+        "postReplay",
+        "Replay a range of a topic",
+        ADMINISTER,
+        {200: DryRun, 202: JobView},
+        example={
+            "topic": "orders",
+            "partition": 0,
+            "offsets": {"start": 0, "end": 100},
+            "to": {"consumer": "billing"},
+            "dryRun": True,
+        },
+        errors=_BEGIN,
+        audited="replay",
+    )
+    async def replay(self, call: Call[ReplayRequest, None]) -> Reply:
+        call.note = CallNote(call.body.topic)
+        return _begun(call, await self._replays.begin(self._jobs, call.body, caller_name()))
 
-    async def noted(action: str, target: str, reason: str, work: Awaitable[Any]) -> Any:
-        """Do something, and note in the audit who asked for it and how it ended; a dry run is no deed."""
+    @Endpoint(
+        "POST",
+        "/adm/messagereplaymetadata",
+        "postReplayMetadata",
+        "Replay a range of a topic, as in the light-4j sidecar",
+        ADMINISTER,
+        request={JSON: ReplayMetadata},
+        example=_METADATA,
+        errors=(*KAFKA, errors.ReplayMetadataInvalid, errors.JobConflict, errors.ProducerNotEnabled),
+        audited="replay",
+        decoded=False,
+    )
+    async def replay_metadata(self, call: Call[bytes, None]) -> ReplayAccepted:
         try:
-            done = await work
-        except HeadraceError as error:
-            note(action, target, reason or error.description, "FAILURE")
-            raise
-        if isinstance(done, JobView):
-            note(action, target if target == done.id else f"{target} as {done.id}", reason, "SUCCESS")
-        return done
-
-    async def list_jobs(request: Request) -> Response:
-        return answer(JobList(jobs.list()))
-
-    async def show(request: Request) -> Response:
-        return answer(jobs.show(request.path_params["job"]))
-
-    def wish(what: Wish) -> Callable[[Request], Awaitable[Response]]:
-        async def work(request: Request) -> Response:
-            name = request.path_params["job"]
-            return answer(await noted(f"job {what}", name, "", jobs.wish(name, what, who())))
-
-        return work
-
-    async def replay(request: Request) -> Response:
-        asked = await body_of(request, ReplayRequest, settings)
-        return begun(await noted("replay", asked.topic, "", replays.begin(jobs, asked, who())))
-
-    async def metadata(request: Request) -> Response:
-        body = await read_json(request.receive, headers_of(request.scope), settings)
-        try:
-            asked = msgspec.json.decode(body or b"{}", type=ReplayMetadata)
+            metadata = msgspec.json.decode(call.body or b"{}", type=ReplayMetadata)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
             raise ReplayMetadataInvalid(str(cause)[:200].replace("\n", " ")) from cause
-        job = await noted("replay", asked.topic_name, "", replays.begin_as_seed(jobs, asked, who()))
-        return answer(ReplayAccepted([Produced(0, jobs.entry_of(job.id))], "OK", job.id))
+        call.note = CallNote(metadata.topic_name)
+        job = await self._replays.begin_as_seed(self._jobs, metadata, caller_name())
+        assert isinstance(job, JobView), "a replay by metadata is never a dry run"
+        _begun(call, job)
+        return ReplayAccepted([Produced(0, self._jobs.entry_of(job.id))], "OK", job.id)
 
-    def of_letters(kind: Kind) -> Callable[[Request], Awaitable[Response]]:
-        async def work(request: Request) -> Response:
-            asked = await body_of(request, LettersRequest, settings)
-            topic = request.path_params["topic"]
-            return begun(await noted(kind, topic, asked.reason, letters.begin(jobs, kind, topic, asked, who())))
+    @Endpoint(
+        "POST",
+        f"{DEAD_LETTERS}/redrive",
+        "redriveLetters",
+        "Send dead letters back to their origin or to another destination",
+        ADMINISTER,
+        {200: LettersReport, 202: JobView},
+        example=_SELECTION,
+        errors=_BEGIN,
+        audited="redrive",
+    )
+    async def redrive(self, call: Call[LettersRequest, None]) -> Reply:
+        return await self._begin("redrive", call)
 
-        return work
+    @redrive.at(
+        "POST",
+        f"{DEAD_LETTERS}/drop",
+        "dropLetters",
+        summary="Drop dead letters",
+        example={**_SELECTION, "reason": "test data"},
+        audited="drop",
+    )
+    async def drop(self, call: Call[LettersRequest, None]) -> Reply:
+        return await self._begin("drop", call)
 
-    kinds: tuple[Kind, ...] = get_args(Kind)
-    return [
-        *(Route(f"{LETTERS}/{kind}", of_letters(kind), methods=["POST"]) for kind in kinds),
-        Route(REPLAYS, replay, methods=["POST"]),
-        Route(REPLAY_METADATA, metadata, methods=["POST"]),
-        Route(JOBS, list_jobs),
-        Route(JOB, show),
-        *(Route(f"{JOB}/{verb}", wish(what), methods=["POST"]) for verb, what in WISHES.items()),
-    ]
+    @redrive.at(
+        "POST",
+        f"{DEAD_LETTERS}/quarantine",
+        "quarantineLetters",
+        summary="Move dead letters to the quarantine topic",
+        audited="quarantine",
+    )
+    async def quarantine(self, call: Call[LettersRequest, None]) -> Reply:
+        return await self._begin("quarantine", call)
+
+    async def _begin(self, kind: Kind, call: Call[LettersRequest, None]) -> Reply:
+        topic = call.parameters["topic"]
+        call.note = CallNote(topic, call.body.reason)
+        return _begun(call, await self._dead_letters.begin(self._jobs, kind, topic, call.body, caller_name()))
+
+    @Endpoint("GET", JOBS, "getJobs", "Every job", ADMINISTER, errors=(errors.KafkaUnavailable,))
+    async def list(self, call: Call[None, None]) -> JobList:
+        return JobList(self._jobs.list())
+
+    @Endpoint("GET", JOB, "getJob", "State and progress of a job", ADMINISTER, errors=_KNOWN)
+    async def show(self, call: Call[None, None]) -> JobView:
+        return self._jobs.show(call.parameters["job"])
+
+    @Endpoint("POST", f"{JOB}/pause", "pauseJob", "Pause a job", ADMINISTER, errors=_CHANGE, audited="job pause")
+    async def pause(self, call: Call[None, None]) -> JobView:
+        return await self._set(call, "pause")
+
+    @pause.at("POST", f"{JOB}/resume", "resumeJob", summary="Resume a paused job", audited="job run")
+    async def resume(self, call: Call[None, None]) -> JobView:
+        return await self._set(call, "run")
+
+    @pause.at("POST", f"{JOB}/stop", "stopJob", summary="Stop a job for good", audited="job stop")
+    async def stop(self, call: Call[None, None]) -> JobView:
+        return await self._set(call, "stop")
+
+    async def _set(self, call: Call[None, None], desired: Wish) -> JobView:
+        job = call.parameters["job"]
+        call.note = CallNote(job)
+        return await self._jobs.wish(job, desired, caller_name())
 
 
-def begun(what: JobView | DryRun | LettersReport) -> Response:
-    """Return the answer to a request for a job."""
-    return answer(what, 202 if isinstance(what, JobView) else 200)
+def _begun(call: Call[Any, Any], begun: JobView | DryRun | LettersReport) -> Reply:
+    """Return the answer to a request for a job. A dry run is not noted in the audit."""
+    if not isinstance(begun, JobView):
+        call.note = None
+        return Reply(begun)
+    assert call.note
+    call.note = call.note._replace(target=f"{call.note.target} as {begun.id}")
+    return Reply(begun, 202)

@@ -1,27 +1,70 @@
-"""`POST /producers/{topic}`: what its Content-Type says decides who reads the body."""
+"""`POST /producers/{topic}`: JSON, lines of JSON, or the value of one record, as the Content-Type says.
+
+A value is written byte for byte, with its Content-Type as a record header. Key and record headers are the bytes of HTTP
+headers, which are not decoded. Bytes that cannot be in an HTTP header (CR, LF, NUL) need the JSON request.
+"""
 
 from __future__ import annotations
 
-from typing import Final
-
-from starlette.types import Receive, Scope, Send
+import re
+from typing import Final, NamedTuple
 
 from headrace.config.http import HttpConfig
-from headrace.errors import PathNotFound
-from headrace.sidecar.produce import ProduceService
+from headrace.errors import ContentTypeMismatch, InvalidRequest, PathNotFound
+from headrace.records import Header, OutgoingRecord
+from headrace.security.principals import WRITE
+from headrace.sidecar.produce import Prepared, ProduceService, RequestIds
+from headrace.sidecar.produce_answer import ProduceResponse
+from headrace.sidecar.produce_request import ProduceRecord, ProduceRequest
 from headrace.telemetry.metrics import Metrics
-from headrace.web.access import is_admin
-from headrace.web.exchange import JSON, headers_of, media_type, read_json
-from headrace.web.routes.produce_raw import RawProduceRoute, answered_ids
+from headrace.web import endpoint
+from headrace.web.endpoint import Endpoint, Rule, is_admin
+from headrace.web.exchange import (
+    CORRELATION,
+    JSON,
+    TRACE_PARENT,
+    TRACEABILITY,
+    Headers,
+    Receive,
+    Scope,
+    Send,
+    headers_of,
+    media_type,
+    read_body,
+    read_json,
+    unknown_name,
+)
 from headrace.web.routes.produce_stream import NDJSON, StreamProduceRoute
-from headrace.web.routes.writing import KEY, Writing
+from headrace.web.routes.writing import KEY, KEYED_HEADERS, WRITE_ERRORS, Writing, answered_ids
 
-PREFIX: Final = "/producers/"
 PATH: Final = "/producers/{topic}"
+_LINES: Final = (
+    "A `ProduceRecord` per line, without an end. Each line is answered with a line while the request is sent. The "
+    "fields of `ProduceRequest` other than `records` are query parameters."
+)
+_RAW_HEADERS: Final = {
+    "X-Headrace-Key": "Key of the record, if the body is not JSON.",
+    "X-Headrace-Partition": "Its partition.",
+    "X-Headrace-Timestamp": "Its timestamp, in milliseconds.",
+    "X-Headrace-Tombstone": "`true`: it has no value, and the request no body.",
+}
+
+_PREFIX: Final = b"x-headrace-"
+_HEADER: Final = b"x-headrace-header-"
+_KEY: Final = b"x-headrace-key"
+_PARTITION: Final = b"x-headrace-partition"
+_TIMESTAMP: Final = b"x-headrace-timestamp"
+_TOMBSTONE: Final = b"x-headrace-tombstone"
+_KNOWN: Final = ("X-Headrace-Key", "X-Headrace-Partition", "X-Headrace-Timestamp", "X-Headrace-Tombstone")
+_ONCE: Final = {name.lower().encode() for name in _KNOWN}
+_ENVELOPE: Final = b"application/vnd.kafka."
+_TEXT: Final = b"text/plain"
+_ENVELOPE_TEXT: Final = re.compile(rb'\s*\{\s*"(?:records|(?:key|value)(?:Format|Schema\w*))"\s*:')
+_FORM: Final = b"application/x-www-form-urlencoded"
 
 
 class ProduceRoute:
-    """The endpoint as a bare ASGI app, because it is the hot one."""
+    """Writes records to a topic."""
 
     def __init__(self, service: ProduceService, writing: Writing, metrics: Metrics, settings: HttpConfig) -> None:
         self._service = service
@@ -30,10 +73,26 @@ class ProduceRoute:
         self.stream = StreamProduceRoute(service, metrics, settings)
         self._raw = RawProduceRoute(service, writing, settings)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        topic = scope["path"][len(PREFIX) :]
-        if not topic or "/" in topic:
-            raise PathNotFound(f"{scope['path'][:200]}: the path is {PATH}, and a topic's name has no slash")
+    @Endpoint(
+        "POST",
+        PATH,
+        "postData",
+        "Write records to a topic",
+        Rule((WRITE,), "produce", "topic"),
+        {200: (ProduceResponse, endpoint.NDJSON)},
+        request={endpoint.JSON: ProduceRequest, endpoint.NDJSON: _LINES, "*/*": "The value of one record."},
+        example={
+            "keyFormat": "string",
+            "valueFormat": "json",
+            "records": [{"key": "alice", "value": {"count": 2}, "headers": {"source": "crm"}}, {"value": 1}],
+        },
+        headers={**KEYED_HEADERS, **_RAW_HEADERS},
+        errors=(*WRITE_ERRORS, PathNotFound),
+        error_fields=ProduceResponse,
+        asgi=True,
+    )
+    async def produce(self, scope: Scope, receive: Receive, send: Send) -> None:
+        topic: str = scope["path_params"]["topic"]
         self._service.check_writable(topic, admin=is_admin(scope))
         headers = headers_of(scope)
         if headers.get(b"content-type") != JSON and media_type(headers) not in (JSON, b""):
@@ -48,3 +107,118 @@ class ProduceRoute:
             )
             return
         await self._writing.tell(send, await self._service.produce(topic, body, ids))
+
+
+class RawBody(NamedTuple):
+    """A body that is a value, and what the HTTP headers say of its record."""
+
+    place: ProduceRecord
+    key: bytes | None
+    value: bytes | None
+    headers: list[Header]
+    named_trace: bool
+    """Whether the record names a trace context of its own."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of key, value and the record headers from here."""
+        headers = sum(len(name) + len(value or b"") for name, value in self.headers)
+        return len(self.key or b"") + len(self.value or b"") + headers
+
+    def ids_of(self, ids: RequestIds) -> RequestIds:
+        """Return what counts of the ids of the request."""
+        return ids._replace(traceparent=None) if self.named_trace else ids
+
+    def complete(self, prepared: Prepared) -> Prepared:
+        """Return the record as it goes to Kafka, from what was prepared of `place`."""
+        (record,) = prepared.records
+        own = [*(record.headers or ()), *self.headers]
+        return prepared._replace(
+            records=[OutgoingRecord(record.topic, self.key, self.value, own, record.partition, record.timestamp_ms)]
+        )
+
+
+def raw_body(service: ProduceService, topic: str, fields: Headers, body: bytes) -> RawBody:
+    """Return what a request writes; `fields` are its headers in their order.
+
+    Raises:
+        InvalidRequest, ContentTypeMismatch: It is not usable.
+    """
+    headers, own = dict(fields), service.own_headers(topic, _check(fields))
+    tombstone = headers.get(_TOMBSTONE, b"false").lower()
+    if tombstone not in (b"true", b"false"):
+        raise InvalidRequest("X-Headrace-Tombstone is true or false")
+    _check_kind(media_type(headers), body)
+    if body and tombstone == b"true":
+        raise InvalidRequest("a tombstone has no value: send no body with X-Headrace-Tombstone")
+    place = ProduceRecord(partition=_number(headers, _PARTITION, 2**31), timestamp=_number(headers, _TIMESTAMP, 2**63))
+    value = None if tombstone == b"true" else body
+    named_trace = any(name.encode("latin-1") == TRACE_PARENT for name, _ in own)
+    return RawBody(place, headers.get(_KEY), value, [("content-type", headers[b"content-type"]), *own], named_trace)
+
+
+class RawProduceRoute:
+    """One record per request."""
+
+    def __init__(self, service: ProduceService, writing: Writing, settings: HttpConfig) -> None:
+        self._service = service
+        self._writing = writing
+        self._settings = settings
+
+    async def __call__(self, topic: str, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = headers_of(scope)
+        body = await read_body(receive, headers, self._settings)
+        raw = raw_body(self._service, topic, scope["headers"], body)
+        request = ProduceRequest(records=[raw.place])
+        prepared = raw.complete(await self._service.prepare(topic, request, raw.ids_of(answered_ids(headers))))
+        if (key := headers.get(KEY)) is not None:
+
+            async def as_prepared() -> Prepared:
+                return prepared
+
+            parts = sorted(part for part in scope["headers"] if part[0].startswith(_PREFIX))
+            stands_for = b"\n".join(
+                [headers[b"content-type"], *(name + b":" + value for name, value in parts), b"", body]
+            )
+            await self._writing.produce_once(send, key, topic, stands_for, as_prepared)
+            return
+        await self._writing.tell(send, await self._service.send(prepared))
+
+
+def _check(headers: Headers) -> list[Header]:
+    """Return the record headers that a request names, in their order."""
+    own = [(name, value) for name, value in headers if name.startswith(_PREFIX)]
+    once = [name for name, _ in own if not name.startswith(_HEADER)]
+    for name in once:
+        if name not in _ONCE:
+            raise unknown_name("the header", name.decode("latin-1"), [*_KNOWN, "X-Headrace-Header-<name>"])
+        if once.count(name) > 1:
+            raise InvalidRequest(f"the header {name.decode()} stands twice: send it once")
+    named = [(name.removeprefix(_HEADER), value) for name, value in own if name.startswith(_HEADER)]
+    if any(not name for name, _ in named):
+        raise InvalidRequest("X-Headrace-Header- is followed by the name of the record header")
+    return [(name.decode("latin-1"), value) for name, value in named if name not in (CORRELATION, TRACEABILITY)]
+
+
+def _check_kind(kind: bytes, body: bytes) -> None:
+    """Return if the body can be meant as a value."""
+    if kind == _FORM and body.lstrip()[:1] == b"{":
+        said = "Content-Type says a form and the body looks like JSON"
+    elif kind == _TEXT and _ENVELOPE_TEXT.match(body):
+        said = "Content-Type says text and the body looks like a request with records"
+    elif kind.startswith(_ENVELOPE):
+        said = "records in the envelope of another API are not taken"
+    else:
+        return
+    raise ContentTypeMismatch(
+        f"{said}: send Content-Type: application/json and a body as for POST /producers/{{topic}}"
+    )
+
+
+def _number(headers: dict[bytes, bytes], name: bytes, limit: int) -> int | None:
+    text = headers.get(name)
+    if text is None:
+        return None
+    if not text.isdigit() or len(text) > 19 or int(text) >= limit:
+        raise InvalidRequest(f"{name.decode()} is a whole number from 0 to {limit - 1}")
+    return int(text)

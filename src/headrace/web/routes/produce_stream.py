@@ -13,7 +13,6 @@ from typing import Any, Final
 from urllib.parse import parse_qsl
 
 import msgspec
-from starlette.types import Receive, Scope, Send
 
 from headrace.config.http import HttpConfig
 from headrace.errors import AuthTokenExpired, Draining, InvalidRequest
@@ -22,11 +21,18 @@ from headrace.sidecar.produce import ProduceService
 from headrace.sidecar.produce_request import SchemaChoices
 from headrace.sidecar.produce_stream import ProduceStream
 from headrace.telemetry.metrics import Metrics
-from headrace.web.access import expires_at
-from headrace.web.connection import STREAMING
-from headrace.web.exchange import encoding_refused, headers_of, throw_away, unknown_name
-from headrace.web.routes.produce_raw import request_ids
-from headrace.web.routes.writing import KEY
+from headrace.web.endpoint import expires_at
+from headrace.web.exchange import (
+    STREAMING,
+    Receive,
+    Scope,
+    Send,
+    encoding_refused,
+    headers_of,
+    throw_away,
+    unknown_name,
+)
+from headrace.web.routes.writing import KEY, request_ids
 
 NDJSON: Final = (b"application/x-ndjson", b"application/ndjson", b"application/jsonl")
 _START: Final = [(b"content-type", b"application/x-ndjson"), (b"connection", b"close")]

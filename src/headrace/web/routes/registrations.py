@@ -1,32 +1,28 @@
-"""`/reactive-consumers`: consumers that teams register, change and remove; each sees its own."""
+"""`/reactive-consumers`: consumers that teams register, change and remove. Each team sees its own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
-from headrace.config.http import HttpConfig
+from headrace import errors
 from headrace.config.registered import shown
 from headrace.control.registrations import Registration, Registrations
 from headrace.errors import InvalidRequest
 from headrace.lifecycle import Readiness
-from headrace.security.principals import ADMIN
-from headrace.web.access import Note, noted, principal_of, who
-from headrace.web.bodies import answer
-from headrace.web.exchange import headers_of, read_json
+from headrace.security.principals import ADMIN, CHANGE_OWN
+from headrace.web.endpoint import CHANGE, JSON, KAFKA, SEE, Call, CallNote, Endpoint, Rule, caller_name, principal_of
+from headrace.web.exchange import Reply
 
 REGISTRATIONS: Final = "/reactive-consumers"
 REGISTRATION: Final = REGISTRATIONS + "/{name}"
 
 
 class RegistrationSettings(msgspec.Struct):
-    """What stands below a consumer's name in the file, with what else may stand there, and `enabled`."""
+    """The settings of a reactive consumer as in the file, and `enabled`."""
 
     topics: list[str]
     group: str
@@ -40,13 +36,13 @@ class RegistrationView(msgspec.Struct, rename="camel", omit_defaults=True):
     name: str
     owner: str
     version: int
-    """Another one after each change."""
+    """Changes with each change of the registration."""
     changed_at: str
     state: Literal["running", "waiting", "disabled", "refused"]
-    """`waiting`: it is to run, and `why` says what for; `refused`: it may not, and `why` says what to change."""
+    """`waiting`: it does not run yet, `why` has the reason. `refused`: it may not run, `why` says what to change."""
     why: str = ""
     settings: dict[str, Any] | None = None
-    """What was registered, without secrets and without the values of headers."""
+    """The registered settings, without secrets and without values of headers."""
 
 
 class RegistrationList(msgspec.Struct):
@@ -56,79 +52,98 @@ class RegistrationList(msgspec.Struct):
 
 
 class Removed(msgspec.Struct):
-    """A consumer that is registered no longer; its group keeps its offsets."""
+    """A consumer that was removed. Its group keeps its offsets."""
 
     name: str
 
 
-class RegistrationApi(NamedTuple):
-    """What the endpoints speak to."""
+class RegistrationEndpoints:
+    """Registers consumers, and shows, changes and removes those of the caller."""
 
-    registrations: Registrations
-    readiness_of: Callable[[str], Readiness]
-    """How what runs under a name is."""
-    note: Note
+    def __init__(self, registrations: Registrations, readiness_of: Callable[[str], Readiness]) -> None:
+        """Make the endpoints; `readiness_of` returns the readiness of a registered consumer."""
+        self._registrations = registrations
+        self._readiness_of = readiness_of
 
+    @Endpoint(
+        "GET",
+        REGISTRATIONS,
+        "listRegistrations",
+        "The caller's registered consumers",
+        SEE,
+        errors=(errors.KafkaUnavailable,),
+    )
+    async def list(self, call: Call[None, None]) -> RegistrationList:
+        return RegistrationList([self._view(one) for one in self._registrations.all_of(_owner(call))])
 
-class _Endpoints:
-    def __init__(self, api: RegistrationApi, settings: HttpConfig) -> None:
-        self._api = api
-        self._settings = settings
+    @Endpoint(
+        "GET",
+        REGISTRATION,
+        "showRegistration",
+        "A registered consumer of the caller",
+        SEE,
+        errors=(errors.NotFound, errors.KafkaUnavailable),
+    )
+    async def show(self, call: Call[None, None]) -> RegistrationView:
+        return self._details(self._registrations.one_of(_owner(call), call.parameters["name"]))
 
-    async def list(self, request: Request) -> Response:
-        found = self._api.registrations.all_of(_whose(request))
-        return answer(RegistrationList([self._view(one) for one in found]))
-
-    async def show(self, request: Request) -> Response:
-        return self._answer(self._api.registrations.one_of(_whose(request), request.path_params["name"]))
-
-    async def put(self, request: Request) -> Response:
-        name, principal = request.path_params["name"], principal_of(request.scope)
-        body = await read_json(request.receive, headers_of(request.scope), self._settings)
-        self._api.registrations.check_size(len(body))
+    @Endpoint(
+        "PUT",
+        REGISTRATION,
+        "register",
+        "Register a reactive consumer, or change it",
+        Rule((CHANGE_OWN,)),
+        {200: RegistrationView, 201: RegistrationView},
+        request={JSON: RegistrationSettings},
+        example={"topics": ["orders"], "group": "billing", "backend": {"url": "http://localhost:8444/kafka/records"}},
+        errors=(*KAFKA, errors.RegistrationConflict, errors.RegistrationQuota),
+        audited="register",
+        decoded=False,
+    )
+    async def put(self, call: Call[bytes, None]) -> Reply:
+        name = call.parameters["name"]
+        self._registrations.check_size(len(call.body))
         try:
-            config = msgspec.json.decode(body)
+            config = msgspec.json.decode(call.body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
-            raise InvalidRequest(f"the body is no JSON: {str(cause)[:200]}") from cause
-        work = self._api.registrations.put(who(), principal, name, config)
-        one, new = await noted(self._api.note, "register", f"reactive {name}", "", work)
-        return self._answer(one, 201 if new else 200)
+            raise InvalidRequest(f"the body is not valid JSON: {str(cause)[:200]}") from cause
+        call.note = CallNote(f"reactive {name}")
+        one, new = await self._registrations.put(caller_name(), principal_of(call.scope), name, config)
+        return Reply(self._details(one), 201 if new else 200)
 
-    async def remove(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        work = self._api.registrations.remove(_whose(request), name)
-        await noted(self._api.note, "unregister", f"reactive {name}", "", work)
-        return answer(Removed(name))
+    @Endpoint(
+        "DELETE",
+        REGISTRATION,
+        "unregister",
+        "Remove a registered consumer; its group keeps its offsets",
+        CHANGE,
+        errors=(*KAFKA, errors.NotFound),
+        audited="unregister",
+    )
+    async def remove(self, call: Call[None, None]) -> Removed:
+        name = call.parameters["name"]
+        call.note = CallNote(f"reactive {name}")
+        await self._registrations.remove(_owner(call), name)
+        return Removed(name)
 
-    def _answer(self, one: Registration, status: int = 200) -> Response:
+    def _details(self, one: Registration) -> RegistrationView:
         view = self._view(one)
         view.settings = shown(one.config)
-        return answer(view, status)
+        return view
 
     def _view(self, one: Registration) -> RegistrationView:
         at = datetime.fromtimestamp(one.at_ms / 1000, UTC).isoformat(timespec="milliseconds")
         view = RegistrationView(one.name, one.owner, one.version, at, "running")
-        if refused := self._api.registrations.refusal_of(one):
+        if refused := self._registrations.refusal_of(one):
             view.state, view.why = "refused", refused.description
         elif one.settings and not one.settings.enabled:
             view.state = "disabled"
-        elif why := self._api.readiness_of(one.name):
+        elif why := self._readiness_of(one.name):
             view.state, view.why = "running" if why.ready else "waiting", why.reason
         return view
 
 
-def _whose(request: Request) -> str | None:
-    """Return whose registrations a caller sees; None for everybody's."""
-    principal = principal_of(request.scope)
+def _owner(call: Call[Any, Any]) -> str | None:
+    """Return the owner whose registrations the caller sees; None for those of all owners."""
+    principal = principal_of(call.scope)
     return principal.name if principal and ADMIN not in principal.scopes else None
-
-
-def registration_routes(api: RegistrationApi, settings: HttpConfig) -> list[Route]:
-    """Return the endpoints."""
-    to = _Endpoints(api, settings)
-    return [
-        Route(REGISTRATIONS, to.list),
-        Route(REGISTRATION, to.show),
-        Route(REGISTRATION, to.put, methods=["PUT"]),
-        Route(REGISTRATION, to.remove, methods=["DELETE"]),
-    ]

@@ -1,20 +1,61 @@
-"""Answers to requests that are written as one transaction each, and what becomes of their `Idempotency-Key`."""
+"""Requests that are written as one transaction each: `POST /transactions`, and those with an `Idempotency-Key`."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from starlette.types import Send
-
+from headrace import errors
+from headrace.config.http import HttpConfig
+from headrace.lifecycle import next_slice
+from headrace.security.principals import WRITE
 from headrace.sidecar.idempotency import Idempotency
-from headrace.sidecar.produce import Prepared
+from headrace.sidecar.produce import LONG_BODY_BYTES, Prepared, RequestIds
 from headrace.sidecar.produce_answer import ProduceAnswer
-from headrace.sidecar.transactions import Transactions, Work
+from headrace.sidecar.transactions import TransactionRequest, TransactionResponse, Transactions, Work, parse_transaction
+from headrace.telemetry.correlation import correlation_id
 from headrace.telemetry.metrics import Metrics
-from headrace.web.exchange import Headers, answer_json, retry_after
+from headrace.web.endpoint import JSON, KAFKA, RECORDS_BODY, Endpoint, Errors, Rule, below, is_admin, require
+from headrace.web.exchange import (
+    CORRELATION,
+    TRACE_PARENT,
+    TRACEABILITY,
+    Headers,
+    Receive,
+    Scope,
+    Send,
+    answer_json,
+    given_id,
+    headers_of,
+    read_json,
+    retry_after,
+)
 
 KEY: Final = b"idempotency-key"
+_CORRELATION: Final = "Names the request. It is returned in the answer, and written into records without one."
+KEYED_HEADERS: Final = {
+    "X-Correlation-Id": _CORRELATION,
+    "X-Traceability-Id": _CORRELATION,
+    "traceparent": "W3C Trace Context. It is written into records without one.",
+    "Idempotency-Key": "Names the request for its caller and topic. A repeated request writes nothing and gets the "
+    "same answer, with `Idempotency-Replayed: true`.",
+}
+"""Request headers of the endpoints that write."""
+WRITE_ERRORS: Final[Errors] = (
+    errors.TopicInternal,
+    *RECORDS_BODY,
+    errors.EncodeError,
+    errors.SchemaNotFound,
+    errors.SchemaInvalid,
+    *below(errors.SchemaConflict),
+    errors.ProducerNotEnabled,
+    errors.RegistryUnavailable,
+    errors.EnvironmentProblem,
+    *KAFKA,
+    errors.IdempotencyKeyReused,
+    errors.IdempotencyKeyBusy,
+)
+"""Errors of the endpoints that write."""
 _REPLAYED: Final = (b"idempotency-replayed", b"true")
 
 
@@ -52,3 +93,51 @@ class Writing:
             return self.transactions.of_produce(await prepare())
 
         await self.answer(send, key, topic, request, work)
+
+
+def request_ids(headers: dict[bytes, bytes], identity: bytes | None = None) -> RequestIds:
+    """Return what a request's headers say for all of its records; `identity` is its id if the client named none."""
+    correlation, trace = given_id(headers, CORRELATION) or identity, given_id(headers, TRACEABILITY)
+    return RequestIds(correlation, trace, headers.get(b"authorization"), given_id(headers, TRACE_PARENT))
+
+
+def answered_ids(headers: dict[bytes, bytes]) -> RequestIds:
+    """Return the same; records have the correlation id of the answer."""
+    return request_ids(headers, correlation_id.get().encode() or None)
+
+
+class TransactionRoute:
+    """Writes records to several topics in one transaction."""
+
+    def __init__(self, writing: Writing, settings: HttpConfig) -> None:
+        self._writing = writing
+        self._settings = settings
+
+    @Endpoint(
+        "POST",
+        "/transactions",
+        "postTransaction",
+        "Write records to several topics, all of them or none",
+        Rule((WRITE,), "produce"),
+        {200: TransactionResponse},
+        request={JSON: TransactionRequest},
+        example={"topics": [{"topic": "orders", "records": [{"key": "a", "value": {"count": 2}}]}]},
+        headers=KEYED_HEADERS,
+        errors=WRITE_ERRORS,
+        error_fields=TransactionResponse,
+        asgi=True,
+    )
+    async def write(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = headers_of(scope)
+        body = await read_json(receive, headers, self._settings)
+        if len(body) > LONG_BODY_BYTES:
+            await next_slice()
+        request = parse_transaction(body, self._settings.max_records)
+        for part in request.topics:
+            require(scope, (WRITE,), "produce", part.topic)
+            self._writing.transactions.check_writable(part.topic, admin=is_admin(scope))
+        ids = answered_ids(headers)
+        transactions = self._writing.transactions
+        await self._writing.answer(
+            send, headers.get(KEY), scope["path"], body, lambda: transactions.prepare(request, ids)
+        )

@@ -30,6 +30,8 @@ HOUR_MS = 3_600_000
 class FakeKafka:
     """Topics, a log for each partition, ids of topics, and a lease: what redrive needs of a cluster."""
 
+    config = KafkaConfig()
+
     def __init__(self) -> None:
         self.partitions = {"orders": 2, DLQ: 2}
         self.ids = {DLQ: "first"}

@@ -312,7 +312,7 @@ def test_without_a_table_control_is_off_and_delivery_goes_on(site: Any, topic: A
     kafka = {"kafka": {**site.config["kafka"], "create_topics": False}}
     api = Api(push(name, more=kafka, dead_letter={"enabled": False}).url)
     site.wait_committed(f"{name}-push", name, 3)
-    with pytest.raises(HeadraceError, match=r"control is not possible now: topic .*create_topics is false") as refused:
+    with pytest.raises(HeadraceError, match=r"control is not available now: topic .*create_topics is false") as refused:
         api.post(f"{CONSUMER}/pause")
     assert refused.value.parameters["status"] == 503
     told = api.get("/health/readiness")["services"]["control"]

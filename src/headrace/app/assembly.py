@@ -121,8 +121,8 @@ class Assembly:
             pump = self._pump(label, reactive.group, path.destination, path.writer, reactive)
             retry_pump = path.pump(pump)
             retry_consumer = self._retry_consumer(f"{label} retries", path, reactive, retry_pump)
-            followed = [path.followed] if path.followed else []
-            retries = [*followed, *path.stale_entries(pump), retry_pump, when_healthy(retry_consumer)]
+            tables = [path.blocked_keys] if path.blocked_keys else []
+            retries = [*tables, *path.stale_entries(pump), retry_pump, when_healthy(retry_consumer)]
         else:
             pump = self._pump(label, reactive.group, destination, dead_letters, reactive)
         policy = ReadPolicy(

@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import uvloop
 
@@ -26,7 +27,7 @@ from headrace.control.lag import LagMonitor
 from headrace.control.running_consumer import RunningConsumer, topics_of_groups
 from headrace.errors import ServiceDied
 from headrace.formats.registry_watch import RegistryWatch
-from headrace.kafka import ControlTable, OwnTopics, StateTopic, TransactionalProducers
+from headrace.kafka import JSON_OBJECTS, CompactedTable, InternalTopic, OwnTopics, TransactionalProducers
 from headrace.kafka.producer_settings import check_properties
 from headrace.lifecycle import Clock, Service, Signals, Supervisor, SystemClock
 from headrace.lifecycle.gauge_registry import register_gauge
@@ -147,8 +148,9 @@ class App:
             config.kafka, config.producer, name, reachability=context.admin.reachability, limits=context.limits
         )
         transactions = Transactions(config.producer, produce, producers, context.audit)
-        state = StateTopic(config.kafka, context.admin, config.producer.idempotency.topic)
-        idempotency = Idempotency(config.producer.idempotency, transactions, state, producers.open, context.clock)
+        idempotency = Idempotency(
+            config.producer.idempotency, transactions, context.admin, producers.open, context.clock
+        )
         self.supervisor.add(producers)
         self.supervisor.add(idempotency)
         return Writing(transactions, idempotency, context.metrics)
@@ -196,12 +198,19 @@ def _preparation(context: ProcessContext, assembly: Assembly) -> list[Service]:
     return services
 
 
-def _control_table(context: ProcessContext, assembly: Assembly) -> ControlTable:
+def _control_table(context: ProcessContext, assembly: Assembly) -> CompactedTable[Any]:
     """Make the control table; its topic is created like the first topic that is read on the same cluster."""
     topics = [topic for each in assembly.consumers if each.admin is context.admin for topic in each.topics]
     config, source = context.config, next(iter(topics), "")
     topic = config.control.topic
-    return ControlTable(config.kafka, context.admin, topic, source, context.inner_producer, context.clock)
+    return CompactedTable(
+        context.admin,
+        InternalTopic(topic, source),
+        JSON_OBJECTS,
+        context.inner_producer.produce,
+        context.clock,
+        optional="control",
+    )
 
 
 class _Announcer(Service):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from headrace.app.assembly import Assembly
 from headrace.app.context import ProcessContext
 from headrace.app.topic_requirements import topic_requirements
 from headrace.control.consumer_control import ConsumerControl
 from headrace.control.registrations import Registration, RegistrationRules, Registrations
-from headrace.kafka import ControlTable, OwnTopics
+from headrace.kafka import CompactedTable, OwnTopics
 from headrace.lifecycle import GroupSpec, Service, ServiceGroups
 from headrace.web.routes.registrations import RegistrationEndpoints
 
@@ -18,7 +19,7 @@ class RegisteredConsumers:
     """Runs the registered consumers."""
 
     def __init__(
-        self, context: ProcessContext, assembly: Assembly, table: ControlTable, control: ConsumerControl
+        self, context: ProcessContext, assembly: Assembly, table: CompactedTable[Any], control: ConsumerControl
     ) -> None:
         """Make the services; nothing is started. `assembly` has the consumers of the file."""
         config = context.config

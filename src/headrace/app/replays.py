@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from headrace.app.context import ProcessContext
 from headrace.config.internal_topics import InternalTopics
@@ -12,12 +13,15 @@ from headrace.control.origins import Origins
 from headrace.control.replay_run import Place
 from headrace.control.replays import Replays, conflict
 from headrace.control.running_consumer import RunningConsumer
-from headrace.kafka import ControlTable, Lease
+from headrace.kafka import CompactedTable, Lease
 from headrace.web.routes.jobs import JobEndpoints
 
 
 def jobs_of(
-    context: ProcessContext, table: ControlTable, consumers: Mapping[str, RunningConsumer], internal: InternalTopics
+    context: ProcessContext,
+    table: CompactedTable[Any],
+    consumers: Mapping[str, RunningConsumer],
+    internal: InternalTopics,
 ) -> tuple[Jobs, JobEndpoints]:
     """Return the service that runs jobs, to start after all that carries records, and its endpoints."""
     config, admin, clock = context.config, context.admin, context.clock

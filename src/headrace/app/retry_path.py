@@ -9,7 +9,7 @@ from headrace.delivery.protocols import DeadLetterWriter, Destination
 from headrace.delivery.pump import Pump
 from headrace.delivery.stale_entries import Offsets, StaleEntries
 from headrace.delivery.tiers import TierDestination, Tiers, waiting_of
-from headrace.kafka import FollowedTopic
+from headrace.kafka import RAW_BYTES, CompactedTable, InternalTopic
 from headrace.lifecycle import Service
 from headrace.records import TopicPartition
 
@@ -40,16 +40,15 @@ class RetryPath:
         """The topic that its internal topics are created like; empty if the consumer names none."""
         self.topics = consumer.retry.tier_topics(consumer.group)
         """The retry topics, the shortest delay first."""
-        self.followed: FollowedTopic | None = None
-        """The topic of blocked keys; None if the order of keys is not kept."""
+        self.blocked_keys: CompactedTable[bytes] | None = None
+        """The table of blocked keys; None if the order of keys is not kept."""
         self.destination = destination
         """Where the consumer delivers to."""
         parked = None
         if consumer.retry.keep_key_order:
-            name = f"_headrace-{consumer.group}.parked"
-            self.followed = FollowedTopic(context.config.kafka, context.admin, name, self.source, context.clock)
-            parked = ParkedKeys(name, produce, self.followed.end)
-            self.followed.on_records = parked.read
+            topic = InternalTopic(f"_headrace-{consumer.group}.parked", self.source)
+            self.blocked_keys = CompactedTable(context.admin, topic, RAW_BYTES, produce, context.clock)
+            parked = ParkedKeys(self.blocked_keys)
         self.writer = Tiers(
             consumer.group, consumer.retry, produce, context.clock, dead_letters=dead_letters, parked=parked
         )
@@ -61,7 +60,7 @@ class RetryPath:
         """Make the pump that delivers due records; it shares the breaker and the rate of the consumer's own pump."""
         consumer = self._consumer
         settings = {
-            "ordering": "key" if self.followed else "none",
+            "ordering": "key" if self.blocked_keys else "none",
             "batch": BatchConfig(max_records=1, max_bytes=consumer.batch.max_bytes),
             "retry": in_the_tier(consumer.retry),
         }
@@ -75,7 +74,7 @@ class RetryPath:
             beside=live,
         )
         pump.waiting = self.writer.waiting
-        if self.followed:
+        if self.blocked_keys:
             pump.let_go = lambda record: self.writer.let_go(waiting_of(record).origin)
             live.let_go = self.writer.let_go
         pump.first_of = lambda record: waiting_of(record).origin

@@ -88,7 +88,7 @@ class Commands:
         """Have a consumer, or partitions of it, stand still; what is under way ends.
 
         Raises:
-            TopicNotFound, PartitionNotFound: It does not read that; as of `ControlTable.put` too.
+            TopicNotFound, PartitionNotFound: It does not read that; as of `CompactedTable.put` too.
         """
         keys = await self._holds(consumer, where)
         await self._control.table.put_all(dict.fromkeys(keys, self._facts(by, where.reason, "since")))
@@ -98,7 +98,7 @@ class Commands:
 
         Raises:
             InvalidRequest: It is paused as a whole, and only partitions are to go on.
-            TopicNotFound, PartitionNotFound: It does not read that; as of `ControlTable.put` too.
+            TopicNotFound, PartitionNotFound: It does not read that; as of `CompactedTable.put` too.
         """
         await self._control.table.catch_up()  # another process may have been asked to pause it just before
         paused = self._control.of(consumer, "hold/")
@@ -120,7 +120,7 @@ class Commands:
 
         Raises:
             InvalidRequest: It does not say where, or that is not in the log.
-            TopicNotFound, PartitionNotFound: It does not read that; as of `ControlTable.put` too.
+            TopicNotFound, PartitionNotFound: It does not read that; as of `CompactedTable.put` too.
         """
         member = consumer.pumps[0].member
         if member and member.keeps_offsets_elsewhere:
@@ -136,7 +136,7 @@ class Commands:
 
         Raises:
             InvalidRequest: There is no reason, or no such record.
-            TopicNotFound, PartitionNotFound: It does not read that; as of `ControlTable.put` too.
+            TopicNotFound, PartitionNotFound: It does not read that; as of `CompactedTable.put` too.
         """
         if not request.reason.strip():
             raise InvalidRequest("reason is empty: a record that is passed over needs a written reason")
@@ -150,7 +150,7 @@ class Commands:
         """Use other settings from now on.
 
         Raises:
-            InvalidRequest: They are not allowed, by the rules of the file; as of `ControlTable.put` too.
+            InvalidRequest: They are not allowed, by the rules of the file; as of `CompactedTable.put` too.
         """
         await self._control.table.catch_up()
         key = key_of("settings/", consumer.name)

@@ -23,7 +23,7 @@ from headrace.control.entries import Command, command_of, key_of, live_settings,
 from headrace.control.running_consumer import RunningConsumer
 from headrace.delivery.pump import Pump
 from headrace.errors import HeadraceError, RequestError
-from headrace.kafka import ControlTable
+from headrace.kafka import CompactedTable
 from headrace.lifecycle import Clock, Service
 from headrace.records import TopicPartition
 
@@ -57,7 +57,7 @@ class ConsumerControl(Service):
 
     def __init__(
         self,
-        table: ControlTable,
+        table: CompactedTable[Any],
         consumers: dict[str, RunningConsumer],
         member: str,
         lag_of: Callable[[str], Collection[TopicPartition]],

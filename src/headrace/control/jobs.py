@@ -22,7 +22,7 @@ import msgspec
 from headrace.control.selection import of_this_version
 from headrace.delivery.dead_letter import iso
 from headrace.errors import HeadraceError, InvalidRequest, JobConflict, LeaseLost, NotFound
-from headrace.kafka import ControlTable, Lease
+from headrace.kafka import CompactedTable, Lease
 from headrace.lifecycle import Clock, Deadline, Service
 
 log = logging.getLogger(__name__)
@@ -133,7 +133,7 @@ class Jobs(Service):
 
     def __init__(
         self,
-        table: ControlTable,
+        table: CompactedTable[Any],
         lease_of: Callable[[str], Lease],
         make: Callable[[Job], Work | None],
         conflict: Callable[[Job, Job], bool],

@@ -16,7 +16,7 @@ from typing import Final
 from headrace.config.kafka import KafkaConfig
 from headrace.control.topics import read_window
 from headrace.errors import TopicNotFound
-from headrace.kafka import Admin, ensure_table
+from headrace.kafka import Admin, InternalTopic
 from headrace.records import Header, OutgoingRecord, TopicPartition
 
 MARKS_TOPIC: Final = "_headrace-redriven"
@@ -43,7 +43,7 @@ class Marks:
         Raises:
             TopicNotFound: It may not be made here (`kafka.create_topics`).
         """
-        await ensure_table(self._kafka, self._admin, MARKS_TOPIC, self._topic, _CONFIGS)
+        await InternalTopic(MARKS_TOPIC, self._topic, _CONFIGS).ensure(self._admin)
 
     async def load(self, *, settled: bool = False) -> None:
         """Read the marks anew.

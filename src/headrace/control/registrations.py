@@ -27,7 +27,7 @@ from headrace.errors import (
     RegistrationConflict,
     RegistrationQuota,
 )
-from headrace.kafka import ControlTable
+from headrace.kafka import CompactedTable
 from headrace.lifecycle import Clock, Deadline, Service
 from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
 from headrace.security.principals import READ, Principal
@@ -184,7 +184,7 @@ class Registrations(Service):
 
     def __init__(
         self,
-        table: ControlTable,
+        table: CompactedTable[Any],
         rules: RegistrationRules,
         clock: Clock,
         apply: Callable[[Mapping[str, Registration]], None],

@@ -17,17 +17,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from headrace.delivery.dead_letter import write_all
 from headrace.delivery.protocols import ELSEWHERE, DeadLetter, Delivery, Destination, Outcome, Verdict, not_taken
 from headrace.errors import DeadLetterFailed, DeliveryError, DestinationUnavailable, HeadraceError
-from headrace.records import OutgoingRecord, Record, TopicPartition
+from headrace.records import Record, TopicPartition
 
 _ENTRY = b"waits"
 _READ_SECONDS = 30.0
+_WRITE_SECONDS = 150.0
+"""Longer than the producer tries to deliver a record, so its own error comes first."""
 _MOST_RECORDS = 250_000
 _PARKED = Outcome(Verdict.RETRY, "Parked", "an earlier record of its key waits in a retry tier")
 _Place = tuple[str, int, int, bytes]
@@ -50,50 +51,54 @@ class ParkedEntry(NamedTuple):
         return Record(*self.partition, self.offset, 0, self.key, None)
 
 
-class ParkedKeys:
-    """Which records wait in a tier: what the topic of parked keys says up to a position, and writing to it."""
+class EntryTable(Protocol):
+    """The compacted topic of blocked keys as a table: the key of an entry names a record that waits."""
 
-    def __init__(
-        self,
-        topic: str,
-        produce: Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Any]]],
-        end_of_topic: Callable[[], Awaitable[int]],
-        most_records: int = _MOST_RECORDS,
-    ) -> None:
+    def watch(self, prefix: str, on_change: Callable[[str, bytes | None], None]) -> None:
+        """Call a function with every entry, and with every change."""
+
+    def offset_of(self, key: str) -> int:
+        """Return the offset of an entry; -1 if there is none."""
+
+    async def put_all(self, entries: Mapping[str, bytes | None], limit_seconds: float) -> list[int]:
+        """Write entries, wait until they are read back, and return their offsets."""
+
+    async def read_to_end(self, limit_seconds: float) -> None:
+        """Wait until everything is read that is written now."""
+
+    async def reach(self, position: int, limit_seconds: float) -> None:
+        """Wait until everything before an offset is read."""
+
+
+class ParkedKeys:
+    """Which records wait in a retry topic, and writing that they wait."""
+
+    def __init__(self, table: EntryTable, most_records: int = _MOST_RECORDS) -> None:
         """Prepare.
 
         Args:
-            topic: The topic of parked keys, of one partition.
-            produce: Writes records; an error stands in the place of each that failed.
-            end_of_topic: Asks Kafka for the topic's end.
+            table: Holds an entry for each record that waits.
             most_records: So many records wait at most, because each process keeps all of them in memory.
         """
-        self.topic = topic
-        self._produce = produce
-        self._end_of_topic = end_of_topic
+        self._table = table
         self._keys: dict[tuple[TopicPartition, bytes | None], dict[int, int]] = {}
         self._most_records, self._records = most_records, 0
-        self._position = 0
-        self._moved = asyncio.Event()
         self._caught_up: dict[TopicPartition, int] = {}
         self._ending: dict[tuple[TopicPartition, int], asyncio.Event] = {}
         """Records whose tombstones are being written; the event is set where a write has failed, so it is in doubt."""
+        table.watch("", self._take)
 
-    def read(self, records: Sequence[Record], position: int) -> None:
-        """Take what was read from the topic, in order, up to a position."""
-        for record in records:
-            topic, partition, offset, key = msgspec.json.decode(record.key or b"", type=_Place)
-            place = TopicPartition(topic, partition), key
-            if record.value is not None:
-                waiting = self._keys.setdefault(place, {})
-                self._records += offset not in waiting
-                waiting[offset] = record.offset
-            elif place in self._keys:
-                self._records -= self._keys[place].pop(offset, None) is not None
-                if not self._keys[place]:
-                    del self._keys[place]
-        self._position = position
-        self._moved.set()
+    def _take(self, entry: str, value: bytes | None) -> None:
+        topic, partition, offset, key = msgspec.json.decode(entry, type=_Place)
+        place = TopicPartition(topic, partition), key
+        if value is not None:
+            waiting = self._keys.setdefault(place, {})
+            self._records += offset not in waiting
+            waiting[offset] = self._table.offset_of(entry)
+        elif place in self._keys:
+            self._records -= self._keys[place].pop(offset, None) is not None
+            if not self._keys[place]:
+                del self._keys[place]
 
     def of(self, record: Record) -> Mapping[int, int]:
         """Return the records of a record's key that wait: own offset to the offset of the entry."""
@@ -111,7 +116,7 @@ class ParkedKeys:
         Raises:
             HeadraceError: It takes too long.
         """
-        await self._reach(await self._end_of_topic())
+        await self._table.read_to_end(_READ_SECONDS)
 
     async def catch_up(self, delivery: Delivery, entry: int = -1) -> None:
         """Wait until an entry is read, and once per assignment until all is that was written before it.
@@ -123,9 +128,9 @@ class ParkedKeys:
             if self._caught_up.get(delivery.partition) != delivery.epoch:
                 await self.read_to_end()
                 self._caught_up[delivery.partition] = delivery.epoch
-            await self._reach(entry + 1)
+            await self._table.reach(entry + 1, _READ_SECONDS)
         except HeadraceError as cause:
-            raise DestinationUnavailable(f"waiting for the parked keys in {self.topic}: {cause}") from cause
+            raise DestinationUnavailable(f"the table of blocked keys is not read: {cause}") from cause
 
     async def park(self, records: Sequence[Record]) -> list[int]:
         """Write that records wait, and return the offsets of their entries.
@@ -142,7 +147,7 @@ class ParkedKeys:
         fresh = [record for record, entry in zip(records, known, strict=True) if entry is None]
         if fresh and self._records + len(fresh) > self._most_records:
             raise DeadLetterFailed(
-                f"{self._records} records wait in the retry topic with keys in {self.topic}, and that is the most: "
+                f"{self._records} records wait in the retry topic with blocked keys, and that is the most: "
                 "repair what makes them fail, or skip records (headrace reactive skip)"
             )
         written = iter(await self._write(fresh, _ENTRY) if fresh else ())
@@ -165,25 +170,13 @@ class ParkedKeys:
 
     async def _write(self, records: Sequence[Record], value: bytes | None) -> list[int]:
         """Write, and read back: the topic alone says what waits. Returns the offsets."""
-        places = [msgspec.json.encode((*record.topic_partition, record.offset, record.key)) for record in records]
-        entries = [OutgoingRecord(self.topic, place, value, None, 0) for place in places]
-        offsets = [written.offset for written in await write_all(self._produce, entries, "parked keys")]
+        keys = [
+            msgspec.json.encode((*record.topic_partition, record.offset, record.key)).decode() for record in records
+        ]
         try:
-            await self._reach(max(offsets) + 1)
-        except DestinationUnavailable as cause:
-            raise DeadLetterFailed(f"parked keys are not written to {self.topic}: {cause}") from cause
-        return offsets
-
-    async def _reach(self, position: int) -> None:
-        try:
-            async with asyncio.timeout(_READ_SECONDS):
-                while self._position < position:
-                    self._moved.clear()
-                    await self._moved.wait()
-        except TimeoutError as cause:
-            raise DestinationUnavailable(
-                f"{self.topic} was not read up to {position} within {_READ_SECONDS:g} s: see whether Kafka answers"
-            ) from cause
+            return await self._table.put_all(dict.fromkeys(keys, value), _WRITE_SECONDS)
+        except HeadraceError as cause:
+            raise DeadLetterFailed(f"blocked keys are not written: {cause}") from cause
 
 
 def _place(record: Record) -> tuple[TopicPartition, int]:

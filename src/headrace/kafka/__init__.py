@@ -3,36 +3,34 @@
 from headrace.kafka.admin import Admin, PartitionInfo, TopicInfo
 from headrace.kafka.batch_limits import BatchLimits
 from headrace.kafka.bulk_producer import BulkProducer
+from headrace.kafka.compacted_table import JSON_OBJECTS, RAW_BYTES, CompactedTable, read_back
 from headrace.kafka.consumer import Consumer
-from headrace.kafka.control_table import ControlTable
-from headrace.kafka.followed_topic import FollowedTopic
 from headrace.kafka.lease import Lease, lease_holder
 from headrace.kafka.names import check_group, check_topic
-from headrace.kafka.own_topics import OwnTopics, ensure_table
 from headrace.kafka.positions import ReadPolicy
 from headrace.kafka.producer import Producer
 from headrace.kafka.reachability import Reachability
 from headrace.kafka.reader import read_records
-from headrace.kafka.state_topic import StateTopic
 from headrace.kafka.subscription import Subscription
-from headrace.kafka.topics import TopicDirectory
+from headrace.kafka.topics import InternalTopic, OwnTopics, TopicDirectory
 from headrace.kafka.transaction_session import TransactionSession
 from headrace.kafka.transactions import TransactionalProducers
 
 __all__ = [
+    "JSON_OBJECTS",
+    "RAW_BYTES",
     "Admin",
     "BatchLimits",
     "BulkProducer",
+    "CompactedTable",
     "Consumer",
-    "ControlTable",
-    "FollowedTopic",
+    "InternalTopic",
     "Lease",
     "OwnTopics",
     "PartitionInfo",
     "Producer",
     "Reachability",
     "ReadPolicy",
-    "StateTopic",
     "Subscription",
     "TopicDirectory",
     "TopicInfo",
@@ -40,7 +38,7 @@ __all__ = [
     "TransactionalProducers",
     "check_group",
     "check_topic",
-    "ensure_table",
     "lease_holder",
+    "read_back",
     "read_records",
 ]

@@ -87,6 +87,8 @@ class Admin:
     """Called with a sentence when Kafka has not answered a call for a moment; for commands, where somebody waits."""
 
     def __init__(self, kafka: KafkaConfig, reachability: Reachability | None = None) -> None:
+        self.config = kafka
+        """The cluster, and how its clients are set."""
         self._limit = kafka.request_timeout_seconds
         self.servers = kafka.bootstrap_servers
         """Brokers that are asked first."""

@@ -18,7 +18,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.errors import KafkaUnavailable, LeaseLost
 from headrace.kafka.admin import Admin
 from headrace.kafka.consumer import Consumer
-from headrace.kafka.own_topics import ensure_table
+from headrace.kafka.topics import InternalTopic
 from headrace.lifecycle import Clock, Deadline
 from headrace.records import Committed, Record, TopicPartition
 
@@ -65,7 +65,7 @@ class Lease:
             TopicNotFound: There is no lock topic, and it may not be made.
             KafkaUnavailable: Nobody has it, and Kafka does not give it either.
         """
-        await ensure_table(self._kafka, self._admin, LOCK_TOPIC, self._source)
+        await InternalTopic(LOCK_TOPIC, self._source, {}).ensure(self._admin)
         deadline = Deadline(self._clock, limit_seconds)
         while True:
             if holder := await lease_holder(self._admin, self._name):

@@ -63,9 +63,11 @@ async def read_records(
     Raises:
         KafkaError: Kafka refuses the read, or a start offset is no longer there.
     """
+    open_partitions = {p for p, start in starts.items() if ends is None or start < ends[p]}
+    if not open_partitions:
+        return
     client = confluent_kafka.Consumer(_properties(kafka))
     try:
-        open_partitions = {p for p, start in starts.items() if ends is None or start < ends[p]}
         client.assign([confluent_kafka.TopicPartition(p.topic, p.partition, starts[p]) for p in open_partitions])
         while open_partitions or ends is None:
             records, events = await run_blocking(_take, client)

@@ -1,9 +1,11 @@
-"""What is known of the cluster's topics, kept fresh."""
+"""Topics of the cluster: how many partitions each has, and creating those that only Headrace writes."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 from headrace.errors import HeadraceError, KafkaUnavailable, TopicNotFound
 from headrace.kafka.admin import Admin
@@ -13,6 +15,7 @@ from headrace.lifecycle import Clock, Readiness, Service
 
 _FRESH_SECONDS = 10.0
 _RETRY_SECONDS = 0.5
+_CREATE_AGAIN_SECONDS = 1.0
 _NEGATIVE_SECONDS = 0.5
 _FIRST_LIMIT_SECONDS = 1.0
 _LIMIT_SECONDS = 3.0
@@ -97,3 +100,69 @@ class TopicDirectory(Service):
                 self._partitions = {topic.name: len(topic.partitions) for topic in topics}
             self._asked.set()
             await self._clock.sleep(_RETRY_SECONDS if self._problem else _FRESH_SECONDS)
+
+
+class InternalTopic(NamedTuple):
+    """A topic that only Headrace writes, and how it is created."""
+
+    name: str
+    source: str = ""
+    """The topic it takes replication factor and min ISR from; empty takes the broker's defaults."""
+    configs: Mapping[str, str] = {"cleanup.policy": "compact"}
+
+    async def ensure(self, admin: Admin) -> None:
+        """Create the topic with one partition unless it exists.
+
+        Raises:
+            TopicNotFound: It does not exist, and topics are not created here (`kafka.create_topics`).
+            KafkaError: Kafka refuses.
+        """
+        if not await admin.has_topic(self.name):
+            if not admin.config.create_topics:
+                raise TopicNotFound(f"topic {self.name} does not exist, and kafka.create_topics is false: create it")
+            await admin.ensure_topic_like(self.name, self.source, 1, self.configs)
+
+
+class OwnTopics(Service):
+    """Keeps trying until every topic of ours exists; readiness says which does not, and why."""
+
+    def __init__(
+        self,
+        admin: Admin,
+        wanted: Mapping[str, str],
+        clock: Clock,
+        name: str = "topics",
+        fits: Mapping[str, Collection[str]] | None = None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            admin: The door to the cluster.
+            wanted: Topic to create: topic it takes partitions, replication factor and min ISR from.
+            clock: For the pauses between tries.
+            name: Name of the service.
+            fits: Topic to create: all topics whose records it must be able to take.
+        """
+        super().__init__(name)
+        self._admin = admin
+        self._missing, self._fits = dict(wanted), fits or {}
+        self._clock = clock
+        self._problem = "topics are being created"
+
+    async def start(self) -> None:
+        self.spawn(self._create(), "create")
+
+    def readiness(self) -> Readiness:
+        return Readiness(False, self._problem) if self._missing else Readiness(True)
+
+    async def _create(self) -> None:
+        while self._missing:
+            for name, source in list(self._missing.items()):
+                try:
+                    await self._admin.ensure_topic_like(name, source, fits=self._fits.get(name, ()))
+                except HeadraceError as error:
+                    self._problem = f"topic {name} is not created yet: {error.description}"
+                else:
+                    del self._missing[name]
+            if self._missing:
+                await self._clock.sleep(_CREATE_AGAIN_SECONDS)

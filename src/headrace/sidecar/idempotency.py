@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from headrace import errors
 from headrace.config.producer import IdempotencyConfig
-from headrace.kafka import StateTopic
+from headrace.kafka import Admin, InternalTopic, read_back
 from headrace.lifecycle import Clock, Service
 from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
 from headrace.records import OutgoingRecord, Produced, Record
@@ -31,6 +31,12 @@ from headrace.telemetry.correlation import caller
 _KEY: Final = re.compile(rb"[\x20-\x7e]{1,255}")
 _VERSION: Final = b"\x01"
 _DIGEST_BYTES: Final = 16
+_CONFIGS: Final = {
+    "cleanup.policy": "compact,delete",
+    "retention.ms": "172800000",  # two days, twice the longest window
+    "segment.ms": "3600000",
+    "compression.type": "producer",
+}
 _ENTRY_BYTES: Final = 400
 """Memory of an entry beside its answer, about."""
 _WAIT_SECONDS: Final = 5.0
@@ -93,7 +99,7 @@ class Idempotency(Service):
         self,
         settings: IdempotencyConfig,
         transactions: Transactions,
-        state: StateTopic,
+        admin: Admin,
         open_producers: Callable[[], None],
         clock: Clock,
         name: str = "idempotency",
@@ -102,11 +108,11 @@ class Idempotency(Service):
         self.window = Window(settings, clock)
         self._window_seconds = settings.window_seconds
         self._transactions = transactions
-        self._state = state
+        self._topic = InternalTopic(settings.topic, "", _CONFIGS)
+        self._admin = admin
         self._open_producers = open_producers
         self._clock = clock
         self._running: dict[bytes, bytes] = {}
-        self._source = ""
         self._wanted = asyncio.Event()
         self._ready = asyncio.Event()
         self._problem = "they are being read back"
@@ -163,7 +169,7 @@ class Idempotency(Service):
         return await self._transactions.finish(work, outcome, keyed=True), False
 
     def _entry(self, scope: bytes, digest: bytes, work: Work, results: Sequence[Produced]) -> OutgoingRecord:
-        return OutgoingRecord(self._state.name, scope, _VERSION + digest + work.answer(results).body)
+        return OutgoingRecord(self._topic.name, scope, _VERSION + digest + work.answer(results).body)
 
     def _settled(self, scope: bytes, work: Work, outcome: asyncio.Future[list[Any]]) -> None:
         digest, results = self._running.pop(scope), outcome.result()
@@ -172,7 +178,7 @@ class Idempotency(Service):
 
     async def _wait_ready(self, records: Sequence[OutgoingRecord]) -> None:
         if records:
-            self._source = records[0].topic
+            self._topic = self._topic._replace(source=records[0].topic)
             self._wanted.set()
         try:
             await asyncio.wait_for(self._ready.wait(), _WAIT_SECONDS)
@@ -184,11 +190,12 @@ class Idempotency(Service):
     async def _read_back(self) -> None:
         while not self._ready.is_set():
             try:
-                if not await self._state.exists():  # nobody has used a key yet
+                if not await self._admin.has_topic(self._topic.name):  # no key was used yet
                     await self._wanted.wait()
-                    await self._state.create_like(self._source)
+                    await self._topic.ensure(self._admin)
                 self._open_producers()  # what a lost process left open ends, so its entries are there or not
-                async for records in self._state.read_since(int((self._clock.time() - self._window_seconds) * 1000)):
+                since_ms = int((self._clock.time() - self._window_seconds) * 1000)
+                async for records in read_back(self._admin, self._topic, since_ms):
                     for record in records:
                         self._take(record)
                 self._ready.set()

@@ -22,8 +22,7 @@ from headrace.control.entries import Command, key_of, live_settings, spelled
 from headrace.control.running_consumer import RunningConsumer
 from headrace.delivery.live import LiveSettings
 from headrace.errors import KafkaUnavailable, OffsetsKeptElsewhere
-from headrace.kafka import Admin
-from headrace.kafka.control_table import ControlTable
+from headrace.kafka import JSON_OBJECTS, Admin, CompactedTable, InternalTopic
 from headrace.lifecycle import ManualClock
 from headrace.records import OutgoingRecord, Produced, Record, TopicPartition
 
@@ -37,7 +36,7 @@ class Log:
 
     def __init__(self) -> None:
         self.records: list[Record] = []
-        self.views: list[ControlTable] = []
+        self.views: list[CompactedTable[Any]] = []
         self.broken = False
 
     async def produce(self, outgoing: Sequence[OutgoingRecord]) -> list[Any]:
@@ -49,7 +48,7 @@ class Log:
         record = Record("c", 0, len(self.records), 0, key, value)
         self.records.append(record)
         for view in self.views:
-            view.on_records([record], len(self.records))
+            view.read([record], len(self.records))
         return Produced(0, record.offset)
 
     async def has_topic(self, name: str) -> bool:
@@ -121,7 +120,10 @@ class House:
 
     async def process(self, pump: FakePump, *, loaded: bool = True) -> ConsumerControl:
         """Start one."""
-        table = ControlTable(KafkaConfig(), self.log, "c", "", self.log, self.clock)  # type: ignore[arg-type]
+        admin: Any = self.log
+        table = CompactedTable(
+            admin, InternalTopic("c"), JSON_OBJECTS, self.log.produce, self.clock, optional="control"
+        )
         made = ConsumerControl(table, {}, f"m{len(self.started)}", lambda group: [], self.clock)
         made.add(steered(pump))
         await made.start()
@@ -132,8 +134,8 @@ class House:
 
     async def load(self, process: ConsumerControl) -> None:
         """Have it read what is there."""
-        process.table.on_records(self.log.records, len(self.log.records))
-        process.table.loaded()
+        process.table.read(self.log.records, len(self.log.records))
+        process.table.loaded(len(self.log.records))
         self.log.views.append(process.table)
         await asyncio.sleep(0)
 
@@ -280,7 +282,7 @@ def test_what_another_process_wrote_just_before_counts() -> None:
         )
         await asyncio.sleep(0.01)
         house.log.views.append(process.table)
-        process.table.on_records(house.log.records, len(house.log.records))
+        process.table.read(house.log.records, len(house.log.records))
         await asked
         assert process.hold_of(consumer) is None
         [settings] = process.table.items("settings/").values()
@@ -339,11 +341,11 @@ def test_a_process_that_is_behind_does_not_do_again_what_another_has_done() -> N
         key = key_of("seek/", "orders/a b", *P0, "i").encode()
         house.log.append(key, msgspec.json.encode({"offset": 3}))
         house.log.append(key, None)
-        process.table.on_records(house.log.records[:1], 1)
+        process.table.read(house.log.records[:1], 1)
         for _ in range(20):
             await asyncio.sleep(0.001)
         assert pump.sought == []
-        process.table.on_records(house.log.records[1:], 2)
+        process.table.read(house.log.records[1:], 2)
         await until(lambda: not process._rounds)
         assert pump.sought == []
         house.log.views.append(process.table)
@@ -403,7 +405,7 @@ def test_nothing_moves_before_it_is_known_what_is_paused() -> None:
                 assert pump.whole == "paused by ann since 1970-01-01T00:00:00Z: so"
         without = FakePump(P0)
         process = await house.process(without, loaded=False)
-        process.table.absent()
+        process.table.known.set()
         await until(lambda: not without.whole)
 
     live(test)

@@ -17,8 +17,10 @@ from headrace.delivery.pump import Pump
 from headrace.delivery.stale_entries import StaleEntries
 from headrace.delivery.tiers import TierDestination, Tiers
 from headrace.errors import KafkaUnavailable
+from headrace.kafka import RAW_BYTES
 from headrace.lifecycle import ManualClock
 from headrace.records import Committed, OutgoingRecord, Produced, Record, TopicPartition
+from tests.memory_table import memory_table
 
 PARKED = "parked"
 SOURCE, TIER = TopicPartition("t", 0), TopicPartition("g.retry.10s", 0)
@@ -37,7 +39,8 @@ class World:
         self.turn = asyncio.Lock()
         self.fed = 0
         retry = RetryConfig(tiers=[10], keep_key_order=True)
-        self.parked = ParkedKeys(PARKED, self.produce, self.end)
+        self.table = memory_table(PARKED, RAW_BYTES, self.produce, self.end)
+        self.parked = ParkedKeys(self.table)
         tiers = Tiers("g", retry, self.produce, self.clock, dead_letters=None, parked=self.parked)
         config = DeliveryConfig(ordering="key", batch=BatchConfig(max_records=1), retry=retry)
         order = KeyOrder(self, self.parked, tiers.write)
@@ -68,10 +71,10 @@ class World:
                 log.append(Record(each.topic, 0, len(log), 0, each.key, each.value, lambda own=headers: own))  # type: ignore[misc]
                 written.append(Produced(0, len(log) - 1))
                 if each.topic == PARKED:
-                    self.parked.read(log[-1:], len(log))
+                    self.table.read(log[-1:], len(log))
         return written
 
-    async def end(self) -> int:
+    def end(self) -> int:
         return len(self.logs[PARKED])
 
     async def ends(self) -> dict[TopicPartition, int]:

@@ -21,8 +21,10 @@ from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verd
 from headrace.delivery.pump import Pump
 from headrace.delivery.tiers import TierDestination, Tiers, waiting_of
 from headrace.errors import DestinationUnavailable
+from headrace.kafka import RAW_BYTES
 from headrace.lifecycle import Deadline, ManualClock
 from headrace.records import Committed, OutgoingRecord, Produced, Record, TopicPartition
+from tests.memory_table import memory_table
 
 SOURCE, PARKED, GROUP = "t", "parked", "g"
 PLANS = [0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 99]
@@ -118,7 +120,8 @@ class Process:
         """After so many writes, before or after the last of them lies in the log."""
         self.topics = [SOURCE] if name == "source" else world.tiers
         retry = world.retry
-        self.parked = ParkedKeys(PARKED, self.produce, self.end_of_topic) if retry.keep_key_order else None
+        self.table = memory_table(PARKED, RAW_BYTES, self.produce, lambda: len(world.logs[PARKED]), loaded=False)
+        self.parked = ParkedKeys(self.table) if retry.keep_key_order else None
         writer = Tiers(GROUP, retry, self.produce, world.clock, dead_letters=self, parked=self.parked)
         if name == "source":
             destination = KeyOrder(self, self.parked, writer.write) if self.parked else self
@@ -173,17 +176,14 @@ class Process:
 
     async def _follow(self) -> None:
         chance = Random(self.world.epochs)
-        assert self.parked
         while True:
             await self.world.clock.sleep(chance.choice([0.0, 0.3, 8.0]))
             self.news.clear()
             log = self.world.logs[PARKED]
             news, self.read_up_to = log[self.read_up_to :], len(log)
-            self.parked.read(news, self.read_up_to)
+            self.table.read(news, self.read_up_to)
+            self.table.loaded(self.read_up_to)
             await self.news.wait()
-
-    async def end_of_topic(self) -> int:
-        return len(self.world.logs[PARKED])
 
     async def produce(self, records: Sequence[OutgoingRecord]) -> list[Produced]:
         written = []

@@ -17,8 +17,10 @@ from headrace.delivery.pump import Pump
 from headrace.delivery.stale_entries import StaleEntries
 from headrace.delivery.tiers import TierDestination, Tiers, waiting_of
 from headrace.errors import DeadLetterFailed, DestinationUnavailable, KafkaUnavailable, RecordTooLarge
+from headrace.kafka import RAW_BYTES, CompactedTable
 from headrace.lifecycle import ManualClock
 from headrace.records import Committed, Header, OutgoingRecord, Produced, Record, TopicPartition
+from tests.memory_table import memory_table
 
 RETRY = Outcome(Verdict.RETRY, "E", "again")
 P3 = TopicPartition("t", 3)
@@ -37,6 +39,7 @@ class Broker:
         self.too_large = b""
         self.away = False
         self.parked: ParkedKeys | None = None
+        self.table: CompactedTable[bytes] | None = None
 
     async def produce(self, records: Sequence[OutgoingRecord]) -> list[Any]:
         return [self._append(record) for record in records]
@@ -49,8 +52,8 @@ class Broker:
         log = self.logs.setdefault(record.topic, [])
         headers = record.headers or []
         log.append(Record(record.topic, 0, len(log), 7, record.key, record.value, lambda: headers, 3))
-        if self.parked and record.topic == self.parked.topic:
-            self.parked.read(log[-1:], len(log))
+        if self.table and record.topic == self.table.topic.name:
+            self.table.read(log[-1:], len(log))
         return Produced(0, len(log) - 1)
 
     async def write(self, letters: Sequence[DeadLetter]) -> None:
@@ -64,12 +67,13 @@ class Broker:
         self.delivered.append(delivery)
         return [self.answer(record) for record in delivery.records]
 
-    async def end(self) -> int:
+    def end(self) -> int:
         return len(self.logs.get("parked", ()))
 
     def tiers(self, clock: ManualClock, *, letters: bool = True, **retry: Any) -> Tiers:
         if retry.get("keep_key_order"):
-            self.parked = ParkedKeys("parked", self.produce, self.end)
+            self.table = memory_table("parked", RAW_BYTES, self.produce, self.end)
+            self.parked = ParkedKeys(self.table)
         settings = RetryConfig.model_validate({"attempts": 2, **retry})
         dead_letters = self if letters else None
         return Tiers("g", settings, self.produce, clock, dead_letters=dead_letters, parked=self.parked)
@@ -425,7 +429,7 @@ def test_keys_wait_in_memory_up_to_a_bound_and_the_others_wait_where_they_are() 
         assert broker.parked
         broker.parked._most_records = 2
         await tiers.write([letter(record(1), 2), letter(record(2), 2)])
-        with pytest.raises(DeadLetterFailed, match="2 records wait in the retry topic with keys in parked, and that"):
+        with pytest.raises(DeadLetterFailed, match="2 records wait in the retry topic with blocked keys, and that"):
             await tiers.write([letter(record(3), 2)])
         await tiers.write([letter(record(2), 2)])
         await tiers.end(broker.logs["g.retry.10s"][0])
@@ -623,14 +627,14 @@ def test_parked_keys_that_cannot_be_read_or_written_hold_the_delivery() -> None:
         tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
         assert broker.parked
 
-        async def unavailable() -> int:
+        def unavailable() -> int:
             raise KafkaUnavailable("no broker")
 
-        blind = ParkedKeys("parked", broker.produce, unavailable)
-        with pytest.raises(DestinationUnavailable, match="waiting for the parked keys in parked: no broker"):
+        blind = ParkedKeys(memory_table("parked", RAW_BYTES, broker.produce, unavailable))
+        with pytest.raises(DestinationUnavailable, match="the table of blocked keys is not read: no broker"):
             await KeyOrder(broker, blind, tiers.write).deliver(delivery(record(1)))
         broker.refuses = "parked"
-        with pytest.raises(DeadLetterFailed, match="parked keys are not written to parked: no broker"):
+        with pytest.raises(DeadLetterFailed, match="blocked keys are not written: no broker"):
             await tiers.write([letter(record(1), 2)])
         assert (broker.delivered, broker.logs) == ([], {})
 

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from headrace import errors
+from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import IdempotencyConfig, ProducerConfig
 from headrace.lifecycle import ManualClock
 from headrace.records import OutgoingRecord, Produced, Record
+from headrace.sidecar import idempotency
 from headrace.sidecar.idempotency import Idempotency, Window
 from headrace.sidecar.produce import Prepared, ProduceService
 from headrace.sidecar.transactions import Transactions, Work
@@ -22,8 +24,6 @@ RECORD = OutgoingRecord("t", None, b"1")
 
 class Kafka:
     """The topic of keys, and producers whose outcome the test decides."""
-
-    name = "keys"
 
     def __init__(self, *kept: Record, there: bool = True) -> None:
         self.kept = list(kept)
@@ -41,16 +41,25 @@ class Kafka:
     def end(self, *results: Any) -> None:
         self.outcomes[-1].set_result(list(results) or [Produced(0, 0)])
 
-    async def exists(self) -> bool:
+    async def has_topic(self, name: str) -> bool:
         if self.failure:
             raise self.failure
         return self.there
 
-    async def create_like(self, source: str) -> None:
+    async def ensure_topic_like(self, name: str, source: str, *_: Any) -> None:
         self.there = source == "t"
 
-    async def read_since(self, timestamp_ms: int) -> AsyncIterator[list[Record]]:
-        yield [record for record in self.kept if record.timestamp_ms >= timestamp_ms]
+    config = KafkaConfig()
+
+
+@pytest.fixture(autouse=True)
+def read_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read the records that the test keeps."""
+
+    async def read(kafka: Kafka, topic: Any, since_ms: int) -> AsyncIterator[list[Record]]:
+        yield [record for record in kafka.kept if record.timestamp_ms >= since_ms]
+
+    monkeypatch.setattr(idempotency, "read_back", read)
 
 
 class Keys:
@@ -100,7 +109,7 @@ def test_a_key_that_comes_again_has_the_same_answer() -> None:
         again, replayed = await keys.send(request=b"a secret")
         assert (again.status, again.body, replayed, len(keys.kafka.written)) == (200, first.body, True, 2)
         entry = keys.kafka.written[1]
-        assert entry.topic == "keys"
+        assert entry.topic == IdempotencyConfig().topic
         assert first.body in (entry.value or b"")
         assert b"secret" not in (entry.value or b"") + (entry.key or b"")
 

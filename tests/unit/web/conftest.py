@@ -13,7 +13,7 @@ import pytest
 
 from headrace import errors
 from headrace.config.http import HttpConfig, SecurityConfig
-from headrace.config.kafka import SchemaRegistryConfig
+from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.config.producer import IdempotencyConfig, ProducerConfig
 from headrace.control.commands import CommandAnswer
 from headrace.control.consumer_status import BreakerStatus, Details, Settings, Summary
@@ -83,11 +83,16 @@ class Kafka:
     def submit(self, records: Sequence[OutgoingRecord], closing: Any = None) -> asyncio.Future[list[Any]]:
         return asyncio.ensure_future(self.produce(records))
 
-    async def exists(self) -> bool:
+    async def has_topic(self, name: str) -> bool:
         return True
 
-    async def read_since(self, timestamp_ms: int) -> AsyncIterator[list[Any]]:
-        yield []
+    async def written_offsets(self, partitions: Any) -> dict[Any, int]:
+        return {}
+
+    async def offsets_since(self, partitions: Any, timestamp_ms: int) -> dict[Any, int]:
+        return {}
+
+    config = KafkaConfig()
 
     def send(self, records: Sequence[OutgoingRecord], done: Callable[[list[Any]], None], *_: Any) -> None:
         if self.failure:

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import KafkaError, KafkaTimeout, KafkaUnavailable
-from headrace.kafka import control_table
-from headrace.kafka.control_table import ControlTable
-from headrace.lifecycle import ManualClock, SystemClock
+from headrace.kafka import JSON_OBJECTS, CompactedTable, InternalTopic
+from headrace.lifecycle import Clock, ManualClock, SystemClock
 from headrace.lifecycle.gauge_registry import GaugeKey, gauges
 from headrace.records import OutgoingRecord, Produced, Record
 
@@ -27,7 +26,7 @@ class Log:
 
     def __init__(self) -> None:
         self.records: list[Record] = []
-        self.reads: ControlTable | None = None
+        self.reads: CompactedTable[Any] | None = None
         self.error: KafkaError | None = None
 
     async def produce(self, outgoing: Sequence[OutgoingRecord]) -> list[Any]:
@@ -39,17 +38,22 @@ class Log:
         record = Record(TOPIC, 0, len(self.records), 0, key, value)
         self.records.append(record)
         if self.reads:
-            self.reads.on_records([record], len(self.records))
+            self.reads.read([record], len(self.records))
         return Produced(0, record.offset)
 
 
 class NoBroker:
+    config = KafkaConfig()
+
     async def has_topic(self, name: str) -> bool:
         raise KafkaUnavailable("no broker answers")
 
 
-def table(log: Log) -> ControlTable:
-    made = ControlTable(KafkaConfig(), NoBroker(), TOPIC, "", log, SystemClock())  # type: ignore[arg-type]
+def table(log: Log, admin: Any = None, clock: Clock | None = None) -> CompactedTable[Any]:
+    topic = InternalTopic(TOPIC)
+    made = CompactedTable(
+        admin or NoBroker(), topic, JSON_OBJECTS, log.produce, clock or SystemClock(), optional="control"
+    )
     log.reads = made
     return made
 
@@ -68,11 +72,11 @@ def test_watchers_get_what_is_there_once_it_is_read_and_then_each_change_in_orde
     log.append(b"seek/a", None)
     log.append(b"hold/a", entry({}))
     assert seen == []
-    view.loaded()
+    view.loaded(len(log.records))
     log.append(b"seek/c", entry({"id": 3}))
     log.append(b"seek/b", None)
     log.append(b"seek/never", None)
-    view.loaded()  # after an interruption
+    view.loaded(len(log.records))  # after an interruption
     assert seen == [("seek/b", {"id": 2}), ("seek/c", {"id": 3}), ("seek/b", None)]
     assert view.items("") == {"hold/a": {}, "seek/c": {"id": 3}}
 
@@ -81,7 +85,7 @@ def test_who_watches_later_gets_what_is_there() -> None:
     """A watcher may come after the table is read."""
     log, seen = Log(), []
     view = table(log)
-    view.loaded()
+    view.loaded(len(log.records))
     log.append(b"job/1", entry({"state": "runs"}))
     view.watch("job/", lambda key, value: seen.append((key, value)))
     assert seen == [("job/1", {"state": "runs"})]
@@ -106,9 +110,9 @@ def test_a_corrupt_entry_is_passed_over_with_an_alarm(
         await view.start()
         log.append(b"b", entry({"holds": True}))
         log.append(key, value)
-        view.loaded()
+        view.loaded(len(log.records))
         assert view.items("") == {"b": {"holds": True}}
-        assert "offset 1 of _control is no entry" in caplog.text
+        assert "offset 1 of _control is not an entry" in caplog.text
         assert gauges()[GaugeKey("headrace_corrupt_control_entries")] == 1
         log.append(key, None)  # taken away by hand
         assert gauges()[GaugeKey("headrace_corrupt_control_entries")] == 0
@@ -117,25 +121,24 @@ def test_a_corrupt_entry_is_passed_over_with_an_alarm(
     asyncio.run(main())
 
 
-def test_put_returns_once_the_own_view_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_put_returns_once_the_own_view_holds_it() -> None:
     """An entry that is written and not read back may hold or not, and the error says so."""
 
     async def main() -> None:
         log = Log()
         view = table(log)
-        view.loaded()
+        view.loaded(len(log.records))
         assert await view.put("hold/g", {"by": "me"}) == 0
         assert view.items("hold/") == {"hold/g": {"by": "me"}}
-        assert await view.put_all({"hold/g": None, "hold/h": {}}) == 2
+        assert await view.put_all({"hold/g": None, "hold/h": {}}) == [1, 2]
         log.reads = None
         waiting = asyncio.ensure_future(view.put("hold/g", {"by": "you"}))
         await asyncio.sleep(0)
         assert not waiting.done()
-        view.on_records(log.records[-1:], 4)
+        view.read(log.records[-1:], 4)
         assert await waiting == 3
-        monkeypatch.setattr(control_table, "_PUT_SECONDS", 0.01)
-        with pytest.raises(KafkaTimeout, match="may hold or not"):
-            await view.put("hold/g", None)
+        with pytest.raises(KafkaTimeout, match="may be written or not"):
+            await view.put_all({"hold/g": None}, limit_seconds=0.01)
 
     asyncio.run(main())
 
@@ -146,7 +149,7 @@ def test_what_kafka_does_not_take_is_said() -> None:
     async def main() -> None:
         log = Log()
         view = table(log)
-        view.loaded()
+        view.loaded(len(log.records))
         log.error = KafkaUnavailable("no broker answers")
         with pytest.raises(KafkaUnavailable, match="no broker answers"):
             await view.put("a", {})
@@ -165,7 +168,7 @@ def test_nothing_is_written_before_the_table_is_read_or_where_there_is_none() ->
         assert not view.known.is_set()
         assert not view.readiness().ready
         view.missing = "may not be created"
-        view.absent()
+        view.known.set()
         with pytest.raises(KafkaUnavailable, match="may not be created"):
             await view.put("a", {})
         assert view.known.is_set()
@@ -191,9 +194,9 @@ def test_every_view_is_the_same_wherever_it_began(steps: list[tuple[str, int | N
     view.watch("", apply)
     for number, (key, value) in enumerate(steps):
         if number == loaded_at:
-            view.loaded()
+            view.loaded(len(log.records))
         log.append(key.encode(), None if value is None else entry({"value": value}))
-    view.loaded()
+    view.loaded(len(log.records))
     wanted = {key: {"value": value} for key, value in dict(steps).items() if value is not None}
     assert view.items("") == wanted == told
 
@@ -203,6 +206,7 @@ def test_a_topic_that_may_not_be_made_is_asked_for_rarely() -> None:
 
     class Without:
         asked = 0
+        config = KafkaConfig(create_topics=False)
 
         async def has_topic(self, name: str) -> bool:
             self.asked += 1
@@ -210,8 +214,7 @@ def test_a_topic_that_may_not_be_made_is_asked_for_rarely() -> None:
 
     async def main() -> None:
         admin, clock = Without(), ManualClock()
-        kafka = KafkaConfig(create_topics=False)
-        view = ControlTable(kafka, admin, TOPIC, "", Log(), clock)  # type: ignore[arg-type]
+        view = table(Log(), admin, clock)
         await view.start()
         await clock.settle()
         asked = admin.asked

@@ -1,0 +1,326 @@
+"""A compacted topic of one partition as a table: each process reads all of it, follows it, and writes entries.
+
+The order of the log is the order of changes, so every process comes to the same entries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from headrace.errors import HeadraceError, KafkaTimeout, KafkaUnavailable
+from headrace.kafka.admin import Admin
+from headrace.kafka.reader import read_records
+from headrace.kafka.topics import InternalTopic
+from headrace.lifecycle import Clock, Readiness, Service
+from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
+from headrace.records import OutgoingRecord, Record, TopicPartition
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Produce = Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Any]]]
+"""Writes records; an error stands in for the result of each record that failed."""
+
+_RETRY_SECONDS = 1.0
+_MISSING_SECONDS = 30.0
+_LIMIT_SECONDS = 10.0
+_GAUGE = "headrace_corrupt_control_entries"
+
+
+class ValueFormat(NamedTuple, Generic[T]):
+    """How the values of a table are encoded."""
+
+    decode: Callable[[bytes], T]
+    """Raises ValueError or RecursionError if a value cannot be decoded."""
+    encode: Callable[[T], bytes]
+
+
+JSON_OBJECTS: Final = ValueFormat(msgspec.json.Decoder(dict[str, Any]).decode, msgspec.json.encode)
+RAW_BYTES: Final = ValueFormat[bytes](bytes, bytes)
+
+
+class CompactedTable(Service, Generic[T]):
+    """Entries by key, as far as this process has read them, and writing entries.
+
+    A record without a value removes the entry of its key. A record that cannot be decoded is logged, counted in a
+    gauge and skipped.
+    """
+
+    def __init__(
+        self,
+        admin: Admin,
+        topic: InternalTopic,
+        values: ValueFormat[T],
+        produce: Produce,
+        clock: Clock,
+        *,
+        optional: str = "",
+    ) -> None:
+        """Prepare; no broker is contacted.
+
+        Args:
+            admin: Of the cluster that holds the topic.
+            topic: It is created if it does not exist.
+            values: How values are encoded.
+            produce: Writes entries.
+            clock: For the pauses between attempts.
+            optional: Name of what the table serves, if the process is ready without that. It is off while the topic
+                does not exist and cannot be created.
+        """
+        super().__init__(optional or f"topic {topic.name}")
+        self.topic = topic
+        self.missing = ""
+        """Why the topic does not exist and cannot be created; empty otherwise."""
+        self.known = asyncio.Event()
+        """Set when the entries written before the start are known: they are loaded, or there is no topic."""
+        self.is_loaded = asyncio.Event()
+        """Set when the entries written before the start are loaded, and watchers have received them."""
+        self._optional = bool(optional)
+        self._admin = admin
+        self._values = values
+        self._produce = produce
+        self._clock = clock
+        self._entries: dict[str, tuple[int, T]] = {}
+        self._corrupt: set[bytes | None] = set()
+        self._watches: list[tuple[str, Callable[[str, T | None], None]]] = []
+        self._position = _Position()
+        self._problem = f"{topic.name} is not read yet"
+
+    async def start(self) -> None:
+        if self._optional:
+            register_gauge(_GAUGE, lambda: len(self._corrupt))
+        self.spawn(self._follow(), "follow")
+
+    async def stop(self) -> None:
+        if self._optional:
+            unregister_gauge(_GAUGE)
+        await super().stop()
+
+    def readiness(self) -> Readiness:
+        if self.missing and self._optional:
+            return Readiness(True, f"{self.name} is off: {self.missing}")
+        return Readiness(not self._problem, self._problem)
+
+    def watch(self, prefix: str, on_change: Callable[[str, T | None], None]) -> None:
+        """Call a function with every entry whose key starts with a prefix: the present ones, then every change.
+
+        It is called on the loop, in the order of the log, with None for an entry that was removed. The first call
+        comes after all entries are loaded, so entries that were removed before are never passed. It must not raise.
+        """
+        self._watches.append((prefix, on_change))
+        if self.is_loaded.is_set():
+            self._pass_all(prefix, on_change)
+
+    def items(self, prefix: str) -> dict[str, T]:
+        """Return the entries whose keys start with a prefix, in the order of their last changes."""
+        return {key: entry for key, (_, entry) in self._entries.items() if key.startswith(prefix)}
+
+    def get(self, key: str) -> T | None:
+        """Return an entry; None if there is none."""
+        found = self._entries.get(key)
+        return found[1] if found else None
+
+    def offset_of(self, key: str) -> int:
+        """Return the offset of the record that wrote an entry last; -1 if there is no entry."""
+        found = self._entries.get(key)
+        return found[0] if found else -1
+
+    async def put(self, key: str, entry: T | None) -> int:
+        """Write an entry, or remove it with None, as `put_all` does. Returns the offset."""
+        return (await self.put_all({key: entry}))[0]
+
+    async def put_all(self, entries: Mapping[str, T | None], limit_seconds: float = _LIMIT_SECONDS) -> list[int]:
+        """Write entries concurrently and wait until this process has read them back.
+
+        Returns:
+            Their offsets, in their order.
+
+        Raises:
+            KafkaUnavailable: The table is not loaded, so nothing was written.
+            KafkaTimeout: The entries may be written or not.
+            KafkaError: Kafka refused one of them; others may be written.
+        """
+        self.require()
+        encode, topic = self._values.encode, self.topic.name
+        records = [
+            OutgoingRecord(topic, key.encode(), None if entry is None else encode(entry), None, 0)
+            for key, entry in entries.items()
+        ]
+        try:
+            async with asyncio.timeout(limit_seconds):
+                results = await self._produce(records)
+                if failed := next((result for result in results if isinstance(result, HeadraceError)), None):
+                    raise failed
+                offsets = [result.offset for result in results]
+                await self._position.reach(max(offsets) + 1)
+        except TimeoutError as cause:
+            raise KafkaTimeout(
+                f"{', '.join(entries)}: not read back from {topic} within {limit_seconds:g} s, so it may be written "
+                "or not: look at the status, and repeat the request when Kafka answers"
+            ) from cause
+        return offsets
+
+    async def catch_up(self) -> None:
+        """Wait until everything is read that is written now.
+
+        Raises:
+            KafkaUnavailable, KafkaTimeout: It is not read.
+        """
+        self.require()
+        await self.read_to_end()
+
+    async def read_to_end(self, limit_seconds: float = _LIMIT_SECONDS) -> None:
+        """Wait until everything is read that is written now, also while the table is loading.
+
+        Raises:
+            KafkaError, KafkaTimeout: It is not read.
+        """
+        await self.reach(await self._end(), limit_seconds)
+
+    async def reach(self, position: int, limit_seconds: float = _LIMIT_SECONDS) -> None:
+        """Wait until everything before an offset is read.
+
+        Raises:
+            KafkaTimeout: It is not read within the limit.
+        """
+        try:
+            async with asyncio.timeout(limit_seconds):
+                await self._position.reach(position)
+        except TimeoutError as cause:
+            raise KafkaTimeout(
+                f"{self.topic.name} was not read up to offset {position} within {limit_seconds:g} s: "
+                "see whether Kafka answers"
+            ) from cause
+
+    def require(self) -> None:
+        """Return if the table is loaded.
+
+        Raises:
+            KafkaUnavailable: It is not, or there is no topic.
+        """
+        if not self.is_loaded.is_set():
+            raise KafkaUnavailable(f"{self.name} is not available now: {self.missing or self._problem}")
+
+    def read(self, records: Sequence[Record], position: int) -> None:
+        """Apply records of the topic, in their order, up to a position."""
+        for record in records:
+            self._apply(record)
+        if self.is_loaded.is_set():  # before, no watcher has received an entry
+            self._position.move_to(position)
+
+    def loaded(self, position: int) -> None:
+        """Pass all entries to the watchers the first time the topic is read to its end, which is a position."""
+        if not self.is_loaded.is_set():
+            self.is_loaded.set()
+            for prefix, on_change in self._watches:
+                self._pass_all(prefix, on_change)
+        self._position.move_to(position)
+        self.known.set()
+
+    async def _follow(self) -> None:
+        position: int | None = None
+        while True:
+            try:
+                if self._problem:
+                    position = await self._load(position)
+                    self.loaded(position)
+                    self._problem = ""
+                async for records in read_records(self._admin.config, {self._partition: position or 0}):
+                    position = records[-1].offset + 1 if records else position
+                    self.read(records, position or 0)
+            except HeadraceError as error:
+                self._problem = f"{self.topic.name} is not read: {error.description}"
+            await self._clock.sleep(_MISSING_SECONDS if self.missing else _RETRY_SECONDS)
+
+    async def _load(self, position: int | None) -> int:
+        """Read from a position, or from the start, to the present end; return the end."""
+        if position is None:
+            await self._ensure()
+            position = (await self._admin.start_offsets([self._partition]))[self._partition]
+        end = await self._end()
+        async for records in read_records(self._admin.config, {self._partition: position}, {self._partition: end}):
+            self.read(records, records[-1].offset + 1)
+        return max(position, end)  # compaction may have removed the last records before the end
+
+    async def _ensure(self) -> None:
+        self.missing = ""
+        try:
+            await self.topic.ensure(self._admin)
+        except KafkaUnavailable:
+            raise
+        except HeadraceError as error:
+            self.missing = error.description
+            self.known.set()
+            raise
+
+    @property
+    def _partition(self) -> TopicPartition:
+        return TopicPartition(self.topic.name, 0)
+
+    async def _end(self) -> int:
+        return (await self._admin.written_offsets([self._partition]))[self._partition]
+
+    def _pass_all(self, prefix: str, on_change: Callable[[str, T | None], None]) -> None:
+        for key, entry in self.items(prefix).items():
+            on_change(key, entry)
+
+    def _apply(self, record: Record) -> None:
+        self._corrupt.discard(record.key)
+        try:
+            key = (record.key or b"").decode(errors="strict" if record.value else "replace")
+            entry = None if record.value is None else self._values.decode(record.value)
+            if entry is not None and not key:
+                raise ValueError("it has no key")
+        except (ValueError, RecursionError) as cause:
+            self._corrupt.add(record.key)
+            log.error("offset %d of %s is not an entry and is skipped: %s", record.offset, self.topic.name, cause)
+            return
+        before = self._entries.pop(key, None)
+        if entry is not None:
+            self._entries[key] = record.offset, entry
+        if self.is_loaded.is_set() and (entry is not None or before is not None):
+            for prefix, on_change in list(self._watches):
+                if key.startswith(prefix):
+                    on_change(key, entry)
+
+
+class _Position:
+    """The offset after the last record that was read, and waiting for it to move."""
+
+    def __init__(self) -> None:
+        self._value = 0
+        self._moved = asyncio.Event()
+
+    def move_to(self, position: int) -> None:
+        """Set the position, unless it is farther already."""
+        self._value = max(self._value, position)
+        self._moved.set()
+
+    async def reach(self, position: int) -> None:
+        """Wait until the position is at least this."""
+        while self._value < position:
+            self._moved.clear()
+            await self._moved.wait()
+
+
+async def read_back(
+    admin: Admin, topic: InternalTopic, since_ms: int = 0, *, settled: bool = True
+) -> AsyncGenerator[list[Record], None]:
+    """Read the committed records of a compacted topic once, in the order of the log.
+
+    Args:
+        admin: Of the cluster that holds the topic.
+        topic: The topic, which must exist.
+        since_ms: Timestamp of the oldest record to read (ms since the epoch).
+        settled: Whether to wait for open transactions, as those of a lost process, until they are ended.
+    """
+    partition = TopicPartition(topic.name, 0)
+    ends = await (admin.written_offsets if settled else admin.end_offsets)([partition])
+    starts = await (admin.offsets_since([partition], since_ms) if since_ms else admin.start_offsets([partition]))
+    async for records in read_records(admin.config, starts, ends):
+        yield records

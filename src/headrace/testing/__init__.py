@@ -1,10 +1,10 @@
 """Public test tools: a real Kafka, a clean Headrace process, a backend that records. The product never imports it."""
 
 from headrace.devcluster import Answer, Cluster, HeadraceProcess, Received, RecordingBackend, Registry
+from headrace.testing.history import Attempt, Commit, Operation, Pause, Pushed, Seek, Skip
 from headrace.testing.ledger import Fault, Sent, check_produced
-from headrace.testing.operations import Operation, Pause, Seek, Skip
 from headrace.testing.proxy import FaultProxy
-from headrace.testing.push_ledger import Attempt, Commit, Pushed, check_pushed
+from headrace.testing.push_ledger import check_pushed
 
 __all__ = [
     "Answer",

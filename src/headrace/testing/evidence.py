@@ -18,7 +18,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.delivery.dead_letter import origin_of
 from headrace.kafka import Admin, read_records
 from headrace.records import OutgoingRecord, Record, TopicPartition
-from headrace.testing.push_ledger import Attempt, Commit, Pushed
+from headrace.testing.history import Attempt, Commit, Pushed
 
 OFFSETS_TOPIC = "__consumer_offsets"
 

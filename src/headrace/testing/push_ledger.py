@@ -6,57 +6,20 @@ partitions. Every time is in seconds since the epoch by the clock of one machine
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from headrace.delivery.dead_letter import Origin, origin_of
 from headrace.delivery.offset_map import decode
 from headrace.records import Record
+from headrace.testing.history import NEVER, TICK_SECONDS, Operation, Pause, Pushed, Skip, eras
 from headrace.testing.ledger import Fault, sentences
-from headrace.testing.operations import TICK_SECONDS, Operation, Pause, Skip, eras
 
 if TYPE_CHECKING:  # the pytest plugin is loaded in every test run where Headrace is installed
     from headrace.config.consumers import Ordering
 
-_NEVER = math.inf
 Violations = Iterator[tuple[str, str]]
-
-
-class Attempt(NamedTuple):
-    """One record of one request, from the backend's journal."""
-
-    request: int
-    """Number of the request, in order of arrival; records of one request share it."""
-    at: float
-    """When it arrived."""
-    offset: int
-    key: bytes | None
-    value: bytes | None
-    ended_at: float = _NEVER
-    """When the backend had handled it, just before its whole answer; infinity if it did not."""
-
-
-class Commit(NamedTuple):
-    """One commit of the group."""
-
-    at: float
-    offset: int
-    metadata: str = ""
-
-
-class Pushed(NamedTuple):
-    """The evidence of one partition when its group is idle."""
-
-    log: Sequence[Record]
-    """From the start of the group."""
-    attempts: Sequence[Attempt]
-    """In order of arrival."""
-    dead_letters: Sequence[Record]
-    """The dead letters of this partition, with the time of the append."""
-    commits: Sequence[Commit]
-    """In the order of the broker."""
 
 
 def check_pushed(
@@ -119,7 +82,7 @@ def _origins(run: Pushed) -> Iterator[tuple[Record, Origin]]:
 
 def _ends(run: Pushed, skips: Sequence[Skip]) -> dict[int, float]:
     """Return when each record first ended: handled, in the dead letter topic, or skipped."""
-    ends: dict[int, float] = defaultdict(lambda: _NEVER)
+    ends: dict[int, float] = defaultdict(lambda: NEVER)
     for attempt in run.attempts:
         ends[attempt.offset] = min(ends[attempt.offset], attempt.ended_at)
     for letter, origin in _origins(run):
@@ -131,7 +94,7 @@ def _ends(run: Pushed, skips: Sequence[Skip]) -> dict[int, float]:
 
 def _claims(run: Pushed) -> dict[int, float]:
     """Return when a commit first covered each record, by its offset or its map."""
-    claims: dict[int, float] = defaultdict(lambda: _NEVER)
+    claims: dict[int, float] = defaultdict(lambda: NEVER)
     offsets = [record.offset for record in run.log]
     first = 0
     for commit in run.commits:
@@ -161,7 +124,7 @@ def _phantoms(run: Pushed) -> Violations:
 def _unfinished(run: Pushed, ends: Mapping[int, float], claims: Mapping[int, float]) -> Violations:
     seen = {attempt.offset for attempt in run.attempts} | {origin.offset for _, origin in _origins(run)}
     for record in run.log:
-        if ends[record.offset] == _NEVER and claims[record.offset] < _NEVER:
+        if ends[record.offset] == NEVER and claims[record.offset] < NEVER:
             kind, what = ("lost", "handled") if record.offset in seen else ("skipped", "delivered")
             yield kind, f"offset {record.offset} is committed and was never {what}"
 
@@ -175,7 +138,7 @@ def _behind(run: Pushed) -> Violations:
 def _commits(run: Pushed, ends: Mapping[int, float], claims: Mapping[int, float]) -> Violations:
     for record in run.log:
         ended, claimed = ends[record.offset], claims[record.offset]
-        if claimed < _NEVER and ended > claimed + TICK_SECONDS:
+        if claimed < NEVER and ended > claimed + TICK_SECONDS:
             yield "ahead", f"offset {record.offset} was committed at {claimed:.3f} and ended at {ended:.3f}"
     for before, commit in zip(run.commits, run.commits[1:], strict=False):
         if commit.offset < before.offset:
@@ -202,15 +165,15 @@ def _disorder(run: Pushed, ordering: Ordering, ends: Mapping[int, float]) -> Vio
         before = last_index.get((attempt.request, lane))
         last_index[attempt.request, lane] = index
         if before is None:
-            had = latest[lane][index - 1] if index else -_NEVER
+            had = latest[lane][index - 1] if index else -NEVER
         else:
-            had = max((ends[offset] for offset in lanes[lane][before + 1 : index]), default=-_NEVER)
+            had = max((ends[offset] for offset in lanes[lane][before + 1 : index]), default=-NEVER)
         if had > attempt.at + TICK_SECONDS:
             yield "order", f"offset {attempt.offset} came at {attempt.at:.3f}, one before it ended at {had:.3f}"
 
 
 def _running_latest(times: Iterable[float]) -> list[float]:
-    latest, found = -_NEVER, []
+    latest, found = -NEVER, []
     for time in times:
         latest = max(latest, time)
         found.append(latest)
@@ -221,7 +184,7 @@ def _repeats(run: Pushed, claims: Mapping[int, float], faults: Sequence[Fault], 
     """Yield deliveries after an attempt that ended the record, even one in flight, that no fault explains."""
     aborted = _aborted(run, skips)
     deliveries = [
-        (attempt.at, attempt.offset, attempt.ended_at < _NEVER and attempt.request not in aborted)
+        (attempt.at, attempt.offset, attempt.ended_at < NEVER and attempt.request not in aborted)
         for attempt in run.attempts
     ]
     # An attempt and its dead letter may have the same millisecond.

@@ -16,7 +16,7 @@ import pytest
 from headrace.records import Record, TopicPartition
 from headrace.testing import Answer, RecordingBackend
 from headrace.testing.evidence import decode_commit, read_journal, unique_records
-from headrace.testing.push_ledger import Commit
+from headrace.testing.history import Commit
 
 KEY = b"\x00\x01\x00\x01g\x00\x01t\x00\x00\x00\x07"
 VALUES = {

@@ -28,9 +28,9 @@ from headrace.delivery.tracker import AckTracker
 from headrace.errors import DeadLetterFailed
 from headrace.lifecycle import Deadline, ManualClock
 from headrace.records import Committed, Record, TopicPartition
+from headrace.testing.history import Attempt, Commit, Operation, Pause, Pushed, Seek, Skip
 from headrace.testing.ledger import Fault
-from headrace.testing.operations import Operation, Pause, Seek, Skip
-from headrace.testing.push_ledger import Attempt, Commit, Pushed, check_pushed
+from headrace.testing.push_ledger import check_pushed
 
 P0 = TopicPartition("t", 0)
 RECORDS = 400

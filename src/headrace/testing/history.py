@@ -1,4 +1,4 @@
-"""Operator actions on a partition during delivery, so that a ledger can distinguish them from faults.
+"""The history of one partition during delivery: attempts, commits, and operator actions, which are not faults.
 
 Times are in seconds since the epoch by the clock of one machine, from the request to the answer.
 """
@@ -8,14 +8,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from headrace.delivery.offset_map import decode
+from headrace.records import Record
 from headrace.testing.ledger import Fault
 
-if TYPE_CHECKING:
-    from headrace.testing.push_ledger import Pushed
-
+NEVER = math.inf
 TICK_SECONDS = 0.001
 """Kafka's times are whole milliseconds, so a later event may seem earlier by this much."""
 
@@ -41,6 +40,41 @@ class Pause(NamedTuple):
 
     begin: float
     end: float
+
+
+class Attempt(NamedTuple):
+    """One record of one request, from the backend's journal."""
+
+    request: int
+    """Number of the request, in order of arrival; records of one request share it."""
+    at: float
+    """When it arrived."""
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    ended_at: float = NEVER
+    """When the backend had handled it, just before its whole answer; infinity if it did not."""
+
+
+class Commit(NamedTuple):
+    """One commit of the group."""
+
+    at: float
+    offset: int
+    metadata: str = ""
+
+
+class Pushed(NamedTuple):
+    """The evidence of one partition when its group is idle."""
+
+    log: Sequence[Record]
+    """From the start of the group."""
+    attempts: Sequence[Attempt]
+    """In order of arrival."""
+    dead_letters: Sequence[Record]
+    """The dead letters of this partition, with the time of the append."""
+    commits: Sequence[Commit]
+    """In the order of the broker."""
 
 
 Operation = Seek | Skip | Pause

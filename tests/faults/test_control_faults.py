@@ -182,13 +182,13 @@ def wait_for(condition: Callable[[], Any], what: str) -> None:
 def ask(process: HeadraceProcess, action: str, **body: Any) -> None:
     """Ask a process for something; it may die before it answers, and need not do it at once."""
     with contextlib.suppress(HeadraceError, OSError):
-        Api(process.url).post(f"{CONSUMER}/{action}?waitSeconds=0", body)
+        Api(process.url).request("POST", f"{CONSUMER}/{action}?waitSeconds=0", body)
 
 
 def details(process: HeadraceProcess) -> dict[str, Any]:
     """Return what a process says of its consumer; nothing while it cannot be asked."""
     try:
-        return Api(process.url).get(CONSUMER)
+        return Api(process.url).request("GET", CONSUMER)
     except (HeadraceError, OSError):
         return {"commands": [{}], "partitions": [], "paused": None}
 

@@ -50,25 +50,25 @@ def test_each_command_on_one_process(site: Any, topic: Any, push: Any, backend: 
     process = push(name)
     api = Api(process.url)
     site.wait_committed(f"{name}-push", name, 10)
-    paused = api.post(f"{CONSUMER}/pause", {"reason": "the database is moved"})
+    paused = api.request("POST", f"{CONSUMER}/pause", {"reason": "the database is moved"})
     assert paused["paused"]["reason"] == "the database is moved"
     assert paused["why"].startswith("paused by anonymous since ")
-    sought = api.post(f"{CONSUMER}/seek", {"offset": 4})
+    sought = api.request("POST", f"{CONSUMER}/seek", {"offset": 4})
     assert not sought["pending"]
     assert [(one["outcome"], one["cameFrom"], one["offset"]) for one in sought["results"]] == [("sought", 10, 4)]
     assert site.committed(f"{name}-push")[(name, 0)] == 4
     assert len(backend.accepted) == 10
-    skipped = api.post(f"{CONSUMER}/skip", {"partition": 0, "offset": 6, "reason": "it is no order"})
+    skipped = api.request("POST", f"{CONSUMER}/skip", {"partition": 0, "offset": 6, "reason": "it is no order"})
     assert skipped["results"][0]["outcome"] in ("skipped", "will be skipped")
-    changed = api.patch(f"{CONSUMER}/settings", {"maxRecords": 2})
+    changed = api.request("PATCH", f"{CONSUMER}/settings", {"maxRecords": 2})
     assert changed["settings"]["maxRecords"] == 2
-    resumed = api.post(f"{CONSUMER}/resume")
+    resumed = api.request("POST", f"{CONSUMER}/resume")
     assert resumed["paused"] is None
     site.wait_committed(f"{name}-push", name, 10)
     assert offsets(backend.accepted[10:]) == [4, 5, 7, 8, 9]
     assert max(len(request.body) for request in backend.requests[1:]) <= 2
-    assert api.patch(f"{CONSUMER}/settings", {"maxRecords": None})["settings"]["maxRecords"] == 100
-    [summary] = api.get("/adm/reactive-consumers")["consumers"]
+    assert api.request("PATCH", f"{CONSUMER}/settings", {"maxRecords": None})["settings"]["maxRecords"] == 100
+    [summary] = api.request("GET", "/adm/reactive-consumers")["consumers"]
     assert (summary["name"], summary["kind"], summary["group"], summary["topics"]) == (
         "push",
         "reactive",
@@ -79,7 +79,7 @@ def test_each_command_on_one_process(site: Any, topic: Any, push: Any, backend: 
 
 def has(api: Api, place: str) -> list[int]:
     """Return the partitions that a process has."""
-    return [one["partition"] for one in api.get(place)["partitions"] if one["assigned"]]
+    return [one["partition"] for one in api.request("GET", place)["partitions"] if one["assigned"]]
 
 
 def test_a_command_reaches_the_process_that_has_the_partition(site: Any, topic: Any, push: Any, backend: Any) -> None:
@@ -95,24 +95,26 @@ def test_a_command_reaches_the_process_that_has_the_partition(site: Any, topic: 
     elsewhere = {}
 
     def is_told() -> bool:
-        elsewhere.update({one["partition"]: one for one in first.get(CONSUMER)["partitions"]}.get(theirs, {}))
+        elsewhere.update(
+            {one["partition"]: one for one in first.request("GET", CONSUMER)["partitions"]}.get(theirs, {})
+        )
         return elsewhere.get("lag") == 0 and " at 127.0.0.1" in elsewhere["member"] and "(pid " in elsewhere["member"]
 
     site.wait_until(is_told, "the first process to know of the other's partition")
     assert not elsewhere["assigned"]
     assert elsewhere["why"].startswith("another process has it")
-    first.post(f"{CONSUMER}/pause", {"topic": name, "partitions": [theirs]})
-    sought = first.post(f"{CONSUMER}/seek?waitSeconds=60", {"to": "begin", "partitions": [theirs]})
+    first.request("POST", f"{CONSUMER}/pause", {"topic": name, "partitions": [theirs]})
+    sought = first.request("POST", f"{CONSUMER}/seek?waitSeconds=60", {"to": "begin", "partitions": [theirs]})
     assert [(one["partition"], one["outcome"], one["cameFrom"]) for one in sought["results"]] == [(theirs, "sought", 5)]
-    skipped = first.post(
-        f"{CONSUMER}/skip?waitSeconds=60", {"partition": theirs, "offset": 1, "reason": "it is no order"}
+    skipped = first.request(
+        "POST", f"{CONSUMER}/skip?waitSeconds=60", {"partition": theirs, "offset": 1, "reason": "it is no order"}
     )
     assert skipped["results"][0]["by"] == sought["results"][0]["by"]
     before = len(backend.accepted)
-    first.post(f"{CONSUMER}/resume")
+    first.request("POST", f"{CONSUMER}/resume")
     site.wait_committed(f"{name}-push", name, 5, theirs)
     assert [(r["partition"], r["offset"]) for r in backend.accepted[before:]] == [(theirs, n) for n in (0, 2, 3, 4)]
-    everywhere = first.post(f"{CONSUMER}/seek?waitSeconds=60", {"offset": 5})
+    everywhere = first.request("POST", f"{CONSUMER}/seek?waitSeconds=60", {"offset": 5})
     assert {one["outcome"] for one in everywhere["results"]} == {"sought"}
     assert len({one["by"] for one in everywhere["results"]}) == 2
 
@@ -122,8 +124,8 @@ def test_a_pause_and_settings_survive_rebalances_and_restarts(site: Any, topic: 
     name = topic(2)
     one = push(name)
     api = Api(one.url)
-    api.post(f"{CONSUMER}/pause", {"reason": "night"})
-    api.patch(f"{CONSUMER}/settings", {"maxRecords": 3, "rateRecords": 1000.5})
+    api.request("POST", f"{CONSUMER}/pause", {"reason": "night"})
+    api.request("PATCH", f"{CONSUMER}/settings", {"maxRecords": 3, "rateRecords": 1000.5})
     late = Api(push(name).url)
     site.wait_until(lambda: len(has(late, CONSUMER)) == 1, "the second process to get a partition")
     assert one.terminate() == 0
@@ -133,17 +135,17 @@ def test_a_pause_and_settings_survive_rebalances_and_restarts(site: Any, topic: 
         site.write(name, *(OutgoingRecord(name, b"k", b"%d" % n, None, partition) for n in range(5)))
 
     def held() -> list[str]:
-        parts = [part for who in (api, late) for part in who.get(CONSUMER)["partitions"] if part["assigned"]]
+        parts = [part for who in (api, late) for part in who.request("GET", CONSUMER)["partitions"] if part["assigned"]]
         return [part["why"] for part in parts if part["open"] == 5]
 
     site.wait_until(lambda: len(held()) == 2, "both partitions to be read and held")
     assert all(why.startswith("paused by ") and why.endswith(": night") for why in held())
     assert backend.requests == []
     for who in (api, late):
-        shown = who.get(CONSUMER)
+        shown = who.request("GET", CONSUMER)
         assert shown["paused"]["reason"] == "night"
         assert (shown["settings"]["maxRecords"], shown["settings"]["rateRecords"]) == (3, 1000.5)
-    late.post(f"{CONSUMER}/resume")
+    late.request("POST", f"{CONSUMER}/resume")
     backend.wait_for(lambda b: len(b.accepted) == 10)
     assert max(len(request.body) for request in backend.requests) <= 3
 
@@ -160,22 +162,22 @@ def test_a_command_waits_for_a_process_that_can_do_it(site: Any, topic: Any, pus
     asked = apis[1 - owner]
     processes[owner].server.signal(signal.SIGSTOP)
     try:
-        sought = asked.post(f"{CONSUMER}/seek?waitSeconds=0", {"to": "begin", "reason": "again"})
+        sought = asked.request("POST", f"{CONSUMER}/seek?waitSeconds=0", {"to": "begin", "reason": "again"})
         assert sought["pending"]
         assert "the command waits" in sought["why"]
-        [waiting] = asked.get(CONSUMER)["commands"]
+        [waiting] = asked.request("GET", CONSUMER)["commands"]
         assert (waiting["id"], waiting["offset"], waiting["reason"]) == (sought["id"], 0, "again")
-        taken = asked.delete(f"{CONSUMER}/commands/{sought['id']}")
+        taken = asked.request("DELETE", f"{CONSUMER}/commands/{sought['id']}")
         assert taken["partitions"] == [f"{name}-0"]
         with pytest.raises(HeadraceError, match="is done, or there was none"):
-            asked.delete(f"{CONSUMER}/commands/{sought['id']}")
-        again = asked.post(f"{CONSUMER}/seek?waitSeconds=0", {"offset": 2})
+            asked.request("DELETE", f"{CONSUMER}/commands/{sought['id']}")
+        again = asked.request("POST", f"{CONSUMER}/seek?waitSeconds=0", {"offset": 2})
         assert again["pending"]
     finally:
         processes[owner].server.signal(signal.SIGCONT)
     backend.wait_for(lambda b: len(b.accepted) == 8)
     assert offsets(backend.accepted[5:]) == [2, 3, 4]
-    site.wait_until(lambda: asked.get(CONSUMER)["commands"] == [], "the command to be done")
+    site.wait_until(lambda: asked.request("GET", CONSUMER)["commands"] == [], "the command to be done")
 
 
 def test_functions_and_retry_tiers_are_steered_alike(
@@ -195,22 +197,24 @@ def test_functions_and_retry_tiers_are_steered_alike(
     site.wait_committed(group, name, 3)
 
     def waits() -> bool:
-        found = {one["topic"]: one for one in api.get(CONSUMER)["partitions"]}
+        found = {one["topic"]: one for one in api.request("GET", CONSUMER)["partitions"]}
         return tier in found and found[tier]["open"] == 1 and found[tier]["why"] != ""
 
     site.wait_until(waits, "the record to wait in its tier")
-    skipped = api.post(f"{CONSUMER}/skip", {"topic": tier, "partition": 0, "offset": 0, "reason": "no order"})
+    skipped = api.request(
+        "POST", f"{CONSUMER}/skip", {"topic": tier, "partition": 0, "offset": 0, "reason": "no order"}
+    )
     assert skipped["results"][0]["outcome"] == "skipped"
     site.wait_committed(f"{group}.retry", tier, 1)
     with pytest.raises(HeadraceError, match="they come again by themselves"):
-        api.post(f"{CONSUMER}/seek", {"to": "begin", "topic": tier})
+        api.request("POST", f"{CONSUMER}/seek", {"to": "begin", "topic": tier})
     work = "/adm/reactive-consumers/work.in"
-    assert api.get(work)["kind"] == "function"
+    assert api.request("GET", work)["kind"] == "function"
     site.wait_committed(f"{source}-work", source, 2)
-    api.post(f"{work}/pause")
-    assert api.post(f"{work}/seek?waitSeconds=60", {"to": "begin"})["results"][0]["outcome"] == "sought"
-    api.patch(f"{work}/settings", {"maxInFlight": 1})
-    api.post(f"{work}/resume")
+    api.request("POST", f"{work}/pause")
+    assert api.request("POST", f"{work}/seek?waitSeconds=60", {"to": "begin"})["results"][0]["outcome"] == "sought"
+    api.request("PATCH", f"{work}/settings", {"maxInFlight": 1})
+    api.request("POST", f"{work}/resume")
     site.wait_until(lambda: len(site.records(target)) == 4, "the function to handle both again")
 
 
@@ -253,8 +257,8 @@ def test_what_cannot_be_is_refused_and_nothing_is_half_done(site: Any, topic: An
             refused.value.description,
         )
     with pytest.raises(HeadraceError, match="did you mean push"):
-        api.post("/adm/reactive-consumers/pusj/pause")
-    shown = api.get(CONSUMER)
+        api.request("POST", "/adm/reactive-consumers/pusj/pause")
+    shown = api.request("GET", CONSUMER)
     assert (shown["paused"], shown["commands"], shown["partitions"][0]["committed"]) == (None, [], 3)
     assert shown["settings"]["maxRecords"] == 100
 
@@ -266,11 +270,11 @@ def test_only_administrators_steer(site: Any, topic: Any, push: Any) -> None:
     security = {"mode": "token", "principals": principals}
     url = push(topic(), more={"security": security}, env={name: f"{name:->16}" for name in scopes}).url
     for token, status in (("", 401), (f"{'reader':->16}", 403)):
-        for ask in (lambda api: api.get(CONSUMER), lambda api: api.post(f"{CONSUMER}/pause")):
+        for ask in (lambda api: api.request("GET", CONSUMER), lambda api: api.request("POST", f"{CONSUMER}/pause")):
             with pytest.raises(HeadraceError) as refused:
                 ask(Api(url, token))
             assert refused.value.parameters["status"] == status
-    paused = Api(url, f"{'alice':->16}").post(f"{CONSUMER}/pause")
+    paused = Api(url, f"{'alice':->16}").request("POST", f"{CONSUMER}/pause")
     assert paused["paused"]["by"] == "alice"
 
 
@@ -313,16 +317,16 @@ def test_without_a_table_control_is_off_and_delivery_goes_on(site: Any, topic: A
     api = Api(push(name, more=kafka, dead_letter={"enabled": False}).url)
     site.wait_committed(f"{name}-push", name, 3)
     with pytest.raises(HeadraceError, match=r"control is not available now: topic .*create_topics is false") as refused:
-        api.post(f"{CONSUMER}/pause")
+        api.request("POST", f"{CONSUMER}/pause")
     assert refused.value.parameters["status"] == 503
-    told = api.get("/health/readiness")["services"]["control"]
+    told = api.request("GET", "/health/readiness")["services"]["control"]
     assert told["ready"]
     assert told["reason"].startswith("control is off: topic _headrace-control-")
-    assert api.get(CONSUMER)["partitions"][0]["committed"] == 3
+    assert api.request("GET", CONSUMER)["partitions"][0]["committed"] == 3
 
 
 def test_a_process_without_consumers_says_that_it_has_no_control(site: Any, headrace: Any) -> None:
     """A job asked for there is refused with the reason, and readiness does not wait for what is not started."""
     api = Api(headrace(site.config).url)
     with pytest.raises(HeadraceError, match="no consumer runs in this process; ask one that has one"):
-        api.get("/adm/jobs")
+        api.request("GET", "/adm/jobs")

@@ -8,10 +8,10 @@ import http.client
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import urlsplit
 
 import click
 
@@ -20,6 +20,7 @@ from headrace.cli.output import output_option
 from headrace.config.http import HttpConfig
 from headrace.config.model import HeadraceConfig
 from headrace.errors import EnvironmentProblem, HeadraceError
+from headrace.web.endpoint import Endpoint
 
 _LIMIT_SECONDS = 60.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -52,38 +53,31 @@ class Api:
         here = urlsplit(url).hostname in _LOOPBACK
         self._opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if here else ()))
 
-    def get(self, path: str, **query: Any) -> dict[str, Any]:
-        """Return the answer to a GET; parameters that are None are left out."""
-        given = {name: value for name, value in query.items() if value is not None}
-        return self._request("GET", f"{path}?{urlencode(given, doseq=True)}" if given else path, None)
+    def call(
+        self, endpoint: Endpoint, body: Any = None, query: Mapping[str, Any] | None = None, /, **parameters: str
+    ) -> dict[str, Any]:
+        """Send a request to an endpoint and return the JSON of the answer.
 
-    def post(self, path: str, body: Any = None) -> dict[str, Any]:
-        """Return the answer to a POST of JSON."""
-        return self._request("POST", path, {} if body is None else body)
+        Args:
+            endpoint: The endpoint.
+            body: Sent as JSON; None for an empty object, or for nothing where the method has no body.
+            query: Query parameters; those that are None are left out.
+            parameters: Parts of the path.
 
-    def put(self, path: str, body: Any) -> dict[str, Any]:
-        """Return the answer to a PUT of JSON."""
-        return self._request("PUT", path, body)
+        Raises:
+            EnvironmentProblem, HeadraceError: See `request`.
+        """
+        return self.request(endpoint.method, endpoint.url(query or {}, **parameters), body, tuple(endpoint.answers))
 
-    def patch(self, path: str, body: Any) -> dict[str, Any]:
-        """Return the answer to a PATCH with JSON."""
-        return self._request("PATCH", path, body)
-
-    def delete(self, path: str) -> dict[str, Any]:
-        """Return the answer to a DELETE."""
-        return self._request("DELETE", path, None)
-
-    def readiness(self) -> dict[str, Any]:
-        """Return readiness, and per service why it is not ready."""
-        return self._request("GET", "/health/readiness", None, expected=503)
-
-    def _request(self, method: str, path: str, body: Any, expected: int = 200) -> dict[str, Any]:
-        """Send a request and return the JSON of the answer.
+    def request(self, method: str, path: str, body: Any = None, expected: Collection[int] = ()) -> dict[str, Any]:
+        """Send a request and return the JSON of the answer; errors with an expected status are answers too.
 
         Raises:
             EnvironmentProblem: No server answers.
             HeadraceError: The error of the server; code and status are in its parameters.
         """
+        if body is None and method not in ("GET", "DELETE"):
+            body = {}
         data = None if body is None else json.dumps(body).encode()
         headers = {**self._headers, **({"Content-Type": "application/json"} if data is not None else {})}
         request = urllib.request.Request(self.url + path, data, headers, method=method)
@@ -91,7 +85,7 @@ class Api:
             with self._opener.open(request, timeout=self.limit_seconds) as answer:
                 text = answer.read()
         except urllib.error.HTTPError as refused:
-            if refused.code != expected:
+            if refused.code not in expected:
                 raise _error_of(refused) from None
             text = refused.read()
         except (OSError, http.client.HTTPException) as cause:
@@ -105,11 +99,6 @@ class Api:
         except ValueError:
             raise HeadraceError(f"{self.url} answers something else than JSON: it is no Headrace") from None
         return found
-
-
-def part(name: str) -> str:
-    """Return a name as one part of a path."""
-    return quote(name, safe="")
 
 
 def api_options(command: Callable[..., Any]) -> Callable[..., Any]:

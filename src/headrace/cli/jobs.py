@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
-from headrace.cli.api import Api, api_options, part
+from headrace.cli.api import Api, api_options
 from headrace.cli.output import print_json, print_rows, progress
+from headrace.web.endpoint import Endpoint
+from headrace.web.routes.jobs import JobEndpoints
 
-_JOBS = "/adm/jobs"
 _ENDED = ("done", "failed", "stopped")
 _POLL_SECONDS = 0.5
 
@@ -33,7 +34,7 @@ def list_(api: Api, output: str) -> None:
 
     Example: headrace jobs list
     """
-    found = api.get(_JOBS)["jobs"]
+    found = api.call(JobEndpoints.list)["jobs"]
     print_rows(found if output == "json" else [_row(job) for job in found], output, "no jobs")
 
 
@@ -46,23 +47,23 @@ def show(job: str, follow: bool, api: Api, output: str) -> int:
 
     Example: headrace jobs show replay-0f1e2d3c4b --follow
     """
-    found = api.get(f"{_JOBS}/{part(job)}")
+    found = api.call(JobEndpoints.show, job=job)
     return watch(api, found, output) if follow else print_job(found, output)
 
 
-def _step(name: str, text: str) -> Callable[..., Any]:
+def _step(endpoint: Endpoint, name: str, text: str) -> Callable[..., Any]:
     @click.argument("job")
     @api_options
     def step(job: str, api: Api, output: str) -> int:
-        return print_job(api.post(f"{_JOBS}/{part(job)}/{name}"), output)
+        return print_job(api.call(endpoint, job=job), output)
 
     step.__doc__ = f"{text}\n\n    Example: headrace jobs {name} replay-0f1e2d3c4b\n    "
     return jobs.command(name)(step)
 
 
-_step("pause", "Pause a job; deliveries in flight end first.")
-_step("resume", "Resume a paused job.")
-_step("stop", "Stop a job for good; finished records stay finished.")
+_step(JobEndpoints.pause, "pause", "Pause a job; deliveries in flight end first.")
+_step(JobEndpoints.resume, "resume", "Resume a paused job.")
+_step(JobEndpoints.stop, "stop", "Stop a job for good; finished records stay finished.")
 
 
 def watch(api: Api, job: Mapping[str, Any], output: str) -> int:
@@ -75,7 +76,7 @@ def watch(api: Api, job: Mapping[str, Any], output: str) -> int:
         with progress(f"{job['kind']} {name}") as show_progress:
             while job["state"] not in (*_ENDED, "paused"):
                 time.sleep(_POLL_SECONDS)
-                job = api.get(f"{_JOBS}/{part(name)}")
+                job = api.call(JobEndpoints.show, job=name)
                 show_progress(job["progress"].get("done", 0), job["progress"].get("total"))
     except KeyboardInterrupt:
         click.echo(f"{name} still runs: headrace jobs pause {name}, or stop, to end it", err=True)

@@ -11,16 +11,16 @@ from typing import Any
 
 import click
 
-from headrace.cli.api import Api, api_options, part
+from headrace.cli.api import Api, api_options
 from headrace.cli.output import counted, print_json, print_rows
 from headrace.cli.reactive_top import top
 from headrace.cli.selection_options import Moment
 from headrace.config.references import ReferenceProblem, resolve
 from headrace.config.yaml_tree import Problems, read_text, read_tree
 from headrace.errors import ConfigError, HeadraceError
+from headrace.web.routes.control import ControlEndpoints
+from headrace.web.routes.registrations import RegistrationEndpoints
 
-_CONSUMERS = "/adm/reactive-consumers"
-_REGISTRATIONS = "/reactive-consumers"
 _COLUMNS = 100
 _MAX_NAMED = 5
 _SUCCEEDED = ("sought", "skipped", "will be skipped", "ended already")
@@ -64,7 +64,7 @@ def list_(api: Api, output: str) -> None:
 
     Example: headrace reactive list
     """
-    found = api.get(_CONSUMERS)["consumers"]
+    found = api.call(ControlEndpoints.list)["consumers"]
     if output == "json":
         print_json(found)
         return
@@ -93,7 +93,7 @@ def status(consumer: str, api: Api, output: str) -> None:
 
     Example: headrace reactive status orders
     """
-    _print_consumer(api.get(_path(consumer)), output)
+    _print_consumer(api.call(ControlEndpoints.show, name=consumer), output)
 
 
 @reactive.command()
@@ -105,7 +105,7 @@ def pause(consumer: str, partitions: Mapping[str, Any], api: Api, output: str) -
 
     Example: headrace reactive pause orders --reason "the database is moved"
     """
-    _print_consumer(api.post(_path(consumer, "pause"), partitions), output)
+    _print_consumer(api.call(ControlEndpoints.pause, partitions, name=consumer), output)
 
 
 @reactive.command()
@@ -117,7 +117,7 @@ def resume(consumer: str, partitions: Mapping[str, Any], api: Api, output: str) 
 
     Example: headrace reactive resume orders
     """
-    _print_consumer(api.post(_path(consumer, "resume"), partitions), output)
+    _print_consumer(api.call(ControlEndpoints.resume, partitions, name=consumer), output)
 
 
 @reactive.command()
@@ -136,7 +136,8 @@ def seek(consumer: str, to: str, partitions: Mapping[str, Any], wait: float, api
         target: dict[str, Any] = {"to": to}
     else:
         target = {"offset": int(to)} if to.isdecimal() else {"time": Moment()(to).isoformat()}
-    return _print_results(api.post(_path(consumer, "seek", wait), {**partitions, **target}), output)
+    body = {**partitions, **target}
+    return _print_results(api.call(ControlEndpoints.seek, body, {"waitSeconds": wait}, name=consumer), output)
 
 
 @reactive.command()
@@ -153,7 +154,7 @@ def skip(consumer: str, wait: float, api: Api, output: str, **record: Any) -> in
     Example: headrace reactive skip orders 4711 --partition 3 --reason "no order, see ticket 7"
     """
     given = {name: value for name, value in record.items() if value is not None}
-    return _print_results(api.post(_path(consumer, "skip", wait), given), output)
+    return _print_results(api.call(ControlEndpoints.skip, given, {"waitSeconds": wait}, name=consumer), output)
 
 
 @reactive.command("set")
@@ -177,7 +178,7 @@ def set_(consumer: str, reset: bool, api: Api, output: str, **settings: Any) -> 
         given["rateRecords"] = None
     if reset:
         given = {**dict.fromkeys(settings), **given}
-    _print_consumer(api.patch(_path(consumer, "settings"), given), output)
+    _print_consumer(api.call(ControlEndpoints.change_settings, given, name=consumer), output)
 
 
 @reactive.command()
@@ -189,7 +190,7 @@ def cancel(consumer: str, command: str, api: Api, output: str) -> None:
 
     Example: headrace reactive cancel orders 5f2b0c6d7e81
     """
-    answer = api.delete(_path(consumer, f"commands/{part(command)}"))
+    answer = api.call(ControlEndpoints.cancel, name=consumer, id=command)
     if output == "json":
         print_json(answer)
     else:
@@ -221,7 +222,7 @@ def register(file: Path, api: Api, output: str) -> None:
     done: list[dict[str, Any]] = []
     for name, settings in consumers.items():
         try:
-            done.append(api.put(f"{_REGISTRATIONS}/{part(name)}", settings))
+            done.append(api.call(RegistrationEndpoints.put, settings, name=name))
         except HeadraceError as error:
             before = f"; registered are {', '.join(one['name'] for one in done)}" if done else ""
             raise HeadraceError(f"{name}: {error.description}{before}", **error.parameters) from error
@@ -235,7 +236,7 @@ def registrations(api: Api, output: str) -> None:
 
     Example: headrace reactive registrations
     """
-    _print_registrations(api.get(_REGISTRATIONS)["consumers"], output)
+    _print_registrations(api.call(RegistrationEndpoints.list)["consumers"], output)
 
 
 @reactive.command()
@@ -246,12 +247,7 @@ def remove(name: str, api: Api, output: str) -> None:
 
     Example: headrace reactive remove orders
     """
-    print_rows([api.delete(f"{_REGISTRATIONS}/{part(name)}")], output, "")
-
-
-def _path(consumer: str, rest: str = "", wait_seconds: float | None = None) -> str:
-    path = f"{_CONSUMERS}/{part(consumer)}" + (f"/{rest}" if rest else "")
-    return path if wait_seconds is None else f"{path}?waitSeconds={wait_seconds:g}"
+    print_rows([api.call(RegistrationEndpoints.remove, name=name)], output, "")
 
 
 def _with_values(value: Any, folder: Path) -> Any:

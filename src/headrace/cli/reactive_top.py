@@ -17,6 +17,7 @@ from rich.text import Text
 from headrace.cli.api import Api, api_options
 from headrace.cli.output import counted
 from headrace.errors import HeadraceError
+from headrace.web.routes.control import ControlEndpoints
 
 _LIMIT_SECONDS = 5.0
 _ENDED = ("delivered", "deadLetters", "delayed", "skipped", "givenUp")
@@ -112,7 +113,7 @@ def drawn(url: str, now: Poll, table: Sequence[TopRow]) -> Group:
 
 def _poll(api: Api) -> Poll:
     try:
-        return Poll(time.monotonic(), api.get("/adm/reactive-consumers")["consumers"])
+        return Poll(time.monotonic(), api.call(ControlEndpoints.list)["consumers"])
     except HeadraceError as problem:
         return Poll(time.monotonic(), (), problem.description)
     except (ValueError, LookupError, TypeError):

@@ -7,11 +7,12 @@ from typing import Any
 import click
 import msgspec
 
-from headrace.cli.api import Api, api_options, part
+from headrace.cli.api import Api, api_options
 from headrace.cli.jobs import print_job, watch
 from headrace.cli.output import counted, print_json
 from headrace.cli.selection_options import Rate, span_options
 from headrace.control.selection import Selection, Span
+from headrace.web.routes.jobs import JobEndpoints
 
 
 @click.command()
@@ -38,7 +39,7 @@ def replay(topic: str, api: Api, output: str, dry_run: bool, detach: bool, **cho
 
     Example: headrace replay orders --to-consumer billing --since 2h --rate 500
     """
-    found = api.post("/adm/replays", {**_request(topic, **chosen), "dryRun": dry_run})
+    found = api.call(JobEndpoints.replay, {**_request(topic, **chosen), "dryRun": dry_run})
     if dry_run:
         if output == "json":
             print_json(found)
@@ -77,7 +78,7 @@ def redrive_to_backend(api: Api, topic: str, consumer: str, selection: Selection
         "maxRedrives": chosen["max_redrives"],
         "dryRun": chosen["dry_run"],
     }
-    found = api.post(f"/adm/dead-letters/{part(topic)}/redrive", {n: v for n, v in asked.items() if v is not None})
+    found = api.call(JobEndpoints.redrive, {n: v for n, v in asked.items() if v is not None}, topic=topic)
     if not chosen["dry_run"]:
         return watch(api, found, chosen["output"])
     if chosen["output"] == "json":

@@ -11,6 +11,7 @@ from headrace.cli.connection import variables, with_environment
 from headrace.cli.output import print_json
 from headrace.config.load import load_config
 from headrace.errors import EnvironmentProblem
+from headrace.web.routes.health import HealthEndpoints
 
 _POLL_SECONDS = 0.2
 
@@ -60,7 +61,7 @@ def ready(timeout: float, api: Api, output: str) -> int:
 def _state(api: Api) -> tuple[bool, str]:
     """Return whether it is ready, and if not, the first service that is not and why."""
     try:
-        answer = api.readiness()
+        answer = api.call(HealthEndpoints.readiness)
     except EnvironmentProblem:
         return False, f"no Headrace answers at {api.url} yet"
     waiting = [f"{name}: {one['reason']}" for name, one in answer.get("services", {}).items() if not one["ready"]]

@@ -13,9 +13,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from headrace.cli.api import Api, api_options, part
+from headrace.cli.api import Api, api_options
 from headrace.cli.main import main
 from headrace.errors import EnvironmentProblem, HeadraceError
+from headrace.web.routes.dead_letters import DeadLetterEndpoints
+from headrace.web.routes.jobs import JobEndpoints
+from headrace.web.routes.registrations import RegistrationEndpoints
 
 
 class _Answers(http.server.BaseHTTPRequestHandler):
@@ -58,17 +61,17 @@ def test_each_method_sends_json_and_the_token(
     url, seen = server
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     api = Api(url + "/", "abc")
-    assert api.get("/a", limit=3, key=None, p=[1, 2]) == {"ok": True}
-    api.post("/b")
-    api.put("/c", {"x": 1})
-    api.patch("/d", {"y": None})
-    api.delete(f"/{part('a/b c')}")
+    assert api.call(DeadLetterEndpoints.page, None, {"limit": 3, "key": None}, topic="a/b c") == {"ok": True}
+    api.call(JobEndpoints.pause, job="j")
+    api.call(RegistrationEndpoints.put, {"x": 1}, name="n")
+    api.request("PATCH", "/d", {"y": None})
+    api.request("DELETE", "/e")
     assert [(method, path, json.loads(body or b"null")) for method, path, body, _ in seen] == [
-        ("GET", "/a?limit=3&p=1&p=2", None),
-        ("POST", "/b", {}),
-        ("PUT", "/c", {"x": 1}),
+        ("GET", "/adm/dead-letters/a%2Fb%20c?limit=3", None),
+        ("POST", "/adm/jobs/j/pause", {}),
+        ("PUT", "/reactive-consumers/n", {"x": 1}),
         ("PATCH", "/d", {"y": None}),
-        ("DELETE", "/a%2Fb%20c", None),
+        ("DELETE", "/e", None),
     ]
     assert {token for *_, token in seen} == {"Bearer abc"}
 
@@ -76,16 +79,16 @@ def test_each_method_sends_json_and_the_token(
 def test_what_the_server_refuses_is_said_in_its_words(server: tuple[str, list[Any]]) -> None:
     """The description is the paragraph; something that is no Headrace is named as such."""
     with pytest.raises(HeadraceError, match="needs the scope admin") as refused:
-        Api(server[0]).get("/no")
+        Api(server[0]).request("GET", "/no")
     assert refused.value.parameters == {"status": 403, "code": "ERR10005"}
     with pytest.raises(HeadraceError, match="it is no Headrace"):
-        Api(server[0]).get("/proxy")
+        Api(server[0]).request("GET", "/proxy")
 
 
 def test_nobody_there_says_how_to_start_one() -> None:
     """The paragraph names the address, the command and the option."""
     with pytest.raises(EnvironmentProblem, match=r"no Headrace answers at http://127.0.0.1:9 .*--url"):
-        Api("http://127.0.0.1:9").get("/")
+        Api("http://127.0.0.1:9").request("GET", "/")
 
 
 def test_the_url_comes_from_the_option_the_environment_the_file_or_is_the_default(tmp_path: Path) -> None:
@@ -117,7 +120,7 @@ def test_whoever_answers_otherwise_is_no_headrace(
 ) -> None:
     """A page with status 200 comes from something else that listens there."""
     with pytest.raises(HeadraceError, match="is no Headrace"):
-        Api(server[0]).get("/page")
+        Api(server[0]).request("GET", "/page")
 
 
 def test_ready_waits_and_says_for_what(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,13 +128,13 @@ def test_ready_waits_and_says_for_what(capsys: pytest.CaptureFixture[str], monke
     away = "Kafka at k:1 has not answered for {} s: connection refused by k:1"
     answers = [(False, {"kafka": away.format(n)}) for n in (1, 2)] + [(False, {"push": "not joined"}), (True, {})]
 
-    def readiness(api: Api) -> dict[str, Any]:
+    def readiness(*_: Any) -> dict[str, Any]:
         if not answers:
             raise EnvironmentProblem("nobody")
         ok, reasons = answers.pop(0)
         return {"ready": ok, "services": {name: {"ready": False, "reason": why} for name, why in reasons.items()}}
 
-    monkeypatch.setattr(Api, "readiness", readiness)
+    monkeypatch.setattr(Api, "call", readiness)
     monkeypatch.setattr("headrace.cli.run._POLL_SECONDS", 0)
     with pytest.raises(SystemExit) as ended:
         main(["ready", "--url", "http://127.0.0.1:1"])

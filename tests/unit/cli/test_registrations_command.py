@@ -10,6 +10,7 @@ import pytest
 from headrace.cli.api import Api
 from headrace.cli.main import main
 from headrace.errors import HeadraceError
+from headrace.web.endpoint import Endpoint
 
 TEAM = """\
 reactive_consumers:
@@ -36,11 +37,11 @@ def test_references_are_replaced_on_the_teams_machine(
     monkeypatch.setenv("SHOP_KEY", "of-the-environment")
     sent: dict[str, Any] = {}
 
-    def put(api: Api, path: str, body: Any) -> dict[str, Any]:
-        sent[path] = body
+    def call(api: Api, endpoint: Endpoint, body: Any, *, name: str) -> dict[str, Any]:
+        sent[endpoint.url(name=name)] = body
         return {"name": "shop-orders", "owner": "shop", "version": 7, "state": "running"}
 
-    monkeypatch.setattr(Api, "put", put)
+    monkeypatch.setattr(Api, "call", call)
     assert ran("register", str(tmp_path / "team.yaml")) == 0
     headers = sent["/reactive-consumers/shop-orders"]["backend"]["headers"]
     assert headers == {"X-Key": "of-the-environment", "X-File": "of-a-file"}
@@ -62,7 +63,7 @@ def test_a_file_that_is_none_is_explained(
 ) -> None:
     """Exit code 78, and nothing is sent."""
     monkeypatch.delenv("SHOP_KEY", raising=False)
-    monkeypatch.setattr(Api, "put", lambda *_: pytest.fail("it was sent"))
+    monkeypatch.setattr(Api, "call", lambda *_: pytest.fail("it was sent"))
     (tmp_path / "team.yaml").write_text(text)
     assert ran("register", str(tmp_path / "team.yaml")) == 78
     assert said in capsys.readouterr().err
@@ -73,12 +74,12 @@ def test_a_refusal_says_of_which_consumer_and_what_is_done(
 ) -> None:
     """The next one is not asked for."""
 
-    def put(api: Api, path: str, body: Any) -> dict[str, Any]:
-        if path.endswith("/b"):
+    def call(api: Api, endpoint: Endpoint, body: Any, *, name: str) -> dict[str, Any]:
+        if name == "b":
             raise HeadraceError("the name b belongs to another registration")
-        return {"name": path[-1], "owner": "shop", "version": 7, "state": "running"}
+        return {"name": name, "owner": "shop", "version": 7, "state": "running"}
 
-    monkeypatch.setattr(Api, "put", put)
+    monkeypatch.setattr(Api, "call", call)
     (tmp_path / "team.yaml").write_text("reactive_consumers: {a: {x: 1}, b: {x: 1}, c: {x: 1}}")
     assert ran("register", str(tmp_path / "team.yaml")) == 1
     assert "b: the name b belongs to another registration; registered are a" in capsys.readouterr().err

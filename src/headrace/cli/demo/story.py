@@ -1,6 +1,7 @@
 """The steps of the demo: start everything, post the flights, wait for exact counts, redrive, print the table."""
 
 import asyncio
+import functools
 import signal
 import tempfile
 import time
@@ -11,7 +12,7 @@ import aiohttp
 import click
 import yaml
 
-from headrace.cli.api import Api, part
+from headrace.cli.api import Api
 from headrace.cli.connection import quiet_client
 from headrace.cli.demo.flights import REFUSED_CARRIER, Counts, Expected, Ledger, expected, requests
 from headrace.cli.output import install_progress, progress
@@ -20,6 +21,7 @@ from headrace.devcluster import Answer, Cluster, HeadraceProcess, RecordingBacke
 from headrace.errors import EnvironmentProblem, HeadraceError
 from headrace.kafka import Admin
 from headrace.lifecycle import run_blocking
+from headrace.web.routes.jobs import JobEndpoints
 
 FILES = Path(__file__).with_name("files")
 DEAD_LETTERS = "flights.long_delays.dlq"
@@ -111,11 +113,11 @@ class Story:
         )
         self._mark("settled")
         self._backend.answer = Answer()
-        api, path = Api(headrace.url), f"/adm/dead-letters/{part(DEAD_LETTERS)}/redrive"
-        counts = (await run_blocking(api.post, path, {"dryRun": True}))["errors"]
+        redrive = functools.partial(Api(headrace.url).call, JobEndpoints.redrive, topic=DEAD_LETTERS)
+        counts = (await run_blocking(redrive, {"dryRun": True}))["errors"]
         errors = ", ".join(f"{count} of {error}" for error, count in counts.items())
         self._print(f"Repairing the backend and redriving the dead letters: {errors or 'none'}")
-        await run_blocking(api.post, path)
+        await run_blocking(redrive, {})
         final = await self._until(headrace, ledger, want, lambda c: c.finished(want.long_delays))
         self._mark("redriven")
         ok = self._table(want, posted, at_rest, final)

@@ -231,7 +231,6 @@ BACKENDS = {
     "results": "backend.py",
     "status": "backend.py",
     "single": "single/backend.py",
-    "cloudevents_batch": "events/backend.py",
     "cloudevents_structured": "events/backend.py",
     "cloudevents_binary": "events/backend.py",
 }

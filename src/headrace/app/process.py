@@ -26,7 +26,8 @@ from headrace.control.doctor import Durability, require
 from headrace.control.lag import LagMonitor
 from headrace.control.running_consumer import RunningConsumer, topics_of_groups
 from headrace.errors import ServiceDied
-from headrace.formats.registry_watch import RegistryWatch
+from headrace.formats.codec import SCHEMA_TYPES
+from headrace.formats.registry import RegistryWatch
 from headrace.kafka import JSON_OBJECTS, CompactedTable, InternalTopic, OwnTopics, TransactionalProducers
 from headrace.kafka.producer_settings import check_properties
 from headrace.lifecycle import Clock, Service, Signals, Supervisor, SystemClock
@@ -51,7 +52,6 @@ log = logging.getLogger(__name__)
 _READY_CHECK_SECONDS = 0.1
 _FIRST_LOG_SECONDS = 2.0
 _NEXT_LOG_SECONDS = 15.0
-_BY_SCHEMA = {"avro", "jsonschema", "protobuf"}
 _EXIT_OK, _EXIT_DIED = 0, 1
 _COLLECT_AFTER = 20_000, 50, 100
 
@@ -188,7 +188,7 @@ def _preparation(context: ProcessContext, assembly: Assembly) -> list[Service]:
     config, clock = context.config, context.clock
     services: list[Service] = []
     formats = {config.producer.key_format, config.producer.value_format, *assembly.formats}
-    if formats & _BY_SCHEMA or "schema_registry" in config.model_fields_set:
+    if formats & SCHEMA_TYPES.keys() or "schema_registry" in config.model_fields_set:
         services.append(RegistryWatch(context.registry, clock))
     created = assembly.created_topics
     if config.audit.to == "topic" and config.kafka.create_topics:

@@ -19,8 +19,7 @@ from headrace.config.kafka import SchemaRegistryConfig
 from headrace.config.section import FormatName
 from headrace.control.topics import read_window, window
 from headrace.errors import DecodeError, EncodeError, HeadraceError, InvalidRequest
-from headrace.formats.codec import Codec
-from headrace.formats.codec_json import JsonCodec
+from headrace.formats.codec import Codec, JsonCodec
 from headrace.formats.codecs import Codecs, Reader, SchemaChoice
 from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import Admin, Reachability, read_records

@@ -130,9 +130,7 @@ class OAuth(Section):
     """Audience of the token, if the server requires one."""
 
 
-BackendMode = Literal[
-    "results", "status", "single", "cloudevents_batch", "cloudevents_structured", "cloudevents_binary"
-]
+BackendMode = Literal["results", "status", "single", "cloudevents_structured", "cloudevents_binary"]
 ONE_RECORD_MODES = ("single", "cloudevents_structured", "cloudevents_binary")
 """Modes with one record per request."""
 
@@ -162,10 +160,10 @@ class BackendConfig(Section):
     oauth: OAuth | None = None
     """The server that issues tokens for `Authorization`."""
     mode: BackendMode = "results"
-    """What a request holds, and what its answer says. `results`: an array of records, answered by one result per
+    """Content of a request, and meaning of its answer. `results`: an array of records, answered by one result per
     record; `status`: the same array, and 2xx means all are done; `single`: one record per request, its value as body;
-    `cloudevents_batch`, `cloudevents_structured`, `cloudevents_binary`: CloudEvents 1.0, the last two with one record
-    per request. In all but `results` the answer's body is not read."""
+    `cloudevents_structured`, `cloudevents_binary`: one record per request, as a CloudEvent 1.0. In all but `results`
+    the answer's body is not read."""
     max_answer_bytes: Count = 1_048_576
     """Largest answer that is read. In mode `results`, where answers may echo the records, the default is four times
     `batch.max_bytes` and 16 KiB per record of `batch.max_records` more."""

@@ -57,8 +57,8 @@ class ProducerConfig(Section):
     """Format of keys when a request names none."""
     value_format: FormatName = "json"
     """Format of values when a request names none."""
-    format_codes: Literal["seed", "original"] = "seed"
-    """Formats given as a number: in the order of the seed document, or of the original's code (1 json, 2 avro)."""
+    format_codes: Literal["documented", "light-4j"] = "documented"
+    """Formats given as a number: in the documented order, or in that of light-4j's code (1 json, 2 avro)."""
     format_from_subject: bool = False
     """Whether the newest schema under the subject, if there is one, decides the format when a request names none."""
     subject_strategy: Literal["topic", "record", "topic_record"] = "topic"

@@ -10,10 +10,9 @@ from headrace.control.letter_scan import Letter
 from headrace.control.selection import iso_ms
 from headrace.delivery.dead_letter import REDRIVE_COUNT, STACK_TRACE, own_headers
 from headrace.errors import DecodeError, RegistryUnavailable
+from headrace.formats.codec import SCHEMA_TYPES, schema_id_of
 from headrace.formats.codecs import Codecs
-from headrace.formats.framing import schema_id_of
 
-_BY_SCHEMA: Final = ("avro", "jsonschema", "protobuf")
 _ANY_SCHEMA: Final = "schema"
 _TOLD: Final = ("group", "attempts", "first_failure", "last_failure", "error", "status", "reason", "excerpt")
 
@@ -110,10 +109,10 @@ class LetterText:
     async def _decoded(self, data: bytes | None, wanted: str | None) -> tuple[str, msgspec.Raw]:
         if data is None:
             return "null", msgspec.Raw(b"null")
-        framed = [_ANY_SCHEMA] if schema_id_of(data) is not None and wanted not in _BY_SCHEMA else []
+        framed = [_ANY_SCHEMA] if schema_id_of(data) is not None and wanted not in SCHEMA_TYPES else []
         guesses = [*framed, *(["json"] if data[:1] in (b"{", b"[") else []), "string"]
         for name in [wanted, *guesses] if wanted else guesses:
-            if name in (*_BY_SCHEMA, _ANY_SCHEMA) and self._without_registry:
+            if name in (*SCHEMA_TYPES, _ANY_SCHEMA) and self._without_registry:
                 continue
             reader = self._codecs.for_reading("avro" if name == _ANY_SCHEMA else name)
             try:

@@ -1,21 +1,21 @@
-"""Avro's JSON encoding, compiled per schema: a checker for what goes in, a schema rewrite for what comes out.
+"""Avro's JSON encoding, compiled per schema: a converter for writing, a rewritten schema for reading.
 
 A non-null value of a union is an object with the branch's name as its one key; bytes and fixed are strings of the
-characters U+0000 to U+00FF; logical types show their underlying value. Source: Avro specification 1.12, JSON encoding.
-By switch, values of unions stand there plain instead (the original's `useNoWrappingAvro`): then the first branch whose
-type and fields fit is written.
-Schemas here are parsed ones: names are full, a type is text, a list (union) or a dict.
+characters U+0000 to U+00FF; logical types show their underlying value (Avro specification 1.12, JSON encoding).
+With plain unions (light-4j's `useNoWrappingAvro`) the object is left out, and the first branch that fits is written.
+Schemas here are parsed: names are full, a type is text, a list (union) or a dict.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
-Convert = Callable[[Any], Any]
+from headrace.formats.codec import Convert, Misfit, expected, of_type
+
 JSON_TYPE: Final = "headrace-json"
-"""Logical type that marks what JSON cannot hold as it is read: bytes, and floats that are no number."""
+"""Logical type of what JSON cannot hold: bytes, and floats that are no number."""
 
 _RECORDS: Final = ("record", "error")
 _NAMED: Final = (*_RECORDS, "enum", "fixed")
@@ -23,22 +23,8 @@ _LARGEST_FLOAT: Final = 3.4028234663852886e38
 _NOT_NUMBERS: Final = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
-class Misfit(Exception):
-    """A value does not fit its schema, at a path below the value; the text never holds the value itself."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.text = text
-        self.path = ""
-
-    def under(self, step: str) -> Misfit:
-        """Return this misfit as seen one level further up."""
-        self.path = step + self.path
-        return self
-
-
 def to_json(value: Any, *_: Any) -> Any:
-    """Return what was read as `JSON_TYPE` as something JSON holds."""
+    """Convert a value of logical type `JSON_TYPE` to one that JSON holds."""
     if isinstance(value, bytes):
         return value.decode("latin-1")
     if -_LARGEST_DOUBLE <= value <= _LARGEST_DOUBLE:
@@ -47,7 +33,7 @@ def to_json(value: Any, *_: Any) -> Any:
 
 
 def is_recursive(schema: Any, inside: tuple[str, ...] = ()) -> bool:
-    """Whether a type of the schema holds itself, so that the depth of a value has no bound."""
+    """Return whether a type of the schema contains itself, so that the depth of a value has no bound."""
     if isinstance(schema, list):
         return any(is_recursive(branch, inside) for branch in schema)
     kind = _kind(schema)
@@ -57,7 +43,7 @@ def is_recursive(schema: Any, inside: tuple[str, ...] = ()) -> bool:
 
 
 def inlined(schema: Any, outside: dict[str, Any]) -> Any:
-    """Return a schema in which each type of `outside` is written out where it is first named; `outside` is used up."""
+    """Return a schema with each type of `outside` written out at its first use; `outside` is consumed."""
     if isinstance(schema, str):
         return inlined(outside.pop(schema), outside) if schema in outside else schema
     if isinstance(schema, list):
@@ -73,10 +59,10 @@ def inlined(schema: Any, outside: dict[str, Any]) -> Any:
 
 
 def wrapped(schema: Any, *, plain_unions: bool = False) -> Any:
-    """Return a schema of the same bytes by which a reader gives Avro's JSON encoding.
+    """Return a schema of the same bytes with which a reader returns Avro's JSON encoding.
 
-    A union's branch becomes a record with one field that has the branch's name: the same in bytes, and read as the
-    object that JSON asks for. So the compiled reader does all the work.
+    A union's branch becomes a record with one field of the branch's name. It has the same bytes, and the compiled
+    reader returns it as the object that the JSON encoding requires.
     """
     return _wrap(schema, None if plain_unions else itertools.count())
 
@@ -107,7 +93,7 @@ def _wrap_branch(branch: Any, numbers: Iterator[int]) -> Any:
 
 
 class Named(dict[str, Convert]):
-    """Functions of the named types met so far, their schemas, and how unions are written."""
+    """Converters and schemas of the named types so far, and how unions are written."""
 
     def __init__(self, *, plain_unions: bool = False) -> None:
         super().__init__()
@@ -118,10 +104,8 @@ class Named(dict[str, Convert]):
 def converter(schema: Any, known: Named) -> Convert:
     """Return a function from a decoded JSON value to what Avro's writer takes.
 
-    Stricter than the writer: types, ranges, lengths and unknown fields are checked. A field that is absent takes its
+    It is stricter than the writer: types, ranges, lengths and unknown fields are checked. An absent field gets its
     default.
-
-    Raises (the function): Misfit.
     """
     if isinstance(schema, list):
         return _plain_union(schema, known) if known.plain_unions else _union(schema, known)
@@ -129,7 +113,7 @@ def converter(schema: Any, known: Named) -> Convert:
     if kind in _PRIMITIVES:
         return _PRIMITIVES[kind]
     if kind not in _COMPOSED:
-        return lambda value: known[kind](value)  # a name: found at run time, because a type may hold itself
+        return lambda value: known[kind](value)  # a name: looked up at run time, because a type may contain itself
     if kind in _NAMED:
         known.schemas[schema["name"]] = schema
     convert = _COMPOSED[kind](schema, known)
@@ -145,7 +129,7 @@ def _record(schema: Any, known: Named) -> Convert:
 
     def convert(value: Any) -> Any:
         if type(value) is not dict:
-            _expected(f"an object ({name})", value)
+            expected(f"an object ({name})", value)
         found = {}
         for field, inner, optional in fields:
             if field in value:
@@ -163,13 +147,13 @@ def _record(schema: Any, known: Named) -> Convert:
 
 
 def _may_be_absent(field: Any) -> bool:
-    # The writer fills defaults in, but takes those of bytes (JSON text in the schema) as they are.
+    # The writer fills in defaults, but does not decode those of bytes, which are JSON text in the schema.
     return "default" in field and _kind(field["type"]) not in ("bytes", "fixed")
 
 
 def _union(branches: list[Any], known: Named) -> Convert:
     inner = {_branch_name(branch): converter(branch, known) for branch in branches}
-    expected = "a union, which is written " + " or ".join(
+    forms = "a union, which is written " + " or ".join(
         "null" if name == "null" else f'{{"{name}": ...}}' for name in inner
     )
 
@@ -177,10 +161,10 @@ def _union(branches: list[Any], known: Named) -> Convert:
         if value is None and "null" in inner:
             return None
         if type(value) is not dict or len(value) != 1:
-            _expected(expected, value)
+            expected(forms, value)
         ((name, item),) = value.items()
         if name not in inner or name == "null":
-            raise Misfit(f"expected {expected}")
+            raise Misfit(f"expected {forms}")
         try:
             return name, inner[name](item)
         except Misfit as misfit:
@@ -190,8 +174,8 @@ def _union(branches: list[Any], known: Named) -> Convert:
 
 
 def _plain_union(branches: list[Any], known: Named) -> Convert:
-    # Maps last, because they take what is meant for a record. No branch is tried out to its end: with types that hold
-    # themselves, that would cost twice as much with every level.
+    # Maps last, because they accept any object. No branch is converted on trial: with recursive types the cost would
+    # double with every level.
     ordered = sorted(branches, key=lambda branch: _kind(branch) == "map")
     choices = [(_branch_name(branch), _looks_like(branch, known), converter(branch, known)) for branch in ordered]
 
@@ -199,13 +183,13 @@ def _plain_union(branches: list[Any], known: Named) -> Convert:
         for name, fits, inner in choices:
             if fits(value):
                 return None if name == "null" else (name, inner(value))
-        return _expected("one of " + ", ".join(name for name, _, _ in choices), value)
+        return expected("one of " + ", ".join(name for name, _, _ in choices), value)
 
     return convert
 
 
 def _looks_like(schema: Any, known: Named) -> Callable[[Any], bool]:
-    """Return what says whether a value may be of a branch, without looking into it."""
+    """Return a predicate for values that may be of a branch; it checks one level only."""
     schema = known.schemas.get(_kind(schema), schema)
     kind = _kind(schema)
     if kind in _RECORDS:
@@ -231,7 +215,7 @@ def _array(schema: Any, known: Named) -> Convert:
 
     def convert(value: Any) -> Any:
         if type(value) is not list:
-            _expected("an array", value)
+            expected("an array", value)
         try:
             return [inner(item) for item in value]
         except Misfit as misfit:
@@ -245,7 +229,7 @@ def _map(schema: Any, known: Named) -> Convert:
 
     def convert(value: Any) -> Any:
         if type(value) is not dict:
-            _expected("an object (map)", value)
+            expected("an object (map)", value)
         try:
             return {key: inner(item) for key, item in value.items()}
         except Misfit as misfit:
@@ -277,27 +261,15 @@ def _fixed(schema: Any, _: Named) -> Convert:
     return convert
 
 
-def _null(value: Any) -> Any:
-    if value is not None:
-        _expected("null", value)
+def _integer(bits: int) -> Convert:
+    limit = 2 ** (bits - 1)
 
+    def convert(value: Any) -> Any:
+        if type(value) is not int or not -limit <= value < limit:
+            expected(f"an integer of {bits} bits", value)
+        return value
 
-def _boolean(value: Any) -> Any:
-    if type(value) is not bool:
-        _expected("a boolean", value)
-    return value
-
-
-def _int(value: Any) -> Any:
-    if type(value) is not int or not -(2**31) <= value < 2**31:
-        _expected("an integer of 32 bits", value)
-    return value
-
-
-def _long(value: Any) -> Any:
-    if type(value) is not int or not -(2**63) <= value < 2**63:
-        _expected("an integer of 64 bits", value)
-    return value
+    return convert
 
 
 def _double(value: Any) -> Any:
@@ -307,25 +279,19 @@ def _double(value: Any) -> Any:
         return float(value)
     if type(value) is str and value in _NOT_NUMBERS:
         return _NOT_NUMBERS[value]
-    return _expected("a number", value)
+    return expected("a number", value)
 
 
 def _float(value: Any) -> Any:
     number = _double(value)
     if abs(number) > _LARGEST_FLOAT and number not in _NOT_NUMBERS.values():
-        _expected("a number that a float holds", value)
+        expected("a number that a float holds", value)
     return number
-
-
-def _string(value: Any) -> Any:
-    if type(value) is not str:
-        _expected("a string", value)
-    return value
 
 
 def _bytes(value: Any) -> Any:
     if type(value) is not str:
-        _expected("a string (bytes)", value)
+        expected("a string (bytes)", value)
     try:
         return value.encode("latin-1")
     except UnicodeEncodeError:
@@ -335,13 +301,13 @@ def _bytes(value: Any) -> Any:
 _LARGEST_DOUBLE: Final = 1.7976931348623157e308
 _ELEMENT: Final = {"array": "items", "map": "values"}
 _PRIMITIVES: Final[dict[str, Convert]] = {
-    "null": _null,
-    "boolean": _boolean,
-    "int": _int,
-    "long": _long,
+    "null": of_type(type(None), "null"),
+    "boolean": of_type(bool, "a boolean"),
+    "int": _integer(32),
+    "long": _integer(64),
     "float": _float,
     "double": _double,
-    "string": _string,
+    "string": of_type(str, "a string"),
     "bytes": _bytes,
 }
 _COMPOSED: Final[dict[str, Callable[[Any, Named], Convert]]] = {
@@ -364,8 +330,3 @@ def _branch_name(schema: Any) -> str:
 
 def _element(schema: Any) -> Any:
     return schema[_ELEMENT[_kind(schema)]]
-
-
-def _expected(what: str, value: Any) -> NoReturn:
-    kinds = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
-    raise Misfit(f"expected {what}, got {kinds.get(type(value), 'another number')}")

@@ -1,12 +1,28 @@
-"""What every codec offers: JSON text in, stored bytes out, and the way back.
+"""The codecs of the formats without a schema, the registry's framing, and the one table of formats.
 
-Values stay JSON text on both sides, so a value is spliced into a body without being taken apart, and numbers keep
-every digit. Null never reaches a codec: callers store it as null bytes (a tombstone, or no key).
+A codec turns JSON text into stored bytes and back. Values stay JSON text, so a value is copied into a body unparsed
+and numbers keep every digit. Callers store null as null bytes (a tombstone, or no key); codecs never see it.
+Function workers import this module, so it must stay light.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+import binascii
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NoReturn, Protocol
+
+import msgspec
+
+from headrace.errors import DecodeError, EncodeError, EnvironmentProblem, SchemaInvalid
+
+_HEADER: Final = struct.Struct(">BI")
+_check_json = msgspec.json.Decoder(msgspec.Raw).decode
+_decode_text = msgspec.json.Decoder(str).decode
+_encode_text = msgspec.json.Encoder().encode
+
+Convert = Callable[[Any], Any]
+"""Checks one decoded JSON value and returns what a format's writer takes; raises `Misfit`."""
 
 
 class Codec(Protocol):
@@ -25,3 +41,167 @@ class Codec(Protocol):
         Raises:
             DecodeError: The bytes are not of this format.
         """
+
+
+class SchemaCodec(Codec, Protocol):
+    """A codec of one schema."""
+
+    record_name: str
+    """Name of the schema's record, message or title, for subject strategies that use it; empty without one."""
+
+
+class Misfit(Exception):
+    """A value does not fit its schema, at a path below the value; the text never holds the value itself."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+        self.path = ""
+
+    def under(self, step: str) -> Misfit:
+        """Return this misfit as seen one level further up."""
+        self.path = step + self.path
+        return self
+
+
+def expected(what: str, value: Any, string: str = "a string") -> NoReturn:
+    """Raise a `Misfit` that names the JSON type of a value in place of the value."""
+    kinds = {dict: "an object", list: "an array", str: string, bool: "a boolean", type(None): "null"}
+    raise Misfit(f"expected {what}, got {kinds.get(type(value), 'another number')}")
+
+
+def of_type(kind: type, what: str) -> Convert:
+    """Return a converter that accepts values of one Python type; `what` names it in the error."""
+
+    def convert(value: Any) -> Any:
+        if type(value) is not kind:
+            expected(what, value)
+        return value
+
+    return convert
+
+
+class BinaryCodec:
+    """BINARY: any bytes, as standard base64 with padding in a JSON string (RFC 4648 section 4)."""
+
+    def encode(self, text: bytes) -> bytes:
+        try:
+            return binascii.a2b_base64(_decode_text(text), strict_mode=True)
+        except (msgspec.DecodeError, ValueError) as cause:
+            raise EncodeError(f"BINARY takes a JSON string in standard base64 with padding: {cause}") from cause
+
+    def decode(self, data: bytes) -> bytes:
+        return b'"' + binascii.b2a_base64(data, newline=False) + b'"'
+
+
+class StringCodec:
+    """STRING: UTF-8 text, as a JSON string."""
+
+    def encode(self, text: bytes) -> bytes:
+        try:
+            return _decode_text(text).encode()
+        except (msgspec.DecodeError, UnicodeDecodeError) as cause:
+            raise EncodeError(f"STRING takes a JSON string: {cause}") from cause
+
+    def decode(self, data: bytes) -> bytes:
+        try:
+            return _encode_text(str(data, "utf-8"))
+        except UnicodeDecodeError as cause:
+            raise DecodeError(f"not UTF-8 text, which STRING needs: {cause.reason} at byte {cause.start}") from cause
+
+
+class JsonCodec:
+    """JSON: any JSON value, stored as the very text: integers of any size, decimals and field order survive."""
+
+    def encode(self, text: bytes) -> bytes:
+        return text  # the parser of the request has checked it
+
+    def decode(self, data: bytes) -> bytes:
+        self.text(data)
+        return data
+
+    def text(self, data: bytes) -> str:
+        """Return what `decode` does as text.
+
+        Raises:
+            DecodeError: The bytes are not JSON.
+        """
+        try:
+            _check_json(data)
+            return str(data, "utf-8")  # the check above does not decode strings
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
+            raise DecodeError(f"not JSON text: {cause}") from cause
+
+
+PLAIN_CODECS: Final[Mapping[str, Codec]] = {"binary": BinaryCodec(), "string": StringCodec(), "json": JsonCodec()}
+"""The formats without a schema."""
+SCHEMA_TYPES: Final = {"avro": "AVRO", "jsonschema": "JSON", "protobuf": "PROTOBUF"}
+"""The formats with a schema, and the schema registry's name for each. An extra of the package has the same name."""
+
+
+def header_of(schema_id: int) -> bytes:
+    """Return the framing of the Confluent wire format: a zero byte and the schema's id in four bytes."""
+    return _HEADER.pack(0, schema_id)
+
+
+def schema_id_of(data: bytes) -> int | None:
+    """Return the schema id at the start of the bytes, None without one."""
+    return _HEADER.unpack_from(data)[1] if len(data) >= _HEADER.size and data[0] == 0 else None
+
+
+def unframe(data: bytes) -> tuple[int, bytes]:
+    """Return schema id and payload.
+
+    Raises:
+        DecodeError: The bytes do not begin with a schema id.
+    """
+    schema_id = schema_id_of(data)
+    if schema_id is None:
+        raise DecodeError(
+            "the bytes do not begin with a zero byte and a schema id: "
+            "they were not written through a schema registry, so read them in another format"
+        )
+    return schema_id, data[_HEADER.size :]
+
+
+def compile_schema(
+    schema_type: str,
+    text: str,
+    references: Mapping[str, str],
+    message: str | None = None,
+    *,
+    plain_unions: bool = False,
+) -> SchemaCodec:
+    """Return the codec of a schema; keep it, because compiling takes milliseconds.
+
+    Args:
+        schema_type: `AVRO`, `JSON` or `PROTOBUF`.
+        text: The schema.
+        references: Texts of the referenced schemas by name, each after those that it refers to itself.
+        message: Of a Protobuf schema: full name of the message type to write; None for the first.
+        plain_unions: Of an Avro schema: whether JSON has the values of unions without the branch's name.
+
+    Raises:
+        SchemaInvalid: No such type, or the text is not usable.
+        EnvironmentProblem: The library of the format is not installed.
+    """
+    try:  # each library is loaded with the first schema of its format
+        if schema_type == "AVRO":
+            from headrace.formats.codec_avro import AvroCodec, parse_avro
+
+            return AvroCodec(parse_avro(text, references.values(), plain_unions=plain_unions))
+        if schema_type == "JSON":
+            from headrace.formats.codec_jsonschema import JsonSchemaCodec
+
+            return JsonSchemaCodec(text, references)
+        if schema_type == "PROTOBUF":
+            from headrace.formats.codec_protobuf import ProtobufCodec
+
+            return ProtobufCodec(text, references, message)
+    except ImportError as cause:
+        extra = next(name for name, kind in SCHEMA_TYPES.items() if kind == schema_type)
+        raise EnvironmentProblem(
+            f"a schema of type {schema_type} is in use, and {cause.name} is not installed: "
+            f"pip install 'headrace[{extra}]', then start again"
+        ) from cause
+    raise SchemaInvalid(f"the registry holds a schema of type {schema_type}, which no format here reads")

@@ -1,6 +1,6 @@
-"""AVRO: the only door to the Avro library; between JSON text or Python values and payloads of one schema.
+"""AVRO: converts JSON text or Python values to payloads of one schema and back. Only this module imports fastavro.
 
-The registry's framing is not part of a payload. Light to import: function workers and Spark drivers decode with it.
+A payload has no framing of the registry. Function workers and Spark drivers import this module, so it must stay light.
 """
 
 from __future__ import annotations
@@ -18,17 +18,8 @@ from fastavro.read import LOGICAL_READERS
 from fastavro.schema import SchemaParseException
 
 from headrace.errors import DecodeError, EncodeError, SchemaInvalid
-from headrace.formats.avro_json import (
-    JSON_TYPE,
-    Convert,
-    Misfit,
-    Named,
-    converter,
-    inlined,
-    is_recursive,
-    to_json,
-    wrapped,
-)
+from headrace.formats.avro_json import JSON_TYPE, Named, converter, inlined, is_recursive, to_json, wrapped
+from headrace.formats.codec import Convert, Misfit
 
 _BAD_DATA: Final = (EOFError, LookupError, ValueError, ArithmeticError, TypeError, RecursionError, struct.error)
 _decode_json = msgspec.json.Decoder().decode
@@ -38,7 +29,7 @@ LOGICAL_READERS.update({f"{kind}-{JSON_TYPE}": to_json for kind in ("bytes", "fi
 
 
 class AvroSchema:
-    """A schema made ready; safe to share between records, costly to make."""
+    """A compiled schema; compiling takes about a millisecond, so share it between records."""
 
     def __init__(self, text: str, references: Iterable[str] = (), *, plain_unions: bool = False) -> None:
         self._plain_unions = plain_unions
@@ -48,18 +39,18 @@ class AvroSchema:
         outside = dict(named)
         parsed = fastavro.parse_schema(_decode_json(text.encode()), named, _write_hint=not outside)
         self.plain: Any = fastavro.parse_schema(inlined(parsed, outside)) if outside else parsed
-        """By which values are written, and read as Python's own."""
+        """The schema for writing, and for reading as Python values."""
         # The compiled reader recurses on the C stack without a limit, so a nested payload would end the process.
         self._read = fastavro._read_py.schemaless_reader if is_recursive(self.plain) else fastavro.schemaless_reader
 
     @functools.cached_property
     def json(self) -> Any:
-        """By which values are read as Avro's JSON encoding."""
+        """The schema for reading as Avro's JSON encoding."""
         return fastavro.parse_schema(wrapped(self.plain, plain_unions=self._plain_unions))
 
     @functools.cached_property
     def convert(self) -> Convert:
-        """From decoded JSON to what is written."""
+        """The converter from decoded JSON to the writer's values."""
         return converter(self.plain, Named(plain_unions=self._plain_unions))
 
     def read(self, payload: bytes, schema: Any) -> Any:
@@ -72,23 +63,23 @@ class AvroSchema:
         try:
             value = self._read(source, schema, None)
         except _BAD_DATA as cause:
-            place = f"{type(cause).__name__} at byte {source.tell()} of {len(payload)}"
-            raise DecodeError(f"the bytes do not fit their Avro schema ({place})") from cause
+            position = f"{type(cause).__name__} at byte {source.tell()} of {len(payload)}"
+            raise DecodeError(f"the bytes do not fit their Avro schema ({position})") from cause
         if source.tell() != len(payload):
             raise DecodeError(f"{len(payload) - source.tell()} bytes follow after the end of the Avro value")
         return value
 
 
 def parse_avro(schema_text: str, references: Iterable[str] = (), *, plain_unions: bool = False) -> AvroSchema:
-    """Return a schema made ready; keep it, because making costs about a millisecond.
+    """Compile a schema.
 
     Args:
         schema_text: The schema.
-        references: Texts of schemas whose types it may name, each after those that it names itself.
+        references: Texts of schemas with types that it names, each after those that it names itself.
         plain_unions: Whether JSON has the values of unions without the branch's name.
 
     Raises:
-        SchemaInvalid: The text is no Avro schema, or refers to types it does not hold.
+        SchemaInvalid: The text is no Avro schema, or names unknown types.
     """
     try:
         return AvroSchema(schema_text, references, plain_unions=plain_unions)
@@ -111,7 +102,7 @@ def decode_avro(payload: bytes, writer: AvroSchema) -> object:
 
 
 class AvroCodec:
-    """Between JSON text in Avro's JSON encoding and payloads of one schema."""
+    """Converts JSON text in Avro's JSON encoding to payloads of one schema, and back."""
 
     def __init__(self, schema: AvroSchema) -> None:
         self._schema = schema

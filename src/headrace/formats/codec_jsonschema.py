@@ -1,6 +1,6 @@
-"""JSONSCHEMA: the only door to the JSON Schema library; any JSON value that its schema allows, stored as it came.
+"""JSONSCHEMA: JSON values that fit a schema, stored unchanged. Only this module imports the JSON Schema library.
 
-Drafts 4 to 2020-12, as `$schema` says; 2020-12 without it. The registry's framing is not part of a payload.
+`$schema` selects the draft, 4 to 2020-12; the default is 2020-12. A payload has no framing of the registry.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ import jsonschema_rs
 import msgspec
 
 from headrace.errors import EncodeError, SchemaInvalid
-from headrace.formats.codec_json import JsonCodec
+from headrace.formats.codec import JsonCodec
 
 _NO_BASE = "json-schema:///"
 _decode_json = msgspec.json.Decoder().decode
 
 
 class JsonSchemaCodec(JsonCodec):
-    """JSON text that is checked on its way in."""
+    """JSON text that is validated before it is written."""
 
     def __init__(self, text: str, references: Mapping[str, str]) -> None:
         """Compile a schema.
 
         Args:
             text: The schema.
-            references: Texts of the schemas that it may refer to, by the names it gives them.
+            references: Texts of the schemas that it refers to, by name.
 
         Raises:
-            SchemaInvalid: The text is no JSON schema, or refers to what is not there.
+            SchemaInvalid: The text is no JSON schema, or refers to an unknown one.
         """
         try:
             schema = _decode_json(text.encode())
             known = {name: _decode_json(source.encode()) for name, source in references.items()}
-            # Never the library's own retriever: it would fetch whatever address a schema names.
+            # Without a retriever the library would fetch any URL that a schema names.
             self._validator: Any = jsonschema_rs.validator_for(schema, retriever=_retriever(known), mask="the value")
         except jsonschema_rs.ValidationError as cause:
             raise SchemaInvalid(f"no usable JSON schema: {cause.message[:300]}") from cause

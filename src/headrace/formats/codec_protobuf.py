@@ -1,7 +1,7 @@
-"""PROTOBUF: between JSON text in Protobuf's JSON mapping and payloads of one schema.
+"""PROTOBUF: converts JSON text in Protobuf's JSON mapping to payloads of one schema, and back.
 
-A payload is the way to the message's type in its file, then Protobuf's binary encoding. Source: Confluent Schema
-Registry, wire format (message indexes: a count and that many numbers as zigzag varints; one zero byte for `[0]`).
+A payload is the message indexes of the Confluent wire format, then Protobuf's binary encoding. The indexes are a count
+and that many numbers as zigzag varints; one zero byte stands for `[0]`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from google.protobuf.message import EncodeError as ProtobufEncodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from headrace.errors import DecodeError, EncodeError, SchemaInvalid
-from headrace.formats.avro_json import Convert, Misfit
+from headrace.formats.codec import Convert, Misfit
 from headrace.formats.proto_files import parse_proto
 from headrace.formats.proto_json import converter
 
-_LONGEST_WAY: Final = 100
-_LARGEST_VARINT_BITS: Final = 35
+_MAX_INDEXES: Final = 100
+_MAX_VARINT_BITS: Final = 35
 _decode_json = msgspec.json.Decoder().decode
 _encode_json = msgspec.json.Encoder().encode
 
@@ -34,7 +34,7 @@ class ProtobufCodec:
 
         Args:
             text: Source text, or a serialized file descriptor in base64.
-            references: Files that it may import, by the names by which they are imported.
+            references: Files that it may import, by their names in the imports.
             message: Full name of the message type to write, or its name below the package; None for the first.
 
         Raises:
@@ -44,7 +44,7 @@ class ProtobufCodec:
         descriptor = self._find(message)
         self.record_name: str = descriptor.full_name
         self._make: Any = GetMessageClass(descriptor)
-        self._way = _way_to(descriptor)
+        self._indexes = _indexes_of(descriptor)
         convert = converter(descriptor, {})
         self._convert: Convert = convert
         self._first: Any = GetMessageClass(next(iter(self._file.message_types_by_name.values())))
@@ -60,7 +60,7 @@ class ProtobufCodec:
             raise EncodeError(f"the value does not fit {self.record_name}: {cause}") from cause
         except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as cause:
             raise EncodeError(f"the value does not fit {self.record_name} ({type(cause).__name__})") from cause
-        return self._way + payload
+        return self._indexes + payload
 
     def decode(self, data: bytes) -> bytes:
         make, start = (self._first, 1) if data[:1] == b"\x00" else self._follow(data)
@@ -94,7 +94,7 @@ class ProtobufCodec:
         """Return the class that the indexes lead to, and where they end."""
         try:
             count, at = _read_varint(data, 0)
-            if not 0 < count <= _LONGEST_WAY:
+            if not 0 < count <= _MAX_INDEXES:
                 raise IndexError
             types, found = list(self._file.message_types_by_name.values()), None
             for _ in range(count):
@@ -104,11 +104,11 @@ class ProtobufCodec:
                 found = types[index]
                 types = list(found.nested_types)
         except IndexError:
-            raise DecodeError("the bytes do not begin with the place of a message type in their schema") from None
+            raise DecodeError("the bytes do not begin with the indexes of a message type in their schema") from None
         return GetMessageClass(found), at
 
 
-def _way_to(descriptor: Any) -> bytes:
+def _indexes_of(descriptor: Any) -> bytes:
     indexes = []
     while descriptor is not None:
         outer = descriptor.containing_type
@@ -121,7 +121,7 @@ def _way_to(descriptor: Any) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    rest, out = number << 1, bytearray()  # zigzag of what is never negative
+    rest, out = number << 1, bytearray()  # the zigzag encoding of a number that is not negative
     while rest > 0x7F:
         out.append(rest & 0x7F | 0x80)
         rest >>= 7
@@ -130,7 +130,7 @@ def _varint(number: int) -> bytes:
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
     number = 0
-    for shift in range(0, _LARGEST_VARINT_BITS, 7):
+    for shift in range(0, _MAX_VARINT_BITS, 7):
         byte = data[at]
         at += 1
         number |= (byte & 0x7F) << shift

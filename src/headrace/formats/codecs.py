@@ -1,7 +1,4 @@
-"""Which codec serves a request or a record: formats by name, and schemas by what the request says of them.
-
-Source: sidecar.md 4 (formats) and 5.2 (precedence and conflicts of schema inputs).
-"""
+"""Finds the codec of a request or a record by its format and schema."""
 
 from __future__ import annotations
 
@@ -9,26 +6,30 @@ import contextlib
 from collections.abc import Iterable
 from typing import Final, Literal, NamedTuple
 
-from headrace import errors
-from headrace.formats.codec import Codec
-from headrace.formats.codec_binary import BinaryCodec
-from headrace.formats.codec_json import JsonCodec
-from headrace.formats.codec_string import StringCodec
-from headrace.formats.framing import header_of, schema_id_of, unframe
-from headrace.formats.kept import Kept
-from headrace.formats.registry import Reference, RegisteredSchema, SchemaRegistry
-from headrace.formats.schema_codec import SchemaCodec, compile_schema
+from cachetools import LRUCache
 
-_PLAIN: Final[dict[str, Codec]] = {"BINARY": BinaryCodec(), "STRING": StringCodec(), "JSON": JsonCodec()}
-_TYPES: Final = {"AVRO": "AVRO", "JSONSCHEMA": "JSON", "PROTOBUF": "PROTOBUF"}
-"""Formats with a schema, and what the registry calls them."""
-_COMPILED: Final = 1000
+from headrace import errors
+from headrace.formats.codec import (
+    PLAIN_CODECS,
+    SCHEMA_TYPES,
+    Codec,
+    JsonCodec,
+    SchemaCodec,
+    compile_schema,
+    header_of,
+    schema_id_of,
+    unframe,
+)
+from headrace.formats.registry import Reference, RegisteredSchema, SchemaRegistry
+
 _COMPILED_BYTES: Final = 4_194_304
-"""Of the texts; what is made of a text takes some times more."""
+"""Limit for the texts of compiled schemas; a codec takes several times the memory of its text."""
+_ENTRY_BYTES: Final = 4096
+"""Each counts for at least this, which bounds their number too."""
 
 
 class SchemaChoice(NamedTuple):
-    """What a request says of one schema; None for what it does not say."""
+    """The format and schema that a request names for keys or values; None for fields that it leaves open."""
 
     format: str | None = None
     """Name of the format, in any case."""
@@ -36,23 +37,20 @@ class SchemaChoice(NamedTuple):
     id: int | None = None
     version: int | None = None
     subject: str | None = None
-    """Instead of the one by the strategy."""
+    """Replaces the subject of the strategy."""
     references: tuple[Reference, ...] = ()
-    """What the text refers to."""
+    """Schemas that the text refers to."""
     message: str | None = None
     """Full name of the message type to write, of a Protobuf schema with several; None for the first."""
 
 
-_NO_SCHEMA: Final = SchemaChoice()[1:]
-
-
 class SchemaRules(NamedTuple):
-    """How schemas are found where a request leaves it open."""
+    """How schemas are found where a request leaves it open: settings of the section `producer`."""
 
     strategy: Literal["topic", "record", "topic_record"] = "topic"
-    """What names the subject."""
+    """How a subject is named."""
     auto_register: bool = True
-    """Whether a schema's text is registered when it is not there."""
+    """Whether an unknown schema text is registered."""
     format_from_subject: bool = False
     """Whether the subject's newest schema, if any, decides the format when the request names none."""
 
@@ -60,37 +58,46 @@ class SchemaRules(NamedTuple):
 _RULES: Final = SchemaRules()
 
 
-class Writing(NamedTuple):
-    """A codec for what is to be written, and the id of its schema if it has one."""
+class Encoder(NamedTuple):
+    """A codec for the records of a request, and the id of its schema if it has one."""
 
     codec: Codec
     schema_id: int | None = None
 
 
 class Codecs:
-    """Finds codecs, and keeps those that were compiled from a schema."""
+    """Finds codecs, and keeps compiled schemas."""
 
     def __init__(self, registry: SchemaRegistry, *, plain_unions: bool = False) -> None:
-        """Ask this registry; `plain_unions` is whether JSON has Avro's unions without the branch's name."""
+        """Use a registry; `plain_unions` is whether JSON has Avro's unions without the branch's name."""
         self._registry = registry
         self._plain_unions = plain_unions
-        self._compiled: Kept[SchemaCodec] = Kept(_COMPILED, _COMPILED_BYTES)
+        self._compiled: LRUCache[tuple[int, str | None], tuple[SchemaCodec, int]] = LRUCache(
+            _COMPILED_BYTES, lambda entry: min(max(entry[1], _ENTRY_BYTES), _COMPILED_BYTES)
+        )
 
-    def needs_no_schema(self, choice: SchemaChoice, default_format: str, rules: SchemaRules = _RULES) -> bool:
-        """Return whether `for_writing` would name a codec without asking anybody."""
-        from_subject = choice.format is None and rules.format_from_subject
-        return (choice.format or default_format).upper() in _PLAIN and not from_subject and choice[1:] == _NO_SCHEMA
+    def without_schema(self, choice: SchemaChoice, default_format: str, rules: SchemaRules = _RULES) -> Codec | None:
+        """Return the codec of a request that needs no schema; None if `for_writing` must look one up.
+
+        Raises:
+            InvalidRequest: No such format.
+        """
+        name = choice.format or default_format
+        codec = PLAIN_CODECS.get(name) or PLAIN_CODECS.get(format_name(name))
+        if choice.format is None and (rules.format_from_subject or choice[1:4] != (None, None, None)):
+            return None
+        return codec
 
     async def for_writing(
         self, choice: SchemaChoice, default_format: str, subject: str, rules: SchemaRules = _RULES
-    ) -> Writing:
-        """Return the codec that a request asks for.
+    ) -> Encoder:
+        """Return the codec of a request.
 
         Args:
-            choice: What the request says.
+            choice: Format and schema of the request.
             default_format: The format when it names none.
             subject: The subject by the topic's name: `<topic>-key` or `<topic>-value`.
-            rules: What the configuration says.
+            rules: The configuration.
 
         Raises:
             InvalidRequest: No such format; or the subject takes its name from a schema, and none is given.
@@ -99,26 +106,26 @@ class Codecs:
             SchemaInvalid: The text is no schema, or the registry refuses it.
             RegistryUnavailable: The registry is needed and does not answer.
         """
+        if codec := self.without_schema(choice, default_format, rules):
+            return Encoder(codec)
         name = format_name(choice.format or default_format)
         if choice.format is None and choice.text is not None:
             raise errors.SchemaWithoutFormat()
-        # A schema named without a format is meant to be used, whatever the default format is.
-        named = choice.id if choice.id is not None else choice.version
-        if choice.format is None and named is None and rules.format_from_subject:
+        if choice.format is None and choice.id is None and choice.version is None and rules.format_from_subject:
             with contextlib.suppress(errors.SchemaNotFound):
-                return await self._writing(await self._registry.of_subject(choice.subject or subject), choice)
-        if name in _PLAIN and (choice.format is not None or named is None):
-            return Writing(_PLAIN[name])
-        return await self._writing(await self._resolve(choice, name, subject, rules), choice)
+                return await self._encoder(await self._registry.of_subject(choice.subject or subject), choice)
+            if name in PLAIN_CODECS:
+                return Encoder(PLAIN_CODECS[name])
+        # A schema that is named without a format decides the format.
+        return await self._encoder(await self._resolve(choice, name, subject, rules), choice)
 
     def for_reading(self, format_text: str) -> Reader:
-        """Return what decodes stored bytes of a format.
+        """Return the reader of a format.
 
         Raises:
             InvalidRequest: No such format.
         """
-        name = format_name(format_text)
-        return Reader(self, _PLAIN.get(name))
+        return Reader(self, PLAIN_CODECS.get(format_name(format_text)))
 
     async def load(self, schema_id: int) -> None:
         """Make a schema ready for `loaded`, if the registry has it and it is usable.
@@ -130,11 +137,12 @@ class Codecs:
             await self._codec_of(await self._registry.by_id(schema_id))
 
     def loaded(self, schema_id: int) -> Codec | None:
-        """Return the codec of a schema that was loaded lately."""
-        return self._compiled.peek((schema_id, None))
+        """Return the codec of a schema that was loaded recently."""
+        entry = self._compiled.get((schema_id, None))
+        return entry[0] if entry else None
 
-    async def _writing(self, schema: RegisteredSchema, choice: SchemaChoice) -> Writing:
-        return Writing(_Framed(schema.id, await self._codec_of(schema, choice.message)), schema.id)
+    async def _encoder(self, schema: RegisteredSchema, choice: SchemaChoice) -> Encoder:
+        return Encoder(_Framed(schema.id, await self._codec_of(schema, choice.message)), schema.id)
 
     async def _resolve(self, choice: SchemaChoice, name: str, subject: str, rules: SchemaRules) -> RegisteredSchema:
         if choice.id is not None:
@@ -149,7 +157,7 @@ class Codecs:
             return await self._registry.of_subject(_subject(choice, subject, rules), choice.version)
         if choice.text is None:
             return await self._registry.of_subject(_subject(choice, subject, rules))
-        schema_type, codec = _TYPES[name], None
+        schema_type, codec = SCHEMA_TYPES[name], None
         if choice.subject is None and rules.strategy != "topic":
             codec = await self._compile(schema_type, choice.text, choice.references, choice.message)
         subject = _subject(choice, subject, rules, codec)
@@ -173,11 +181,11 @@ class Codecs:
 
     async def _codec_of(self, schema: RegisteredSchema, message: str | None = None) -> SchemaCodec:
         key = schema.id, message
-        codec = self._compiled.use(key)
-        if codec is None:
+        entry = self._compiled.get(key)
+        if entry is None:
             codec = await self._compile(schema.type, schema.text, schema.references, message)
-            self._compiled.put(key, codec, len(schema.text))
-        return codec
+            entry = self._compiled[key] = codec, len(schema.text)
+        return entry[0]
 
     async def _compile(
         self, schema_type: str, text: str, references: tuple[Reference, ...], message: str | None
@@ -190,11 +198,11 @@ class Reader:
     """Decodes stored bytes of one format into JSON text."""
 
     def __init__(self, codecs: Codecs, plain: Codec | None) -> None:
-        """Decode by `plain`, or by the schema that the bytes name when there is none."""
+        """Decode with `plain`; if it is None, with the schema that the bytes name."""
         self._codecs = codecs
         self._plain = plain
         self.names_schemas = plain is None
-        """Whether the bytes name their schema, so that `prepare` has something to do."""
+        """Whether the bytes name their schema, so that `prepare` must be called."""
         self._text = plain.text if isinstance(plain, JsonCodec) else self._decode_text
 
     async def prepare(self, payloads: Iterable[bytes | None]) -> None:
@@ -227,7 +235,7 @@ class Reader:
         return codec.decode(payload)
 
     def texts(self, payloads: Iterable[bytes | None]) -> list[str | None]:
-        """Return what `decode` does for many, as text."""
+        """Return the JSON text of many."""
         text = self._text
         return [None if data is None else text(data) for data in payloads]
 
@@ -236,7 +244,7 @@ class Reader:
 
 
 class _Framed:
-    """Writes payloads of one schema with its id before them."""
+    """Puts the schema's id before each payload."""
 
     def __init__(self, schema_id: int, inner: Codec) -> None:
         self._header = header_of(schema_id)
@@ -264,13 +272,13 @@ def _subject(choice: SchemaChoice, subject: str, rules: SchemaRules, codec: Sche
 
 
 def format_name(name: str) -> str:
-    """Return a format's name in capitals; any case is taken.
+    """Return a format's name in small letters; any case is accepted.
 
     Raises:
         InvalidRequest: No such format.
     """
-    found = name.upper()
-    if found not in _PLAIN and found not in _TYPES:
-        served = ", ".join([*_PLAIN, *_TYPES])
+    found = name.lower()
+    if found not in PLAIN_CODECS and found not in SCHEMA_TYPES:
+        served = ", ".join([*PLAIN_CODECS, *SCHEMA_TYPES]).upper()
         raise errors.InvalidRequest(f"format {name[:40]!r} is not served: use one of {served}, in any case")
     return found

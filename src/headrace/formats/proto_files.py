@@ -1,4 +1,4 @@
-"""Protobuf's schema text made into descriptors, by the compiler as a library: no process is started."""
+"""Compiles Protobuf's schema text to descriptors, with protoc as a library instead of a process."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def parse_proto(text: str, references: Mapping[str, str]) -> Any:
     """Return the file descriptor of a schema, in a pool of its own.
 
     Args:
-        text: Source text, or a serialized file descriptor in base64, as some clients register it.
-        references: The same of files that it may import, by the names by which they are imported.
+        text: Source text, or a serialized file descriptor in base64, which some clients register.
+        references: The same of files that it may import, by their names in the imports.
 
     Raises:
-        SchemaInvalid: No such schema, or it imports what is not there.
+        SchemaInvalid: The text is no schema, or imports an unknown file.
     """
     found: dict[str, FileDescriptorProto] = {}
     texts: dict[str, str] = {}
@@ -63,7 +63,7 @@ def _deserialize(name: str, source: str) -> FileDescriptorProto | None:
     try:
         file = FileDescriptorProto.FromString(base64.b64decode(source, validate=True))
     except (ValueError, ProtobufDecodeError):
-        return None  # source text, which never is base64: it has spaces
+        return None  # source text: its spaces are no base64
     file.name = name
     return file if source else None
 
@@ -94,7 +94,7 @@ def _compile(texts: Mapping[str, str]) -> Iterable[FileDescriptorProto]:
             path.write_text(text)
         for name in texts:
             try:
-                # Not protoc's main(): that one writes what is wrong to our standard error instead of raising it.
+                # Not protoc's main(), which prints errors to standard error instead of raising them.
                 made = _protoc_compiler.get_protos(name.encode(), [folder.encode(), own])
             except _protoc_compiler.ProtocErrors as cause:
                 raise SchemaInvalid(f"no usable Protobuf schema: {_explain(cause)}") from cause
@@ -102,7 +102,7 @@ def _compile(texts: Mapping[str, str]) -> Iterable[FileDescriptorProto]:
 
 
 def _check(name: str, text: str) -> None:
-    """Refuse what would leave the folder, and what would keep the compiler busy for seconds."""
+    """Refuse names outside the folder, and texts that take the compiler seconds."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not 0 < len(name) <= 200 or not name.isprintable():
         raise SchemaInvalid(f"a Protobuf schema cannot refer to a file by the name {name[:60]!r}")
@@ -115,11 +115,11 @@ def _check(name: str, text: str) -> None:
 
 
 def _explain(cause: Any) -> str:
-    """Say the first of the compiler's findings, which counts lines from 0."""
+    """Return the first error of the compiler, which counts lines from 0."""
     first = cause.errors()[0]
     name, line = first.filename.decode(), first.line + 1
-    place = f"line {line}" if name == _MAIN else f"{name} line {line}" if line else name
-    return f"{place}: {first.message.decode(errors='replace')[:300]}"
+    position = f"line {line}" if name == _MAIN else f"{name} line {line}" if line else name
+    return f"{position}: {first.message.decode(errors='replace')[:300]}"
 
 
 def _descriptors_in(code: bytes) -> Iterable[FileDescriptorProto]:

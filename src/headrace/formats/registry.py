@@ -1,8 +1,8 @@
-"""The schema registry, asked as rarely as can be.
+"""The client of the schema registry, which caches every answer (Confluent Schema Registry API).
 
-A schema of an id or of a version never changes, so it is kept for good; the latest version of a subject and a "not
-found" are kept for `latest_seconds`. Several callers who want the same thing at once share one question. While the
-registry is down, what is known is still answered. Source: Confluent Schema Registry API reference.
+A schema of an id or of a version never changes, so it does not expire; the latest version of a subject and a "not
+found" expire after `latest_seconds`. Concurrent callers of one key share one request. While the registry is down,
+expired answers are used.
 """
 
 from __future__ import annotations
@@ -16,24 +16,27 @@ from urllib.parse import quote
 
 import aiohttp
 import msgspec
+from cachetools import LRUCache
 
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.errors import FormatError, HeadraceError, RegistryUnavailable, SchemaInvalid, SchemaNotFound
-from headrace.formats.kept import Kept
-from headrace.lifecycle import Clock
+from headrace.lifecycle import Clock, Readiness, Service
 
 T = TypeVar("T")
-_ENTRIES = 2000
-_TEXT_BYTES = 16_777_216
+_CACHE_BYTES = 16_777_216
+_ENTRY_BYTES = 8192
+"""Each entry counts for at least this, which bounds their number too."""
+_WATCH_SECONDS = 10.0
+_DOWN_WATCH_SECONDS = 1.0
 _NOT_FOUND = (40401, 40402, 40403)
 _NEVER = float("inf")
 
 
 class Reference(msgspec.Struct, frozen=True):
-    """Another schema that a schema uses."""
+    """Another schema that a schema refers to."""
 
     name: str
-    """By which it is used: a full name in Avro, an address in JSON Schema, the imported file in Protobuf."""
+    """A full name in Avro, a URI in JSON Schema, the imported file in Protobuf."""
     subject: str
     version: Annotated[int, msgspec.Meta(ge=1)]
 
@@ -49,11 +52,11 @@ class RegisteredSchema(NamedTuple):
 
 
 class _Answer(msgspec.Struct):
-    """What any of the questions may bring."""
+    """Every field of the answers that are read."""
 
     id: int = 0
     schema: str = ""
-    schemaType: str | None = None  # noqa: N815 the registry's word
+    schemaType: str | None = None  # noqa: N815 the registry's field
     references: tuple[Reference, ...] | None = None
     subject: str = ""
     error_code: int = 0
@@ -61,7 +64,7 @@ class _Answer(msgspec.Struct):
 
 
 _decode_answer = msgspec.json.Decoder(_Answer).decode
-_decode_places = msgspec.json.Decoder(list[_Answer]).decode
+_decode_versions = msgspec.json.Decoder(list[_Answer]).decode
 
 
 class SchemaRegistry:
@@ -72,7 +75,7 @@ class SchemaRegistry:
         self._settings = settings
         self._url = settings.url.rstrip("/")
         self._session: aiohttp.ClientSession | None = None
-        self._known: _Known[Any] = _Known(settings.latest_seconds, clock)
+        self._cache: _AnswerCache[Any] = _AnswerCache(settings.latest_seconds, clock)
 
     async def close(self) -> None:
         """Close every connection."""
@@ -81,7 +84,7 @@ class SchemaRegistry:
             self._session = None
 
     async def check(self) -> None:
-        """Ask the registry anything at all.
+        """Request something cheap, past the cache.
 
         Raises:
             RegistryUnavailable: It does not answer, or not as a registry.
@@ -100,7 +103,7 @@ class SchemaRegistry:
             answer = await self._ask("GET", f"/schemas/ids/{schema_id}", f"schema id {schema_id}")
             return _schema_of(schema_id, answer)
 
-        found: RegisteredSchema = await self._known.get(("id", schema_id), _NEVER, ask)
+        found: RegisteredSchema = await self._cache.get(("id", schema_id), _NEVER, ask)
         return found
 
     async def subjects_of(self, schema_id: int) -> frozenset[str]:
@@ -108,10 +111,10 @@ class SchemaRegistry:
 
         async def ask() -> frozenset[str]:
             path = f"/schemas/ids/{schema_id}/versions"
-            places = await self._ask("GET", path, f"schema id {schema_id}", decode=_decode_places)
-            return frozenset(place.subject for place in places)
+            versions = await self._ask("GET", path, f"schema id {schema_id}", decode=_decode_versions)
+            return frozenset(version.subject for version in versions)
 
-        found: frozenset[str] = await self._known.get(("subjects", schema_id), self._settings.latest_seconds, ask)
+        found: frozenset[str] = await self._cache.get(("subjects", schema_id), self._settings.latest_seconds, ask)
         return found
 
     async def of_subject(self, subject: str, version: int | None = None) -> RegisteredSchema:
@@ -124,21 +127,21 @@ class SchemaRegistry:
             return _schema_of(answer.id, answer)
 
         seconds = self._settings.latest_seconds if version is None else _NEVER
-        found: RegisteredSchema = await self._known.get(("subject", subject, number), seconds, ask)
+        found: RegisteredSchema = await self._cache.get(("subject", subject, number), seconds, ask)
         return found
 
     async def texts_of(self, references: Iterable[Reference], found: dict[str, str] | None = None) -> dict[str, str]:
-        """Return the texts of what a schema refers to by name, each after those that it refers to; raises as `by_id`.
+        """Return the texts of all referenced schemas by name, each after those that it refers to; raises as `by_id`.
 
         Args:
             references: Of the schema.
-            found: What is known already, and is added to.
+            found: Known texts; the others are added.
         """
         found = {} if found is None else found
         for reference in references:
             if reference.name not in found:
                 schema = await self.of_subject(reference.subject, reference.version)
-                found[reference.name] = ""  # so that a circle ends
+                found[reference.name] = ""  # ends a circle of references
                 await self.texts_of(schema.references, found)
                 del found[reference.name]
                 found[reference.name] = schema.text
@@ -173,12 +176,12 @@ class SchemaRegistry:
                 if not create:
                     raise
                 answer = await self._ask("POST", f"{path}/versions?normalize=true", what, body, SchemaInvalid)
-                self._known.forget(("subject", subject, "latest"))
+                self._cache.forget(("subject", subject, "latest"))
             return RegisteredSchema(answer.id, schema_type, text, references)
 
-        digest = hashlib.sha256(text.encode()).digest()  # a text that is refused is remembered, and not kept
+        digest = hashlib.sha256(text.encode()).digest()  # the cache must not hold refused texts
         key = ("text", subject, schema_type, digest, references, create)
-        found: RegisteredSchema = await self._known.get(key, _NEVER, ask)
+        found: RegisteredSchema = await self._cache.get(key, _NEVER, ask)
         return found
 
     async def _ask(
@@ -233,18 +236,43 @@ def _schema_of(schema_id: int, answer: _Answer) -> RegisteredSchema:
     return RegisteredSchema(schema_id, answer.schemaType or "AVRO", answer.schema, answer.references or ())
 
 
-class _Known(Generic[T]):
-    """Answers by typed key, bounded, with their age; a "not found" is an answer too."""
+class RegistryWatch(Service):
+    """Checks regularly whether the registry answers, for readiness. Requests do not wait for it."""
+
+    def __init__(self, registry: SchemaRegistry, clock: Clock) -> None:
+        super().__init__("schema registry")
+        self._registry = registry
+        self._clock = clock
+        self._problem = "the schema registry was not checked yet"
+
+    async def start(self) -> None:
+        self.spawn(self._watch(), "watch")
+
+    def readiness(self) -> Readiness:
+        return Readiness(not self._problem, self._problem)
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                await self._registry.check()
+                self._problem = ""
+            except RegistryUnavailable as error:
+                self._problem = error.description
+            await self._clock.sleep(_DOWN_WATCH_SECONDS if self._problem else _WATCH_SECONDS)
+
+
+class _AnswerCache(Generic[T]):
+    """Answers of the registry by typed key, with their age; a "not found" is an answer too."""
 
     def __init__(self, not_found_seconds: float, clock: Clock) -> None:
         self._clock = clock
         self._not_found_seconds = not_found_seconds
-        self._entries: Kept[tuple[float, T | HeadraceError]] = Kept(_ENTRIES, _TEXT_BYTES)
+        self._entries: LRUCache[Hashable, tuple[float, T | HeadraceError]] = LRUCache(_CACHE_BYTES, _size_of)
         self._flights: dict[Hashable, asyncio.Future[T]] = {}
 
     async def get(self, key: Hashable, fresh_seconds: float, ask: Callable[[], Awaitable[T]]) -> T:
-        """Return the answer of a key, asking when there is none that is fresh."""
-        known = self._entries.use(key)
+        """Return the answer of a key; `ask` is called if there is no fresh one."""
+        known = self._entries.get(key)
         if known:
             asked_at, answer = known
             limit = self._not_found_seconds if isinstance(answer, HeadraceError) else fresh_seconds
@@ -255,19 +283,19 @@ class _Known(Generic[T]):
         except RegistryUnavailable:
             if not known or isinstance(known[1], HeadraceError):
                 raise
-            self._keep(key, known[1])  # so that not every request waits for a registry that is down
+            self._keep(key, known[1])  # otherwise every request would wait for a registry that is down
             return known[1]
 
     def forget(self, key: Hashable) -> None:
-        """Ask again next time."""
-        self._entries.drop(key)
+        """Drop an answer."""
+        self._entries.pop(key, None)
 
     async def _share(self, key: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
         flight = self._flights.get(key)
         if flight:
             return await asyncio.shield(flight)
         flight = self._flights[key] = asyncio.get_running_loop().create_future()
-        # What the others get when the one who asks is cancelled: that is his end, not theirs.
+        # If this task is cancelled, the others get this error instead of a cancellation.
         answer: T | HeadraceError = RegistryUnavailable("the look-up was broken off: send the request again")
         try:
             answer = await ask()
@@ -277,7 +305,7 @@ class _Known(Generic[T]):
             del self._flights[key]
             if isinstance(answer, HeadraceError):
                 flight.set_exception(answer)
-                flight.exception()  # maybe nobody waits for it
+                flight.exception()  # marks it as retrieved: perhaps no task waits for it
             else:
                 flight.set_result(answer)
         if not isinstance(answer, RegistryUnavailable):
@@ -285,11 +313,15 @@ class _Known(Generic[T]):
         return _value(answer)
 
     def _keep(self, key: Hashable, answer: T | HeadraceError) -> None:
-        size = len(answer.text) if isinstance(answer, RegisteredSchema) else 0
-        self._entries.put(key, (self._clock.monotonic(), answer), size)
+        self._entries[key] = self._clock.monotonic(), answer
+
+
+def _size_of(entry: tuple[float, object]) -> int:
+    text = len(entry[1].text) if isinstance(entry[1], RegisteredSchema) else 0
+    return min(max(text, _ENTRY_BYTES), _CACHE_BYTES)
 
 
 def _value(answer: T | HeadraceError) -> T:
     if isinstance(answer, HeadraceError):
-        raise answer.with_traceback(None)  # the same error is raised many times, and would gather every caller's frames
+        raise answer.with_traceback(None)  # the shared error would collect the frames of every caller
     return answer

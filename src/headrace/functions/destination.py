@@ -12,6 +12,7 @@ from headrace.errors import (
     SchemaNotFound,
     WorkerLost,
 )
+from headrace.formats.codec import SCHEMA_TYPES
 from headrace.functions import wire
 from headrace.functions.failure_log import FailureLog
 from headrace.functions.spec import KafkaTrigger
@@ -22,7 +23,6 @@ _POISON_CRASHES = 3
 _MAX_SUSPECTS = 1000
 _QUEUE_FULL_PAUSE_SECONDS = 0.1
 _MAGIC = 0
-_WITH_SCHEMA = ("avro", "jsonschema", "protobuf")
 
 Serve = Callable[[TopicPartition, bytearray, int, Mapping[int, wire.Schema]], Awaitable[wire.Done | wire.Results]]
 """Lets a worker do one encoded frame: `FunctionService.serve`."""
@@ -183,9 +183,9 @@ class FunctionDestination:
     async def _schemas_of(self, records: Sequence[Record]) -> dict[int, wire.Schema]:
         """Return the schemas that these records name and the registry has."""
         ids: set[int] = set()
-        if self._trigger.value_format in _WITH_SCHEMA:
+        if self._trigger.value_format in SCHEMA_TYPES:
             ids |= _schema_ids(record.value for record in records)
-        if self._trigger.key_format in _WITH_SCHEMA:
+        if self._trigger.key_format in SCHEMA_TYPES:
             ids |= _schema_ids(record.key for record in records)
         found: dict[int, wire.Schema] = {}
         for schema_id in ids:

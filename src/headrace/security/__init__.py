@@ -1,4 +1,4 @@
-"""Who calls, and what they may do: principals, tokens, keys, scopes, TLS. The only door to the token library."""
+"""Authentication and authorization: principals, tokens, keys, scopes, TLS. Only this package imports joserfc."""
 
 from headrace.security.authenticator import Authenticator
 from headrace.security.principals import Principal

@@ -1,4 +1,4 @@
-"""From a request's headers or a client's certificate to a principal, in the configured mode."""
+"""Finds the principal of a request by its headers or the client's certificate, in the configured mode."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SCOPE_TOKEN: Final = b"x-scope-token"
 
 
 class Authenticator:
-    """Says who calls. One caller's requests and one address' failures have their limits."""
+    """Authenticates requests, and limits those of each principal and the failures of each address."""
 
     def __init__(self, settings: SecurityConfig, clock: Clock) -> None:
         """Prepare for one of the modes but `none`.
@@ -45,13 +45,13 @@ class Authenticator:
         self._mode = settings.mode
         self._clock = clock
         self._scopes = {name: frozenset(one.scopes) for name, one in settings.principals.items()}
-        # Looked up by digest: how long a look-up takes says nothing about a token.
+        # By digest, so that the duration of a look-up reveals nothing about a token.
         self._by_digest = {
             _digest(one.token.get_secret_value()): Principal(name, self._scopes[name])
             for name, one in settings.principals.items()
         }
         self.services: list[Service] = []
-        """What must run beside it."""
+        """Services that it needs."""
         self._tokens = self._signed_tokens(settings.jwt, clock) if settings.mode == "jwt" else None
         self._failures = FailureDelay(clock)
         self._requests = RateLimit(settings.requests_per_second, clock) if settings.requests_per_second else None
@@ -61,30 +61,31 @@ class Authenticator:
     async def identify(
         self, headers: Mapping[bytes, bytes], certificate: Mapping[str, Any] | None, address: str, *, wait: bool = True
     ) -> Principal:
-        """Return who calls.
+        """Return the principal of a request.
 
         Args:
             headers: Of the request, by lower-case name.
             certificate: The client's, as `ssl.SSLSocket.getpeercert` gives it.
             address: Where the client calls from.
-            wait: Whether the answer to a wrong token may be delayed. If not, no token counts once it would be.
+            wait: Whether the answer to a wrong token may be delayed. If not, a delay refuses every token.
 
         Raises:
-            AuthTokenMissing, AuthTokenInvalid, AuthTokenExpired, ScopeTokenInvalid, ScopeTokenExpired: It is not known.
-            TooManyRequests: This principal comes too often, or too many failures came from this address.
+            AuthTokenMissing, AuthTokenInvalid, AuthTokenExpired, ScopeTokenInvalid, ScopeTokenExpired: The request is
+                not authenticated.
+            TooManyRequests: This principal sends too many requests, or this address too many wrong tokens.
         """
         if not wait and self._failures.applies(address):
             raise TooManyRequests("too many wrong tokens came from this address")
         try:
             principal = await self._principal(headers, certificate)
         except TokenRefused as refused:
-            # A good token is never refused because others at its address guess; so only failures are delayed.
+            # Only failures are delayed: a valid token is accepted whatever else its address sends.
             await self._failed(address, wait=wait)
             raise _error_of(refused, in_scope_token=False) from None
         if scope_token := headers.get(_SCOPE_TOKEN):
             try:
                 kind, _, token = scope_token.decode("latin-1").rpartition(" ")
-                if kind.lower() not in ("bearer", ""):  # clients of the original write it, others do not
+                if kind.lower() not in ("bearer", ""):  # clients of the light-4j sidecar send it, others do not
                     raise TokenRefused("no bearer token")
                 second = await self._by_token(token)
             except TokenRefused as refused:
@@ -104,17 +105,17 @@ class Authenticator:
             raise TooManyRequests("too many wrong tokens came from this address: wait, and send the right one")
 
     def known(self, headers: Mapping[bytes, bytes]) -> Principal | None:
-        """Return whom `identify` would find by one look at a token that is known already; nothing is counted."""
+        """Return the principal that `identify` would return, if its token is cached; nothing is counted."""
         kind, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
         if self._mode == "mtls" or _SCOPE_TOKEN in headers or kind.lower() != "bearer":
             return None
         return self._tokens.known(token) if self._tokens else self._by_digest.get(_digest(token))
 
     def enter(self, principal: Principal) -> None:
-        """Count a request of somebody `known`, until `in_flight.leave`.
+        """Count a request of a `known` principal, until `in_flight.leave`.
 
         Raises:
-            TooManyRequests: This principal comes too often; nothing was counted.
+            TooManyRequests: This principal sends too many; nothing was counted.
         """
         self.in_flight.enter(principal.name)
         try:
@@ -128,7 +129,7 @@ class Authenticator:
         if self._mode == "mtls":
             name = self._certified_name(certificate or {})
             ends = _end_of(certificate["notAfter"]) if certificate else 0
-            if ends < self._clock.time():  # a connection may outlive it
+            if ends < self._clock.time():  # a connection may last longer
                 raise TokenExpired("certificate")
             return Principal(name, self._scopes.get(name, frozenset()), expires_at=ends)
         kind, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
@@ -162,7 +163,7 @@ class Authenticator:
         names: list[str] = [name for kind, name in certificate.get("subjectAltName", ()) if kind in ("DNS", "URI")]
         names += [name for part in certificate.get("subject", ()) for kind, name in part if kind == "commonName"]
         if not names:
-            raise AuthTokenMissing("this server takes requests with a client certificate that names its owner only")
+            raise AuthTokenMissing("this server requires a client certificate that names its owner")
         return next((name for name in names if name in self._scopes), names[0])
 
 

@@ -1,6 +1,6 @@
-"""The token server's public keys: read from its URL or a file, kept fresh, never asked for more than they must.
+"""The token server's public keys (RFC 7517), read from its URL or a file and refreshed.
 
-Source: RFC 7517. Only keys from the configured place are used; whatever a token says of keys beside `kid` is ignored.
+Only these keys are used: of what a token says about keys, `kid` alone counts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MIN_RSA_BITS: Final = 2048
 _AGAIN_SECONDS: Final = 30.0
 _TIMEOUT_SECONDS: Final = 5.0
 ALGORITHMS: Final = {"RS256": "RS256", "ES256": "ES256", "EdDSA": "EdDSA", "Ed25519": "EdDSA"}
-"""What keys and tokens may say their algorithm is, and which of ours that is."""
+"""The algorithm names that keys and tokens may use, and the algorithm of each."""
 _CURVES: Final = {"P-256": "ES256", "Ed25519": "EdDSA"}
 
 PublicKey = RSAKey | ECKey | OKPKey
@@ -44,7 +44,7 @@ class UsableKey:
 
 
 class Keys(Service):
-    """The keys now known."""
+    """The current keys."""
 
     def __init__(self, settings: JwtConfig, clock: Clock) -> None:
         super().__init__("token keys")
@@ -52,7 +52,7 @@ class Keys(Service):
         self._clock = clock
         self._keys: list[UsableKey] | None = None
         self.generation = 0
-        """Grows when the keys change: what was found good with others is to be checked again."""
+        """Grows when the keys change: cached results of older ones are not valid."""
         self._problem = "the keys were not read yet"
         self._tried_at = float("-inf")
         self._lock = asyncio.Lock()
@@ -64,7 +64,7 @@ class Keys(Service):
         return Readiness(self._keys is not None, "" if self._keys is not None else self._problem)
 
     async def find(self, kid: str | None, algorithm: str) -> PublicKey | None:
-        """Return the key of a token; an unknown one makes the keys be read again, at most every 30 seconds.
+        """Return the key of a token; for an unknown one the keys are read again, at most every 30 seconds.
 
         Raises:
             KeysUnavailable: No keys could be read so far.
@@ -94,7 +94,7 @@ class Keys(Service):
             await self._clock.sleep(_AGAIN_SECONDS if self._problem else self._settings.refresh_seconds)
 
     async def _read(self) -> None:
-        """Replace the keys; if they cannot be read, those that are known go on to be used."""
+        """Replace the keys; if they cannot be read, the present ones stay in use."""
         self._tried_at = self._clock.monotonic()
         source = self._settings.jwks_url or self._settings.jwks_file
         try:
@@ -104,7 +104,7 @@ class Keys(Service):
             self._problem = ""
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError, RecursionError) as cause:
             self._problem = f"the token server's keys cannot be read from {source}: {cause or type(cause).__name__}"
-            log.warning("%s. Keys read before are used on", self._problem)
+            log.warning("%s. The keys read before stay in use", self._problem)
 
     async def _text(self) -> bytes:
         if self._settings.jwks_file:
@@ -124,7 +124,7 @@ class Keys(Service):
 
 
 def usable_keys(text: bytes) -> list[UsableKey]:
-    """Return the keys of a key set that can check our algorithms; others in it are passed over.
+    """Return the keys of a key set that fit the algorithms; the others are skipped.
 
     Raises:
         ValueError: The text is no key set, or no key in it can be used.
@@ -149,8 +149,8 @@ def _usable(entry: Any) -> UsableKey | None:
             algorithm = "RS256"
         elif isinstance(key, ECKey | OKPKey):
             algorithm = _CURVES.get(entry["crv"])
-        said = entry.get("alg", algorithm)
-        if isinstance(key, PublicKey) and algorithm and ALGORITHMS.get(str(said)) == algorithm:
+        named = entry.get("alg", algorithm)
+        if isinstance(key, PublicKey) and algorithm and ALGORITHMS.get(str(named)) == algorithm:
             kid = entry.get("kid")
             return UsableKey(kid if isinstance(kid, str) else None, algorithm, key, key.thumbprint())
     return None

@@ -1,4 +1,4 @@
-"""Who calls, and which scope is missing for what they ask. Source: decisions.md 19; sidecar.md 2.8."""
+"""Authenticated callers, and their scopes."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ _PATTERNS = ("produce:", "consume:", "group:")
 
 
 class TokenRefused(Exception):
-    """The token is not taken; the log may say why, the answer does not."""
+    """The token is not valid; the log has the reason, the answer does not."""
 
 
 class TokenExpired(TokenRefused):
-    """It was good once."""
+    """The token was valid."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Principal:
-    """Somebody who proved who they are."""
+    """An authenticated caller."""
 
     name: str
     scopes: frozenset[str]
     by_scope_token: bool = False
-    """Whether the scopes came with X-Scope-Token."""
+    """Whether the scopes are those of X-Scope-Token."""
     expires_at: float = float("inf")
-    """Until when what was shown is good, in seconds since the epoch; a request that lasts longer is to end then."""
+    """End of the token or certificate, in seconds since the epoch; longer requests are ended then."""
 
     def require(self, any_of: Collection[str], action: str = "", name: str | None = None) -> None:
-        """Return if this principal may do something.
+        """Return if this principal has the scope for an action.
 
         Args:
-            any_of: Scopes of which one is enough, the usual one first.
-            action: `produce`, `consume` or `group` when a topic or group is touched. Then, as soon as the principal
-                has any pattern (`produce:orders.*`), patterns alone decide.
-            name: The topic or group; None when it is named later, in the body.
+            any_of: Scopes of which one is sufficient, the usual one first.
+            action: `produce`, `consume` or `group` when a topic or group is touched. Then, if the principal has
+                any pattern (`produce:orders.*`), only patterns count.
+            name: The topic or group; None if the body names it.
 
         Raises:
-            AuthTokenScopeMismatch, ScopeTokenScopeMismatch: It may not; the error names the missing scope.
+            AuthTokenScopeMismatch, ScopeTokenScopeMismatch: It has not; the error names the missing scope.
         """
         missing = self._missing(any_of, action, name)
         if missing:
@@ -51,7 +51,7 @@ class Principal:
 
     def _missing(self, any_of: Collection[str], action: str, name: str | None) -> str:
         if name is not None and name.startswith("_") and ADMIN not in self.scopes:
-            return ADMIN  # Kafka's own topics and groups, the registry's, and those of other tools
+            return ADMIN  # topics and groups of Kafka, the schema registry and other tools
         if not action or not any(scope.startswith(_PATTERNS) for scope in self.scopes):
             return "" if not self.scopes.isdisjoint(any_of) else next(iter(any_of))
         prefix = f"{action}:"

@@ -1,4 +1,4 @@
-"""TLS of the listener and to backends: 1.2 or newer, and files that are read again when they change."""
+"""TLS 1.2 or newer for the listener and for backends; changed files are read again."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ _LOOK_SECONDS: Final = 10.0
 
 
 class _WatchedContext(Service):
-    """A TLS context; connections made after a file has changed see the new one."""
+    """A TLS context; new connections use the files as they are then."""
 
     _protocol: ssl._SSLMethod
 
-    def __init__(self, place: str, files: tuple[Path | None, ...], clock: Clock) -> None:
-        super().__init__(f"tls files of {place}")
-        self._place = place
+    def __init__(self, setting: str, files: tuple[Path | None, ...], clock: Clock) -> None:
+        super().__init__(f"tls files of {setting}")
+        self._setting = setting
         self._files = files
         self._clock = clock
         self._seen = self._state()
         try:
             self.context = self._fill(self._new())
         except (OSError, ssl.SSLError) as cause:
-            raise ConfigError(f"{place}: {self._problem(cause)}") from cause
+            raise ConfigError(f"{setting}: {self._problem(cause)}") from cause
 
     async def start(self) -> None:
         self.spawn(self._watch(), "watch")
 
     def look(self) -> None:
-        """Take over files that have changed and fit together; otherwise the old ones go on to be used."""
+        """Load changed files if they fit together; otherwise the old ones stay in use."""
         state = self._state()
         if state == self._seen:
             return
         self._seen = state
         try:
-            # Certificate and key are two files, written one after the other: a trial shows whether they match yet.
+            # Certificate and key are two files, written one after the other: a new context shows whether they match.
             self._fill(self._new())
             self._fill(self.context)
-            log.info("the certificates of %s were read again", self._place)
+            log.info("the certificates of %s were read again", self._setting)
         except (OSError, ssl.SSLError) as cause:
-            log.warning("%s: %s. The files read before are used on", self._place, self._problem(cause))
+            log.warning("%s: %s. The files read before stay in use", self._setting, self._problem(cause))
 
     async def _watch(self) -> None:
         while True:
@@ -89,7 +89,7 @@ class TlsFiles(_WatchedContext):
         super().__init__("http.tls", (settings.certificate, settings.key, settings.client_ca), clock)
 
     def _fill(self, context: ssl.SSLContext) -> ssl.SSLContext:
-        # No password: a key that is locked is refused instead of being asked for at a terminal.
+        # An empty password makes an encrypted key an error instead of a prompt at the terminal.
         context.load_cert_chain(str(self._settings.certificate), str(self._settings.key), password=lambda: "")
         if self._settings.client_ca:
             context.load_verify_locations(str(self._settings.client_ca))
@@ -100,16 +100,16 @@ class TlsFiles(_WatchedContext):
 class BackendTlsFiles(_WatchedContext):
     """The TLS context of connections to a backend; name and certificate of the server are always checked."""
 
-    _protocol = ssl.PROTOCOL_TLS_CLIENT  # checks them
+    _protocol = ssl.PROTOCOL_TLS_CLIENT
 
-    def __init__(self, place: str, settings: BackendTls, clock: Clock) -> None:
-        """Read the files; `place` is where they are named in the configuration.
+    def __init__(self, setting: str, settings: BackendTls, clock: Clock) -> None:
+        """Read the files; `setting` is their section of the configuration.
 
         Raises:
             ConfigError: They do not fit together or are no certificates.
         """
         self._settings = settings
-        super().__init__(place, (settings.certificate, settings.key, settings.ca), clock)
+        super().__init__(setting, (settings.certificate, settings.key, settings.ca), clock)
 
     def _fill(self, context: ssl.SSLContext) -> ssl.SSLContext:
         settings = self._settings

@@ -1,14 +1,15 @@
-"""What a signed token must be to be taken. Source: RFC 7519; RFC 8725 (fixed algorithms, key bound to algorithm)."""
+"""Validates signed tokens (RFC 7519), with fixed algorithms and each key bound to one of them (RFC 8725)."""
 
 from __future__ import annotations
 
 import base64
 import json
-from collections import OrderedDict
 from typing import Any, Final
 
+from cachetools import LRUCache
 from joserfc import jws
-from joserfc.errors import JoseError, UnsupportedAlgorithmError
+from joserfc.errors import ExpiredTokenError, JoseError, UnsupportedAlgorithmError
+from joserfc.jwt import JWTClaimsRegistry
 
 from headrace.config.http import JwtConfig
 from headrace.lifecycle import Clock
@@ -17,8 +18,8 @@ from headrace.security.principals import Principal, TokenExpired, TokenRefused
 
 _MAX_CHARACTERS: Final = 8192
 _MAX_CACHED: Final = 10_000
-_LAST_MOMENT: Final = 1e12
 _TYPES: Final = (None, "JWT", "jwt", "at+jwt", "application/at+jwt")
+_CHECKED: Final = ("iss", "aud", "exp", "nbf", "iat")
 _NAMES: Final = ("client_id", "cid", "azp", "user_id", "uid", "sub")
 
 
@@ -36,21 +37,28 @@ _REGISTRY: Final = _Registry(strict_check_header=False)
 
 
 class Tokens:
-    """Checks tokens; one that was good is not checked again until it ends."""
+    """Validates tokens; a valid one is cached until it expires."""
 
     def __init__(self, settings: JwtConfig, keys: Keys, clock: Clock) -> None:
         self._settings = settings
         self._keys = keys
         self._clock = clock
-        self._known: OrderedDict[str, Principal] = OrderedDict()
+        self._known: LRUCache[str, Principal] = LRUCache(_MAX_CACHED)
         self._generation = keys.generation
+        self._rules = JWTClaimsRegistry(
+            now=clock.time,  # type: ignore[arg-type]  # fractions of a second are fine
+            leeway=settings.leeway_seconds,  # type: ignore[arg-type]
+            iss={"essential": True, "value": settings.issuer},
+            aud={"essential": True, "value": settings.audience},
+            exp={"essential": True},
+        )
 
     async def principal_of(self, token: str) -> Principal:
-        """Return whom a token speaks for.
+        """Return the principal of a token.
 
         Raises:
-            TokenRefused: It is not taken; `TokenExpired` if only its time is over.
-            KeysUnavailable: No keys are there to check it with.
+            TokenRefused: It is not valid; `TokenExpired` if it was.
+            KeysUnavailable: No keys could be read so far.
         """
         if known := self.known(token):
             return known
@@ -58,13 +66,11 @@ class Tokens:
             raise TokenExpired("expired")
         claims = await self._claims(token)
         ends_at = self._check(claims)
-        principal = self._known[token] = Principal(_name(claims), _scopes(claims), expires_at=ends_at)
-        if len(self._known) > _MAX_CACHED:
-            self._known.popitem(last=False)
+        self._known[token] = principal = Principal(_name(claims), _scopes(claims), expires_at=ends_at)
         return principal
 
     def known(self, token: str) -> Principal | None:
-        """Return whom a token speaks for that was good before and has not ended."""
+        """Return the principal of a cached token that has not expired."""
         if self._keys.generation != self._generation:
             self._known.clear()
             self._generation = self._keys.generation
@@ -90,29 +96,18 @@ class Tokens:
             raise TokenRefused("not well formed or not signed by the server") from cause
 
     def _check(self, claims: dict[str, Any]) -> float:
-        """Return until when the token is taken, leeway included."""
-        settings, now = self._settings, self._clock.time()
-        audience = claims.get("aud")
-        audiences = audience if isinstance(audience, list) else [audience]
-        if claims.get("iss") != settings.issuer or settings.audience not in audiences:
-            raise TokenRefused("issuer or audience")
-        expires, issued = _moment(claims, "exp"), _moment(claims, "iat", now)
-        if expires is None or issued is None:
-            raise TokenRefused("no expiry")
-        starts = max(_moment(claims, "nbf", issued) or issued, issued)
-        if starts > now + settings.leeway_seconds or expires - issued > settings.max_lifetime_seconds:
-            raise TokenRefused("not valid yet, or for too long")
-        if now > expires + settings.leeway_seconds:
-            raise TokenExpired("expired")
-        return expires + settings.leeway_seconds
-
-
-def _moment(claims: dict[str, Any], name: str, absent: float | None = None) -> float | None:
-    value = claims.get(name, absent)
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if value is not None and not (number and abs(value) < _LAST_MOMENT):  # NaN is not less either
-        raise TokenRefused(f"{name} is no number")
-    return value
+        """Return the end of the token's time, leeway included."""
+        given = {name: claims[name] for name in _CHECKED if claims.get(name) is not None}
+        try:
+            self._rules.validate(given)
+            expires, issued = given["exp"], given.get("iat", self._clock.time())
+            if expires > issued + self._settings.max_lifetime_seconds:
+                raise TokenRefused("valid for too long")
+        except ExpiredTokenError as cause:
+            raise TokenExpired("expired") from cause
+        except (JoseError, OverflowError) as cause:
+            raise TokenRefused(str(cause)) from cause
+        return float(expires + self._settings.leeway_seconds)
 
 
 def _name(claims: dict[str, Any]) -> str:
@@ -139,12 +134,12 @@ def _decoded(part: str) -> bytes:
 
 
 def _object(text: bytes) -> dict[str, Any]:
-    """Return a JSON object; a name that stands twice in it would mean different things to different readers."""
+    """Return a JSON object; a repeated name is an error, because readers differ in which value they take."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
-            raise ValueError("a name stands twice")
+            raise ValueError("a name is repeated")
         return found
 
     value = json.loads(text, object_pairs_hook=once)

@@ -1,11 +1,9 @@
-"""`Idempotency-Key`: a request that is sent again is answered as before, and writes nothing.
+"""`Idempotency-Key`: a request that is sent again gets the same answer, and writes nothing.
 
-The records of a request and the entry of its key are one transaction, so after a crash either both are there or
-neither. Entries are in a compacted topic; at start they are read back, and until then requests with keys wait. A
-request that failed for certain is not remembered: it may be sent again. One that is in doubt keeps its key until it is
-known how its transaction has ended. The entries of one process are not seen by another that runs beside it.
-
-Source: reliability.md 3 (P-idem).
+The records of a request and the entry of its key are one transaction, so after a crash both exist or neither does.
+Entries are in a compacted topic; they are read back at start, and until then requests with keys wait. A request that
+failed for certain is not remembered, so it may be sent again. One whose outcome is unknown keeps its key until the
+outcome of its transaction is known. Processes that run at the same time do not see each other's entries.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from headrace.lifecycle import Clock, Service
 from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
 from headrace.records import OutgoingRecord, Produced, Record
 from headrace.sidecar.produce_answer import ProduceAnswer
-from headrace.sidecar.transactions import Transactions, Work
+from headrace.sidecar.transactions import PreparedTransaction, Transactions
 from headrace.telemetry.correlation import caller
 
 _KEY: Final = re.compile(rb"[\x20-\x7e]{1,255}")
@@ -38,7 +36,7 @@ _CONFIGS: Final = {
     "compression.type": "producer",
 }
 _ENTRY_BYTES: Final = 400
-"""Memory of an entry beside its answer, about."""
+"""Approximate memory of an entry without its answer."""
 _WAIT_SECONDS: Final = 5.0
 _RETRY_SECONDS: Final = 1.0
 
@@ -47,15 +45,15 @@ class Remembered(NamedTuple):
     """A request that was written."""
 
     request: bytes
-    """Hash of it."""
+    """Its hash."""
     answer: bytes
     """JSON text."""
     until: float
-    """Seconds since the epoch."""
+    """When it expires, in seconds since the epoch."""
 
 
-class Window:
-    """What is remembered, by key; the oldest goes first."""
+class RememberedRequests:
+    """Requests by key, limited in time, number and memory; the oldest is forgotten first."""
 
     def __init__(self, settings: IdempotencyConfig, clock: Clock) -> None:
         self._settings = settings
@@ -67,12 +65,12 @@ class Window:
         return len(self._entries)
 
     def find(self, scope: bytes) -> Remembered | None:
-        """Return what is remembered of a key, if its time is not over."""
+        """Return the request of a key, if it has not expired."""
         self._forget()
         return self._entries.get(scope)
 
     def remember(self, scope: bytes, request: bytes, answer: bytes, at: float) -> None:
-        """Keep an answer that was given at a time (seconds since the epoch)."""
+        """Keep an answer that was sent at a time (seconds since the epoch)."""
         self._drop(scope)
         self._entries[scope] = Remembered(request, answer, at + self._settings.window_seconds)
         self._bytes += _ENTRY_BYTES + len(answer)
@@ -105,7 +103,7 @@ class Idempotency(Service):
         name: str = "idempotency",
     ) -> None:
         super().__init__(name)
-        self.window = Window(settings, clock)
+        self.window = RememberedRequests(settings, clock)
         self._window_seconds = settings.window_seconds
         self._transactions = transactions
         self._topic = InternalTopic(settings.topic, "", _CONFIGS)
@@ -113,7 +111,7 @@ class Idempotency(Service):
         self._open_producers = open_producers
         self._clock = clock
         self._running: dict[bytes, bytes] = {}
-        self._wanted = asyncio.Event()
+        self._requested = asyncio.Event()
         self._ready = asyncio.Event()
         self._problem = "they are being read back"
 
@@ -126,31 +124,31 @@ class Idempotency(Service):
         await super().stop()
 
     async def once(
-        self, key: bytes, place: str, request: bytes, prepare: Callable[[], Awaitable[Work]]
+        self, key: bytes, target: str, request: bytes, prepare: Callable[[], Awaitable[PreparedTransaction]]
     ) -> tuple[ProduceAnswer, bool]:
-        """Serve a request, or answer it as it was answered before.
+        """Serve a request, or return the answer of the first request with its key.
 
         Args:
-            key: What the client sent as `Idempotency-Key`; it counts per caller and place.
-            place: The topic, or the path.
-            request: What must be the same when the key comes again.
+            key: The header `Idempotency-Key`; keys are separate per caller and target.
+            target: The topic, or the path.
+            request: The bytes that must be the same when the key is sent again.
             prepare: Makes the transaction; may be called twice.
 
         Returns:
-            The answer, and whether it is one that was given before.
+            The answer, and whether it is that of an earlier request.
 
         Raises:
-            InvalidRequest: The key is none.
-            IdempotencyKeyReused: It came with another request before.
+            InvalidRequest: The key is not usable.
+            IdempotencyKeyReused: It was sent with another request before.
             IdempotencyKeyBusy: The first request with it is not answered yet.
-            KafkaUnavailable: The keys could not be read back yet.
+            KafkaUnavailable: The keys are not read back yet.
             ProducerQueueFull: Too many transactions wait.
         """
         if not _KEY.fullmatch(key):
             raise errors.InvalidRequest("Idempotency-Key is 1 to 255 characters of visible ASCII")
         if not self._ready.is_set():
             await self._wait_ready((await prepare()).records)
-        scope, digest = _digest(caller.get().encode(), place.encode(), key), _digest(request)
+        scope, digest = _digest(caller.get().encode(), target.encode(), key), _digest(request)
         known = self.window.find(scope)
         if digest != (known.request if known else self._running.get(scope, digest)):
             raise errors.IdempotencyKeyReused()
@@ -160,26 +158,30 @@ class Idempotency(Service):
             raise errors.IdempotencyKeyBusy()
         self._running[scope] = digest
         try:
-            work = await prepare()
-            outcome = self._transactions.submit(work.records, functools.partial(self._entry, scope, digest, work))
+            prepared = await prepare()
+            outcome = self._transactions.submit(
+                prepared.records, functools.partial(self._entry, scope, digest, prepared)
+            )
         except BaseException:
             del self._running[scope]
             raise
-        outcome.add_done_callback(functools.partial(self._settled, scope, work))
-        return await self._transactions.finish(work, outcome, keyed=True), False
+        outcome.add_done_callback(functools.partial(self._settled, scope, prepared))
+        return await self._transactions.finish(prepared, outcome, keyed=True), False
 
-    def _entry(self, scope: bytes, digest: bytes, work: Work, results: Sequence[Produced]) -> OutgoingRecord:
-        return OutgoingRecord(self._topic.name, scope, _VERSION + digest + work.answer(results).body)
+    def _entry(
+        self, scope: bytes, digest: bytes, prepared: PreparedTransaction, results: Sequence[Produced]
+    ) -> OutgoingRecord:
+        return OutgoingRecord(self._topic.name, scope, _VERSION + digest + prepared.answer(results).body)
 
-    def _settled(self, scope: bytes, work: Work, outcome: asyncio.Future[list[Any]]) -> None:
+    def _settled(self, scope: bytes, prepared: PreparedTransaction, outcome: asyncio.Future[list[Any]]) -> None:
         digest, results = self._running.pop(scope), outcome.result()
         if all(type(result) is Produced for result in results):
-            self.window.remember(scope, digest, work.answer(results).body, self._clock.time())
+            self.window.remember(scope, digest, prepared.answer(results).body, self._clock.time())
 
     async def _wait_ready(self, records: Sequence[OutgoingRecord]) -> None:
         if records:
             self._topic = self._topic._replace(source=records[0].topic)
-            self._wanted.set()
+            self._requested.set()
         try:
             await asyncio.wait_for(self._ready.wait(), _WAIT_SECONDS)
         except TimeoutError:
@@ -190,10 +192,10 @@ class Idempotency(Service):
     async def _read_back(self) -> None:
         while not self._ready.is_set():
             try:
-                if not await self._admin.has_topic(self._topic.name):  # no key was used yet
-                    await self._wanted.wait()
+                if not await self._admin.has_topic(self._topic.name):  # no key was used so far
+                    await self._requested.wait()
                     await self._topic.ensure(self._admin)
-                self._open_producers()  # what a lost process left open ends, so its entries are there or not
+                self._open_producers()  # aborts the open transactions of an earlier process
                 since_ms = int((self._clock.time() - self._window_seconds) * 1000)
                 async for records in read_back(self._admin, self._topic, since_ms):
                     for record in records:
@@ -211,7 +213,7 @@ class Idempotency(Service):
 
 
 def _digest(*parts: bytes) -> bytes:
-    """Return a hash of byte strings, each with its length, so that no two lists of them run together."""
+    """Return a hash of byte strings, each with its length, so that different lists have different hashes."""
     whole = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for part in parts:
         whole.update(len(part).to_bytes(8) + part)

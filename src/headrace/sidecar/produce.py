@@ -1,30 +1,28 @@
 """The produce use case: a request's JSON in, an outcome for each record out.
 
-Every record is encoded before the first is sent, so a request with a bad record leaves nothing in Kafka. Source:
-sidecar.md 5.1 (request), 5.5 (answer), 5.6 (record headers); decisions.md 2-4, 12.
+Every record is encoded before the first is sent, so a request with a bad record writes nothing to Kafka.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Literal, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeVar
 
 from headrace import errors
 from headrace.config.internal_topics import InternalTopics
 from headrace.config.model import HeadraceConfig
 from headrace.config.producer import ProducerConfig
-from headrace.formats.codec import Codec
-from headrace.formats.codec_json import JsonCodec
-from headrace.formats.codecs import Codecs, SchemaChoice, SchemaRules, format_name
+from headrace.formats.codec import Codec, JsonCodec
+from headrace.formats.codecs import Codecs, Encoder, SchemaChoice, SchemaRules, format_name
+from headrace.kafka import Producer, TopicDirectory
 from headrace.lifecycle import next_slice
 from headrace.records import Header, OutgoingRecord, Produced, is_reserved
 from headrace.sidecar.produce_answer import ProduceAnswer, answer_of
-from headrace.sidecar.produce_limits import check_depth
 from headrace.sidecar.produce_request import (
-    ParsedRequest,
     ProduceRecord,
     ProduceRequest,
-    Slice,
+    SchemaChoices,
+    check_depth,
     check_partitions,
     choice_of,
     parse_request,
@@ -39,77 +37,54 @@ _TRACE_PARENT: Final = "traceparent"
 _OWN_HEADERS: Final = (_CORRELATION.lower(), _TRACEABILITY.lower())
 _NAMED_INDEXES: Final = 20
 LONG_BODY_BYTES: Final = 32_768
-"""Larger bodies are decoded in a slice of their own."""
-_AT_ONCE_RECORDS: Final = 1000
-"""So many go to the client without a pause."""
+"""Larger bodies are decoded in a turn of the event loop of their own."""
+_SHORT_RECORDS: Final = 1000
+"""So many records go to the client in one turn."""
 
 H = TypeVar("H", str | None, bytes | None)
 Part = Literal["key", "value"]
+_PARTS: Final[tuple[Part, ...]] = ("key", "value")
 Result = Produced | errors.HeadraceError
 """Where a record was written, or why it was not."""
 
 
 class RequestIds(NamedTuple):
-    """What the HTTP request's own headers say, None for absent ones."""
+    """The headers of the HTTP request that its records get, None for absent ones."""
 
     correlation_id: bytes | None = None
     traceability_id: bytes | None = None
     authorization: bytes | None = None
     traceparent: bytes | None = None
-    """Of W3C Trace Context; passed on as it is."""
+    """Of W3C Trace Context; passed on unchanged."""
 
 
 class Prepared(NamedTuple):
     """A request's records, encoded."""
 
     records: list[OutgoingRecord]
-    key_schema_id: int | None
+    key_schema_id: int | None = None
     """None where no schema was needed."""
-    value_schema_id: int | None
+    value_schema_id: int | None = None
     size_bytes: int | None = None
-    """What the records count for; None to have them counted."""
+    """The size that the byte budget counts; None to count the records."""
     ignored_fields: Sequence[str] = ()
-    """Fields of the request that are not known, where that is allowed."""
-
-
-class Producing(Protocol):
-    """The part of the Kafka producer that is used here."""
-
-    async def produce(self, records: Sequence[OutgoingRecord], sliced: bool = False) -> list[Result]:
-        """Write records, other requests are served between slices; one result per record."""
-
-    def send(
-        self,
-        records: Sequence[OutgoingRecord],
-        done: Callable[[list[Result]], None],
-        partitions: int = 0,
-        size_bytes: int | None = None,
-    ) -> None:
-        """Write records without waiting; `done` gets one result per record."""
-
-    def check_room(self, topic: str, size_bytes: int) -> None:
-        """Raise early what `send` would for want of room."""
-
-
-class Topics(Protocol):
-    """The part of the topic directory that is used here."""
-
-    async def partitions_of(self, topic: str) -> int:
-        """Return how many partitions a topic has."""
-
-    def known(self, topic: str) -> int | None:
-        """Return the same, if that needs no question."""
+    """Unknown fields of the request, where they are allowed."""
+    partitions: int = 0
+    """Partitions of the topic; 0 if there are several topics."""
 
 
 class ProduceService:
-    """Serves `POST /producers/{topic}`."""
+    """Serves `POST /producers/{topic}`.
+
+    A request is prepared, by `begin` without waiting or by `prepare`, and then written, by `hand_over` or `write`.
+    """
 
     def __init__(
         self,
         settings: ProducerConfig,
         codecs: Codecs,
-        producer: Producing,
-        topics: Topics,
+        producer: Producer,
+        topics: TopicDirectory,
         audit: Audit | None = None,
         max_records: int = 10_000,
         internal: InternalTopics | None = None,
@@ -121,286 +96,301 @@ class ProduceService:
         self._producer = producer
         self._topics = topics
         self._audit = audit
-        self._default_formats: tuple[tuple[Part, str], ...]
-        self._default_formats = (("key", settings.key_format), ("value", settings.value_format))
         self._rules = SchemaRules(settings.subject_strategy, settings.auto_register, settings.format_from_subject)
 
+    @property
+    def acks(self) -> Literal["all", 1, 0]:
+        """The replicas that have a record when it is acknowledged."""
+        return self._settings.acks
+
     def check_writable(self, topic: str, *, admin: bool) -> None:
-        """Return if a caller may write to a topic, by what the topic is; see `InternalTopics.check_writable`."""
+        """Return if the topic is not reserved for Headrace; see `InternalTopics.check_writable`."""
         self._internal.check_writable(topic, admin=admin)
 
     def own_headers(self, topic: str, headers: Iterable[tuple[str, H]]) -> list[tuple[str, H]]:
-        """Return the headers of a record without reserved ones, which only a dead letter may have.
+        """Return the headers of a record without reserved ones, which are allowed in dead letter topics only.
 
         Raises:
             InvalidRequest: A name holds NUL: Kafka's client would cut it there.
         """
         headers = list(headers)
-        if odd := [name for name, _ in headers if "\0" in name]:
-            raise errors.InvalidRequest(
-                f"a record has a header whose name holds NUL: leave NUL out of {odd[0][:100]!r}"
-            )
+        for name, _ in headers:
+            if "\0" in name:
+                raise errors.InvalidRequest(
+                    f"a record has a header whose name holds NUL: leave NUL out of {name[:100]!r}"
+                )
         if self._internal.kind_of(topic) == "dead_letter":
             return headers
         return [header for header in headers if not is_reserved(header[0])]
 
-    async def produce(self, topic: str, body: bytes, ids: RequestIds) -> ProduceAnswer:
-        """Write the records of one request.
-
-        If cancelled, the records may still be written.
-
-        Args:
-            topic: Name as it came in the path.
-            body: JSON text of the request.
-            ids: What the request's headers say.
-
-        Raises:
-            RequestError: The request cannot be served as it is; nothing was sent.
-            FormatError: A key or value does not fit, or its schema is not usable; nothing was sent.
-            RegistryUnavailable: A schema is needed that is not known here; nothing was sent.
-            KafkaUnavailable: The topic is not known here and Kafka does not answer; nothing was sent.
-            ProducerQueueFull: The byte budget is used up; nothing was sent.
-        """
-        return await self.send(await self.prepare_body(topic, body, ids))
-
-    async def prepare_body(self, topic: str, body: bytes, ids: RequestIds) -> Prepared:
-        """Return the records of one request as they go to Kafka; raises what `produce` raises before it sends."""
-        if len(body) > LONG_BODY_BYTES:
-            await next_slice()
-        request, ignored = self._parse(body)
-        return (await self.prepare(topic, request, ids))._replace(ignored_fields=ignored)
-
-    def _parse(self, body: bytes) -> ParsedRequest:
-        return parse_request(body, self._max_records, self._settings.unknown_fields)
-
-    def produce_at_once(
-        self,
-        topic: str,
-        body: bytes,
-        ids: RequestIds,
-        admit: Callable[[], None],
-        done: Callable[[Prepared, list[Result]], None],
-    ) -> bool:
-        """Begin to write the records of a request for which nobody must be asked.
-
-        Args:
-            topic, body, ids: As for `produce`.
-            admit: Called before anything is sent; may raise, and then nothing is.
-            done: Called once on the loop, with what `answer` needs; must not raise.
+    def begin(self, topic: str, body: bytes, ids: RequestIds) -> Prepared | None:
+        """Prepare a request without waiting.
 
         Returns:
-            Whether it was begun; if not, or if this raises, nothing was sent, and the request is one for `produce`.
-        """
-        if self._topics.known(topic) is None:
-            return False
-        if len(body) > LONG_BODY_BYTES and body.count(b"{") > 2 * _AT_ONCE_RECORDS + 1:  # it is decoded in a slice
-            return False
-        request, ignored = self._parse(body)
-        if ignored or len(slices_of(request.records)) > 1:
-            return False
-        if len(request.records) > 1 and request.records[0].partition is None:
-            self._producer.check_room(topic, len(body))
-        for part, default in self._default_formats:
-            choice = choice_of(request, part, self._settings.format_codes)
-            if not self._codecs.needs_no_schema(choice, default, self._rules):
-                return False
-        return self.write_at_once(topic, request, ids, len(body), admit, done)
+            None if `prepare` is needed: the topic or a schema must be looked up, or the request is long.
 
-    def write_at_once(
-        self,
-        topic: str,
-        request: ProduceRequest,
-        ids: RequestIds,
-        size_bytes: int,
-        admit: Callable[[], None],
-        done: Callable[[Prepared, list[Result]], None],
-        complete: Callable[[Prepared], Prepared] = lambda prepared: prepared,
-    ) -> bool:
-        """Begin to write a request that needs no schema; see `produce_at_once`.
+        Raises:
+            HeadraceError: As `prepare`, or `ProducerQueueFull`: the byte budget is used up.
+        """
+        settings, partitions = self._settings, self._topics.known(topic)
+        if partitions is None or not settings.enabled:
+            return None
+        if len(body) > LONG_BODY_BYTES and body.count(b"{") > 2 * _SHORT_RECORDS + 1:
+            return None
+        request, ignored = parse_request(body, self._max_records, settings.unknown_fields)
+        records = request.records
+        if len(slices_of(records)) > 1:
+            return None
+        if len(records) > 1 and records[0].partition is None:
+            self._producer.check_room(topic, len(body))  # before the work of encoding
+        keys = self._codecs.without_schema(
+            choice_of(request, "key", settings.format_codes), settings.key_format, self._rules
+        )
+        values = self._codecs.without_schema(
+            choice_of(request, "value", settings.format_codes), settings.value_format, self._rules
+        )
+        if keys is None or values is None:
+            return None
+        encoded = self._encode(topic, records, 0, partitions, keys, values, ids)
+        # The body's size is an estimate of the size of keys, values and record headers.
+        size = len(body) + len(encoded) * sum([len(value) for value in ids if value])
+        return Prepared(encoded, None, None, size, ignored, partitions)
+
+    async def prepare(self, topic: str, body: bytes, ids: RequestIds) -> Prepared:
+        """Prepare a request.
 
         Args:
-            topic, request, ids, admit, done: As there.
-            size_bytes: What came. It stands for what goes: a record's own headers are among it.
-            complete: Makes the records that go to Kafka of those that were prepared.
-        """
-        partitions = self._topics.known(topic)
-        if partitions is None:
-            return False
-        try:
-            self.prepare(topic, request, ids).send(None)
-        except StopIteration as ended:  # as every coroutine ends that has not had to wait
-            prepared: Prepared = complete(ended.value)
-        admit()
-        size = size_bytes + len(prepared.records) * sum(map(len, filter(None, ids)))
-        prepared = prepared._replace(size_bytes=size)
-        self._producer.send(prepared.records, lambda results: done(prepared, results), partitions, size)
-        return True
+            topic: Name as in the path.
+            body: JSON text of the request.
+            ids: Headers of the request.
 
-    async def send(self, prepared: Prepared) -> ProduceAnswer:
-        """Write prepared records and return what to answer."""
-        if len(prepared.records) > _AT_ONCE_RECORDS:
+        Raises:
+            RequestError: The request cannot be served; nothing was sent.
+            FormatError: A key or value does not fit, or its schema is not usable; nothing was sent.
+            RegistryUnavailable: A schema is needed that is not cached; nothing was sent.
+            KafkaUnavailable: The topic is not cached and Kafka does not answer; nothing was sent.
+        """
+        if len(body) > LONG_BODY_BYTES:
+            await next_slice()
+        request, ignored = parse_request(body, self._max_records, self._settings.unknown_fields)
+        return (await self.prepare_request(topic, request, ids))._replace(ignored_fields=ignored)
+
+    async def prepare_request(self, topic: str, request: ProduceRequest, ids: RequestIds) -> Prepared:
+        """Prepare a parsed request; raises as `prepare`."""
+        partitions = await self._partitions_of(topic)
+        keys = await self._encoder("key", request, topic, any(_is_given(record.key) for record in request.records))
+        values = await self._encoder(
+            "value", request, topic, any(_is_given(record.value) for record in request.records)
+        )
+        records: list[OutgoingRecord] = []
+        slices = slices_of(request.records)
+        for part in slices:
+            if len(slices) > 1:
+                await next_slice()
+            records += self._encode(topic, part.records, part.first, partitions, keys.codec, values.codec, ids)
+        return Prepared(records, keys.schema_id, values.schema_id, partitions=partitions)
+
+    def begin_record(self, record: OutgoingRecord, ids: RequestIds) -> Prepared | None:
+        """Prepare a record that is encoded already; it gets the headers of the request.
+
+        Returns:
+            None if `prepare_record` is needed: the topic must be looked up.
+
+        Raises:
+            PartitionNotFound: The topic does not have its partition.
+        """
+        partitions = self._topics.known(record.topic)
+        if partitions is None or not self._settings.enabled:
+            return None
+        return self._complete(record, ids, partitions)
+
+    async def prepare_record(self, record: OutgoingRecord, ids: RequestIds) -> Prepared:
+        """Do the same, with a look-up of the topic; raises as `prepare`."""
+        return self._complete(record, ids, await self._partitions_of(record.topic))
+
+    async def check(self, topic: str, choices: SchemaChoices) -> None:
+        """Raise what `prepare` would raise for every record of a stream."""
+        await self._partitions_of(topic)
+        for part in _PARTS:
+            named = choice_of(choices, part, self._settings.format_codes) != SchemaChoice()
+            await self._encoder(part, choices, topic, named)
+
+    def hand_over(self, prepared: Prepared, done: Callable[[list[Result]], None]) -> None:
+        """Give prepared records to Kafka's client without waiting.
+
+        Args:
+            prepared: The records; there may be none.
+            done: Called once on the event loop, with one result per record; must not raise.
+
+        Raises:
+            ProducerQueueFull: The byte budget is used up; nothing was sent.
+            KafkaUnavailable: No broker has answered for some time; nothing was sent.
+        """
+        self._producer.send(prepared.records, done, prepared.partitions, prepared.size_bytes)
+
+    async def write(self, prepared: Prepared) -> ProduceAnswer:
+        """Write prepared records and return the answer; raises as `hand_over`. If cancelled, they may be written."""
+        if len(prepared.records) > _SHORT_RECORDS:
             results = await self._producer.produce(prepared.records, sliced=True)
             await next_slice()
-            return self.answer(prepared, results)
-        return self.answer(prepared, await self._producer.produce(prepared.records))
+        else:
+            results = await self._producer.produce(prepared.records)
+        return self.answer(prepared, results)
 
-    def answer(self, prepared: Prepared, results: list[Result]) -> ProduceAnswer:
-        """Return what to answer, and have it audited."""
-        keys, values, settings = prepared.key_schema_id, prepared.value_schema_id, self._settings
-        answer = answer_of(results, keys, values, settings.always_200, settings.acks, prepared.ignored_fields)
+    def answer(self, prepared: Prepared, results: Sequence[Result]) -> ProduceAnswer:
+        """Return the answer for the results of a request, and audit them."""
+        settings = self._settings
+        answer = answer_of(
+            results,
+            prepared.key_schema_id,
+            prepared.value_schema_id,
+            settings.always_200,
+            settings.acks,
+            prepared.ignored_fields,
+        )
         if self._audit:
             self._audit.produced(prepared.records, results, answer.written_records, prepared.size_bytes)
         return answer
 
-    def write(self, records: Sequence[OutgoingRecord], size_bytes: int, done: Callable[[list[Result]], None]) -> None:
-        """Write prepared records without waiting; `done` gets their results. For those who call `note` themselves.
-
-        Args:
-            records: One or more, or none.
-            size_bytes: What they count for in the byte budget; what came stands for what goes.
-            done: As in `Producing.send`.
-
-        Raises:
-            ProducerQueueFull: The byte budget is used up; nothing was sent.
-        """
-        self._producer.send(records, done, 0, size_bytes)
-
-    @property
-    def acks(self) -> Literal["all", 1, 0]:
-        """How many replicas `ok` stands for."""
-        return self._settings.acks
-
-    def note(self, records: Sequence[OutgoingRecord], results: Sequence[Result]) -> int:
-        """Have the results of `write` audited, and return how many records are certainly written."""
+    def audit(self, records: Sequence[OutgoingRecord], results: Sequence[Result]) -> int:
+        """Audit the results of a stream's records, and return how many are certainly written."""
         written = sum(isinstance(result, Produced) for result in results)
         if self._audit and records:
             self._audit.produced(records, results, written)
         return written
 
     def not_sent(self, topic: str, error: errors.HeadraceError, count: int = 0) -> None:
-        """Have it audited that a request, or `count` lines of a stream, were refused before anything was sent."""
+        """Audit the refusal of a request, or of `count` lines of a stream."""
         if self._audit:
             self._audit.not_sent(topic, error, count)
 
-    async def check(self, topic: str, request: ProduceRequest, ids: RequestIds) -> None:
-        """Raise what `prepare` would, as far as it can be said before there are records."""
-        await self.prepare(topic, request, ids)
-        for part, default in self._default_formats:
-            choice = choice_of(request, part, self._settings.format_codes)
-            if choice != SchemaChoice():
-                await self._codecs.for_writing(choice, default, f"{topic}-{part}", self._rules)
-
-    async def prepare(self, topic: str, request: ProduceRequest, ids: RequestIds) -> Prepared:
-        """Return a request's records as they go to Kafka; raises what `produce` raises before it sends."""
+    async def _partitions_of(self, topic: str) -> int:
         if not self._settings.enabled:
             raise errors.ProducerNotEnabled()
-        partitions = await self._topics.partitions_of(topic)
-        records: list[OutgoingRecord] = []
-        key_schema_id = value_schema_id = None
-        slices = slices_of(request.records)
-        for part in slices:
-            if len(slices) > 1:
-                await next_slice()
-            check_partitions(part.records, topic, partitions, part.first)
-            keys, key_id = await self._encode("key", request, part, topic)
-            values, value_id = await self._encode("value", request, part, topic)
-            records += self._outgoing(topic, part.records, keys, values, ids)
-            key_schema_id, value_schema_id = key_schema_id or key_id, value_schema_id or value_id
-        return Prepared(records, key_schema_id, value_schema_id)
+        return await self._topics.partitions_of(topic)
 
-    async def _encode(
-        self, part: Part, request: ProduceRequest, some: Slice, topic: str
-    ) -> tuple[list[bytes | None], int | None]:
-        default_format = self._settings.key_format if part == "key" else self._settings.value_format
-        choice = choice_of(request, part, self._settings.format_codes)
-        raws = [record.key if part == "key" else record.value for record in some.records]
-        texts = [None if not raw or (text := bytes(raw)) == b"null" else text for raw in raws]
-        check_depth(texts, some.first)
-        if not any(texts):  # nothing to encode needs no schema
-            format_name(choice.format or default_format)
-            return texts, None
-        codec, schema_id = await self._codecs.for_writing(choice, default_format, f"{topic}-{part}", self._rules)
-        if isinstance(codec, JsonCodec):
-            return texts, None  # it keeps the text as it came
-        try:
-            return [None if text is None else codec.encode(text) for text in texts], schema_id
-        except errors.EncodeError:
-            _name_misfits(part, texts, codec, some.first)
+    async def _encoder(self, part: Part, choices: SchemaChoices, topic: str, needed: bool) -> Encoder:
+        default = self._settings.key_format if part == "key" else self._settings.value_format
+        choice = choice_of(choices, part, self._settings.format_codes)
+        if not needed:  # without keys or values no schema is needed
+            format_name(choice.format or default)
+            return _NOTHING
+        return await self._codecs.for_writing(choice, default, f"{topic}-{part}", self._rules)
 
-    def _outgoing(
+    def _encode(
         self,
         topic: str,
         records: list[ProduceRecord],
-        keys: list[bytes | None],
-        values: list[bytes | None],
+        first: int,
+        partitions: int,
+        key_codec: Codec,
+        value_codec: Codec,
         ids: RequestIds,
     ) -> list[OutgoingRecord]:
-        first: list[Header] = []
-        if self._settings.forward_authorization and ids.authorization is not None:
-            first.append(("authorization", ids.authorization))
-        if self._settings.caller_id:
-            first.append(("caller_id", self._settings.caller_id.encode()))
+        """Encode one slice; `first` is the number of its first record in the request."""
+        check_partitions(records, topic, partitions, first)
+        keys = _encoded("key", [record.key for record in records], key_codec, first)
+        values = _encoded("value", [record.value for record in records], value_codec, first)
+        usual = self._request_headers(ids)
         given, trace = ids.correlation_id, ids.traceability_id
-        usual = first if trace is None else [*first, (_TRACEABILITY, trace)]
         last: list[Header] = [] if ids.traceparent is None else [(_TRACE_PARENT, ids.traceparent)]
-        shared = [*usual, (_CORRELATION, given), *last] if given else None  # one list for all records, if alike
+        shared = [*usual, *_id_headers(given, trace), *last] if given else None  # one list for all records
         correlations = [given] * len(records) if given else new_correlation_ids(len(records))
         return [
             OutgoingRecord(
                 topic,
                 key,
                 value,
-                _headers_of(record, self.own_headers(topic, _named(record)), first, correlation, trace, last)
+                _record_headers(record, self.own_headers(topic, _named(record)), usual, correlation, trace, last)
                 if record.headers or record.correlation_id is not None or record.traceability_id is not None
-                else shared or [*usual, (_CORRELATION, correlation), *last],
+                else shared or [*usual, *_id_headers(correlation, trace), *last],
                 record.partition,
                 stamp if (stamp := record.timestamp) and stamp > 0 else 0,
             )
             for record, key, value, correlation in zip(records, keys, values, correlations, strict=True)
         ]
 
+    def _complete(self, record: OutgoingRecord, ids: RequestIds, partitions: int) -> Prepared:
+        check_partitions([record], record.topic, partitions)
+        own = record.headers or []
+        headers = [*self._request_headers(ids), *_id_headers(ids.correlation_id or new_correlation_ids(1)[0], ids[1])]
+        if ids.traceparent is not None and not any(name.lower() == _TRACE_PARENT for name, _ in own):
+            headers.append((_TRACE_PARENT, ids.traceparent))
+        whole = OutgoingRecord(
+            record.topic, record.key, record.value, [*headers, *own], record.partition, record.timestamp_ms
+        )
+        return Prepared([whole], size_bytes=whole.size_bytes, partitions=partitions)
 
-def _name_misfits(part: str, texts: Sequence[bytes | None], codec: Codec, number: int) -> NoReturn:
-    """Raise an error that names every record of a slice whose key or value does not fit; `number` is the first's."""
-    indexes: list[int] = []
-    first: errors.EncodeError | None = None
-    for index, text in enumerate(texts, number):
+    def _request_headers(self, ids: RequestIds) -> list[Header]:
+        headers: list[Header] = []
+        if self._settings.forward_authorization and ids.authorization is not None:
+            headers.append(("authorization", ids.authorization))
+        if self._settings.caller_id:
+            headers.append(("caller_id", self._settings.caller_id.encode()))
+        return headers
+
+
+_NOTHING: Final = Encoder(JsonCodec())
+
+
+def _is_given(raw: bytes) -> bool:
+    return bool(raw) and bytes(raw) != b"null"
+
+
+def _encoded(part: Part, raws: list[Any], codec: Codec, first: int) -> list[bytes | None]:
+    texts = [None if not raw or (text := bytes(raw)) == b"null" else text for raw in raws]
+    check_depth(texts, first)
+    if type(codec) is JsonCodec:
+        return texts  # stored unchanged
+    try:
+        return [None if text is None else codec.encode(text) for text in texts]
+    except errors.EncodeError:
+        _name_misfits(part, texts, codec, first)
+
+
+def _name_misfits(part: Part, texts: Sequence[bytes | None], codec: Codec, first: int) -> NoReturn:
+    """Raise an error that names every record of a slice whose key or value does not fit."""
+    misfits: dict[int, errors.EncodeError] = {}
+    for index, text in enumerate(texts, first):
         try:
             if text is not None:
                 codec.encode(text)
         except errors.EncodeError as misfit:
-            indexes.append(index)
-            first = first or misfit
-    named = ", ".join(map(str, indexes[:_NAMED_INDEXES])) + (", ..." if len(indexes) > _NAMED_INDEXES else "")
+            misfits[index] = misfit
+    indexes = [*misfits][:_NAMED_INDEXES]
+    named = ", ".join(map(str, indexes)) + (", ..." if len(misfits) > _NAMED_INDEXES else "")
     raise errors.EncodeError(
-        f"{len(indexes)} of {len(texts)} records have a {part} that cannot be encoded, nothing was sent. "
-        f"Record {indexes[0]}: {first}. All of them: {named}",
+        f"{len(misfits)} of {len(texts)} records have a {part} that cannot be encoded, nothing was sent. "
+        f"Record {indexes[0]}: {misfits[indexes[0]]}. All of them: {named}",
         part=part,
         index=indexes[0],
-        indexes=indexes[:_NAMED_INDEXES],
-    ) from first
+        indexes=indexes,
+    ) from misfits[indexes[0]]
 
 
 def _named(record: ProduceRecord) -> Iterable[tuple[str, str | None]]:
     return record.headers.items() if isinstance(record.headers, dict) else record.headers or ()
 
 
-def _headers_of(
+def _id_headers(correlation: bytes, traceability: bytes | None) -> list[Header]:
+    ids: list[Header] = [(_CORRELATION, correlation)]
+    return ids if traceability is None else [(_TRACEABILITY, traceability), *ids]
+
+
+def _record_headers(
     record: ProduceRecord,
     own: Sequence[tuple[str, str | None]],
-    first: list[Header],
+    usual: list[Header],
     correlation: bytes,
     traceability: bytes | None,
     last: list[Header],
 ) -> list[Header]:
-    headers = first.copy()
+    """Return the headers of a record that names ids or headers; its own ids win over those of the request."""
     if record.traceability_id is not None:
         traceability = record.traceability_id.encode()
-    if traceability is not None:
-        headers.append((_TRACEABILITY, traceability))
     if record.correlation_id is not None:
         correlation = record.correlation_id.encode()
-    headers.append((_CORRELATION, correlation))
+    headers = [*usual, *_id_headers(correlation, traceability)]
     if last and not any(name.lower() == _TRACE_PARENT for name, _ in own):
         headers += last
     headers += [

@@ -1,7 +1,4 @@
-"""What a produce request is answered: an entry per record, and the status of the whole.
-
-Source: sidecar.md 5.5; decisions.md 3.
-"""
+"""The answer to a produce request: an entry per record, and the status of the whole."""
 
 from __future__ import annotations
 
@@ -43,8 +40,6 @@ class ProduceError(msgspec.Struct, rename="camel"):
 
 
 _ENTRIES: Final = {"oneOf": [{"$ref": f"#/components/schemas/{kind.__name__}"} for kind in (Produced, ProduceError)]}
-
-
 _RENAMED: Final = {"request_status": "requestStatus", "ignored_fields": "ignoredFields"}
 
 
@@ -55,11 +50,11 @@ class ProduceResponse(msgspec.Struct, kw_only=True, rename=_RENAMED):
     key_schema_id: int | msgspec.UnsetType = msgspec.UNSET
     value_schema_id: int | msgspec.UnsetType = msgspec.UNSET
     request_status: _RequestStatus | msgspec.UnsetType = msgspec.UNSET
-    """Absent where no record is written and the answer is an error, which says why."""
+    """Absent where the answer as a whole is an error."""
     acks: Literal[1, 0] | msgspec.UnsetType = msgspec.UNSET
-    """Present where an entry without error is weaker than ok: the leader alone has it (1), or none said so (0)."""
+    """Present where an entry without error promises less: only the leader (1) or no broker (0) confirmed it."""
     ignored_fields: Sequence[str] | msgspec.UnsetType = msgspec.UNSET
-    """Fields of the request that are not known, at most 20 (`producer.unknown_fields: ignore`)."""
+    """Unknown fields of the request, at most 20 (`producer.unknown_fields: ignore`)."""
 
 
 class ProduceAnswer(NamedTuple):
@@ -71,7 +66,7 @@ class ProduceAnswer(NamedTuple):
     asked_records: int = 0
     """Records of the request."""
     written_records: int = 0
-    """Those of them that are certainly in Kafka."""
+    """Records that are certainly in Kafka."""
 
 
 def answer_of(
@@ -85,18 +80,22 @@ def answer_of(
     """Return the answer for the outcomes of all records, in their order."""
     failures = [result for result in results if type(result) is not Produced]
     written = len(results) - len(failures)
-    failed = bool(failures) and not written and not always_200
-    body = _encode_json(response_of(results, key_schema_id, value_schema_id, acks, ignored, failed=failed))
-    status, retry_after = 200, None
-    if failed:
-        reason = reason_of(failures)
-        status, retry_after = reason.status, reason.retry_after_seconds
-        body = body[:-1] + b"," + _encode_json(reason.body())[1:]
-    return ProduceAnswer(status, body, retry_after, len(results), written)
+    reason = reason_of(failures) if failures and not written and not always_200 else None
+    response = response_of(results, failures, key_schema_id, value_schema_id, acks, ignored, failed=reason is not None)
+    return with_reason(_encode_json(response), reason, len(results), written)
+
+
+def with_reason(body: bytes, reason: errors.HeadraceError | None, requested: int, written: int) -> ProduceAnswer:
+    """Return the answer with a body; `reason` is the error that the answer as a whole is, if it is one."""
+    if reason is None:
+        return ProduceAnswer(200, body, None, requested, written)
+    body = body[:-1] + b"," + _encode_json(reason.body())[1:]
+    return ProduceAnswer(reason.status, body, reason.retry_after_seconds, requested, written)
 
 
 def response_of(
     results: Sequence[Produced | errors.HeadraceError],
+    failures: Sequence[Any],
     key_schema_id: int | None,
     value_schema_id: int | None,
     acks: Literal["all", 1, 0] = "all",
@@ -104,21 +103,21 @@ def response_of(
     *,
     failed: bool,
 ) -> ProduceResponse:
-    """Return the part of an answer that tells of each record; `failed`: the answer as a whole is an error."""
-    failures = [result for result in results if type(result) is not Produced]
-    request_status = _request_status(failures)
+    """Return the entries of an answer; `failures` are the errors among the results, `failed`: it is an error."""
+    status: _RequestStatus = "OK"
+    offsets: Sequence[Any] = results
+    if failures:
+        named = (_REQUEST_STATUS.get(_code_of(failure)) for failure in failures)
+        status = next((one for one in named if one), "OK")
+        offsets = [result if isinstance(result, Produced) else failure_of(result) for result in results]
     return ProduceResponse(
-        offsets=[_entry(result) for result in results] if failures else results,
+        offsets=offsets,
         key_schema_id=msgspec.UNSET if key_schema_id is None else key_schema_id,
         value_schema_id=msgspec.UNSET if value_schema_id is None else value_schema_id,
-        request_status=msgspec.UNSET if failed and request_status == "OK" else request_status,
+        request_status=msgspec.UNSET if failed and status == "OK" else status,
         acks=msgspec.UNSET if acks == "all" else acks,
         ignored_fields=ignored or msgspec.UNSET,
     )
-
-
-def _entry(result: Produced | errors.HeadraceError) -> Produced | ProduceError:
-    return result if isinstance(result, Produced) else failure_of(result)
 
 
 def failure_of(error: errors.HeadraceError) -> ProduceError:
@@ -134,15 +133,10 @@ def _code_of(error: errors.HeadraceError) -> int:
     return _INVALID if error.status < 500 else _CODES[errors.KafkaUnavailable]
 
 
-def _request_status(failures: Sequence[Any]) -> _RequestStatus:
-    named = (_REQUEST_STATUS.get(_code_of(failure)) for failure in failures)
-    return next((status for status in named if status), "OK")
-
-
 def reason_of(failures: Sequence[Any]) -> errors.HeadraceError:
-    """Return the error that speaks for a request of which no record was written.
+    """Return the error of a request of which no record was written.
 
-    An unknown outcome weighs most, then what only a change of the request helps against, then what passes by itself.
+    An unknown outcome comes first, then errors that need another request, then errors that a retry resolves.
     """
     unknown: errors.HeadraceError | None = next((error for error in failures if isinstance(error, _UNKNOWN)), None)
     if unknown and unknown.parameters.get("keyed"):

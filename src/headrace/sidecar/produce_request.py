@@ -1,13 +1,12 @@
-"""A produce request as it comes over HTTP, and what can be said against it before anything is encoded.
-
-Source: sidecar.md 5.1; the codes of formats are those of the seed document.
-"""
+"""The body of a produce request: its types, its parser, and all checks that come before the encoding."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from operator import attrgetter
 from typing import Annotated, ClassVar, Final, Literal, NamedTuple, TypeVar
 
@@ -16,39 +15,45 @@ import msgspec
 from headrace import errors
 from headrace.formats.codecs import SchemaChoice
 from headrace.formats.registry import Reference
+from headrace.records import OutgoingRecord
 
 T = TypeVar("T")
 
-_FORMAT_CODES: Final = ("binary", "avro", "json", "jsonschema", "protobuf", "string")
-_ORIGINAL_CODES: Final = ("binary", "json", "avro", "jsonschema", "protobuf", "string")
-
-
+FORMAT_CODES: Final[Mapping[Literal["documented", "light-4j"], Sequence[str]]] = {
+    "documented": ("binary", "avro", "json", "jsonschema", "protobuf", "string"),
+    "light-4j": ("binary", "json", "avro", "jsonschema", "protobuf", "string"),
+}
+"""Formats by number, for each value of `producer.format_codes`."""
+MAX_DEPTH: Final = 64
+_DOCUMENTED: Final = FORMAT_CODES["documented"]
 _Name = Annotated[
     str,
     msgspec.Meta(
         description="Name of a format, in any case.",
-        extra_json_schema={"enum": [*_FORMAT_CODES, *(name.upper() for name in _FORMAT_CODES)]},
+        extra_json_schema={"enum": [*_DOCUMENTED, *(name.upper() for name in _DOCUMENTED)]},
     ),
 ]
 _Code = Annotated[
     int,
     msgspec.Meta(
-        description=", ".join(f"{code} {name}" for code, name in enumerate(_FORMAT_CODES)) + ".",
-        extra_json_schema={"enum": [*range(len(_FORMAT_CODES))]},
+        description=", ".join(f"{code} {name}" for code, name in enumerate(_DOCUMENTED)) + ".",
+        extra_json_schema={"enum": [*range(len(_DOCUMENTED))]},
     ),
 ]
 _Partition = Annotated[int, msgspec.Meta(ge=0)]
 _Number = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 _Long = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-_MOST_HEADERS: Final = 256
+_MAX_HEADERS: Final = 256
 _RECORD_WEIGHT: Final = 4
-"""As much work as so many headers."""
+"""The work for a record without headers, in headers."""
 _SLICE_WEIGHT: Final = 1000 * _RECORD_WEIGHT
-_FewHeaders = msgspec.Meta(max_length=_MOST_HEADERS)
+_SHORT_RECORDS: Final = _SLICE_WEIGHT // (_MAX_HEADERS + _RECORD_WEIGHT)
+"""So few are one slice however many headers they have."""
+_FewHeaders = msgspec.Meta(max_length=_MAX_HEADERS)
 
 
 class ProduceRecord(msgspec.Struct, forbid_unknown_fields=True, rename="camel", gc=False):
-    """One record of a request; a key or value that is null or not there is no key, or a tombstone."""
+    """One record of a request. A key that is null or absent is no key, such a value is a tombstone."""
 
     key: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     value: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
@@ -62,10 +67,10 @@ class ProduceRecord(msgspec.Struct, forbid_unknown_fields=True, rename="camel", 
 
 
 class CountedRecord(ProduceRecord, rename="camel", gc=False):
-    """A record that is counted while its body is decoded, so that a body with too many ends before it is objects."""
+    """A record that is counted while its body is decoded, so that decoding ends at the limit."""
 
     decoded: ClassVar = 0
-    """How many the body has had so far; one body is decoded at a time."""
+    """Records of the body so far; one body is decoded at a time."""
     limit: ClassVar = 0
 
     def __post_init__(self) -> None:
@@ -79,7 +84,7 @@ class _LenientRecord(CountedRecord, forbid_unknown_fields=False, rename="camel",
 
 
 class SchemaChoices(msgspec.Struct, rename="camel", gc=False):
-    """How keys and values are written, as a request names it."""
+    """The formats and schemas of keys and values, as a request names them."""
 
     key_format: _Name | _Code | None = None
     value_format: _Name | _Code | None = None
@@ -98,7 +103,7 @@ class SchemaChoices(msgspec.Struct, rename="camel", gc=False):
 
 
 class ProduceRequest(SchemaChoices, kw_only=True, forbid_unknown_fields=True, rename="camel", gc=False):
-    """What `POST /producers/{topic}` takes."""
+    """The body of `POST /producers/{topic}`."""
 
     records: list[ProduceRecord]
 
@@ -109,13 +114,6 @@ class _CountedRequest(ProduceRequest, kw_only=True, rename="camel", gc=False):
 
 class _LenientRequest(ProduceRequest, kw_only=True, forbid_unknown_fields=False, rename="camel", gc=False):
     records: list[_LenientRecord]  # type: ignore[assignment]  # they are only read
-
-
-class ParsedRequest(NamedTuple):
-    """A request, and the names of its fields that were ignored."""
-
-    request: ProduceRequest
-    ignored: Sequence[str] = ()
 
 
 _decode_request = msgspec.json.Decoder(ProduceRequest).decode
@@ -130,38 +128,51 @@ _SHOWN_FIELDS: Final = 20
 _SHOWN_CHARACTERS: Final = 300
 _UNKNOWN_FIELD: Final = re.compile(r"unknown field `(.+?)`")
 _IN_RECORD: Final = re.compile(r"\$\.records\[(\d+)\]")
-
-
 _CHOICE: Final = ("schema", "schema_id", "schema_version", "schema_subject", "schema_references", "schema_message")
 _choice_of: Final = {
     part: attrgetter(f"{part}_format", *(f"{part}_{field}" for field in _CHOICE)) for part in ("key", "value")
 }
-
-
-_NOTHING: Final = SchemaChoice()
+_NO_CHOICE: Final = SchemaChoice()
+_SHALLOW_BYTES: Final = 2 * MAX_DEPTH + 1
+"""Shorter texts cannot be nested too deeply."""
+_STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
+_STEPS: Final = bytes(1 if byte in b"[{" else 255 if byte in b"]}" else 0 for byte in range(256))
+_NO_STEPS: Final = bytes(byte for byte in range(256) if not _STEPS[byte])
 
 
 def choice_of(
-    request: SchemaChoices, part: Literal["key", "value"], codes: Literal["seed", "original"] = "seed"
+    request: SchemaChoices, part: Literal["key", "value"], codes: Literal["documented", "light-4j"] = "documented"
 ) -> SchemaChoice:
-    """Return how a request's keys or values are written; `codes` is what formats given as numbers mean.
+    """Return the format and schema of a request's keys or values; `codes` is the meaning of numeric formats.
 
     Raises:
-        InvalidRequest: The format is a number that stands for none.
+        InvalidRequest: No format has this number.
     """
-    said = _choice_of[part](request)
-    if said == _NOTHING:  # the usual case, and this runs for every request
-        return _NOTHING
-    given, *rest = said
-    return SchemaChoice(_format(given, _FORMAT_CODES if codes == "seed" else _ORIGINAL_CODES), *rest)
+    found = _choice_of[part](request)
+    if found == _NO_CHOICE:  # the usual case, and this runs for every request
+        return _NO_CHOICE
+    given, *rest = found
+    if isinstance(given, int):
+        names = FORMAT_CODES[codes]
+        if not 0 <= given < len(names):
+            raise errors.InvalidRequest(f"format {given} is not served: as a number, 0 to {len(names) - 1} are")
+        given = names[given]
+    return SchemaChoice(given, *rest)
+
+
+class ParsedRequest(NamedTuple):
+    """A request, and the names of its unknown fields."""
+
+    request: ProduceRequest
+    ignored: Sequence[str] = ()
 
 
 def parse_request(body: bytes, max_records: int, unknown_fields: Literal["refuse", "ignore"]) -> ParsedRequest:
-    """Return a request read from its JSON text.
+    """Parse the JSON text of a request.
 
     Raises:
-        RequestBodyMissing, ContentTypeMismatch, InvalidRequest, TooManyRecords: It is none, or too
-            large; the error names the record at fault.
+        RequestBodyMissing, ContentTypeMismatch, InvalidRequest, TooManyRecords: It is no request, or too large; the
+            error names the record at fault.
     """
     few = body.count(b"{") <= max_records + 1  # the request's own brace, and at least one per record
     try:
@@ -175,8 +186,7 @@ def parse_request(body: bytes, max_records: int, unknown_fields: Literal["refuse
     return ParsedRequest(request, ignored)
 
 
-def _parse_lenient(body: bytes, max_records: int) -> tuple[ProduceRequest, Sequence[str]]:
-    """Return a request without its unknown fields, and their names."""
+def _parse_lenient(body: bytes, max_records: int) -> ParsedRequest:
     try:
         request = parse_counted(body, _decode_lenient, max_records)
     except msgspec.ValidationError as cause:
@@ -185,47 +195,29 @@ def _parse_lenient(body: bytes, max_records: int) -> tuple[ProduceRequest, Seque
     names = {name: None for name in fields if name not in _REQUEST_FIELDS}
     for record in _decode_record_fields(fields["records"]):
         names.update((f"records.{name}", None) for name in record if name not in _RECORD_FIELDS)
-    return request, [name[:_SHOWN_CHARACTERS] for name in names][:_SHOWN_FIELDS]
-
-
-def check_present(records: Sequence[ProduceRecord]) -> None:
-    """Return if every record names a key or a value.
-
-    Raises:
-        InvalidRequest: One has neither, and would be a tombstone by accident; the error names it.
-    """
-    absent = [index for index, record in enumerate(records) if not record.value and not record.key]
-    if absent:
-        raise errors.InvalidRequest(f"record {absent[0]} {NEITHER}", index=absent[0])
-
-
-def too_many_records(limit: int) -> errors.TooManyRecords:
-    """Return the error for a request with more records than may come at once."""
-    return errors.TooManyRecords(
-        f"more than {limit} records came at once (http.max_records): send several requests", limit_records=limit
-    )
+    return ParsedRequest(request, [name[:_SHOWN_CHARACTERS] for name in names][:_SHOWN_FIELDS])
 
 
 def parse_counted(body: bytes, decode: Callable[[bytes], T], max_records: int) -> T:
-    """Return what a body of counted records holds; see `parse_json`.
+    """Parse a body of counted records; see `parse_json`.
 
     Raises:
-        TooManyRecords: There are more than may be; the rest was not decoded.
+        TooManyRecords: There are more than the limit; the rest was not decoded.
     """
     CountedRecord.decoded, CountedRecord.limit = 0, max_records
     return parse_json(body, decode)
 
 
 def parse_json(body: bytes, decode: Callable[[bytes], T]) -> T:
-    """Return what a body holds; `decode` may raise that it does not fit.
+    """Parse a body; `decode` may raise `msgspec.ValidationError`.
 
     Raises:
-        RequestBodyMissing, ContentTypeMismatch, InvalidRequest: It is no JSON text, or too deep.
+        RequestBodyMissing, ContentTypeMismatch, InvalidRequest: It is no JSON text, or nested too deeply.
     """
     if not body:
         raise errors.RequestBodyMissing()
     try:
-        str(body, "utf-8")  # the decoder does not look into raw values
+        str(body, "utf-8")  # the decoder does not check raw values
         return decode(body)
     except msgspec.ValidationError:
         raise
@@ -236,56 +228,56 @@ def parse_json(body: bytes, decode: Callable[[bytes], T]) -> T:
 
 
 def _invalid(cause: msgspec.ValidationError) -> errors.InvalidRequest:
-    said = str(cause)
-    if place := _IN_RECORD.search(said):
-        said = explained(_IN_RECORD.sub("$", said), _RECORD_FIELDS)
-        return errors.InvalidRequest(f"record {place[1]} of the request is not one: {said}", index=int(place[1]))
-    return errors.InvalidRequest(f"the body is no produce request: {explained(said, _REQUEST_FIELDS)}")
+    text = str(cause)
+    if found := _IN_RECORD.search(text):
+        text = explained(_IN_RECORD.sub("$", text), _RECORD_FIELDS)
+        return errors.InvalidRequest(f"record {found[1]} of the request is not one: {text}", index=int(found[1]))
+    return errors.InvalidRequest(f"the body is no produce request: {explained(text, _REQUEST_FIELDS)}")
 
 
-def explained(said: str, known: Iterable[str]) -> str:
-    """Return what the decoder says, cut, with the nearest known name for a field that is not known."""
-    said = said[:_SHOWN_CHARACTERS]  # it may quote the body
-    unknown = _UNKNOWN_FIELD.search(said)
-    others = [name for name in known if unknown and name != unknown[1]]  # it may only stand at the wrong place
+def explained(text: str, known: Iterable[str]) -> str:
+    """Return a decoder's error, shortened; for an unknown field, with the most similar known name."""
+    text = text[:_SHOWN_CHARACTERS]  # it may quote the body
+    unknown = _UNKNOWN_FIELD.search(text)
+    others = [name for name in known if unknown and name != unknown[1]]  # the field may be known at another level
     near = difflib.get_close_matches(unknown[1], others, 1, 0.5) if unknown else []
-    return f"{said}. Did you mean {near[0]}?" if near else said
+    return f"{text}. Did you mean {near[0]}?" if near else text
 
 
-def _format(given: str | int | None, codes: Sequence[str]) -> str | None:
-    if not isinstance(given, int):
-        return given
-    if not 0 <= given < len(codes):
-        raise errors.InvalidRequest(f"format {given} is not served: as a number, 0 to {len(codes) - 1} are")
-    return codes[given]
+def check_present(records: Sequence[ProduceRecord]) -> None:
+    """Return if every record names a key or a value.
+
+    Raises:
+        InvalidRequest: One has neither, and would be a tombstone by accident; the error names it.
+    """
+    for index, record in enumerate(records):
+        if not record.value and not record.key:
+            raise errors.InvalidRequest(f"record {index} {NEITHER}", index=index)
 
 
-class Slice(NamedTuple):
-    """Records of a request that are worked on without a pause, and the number of the first."""
+def check_count(records: Sequence[object], max_records: int) -> None:
+    """Return if a request's records are within the limit.
 
-    first: int
-    records: list[ProduceRecord]
-
-
-def slices_of(records: list[ProduceRecord]) -> list[Slice]:
-    """Return a request in slices that take a few milliseconds each; records count, and so do their headers."""
-    if len(records) <= _SLICE_WEIGHT // (
-        _MOST_HEADERS + _RECORD_WEIGHT
-    ):  # the usual case, and this runs for every request
-        return [Slice(0, records)]
-    weights = [_RECORD_WEIGHT + len(record.headers or ()) for record in records]
-    if sum(weights) <= _SLICE_WEIGHT:
-        return [Slice(0, records)]
-    slices, first, held = [], 0, 0
-    for index, weight in enumerate(weights):
-        if held and held + weight > _SLICE_WEIGHT:
-            slices.append(Slice(first, records[first:index]))
-            first, held = index, 0
-        held += weight
-    return [*slices, Slice(first, records[first:])]
+    Raises:
+        TooManyRecords: They are not.
+    """
+    if len(records) > max_records:
+        raise errors.TooManyRecords(
+            f"{len(records)} records, and {max_records} may come at once (http.max_records): send several requests",
+            limit_records=max_records,
+        )
 
 
-def check_partitions(records: list[ProduceRecord], topic: str, partitions: int, first: int = 0) -> None:
+def too_many_records(limit: int) -> errors.TooManyRecords:
+    """Return the error for a request with more records than the limit."""
+    return errors.TooManyRecords(
+        f"more than {limit} records came at once (http.max_records): send several requests", limit_records=limit
+    )
+
+
+def check_partitions(
+    records: Sequence[ProduceRecord | OutgoingRecord], topic: str, partitions: int, first: int = 0
+) -> None:
     """Return if a topic has the partitions that records name; `first` is the number of the first record.
 
     Raises:
@@ -300,3 +292,48 @@ def check_partitions(records: list[ProduceRecord], topic: str, partitions: int, 
                 partition=record.partition,
                 index=index,
             )
+
+
+def check_depth(texts: Sequence[bytes | None], first: int = 0) -> None:
+    """Return if keys or values, which are valid JSON, are not nested too deeply; `first` is the first one's number.
+
+    Raises:
+        InvalidRequest: They are; the error names the record.
+    """
+    given = [*filter(None, texts)]
+    # For speed, brackets in strings count in the first test. They can also hide a nesting, which does no harm: every
+    # reader of the text has a limit of its own.
+    if len(max(given, key=len, default=b"")) < _SHALLOW_BYTES or _depth(b"".join(given)) <= MAX_DEPTH:
+        return
+    for index, text in enumerate(texts, first):
+        if text and _depth(_STRING.sub(b"", text)) > MAX_DEPTH:
+            raise errors.InvalidRequest(
+                f"record {index} is nested deeper than {MAX_DEPTH} levels: nothing was sent", index=index
+            )
+
+
+def _depth(text: bytes) -> int:
+    return max(accumulate(array("b", text.translate(_STEPS, _NO_STEPS))), default=0)
+
+
+class Slice(NamedTuple):
+    """Records of a request that are processed without a pause, and the number of the first."""
+
+    first: int
+    records: list[ProduceRecord]
+
+
+def slices_of(records: list[ProduceRecord]) -> list[Slice]:
+    """Cut a request into slices of a few milliseconds each, by the number of records and headers."""
+    if len(records) <= _SHORT_RECORDS:  # the usual case, and this runs for every request
+        return [Slice(0, records)]
+    weights = [_RECORD_WEIGHT + len(record.headers or ()) for record in records]
+    if sum(weights) <= _SLICE_WEIGHT:
+        return [Slice(0, records)]
+    slices, first, held = [], 0, 0
+    for index, weight in enumerate(weights):
+        if held and held + weight > _SLICE_WEIGHT:
+            slices.append(Slice(first, records[first:index]))
+            first, held = index, 0
+        held += weight
+    return [*slices, Slice(first, records[first:])]

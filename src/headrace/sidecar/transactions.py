@@ -1,7 +1,4 @@
-"""`POST /transactions`: records of several topics, all visible at read_committed or none.
-
-Source: reliability.md 3 (P-tx); decisions.md 3.
-"""
+"""`POST /transactions`: records of several topics, all visible at read_committed or none."""
 
 from __future__ import annotations
 
@@ -16,49 +13,54 @@ from headrace import errors
 from headrace.config.producer import ProducerConfig
 from headrace.kafka import TransactionalProducers
 from headrace.records import OutgoingRecord, Produced
-from headrace.sidecar.produce import Prepared, ProduceService, RequestIds
-from headrace.sidecar.produce_answer import ProduceAnswer, ProduceResponse, answer_of, reason_of, response_of
+from headrace.sidecar.produce import Prepared, ProduceService, RequestIds, Result
+from headrace.sidecar.produce_answer import (
+    ProduceAnswer,
+    ProduceResponse,
+    answer_of,
+    reason_of,
+    response_of,
+    with_reason,
+)
 from headrace.sidecar.produce_request import CountedRecord, ProduceRequest, check_present, explained, parse_counted
 from headrace.telemetry.audit import Audit
 
 _GRACE_SECONDS: Final = 1.0
-"""What a request gets beyond its limit, so that one that was not begun is told apart from one in doubt."""
-_MOST_TOPICS: Final = 100
-
-Results = Sequence[Produced | errors.HeadraceError]
+"""Added to the limit of a request, so that a transaction that was not begun ends as such first."""
+_MAX_TOPICS: Final = 100
 
 
 class TopicRequest(ProduceRequest, kw_only=True, rename="camel", gc=False):
-    """What a transaction writes to one topic."""
+    """The records of a transaction for one topic."""
 
     topic: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9._-]{1,249}$")]
     records: list[CountedRecord]  # type: ignore[assignment]  # they are only read
 
 
 class TransactionRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """What `POST /transactions` takes."""
+    """The body of `POST /transactions`."""
 
-    topics: Annotated[list[TopicRequest], msgspec.Meta(min_length=1, max_length=_MOST_TOPICS)]
+    topics: Annotated[list[TopicRequest], msgspec.Meta(min_length=1, max_length=_MAX_TOPICS)]
 
 
 class TopicResponse(ProduceResponse, kw_only=True):
-    """What became of one part of a transaction."""
+    """The outcome of one part of a transaction."""
 
     topic: str
 
 
 class TransactionResponse(msgspec.Struct):
-    """What became of a transaction: a part for each part of the request, in their order."""
+    """The outcome of a transaction, in the order of the request's parts."""
 
     topics: list[TopicResponse]
 
 
-class Work(NamedTuple):
-    """One transaction: what it writes, and how its outcome is told."""
+class PreparedTransaction(NamedTuple):
+    """The records of one transaction, and its answer."""
 
     records: list[OutgoingRecord]
-    answer: Callable[[Results], ProduceAnswer]
-    """Takes the results of the records, in their order. May be called on any thread, and more than once."""
+    answer: Callable[[Sequence[Result]], ProduceAnswer]
+    """Makes the answer from one result per record. May be called on any thread, and more than once."""
 
 
 _decode = msgspec.json.Decoder(TransactionRequest).decode
@@ -71,10 +73,10 @@ _FIELDS: Final = [
 
 
 def parse_transaction(body: bytes, max_records: int) -> TransactionRequest:
-    """Return a request read from its JSON text; fields that are not known are refused whatever the settings say.
+    """Parse the JSON text of a request; unknown fields are refused whatever the settings say.
 
     Raises:
-        RequestBodyMissing, ContentTypeMismatch, InvalidRequest, TooManyRecords: It is none.
+        RequestBodyMissing, ContentTypeMismatch, InvalidRequest, TooManyRecords: It is no transaction, or too large.
     """
     try:
         request = parse_counted(body, _decode, max_records)
@@ -108,14 +110,16 @@ class Transactions:
         """Return if a caller may write to a topic; see `ProduceService.check_writable`."""
         self._produce.check_writable(topic, admin=admin)
 
-    def of_produce(self, prepared: Prepared) -> Work:
-        """Return the transaction that does what a produce request asks, and answers as it is answered."""
+    def of_produce(self, prepared: Prepared) -> PreparedTransaction:
+        """Return a transaction that writes the records of a produce request and has its answer."""
         keys, values, always_200 = prepared.key_schema_id, prepared.value_schema_id, self._settings.always_200
         ignored = prepared.ignored_fields
-        return Work(prepared.records, lambda results: answer_of(results, keys, values, always_200, ignored=ignored))
+        return PreparedTransaction(
+            prepared.records, lambda results: answer_of(results, keys, values, always_200, ignored=ignored)
+        )
 
-    async def prepare(self, request: TransactionRequest, ids: RequestIds) -> Work:
-        """Return what a request writes.
+    async def prepare(self, request: TransactionRequest, ids: RequestIds) -> PreparedTransaction:
+        """Prepare the records of all topics.
 
         Raises:
             RequestError, FormatError, RegistryUnavailable, KafkaUnavailable: As for a produce request; the error names
@@ -124,49 +128,50 @@ class Transactions:
         parts: list[tuple[str, Prepared]] = []
         for part in request.topics:
             try:
-                parts.append((part.topic, await self._produce.prepare(part.topic, part, ids)))
+                parts.append((part.topic, await self._produce.prepare_request(part.topic, part, ids)))
             except (errors.RequestError, errors.FormatError) as error:
                 error.parameters.setdefault("topic", part.topic)
                 raise
         records = [record for _, prepared in parts for record in prepared.records]
         if not records:
             raise errors.InvalidRequest("the transaction has no records")
-        return Work(records, functools.partial(_answer, parts))
+        return PreparedTransaction(records, functools.partial(_answer, parts))
 
-    async def write(self, work: Work) -> ProduceAnswer:
-        """Write a transaction and return what to answer. If cancelled, it may still be written.
+    async def write(self, prepared: PreparedTransaction) -> ProduceAnswer:
+        """Write a transaction and return the answer. If cancelled, it may still be written.
 
         Raises:
-            ProducerQueueFull: Too many wait; nothing was sent.
+            ProducerQueueFull: Too many transactions wait; nothing was sent.
         """
-        return await self.finish(work, self.submit(work.records))
+        return await self.finish(prepared, self.submit(prepared.records))
 
-    async def finish(self, work: Work, outcome: asyncio.Future[list[Any]], keyed: bool = False) -> ProduceAnswer:
-        """Wait for the outcome, as long as a request may take, and return what to answer; `keyed`: it has a key."""
+    async def finish(
+        self, prepared: PreparedTransaction, outcome: asyncio.Future[list[Any]], keyed: bool = False
+    ) -> ProduceAnswer:
+        """Wait for the outcome until the request's deadline, and return the answer; `keyed`: it has a key."""
         await asyncio.wait({outcome}, timeout=self._settings.delivery_timeout_seconds + _GRACE_SECONDS)
         late = errors.KafkaTimeout("whether the transaction was committed is not known yet")
-        results = outcome.result() if outcome.done() else [late] * len(work.records)
+        results = outcome.result() if outcome.done() else [late] * len(prepared.records)
         if keyed:
             kind = errors.KafkaTimeout
             results = [kind(one.description, keyed=True) if isinstance(one, kind) else one for one in results]
-        answer = work.answer(results)
+        answer = prepared.answer(results)
         if self._audit:
-            self._audit.produced(work.records, results, answer.written_records)
+            self._audit.produced(prepared.records, results, answer.written_records)
         return answer
 
 
-def _answer(parts: Sequence[tuple[str, Prepared]], results: Results) -> ProduceAnswer:
+def _answer(parts: Sequence[tuple[str, Prepared]], results: Sequence[Result]) -> ProduceAnswer:
     bodies, first = [], 0
     failures = [result for result in results if type(result) is not Produced]
     for topic, prepared in parts:
         last = first + len(prepared.records)
+        own = results[first:last]
+        failed = [result for result in own if type(result) is not Produced]
         ids = prepared.key_schema_id, prepared.value_schema_id
-        part = _encode_json(response_of(results[first:last], *ids, failed=bool(failures)))
+        part = _encode_json(response_of(own, failed, *ids, failed=bool(failures)))
         bodies.append(b'{"topic":' + _encode_json(topic) + b"," + part[1:])
         first = last
     body = b'{"topics":[' + b",".join(bodies) + b"]}"
-    if not failures:
-        return ProduceAnswer(200, body, None, len(results), len(results))
-    reason = reason_of(failures)
-    body = body[:-1] + b"," + _encode_json(reason.body())[1:]
-    return ProduceAnswer(reason.status, body, reason.retry_after_seconds, len(results), 0)
+    reason = reason_of(failures) if failures else None
+    return with_reason(body, reason, len(results), 0 if failures else len(results))

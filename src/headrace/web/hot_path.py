@@ -1,17 +1,17 @@
-"""Producing below the framework: the usual request is served by the connection itself, without a task.
+"""Produces below the framework: the connection itself serves the usual request, without a task.
 
-What is usual: `POST /producers/{topic}` with JSON or one value of a known length, from somebody known, to a topic that
-is known, in formats without a schema. Everything else, and whatever is not good, is served by the application from its
-beginning; so this path knows no errors of its own. It answers what Kafka said, in the same bytes.
+The usual request is `POST /producers/{topic}` with JSON or one value, of known length, with cached credentials, to a
+cached topic, in formats without a schema. The application serves all others, and repeats those that fail here, so this
+path has no errors of its own. Both give the same answers, byte for byte.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import re
 import time
-from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -19,19 +19,17 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from headrace.config.http import HttpConfig
 from headrace.errors import HeadraceError, KafkaUnavailable, ProducerQueueFull
-from headrace.records import Produced
 from headrace.security import Authenticator, Principal
 from headrace.security.principals import ADMIN
-from headrace.sidecar.produce import Prepared, ProduceService, RequestIds
+from headrace.sidecar.produce import Prepared, ProduceService, RequestIds, Result
 from headrace.sidecar.produce_answer import ProduceAnswer
-from headrace.sidecar.produce_request import ProduceRequest
 from headrace.telemetry.correlation import caller, correlation_id, new_correlation_id
 from headrace.telemetry.metrics import Metrics
 from headrace.web.application import Gate, error_of
 from headrace.web.connection import ClientConnection
 from headrace.web.exchange import JSON, media_type, retry_after
 from headrace.web.origin import RequestChecks
-from headrace.web.routes.produce import PATH, ProduceRoute, raw_body
+from headrace.web.routes.produce import PATH, ProduceRoute, raw_record
 from headrace.web.routes.produce_stream import NDJSON
 from headrace.web.routes.writing import request_ids
 
@@ -56,7 +54,7 @@ _RULE: Final = ProduceRoute.produce.rule
 
 
 class Exchange:
-    """One request and its answer; to the server, one of its own."""
+    """One request and its answer, with the attributes of the server's own request cycles."""
 
     __slots__ = (
         "chunks",
@@ -74,7 +72,7 @@ class Exchange:
         "started_at",
         "topic",
     )
-    message_event: Final = asyncio.Event()  # by which the server wakes a task that waits for its request: nobody here
+    message_event: Final = asyncio.Event()  # the server sets it to wake the task of a request; there is none
 
     def __init__(
         self,
@@ -102,7 +100,7 @@ class Exchange:
         self.response_started = self.response_complete = True
         if self.disconnected or connection.transport.is_closing():
             return
-        # In the order of the ordinary answer: the server's own headers, the answer's, and the ids.
+        # In the order of the application: the server's headers, those of the answer, and the ids.
         own = b"".join([b"%b: %b\r\n" % header for header in connection.server_state.default_headers])
         again = b"".join([b"%b: %b\r\n" % header for header in retry_after(answer.retry_after_seconds)])
         trace = b"x-traceability-id: %b\r\n" % self.ids.traceability_id if self.ids.traceability_id else b""
@@ -144,7 +142,7 @@ class HotPath:
         self._authenticator = authenticator
 
     def begin(self, connection: ClientConnection) -> Exchange | None:
-        """Return the exchange for a request whose head is complete, if it is a usual one."""
+        """Return the exchange of a request whose head is complete; None if it is not a usual one."""
         scope: Any = connection.scope
         found, parser = _TOPIC.fullmatch(connection.url), connection.parser
         if not found or parser.get_method() != b"POST" or connection.flow.write_paused:
@@ -175,72 +173,62 @@ class HotPath:
         return Exchange(connection, topic, request_ids(headers), principal, raw)
 
     def serve(self, exchange: Exchange) -> bool:
-        """Begin to produce, the body being complete; False: nothing was sent, the application serves the request."""
+        """Produce a request that is complete; False: nothing was sent, and the application must serve it."""
         if not self._gate.enter():
             return False
-        principal = None
-
-        def admit() -> None:
-            nonlocal principal
-            if self._authenticator and exchange.principal:
-                self._authenticator.enter(exchange.principal)
-                principal = exchange.principal
-
+        principal, exchange.principal = exchange.principal, None  # it is set while it counts as in flight
         try:
-            if self._produce(exchange, admit):
+            prepared = self._prepare(exchange)
+            if prepared is not None:
+                if self._authenticator and principal:
+                    self._authenticator.enter(principal)
+                    exchange.principal = principal
+                self._service.hand_over(prepared, functools.partial(self._done, exchange, prepared))
                 return True
         except (KafkaUnavailable, ProducerQueueFull) as full:
             # Under overload and in an outage a refusal must be cheap: the application does not do all of it again.
-            self._tell(exchange)
+            self._set_context(exchange, principal)
             self._service.not_sent(exchange.topic, full)
-            exchange.principal = principal
             self._answer(exchange, self._error(exchange, full))
             return True
         except HeadraceError:
-            log.debug("the application says what is wrong with this request")
+            log.debug("the application answers this request with its error")
         except Exception as defect:  # noqa: BLE001 boundary: what the user sees is one error body
-            exchange.principal = principal  # who was not counted is not counted off
             self._answer(exchange, self._error(exchange, defect))
             return True
-        self._leave(principal)
+        self._leave(exchange)
         return False
 
-    def _produce(self, exchange: Exchange, admit: Callable[[], None]) -> bool:
-        topic, body, ids = exchange.topic, b"".join(exchange.chunks), exchange.ids
-
-        def done(prepared: Prepared, results: list[Produced | HeadraceError]) -> None:
-            self._done(exchange, prepared, results)
-
+    def _prepare(self, exchange: Exchange) -> Prepared | None:
+        topic, body = exchange.topic, b"".join(exchange.chunks)
         if not exchange.raw:
-            return self._service.produce_at_once(topic, body, ids, admit, done)
-        raw = raw_body(self._service, topic, exchange.scope["headers"], body)
-        request = ProduceRequest(records=[raw.place])
-        size = raw.size_bytes
-        return self._service.write_at_once(topic, request, raw.ids_of(ids), size, admit, done, raw.complete)
+            return self._service.begin(topic, body, exchange.ids)
+        record = raw_record(self._service, topic, exchange.scope["headers"], body)
+        return self._service.begin_record(record, exchange.ids)
 
-    def _done(self, exchange: Exchange, prepared: Prepared, results: list[Produced | HeadraceError]) -> None:
-        self._tell(exchange)
+    def _done(self, exchange: Exchange, prepared: Prepared, results: list[Result]) -> None:
+        self._set_context(exchange, exchange.principal)
         try:
             answer = self._service.answer(prepared, results)
         except Exception as defect:  # noqa: BLE001 boundary: what the user sees is one error body
             answer = self._error(exchange, defect)
         self._answer(exchange, answer)
 
-    def _tell(self, exchange: Exchange) -> None:
-        """Say for the audit whom this is for; every callback has a context of its own."""
+    def _set_context(self, exchange: Exchange, principal: Principal | None) -> None:
+        """Set the ids for the audit; each callback has a context of its own."""
         correlation_id.set(exchange.identity.decode())
-        caller.set(exchange.principal.name if exchange.principal else "")
+        caller.set(principal.name if principal else "")
 
     def _answer(self, exchange: Exchange, answer: ProduceAnswer) -> None:
         self._metrics.produced(answer.asked_records, answer.written_records)
         self._metrics.request(PATH, answer.status, time.perf_counter() - exchange.started_at)
-        self._leave(exchange.principal)
+        self._leave(exchange)
         exchange.answer(answer)
 
-    def _leave(self, principal: Principal | None) -> None:
+    def _leave(self, exchange: Exchange) -> None:
         self._gate.leave()
-        if self._authenticator and principal:
-            self._authenticator.in_flight.leave(principal.name)
+        if self._authenticator and exchange.principal:
+            self._authenticator.in_flight.leave(exchange.principal.name)
 
     def _error(self, exchange: Exchange, cause: Exception) -> ProduceAnswer:
         correlation_id.set(exchange.identity.decode())

@@ -151,7 +151,7 @@ def test_modes_of_one_record_make_batches_of_one(mode: str) -> None:
         consumer(mode, {"max_records": 2})
 
 
-@pytest.mark.parametrize("mode", ["results", "status", "cloudevents_batch"])
+@pytest.mark.parametrize("mode", ["results", "status"])
 def test_other_modes_leave_batches_as_they_are(mode: str) -> None:
     """Many records travel in one request."""
     assert consumer(mode).batch.max_records == 100

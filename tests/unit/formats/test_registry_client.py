@@ -208,15 +208,15 @@ def test_subjects_travel_as_one_path_step_and_credentials_with_them(serving: Any
 
 def test_texts_that_requests_bring_do_not_pile_up(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused ones are remembered by their digest, and those that are registered within a bound of bytes."""
-    monkeypatch.setattr("headrace.formats.registry._TEXT_BYTES", 10_000)
+    monkeypatch.setattr("headrace.formats.registry._CACHE_BYTES", 30_000)
 
     async def main() -> None:
         async with serving() as it:
             for number in range(20):
                 text = json.dumps({"type": "string", "doc": f"{number:x>1000}"})
                 await it.client.register("orders-value", text)
-            entries = it.client._known._entries
+            entries = it.client._cache._entries
             assert 0 < len(entries) < 10
-            assert max(len(str(key)) for key in entries._entries) < 500
+            assert max(len(str(key)) for key in entries) < 500
 
     asyncio.run(main())

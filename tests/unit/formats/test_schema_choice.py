@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from headrace import errors
+from headrace.formats.codec import header_of
 from headrace.formats.codecs import Codecs, SchemaChoice, SchemaRules
-from headrace.formats.framing import header_of
 from headrace.formats.registry import Reference
 
 INT, LONG = '"int"', '"long"'

@@ -21,8 +21,8 @@ import uvloop
 
 from headrace.delivery.protocols import ACK, Verdict
 from headrace.errors import DestinationUnavailable, RegistryUnavailable, SchemaNotFound
+from headrace.formats.codec import header_of
 from headrace.formats.codec_avro import AvroCodec, parse_avro
-from headrace.formats.framing import header_of
 from headrace.functions import wire
 from headrace.functions.worker.loop import Worker
 from headrace.lifecycle import Deadline

@@ -14,6 +14,7 @@ from joserfc.jwk import RSAKey
 
 from headrace.errors import KeysUnavailable
 from headrace.security.principals import TokenExpired, TokenRefused
+from headrace.security.tokens import Tokens
 
 STRANGER = RSAKey.generate_key(2048, {"kid": "rsa"})
 
@@ -174,6 +175,7 @@ def test_a_known_token_is_not_checked_again_and_still_ends(server: Any) -> None:
 def test_known_tokens_are_bounded(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row I6: what callers send does not grow the process."""
     monkeypatch.setattr("headrace.security.tokens._MAX_CACHED", 3)
+    server.tokens = Tokens(server.settings, server.keys, server.clock)
     for number in range(10):
         server.check(server.sign_claims(jti=str(number)))
     assert len(server.tokens._known) == 3

@@ -15,7 +15,7 @@ from headrace.delivery.protocols import Delivery
 from headrace.errors import DecodeError
 from headrace.formats.codecs import Codecs
 from headrace.records import Header, Record, TopicPartition
-from headrace.sidecar.reactive.cloud_events import batch, binary, structured
+from headrace.sidecar.reactive.cloud_events import binary, structured
 from headrace.sidecar.reactive.stored import Stored
 
 DELIVERY = Delivery("g", TopicPartition("orders", 3), 5, [], 2)
@@ -41,10 +41,7 @@ def as_binary(content_type: bytes | None = b"application/json") -> list[Header]:
 def event(sent: Record, read: Stored | None = None) -> Any:
     body, lines = structured(read or stored(), DELIVERY, [sent])
     assert lines[0] == ("Content-Type", "application/cloudevents+json")
-    found = json.loads(body)
-    many, head = batch(read or stored(), DELIVERY, [sent, sent])
-    assert (json.loads(many), head) == ([found] * 2, [("Content-Type", "application/cloudevents-batch+json")])
-    return found
+    return json.loads(body)
 
 
 def request(sent: Record, read: Stored | None = None) -> tuple[bytes, dict[str, str]]:
@@ -147,11 +144,10 @@ def test_what_is_no_attribute_does_not_become_one() -> None:
     assert event(record(None, [*as_binary(), *((name, b"1") for name in names), ("ce_empty", b"")])) == EVENT
 
 
-@pytest.mark.parametrize("write", [structured, batch])
-def test_data_that_is_not_the_json_it_says_is_not_sent(write: Any) -> None:
-    """It would break the request, and the other events in it."""
+def test_data_that_is_not_the_json_it_says_is_not_sent() -> None:
+    """It would break the request."""
     with pytest.raises(DecodeError):
-        write(stored(), DELIVERY, [record(b'1, "x": 2', as_binary())])
+        structured(stored(), DELIVERY, [record(b'1, "x": 2', as_binary())])
 
 
 @pytest.mark.parametrize("missing", ["ce_specversion", "ce_id", "ce_source", "ce_type"])
@@ -228,7 +224,7 @@ def test_the_data_of_a_structured_event_is_unpacked(data: dict[str, Any], body: 
 )
 def test_what_says_to_be_an_event_and_is_none_is_not_sent(value: bytes) -> None:
     """The reason names no value."""
-    for write in (structured, binary, batch):
+    for write in (structured, binary):
         with pytest.raises(DecodeError, match="content-type says application/cloudevents") as raised:
             write(stored(), DELIVERY, [record(value, STRUCTURED)])
         assert "shop" not in raised.value.description

@@ -9,13 +9,13 @@ import pytest
 from headrace.errors import InvalidRequest
 from headrace.sidecar.produce_request import ProduceRequest, choice_of
 
-SEED = ["binary", "avro", "json", "jsonschema", "protobuf", "string"]
-ORIGINAL = ["binary", "json", "avro", "jsonschema", "protobuf", "string"]
+DOCUMENTED = ["binary", "avro", "json", "jsonschema", "protobuf", "string"]
+LIGHT_4J = ["binary", "json", "avro", "jsonschema", "protobuf", "string"]
 
 
-@pytest.mark.parametrize(("codes", "names"), [("seed", SEED), ("original", ORIGINAL)])
-def test_numbers_mean_what_the_switch_says(codes: Literal["seed", "original"], names: list[str]) -> None:
-    """The order of the seed document, or that of the original's code; a name means the same in both."""
+@pytest.mark.parametrize(("codes", "names"), [("documented", DOCUMENTED), ("light-4j", LIGHT_4J)])
+def test_numbers_mean_what_the_switch_says(codes: Literal["documented", "light-4j"], names: list[str]) -> None:
+    """The documented order, or that of the light-4j sidecar's code; a name means the same in both."""
     for number, name in enumerate(names):
         request = ProduceRequest(records=[], key_format=number, value_format=name.upper())
         assert choice_of(request, "key", codes).format == name

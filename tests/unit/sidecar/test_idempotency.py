@@ -14,9 +14,9 @@ from headrace.config.producer import IdempotencyConfig, ProducerConfig
 from headrace.lifecycle import ManualClock
 from headrace.records import OutgoingRecord, Produced, Record
 from headrace.sidecar import idempotency
-from headrace.sidecar.idempotency import Idempotency, Window
+from headrace.sidecar.idempotency import Idempotency, RememberedRequests
 from headrace.sidecar.produce import Prepared, ProduceService
-from headrace.sidecar.transactions import Transactions, Work
+from headrace.sidecar.transactions import PreparedTransaction, Transactions
 from headrace.telemetry.correlation import caller
 
 RECORD = OutgoingRecord("t", None, b"1")
@@ -79,11 +79,11 @@ class Keys:
     async def __aexit__(self, *_: object) -> None:
         await self.service.stop()
 
-    async def work(self) -> Work:
+    async def prepare(self) -> PreparedTransaction:
         return self.transactions.of_produce(Prepared([RECORD], None, None))
 
-    def send(self, key: bytes = b"k", place: str = "t", request: bytes = b"r") -> asyncio.Task[Any]:
-        return asyncio.ensure_future(self.service.once(key, place, request, self.work))
+    def send(self, key: bytes = b"k", target: str = "t", request: bytes = b"r") -> asyncio.Task[Any]:
+        return asyncio.ensure_future(self.service.once(key, target, request, self.prepare))
 
     async def write(self, *outcome: Any, **request: Any) -> Any:
         sent = self.send(**request)
@@ -123,7 +123,7 @@ def test_a_key_counts_per_caller_and_topic_and_for_one_request() -> None:
         await keys.write()
         with pytest.raises(errors.IdempotencyKeyReused):
             await keys.send(request=b"other")
-        await keys.write(place="t2", request=b"other")
+        await keys.write(target="t2", request=b"other")
         caller.set("somebody")
         await keys.write(request=b"other")
         running = keys.send(key=b"k2")
@@ -231,7 +231,7 @@ def test_a_key_is_visible_ascii(key: bytes) -> None:
 def test_the_window_is_bounded_in_time_keys_and_bytes() -> None:
     """The oldest goes first; an answer that comes again takes its old one's place."""
     clock = ManualClock()
-    window = Window(IdempotencyConfig(window_seconds=10, max_keys=3, max_bytes=3000), clock)
+    window = RememberedRequests(IdempotencyConfig(window_seconds=10, max_keys=3, max_bytes=3000), clock)
     now = clock.time()
     for number in range(5):
         window.remember(b"%d" % number, b"r", b"a", now + number)

@@ -12,7 +12,7 @@ from headrace import errors
 from headrace.config.producer import ProducerConfig
 from headrace.records import OutgoingRecord, Produced
 from headrace.sidecar.produce import Prepared, RequestIds
-from headrace.sidecar.transactions import TransactionRequest, Transactions, Work, parse_transaction
+from headrace.sidecar.transactions import PreparedTransaction, TransactionRequest, Transactions, parse_transaction
 
 
 class Kafka:
@@ -21,7 +21,7 @@ class Kafka:
     def __init__(self, *results: Any) -> None:
         self.results = results
 
-    async def prepare(self, topic: str, request: Any, ids: RequestIds) -> Prepared:
+    async def prepare_request(self, topic: str, request: Any, ids: RequestIds) -> Prepared:
         if topic == "bad":
             raise errors.EncodeError("record 0 does not fit", index=0)
         return Prepared([OutgoingRecord(topic, None, b"1") for _ in request.records], None, 7)
@@ -126,7 +126,7 @@ def test_a_transaction_without_records_is_refused() -> None:
 def test_a_produce_request_as_a_transaction_is_answered_like_any_other() -> None:
     """The same body, with the schema ids of the request."""
 
-    async def main() -> Work:
+    async def main() -> PreparedTransaction:
         kafka = Kafka()
         transactions = Transactions(ProducerConfig(), kafka, kafka)  # type: ignore[arg-type]
         return transactions.of_produce(Prepared([OutgoingRecord("a", None, b"1")], 3, None))

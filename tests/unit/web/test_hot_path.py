@@ -370,7 +370,7 @@ def test_a_defect_is_answered_and_counted_off_once(opened: Any, monkeypatch: pyt
             assert hot_path._authenticator.in_flight._counts == {}
             await house.web.drain(Deadline(SystemClock(), 60))
 
-    monkeypatch.setattr("headrace.sidecar.produce.ProduceService.produce_at_once", fail)
+    monkeypatch.setattr("headrace.sidecar.produce.ProduceService.begin", fail)
     asyncio.run(main())
 
 

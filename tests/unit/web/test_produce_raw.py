@@ -71,7 +71,7 @@ TEXT = "Content-Type: text/plain"
         (post(b' {"valueFormat" :1}', TEXT), 400, "ERR10015", "application/json"),
         (post(b"x"), 400, "ERR10015", "is missing"),
         (post(b"x", TEXT, "X-Headrace-Keys: k"), 400, "ERR11004", "X-Headrace-Key?"),
-        (post(b"x", TEXT, "X-Headrace-Key: k", "X-Headrace-Key: l"), 400, "ERR11004", "twice"),
+        (post(b"x", TEXT, "X-Headrace-Key: k", "X-Headrace-Key: l"), 400, "ERR11004", "repeated"),
         (post(b"x", TEXT, "X-Headrace-Header-: k"), 400, "ERR11004", "name of the record header"),
         (post(b"x", TEXT, "X-Headrace-Partition: -1"), 400, "ERR11004", "whole number"),
         (post(b"x", TEXT, b"X-Headrace-Partition: \xb2"), 400, "ERR11004", "whole number"),

@@ -127,7 +127,7 @@ REFUSED = [
     ("/producers/t?valueFromat=json", 400, "ERR11004", "did you mean valueFormat?"),
     ("/producers/t?valueFormat=yaml", 400, "ERR11004", ""),
     ("/producers/t?valueFormat=9", 400, "ERR11004", ""),
-    ("/producers/t?valueFormat=json&valueFormat=json", 400, "ERR11004", "twice"),
+    ("/producers/t?valueFormat=json&valueFormat=json", 400, "ERR11004", "repeated"),
     ("/producers/t?valueSchemaId=x", 400, "ERR11004", ""),
     ("/producers/t?valueSchemaReferences=x", 400, "ERR11004", ""),
     ("/producers/t?valueSchemaReferences=" + 8000 * "[", 400, "ERR11004", ""),

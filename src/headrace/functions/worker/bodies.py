@@ -31,7 +31,7 @@ class Bodies:
         return plain.get(format_name, self._decode_framed)
 
     def _decode_framed(self, data: bytes) -> Any:
-        from headrace.formats.framing import unframe
+        from headrace.formats.codec import unframe
 
         schema_id, payload = unframe(data)
         decode = self._schemas.get(schema_id)
@@ -47,7 +47,7 @@ def _decoder_of(schema: wire.Schema) -> Decode:
         from headrace.formats.codec_avro import decode_avro, parse_avro
 
         return functools.partial(decode_avro, writer=parse_avro(schema.text, schema.references.values()))
-    from headrace.formats.schema_codec import compile_schema
+    from headrace.formats.codec import compile_schema
 
     codec = compile_schema(schema.schema_type, schema.text, schema.references)
     return lambda payload: _decode_json(codec.decode(payload))

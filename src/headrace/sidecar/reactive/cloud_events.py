@@ -16,10 +16,10 @@ import msgspec
 
 from headrace.delivery.protocols import Delivery
 from headrace.errors import DecodeError
-from headrace.formats.codec_json import JsonCodec
+from headrace.formats.codec import JsonCodec
 from headrace.records import Record
 from headrace.sidecar.reactive.envelope import delivery_id
-from headrace.sidecar.reactive.single import Request, delivery_headers, headers_text, replay_header, safe, trace_of
+from headrace.sidecar.reactive.single import Request, delivery_headers, headers_text, safe, trace_of
 from headrace.sidecar.reactive.stored import Stored
 
 _REQUIRED: Final = ("specversion", "id", "source", "type")
@@ -42,12 +42,6 @@ class Event(NamedTuple):
     """All but `datacontenttype`."""
     content_type: str
     data: bytes | None
-
-
-def batch(stored: Stored, delivery: Delivery, records: Sequence[Record]) -> Request:
-    """Return the request of mode `cloudevents_batch`."""
-    events = [_json_of(_event_of(stored, delivery, record)) for record in records]
-    return _encode(events), [("Content-Type", "application/cloudevents-batch+json"), *replay_header(delivery)]
 
 
 def structured(stored: Stored, delivery: Delivery, records: Sequence[Record]) -> Request:

@@ -110,7 +110,6 @@ _WRITERS: Final[dict[str, Callable[[Stored, Delivery, Sequence[Record]], Request
     "results": _records,
     "status": _records,
     "single": single,
-    "cloudevents_batch": cloud_events.batch,
     "cloudevents_structured": cloud_events.structured,
     "cloudevents_binary": cloud_events.binary,
 }

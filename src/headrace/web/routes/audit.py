@@ -11,7 +11,7 @@ from msgspec import Meta
 from headrace import errors
 from headrace.errors import AuditNotTaken
 from headrace.security.principals import READ, WRITE
-from headrace.sidecar.produce_limits import check_count
+from headrace.sidecar.produce_request import check_count
 from headrace.telemetry.audit import Audit
 from headrace.telemetry.audit_notes import AuditNote, Reported
 from headrace.web.endpoint import JSON, RECORDS_BODY, Call, Endpoint, Rule, require

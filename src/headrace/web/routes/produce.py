@@ -7,22 +7,21 @@ headers, which are not decoded. Bytes that cannot be in an HTTP header (CR, LF, 
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple
+from typing import Final
 
 from headrace.config.http import HttpConfig
 from headrace.errors import ContentTypeMismatch, InvalidRequest, PathNotFound
 from headrace.records import Header, OutgoingRecord
 from headrace.security.principals import WRITE
-from headrace.sidecar.produce import Prepared, ProduceService, RequestIds
+from headrace.sidecar.produce import Prepared, ProduceService
 from headrace.sidecar.produce_answer import ProduceResponse
-from headrace.sidecar.produce_request import ProduceRecord, ProduceRequest
+from headrace.sidecar.produce_request import ProduceRequest
 from headrace.telemetry.metrics import Metrics
 from headrace.web import endpoint
 from headrace.web.endpoint import Endpoint, Rule, is_admin
 from headrace.web.exchange import (
     CORRELATION,
     JSON,
-    TRACE_PARENT,
     TRACEABILITY,
     Headers,
     Receive,
@@ -71,7 +70,6 @@ class ProduceRoute:
         self._writing = writing
         self._settings = settings
         self.stream = StreamProduceRoute(service, metrics, settings)
-        self._raw = RawProduceRoute(service, writing, settings)
 
     @Endpoint(
         "POST",
@@ -96,50 +94,36 @@ class ProduceRoute:
         self._service.check_writable(topic, admin=is_admin(scope))
         headers = headers_of(scope)
         if headers.get(b"content-type") != JSON and media_type(headers) not in (JSON, b""):
-            other = self.stream if media_type(headers) in NDJSON else self._raw
+            other = self.stream if media_type(headers) in NDJSON else self._produce_raw
             await other(topic, scope, receive, send)
             return
         body = await read_json(receive, headers, self._settings)
         ids = answered_ids(headers)
         if (key := headers.get(KEY)) is not None:
-            await self._writing.produce_once(
-                send, key, topic, body, lambda: self._service.prepare_body(topic, body, ids)
-            )
+            await self._writing.produce_once(send, key, topic, body, lambda: self._service.prepare(topic, body, ids))
             return
-        await self._writing.tell(send, await self._service.produce(topic, body, ids))
+        prepared = await self._service.prepare(topic, body, ids)
+        await self._writing.send_answer(send, await self._service.write(prepared))
+
+    async def _produce_raw(self, topic: str, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = headers_of(scope)
+        body = await read_body(receive, headers, self._settings)
+        record = raw_record(self._service, topic, scope["headers"], body)
+        prepared = await self._service.prepare_record(record, answered_ids(headers))
+        if (key := headers.get(KEY)) is None:
+            await self._writing.send_answer(send, await self._service.write(prepared))
+            return
+
+        async def as_prepared() -> Prepared:
+            return prepared
+
+        parts = sorted(part for part in scope["headers"] if part[0].startswith(_PREFIX))
+        request = b"\n".join([headers[b"content-type"], *(name + b":" + value for name, value in parts), b"", body])
+        await self._writing.produce_once(send, key, topic, request, as_prepared)
 
 
-class RawBody(NamedTuple):
-    """A body that is a value, and what the HTTP headers say of its record."""
-
-    place: ProduceRecord
-    key: bytes | None
-    value: bytes | None
-    headers: list[Header]
-    named_trace: bool
-    """Whether the record names a trace context of its own."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of key, value and the record headers from here."""
-        headers = sum(len(name) + len(value or b"") for name, value in self.headers)
-        return len(self.key or b"") + len(self.value or b"") + headers
-
-    def ids_of(self, ids: RequestIds) -> RequestIds:
-        """Return what counts of the ids of the request."""
-        return ids._replace(traceparent=None) if self.named_trace else ids
-
-    def complete(self, prepared: Prepared) -> Prepared:
-        """Return the record as it goes to Kafka, from what was prepared of `place`."""
-        (record,) = prepared.records
-        own = [*(record.headers or ()), *self.headers]
-        return prepared._replace(
-            records=[OutgoingRecord(record.topic, self.key, self.value, own, record.partition, record.timestamp_ms)]
-        )
-
-
-def raw_body(service: ProduceService, topic: str, fields: Headers, body: bytes) -> RawBody:
-    """Return what a request writes; `fields` are its headers in their order.
+def raw_record(service: ProduceService, topic: str, fields: Headers, body: bytes) -> OutgoingRecord:
+    """Return the record of a request; `fields` are the HTTP headers in their order.
 
     Raises:
         InvalidRequest, ContentTypeMismatch: It is not usable.
@@ -151,38 +135,14 @@ def raw_body(service: ProduceService, topic: str, fields: Headers, body: bytes) 
     _check_kind(media_type(headers), body)
     if body and tombstone == b"true":
         raise InvalidRequest("a tombstone has no value: send no body with X-Headrace-Tombstone")
-    place = ProduceRecord(partition=_number(headers, _PARTITION, 2**31), timestamp=_number(headers, _TIMESTAMP, 2**63))
-    value = None if tombstone == b"true" else body
-    named_trace = any(name.encode("latin-1") == TRACE_PARENT for name, _ in own)
-    return RawBody(place, headers.get(_KEY), value, [("content-type", headers[b"content-type"]), *own], named_trace)
-
-
-class RawProduceRoute:
-    """One record per request."""
-
-    def __init__(self, service: ProduceService, writing: Writing, settings: HttpConfig) -> None:
-        self._service = service
-        self._writing = writing
-        self._settings = settings
-
-    async def __call__(self, topic: str, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = headers_of(scope)
-        body = await read_body(receive, headers, self._settings)
-        raw = raw_body(self._service, topic, scope["headers"], body)
-        request = ProduceRequest(records=[raw.place])
-        prepared = raw.complete(await self._service.prepare(topic, request, raw.ids_of(answered_ids(headers))))
-        if (key := headers.get(KEY)) is not None:
-
-            async def as_prepared() -> Prepared:
-                return prepared
-
-            parts = sorted(part for part in scope["headers"] if part[0].startswith(_PREFIX))
-            stands_for = b"\n".join(
-                [headers[b"content-type"], *(name + b":" + value for name, value in parts), b"", body]
-            )
-            await self._writing.produce_once(send, key, topic, stands_for, as_prepared)
-            return
-        await self._writing.tell(send, await self._service.send(prepared))
+    return OutgoingRecord(
+        topic,
+        headers.get(_KEY),
+        None if tombstone == b"true" else body,
+        [("content-type", headers[b"content-type"]), *own],
+        _number(headers, _PARTITION, 2**31),
+        _number(headers, _TIMESTAMP, 2**63) or 0,
+    )
 
 
 def _check(headers: Headers) -> list[Header]:
@@ -193,7 +153,7 @@ def _check(headers: Headers) -> list[Header]:
         if name not in _ONCE:
             raise unknown_name("the header", name.decode("latin-1"), [*_KNOWN, "X-Headrace-Header-<name>"])
         if once.count(name) > 1:
-            raise InvalidRequest(f"the header {name.decode()} stands twice: send it once")
+            raise InvalidRequest(f"the header {name.decode()} is repeated: send it once")
     named = [(name.removeprefix(_HEADER), value) for name, value in own if name.startswith(_HEADER)]
     if any(not name for name, _ in named):
         raise InvalidRequest("X-Headrace-Header- is followed by the name of the record header")
@@ -201,17 +161,17 @@ def _check(headers: Headers) -> list[Header]:
 
 
 def _check_kind(kind: bytes, body: bytes) -> None:
-    """Return if the body can be meant as a value."""
+    """Return if the body can be a value."""
     if kind == _FORM and body.lstrip()[:1] == b"{":
-        said = "Content-Type says a form and the body looks like JSON"
+        text = "Content-Type says a form and the body looks like JSON"
     elif kind == _TEXT and _ENVELOPE_TEXT.match(body):
-        said = "Content-Type says text and the body looks like a request with records"
+        text = "Content-Type says text and the body looks like a request with records"
     elif kind.startswith(_ENVELOPE):
-        said = "records in the envelope of another API are not taken"
+        text = "records in the envelope of another API are not taken"
     else:
         return
     raise ContentTypeMismatch(
-        f"{said}: send Content-Type: application/json and a body as for POST /producers/{{topic}}"
+        f"{text}: send Content-Type: application/json and a body as for POST /producers/{{topic}}"
     )
 
 

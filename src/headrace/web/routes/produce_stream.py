@@ -45,7 +45,7 @@ Spawn = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
 
 
 class StreamProduceRoute:
-    """Serves streams, and knows those that are open."""
+    """Serves streams, and keeps the open ones."""
 
     def __init__(self, service: ProduceService, metrics: Metrics, settings: HttpConfig) -> None:
         self._service = service
@@ -57,7 +57,7 @@ class StreamProduceRoute:
         """Starts a task; set by the server."""
 
     def drain(self) -> None:
-        """Have every stream take no more lines and say so at its end."""
+        """End every stream; its last line names the reason."""
         for stream in self._open:
             stream.end(Draining())
 
@@ -66,10 +66,10 @@ class StreamProduceRoute:
         if encoding := headers.get(b"content-encoding"):
             raise encoding_refused(encoding, "a stream is taken as it is")
         if KEY in headers:
-            raise InvalidRequest("Idempotency-Key stands for a whole request, and a stream has no end: send it without")
+            raise InvalidRequest("Idempotency-Key is for whole requests, and a stream has no end: send it without")
         choices = choices_of(scope["query_string"])
         stream = ProduceStream(self._service, topic, choices, request_ids(headers), self._settings, self._clock)
-        await stream.check()
+        await self._service.check(topic, choices)
         scope["state"][STREAMING] = True
         loop, remaining = asyncio.get_running_loop(), expires_at(scope) - time.time()
         expiry = loop.call_later(min(max(remaining, 0.0), 1e8), stream.end, AuthTokenExpired())
@@ -98,21 +98,21 @@ class StreamProduceRoute:
 
 
 async def _read(stream: ProduceStream, receive: Receive) -> None:
-    going_on = True
-    while going_on:
+    open_ = True
+    while open_:
         message = await receive()
         if message["type"] == "http.request":
-            going_on = await stream.feed(message["body"], last=not message["more_body"])
-        else:  # the client is gone, and what it has sent of the next line with it
+            open_ = await stream.feed(message["body"], last=not message["more_body"])
+        else:  # the client is gone; its incomplete line is dropped
             stream.end()
             return
 
 
 def choices_of(query: bytes) -> SchemaChoices:
-    """Return how keys and values are written, as a query string says it with the names of the JSON request.
+    """Parse formats and schemas from a query string with the names of the JSON request.
 
     Raises:
-        InvalidRequest: It says something else, or something twice.
+        InvalidRequest: A name is unknown or repeated, or a value is not usable.
     """
     given: dict[str, Any] = {}
     try:
@@ -120,7 +120,7 @@ def choices_of(query: bytes) -> SchemaChoices:
             if name not in _NAMES:
                 raise unknown_name("the query parameter", name, _NAMES)
             if name in given:
-                raise InvalidRequest(f"the query parameter {name} stands twice: send it once")
+                raise InvalidRequest(f"the query parameter {name} is repeated: send it once")
             given[name] = value
             if name in _REFERENCES or (name in _FORMATS and value.isdecimal()):
                 given[name] = msgspec.json.decode(value)

@@ -12,7 +12,13 @@ from headrace.security.principals import WRITE
 from headrace.sidecar.idempotency import Idempotency
 from headrace.sidecar.produce import LONG_BODY_BYTES, Prepared, RequestIds
 from headrace.sidecar.produce_answer import ProduceAnswer
-from headrace.sidecar.transactions import TransactionRequest, TransactionResponse, Transactions, Work, parse_transaction
+from headrace.sidecar.transactions import (
+    PreparedTransaction,
+    TransactionRequest,
+    TransactionResponse,
+    Transactions,
+    parse_transaction,
+)
 from headrace.telemetry.correlation import correlation_id
 from headrace.telemetry.metrics import Metrics
 from headrace.web.endpoint import JSON, KAFKA, RECORDS_BODY, Endpoint, Errors, Rule, below, is_admin, require
@@ -60,25 +66,30 @@ _REPLAYED: Final = (b"idempotency-replayed", b"true")
 
 
 class Writing:
-    """Writes and answers; with a key, once only."""
+    """Writes transactions and sends their answers; each `Idempotency-Key` is written once."""
 
     def __init__(self, transactions: Transactions, idempotency: Idempotency, metrics: Metrics) -> None:
         self.transactions = transactions
         self._idempotency = idempotency
         self._metrics = metrics
 
-    async def answer(
-        self, send: Send, key: bytes | None, place: str, request: bytes, prepare: Callable[[], Awaitable[Work]]
+    async def write(
+        self,
+        send: Send,
+        key: bytes | None,
+        target: str,
+        request: bytes,
+        prepare: Callable[[], Awaitable[PreparedTransaction]],
     ) -> None:
-        """Write what `prepare` makes and send the answer; where the key came before, send the answer it had."""
+        """Write the transaction of `prepare` and send the answer; for a repeated key, send the earlier answer."""
         replayed = False
         if key is None:
             answer = await self.transactions.write(await prepare())
         else:
-            answer, replayed = await self._idempotency.once(key, place, request, prepare)
-        await self.tell(send, answer, [_REPLAYED] if replayed else ())
+            answer, replayed = await self._idempotency.once(key, target, request, prepare)
+        await self.send_answer(send, answer, [_REPLAYED] if replayed else ())
 
-    async def tell(self, send: Send, answer: ProduceAnswer, headers: Headers = ()) -> None:
+    async def send_answer(self, send: Send, answer: ProduceAnswer, headers: Headers = ()) -> None:
         """Count an answer and send it."""
         self._metrics.produced(answer.asked_records, answer.written_records)
         headers = [*retry_after(answer.retry_after_seconds), *headers]
@@ -87,22 +98,22 @@ class Writing:
     async def produce_once(
         self, send: Send, key: bytes, topic: str, request: bytes, prepare: Callable[[], Awaitable[Prepared]]
     ) -> None:
-        """Write the records of a produce request and answer as it is answered; `request` stands for all of it."""
+        """Write a produce request as a transaction; `request` are the bytes that identify it."""
 
-        async def work() -> Work:
+        async def transaction() -> PreparedTransaction:
             return self.transactions.of_produce(await prepare())
 
-        await self.answer(send, key, topic, request, work)
+        await self.write(send, key, topic, request, transaction)
 
 
 def request_ids(headers: dict[bytes, bytes], identity: bytes | None = None) -> RequestIds:
-    """Return what a request's headers say for all of its records; `identity` is its id if the client named none."""
+    """Return the ids of a request for its records; `identity` is the id of a request that names none."""
     correlation, trace = given_id(headers, CORRELATION) or identity, given_id(headers, TRACEABILITY)
     return RequestIds(correlation, trace, headers.get(b"authorization"), given_id(headers, TRACE_PARENT))
 
 
 def answered_ids(headers: dict[bytes, bytes]) -> RequestIds:
-    """Return the same; records have the correlation id of the answer."""
+    """Return the same, with the correlation id of the answer if the request names none."""
     return request_ids(headers, correlation_id.get().encode() or None)
 
 
@@ -138,6 +149,6 @@ class TransactionRoute:
             self._writing.transactions.check_writable(part.topic, admin=is_admin(scope))
         ids = answered_ids(headers)
         transactions = self._writing.transactions
-        await self._writing.answer(
+        await self._writing.write(
             send, headers.get(KEY), scope["path"], body, lambda: transactions.prepare(request, ids)
         )

@@ -1,4 +1,4 @@
-"""Assembly: a configuration in, running services out. The only room that knows everyone."""
+"""Makes the services of a process from its configuration, and runs them."""
 
 from headrace.app.process import App, run
 

@@ -79,7 +79,8 @@ class App:
         lag = LagMonitor(context.admin, lambda: topics_of_groups(running.values(), assembly.pipeline_groups), clock)
         context.metrics.lag_of = lag.all
         table = _control_table(context, assembly)
-        control = ConsumerControl(table, running, _member(config), lag.of, clock)
+        member = f"{socket.gethostname()}:{config.http.port} (pid {os.getpid()})"
+        control = ConsumerControl(table, running, member, lag.of, clock)
         for consumer in assembly.consumers:
             control.add(consumer)
         statuses = ConsumerStatuses(control, lag.of, clock)
@@ -176,11 +177,6 @@ class App:
         finally:
             await self.context.registry.close()
         return _EXIT_OK
-
-
-def _member(config: HeadraceConfig) -> str:
-    """Return this process's name for people."""
-    return f"{socket.gethostname()}:{config.http.port} (pid {os.getpid()})"
 
 
 def _preparation(context: ProcessContext, assembly: Assembly) -> list[Service]:

@@ -171,8 +171,8 @@ def set_(consumer: str, reset: bool, api: Api, output: str, **settings: Any) -> 
 
     Example: headrace reactive set orders --rate 100 --max-records 10
     """
-    given = {name: value for name, value in settings.items() if value is not None}
-    if not reset and not given:
+    given = {name: value for name, value in settings.items() if reset or value is not None}
+    if not given:
         raise click.UsageError("nothing is to be changed: name a setting, or --reset")
     if given.get("rateRecords") == 0:
         given["rateRecords"] = None

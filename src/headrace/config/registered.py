@@ -1,4 +1,4 @@
-"""A registration's settings: read with the sentences of the file, and shown without their secrets."""
+"""The settings of one registration: checked like those of the file, and shown without their secrets."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from headrace.errors import InvalidRequest
 
 _MAX_DEPTH = 20
 _MAX_PROBLEMS = 20
+_MAX_BYTES = 65_536
 
 
 def read_registration(settings: object, allowed: RegistrationsConfig, shared: Mapping[str, Any]) -> RegistrationConfig:
     """Return the settings of a registration.
 
     Args:
-        settings: As they were sent: what stands below the consumer's name in a file.
+        settings: As they were sent; in a file they are below the consumer's name.
         allowed: What the operator allows.
         shared: Properties of every Kafka client.
 
@@ -30,8 +31,9 @@ def read_registration(settings: object, allowed: RegistrationsConfig, shared: Ma
     """
     problems, broken = Problems(), set[KeyPath]()
     if not isinstance(settings, dict):
-        raise InvalidRequest("the body is no JSON object of settings: send what stands below a consumer's name")
-    check_size(len(msgspec.json.encode(settings)), allowed)
+        raise InvalidRequest("the body is no JSON object of settings: send what is below a consumer's name in a file")
+    if (size_bytes := len(msgspec.json.encode(settings))) > _MAX_BYTES:
+        raise InvalidRequest(f"it has {size_bytes} bytes, and registrations may have {_MAX_BYTES}: send less")
     _refuse_references(settings, (), problems, broken)
     try:
         found = RegistrationConfig.model_validate(settings, context={"registrations": allowed})
@@ -46,19 +48,8 @@ def read_registration(settings: object, allowed: RegistrationsConfig, shared: Ma
     return found
 
 
-def check_size(size_bytes: int, allowed: RegistrationsConfig) -> None:
-    """Return if a body may be read.
-
-    Raises:
-        InvalidRequest: It is too large.
-    """
-    limit = allowed.limits.body_bytes
-    if size_bytes > limit:
-        raise InvalidRequest(f"it has {size_bytes} bytes, and registrations may have {limit} here: send less")
-
-
 def shown(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a registration without secrets and without the values of headers, which may be some."""
+    """Return the settings of a registration without secrets and without the values of headers."""
     found: dict[str, Any] = mask(settings)
     backend = found.get("backend")
     if isinstance(backend, dict) and isinstance(backend.get("headers"), dict):
@@ -67,7 +58,7 @@ def shown(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_references(value: Any, at: KeyPath, problems: Problems, broken: set[KeyPath]) -> None:
-    """Refuse what would be replaced in a file, and what stands for a secret in an answer."""
+    """Refuse references that a file may have, and the mask that answers show for a secret."""
     if len(at) > _MAX_DEPTH:
         raise InvalidRequest("the settings are nested too deeply")
     if isinstance(value, dict):

@@ -1,12 +1,10 @@
-"""Registrations: reactive consumers that teams bring over HTTP, and what the operator lets them do.
+"""The settings of registrations: which backends and how much a team may have.
 
-The list of backends is held against one spelling of each URL; whatever another reader could take for another place is
-refused rather than read. Source: reliability.md 4.4 and row S4; RFC 3986, section 7.
+A URL has one accepted spelling. A URL that two parsers could read differently is refused (RFC 3986, section 7).
 """
 
 from __future__ import annotations
 
-import functools
 import re
 from ipaddress import ip_address
 from typing import Annotated, Final, NamedTuple
@@ -16,7 +14,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from headrace.config.backend import BackendConfig, BackendTls, forbidden_host, is_this_machine
 from headrace.config.consumers import DeadLetterConfig, ReactiveConsumerConfig
-from headrace.config.section import Count, PositiveSeconds, Section, TopicName, TopicPattern, Url
+from headrace.config.section import Count, Section, TopicName, TopicPattern, Url
 
 _LABEL: Final = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _NAME: Final = re.compile(rf"{_LABEL}(\.{_LABEL})*")
@@ -24,34 +22,35 @@ _NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _PATH: Final = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._~!$&'()*+,=:@-]+)*/?")
 _PORTS: Final = {"http": 80, "https": 443}
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
+_MAX_RETRY_TOPICS: Final = 3
 
 
-class _Place(NamedTuple):
+class _UrlParts(NamedTuple):
     scheme: str
     host: str
     port: int
     path: str
 
 
-def _place_of(url: str) -> _Place:
-    """Return what a URL names.
+def _parse(url: str) -> _UrlParts:
+    """Return the parts of a URL.
 
     Raises:
-        ValueError: It is spelt in a way that two readers could understand differently.
+        ValueError: Two parsers could read its spelling differently.
     """
     parts = urlsplit(url)
     host = parts.hostname or ""
     spelt = (f"[{host}]" if ":" in host else host) + ("" if parts.port is None else f":{parts.port}")
     if parts.netloc.lower() != spelt or not _is_plain(host.removeprefix("*.")):
         raise ValueError(
-            f"has the host {parts.netloc[:100]}: write a name of letters, digits and hyphens without a dot behind it, "
+            f"has the host {parts.netloc[:100]}: write a name of letters, digits and hyphens without a dot at the end, "
             "or an IP address in its usual spelling"
         )
     if "#" in url or not _PATH.fullmatch(parts.path):
         raise ValueError(
             f"has the path {parts.path[:100]}: write it without %, ;, #, and without empty or dotted parts"
         )
-    return _Place(parts.scheme, host, parts.port or _PORTS[parts.scheme], parts.path)
+    return _UrlParts(parts.scheme, host, parts.port or _PORTS[parts.scheme], parts.path)
 
 
 def _is_plain(host: str) -> bool:
@@ -64,51 +63,31 @@ def _is_plain(host: str) -> bool:
 
 
 def _usable(pattern: str) -> str:
-    place = _place_of(pattern)
+    parts = _parse(pattern)
     if urlsplit(pattern).query or "?" in pattern:
         raise ValueError("has a query: write scheme, host, port and the path that URLs begin with")
-    if why := forbidden_host(place.host):
+    if why := forbidden_host(parts.host):
         raise ValueError(f"is refused: {why}")
-    base = place.host.removeprefix("*.")
-    if base != place.host and ("." not in base or not _NAME.fullmatch(base) or _NUMBER.fullmatch(base.split(".")[-1])):
+    base = parts.host.removeprefix("*.")
+    if base != parts.host and ("." not in base or not _NAME.fullmatch(base) or _NUMBER.fullmatch(base.split(".")[-1])):
         raise ValueError("stands for hosts of many owners: write *. and a domain of two parts or more, *.example.com")
     return pattern
 
 
-def _covers(pattern: _Place, place: _Place) -> bool:
+def _covers(pattern: _UrlParts, url: _UrlParts) -> bool:
     host, prefix = pattern.host, pattern.path.rstrip("/")
     return (
-        (pattern.scheme, pattern.port) == (place.scheme, place.port)
-        and (place.host.endswith(host[1:]) if host.startswith("*.") else place.host == host)
-        and (f"{place.path}/".startswith(f"{prefix}/") and (place.path != prefix or not pattern.path.endswith("/")))
+        (pattern.scheme, pattern.port) == (url.scheme, url.port)
+        and (url.host.endswith(host[1:]) if host.startswith("*.") else url.host == host)
+        and (f"{url.path}/".startswith(f"{prefix}/") and (url.path != prefix or not pattern.path.endswith("/")))
     )
 
 
 class RegistrationLimits(Section):
-    """What one registered consumer may ask for at most."""
+    """What one registered consumer may have at most; further bounds are fixed."""
 
     max_in_flight: Count = 64
     """Its `max_in_flight`."""
-    batch_records: Count = 1000
-    """Its `batch.max_records`."""
-    batch_bytes: Count = 1_048_576
-    """Its `batch.max_bytes`."""
-    flow_records: Count = 20_000
-    """Its `flow.max_records`."""
-    flow_bytes: Count = 33_554_432
-    """Its `flow.max_bytes`."""
-    fetch_bytes: Count = 52_428_800
-    """Its `consumer.fetch_max_bytes` and `consumer.partition_fetch_bytes`."""
-    answer_bytes: Count = 33_554_432
-    """Its `backend.max_answer_bytes`."""
-    timeout_seconds: PositiveSeconds = 60.0
-    """Its `backend.timeout_seconds`."""
-    session_seconds: PositiveSeconds = 60.0
-    """Its `consumer.session_timeout_seconds`."""
-    tiers: Count = 3
-    """Delays in its `retry.tiers`; each is a topic."""
-    body_bytes: Count = 65_536
-    """Its settings as JSON."""
 
 
 class RegistrationsConfig(Section):
@@ -126,26 +105,26 @@ class RegistrationsConfig(Section):
     """What one of them may ask for."""
 
     def refusal(self, url: str) -> str:
-        """Return why a registered backend must not have a URL, in words; empty when it may."""
+        """Return why a registered backend must not have a URL; empty if it may."""
         try:
-            place = _place_of(url)
+            parts = _parse(url)
         except ValueError as cause:
             return str(cause)
-        if any(_covers(_place_of(pattern), place) for pattern in self.backends):
+        if any(_covers(_parse(pattern), parts) for pattern in self.backends):
             return ""
         shown, allowed = url.partition("?")[0], ", ".join(self.backends)
         return f"is {shown}, which is not allowed here (allowed: {allowed}): choose another, or ask the operator"
 
 
 class RegisteredBackend(BackendConfig):
-    """A backend that a team named; every URL of it is held against the list, and every address it turns out to have."""
+    """A backend of a registration; its URLs, and the addresses its host resolves to, must be allowed."""
 
     @model_validator(mode="after")
     def _on_the_list(self, info: ValidationInfo) -> RegisteredBackend:
         settings: RegistrationsConfig = info.context["registrations"]  # type: ignore[index]  # never read without
-        place = urlsplit(self.url)
+        own = urlsplit(self.url)
         paths = {"health.path": self.health.path if self.health else "", "offsets_path": self.offsets_path}
-        urls = {name: f"{place.scheme}://{place.netloc}{path}" for name, path in paths.items() if path}
+        urls = {name: f"{own.scheme}://{own.netloc}{path}" for name, path in paths.items() if path}
         if self.oauth:
             urls["oauth.token_url"] = self.oauth.token_url
         for name, url in {"url": self.url, **urls}.items():
@@ -158,7 +137,7 @@ class RegisteredBackend(BackendConfig):
         return self
 
     def refuses(self, url: str, address: str) -> str:
-        """Return why an address must not be connected to; one of this machine only if the URL says so itself."""
+        """Return why an address must not be connected to; this machine needs a URL that names it."""
         why = super().refuses(url, address)
         if not why and is_this_machine(address) and urlsplit(url).hostname not in _LOOPBACK:
             return f"{address} is this machine's own, which registered backends name as localhost"
@@ -166,7 +145,7 @@ class RegisteredBackend(BackendConfig):
 
 
 class RegistrationConfig(ReactiveConsumerConfig):
-    """A reactive consumer as a team registers it: the settings of the file, without those that reach further."""
+    """A reactive consumer as a team registers it, without the settings that concern the machine or other teams."""
 
     topics: Annotated[list[TopicName], Field(max_length=500)] = []
     """Topics to consume."""
@@ -180,28 +159,26 @@ class RegistrationConfig(ReactiveConsumerConfig):
     @model_validator(mode="after")
     def _within_limits(self, info: ValidationInfo) -> RegistrationConfig:
         settings: RegistrationsConfig = info.context["registrations"]  # type: ignore[index]  # never read without
-        limits = settings.limits
-        for name, bound in {
-            "max_in_flight": limits.max_in_flight,
-            "batch.max_records": limits.batch_records,
-            "batch.max_bytes": limits.batch_bytes,
-            "flow.max_records": limits.flow_records,
-            "flow.max_bytes": limits.flow_bytes,
-            "consumer.fetch_max_bytes": limits.fetch_bytes,
-            "consumer.partition_fetch_bytes": limits.fetch_bytes,
-            "consumer.session_timeout_seconds": limits.session_seconds,
-            "backend.max_answer_bytes": limits.answer_bytes,
-            "backend.timeout_seconds": limits.timeout_seconds,
-        }.items():
-            value = functools.reduce(getattr, name.split("."), self)
-            if value > bound:  # type: ignore[operator]  # all of them are numbers
+        for name, value, bound in (
+            ("max_in_flight", self.max_in_flight, settings.limits.max_in_flight),
+            ("batch.max_records", self.batch.max_records, 1000),
+            ("batch.max_bytes", self.batch.max_bytes, 1_048_576),
+            ("flow.max_records", self.flow.max_records, 20_000),
+            ("flow.max_bytes", self.flow.max_bytes, 33_554_432),
+            ("consumer.fetch_max_bytes", self.consumer.fetch_max_bytes, 52_428_800),
+            ("consumer.partition_fetch_bytes", self.consumer.partition_fetch_bytes, 52_428_800),
+            ("consumer.session_timeout_seconds", self.consumer.session_timeout_seconds, 60),
+            ("backend.max_answer_bytes", self.backend.max_answer_bytes, 33_554_432),
+            ("backend.timeout_seconds", self.backend.timeout_seconds, 60),
+        ):
+            if value > bound:
                 raise ValueError(f"{name} is {value}, and registrations may have {bound} here: lower it")
-        if len(self.retry.tiers) > limits.tiers:
+        if len(self.retry.tiers) > _MAX_RETRY_TOPICS:
             raise ValueError(
-                f"retry.tiers has {len(self.retry.tiers)} delays, and registrations may have {limits.tiers}"
+                f"retry.tiers has {len(self.retry.tiers)} delays, and registrations may have {_MAX_RETRY_TOPICS}"
             )
         if self.consumer.instance_id:
             raise ValueError("consumer.instance_id is set, and every process of Headrace would be it: take it out")
         if self.dead_letter.topic != DeadLetterConfig().topic:
-            raise ValueError("dead_letter.topic is not for registrations: letters go to the topic's name and .dlq")
+            raise ValueError("dead_letter.topic is not for registrations: dead letters go to the topic's name and .dlq")
         return self

@@ -1,6 +1,6 @@
-"""What people ask for while a consumer runs: checked against the cluster as a whole, then written to the control table.
+"""Commands for running consumers: checked against the cluster, then written to the control table.
 
-Nothing is half done: a request for several partitions of which one cannot be is refused for all.
+A request for several partitions is refused as a whole if one of them is refused.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from headrace.lifecycle import Clock
 from headrace.records import TopicPartition
 
 _PENDING = (
-    "no process of this deployment has done it yet for the partitions that are pending: none has them now, or it is "
-    "busy; the command waits and is done when one can. DELETE it to take it back"
+    "no process of this deployment has run it yet for the pending partitions: none has them now, or it is busy; the "
+    "command waits for one. DELETE cancels it"
 )
 _MOST_WAITING = 10_000
 Reason = Annotated[str, msgspec.Meta(max_length=1000)]
 
 
 class Where(msgspec.Struct, rename="camel", forbid_unknown_fields=True, kw_only=True):
-    """Partitions of what the consumer reads: of one topic or of all, some or all."""
+    """Partitions that the consumer reads: of one topic or of all, some or all."""
 
     topic: str | None = None
     partitions: list[int] | None = None
     """Needs `topic` if the consumer reads several."""
     reason: Reason = ""
-    """Why; it is shown with what was asked, and noted in the audit."""
+    """Why; shown in the status, and in the audit."""
 
 
 class SeekRequest(Where, forbid_unknown_fields=True, kw_only=True):
-    """Go on elsewhere: one of `to`, `offset` and `time` says where."""
+    """Where to resume: exactly one of `to`, `offset` and `time`."""
 
     to: Literal["begin", "end"] | None = None
     offset: int | None = None
@@ -46,18 +46,18 @@ class SeekRequest(Where, forbid_unknown_fields=True, kw_only=True):
 
 
 class SkipRequest(msgspec.Struct, rename="camel", forbid_unknown_fields=True, kw_only=True):
-    """Pass over one record for good, without a dead letter."""
+    """End one record without a delivery and without a dead letter."""
 
     partition: int
     offset: int
     reason: Reason
-    """Why, in writing; it is noted in the audit."""
+    """Why; written to the audit."""
     topic: str | None = None
     """Needed if the consumer reads several."""
 
 
 class SettingsRequest(msgspec.Struct, rename="camel", forbid_unknown_fields=True, kw_only=True):
-    """Settings to use in place of the file's; what is null is the file's again, what is left out stays."""
+    """Settings that replace those of the file; null restores the file's, an absent one is not changed."""
 
     rate_records: float | msgspec.UnsetType | None = msgspec.UNSET
     """Records per second at most, in each process; null for no limit."""
@@ -68,24 +68,24 @@ class SettingsRequest(msgspec.Struct, rename="camel", forbid_unknown_fields=True
 
 
 class CommandAnswer(msgspec.Struct, rename="camel"):
-    """What became of a command until now."""
+    """The outcome of a command until now."""
 
     id: str
     pending: bool
-    """Whether it waits for a process in some partition."""
+    """Whether a partition still waits for its process."""
     results: Sequence[PartitionOutcome]
     why: str = ""
 
 
 class Commands:
-    """Takes what is asked."""
+    """Checks commands and writes them to the control table."""
 
     def __init__(self, control: ConsumerControl, clock: Clock) -> None:
         self._control = control
         self._clock = clock
 
     async def pause(self, consumer: RunningConsumer, where: Where, by: str) -> None:
-        """Have a consumer, or partitions of it, stand still; what is under way ends.
+        """Pause a consumer or partitions of it; deliveries in flight end.
 
         Raises:
             TopicNotFound, PartitionNotFound: It does not read that; as of `CompactedTable.put` too.
@@ -94,35 +94,36 @@ class Commands:
         await self._control.table.put_all(dict.fromkeys(keys, self._facts(by, where.reason, "since")))
 
     async def resume(self, consumer: RunningConsumer, where: Where) -> None:
-        """Have it go on; without partitions, in all of them.
+        """Resume a consumer, or partitions of it.
 
         Raises:
-            InvalidRequest: It is paused as a whole, and only partitions are to go on.
+            InvalidRequest: It is paused as a whole, and only partitions are to resume.
             TopicNotFound, PartitionNotFound: It does not read that; as of `CompactedTable.put` too.
         """
-        await self._control.table.catch_up()  # another process may have been asked to pause it just before
+        await self._control.table.catch_up()  # another process may have paused it just before
         paused = self._control.of(consumer, "hold/")
         if _is_all(where):
-            wanted: Collection[str] = paused
+            keys: Collection[str] = paused
         elif self._control.hold_of(consumer):
             raise InvalidRequest(
                 f"{consumer.name} is paused as a whole: resume it as a whole, and pause partitions of it then"
             )
         else:
-            wanted = [key for key in await self._holds(consumer, where) if key in paused]
-        if wanted:
-            await self._control.table.put_all(dict.fromkeys(wanted))
+            keys = [key for key in await self._holds(consumer, where) if key in paused]
+        if keys:
+            await self._control.table.put_all(dict.fromkeys(keys))
 
     async def seek(
         self, consumer: RunningConsumer, request: SeekRequest, by: str, wait_seconds: float
     ) -> CommandAnswer:
-        """Have a group go on elsewhere.
+        """Have a group resume at other offsets.
 
         Raises:
-            InvalidRequest: It does not say where, or that is not in the log.
+            InvalidRequest: The target is missing or not in the log.
+            OffsetsKeptElsewhere: The backend keeps the group's offsets.
             TopicNotFound, PartitionNotFound: It does not read that; as of `CompactedTable.put` too.
         """
-        member = consumer.pumps[0].member
+        member = consumer.pump.member
         if member and member.keeps_offsets_elsewhere:
             raise OffsetsKeptElsewhere(group=consumer.group)
         partitions = await self._partitions(consumer, request)
@@ -132,40 +133,37 @@ class Commands:
     async def skip(
         self, consumer: RunningConsumer, request: SkipRequest, by: str, wait_seconds: float
     ) -> CommandAnswer:
-        """Have one record end without being handled.
+        """End one record without a delivery.
 
         Raises:
             InvalidRequest: There is no reason, or no such record.
             TopicNotFound, PartitionNotFound: It does not read that; as of `CompactedTable.put` too.
         """
         if not request.reason.strip():
-            raise InvalidRequest("reason is empty: a record that is passed over needs a written reason")
+            raise InvalidRequest("reason is empty: a record is skipped only with a reason")
         where = Where(topic=request.topic, partitions=[request.partition])
-        (partition, (start, end)), *_ = (await self._partitions(consumer, where, tiers=True)).items()
+        (partition, (start, end)), *_ = (await self._partitions(consumer, where, retry_topics=True)).items()
         _check_offset(partition, request.offset, start, end - 1, "has no record")
         facts = self._facts(by, request.reason)
         return await self._command(consumer, "skip", {partition: request.offset}, facts, wait_seconds)
 
     async def change(self, consumer: RunningConsumer, request: SettingsRequest, by: str) -> None:
-        """Use other settings from now on.
+        """Use other settings from now on; without any changed setting those of the file hold.
 
         Raises:
-            InvalidRequest: They are not allowed, by the rules of the file; as of `CompactedTable.put` too.
+            InvalidRequest: The rules of the file do not allow them; as of `CompactedTable.put` too.
         """
         await self._control.table.catch_up()
         key = key_of("settings/", consumer.name)
-        asked = msgspec.structs.asdict(request)
+        requested = msgspec.structs.asdict(request)
         changed = {**(self._control.table.get(key) or {}), **self._facts(by, "", "since")}
-        changed |= {name: value for name, value in asked.items() if value is not msgspec.UNSET}
+        changed |= {name: value for name, value in requested.items() if value is not msgspec.UNSET}
+        is_changed = any(changed.get(name) is not None for name in requested)
         try:
             live_settings(consumer.delivery, changed)
         except ValueError as cause:
-            raise InvalidRequest(f"{consumer.name} cannot be set so: {_said(cause)}") from cause
-        await self._control.table.put(key, changed)
-
-    async def reset(self, consumer: RunningConsumer) -> None:
-        """Use the settings of the file again."""
-        await self._control.table.put(key_of("settings/", consumer.name), None)
+            raise InvalidRequest(f"{consumer.name} cannot have these settings: {_text_of(cause)}") from cause
+        await self._control.table.put(key, changed if is_changed else None)
 
     async def _command(
         self,
@@ -178,11 +176,11 @@ class Commands:
         waiting = sum(len(self._control.of(consumer, kind)) for kind in ("seek/", "skip/"))
         if waiting + len(offsets) > _MOST_WAITING:
             raise InvalidRequest(
-                f"{waiting} seeks and skips of {consumer.name} are not done yet: wait, or take some of them back"
+                f"{waiting} seeks and skips of {consumer.name} are pending: wait, or cancel some of them"
             )
-        identity, results = await self._control.command(consumer, action, offsets, facts, wait_seconds)
+        command_id, results = await self._control.command(consumer, action, offsets, facts, wait_seconds)
         pending = any(result.outcome == "pending" for result in results)
-        return CommandAnswer(identity, pending, results, _PENDING if pending else "")
+        return CommandAnswer(command_id, pending, results, _PENDING if pending else "")
 
     def _facts(self, by: str, reason: str, when: str = "at") -> dict[str, Any]:
         return {"by": by, when: self._clock.time(), "reason": reason}
@@ -190,25 +188,24 @@ class Commands:
     async def _holds(self, consumer: RunningConsumer, where: Where) -> list[str]:
         if _is_all(where):
             return [key_of("hold/", consumer.name)]
-        partitions = await self._partitions(consumer, where, tiers=True)
+        partitions = await self._partitions(consumer, where, retry_topics=True)
         return [key_of("hold/", consumer.name, *partition) for partition in partitions]
 
     async def _partitions(
-        self, consumer: RunningConsumer, where: Where, *, tiers: bool = False
+        self, consumer: RunningConsumer, where: Where, *, retry_topics: bool = False
     ) -> dict[TopicPartition, tuple[int, int]]:
-        """Return the partitions that are meant, with the first offset and the end of each."""
+        """Return the selected partitions, with the first offset and the end of each."""
         if where.partitions is not None and not where.partitions:
             raise InvalidRequest("partitions is empty: name some, or leave it out for all")
-        tier_topics = consumer.delivery.retry.tier_topics(consumer.group)
         topics = self._control.topics_of(consumer)
         if where.partitions and where.topic is None and len(topics) > 1:
             raise InvalidRequest(f"partitions of which topic? {consumer.name} reads {', '.join(topics)}: name it")
-        if where.topic in tier_topics and not tiers:
+        if where.topic in consumer.retry_topics and not retry_topics:
             raise InvalidRequest(
-                f"{where.topic} holds records of {consumer.name} that wait for another try: they come again by "
-                "themselves, or skip one of them"
+                f"{where.topic} holds records of {consumer.name} that wait for another attempt and are delivered when "
+                "they are due: skip one of them if it must not be"
             )
-        if where.topic is not None and where.topic not in (*topics, *tier_topics):
+        if where.topic is not None and where.topic not in (*topics, *consumer.retry_topics):
             raise TopicNotFound(f"{consumer.name} does not read {where.topic}: it reads {', '.join(topics)}")
         found: dict[TopicPartition, tuple[int, int]] = {}
         for topic in topics if where.topic is None else [where.topic]:
@@ -217,23 +214,21 @@ class Commands:
             found |= {partition: (start, ends[partition]) for partition, (start, _) in offsets.items()}
         if where.partitions is None:
             return found
-        wanted = {
-            TopicPartition(topic, number) for topic in {one.topic for one in found} for number in where.partitions
-        }
-        if missing := wanted.difference(found):
+        selected = {TopicPartition(each.topic, number) for each in found for number in where.partitions}
+        if missing := selected.difference(found):
             raise PartitionNotFound(f"there is no partition {', '.join(map(str, sorted(missing)))}; nothing was done")
-        return {partition: offsets for partition, offsets in found.items() if partition in wanted}
+        return {partition: offsets for partition, offsets in found.items() if partition in selected}
 
     async def _resolve(
         self, consumer: RunningConsumer, request: SeekRequest, partitions: Mapping[TopicPartition, tuple[int, int]]
     ) -> dict[TopicPartition, int]:
-        if sum(way is not None for way in (request.to, request.offset, request.time)) != 1:
+        if sum(each is not None for each in (request.to, request.offset, request.time)) != 1:
             raise InvalidRequest("where to? Name one of to (begin or end), offset and time")
         if not partitions:
             raise NotFound(f"{consumer.name} reads no topic yet")
         if request.offset is not None:
             for partition, (start, end) in partitions.items():
-                _check_offset(partition, request.offset, start, end, "cannot go on")
+                _check_offset(partition, request.offset, start, end, "cannot resume")
             return dict.fromkeys(partitions, request.offset)
         if request.to == "begin":
             return {partition: start for partition, (start, _) in partitions.items()}
@@ -242,7 +237,7 @@ class Commands:
             return ends
         milliseconds = _milliseconds(request.time)
         if milliseconds > self._clock.time() * 1000:
-            raise InvalidRequest(f"time {request.time} is in the future: to end is behind the last record")
+            raise InvalidRequest(f"time {request.time} is in the future: use to: end to resume after the last record")
         return {**ends, **await consumer.admin.offsets_since(partitions, milliseconds)}
 
 
@@ -257,7 +252,7 @@ def _check_offset(partition: TopicPartition, offset: int, start: int, end: int, 
 
 
 def _milliseconds(time: int | str) -> int:
-    """Return a time in milliseconds; what is before the epoch, where Kafka's special times are, is its start."""
+    """Return a time in milliseconds; a time before the epoch is the epoch, as Kafka has special negative times."""
     if isinstance(time, int):
         return max(0, time)
     try:
@@ -268,8 +263,8 @@ def _milliseconds(time: int | str) -> int:
         ) from cause
 
 
-def _said(cause: ValueError) -> str:
-    """Return what is wrong in one sentence."""
+def _text_of(cause: ValueError) -> str:
+    """Return the first problem in one sentence."""
     errors = getattr(cause, "errors", None)
     if errors is None:
         return str(cause)

@@ -10,12 +10,11 @@ from typing import Any, Literal
 import msgspec
 
 from headrace.control.consumer_control import ConsumerControl
-from headrace.control.entries import Command, paused_text, spelled
+from headrace.control.entries import Command, iso_time, paused_text
 from headrace.control.lag import PartitionLag
 from headrace.control.running_consumer import RunningConsumer
 from headrace.delivery import live
 from headrace.errors import HeadraceError
-from headrace.kafka.reachability import Outage
 from headrace.lifecycle import Clock
 from headrace.records import TopicPartition
 
@@ -25,14 +24,14 @@ Members = Mapping[TopicPartition, str]
 
 
 class Pause(msgspec.Struct, rename="camel"):
-    """Who has it stand still, since when, and why."""
+    """Who paused it, since when, and why."""
 
     by: str
     since: str
     reason: str
 
 
-class Settings(msgspec.Struct, rename="camel"):
+class SettingsInForce(msgspec.Struct, rename="camel"):
     """The settings that hold now."""
 
     rate_records: float | None
@@ -43,8 +42,8 @@ class Settings(msgspec.Struct, rename="camel"):
     max_in_flight: int
 
 
-class BreakerStatus(msgspec.Struct, rename="camel"):
-    """Whether the destination is given anything."""
+class BreakerDetails(msgspec.Struct, rename="camel"):
+    """Whether records are delivered to the destination."""
 
     state: Literal["closed", "open", "half-open"]
     until: str | None
@@ -69,15 +68,15 @@ class Head(msgspec.Struct, rename="camel"):
     attempts: int
 
 
-class PartitionStatus(msgspec.Struct, rename="camel"):
-    """Where a partition stands, and in one sentence why it does not move."""
+class PartitionDetails(msgspec.Struct, rename="camel"):
+    """The progress of a partition, and in one sentence why it does not move."""
 
     topic: str
     partition: int
     assigned: bool
     """Whether this process has it."""
     member: str
-    """Who has it; empty if nobody does, or it is not known."""
+    """The process that has it; empty if none has it, or it is not known."""
     position: int | None
     committed: int | None
     end: int | None
@@ -91,7 +90,7 @@ class PartitionStatus(msgspec.Struct, rename="camel"):
 
 
 class PendingCommand(msgspec.Struct, rename="camel"):
-    """A command that no process has done yet."""
+    """A command that no process has run yet."""
 
     id: str
     action: str
@@ -113,8 +112,8 @@ class Summary(msgspec.Struct, rename="camel"):
     destination: str
     owner: str
     paused: Pause | None
-    settings: Settings
-    breaker: BreakerStatus
+    settings: SettingsInForce
+    breaker: BreakerDetails
     counts: Mapping[str, int]
     """Of this process, since its start."""
     partitions_assigned: int
@@ -133,12 +132,12 @@ class Summary(msgspec.Struct, rename="camel"):
 class Details(Summary):
     """A consumer and its partitions."""
 
-    partitions: Sequence[PartitionStatus]
+    partitions: Sequence[PartitionDetails]
     commands: Sequence[PendingCommand]
 
 
 class ConsumerStatuses:
-    """Tells of consumers from what this process knows already; asks Kafka for no number."""
+    """The status of consumers, from what this process knows; Kafka is asked only for the members of groups."""
 
     def __init__(
         self,
@@ -153,67 +152,61 @@ class ConsumerStatuses:
         self._members: dict[str, tuple[float, Members | None]] = {}
 
     def summary(self, consumer: RunningConsumer) -> Summary:
-        """Return how a consumer is."""
-        return Summary(**self._summary(consumer, self._partitions(consumer, None)))
+        """Return the status of a consumer."""
+        return self._summary(consumer, self._partitions(consumer, None))
 
     async def details(self, consumer: RunningConsumer) -> Details:
-        """Return how a consumer and each of its partitions is; who has those that others have is asked of Kafka."""
+        """Return the status of a consumer and its partitions, with the members that have the others."""
         partitions = self._partitions(consumer, None)
-        if not all(one.assigned for one in partitions):
-            partitions = self._partitions(consumer, await self._ask_members(consumer))
-        commands = [_pending(command) for command in self._control.pending(consumer)]
-        return Details(**self._summary(consumer, partitions), partitions=partitions, commands=commands)
+        if not all(each.assigned for each in partitions):
+            partitions = self._partitions(consumer, await self._members_of(consumer))
+        commands = [_pending(command) for command in self._control.commands_of(consumer) if not command.outcome]
+        summary = msgspec.structs.asdict(self._summary(consumer, partitions))
+        return Details(**summary, partitions=partitions, commands=commands)
 
-    async def _ask_members(self, consumer: RunningConsumer) -> Members | None:
-        asked_at, members = self._members.get(consumer.group, (-_MEMBERS_SECONDS, None))
+    async def _members_of(self, consumer: RunningConsumer) -> Members | None:
+        at, members = self._members.get(consumer.group, (-_MEMBERS_SECONDS, None))
         now = self._clock.monotonic()
-        if now - asked_at >= _MEMBERS_SECONDS:
+        if now - at >= _MEMBERS_SECONDS:
             members = None
             with contextlib.suppress(HeadraceError):
-                everybody = [one for pump in consumer.pumps for one in await consumer.admin.group_members(pump.group)]
-                members = {
-                    partition: f"{one.client} at {one.host}" for one in everybody for partition in one.partitions
-                }
+                found = [one for pump in consumer.pumps for one in await consumer.admin.group_members(pump.group)]
+                members = {partition: f"{one.client} at {one.host}" for one in found for partition in one.partitions}
             self._members[consumer.group] = now, members
         return members
 
-    def _summary(self, consumer: RunningConsumer, partitions: Sequence[PartitionStatus]) -> dict[str, Any]:
-        own = [one for one in partitions if one.assigned]
-        heads = [one.head for one in own if one.head]
-        lags = [one.lag for one in partitions if one.lag is not None]
-        breaker = consumer.pumps[0].status().breaker
-        entry = self._control.hold_of(consumer)
-        outage = consumer.admin.reachability.outage
+    def _summary(self, consumer: RunningConsumer, partitions: Sequence[PartitionDetails]) -> Summary:
+        own = [each for each in partitions if each.assigned]
+        heads = [each.head for each in own if each.head]
+        lags = [each.lag for each in partitions if each.lag is not None]
+        breaker = consumer.pump.status().breaker
+        hold, outage = self._control.hold_of(consumer), consumer.admin.reachability.outage
+        why = outage.why if outage else next((each.why for each in own if each.why), "")
         counts: Counter[str] = Counter()
         for pump in consumer.pumps:
             counts.update(pump.counts.read())
-        return {
-            "name": consumer.name,
-            "kind": consumer.kind,
-            "group": consumer.group,
-            "topics": consumer.topics,
-            "destination": consumer.destination_name,
-            "owner": consumer.owner,
-            "paused": _pause(entry),
-            "settings": Settings(*consumer.pumps[0].settings),
-            "breaker": BreakerStatus(breaker.state, spelled(breaker.until) or None, breaker.why),
-            "counts": {_camel(name): count for name, count in counts.items()},
-            "partitions_assigned": len(own),
-            "lag": sum(lags) if lags else None,
-            "in_flight": sum(one.in_flight for one in own),
-            "open": sum(one.open for one in own),
-            "oldest_seconds": max((head.age_seconds for head in heads), default=None),
-            "attempts": max((head.attempts for head in heads), default=0),
-            "why": self._why(entry, outage, own),
-            "kafka": outage and KafkaOutage(spelled(outage.since), outage.why),
-        }
+        return Summary(
+            name=consumer.name,
+            kind=consumer.kind,
+            group=consumer.group,
+            topics=consumer.topics,
+            destination=consumer.destination_name,
+            owner=consumer.owner,
+            paused=_pause(hold),
+            settings=SettingsInForce(*consumer.pump.settings),
+            breaker=BreakerDetails(breaker.state, iso_time(breaker.until) or None, breaker.why),
+            counts={_camel(name): count for name, count in counts.items()},
+            partitions_assigned=len(own),
+            lag=sum(lags) if lags else None,
+            in_flight=sum(each.in_flight for each in own),
+            open=sum(each.open for each in own),
+            oldest_seconds=max((head.age_seconds for head in heads), default=None),
+            attempts=max((head.attempts for head in heads), default=0),
+            why=paused_text(hold) if hold else why,
+            kafka=outage and KafkaOutage(iso_time(outage.since), outage.why),
+        )
 
-    def _why(self, entry: Mapping[str, Any] | None, outage: Outage | None, own: Sequence[PartitionStatus]) -> str:
-        if entry:
-            return paused_text(entry)
-        return outage.why if outage else next((one.why for one in own if one.why), "")
-
-    def _partitions(self, consumer: RunningConsumer, members: Members | None) -> list[PartitionStatus]:
+    def _partitions(self, consumer: RunningConsumer, members: Members | None) -> list[PartitionDetails]:
         holds, outage = self._control.holds_of(consumer), consumer.admin.reachability.outage
         found = []
         for pump in consumer.pumps:
@@ -234,14 +227,14 @@ class ConsumerStatuses:
         lag: PartitionLag | None,
         hold: Pause | None,
         why: str,
-    ) -> PartitionStatus:
+    ) -> PartitionDetails:
         end, head = lag.end if lag else None, here.head
         if not why and lag and lag.written > lag.end == here.position and not here.open_records:
-            why = f"a transaction is open at offset {end}; records behind it cannot be read until it ends"
+            why = f"a transaction is open at offset {end}; later records cannot be read until it ends"
         if end is not None and here.position is not None:
-            end = max(end, here.position)  # where the log ended a moment ago may be behind what was read since
+            end = max(end, here.position)  # the lag is some seconds old
         behind = None if end is None or here.committed is None else max(0, end - here.committed)
-        return PartitionStatus(
+        return PartitionDetails(
             *partition,
             assigned=True,
             member=self._control.member,
@@ -260,12 +253,12 @@ class ConsumerStatuses:
 
 def _away(
     partition: TopicPartition, lag: PartitionLag | None, hold: Mapping[str, Any] | None, members: Members | None
-) -> PartitionStatus:
+) -> PartitionDetails:
     member = members.get(partition, "") if members else ""
     why = f"another process has it, which knows more: {member}" if member else ""
     if not member and members is not None:
         why = "no process of this group has it now"
-    return PartitionStatus(
+    return PartitionDetails(
         *partition,
         assigned=False,
         member=member,
@@ -283,12 +276,14 @@ def _away(
 
 def _pending(command: Command) -> PendingCommand:
     by, reason = (str(command.entry.get(name, "")) for name in ("by", "reason"))
-    at = spelled(command.entry.get("at"))
+    at = iso_time(command.entry.get("at"))
     return PendingCommand(command.id, command.action, *command.partition, command.offset, by, at, reason)
 
 
 def _pause(entry: Mapping[str, Any] | None) -> Pause | None:
-    return Pause(str(entry.get("by", "")), spelled(entry.get("since")), str(entry.get("reason", ""))) if entry else None
+    return (
+        Pause(str(entry.get("by", "")), iso_time(entry.get("since")), str(entry.get("reason", ""))) if entry else None
+    )
 
 
 def _camel(name: str) -> str:

@@ -1,7 +1,4 @@
-"""Looks at a cluster for what the promises rest on: for `headrace doctor`, and when a process starts.
-
-Source: decisions.md 15.
-"""
+"""Examines a cluster for the preconditions of the guarantees: for `headrace doctor`, and when a process starts."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from headrace.control.preconditions import (
     Finding,
     Topic,
     TopicRequirement,
-    judge_letters,
+    judge_dead_letters,
     judge_servers,
     judge_source,
     judge_topic,
@@ -74,13 +71,12 @@ class _Examination:
             return [Finding(f"topic {name}", "exists", "failing", "no", advice)]
         found = [*judge_topic(source), *judge_source(source, kept_ms, group)]
         if dead_letter_topic:
-            found += await self._letters(dead_letter_topic(name), source)
+            found += await self._dead_letters(dead_letter_topic(name), source)
         return found
 
-    async def _letters(self, name: str, source: Topic) -> list[Finding]:
-        letters = await self._topic(name)
-        if letters:
-            return [*judge_topic(letters), *judge_letters(letters, source)]
+    async def _dead_letters(self, name: str, source: Topic) -> list[Finding]:
+        if dead_letters := await self._topic(name):
+            return [*judge_topic(dead_letters), *judge_dead_letters(dead_letters, source)]
         if self._creates_topics:
             return [Finding(f"topic {name}", "exists", "ok", f"will be created like {source.info.name}")]
         advice = f"headrace topics create {name}, or set kafka.create_topics: true"
@@ -97,20 +93,20 @@ class _Examination:
 
 
 async def require(examine_all: Examine) -> None:
-    """Refuse to go on unless every precondition holds, as `durability: strict` asks for.
+    """Raise unless every precondition holds, as `durability: strict` requires.
 
     Raises:
-        EnvironmentProblem: One fails; all that fail are named, with what to do.
+        EnvironmentProblem: One fails; all that fail are named, with advice.
         KafkaUnavailable: No broker answers.
     """
     failing = [one for one in await examine_all() if one.state == "failing"]
     if failing:
-        told = "; ".join(f"{one.about}: {one.check} is {one.found}: {one.advice}" for one in failing)
-        raise EnvironmentProblem(f"durability is strict, and {len(failing)} preconditions do not hold: {told}")
+        text = "; ".join(f"{one.about}: {one.check} is {one.found}: {one.advice}" for one in failing)
+        raise EnvironmentProblem(f"durability is strict, and {len(failing)} preconditions do not hold: {text}")
 
 
 class Durability(Service):
-    """Says in the log and in the details of readiness which preconditions do not hold; nothing stops for it."""
+    """Reports in the log and in the details of readiness which preconditions do not hold; nothing stops."""
 
     def __init__(self, examine_all: Examine, clock: Clock) -> None:
         super().__init__("durability")
@@ -122,8 +118,8 @@ class Durability(Service):
         self.spawn(self._watch(), "watch")
 
     def readiness(self) -> Readiness:
-        told = [f"{one.about}: {one.check} is {one.found}" for one in self._found]
-        return Readiness(True, f"{'; '.join(told)}: see headrace doctor" if told else "")
+        texts = [f"{one.about}: {one.check} is {one.found}" for one in self._found]
+        return Readiness(True, f"{'; '.join(texts)}: see headrace doctor" if texts else "")
 
     async def _watch(self) -> None:
         while True:
@@ -131,7 +127,7 @@ class Durability(Service):
             try:
                 found = [one for one in summarize(await self._examine()) if one.state != "ok"]
             except KafkaUnavailable:
-                pause = _SOON_SECONDS  # said by others
+                pause = _SOON_SECONDS  # other services report it
             except HeadraceError as error:
                 log.warning("durability cannot be judged: %s", error.description)
             else:

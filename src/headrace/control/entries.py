@@ -1,10 +1,9 @@
-"""The entries of the control table by which consumers are steered, with names in the spelling of URLs.
+"""The entries of the control table for consumers. Names in keys are percent-encoded as in URLs.
 
-hold/<consumer>[/<topic>/<partition>]              paused, until it is taken away
-settings/<consumer>                                settings in place of the file's
-seek/<consumer>/<topic>/<partition>/<id>           a command, taken away by the process that has done it
-skip/<consumer>/<topic>/<partition>/<id>           the same, and taken away once its commit is old
-done/<id>/<topic>/<partition>                      what became of a command, for an hour
+hold/<consumer>[/<topic>/<partition>]              paused, until the entry is removed
+settings/<consumer>                                settings that replace those of the file
+seek/<consumer>/<topic>/<partition>/<id>           a command; the process that finished it writes the outcome into it
+skip/<consumer>/<topic>/<partition>/<id>           and then removes it
 """
 
 from __future__ import annotations
@@ -22,8 +21,16 @@ from headrace.records import TopicPartition
 log = logging.getLogger(__name__)
 
 
+class ParsedKey(NamedTuple):
+    """The parts of a key after its prefix."""
+
+    name: str
+    partition: TopicPartition | None
+    id: str
+
+
 class Command(NamedTuple):
-    """A seek or skip that is not done."""
+    """A seek or skip in the table."""
 
     key: str
     action: str
@@ -31,20 +38,17 @@ class Command(NamedTuple):
     offset: int
     entry: Mapping[str, Any]
     id: str
-    """Names what was asked at once."""
+    """The same for all partitions of one request."""
 
     @property
-    def done(self) -> str:
-        """Key of what became of it."""
-        return key_of("done/", self.id, *self.partition)
+    def outcome(self) -> str:
+        """Its outcome until now; empty if no process has run it."""
+        return str(self.entry.get("outcome", ""))
 
-
-class Place(NamedTuple):
-    """What the key of an entry speaks of."""
-
-    name: str
-    partition: TopicPartition | None
-    id: str
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing is left to do; a record that will be skipped is left."""
+        return self.outcome not in ("", "skipped", "will be skipped")
 
 
 def key_of(prefix: str, *parts: object) -> str:
@@ -53,13 +57,13 @@ def key_of(prefix: str, *parts: object) -> str:
 
 
 def paused_text(entry: Mapping[str, Any]) -> str:
-    """Return who has something stand still, since when and why, in one sentence."""
+    """Return who paused something, since when and why, in one sentence."""
     reason = f": {entry['reason']}" if entry.get("reason") else ""
-    return f"paused by {entry.get('by') or 'anonymous'} since {spelled(entry.get('since'))}{reason}"
+    return f"paused by {entry.get('by') or 'anonymous'} since {iso_time(entry.get('since'))}{reason}"
 
 
-def spelled(seconds: Any) -> str:
-    """Return a time (seconds since the epoch) in ISO 8601; empty if it is none."""
+def iso_time(seconds: Any) -> str:
+    """Return seconds since the epoch in ISO 8601; empty if that is not possible."""
     try:
         return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     except (TypeError, ValueError, OverflowError, OSError):
@@ -67,7 +71,7 @@ def spelled(seconds: Any) -> str:
 
 
 def live_settings(delivery: DeliveryConfig, changed: Mapping[str, Any]) -> LiveSettings:
-    """Return the settings of the file, with those in their place that were changed.
+    """Return the settings of the file with the changed ones.
 
     Raises:
         ValueError: They are not allowed, by the rules of the file.
@@ -86,19 +90,19 @@ def live_settings(delivery: DeliveryConfig, changed: Mapping[str, Any]) -> LiveS
     return LiveSettings(rate, new.batch.max_records, new.batch.max_bytes, new.batch.linger_seconds, new.max_in_flight)
 
 
-def place_of(key: str) -> Place | None:
-    """Return what a key speaks of; None, with an alarm, if it is none of ours."""
-    name, *place = [unquote(part) for part in key.split("/")[1:]]
+def parse_key(key: str) -> ParsedKey | None:
+    """Return the parts of a key; None, with an error in the log, if it has another form."""
+    name, *rest = [unquote(part) for part in key.split("/")[1:]]
     try:
-        return Place(name, TopicPartition(place[0], int(place[1])) if place else None, "".join(place[2:]))
+        return ParsedKey(name, TopicPartition(rest[0], int(rest[1])) if rest else None, "".join(rest[2:]))
     except (ValueError, LookupError):
-        log.error("the control table has the entry %r, which is passed over: its name is none", key)
+        log.error("the key %r in the control table has an unknown form; the entry is ignored", key)
         return None
 
 
 def command_of(key: str, entry: Mapping[str, Any]) -> Command | None:
-    """Return the seek or skip that an entry is; None if it is none."""
-    place, offset = place_of(key), entry.get("offset")
-    if not (place and place.partition and place.id) or not isinstance(offset, int):
+    """Return the seek or skip of an entry; None if it has another form."""
+    parsed, offset = parse_key(key), entry.get("offset")
+    if not (parsed and parsed.partition and parsed.id) or not isinstance(offset, int):
         return None
-    return Command(key, key.partition("/")[0], place.partition, offset, entry, place.id)
+    return Command(key, key.partition("/")[0], parsed.partition, offset, entry, parsed.id)

@@ -14,16 +14,17 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import msgspec
 
 from headrace.control.selection import of_this_version
+from headrace.control.reconciler import Reconciler
 from headrace.delivery.dead_letter import iso
 from headrace.errors import HeadraceError, InvalidRequest, JobConflict, LeaseLost, NotFound
 from headrace.kafka import CompactedTable, Lease
-from headrace.lifecycle import Clock, Deadline, Service
+from headrace.lifecycle import Clock, Deadline
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +129,7 @@ class _Known:
             self.stop.set()
 
 
-class Jobs(Service):
+class Jobs(Reconciler):
     """Runs jobs, and tells of all there are."""
 
     def __init__(
@@ -148,19 +149,17 @@ class Jobs(Service):
             conflict: Whether two jobs must not run beside each other.
             clock: For everything that waits.
         """
-        super().__init__("jobs")
-        self._table, self._lease_of, self._make, self._conflict, self._clock = table, lease_of, make, conflict, clock
+        super().__init__("jobs", table, clock)
+        self._lease_of, self._make, self._conflict = lease_of, make, conflict
         self._owner = f"{socket.gethostname()} process {os.getpid()}"
         self._known: dict[str, _Known] = {}
-        self._changed = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._draining = False
+        self._draining = self._removing = False
 
     async def start(self) -> None:
-        self._table.watch(_PREFIX, self._on_change)
-        self.spawn(self._watch(), "watch")
-        self.spawn(self._look_often(), "look")
+        self.watch(_PREFIX, self._on_change)
+        await super().start()
 
     async def drain(self, deadline: Deadline) -> None:
         """Let the runs here end where they are; others go on with them, or this process when it is there again."""
@@ -178,14 +177,14 @@ class Jobs(Service):
         """
         job = Job(f"{kind}-{secrets.token_hex(5)}", kind, spec, by, self._now())
         self._refuse_conflict(job)
-        await self._table.put(_PREFIX + job.id, msgspec.to_builtins(job, str_keys=True))
+        await self.table.put(_PREFIX + job.id, msgspec.to_builtins(job, str_keys=True))
         try:
             self._refuse_conflict(job)  # another process was asked at the same time, and came before in the log
         except JobConflict:
-            await self._table.put(_PREFIX + job.id, None)
+            await self.table.put(_PREFIX + job.id, None)
             raise
         self._find(job.id).asked = True
-        self._changed.set()
+        self.wake()
         return self.show(job.id)
 
     async def wish(self, name: str, wish: Wish, by: str) -> JobView:
@@ -200,15 +199,15 @@ class Jobs(Service):
         if known.state in ENDED:
             raise JobConflict(f"job {name} is {known.state} already: start another one", job=name)
         job = msgspec.structs.replace(known.job, wish=wish, wished_by=by, wished_at=self._now())
-        await self._table.put(_PREFIX + name, msgspec.to_builtins(job, str_keys=True))
+        await self.table.put(_PREFIX + name, msgspec.to_builtins(job, str_keys=True))
         if wish == "run":
             known.asked = True
-            self._changed.set()
+            self.wake()
         return self.show(name)
 
     def entry_of(self, name: str) -> int:
         """Return the offset of a job's entry in the table."""
-        return self._table.offset_of(_PREFIX + name)
+        return self.table.offset_of(_PREFIX + name)
 
     def list(self) -> list[JobView]:
         """Return every job, the newest first.
@@ -216,7 +215,7 @@ class Jobs(Service):
         Raises:
             KafkaUnavailable: The table is not read.
         """
-        self._table.require()
+        self.table.require()
         newest = sorted(self._known.values(), key=lambda known: known.job.since, reverse=True)
         return [self.show(known.job.id) for known in newest]
 
@@ -247,13 +246,13 @@ class Jobs(Service):
         return iso(self._clock.time())
 
     def _find(self, name: str) -> _Known:
-        self._table.require()
+        self.table.require()
         if name not in self._known:
             raise NotFound(f"there is no job {name[:60]!r}: see headrace jobs list", job=name[:60])
         return self._known[name]
 
     def _refuse_conflict(self, job: Job) -> None:
-        self._table.require()
+        self.table.require()
         for other in self._known.values():
             if other.job.id == job.id:
                 return  # those behind it in the log give way to it
@@ -279,34 +278,28 @@ class Jobs(Service):
                 known.end_run()
         except msgspec.ValidationError as cause:
             log.error("entry %s of the control table is no job and is passed over: %s", key, cause)
-        self._changed.set()
 
     def _take(self, job: Job) -> None:
         known = self._known.get(job.id)
         if known is None:
             known = self._known[job.id] = _Known(job, self._clock.monotonic())
-            if (report := self._table.get(_PREFIX + job.id + _REPORT)) is not None:  # it may lie before its job
+            if (report := self.table.get(_PREFIX + job.id + _REPORT)) is not None:  # it may lie before its job
                 known.report = msgspec.convert(report, Report)
         known.job, known.heard_at = job, self._clock.monotonic()
         if job.wish != "run":
             known.end_run()
 
-    async def _look_often(self) -> None:
-        while True:
-            await self._clock.sleep(_LOOK_SECONDS)
-            self._changed.set()
-
-    async def _watch(self) -> None:
-        while True:
-            await self._changed.wait()
-            self._changed.clear()
-            for known in list(self._known.values()):
-                if self._is_free(known) and (work := self._work_of(known)):
-                    known.stop = asyncio.Event()
-                    self._idle.clear()
-                    self.spawn(self._carry(known, work), known.job.id)
-            with contextlib.suppress(HeadraceError):
-                await self._clear_away()
+    def reconcile(self) -> float:
+        """Start each job that no process runs, and remove old ones."""
+        for known in list(self._known.values()):
+            if self._is_free(known) and (work := self._work_of(known)):
+                known.stop = asyncio.Event()
+                self._idle.clear()
+                self.spawn(self._carry(known, work), known.job.id)
+        if self._old_jobs() and not self._removing:
+            self._removing = True
+            self.spawn(self._remove_old_jobs(), "remove old jobs")
+        return _LOOK_SECONDS
 
     def _work_of(self, known: _Known) -> Work | None:
         try:
@@ -332,7 +325,7 @@ class Jobs(Service):
         try:
             if await lease.acquire():
                 known.asked = False
-                await self._table.catch_up()  # whoever had it may have gone on, or ended it, just before
+                await self.table.catch_up()  # whoever had it may have gone on, or ended it, just before
                 if not stop.is_set() and known.report.state not in ENDED:
                     await self._run(known, work, lease, stop)
         except HeadraceError as error:
@@ -355,7 +348,7 @@ class Jobs(Service):
             report = Report(state, number, self._owner, last, message, self._now())
             try:
                 await lease.check()
-                await self._table.put(f"{_PREFIX}{known.job.id}{_REPORT}", msgspec.to_builtins(report))
+                await self.table.put(f"{_PREFIX}{known.job.id}{_REPORT}", msgspec.to_builtins(report))
             except LeaseLost:
                 stop.set()
                 return False
@@ -381,15 +374,18 @@ class Jobs(Service):
         while not await tell({}, *end) and not (lease.lost.is_set() or self._draining):
             pass
 
-    async def _clear_away(self) -> None:
-        """Remove what ended long ago."""
+    def _old_jobs(self) -> Sequence[str]:
+        """Return the jobs that ended long ago."""
         ended = [known for known in self._known.values() if known.state in ENDED and not known.stop]
         ended.sort(key=lambda known: known.job.since, reverse=True)
         oldest = iso(self._clock.time() - _KEPT_SECONDS)
-        old = [known.job.id for n, known in enumerate(ended) if n >= _KEPT_JOBS or known.job.since < oldest]
-        if old and self._table.is_loaded.is_set():
-            keys = [_PREFIX + name + end for name in old for end in (_REPORT, "")]
-            await self._table.put_all(dict.fromkeys(keys))
+        return [known.job.id for n, known in enumerate(ended) if n >= _KEPT_JOBS or known.job.since < oldest]
+
+    async def _remove_old_jobs(self) -> None:
+        keys = [_PREFIX + name + end for name in self._old_jobs() for end in (_REPORT, "")]
+        with contextlib.suppress(HeadraceError):
+            await self.table.put_all(dict.fromkeys(keys))
+        self._removing = False
 
 
 def _end_of(cause: Exception) -> tuple[State, str]:

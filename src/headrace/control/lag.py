@@ -1,4 +1,4 @@
-"""How far consumer groups are behind: asked once, or often enough for a dashboard."""
+"""The lag of consumer groups: read once, or often enough for a dashboard."""
 
 import contextlib
 import logging
@@ -14,18 +14,18 @@ log = logging.getLogger(__name__)
 
 _INTERVAL_SECONDS = 5.0
 _STALE_SECONDS = 30.0
-"""Above it an answer says nothing of the present: a round over many groups may take long."""
+"""An older answer does not describe the present; a round over many groups may take long."""
 
 
 class PartitionLag(NamedTuple):
-    """Where a group stands on a partition. `committed` None: nothing committed; the lag then counts from the start."""
+    """The offsets of a group in a partition. Without a committed offset the lag counts from the start."""
 
     partition: TopicPartition
     committed: int | None
     end: int
     lag: int
     written: int
-    """The end with open transactions, behind which nothing can be read until they end."""
+    """The end including open transactions; records after their start cannot be read until they end."""
 
 
 async def lag_of(admin: Admin, group: str, topics: Sequence[str] = ()) -> list[PartitionLag]:
@@ -34,9 +34,9 @@ async def lag_of(admin: Admin, group: str, topics: Sequence[str] = ()) -> list[P
     A partition without a committed offset counts from its first record. A topic that is gone is left out.
 
     Args:
-        admin: Whom to ask.
+        admin: Administration of the cluster.
         group: The group.
-        topics: Topics it reads, though it may have committed nothing there yet.
+        topics: Topics it reads; it may have committed nothing there yet.
 
     Raises:
         NotFound: The cluster does not know the group, and no topics are named.
@@ -58,10 +58,7 @@ async def lag_of(admin: Admin, group: str, topics: Sequence[str] = ()) -> list[P
 
 
 class LagMonitor(Service):
-    """Keeps the lag of groups per partition; a question that fails is asked again, and breaks nothing.
-
-    What was true before an outage is not shown in it: then the lag is not known.
-    """
+    """Keeps the lag of groups per partition. A failed request is repeated; in an outage the lag is unknown."""
 
     def __init__(
         self,
@@ -72,7 +69,7 @@ class LagMonitor(Service):
         """Prepare.
 
         Args:
-            admin: Whom to ask.
+            admin: Administration of the cluster.
             groups: Returns the groups, and the topics each reads in any case.
             clock: For the pauses.
         """
@@ -83,14 +80,14 @@ class LagMonitor(Service):
         self._found: dict[str, tuple[float, Mapping[TopicPartition, PartitionLag]]] = {}
 
     def of(self, group: str) -> Mapping[TopicPartition, PartitionLag]:
-        """Return where a group stood a moment ago; empty while that is not known."""
-        asked_at, found = self._found.get(group, (0.0, {}))
-        if self._admin.reachability.outage or self._clock.monotonic() - asked_at > _STALE_SECONDS:
+        """Return the recent lag of a group by partition; empty while it is unknown."""
+        at, found = self._found.get(group, (0.0, {}))
+        if self._admin.reachability.outage or self._clock.monotonic() - at > _STALE_SECONDS:
             return {}
         return found
 
     def all(self) -> Iterator[tuple[str, TopicPartition, int]]:
-        """Yield group, partition and lag in records, as far as it is known."""
+        """Yield group, partition and lag in records, as far as they are known."""
         for group in self._groups():
             for partition, entry in self.of(group).items():
                 yield group, partition, entry.lag
@@ -101,7 +98,7 @@ class LagMonitor(Service):
     async def _watch(self) -> None:
         while True:
             for group, topics in self._groups().items():
-                asked_at = self._clock.monotonic()
+                at = self._clock.monotonic()
                 try:
                     found = await lag_of(self._admin, group, topics)
                 except HeadraceError as error:
@@ -109,7 +106,7 @@ class LagMonitor(Service):
                 else:
                     if group not in self._groups():  # removed while Kafka answered
                         continue
-                    self._found[group] = asked_at, {entry.partition: entry for entry in found}
+                    self._found[group] = at, {entry.partition: entry for entry in found}
             present = self._groups()
             self._found = {group: known for group, known in self._found.items() if group in present}
             await self._clock.sleep(_INTERVAL_SECONDS)

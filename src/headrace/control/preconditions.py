@@ -1,4 +1,4 @@
-"""What the promises of the guarantees page rest on, judged from what Kafka says. Pure: nobody is asked here."""
+"""The preconditions of the guarantees: judges what Kafka reports of brokers, topics and groups. Asks nothing itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ State = Literal["ok", "warning", "failing"]
 _REPLICAS = 3
 _MIN_IN_SYNC = 2
 _DAY_MS = 86_400_000
-_LETTERS_MS = 7 * _DAY_MS
+_DEAD_LETTERS_MS = 7 * _DAY_MS
 _SERVERS = 2
 _HOURS_MS = 3_600_000
 
@@ -51,18 +51,18 @@ class Topic(NamedTuple):
 
     @property
     def retention_ms(self) -> int:
-        """How long a record stays, -1 for ever."""
+        """How long a record is kept; -1 for ever."""
         deletes = "delete" in self.configs.get("cleanup.policy", "delete")
         return int(self.configs.get("retention.ms", -1)) if deletes else -1
 
 
 ONE_BROKER = Finding("cluster", "reachable", "ok", "1 broker")
-"""What a cluster of one broker is found to be."""
+"""The finding of a cluster of one broker."""
 _REPLICATION = ("bootstrap servers", "replication factor", "min.insync.replicas")
 
 
 def summarize(findings: Sequence[Finding]) -> list[Finding]:
-    """Return findings in which a cluster of one broker has one finding about replication, as it cannot have any."""
+    """Return the findings; on a cluster of one broker, which cannot replicate, with one about replication."""
     if ONE_BROKER not in findings:
         return list(findings)
     others = [one for one in findings if one.check not in _REPLICATION]
@@ -83,7 +83,7 @@ def judge_servers(servers: str) -> Finding:
 
 
 def judge_topic(topic: Topic) -> Iterator[Finding]:
-    """Judge what any topic needs so that an acknowledged record survives the loss of a broker."""
+    """Judge whether an acknowledged record of a topic survives the loss of a broker."""
     about, configs, info = f"topic {topic.info.name}", topic.configs, topic.info
     replicas, min_isr = info.replication_factor, int(configs.get("min.insync.replicas", 1))
     alter = f"kafka-configs --alter --topic {info.name} --add-config"
@@ -120,50 +120,51 @@ def judge_topic(topic: Topic) -> Iterator[Finding]:
 
 
 def judge_source(topic: Topic, offsets_retention_ms: int, group: str) -> Iterator[Finding]:
-    """Judge whether what a group reads outlasts a downtime: the records, and the group's place in them."""
+    """Judge whether the records of a topic and the offsets of its group are kept over a downtime."""
     name, kept = topic.info.name, topic.retention_ms
     yield _judged(
         f"topic {name}",
         "retention",
         "ok" if kept < 0 or kept >= _DAY_MS else "failing",
         _hours(kept),
-        f"kafka-configs --alter --topic {name} --add-config retention.ms={_LETTERS_MS}: what waits longer is lost",
+        f"kafka-configs --alter --topic {name} --add-config retention.ms={_DEAD_LETTERS_MS}: older records are lost",
     )
     if int(topic.configs.get("retention.bytes", -1)) > 0:
         size = topic.configs["retention.bytes"]
         yield Finding(
             f"topic {name}", "retention.bytes", "warning", size, "records go when a partition is larger, read or not"
         )
-    wanted = _LETTERS_MS if kept < 0 else min(kept, _LETTERS_MS)
+    required_ms = _DEAD_LETTERS_MS if kept < 0 else min(kept, _DEAD_LETTERS_MS)
     yield _judged(
         f"group {group}",
         f"offsets.retention.minutes, {name}",
-        "ok" if offsets_retention_ms >= wanted else "warning",
+        "ok" if offsets_retention_ms >= required_ms else "warning",
         _hours(offsets_retention_ms),
-        f"set it to {wanted // 60_000} on the brokers: a group that is down for longer forgets its place, and begins "
-        "anew",
+        f"set it to {required_ms // 60_000} on the brokers: a group that is down for longer loses its offsets, and "
+        "starts again",
     )
 
 
-def judge_letters(letters: Topic, source: Topic) -> Iterator[Finding]:
-    """Judge whether dead letters wait until somebody looks at them."""
-    name, kept = letters.info.name, letters.retention_ms
-    wanted = _LETTERS_MS if source.retention_ms < 0 else max(_LETTERS_MS, source.retention_ms)
+def judge_dead_letters(dead_letters: Topic, source: Topic) -> Iterator[Finding]:
+    """Judge whether dead letters are kept long enough."""
+    name, kept = dead_letters.info.name, dead_letters.retention_ms
+    required_ms = _DEAD_LETTERS_MS if source.retention_ms < 0 else max(_DEAD_LETTERS_MS, source.retention_ms)
     yield _judged(
         f"topic {name}",
         "retention of dead letters",
-        "ok" if kept < 0 or kept >= wanted else "warning",
+        "ok" if kept < 0 or kept >= required_ms else "warning",
         _hours(kept),
-        f"kafka-configs --alter --topic {name} --add-config retention.ms={wanted}: letters go before their origin does",
+        f"kafka-configs --alter --topic {name} --add-config retention.ms={required_ms}: dead letters expire before "
+        "the records of their origin",
     )
-    if "compact" in letters.configs.get("cleanup.policy", ""):
+    if "compact" in dead_letters.configs.get("cleanup.policy", ""):
         yield Finding(
             f"topic {name}",
             "cleanup.policy",
             "failing",
-            letters.configs["cleanup.policy"],
-            f"kafka-configs --alter --topic {name} --add-config cleanup.policy=delete: letters of one key replace "
-            "each other",
+            dead_letters.configs["cleanup.policy"],
+            f"kafka-configs --alter --topic {name} --add-config cleanup.policy=delete: dead letters of one key "
+            "replace each other",
         )
 
 

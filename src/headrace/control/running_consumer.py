@@ -66,7 +66,7 @@ class RunningConsumer:
         return self.delivery.retry.tier_topics(self.group)
 
     def reads(self, topic: str) -> bool:
-        """Return whether it reads a topic; its retry topics are not meant."""
+        """Return whether it reads a topic; its retry topics do not count."""
         return topic in self.topics or bool(self.matches and self.matches(topic))
 
     def is_origin(self, topic: str) -> bool:

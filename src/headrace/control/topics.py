@@ -1,4 +1,4 @@
-"""Topics as operators look at them, and reading a stretch of one within a time limit."""
+"""The health of topics, and reading a range of a topic within a time limit."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ _SILENT_SECONDS = 30.0
 
 
 def unhealthy(partition: PartitionInfo) -> str:
-    """Return what is wrong with a partition: `no leader`, `under-replicated`, or an empty text."""
+    """Return the problem of a partition: `no leader`, `under-replicated`, or an empty text."""
     if partition.leader < 0:
         return "no leader"
     return "under-replicated" if len(partition.in_sync) < len(partition.replicas) else ""
@@ -51,7 +51,7 @@ async def read_window(
     """Read partitions from `starts` to before `ends`, in batches; see `read_records`.
 
     Raises:
-        KafkaUnavailable: Nothing came for 30 s although the end is not reached.
+        KafkaUnavailable: No records were received for 30 s although the end is not reached.
     """
     async with contextlib.aclosing(read_records(kafka, starts, ends)) as reader:
         while True:
@@ -61,7 +61,7 @@ async def read_window(
                 return
             except TimeoutError as cause:
                 raise KafkaUnavailable(
-                    f"reading stopped: nothing came from Kafka at {kafka.bootstrap_servers} for {_SILENT_SECONDS:g} s. "
+                    f"reading stopped: no records from Kafka at {kafka.bootstrap_servers} for {_SILENT_SECONDS:g} s. "
                     "Look at the brokers (headrace dev status, headrace topics describe) and start again"
                 ) from cause
             yield batch

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -18,12 +17,12 @@ from headrace.config.kafka import KafkaConfig
 from headrace.control import consumer_control
 from headrace.control.commands import Commands, SettingsRequest, Where
 from headrace.control.consumer_control import NOT_READ, ConsumerControl
-from headrace.control.entries import Command, key_of, live_settings, spelled
+from headrace.control.entries import Command, iso_time, key_of, live_settings
 from headrace.control.running_consumer import RunningConsumer
 from headrace.delivery.live import LiveSettings
 from headrace.errors import KafkaUnavailable, OffsetsKeptElsewhere
 from headrace.kafka import JSON_OBJECTS, Admin, CompactedTable, InternalTopic
-from headrace.lifecycle import ManualClock
+from headrace.lifecycle import SystemClock
 from headrace.records import OutgoingRecord, Produced, Record, TopicPartition
 
 CONFIG = ReactiveConsumerConfig.model_validate({"topics": ["t"], "group": "g", "backend": {"url": "http://b"}})
@@ -64,7 +63,6 @@ class FakePump:
     def __init__(self, *partitions: TopicPartition) -> None:
         self.group, self.member, self.retries = "g", None, None
         self.lanes: dict[TopicPartition, Any] = {}
-        self.epochs = itertools.count()
         self.assign(*partitions)
         self.whole = ""
         self.holds: dict[TopicPartition, str] = {}
@@ -72,14 +70,12 @@ class FakePump:
         self.sought: list[tuple[TopicPartition, int]] = []
         self.skipped: list[tuple[TopicPartition, int]] = []
         self.elsewhere = False
+        self.last_offset = 100
         self.idle = asyncio.Event()
         self.idle.set()
 
     def assign(self, *partitions: TopicPartition) -> None:
-        self.lanes = {
-            p: SimpleNamespace(tracker=SimpleNamespace(frontier=7, commit_offset=0, epoch=next(self.epochs)))
-            for p in partitions
-        }
+        self.lanes = {p: SimpleNamespace(tracker=SimpleNamespace(frontier=7)) for p in partitions}
 
     def hold(self, partitions: Collection[TopicPartition] | None, why: str) -> None:
         if partitions is None:
@@ -105,6 +101,8 @@ class FakePump:
         return True
 
     def skip(self, partition: TopicPartition, offset: int, reason: str) -> str:
+        if offset > self.last_offset:
+            return "will be skipped"
         if (partition, offset) in self.skipped:
             return "ended already"
         self.skipped.append((partition, offset))
@@ -115,7 +113,7 @@ class House:
     """Processes of one deployment."""
 
     def __init__(self) -> None:
-        self.log, self.clock = Log(), ManualClock()
+        self.log, self.clock = Log(), SystemClock()
         self.started: list[ConsumerControl] = []
 
     async def process(self, pump: FakePump, *, loaded: bool = True) -> ConsumerControl:
@@ -191,30 +189,31 @@ async def ask(
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits."""
+    """No test waits."""
+    monkeypatch.setattr(consumer_control, "_COMMITTED_SECONDS", 0.0)
     monkeypatch.setattr(consumer_control, "_AGAIN_SECONDS", 0.001)
 
 
 def test_the_process_that_has_the_partition_does_it_and_whoever_was_asked_knows() -> None:
-    """Each its part, once; nothing stays in the table but what became of it."""
+    """Each its part, once; nothing stays in the table."""
 
     async def test(house: House) -> None:
         pumps = FakePump(P0), FakePump(P1)
         first, second = [await house.process(pump) for pump in pumps]
-        identity, results = await ask(first, "seek", {P0: 3, P1: 5})
+        _, results = await ask(first, "seek", {P0: 3, P1: 5})
         assert [(one.topic, one.partition, one.outcome, one.by) for one in results] == [
             (*P0, "sought", "m0"),
             (*P1, "sought", "m1"),
         ]
         assert (pumps[0].sought, pumps[1].sought) == ([(P0, 3)], [(P1, 5)])
         assert results[0].came_from == 7
-        assert first.table.items("seek/") == second.table.items("seek/") == {}
-        assert set(first.table.items("done/")) == {key_of("done/", identity, *place) for place in (P0, P1)}
+        await until(lambda: not first.table.items("seek/"))
+        assert second.table.items("") == {}
 
     live(test)
 
 
-def test_a_command_waits_for_a_process_and_can_be_taken_back() -> None:
+def test_a_command_waits_for_a_process_and_can_be_cancelled() -> None:
     """Until somebody is assigned the partition."""
 
     async def test(house: House) -> None:
@@ -223,12 +222,12 @@ def test_a_command_waits_for_a_process_and_can_be_taken_back() -> None:
         consumer = process.consumers["orders/a b"]
         identity, [result] = await ask(process, "seek", {P0: 3}, wait_seconds=0)
         assert result.outcome == "pending"
-        assert [command.id for command in process.pending(consumer)] == [identity]
-        assert await process.take_back(consumer, identity) == [P0]
-        assert await process.take_back(consumer, identity) == []
+        assert [command.id for command in process.commands_of(consumer)] == [identity]
+        assert await process.cancel(consumer, identity) == [P0]
+        assert await process.cancel(consumer, identity) == []
         await ask(process, "seek", {P0: 4}, wait_seconds=0)
         pump.assign(P0)
-        await until(lambda: not process.pending(consumer))
+        await until(lambda: not process.commands_of(consumer))
         assert pump.sought == [(P0, 4)]
 
     live(test)
@@ -242,13 +241,13 @@ def test_a_seek_that_comes_while_another_is_done_is_done_too() -> None:
         process = await house.process(pump)
         pump.idle.clear()
         first = asyncio.ensure_future(ask(process, "seek", {P0: 3}))
-        await until(lambda: process._rounds)
+        await until(lambda: process._busy)
         second = asyncio.ensure_future(ask(process, "seek", {P0: 5}))
         await until(lambda: len(house.log.records) == 2)
         pump.idle.set()
         outcomes = [(await asked)[1][0].outcome for asked in (first, second)]
         assert (outcomes, pump.sought) == (["sought", "sought"], [(P0, 3), (P0, 5)])
-        assert process.table.items("seek/") == {}
+        await until(lambda: not process.table.items("seek/"))
 
     live(test)
 
@@ -260,9 +259,9 @@ def test_a_partition_that_goes_before_its_command_is_done_ends_nothing() -> None
         pump = FakePump()
         process = await house.process(pump)
         command = Command("seek/x/t/0/i", "seek", P0, 3, {}, "i")
-        said: dict[str, Any] = {}
-        await process._do(process.consumers["orders/a b"], command, pump, said)  # type: ignore[arg-type]
-        assert (said, pump.sought) == ({}, [])
+        outcomes: dict[str, Any] = {}
+        await process._run(command, pump, outcomes)  # type: ignore[arg-type]
+        assert (outcomes, pump.sought) == ({}, [])
 
     live(test)
 
@@ -291,22 +290,34 @@ def test_what_another_process_wrote_just_before_counts() -> None:
     live(test)
 
 
-def test_a_skip_holds_in_the_next_assignment_until_a_seek() -> None:
-    """A partition may be lost before the commit of it; and whoever seeks back wants all of it again."""
+def test_a_record_that_is_not_here_yet_is_skipped_when_it_is() -> None:
+    """By the process that has the partition then; until then the command stays in the table."""
+
+    async def test(house: House) -> None:
+        pump = FakePump(P0)
+        pump.last_offset = 5
+        first = await house.process(pump)
+        _, [result] = await ask(first, "skip", {P0: 9})
+        assert result.outcome == "will be skipped"
+        await house.stop(first)
+        pump = FakePump(P0)
+        second = await house.process(pump)
+        await until(lambda: pump.skipped == [(P0, 9)])
+        await until(lambda: not second.table.items("skip/"))
+
+    live(test)
+
+
+def test_a_finished_command_that_a_crash_left_is_removed_and_not_run() -> None:
+    """The process ended between writing the outcome and removing the entry."""
 
     async def test(house: House) -> None:
         pump = FakePump(P0)
         process = await house.process(pump)
-        await ask(process, "skip", {P0: 9})
-        pump.skipped.clear()
-        pump.assign(P0)
-        await until(lambda: pump.skipped == [(P0, 9)])
-        await ask(process, "seek", {P0: 3})
-        pump.skipped.clear()
-        pump.assign(P0)
-        for _ in range(20):
-            await asyncio.sleep(0.001)
-        assert (pump.skipped, process.table.items("skip/")) == ([], {})
+        entry = msgspec.json.encode({"offset": 3, "outcome": "sought"})
+        house.log.append(key_of("seek/", "orders/a b", *P0, "i").encode(), entry)
+        await until(lambda: not process.table.items("seek/"))
+        assert pump.sought == []
 
     live(test)
 
@@ -324,9 +335,8 @@ def test_what_is_done_and_cannot_be_told_is_told_later_and_not_done_again() -> N
         for _ in range(20):
             await asyncio.sleep(0.001)
         house.log.broken = False
-        await until(lambda: process.table.items("done/"))
+        await until(lambda: not process.table.items("seek/"))
         assert pump.sought == [(P0, 3)]
-        assert process.table.items("seek/") == {}
 
     live(test)
 
@@ -346,31 +356,9 @@ def test_a_process_that_is_behind_does_not_do_again_what_another_has_done() -> N
             await asyncio.sleep(0.001)
         assert pump.sought == []
         process.table.read(house.log.records[1:], 2)
-        await until(lambda: not process._rounds)
+        await until(lambda: not process._busy)
         assert pump.sought == []
         house.log.views.append(process.table)
-
-    live(test)
-
-
-def test_a_skip_stays_until_its_commit_is_old_so_a_crash_loses_none() -> None:
-    """Who has the partition next skips the record again; then the word goes away."""
-
-    async def test(house: House) -> None:
-        first = await house.process(FakePump(P0))
-        _, [result] = await ask(first, "skip", {P0: 9})
-        assert result.outcome == "skipped"
-        assert first.pending(first.consumers["orders/a b"]) == []
-        await house.stop(first)
-        pump = FakePump(P0)
-        second = await house.process(pump)
-        await until(lambda: pump.skipped == [(P0, 9)])
-        pump.lanes[P0].tracker.commit_offset = 10
-        for _ in range(20):
-            await asyncio.sleep(0.001)
-        assert len(second.table.items("skip/")) == 1
-        await house.clock.advance(6)
-        await until(lambda: not second.table.items("skip/"))
 
     live(test)
 
@@ -384,7 +372,7 @@ def test_what_cannot_be_done_is_refused_once() -> None:
         process = await house.process(pump)
         _, [result] = await ask(process, "seek", {P0: 3})
         assert (result.outcome, "offsets_path" in result.why) == ("refused", True)
-        assert process.table.items("seek/") == {}
+        await until(lambda: not process.table.items("seek/"))
 
     live(test)
 
@@ -424,7 +412,6 @@ def test_nothing_moves_before_it_is_known_what_is_paused() -> None:
         ("skip/orders%2Fa%20b/t/x/i", {"offset": 1}),
         ("settings/orders%2Fa%20b", {"max_records": "many", "rate_records": -1}),
         ("settings/orders%2Fa%20b", {"max_records": 10**9}),
-        ("done/i", {"at": "x"}),
     ],
 )
 def test_entries_that_say_nothing_are_passed_over(key: str, value: dict[str, Any]) -> None:
@@ -434,7 +421,6 @@ def test_entries_that_say_nothing_are_passed_over(key: str, value: dict[str, Any
         pump = FakePump(P0)
         process = await house.process(pump)
         house.log.append(key.encode(), msgspec.json.encode(value))
-        await house.clock.advance(10_000)
         _, [result] = await ask(process, "seek", {P1: 1}, wait_seconds=0)
         assert result.outcome == "pending"
         assert (pump.sought, pump.skipped, pump.whole, pump.holds) == ([], [], "", {})
@@ -446,8 +432,8 @@ def test_entries_that_say_nothing_are_passed_over(key: str, value: dict[str, Any
 
 def test_times_that_are_none_are_left_out() -> None:
     """Whatever stands in the table, the status can be shown."""
-    assert spelled(0.0) == "1970-01-01T00:00:00Z"
-    assert {spelled(wrong) for wrong in (None, "x", {}, 1e30, float("nan"))} == {""}
+    assert iso_time(0.0) == "1970-01-01T00:00:00Z"
+    assert {iso_time(wrong) for wrong in (None, "x", {}, 1e30, float("nan"))} == {""}
 
 
 def test_settings_are_those_of_the_file_with_what_was_changed() -> None:

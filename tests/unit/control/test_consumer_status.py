@@ -89,7 +89,7 @@ class Wheel:
     def of(self, consumer: RunningConsumer, prefix: str) -> dict[str, Any]:
         return self.entries
 
-    def pending(self, consumer: RunningConsumer) -> list[Any]:
+    def commands_of(self, consumer: RunningConsumer) -> list[Any]:
         return []
 
     def topics_of(self, consumer: RunningConsumer) -> list[str]:
@@ -136,7 +136,7 @@ def test_each_partition_tells_where_it_stands_and_why() -> None:
     assert (first.why, first.in_flight, first.open) == ("waits for the backend", 2, 3)
     assert first.head
     assert (first.head.offset, first.head.age_seconds, first.head.attempts) == (7, 10.0, 2)
-    assert second.why.startswith("a transaction is open at offset 5; records behind it cannot be read")
+    assert second.why.startswith("a transaction is open at offset 5; later records cannot be read")
     assert second.paused
     assert (second.paused.by, second.paused.since) == ("ann", "1970-01-01T00:00:00Z")
     assert (third.assigned, third.member, third.lag) == (False, "headrace-x at 10.0.0.7", 3)
@@ -206,7 +206,7 @@ def test_a_record_of_a_retry_tier_can_be_skipped_and_the_tier_not_sought() -> No
     commands = Commands(wheel, ManualClock())  # type: ignore[arg-type]
     asyncio.run(commands.skip(consumer, SkipRequest(topic=TIER, partition=0, offset=3, reason="bad"), "ann", 0))
     assert wheel.given == {T0: 3}
-    with pytest.raises(HeadraceError, match="they come again by themselves"):
+    with pytest.raises(HeadraceError, match="wait for another attempt"):
         asyncio.run(commands.seek(consumer, SeekRequest(to="end", topic=TIER), "ann", 0))
 
 
@@ -234,7 +234,7 @@ def test_there_is_an_end_to_commands_that_wait() -> None:
     consumer, wheel, _, _ = made()
     wheel.entries = {str(number): {} for number in range(5000)}
     commands = Commands(wheel, ManualClock())  # type: ignore[arg-type]
-    with pytest.raises(HeadraceError, match="10000 seeks and skips of orders are not done"):
+    with pytest.raises(HeadraceError, match="10000 seeks and skips of orders are pending"):
         asyncio.run(commands.skip(consumer, SkipRequest(partition=0, offset=3, reason="bad"), "ann", 0))
     assert wheel.given == {}
 

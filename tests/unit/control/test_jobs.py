@@ -99,7 +99,7 @@ class House:
 
     async def kill(self, jobs: Jobs) -> None:
         """End a process without a word; its lease is free."""
-        self.table.watches.remove(jobs._on_change)
+        self.table.watches[self.processes.index(jobs)] = lambda key, entry: None
         for task in list(jobs._tasks):
             task.cancel()
         await self.clock.settle()

@@ -12,7 +12,7 @@ from headrace.control.preconditions import (
     ONE_BROKER,
     Finding,
     Topic,
-    judge_letters,
+    judge_dead_letters,
     judge_servers,
     judge_source,
     judge_topic,
@@ -72,11 +72,11 @@ def test_what_a_downtime_may_last(found: Topic, forgotten_days: int, expected: d
 
 def test_dead_letters_wait_longer_than_their_origin() -> None:
     """And none replaces another."""
-    assert states(list(judge_letters(topic(), topic()))) == {}
-    assert states(list(judge_letters(topic(), topic(retention_ms=str(8 * DAY_MS))))) == {
+    assert states(list(judge_dead_letters(topic(), topic()))) == {}
+    assert states(list(judge_dead_letters(topic(), topic(retention_ms=str(8 * DAY_MS))))) == {
         "retention of dead letters": "warning"
     }
-    assert states(list(judge_letters(topic(cleanup_policy="compact"), topic()))) == {"cleanup.policy": "failing"}
+    assert states(list(judge_dead_letters(topic(cleanup_policy="compact"), topic()))) == {"cleanup.policy": "failing"}
 
 
 def test_one_bootstrap_server_is_a_warning() -> None:

@@ -104,8 +104,8 @@ class Process:
         self.table = Table(log, more.get("rng"))
         self.running: Mapping[str, Registration] = {}
         self.removed: list[str] = []
-        house = RegistrationRules(allowed, {}, {"filed"}, [FILE], lambda topic: topic.startswith("_"))
-        self.made = Registrations(self.table, house, ManualClock(), self._apply, self.removed.append)  # type: ignore[arg-type]
+        rules = RegistrationRules(allowed, {}, {"filed"}, [FILE], lambda topic: topic.startswith("_"))
+        self.made = Registrations(self.table, rules, ManualClock(), self._apply, self.removed.append)  # type: ignore[arg-type]
 
     def _apply(self, running: Mapping[str, Registration]) -> None:
         self.running = running
@@ -113,7 +113,7 @@ class Process:
     async def settle(self) -> dict[str, tuple[str, int]]:
         """Read all, and return what runs: name to owner and version."""
         self.table.read()
-        self.made._settle()
+        self.made.reconcile()
         return {name: (one.owner, one.version) for name, one in self.running.items()}
 
     async def put(self, owner: str, name: str, config: Any) -> Registration:
@@ -260,7 +260,7 @@ def test_of_two_at_once_the_first_in_the_log_wins(what: str) -> None:
 
         def look(key: str, entry: Entry | None) -> None:
             taken_back(key, entry)
-            third.made._settle()
+            third.made.reconcile()
             seen.append({name: (r.owner, r.version) for name, r in third.running.items() if name in names})
 
         third.table.on_change = look

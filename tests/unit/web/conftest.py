@@ -16,7 +16,7 @@ from headrace.config.http import HttpConfig, SecurityConfig
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.config.producer import IdempotencyConfig, ProducerConfig
 from headrace.control.commands import CommandAnswer
-from headrace.control.consumer_status import BreakerStatus, Details, Settings, Summary
+from headrace.control.consumer_status import BreakerDetails, Details, SettingsInForce, Summary
 from headrace.control.jobs import JobView
 from headrace.control.letter_pages import LetterPage, LetterStatistics
 from headrace.control.redelivery import RedeliveryAnswer, RedeliveryRequest
@@ -228,14 +228,14 @@ class Room:
         )
 
     def summary(self, consumer: Any) -> Summary:
-        settings, breaker = Settings(None, 1, 1, 0.0, 1), BreakerStatus("closed", None, "")
+        settings, breaker = SettingsInForce(None, 1, 1, 0.0, 1), BreakerDetails("closed", None, "")
         return Summary("t", "reactive", "g", [], "", "", None, settings, breaker, {}, 0, None, 0, 0, None, 0, "", None)
 
     async def pause(self, *_: Any) -> None:
         if self._kafka.failure:
             raise self._kafka.failure
 
-    resume = change = reset = pause
+    resume = change = pause
 
     async def seek(self, consumer: Any, request: Any, by: str, wait_seconds: float) -> CommandAnswer:
         await self.pause()
@@ -243,7 +243,7 @@ class Room:
 
     skip = seek
 
-    async def take_back(self, *_: Any) -> list[TopicPartition]:
+    async def cancel(self, *_: Any) -> list[TopicPartition]:
         await self.pause()
         return [TopicPartition("t", 0)]
 
@@ -254,9 +254,6 @@ class Registered:
     def __init__(self, kafka: Kafka) -> None:
         self._kafka = kafka
         self._new = False
-
-    def check_size(self, size_bytes: int) -> None:
-        """Every size is taken."""
 
     def one_of(self, _: Any = None, name: str = "t") -> Registration:
         if failure := self._kafka.failure or (errors.NotFound() if name != "t" else None):

@@ -36,7 +36,7 @@ class WaitQuery(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
     wait_seconds: _Seconds = 10.0
 
 
-class TakenBack(msgspec.Struct):
+class CancelledCommand(msgspec.Struct):
     """Partitions in which a pending command was cancelled."""
 
     id: str
@@ -151,12 +151,12 @@ class ControlEndpoints:
         errors=_ERRORS,
         audited="cancel",
     )
-    async def cancel(self, call: Call[None, None]) -> TakenBack:
+    async def cancel(self, call: Call[None, None]) -> CancelledCommand:
         consumer, identity = self._noted(call, call.parameters["id"]), call.parameters["id"]
-        partitions = await self._control.take_back(consumer, identity)
+        partitions = await self._control.cancel(consumer, identity)
         if not partitions:
             raise NotFound(f"no command {identity[:60]} of {consumer.name} is pending: it is done, or there was none")
-        return TakenBack(identity, [str(partition) for partition in partitions])
+        return CancelledCommand(identity, [str(partition) for partition in partitions])
 
     def _consumer(self, call: Call[Any, Any]) -> RunningConsumer:
         name, visible = call.parameters["name"], {one.name: one for one in self._visible(call)}

@@ -102,7 +102,6 @@ class RegistrationEndpoints:
     )
     async def put(self, call: Call[bytes, None]) -> Reply:
         name = call.parameters["name"]
-        self._registrations.check_size(len(call.body))
         try:
             config = msgspec.json.decode(call.body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:

@@ -1,0 +1,57 @@
+"""A service that works towards the desired state in the control table."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from headrace.kafka import CompactedTable
+from headrace.lifecycle import Clock, Service
+from headrace.lifecycle.supervisor import first_of
+
+Entry = Mapping[str, Any]
+
+
+class Reconciler(Service):
+    """Runs `reconcile` after every change of the entries that it watches, and again after the pause it returns."""
+
+    def __init__(self, name: str, table: CompactedTable[Any], clock: Clock) -> None:
+        """Prepare; `table` has the desired state."""
+        super().__init__(name)
+        self.table = table
+        self._clock = clock
+        self._changed = asyncio.Event()
+
+    async def start(self) -> None:
+        self.spawn(self._reconcile_often(), "reconcile")
+
+    def watch(self, prefix: str, on_entry: Callable[[str, Entry | None], None]) -> None:
+        """Have a function called with each entry whose key starts with a prefix, before `reconcile` runs."""
+
+        def on_change(key: str, entry: Entry | None) -> None:
+            on_entry(key, entry)
+            self.wake()
+
+        self.table.watch(prefix, on_change)
+
+    def wake(self) -> None:
+        """Have `reconcile` run soon."""
+        self._changed.set()
+
+    def reconcile(self) -> float | None:
+        """Start what the present entries require; longer work runs in tasks.
+
+        Returns:
+            Seconds until it must run again without a change; None if only a change matters.
+        """
+        raise NotImplementedError
+
+    async def _reconcile_often(self) -> None:
+        while True:
+            self._changed.clear()
+            pause = self.reconcile()
+            if pause is None:
+                await self._changed.wait()
+            else:
+                await first_of(self._changed.wait(), self._clock.sleep(pause))

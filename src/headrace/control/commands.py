@@ -57,7 +57,7 @@ class SkipRequest(msgspec.Struct, rename="camel", forbid_unknown_fields=True, kw
 
 
 class SettingsRequest(msgspec.Struct, rename="camel", forbid_unknown_fields=True, kw_only=True):
-    """Settings that replace those of the file; null restores the file's, an absent one is not changed."""
+    """Settings that replace those of the file. One that is null is the file's again; an absent one is not changed."""
 
     rate_records: float | msgspec.UnsetType | None = msgspec.UNSET
     """Records per second at most, in each process; null for no limit."""

@@ -234,8 +234,8 @@ class ConsumerControl(Reconciler):
                 await self.table.put_all(outcomes)
                 if any(entry["outcome"] == "skipped" for entry in outcomes.values()):
                     await self._clock.sleep(_COMMITTED_SECONDS)  # until its commit is certain
-                finished = [key for key, entry in outcomes.items() if entry["outcome"] != "will be skipped"]
-                await self.table.put_all(dict.fromkeys(finished))
+                if finished := [key for key, entry in outcomes.items() if entry["outcome"] != "will be skipped"]:
+                    await self.table.put_all(dict.fromkeys(finished))
             del self._unwritten[consumer.name]
         except HeadraceError as error:
             log.warning("%s: a command is not run or not written yet: %s", consumer.name, error.description)

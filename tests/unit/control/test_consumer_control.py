@@ -299,6 +299,7 @@ def test_a_record_that_is_not_here_yet_is_skipped_when_it_is() -> None:
         first = await house.process(pump)
         _, [result] = await ask(first, "skip", {P0: 9})
         assert result.outcome == "will be skipped"
+        assert first.death is None
         await house.stop(first)
         pump = FakePump(P0)
         second = await house.process(pump)

@@ -19,8 +19,8 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from headrace.control.selection import of_this_version
 from headrace.control.reconciler import Reconciler
+from headrace.control.selection import of_this_version
 from headrace.delivery.dead_letter import iso
 from headrace.errors import HeadraceError, InvalidRequest, JobConflict, LeaseLost, NotFound
 from headrace.kafka import CompactedTable, Lease

@@ -206,7 +206,7 @@ def test_functions_and_retry_tiers_are_steered_alike(
     )
     assert skipped["results"][0]["outcome"] == "skipped"
     site.wait_committed(f"{group}.retry", tier, 1)
-    with pytest.raises(HeadraceError, match="they come again by themselves"):
+    with pytest.raises(HeadraceError, match="wait for another attempt"):
         api.request("POST", f"{CONSUMER}/seek", {"to": "begin", "topic": tier})
     work = "/adm/reactive-consumers/work.in"
     assert api.request("GET", work)["kind"] == "function"

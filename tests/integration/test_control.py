@@ -231,7 +231,7 @@ REFUSED = [
     ("seek", {"to": "middle"}, 400, "Invalid enum value 'middle'"),
     ("seek", {"too": "begin"}, 400, "did you mean to"),
     ("skip", {"partition": 0, "offset": 1}, 400, "missing required field `reason`"),
-    ("skip", {"partition": 0, "offset": 1, "reason": " "}, 400, "needs a written reason"),
+    ("skip", {"partition": 0, "offset": 1, "reason": " "}, 400, "skipped only with a reason"),
     ("skip", {"partition": 0, "offset": 3, "reason": "x"}, 400, "has no record at offset 3"),
     ("skip", {"partition": 1, "offset": 0, "reason": "x"}, 404, "there is no partition"),
     ("pause", {"partitions": [1]}, 404, "there is no partition"),

@@ -250,7 +250,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_half_done(site: Any, topic: An
     site.wait_committed(f"{name}-push", name, 3)
     for action, body, status, said in REFUSED:
         with pytest.raises(HeadraceError) as refused:
-            (api.patch if action == "settings" else api.post)(f"{CONSUMER}/{action}", body)
+            api.request("PATCH" if action == "settings" else "POST", f"{CONSUMER}/{action}", body)
         assert (refused.value.parameters["status"], said in refused.value.description) == (status, True), (
             action,
             body,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from headrace.app.context import ProcessContext
 from headrace.app.retry_path import RetryPath
+from headrace.config.backend import BackendConfig
 from headrace.config.consumers import BatchConfig, DeadLetterConfig, DeliveryConfig, FlowControl, ReactiveConsumerConfig
 from headrace.config.internal_topics import InternalTopics
 from headrace.config.kafka import KafkaConfig
@@ -98,22 +99,10 @@ class Assembly:
         self.formats |= {reactive.key_format, reactive.value_format}
         for warning in reactive.warnings(self._config.kafka.properties):
             log.warning("%s: %s", label, warning)
-        keys = context.codecs.for_reading(reactive.key_format)
-        values = context.codecs.for_reading(reactive.value_format)
-        stored = Stored(keys, reactive.key_format, values, reactive.value_format)
-        tls = [BackendTlsFiles(f"{label} backend.tls", backend.tls, context.clock)] if backend.secure else []
-        destination = HttpDestination(
-            f"{label} backend", backend, reactive.retry, stored, context.clock, tls[0].context if tls else None
-        )
+        tls, destination = self._backend(label, reactive)
         dead_letters = self._dead_letters(reactive.dead_letter, reactive.topics)
         matches = self._matches(reactive)
         offsets_of = KeptOffsets(destination.client, backend.offsets_path).ask if backend.offsets_path else None
-
-        def when_healthy(consumer: Service) -> Service:
-            return (
-                AfterHealth(consumer, destination.client, backend.health, context.clock) if backend.health else consumer
-            )
-
         retries: list[Service] = []
         retry_pump = None
         if reactive.retry.tiers:
@@ -122,7 +111,8 @@ class Assembly:
             retry_pump = path.pump(pump)
             retry_consumer = self._retry_consumer(f"{label} retries", path, reactive, retry_pump)
             tables = [path.blocked_keys] if path.blocked_keys else []
-            retries = [*tables, *path.stale_entries(pump), retry_pump, when_healthy(retry_consumer)]
+            started = self._when_healthy(retry_consumer, destination, backend)
+            retries = [*tables, *path.stale_entries(pump), retry_pump, started]
         else:
             pump = self._pump(label, reactive.group, destination, dead_letters, reactive)
         policy = ReadPolicy(
@@ -151,7 +141,20 @@ class Assembly:
             owner=self._owner,
         )
         self._add(running)
-        return [*tls, destination, *retries, pump, when_healthy(consumer), watch]
+        return [*tls, destination, *retries, pump, self._when_healthy(consumer, destination, backend), watch]
+
+    def _backend(self, label: str, reactive: ReactiveConsumerConfig) -> tuple[list[BackendTlsFiles], HttpDestination]:
+        backend, codecs, clock = reactive.backend, self._context.codecs, self._context.clock
+        keys, values = codecs.for_reading(reactive.key_format), codecs.for_reading(reactive.value_format)
+        stored = Stored(keys, reactive.key_format, values, reactive.value_format)
+        tls = [BackendTlsFiles(f"{label} backend.tls", backend.tls, clock)] if backend.secure else []
+        tls_context = tls[0].context if tls else None
+        return tls, HttpDestination(f"{label} backend", backend, reactive.retry, stored, clock, tls_context)
+
+    def _when_healthy(self, consumer: Service, destination: HttpDestination, backend: BackendConfig) -> Service:
+        if backend.health is None:
+            return consumer
+        return AfterHealth(consumer, destination.client, backend.health, self._context.clock)
 
     def _matches(self, reactive: ReactiveConsumerConfig) -> Callable[[str], bool] | None:
         matches, may_read = self.internal.fits_of(reactive), self._may_read

@@ -229,7 +229,9 @@ class ConsumerControl(Reconciler):
             if any(not command.outcome for command, _ in self._due(consumer)):
                 await self.table.catch_up()
             outcomes = self._unwritten.setdefault(consumer.name, {})
-            await asyncio.gather(*[self._run(command, pump, outcomes) for command, pump in self._due(consumer)])
+            await asyncio.gather(
+                *[self._run(consumer, command, pump, outcomes) for command, pump in self._due(consumer)]
+            )
             if outcomes:
                 await self.table.put_all(outcomes)
                 if any(entry["outcome"] == "skipped" for entry in outcomes.values()):
@@ -242,7 +244,7 @@ class ConsumerControl(Reconciler):
         finally:
             self._busy.discard(consumer.name)
 
-    async def _run(self, command: Command, pump: Pump, outcomes: dict[str, Entry]) -> None:
+    async def _run(self, consumer: RunningConsumer, command: Command, pump: Pump, outcomes: dict[str, Entry]) -> None:
         partition, entry = command.partition, command.entry
         lane = pump.lanes.get(partition)
         if command.is_finished:  # a process ended before it removed the entry
@@ -258,6 +260,9 @@ class ConsumerControl(Reconciler):
                 outcome = pump.skip(partition, command.offset, str(entry.get("reason", "")))
         except RequestError as error:
             outcome, facts["why"] = "refused", error.description
+        if outcome == "sought":  # a seek ends the skips that wait for their record
+            skips = [each for each in self.commands_of(consumer) if each.partition == partition and each.outcome]
+            outcomes |= {each.key: {**each.entry, "outcome": "cancelled"} for each in skips}
         if outcome not in ("not assigned", command.outcome):
             outcomes[command.key] = {**entry, **facts, "outcome": outcome}
             log.info("%s: %s by %s: %s", partition, command.action, entry.get("by"), outcome)

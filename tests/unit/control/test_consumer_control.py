@@ -260,7 +260,7 @@ def test_a_partition_that_goes_before_its_command_is_done_ends_nothing() -> None
         process = await house.process(pump)
         command = Command("seek/x/t/0/i", "seek", P0, 3, {}, "i")
         outcomes: dict[str, Any] = {}
-        await process._run(command, pump, outcomes)  # type: ignore[arg-type]
+        await process._run(process.consumers["orders/a b"], command, pump, outcomes)  # type: ignore[arg-type]
         assert (outcomes, pump.sought) == ({}, [])
 
     live(test)
@@ -305,6 +305,21 @@ def test_a_record_that_is_not_here_yet_is_skipped_when_it_is() -> None:
         second = await house.process(pump)
         await until(lambda: pump.skipped == [(P0, 9)])
         await until(lambda: not second.table.items("skip/"))
+
+    live(test)
+
+
+def test_a_seek_ends_the_skips_that_wait_for_their_record() -> None:
+    """After a seek back all records are delivered again."""
+
+    async def test(house: House) -> None:
+        pump = FakePump(P0)
+        pump.last_offset = 5
+        process = await house.process(pump)
+        await ask(process, "skip", {P0: 9})
+        await ask(process, "seek", {P0: 3})
+        await until(lambda: not process.commands_of(process.consumers["orders/a b"]))
+        assert (pump.sought, pump.skipped) == ([(P0, 3)], [])
 
     live(test)
 

@@ -20,7 +20,7 @@ from headrace.config.explain import json_schema
 from headrace.config.kafka import CONSUMER_KEYS, PRODUCER_KEYS, Key
 from headrace.errors import HeadraceError, catalogue
 from headrace.pipelines.spec import PipelineSpec
-from headrace.telemetry.catalogue import CATALOGUE, OUTCOMES
+from headrace.telemetry.metrics import CATALOGUE, OUTCOMES
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "headrace"
@@ -45,6 +45,7 @@ _WITHOUT_DOCSTRING = {
     "jvm/spark.lock": "Spark's Kafka connector, pinned.",
     "pipelines/driver/log4j2.properties": "Logging of Spark's JVM.",
     "pipelines/driver/spark.properties": "What every Spark session is set to.",
+    "telemetry/metrics.csv": "Every metric: name, type, unit, labels and help.",
     "py.typed": "Says to type checkers that Headrace is typed.",
 }
 

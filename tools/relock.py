@@ -6,8 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from headrace.jvm.artifacts import Repository
-from headrace.jvm.locks import lock_path, read_lock, sha256_of
+from headrace.jvm.artifacts import Repository, lock_path, read_lock, sha256_of
 
 
 def relock(name: str) -> None:

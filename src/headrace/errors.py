@@ -18,7 +18,7 @@
     |-- Unauthenticated                the caller is not known; it gets a token or a certificate; 401
     |   |-- AuthTokenMissing           |-- AuthTokenInvalid     |-- AuthTokenExpired
     |   |-- ScopeTokenInvalid          |-- ScopeTokenExpired
-    |-- Forbidden                      the caller is known, and may not; 403
+    |-- Forbidden                      the caller is known, and is not allowed; 403
     |   |-- AuthTokenScopeMismatch     |-- ScopeTokenScopeMismatch
     |-- KeysUnavailable                the keys of the token server were never read; send again
     |-- FormatError                    the producer of the data fixes data or schema
@@ -37,13 +37,13 @@
     |   |-- FunctionInvalid            |-- WorkerLost
     |-- PipelineError
     |   |-- PipelineInvalid            |-- DriverLost
-    |-- ReadFailed                     Kafka or a backend was away while letters were delivered again; ask again
+    |-- ReadFailed                     no answer while dead letters were delivered again; send again
     |-- LeaseLost                      another process may do the same work now; this one stops
     |-- ServerBusy                     the connection limit is reached; send again later
-    |-- Draining                       this process is going down; send to another one
+    |-- Draining                       this process is stopping; send to another one
     |-- ServiceDied                    a service ended by itself; names it
 
-A leaf exists only where somebody acts differently. A message says what failed, where, the probable cause and
+A leaf exists only where a caller acts differently. A message names what failed, where, the probable cause and
 the next step; it never carries a secret or a record's value.
 """
 
@@ -53,10 +53,10 @@ from typing import Any, ClassVar
 
 
 class HeadraceError(Exception):
-    """Headrace could not do what was asked."""
+    """Headrace could not serve the request."""
 
     code: ClassVar[str] = "ERR40000"
-    """Stable code of the catalogue: the original's ERR1xxxx where it has one for the case, else ERR40001 and up."""
+    """Stable code of the catalogue: that of the light-4j kafka-sidecar where it has one, else ERR40001 and up."""
     message: ClassVar[str] = "HEADRACE_ERROR"
     """Upper-case name of the case, stable like the code."""
     status: ClassVar[int] = 500
@@ -67,12 +67,12 @@ class HeadraceError(Exception):
     """Value of the `Retry-After` header, where one helps."""
 
     def __init_subclass__(cls, **facts: Any) -> None:
-        """Take what is true of a case (`code`, `message`, `status`, ...) from the head of its class."""
+        """Take the facts of a case (`code`, `message`, `status`, ...) from the head of its class."""
         for name, value in facts.items():
             setattr(cls, name, value)
 
     def __init__(self, description: str = "", **parameters: Any) -> None:
-        """Say what happened.
+        """Describe what happened.
 
         Args:
             description: One paragraph for people; the class docstring when empty.
@@ -88,7 +88,7 @@ class HeadraceError(Exception):
         return self.message.lower()
 
     def body(self) -> dict[str, Any]:
-        """Return the one HTTP error body (decisions.md 1)."""
+        """Return the one HTTP error body."""
         metadata = {"reason": self.slug, "retriable": self.retriable, **self.parameters}
         return {
             "statusCode": self.status,
@@ -109,7 +109,7 @@ class EnvironmentProblem(HeadraceError, code="ERR40002", message="ENVIRONMENT_PR
 
 
 class PortTaken(EnvironmentProblem, code="ERR40033", message="PORT_TAKEN"):
-    """Another program listens on the port; where the port is not asked for, another one is tried."""
+    """Another program listens on the port; where no port is configured, another one is tried."""
 
 
 class RequestError(HeadraceError, code="ERR40003", message="REQUEST_ERROR", status=400):
@@ -121,7 +121,7 @@ class InvalidRequest(RequestError, code="ERR11004", message="VALIDATOR_SCHEMA"):
 
 
 class ContentTypeMismatch(RequestError, code="ERR10015", message="CONTENT_TYPE_MISMATCH"):
-    """The body is not what its Content-Type says; send JSON with Content-Type application/json."""
+    """The body does not match its Content-Type; send JSON with Content-Type application/json."""
 
 
 class RequestBodyMissing(RequestError, code="ERR11014", message="VALIDATOR_REQUEST_BODY_MISSING"):
@@ -133,7 +133,7 @@ class PayloadTooLarge(RequestError, code="ERR10068", message="PAYLOAD_TOO_LARGE"
 
 
 class EncodingRefused(RequestError, code="ERR40040", message="CONTENT_ENCODING_REFUSED", status=415):
-    """The body is compressed in a way that is not taken here; send it as it is, without Content-Encoding."""
+    """The body is compressed in a way that is not accepted here; send it as it is, without Content-Encoding."""
 
 
 class TooManyRecords(RequestError, code="ERR40041", message="TOO_MANY_RECORDS", status=413):
@@ -155,7 +155,7 @@ class ProducerNotEnabled(RequestError, code="ERR12216", message="PRODUCER_NOT_EN
 
 
 class AuditNotTaken(RequestError, code="ERR30004", message="AUDIT_ACTIVE_PROCEDURE_ERROR"):
-    """What a client reports of its records is not as it should be, or nothing is audited here; nothing was noted."""
+    """The report of a client is not valid, or there is no audit here; nothing was written to the audit."""
 
 
 class NotFound(RequestError, code="ERR40005", message="NOT_FOUND", status=404):
@@ -195,7 +195,7 @@ class TransferCodingUnknown(RequestError, code="ERR40065", message="TRANSFER_COD
 
 
 class IdempotencyKeyReused(RequestError, code="ERR40043", message="IDEMPOTENCY_KEY_REUSED", status=409):
-    """This Idempotency-Key came with another request before; take a new key for a new request."""
+    """This Idempotency-Key was used by another request before; use a new key for a new request."""
 
 
 class IdempotencyKeyBusy(
@@ -205,7 +205,7 @@ class IdempotencyKeyBusy(
 
 
 class TopicInternal(RequestError, code="ERR40063", message="TOPIC_INTERNAL", status=403):
-    """Only Headrace itself, or Kafka, writes to this topic; name a topic of yours."""
+    """Only Headrace itself, or Kafka, writes to this topic; name another topic."""
 
 
 class LeaseTaken(
@@ -219,7 +219,7 @@ class OffsetsKeptElsewhere(RequestError, code="ERR40057", message="OFFSETS_KEPT_
 
 
 class RegistrationConflict(RequestError, code="ERR40061", message="REGISTRATION_CONFLICT", status=409):
-    """The name, or a topic in a group, belongs to somebody else: another registration or the file."""
+    """The name, or a topic in a group, belongs to another registration or to the file."""
 
 
 class RegistrationQuota(RequestError, code="ERR40062", message="REGISTRATION_QUOTA_REACHED", status=429):
@@ -227,7 +227,7 @@ class RegistrationQuota(RequestError, code="ERR40062", message="REGISTRATION_QUO
 
 
 class ReplayMetadataInvalid(RequestError, code="ERR12218", message="TOPICREPLAY_METADATA_ERROR"):
-    """What is to be replayed is not said as it must be."""
+    """The description of what to replay is not valid."""
 
 
 class JobConflict(RequestError, code="ERR40053", message="JOB_CONFLICT", status=409):
@@ -235,15 +235,15 @@ class JobConflict(RequestError, code="ERR40053", message="JOB_CONFLICT", status=
 
 
 class Unauthenticated(HeadraceError, code="ERR40036", message="UNAUTHENTICATED", status=401):
-    """This server wants to know who calls."""
+    """This server requires authentication."""
 
 
 class AuthTokenMissing(Unauthenticated, code="ERR10002", message="MISSING_AUTH_TOKEN"):
-    """This server takes requests with credentials only: send Authorization: Bearer and a token."""
+    """This server accepts requests with credentials only: send Authorization: Bearer and a token."""
 
 
 class AuthTokenInvalid(Unauthenticated, code="ERR10000", message="INVALID_AUTH_TOKEN"):
-    """The token in the Authorization header is not taken here; get another one."""
+    """The token in the Authorization header is not valid here; get another one."""
 
 
 class AuthTokenExpired(Unauthenticated, code="ERR10001", message="AUTH_TOKEN_EXPIRED"):
@@ -251,7 +251,7 @@ class AuthTokenExpired(Unauthenticated, code="ERR10001", message="AUTH_TOKEN_EXP
 
 
 class ScopeTokenInvalid(Unauthenticated, code="ERR10003", message="INVALID_SCOPE_TOKEN"):
-    """The token in the X-Scope-Token header is not taken here; get another one."""
+    """The token in the X-Scope-Token header is not valid here; get another one."""
 
 
 class ScopeTokenExpired(Unauthenticated, code="ERR10004", message="SCOPE_TOKEN_EXPIRED"):
@@ -356,7 +356,7 @@ class RecordTooLarge(KafkaError, code="ERR40017", message="RECORD_TOO_LARGE", st
 
 
 class RecordRefused(KafkaError, code="ERR40045", message="RECORD_REFUSED", status=400):
-    """The topic does not take such a record: its timestamp is out of bounds, or a compacted topic wants a key."""
+    """The topic does not accept such a record: its timestamp is out of bounds, or a compacted topic requires a key."""
 
 
 class BatchRefused(
@@ -366,7 +366,7 @@ class BatchRefused(
 
 
 class FatalKafkaError(KafkaError, code="ERR40018", message="KAFKA_CLIENT_FATAL", status=503, retriable=True):
-    """The client cannot go on and is replaced; the outcome of what was in flight is unknown."""
+    """The client cannot continue and is replaced; the outcome of records in flight is unknown."""
 
 
 class TransactionAborted(
@@ -379,21 +379,21 @@ class DeliveryError(HeadraceError, code="ERR40019", message="DELIVERY_ERROR", st
     """A destination did not take a delivery."""
 
     def __init__(self, description: str = "", *, wait_seconds: float | None = None, **parameters: Any) -> None:
-        """Say what happened; `wait_seconds` is how long the destination asks to be left alone (`Retry-After`)."""
+        """Describe what happened; `wait_seconds` is the pause that the destination requests (`Retry-After`)."""
         super().__init__(description, **parameters)
         self.wait_seconds = wait_seconds
 
 
 class DestinationUnavailable(DeliveryError, code="ERR40020", message="DESTINATION_UNAVAILABLE", retriable=True):
-    """The destination cannot be reached or is overloaded; deliveries wait and go on by themselves."""
+    """The destination cannot be reached or is overloaded; deliveries wait and continue by themselves."""
 
 
 class DestinationRefused(DeliveryError, code="ERR40021", message="DESTINATION_REFUSED"):
-    """The destination answered, and not as agreed."""
+    """The destination answered, but not as documented."""
 
 
 class DeadLetterFailed(DeliveryError, code="ERR40022", message="DEAD_LETTER_FAILED", retriable=True):
-    """A dead letter could not be written; its partition is paused and nothing is passed over."""
+    """A dead letter could not be written; its partition is paused and no record is passed over."""
 
 
 class Fenced(DeliveryError, code="ERR40047", message="ASSIGNMENT_FENCED", status=503):
@@ -432,7 +432,7 @@ class ReadFailed(
     retriable=True,
     retry_after_seconds=2,
 ):
-    """Kafka or the backend does not answer, so nothing more was delivered; what is left stays, ask again later."""
+    """Kafka or the backend does not answer: the remaining dead letters stay; send the request again later."""
 
 
 class LeaseLost(HeadraceError, code="ERR40049", message="LEASE_LOST", status=503, retriable=True):
@@ -446,7 +446,7 @@ class ServerBusy(
 
 
 class Draining(HeadraceError, code="ERR40029", message="DRAINING", status=503, retriable=True, retry_after_seconds=1):
-    """This process is going down and takes no new work; send the request to another one."""
+    """This process is stopping and accepts no new work; send the request to another one."""
 
 
 class ServiceDied(HeadraceError, code="ERR40030", message="SERVICE_DIED", status=503):

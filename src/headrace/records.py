@@ -1,4 +1,4 @@
-"""The values that travel between rooms: frozen, cheap, free of any client library."""
+"""The values that travel between packages: frozen, cheap, free of any client library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _RESERVED = "headrace."
 
 
 def is_reserved(name: str) -> bool:
-    """Return whether a header is Headrace's own: such headers of others are left out, or they could tell lies."""
+    """Return whether a header is Headrace's own: such headers of clients are left out, because they could be false."""
     return name[: len(_RESERVED)].lower() == _RESERVED
 
 
@@ -38,14 +38,14 @@ class Committed(NamedTuple):
     offset: int
     """The next to read."""
     metadata: str = ""
-    """The text beside the offset."""
+    """The text that is committed with the offset."""
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
     """One record as Kafka stores it.
 
     `offset` is the record's own offset. `timestamp_ms` is milliseconds since the epoch, -1 when the record has none.
-    Most records have no headers, so what returns them may cost nothing until it is asked.
+    Most records have no headers, so they are read only when they are needed.
     """
 
     topic: str
@@ -56,7 +56,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     value: bytes | None
     read_headers: Callable[[], list[Header] | None] = _no_headers
     size_bytes: int = 0
-    """Bytes of key and value, counted once by whoever took the record from Kafka."""
+    """Bytes of key and value, counted once, when the record was read from Kafka."""
 
     @property
     def headers(self) -> list[Header]:
@@ -70,7 +70,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 class OutgoingRecord(msgspec.Struct, frozen=True, gc=False):
-    """One record on its way into Kafka, bytes ready.
+    """One record to write to Kafka, bytes ready.
 
     `partition` None leaves the choice to the partitioner (murmur2 of the key, as Java's client);
     `timestamp_ms` 0 means now.
@@ -93,7 +93,7 @@ class OutgoingRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 NO_OFFSET = -1
-"""In place of an offset where no broker tells one (`acks: 0`), as in Kafka's Java client."""
+"""Instead of an offset where no broker returns one (`acks: 0`), as in Kafka's Java client."""
 
 
 class Produced(msgspec.Struct, frozen=True, gc=False):

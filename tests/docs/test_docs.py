@@ -35,7 +35,7 @@ from headrace.records import Record
 from headrace.sidecar import produce_answer
 from headrace.sidecar.reactive.http_destination import _WRITERS, HttpDestination
 from headrace.sidecar.reactive.stored import Stored
-from headrace.telemetry.catalogue import BY_NAME
+from headrace.telemetry.metrics import BY_NAME
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))

@@ -75,7 +75,7 @@ def start(headrace: Any, cluster: Any, topic: str, url: str, **audit: Any) -> An
         {
             "kafka": {"bootstrap_servers": cluster.bootstrap_servers},
             "control": {"topic": f"_headrace-control-{topic}"},
-            "audit": {"to": "topic", "topic": f"{topic}-audit", **audit},
+            "audit": {"to": "topic", "records": "all", "topic": f"{topic}-audit", **audit},
             "reactive_consumers": {"push": consumer},
         }
     )

@@ -8,6 +8,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from headrace.testing import Answer
+
 TOKENS = {"loader": "kafka:w", "reader": "kafka:r"}
 PRINCIPALS = {name: {"token": f"${{env:{name}}}", "scopes": [scope]} for name, scope in TOKENS.items()}
 BODY = {"records": [{"key": "k", "value": {"card": "4111"}, "correlationId": f"c-{n}"} for n in range(3)]}
@@ -28,7 +30,7 @@ def test_records_and_refusals_are_noted_in_a_topic(site: Any, topic: Any, headra
     name, audit = topic(), f"{topic()}-audit"
     config = {**site.config, "security": {"mode": "token", "principals": PRINCIPALS}}
     env = {name: f"{name:->16}" for name in TOKENS}
-    process = headrace({**config, "audit": {"to": "topic", "topic": audit}}, env=env)
+    process = headrace({**config, "audit": {"to": "topic", "records": "all", "topic": audit}}, env=env)
     assert produce(f"{process.url}/producers/{name}", "loader") == 200
     assert produce(f"{process.url}/producers/{name}", "reader") == 403
     assert produce(f"{process.url}/producers/{name}", "stranger") == 401
@@ -48,6 +50,27 @@ def test_records_and_refusals_are_noted_in_a_topic(site: Any, topic: Any, headra
     text = b"".join(note.value for note in notes)
     assert b"4111" not in text
     assert b"----" not in text
+
+
+def test_by_default_requests_and_deliveries_have_a_note_each(
+    site: Any, topic: Any, headrace: Any, backend: Any
+) -> None:
+    """With partition, first and last offset and count; a record that failed has a note of its own."""
+    name, audit = topic(), f"{topic()}-audit"
+    backend.answer = Answer(fails=lambda record: record["offset"] == 1)
+    consumer = {"topics": [name], "group": f"{name}-g", "retry": {"attempts": 1}, "backend": {"url": backend.url}}
+    process = headrace(
+        {**site.config, "audit": {"to": "topic", "topic": audit}, "reactive_consumers": {"push": consumer}}
+    )
+    assert produce(f"{process.url}/producers/{name}", "loader") == 200
+    site.wait_committed(f"{name}-g", name, 3)
+    process.terminate()
+    notes = [json.loads(record.value) for record in site.records(audit)]
+    written = [n for n in notes if n["auditType"] == "PRODUCER" and n["topic"] == name]
+    assert [(n["partition"], n["offset"], n["lastOffset"], n["count"]) for n in written] == [(0, 0, 2, 3)]
+    consumed = [n for n in notes if n["auditType"] == "REACTIVE_CONSUMER"]
+    assert sum(n.get("count", 1) for n in consumed) == 3
+    assert [(n["offset"], n["auditStatus"]) for n in consumed if "reason" in n] == [(1, "FAILURE")]
 
 
 def test_without_settings_what_goes_wrong_is_noted_in_a_file(

@@ -51,7 +51,11 @@ def test_each_record_that_ended_has_one_note(site: Any, topic: Any, headrace: An
     consumer = {"topics": [name], "group": "g", "retry": RETRY, "backend": {"url": backend.url}}
     consumer["retry"] = {**RETRY, "attempts": 3, "rollback_threshold_percent": 50}
     process = headrace(
-        {**site.config, "audit": {"to": "topic", "topic": f"{name}-audit"}, "reactive_consumers": {"push": consumer}}
+        {
+            **site.config,
+            "audit": {"to": "topic", "records": "all", "topic": f"{name}-audit"},
+            "reactive_consumers": {"push": consumer},
+        }
     )
     site.wait_committed("g", name, 5)
     assert process.terminate() == 0
@@ -97,7 +101,11 @@ def test_records_that_wait_in_a_tier_are_noted_when_they_end(
         "backend": {"url": backend.url},
     }
     process = headrace(
-        {**site.config, "audit": {"to": "topic", "topic": f"{name}-audit"}, "reactive_consumers": {"push": consumer}}
+        {
+            **site.config,
+            "audit": {"to": "topic", "records": "all", "topic": f"{name}-audit"},
+            "reactive_consumers": {"push": consumer},
+        }
     )
     site.wait_until(lambda: len(notes(site, f"{name}-audit", "REACTIVE_CONSUMER")) >= 2, "both notes")
     assert process.terminate() == 0
@@ -117,7 +125,7 @@ def test_a_function_is_a_stream(site: Any, topic: Any, headrace: Any, tmp_path: 
     trigger = {"kind": "kafka-cluster", "numWorkers": 1, "attributes": attributes}
     spec = {"handler": "work:handler", "triggers": {"in": trigger}}
     (tmp_path / "function.yaml").write_text(yaml.safe_dump({"metadata": {"name": "work"}, "spec": spec}))
-    audit = {"to": "topic", "topic": f"{name}-audit"}
+    audit = {"to": "topic", "records": "all", "topic": f"{name}-audit"}
     process = headrace({**site.config, "audit": audit, "functions": [str(tmp_path / "function.yaml")]})
     site.wait_committed(f"{name}-work", name, 3)
     assert process.terminate() == 0
@@ -140,7 +148,7 @@ def test_what_is_steered_and_replayed_is_noted(site: Any, topic: Any, headrace: 
     process = headrace(
         {
             **site.config,
-            "audit": {"to": "topic", "topic": f"{name}-audit"},
+            "audit": {"to": "topic", "records": "all", "topic": f"{name}-audit"},
             "control": {"topic": f"_headrace-control-{name}"},
             "reactive_consumers": {"push": consumer},
         }
@@ -165,7 +173,7 @@ def test_a_redrive_over_http_is_noted(site: Any, topic: Any, headrace: Any, back
     site.write_json(name, 0)
     backend.answer = lambda request: Answer(fails=lambda record: len(backend.requests) == 1)
     consumer = {"topics": [name], "group": f"{name}-g", "retry": {"attempts": 1}, "backend": {"url": backend.url}}
-    audit = {"to": "topic", "topic": f"{name}-audit"}
+    audit = {"to": "topic", "records": "all", "topic": f"{name}-audit"}
     control = {"topic": f"_headrace-control-{name}"}
     process = headrace({**site.config, "audit": audit, "control": control, "reactive_consumers": {"push": consumer}})
     site.wait_committed(f"{name}-g", name, 1)

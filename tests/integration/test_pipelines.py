@@ -24,8 +24,7 @@ from headrace.control.lag import lag_of
 from headrace.kafka import Admin, read_records
 from headrace.lifecycle import Deadline, Service, SystemClock
 from headrace.pipelines.driver.plan import DriverPlan
-from headrace.pipelines.environment import find_toolchain
-from headrace.pipelines.process import DriverProcess
+from headrace.pipelines.process import DriverProcess, find_toolchain
 from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.spec import PipelineSpec
 
@@ -243,7 +242,7 @@ def test_a_driver_waits_for_the_one_before_it(kafka: Any, tmp_path: Path) -> Non
             fcntl.flock(lock, fcntl.LOCK_EX)
             driver = await DriverProcess.start(owner, plan, toolchain)
             end = time.monotonic() + 120
-            while "waiting for the process that uses" not in driver.last_words():
+            while "waiting for the process that uses" not in driver.last_output():
                 assert time.monotonic() < end
                 await asyncio.sleep(0.02)
             await driver.stop(Deadline(SystemClock(), 60))

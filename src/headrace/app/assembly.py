@@ -18,7 +18,6 @@ from headrace.delivery.dead_letter import DeadLetterTopic
 from headrace.delivery.protocols import DeadLetterWriter, Destination
 from headrace.delivery.pump import Pump
 from headrace.errors import FunctionInvalid, PipelineInvalid
-from headrace.functions import wire
 from headrace.functions.destination import FunctionDestination
 from headrace.functions.load import load_function
 from headrace.functions.service import FunctionService
@@ -178,13 +177,11 @@ class Assembly:
         self.formats |= {trigger.key_format, trigger.value_format}
         workers = FunctionService(spec, trigger, context.clock)
         destination = FunctionDestination(
-            workers.serve,
-            trigger,
+            workers,
             context.clock,
             produce=context.audited_produce("STREAMING_PRODUCER"),
-            schema_of=self._schema_of,
-            partitions_of=context.topics.partitions_of,
-            name=workers.name,
+            registry=context.registry,
+            topics=context.topics,
         )
         if trigger.output_topic and config.kafka.create_topics:
             self.created_topics[trigger.output_topic] = trigger.topics[0]
@@ -192,15 +189,15 @@ class Assembly:
             batch=_FUNCTION_BATCH, retry=trigger.retry, max_in_flight=_FUNCTION_IN_FLIGHT, ordering=trigger.ordering
         )
         dead_letters = self._dead_letters(trigger.dead_letter, trigger.topics)
-        pump = self._pump(workers.name, trigger.group, destination, dead_letters, delivery)
+        pump = self._pump(workers.name, trigger.kafka.group, destination, dead_letters, delivery)
         pump.on_drained = workers.call_drain_callbacks
-        pump.witness = context.on_ended("STREAMING_CONSUMER", trigger.group)
+        pump.witness = context.on_ended("STREAMING_CONSUMER", trigger.kafka.group)
         kafka, admin = config.kafka, context.admin
-        if trigger.brokers:
-            kafka = kafka.model_copy(update={"bootstrap_servers": ",".join(trigger.brokers)})
+        if trigger.kafka.brokers:
+            kafka = kafka.model_copy(update={"bootstrap_servers": ",".join(trigger.kafka.brokers)})
             reachability = Reachability(kafka, context.clock, f"kafka {kafka.bootstrap_servers}")
             admin = self._other_clusters.setdefault(kafka.bootstrap_servers, Admin(kafka, reachability))
-        policy = ReadPolicy(trigger.auto_offset_reset, member=trigger.member)
+        policy = ReadPolicy(trigger.kafka.auto_offset_reset, member=trigger.kafka.member)
         consumer = self._consumer(workers.name, pump, trigger.topics, policy, kafka=kafka, admin=admin)
         watch = Subscription(f"{workers.name} topics", consumer, admin, context.clock, topics=trigger.topics, fits=None)
         running = RunningConsumer(
@@ -220,11 +217,6 @@ class Assembly:
         )
         self._add(running)
         return [workers, pump, consumer, watch]
-
-    async def _schema_of(self, schema_id: int) -> wire.Schema:
-        registry = self._context.registry
-        schema = await registry.by_id(schema_id)
-        return wire.Schema(schema_id, schema.type, schema.text, await registry.texts_of(schema.references))
 
     # Pipelines -------------------------------------------------------------------------------------------------------
 

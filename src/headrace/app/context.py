@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 from headrace.config.model import HeadraceConfig
 from headrace.delivery.protocols import Outcome, Witness
 from headrace.formats.codecs import Codecs
 from headrace.formats.registry import SchemaRegistry
-from headrace.kafka import (
-    Admin,
-    BatchLimits,
-    BulkProducer,
-    Producer,
-    Reachability,
-    TopicDirectory,
-)
+from headrace.kafka import Admin, BatchLimits, Producer, Reachability, TopicDirectory
 from headrace.lifecycle import Clock, Service
 from headrace.records import Record
-from headrace.telemetry.audit import Audit, AuditTarget, Produce
+from headrace.telemetry.audit import Audit
 from headrace.telemetry.audit_notes import Consumption
-from headrace.telemetry.audit_targets import AuditFile, AuditTopic
+from headrace.telemetry.audit_targets import AuditFile, AuditTarget, AuditTopic, Produce
 from headrace.telemetry.metrics import Metrics
 
 _LARGEST_RECORD_BYTES = 1_000_000_000
@@ -44,8 +38,8 @@ class ProcessContext:
     registry: SchemaRegistry
     codecs: Codecs
     audit: Audit | None
-    audit_producer: BulkProducer | None
-    """Writes the audit's topic, so that its notes never take the budget or the turn of records."""
+    audit_producer: Producer | None
+    """Writes the audit's topic, with a byte budget of its own: notes never take the room of records."""
 
     @property
     def services(self) -> list[Service]:
@@ -69,7 +63,7 @@ class ProcessContext:
     def audited_produce(self, audit_type: str = "PRODUCER") -> Produce:
         """Return what writes records with the inner producer, and audit notes of them if there is an audit."""
         produce = self.inner_producer.produce
-        return self.audit.noting(produce, audit_type) if self.audit else produce
+        return self.audit.audited(produce, audit_type) if self.audit else produce
 
 
 def make_context(config: HeadraceConfig, clock: Clock) -> ProcessContext:
@@ -103,13 +97,15 @@ def make_context(config: HeadraceConfig, clock: Clock) -> ProcessContext:
 
 def _audit(
     config: HeadraceConfig, limits: BatchLimits, metrics: Metrics, clock: Clock
-) -> tuple[Audit | None, BulkProducer | None]:
+) -> tuple[Audit | None, Producer | None]:
     settings = config.audit
     if settings.to == "none":
         return None, None
-    producer: BulkProducer | None = None
+    producer: Producer | None = None
     target: AuditTarget = AuditFile(settings)
     if settings.to == "topic":
-        producer = BulkProducer(config.kafka, config.producer.lasting, "audit_producer", limits)
-        target = AuditTopic(settings.topic, producer)
+        budget = {"max_pending_bytes": settings.max_pending_bytes, "partition_share": 1.0}
+        lasting = config.producer.lasting.model_copy(update=budget)
+        producer = Producer(config.kafka, lasting, "audit_producer", limits=limits)
+        target = AuditTopic(settings.topic, functools.partial(producer.produce, sliced=True))
     return Audit(settings, target, metrics, clock), producer

@@ -30,7 +30,7 @@ def jobs_of(
     replays = Replays(place, consumers, internal, producing=config.producer.enabled)
 
     letters = LetterJobs(config.kafka, admin, context.inner_producer, clock, replays, Origins(internal))
-    letters.on_sent = context.audit.sent if context.audit else None
+    letters.on_sent = context.audit.produced if context.audit else None
 
     def lease_of(name: str) -> Lease:
         return Lease(config.kafka, admin, name, clock)

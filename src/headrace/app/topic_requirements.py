@@ -50,9 +50,9 @@ def topic_requirements(
         )
     for spec in functions:
         for trigger in spec.triggers:
-            servers = ",".join(trigger.brokers) or config.kafka.bootstrap_servers
+            servers = ",".join(trigger.kafka.brokers) or config.kafka.bootstrap_servers
             dead_letter_topic = trigger.dead_letter.topic_for if trigger.dead_letter.enabled else None
             label = f"function {spec.name}.{trigger.name}"
-            required = TopicRequirement(label, trigger.group, trigger.topics, None, dead_letter_topic)
+            required = TopicRequirement(label, trigger.kafka.group, trigger.topics, None, dead_letter_topic)
             found.setdefault(servers, []).append(required)
     return found

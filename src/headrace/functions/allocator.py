@@ -1,7 +1,7 @@
 """Which worker takes the next frame: the first free one (pool), or always the same for a partition (static).
 
-Pure bookkeeping on the loop: workers are numbers here. A worker is free, busy, on its way up, or down; only while
-every worker that could serve is down is a caller refused, otherwise it waits its turn.
+Pure bookkeeping on the loop: workers are numbers here. A worker is free, busy, starting, or down; only while
+every worker that could serve is down is a caller refused, otherwise it waits.
 """
 
 import asyncio
@@ -31,46 +31,46 @@ class Allocator:
         return len(self._waiters)
 
     async def acquire(self, partition: TopicPartition) -> int:
-        """Return a worker, which is then busy; who waits longest comes first. If cancelled, none was taken.
+        """Return a worker, which is then busy; the longest waiting caller is first. If cancelled, none was taken.
 
         Raises:
-            DestinationUnavailable: Every worker that could serve is down; says why.
+            DestinationUnavailable: Every worker that could serve is down; the text has the reason.
         """
-        # Partitions of a topic in turn, each topic from a start of its own; the same in every process.
+        # Partitions of a topic in turn, each topic with an offset of its own; the same in every process.
         number = (zlib.crc32(partition.topic.encode()) + partition.partition) % len(self._pools)
         waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiters.append((self._pools[number], waiter))
-        self._settle()
+        self._assign()
         try:
             return await waiter
         except asyncio.CancelledError:
             # Race: the worker may have been handed over before the cancellation was seen; it must not get lost.
             if not waiter.cancelled() and waiter.exception() is None and waiter.result() in self._busy:
                 self.free(waiter.result())
-            self._settle()
+            self._assign()
             raise
 
     def free(self, worker: int) -> None:
-        """Say that a worker is up and has nothing to do."""
+        """Take note that a worker is up and idle."""
         self.starting(worker)
         self._free.append(worker)
-        self._settle()
+        self._assign()
 
     def starting(self, worker: int) -> None:
-        """Say that a worker is on its way up."""
+        """Take note that a worker is starting."""
         self._busy.discard(worker)
         self._down.pop(worker, None)
         if worker in self._free:
             self._free.remove(worker)
 
     def down(self, worker: int, why: str) -> None:
-        """Say that a worker is down for a while."""
+        """Take note that a worker is down for a while."""
         self.starting(worker)
         self._down[worker] = why
-        self._settle()
+        self._assign()
 
-    def _settle(self) -> None:
-        """Give those that wait, in their order, a free worker of their pool, or refuse them if all of it is down."""
+    def _assign(self) -> None:
+        """Give each waiting caller, in order, a free worker of its pool, or refuse it if the whole pool is down."""
         waiters, self._waiters = self._waiters, []
         for pool, waiter in waiters:
             worker = next((number for number in self._free if number in pool), None)

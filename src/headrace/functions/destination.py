@@ -1,6 +1,6 @@
-"""A function as a destination: deliveries become frames of work, a worker's answer becomes outcomes and outputs."""
+"""A function as a destination: deliveries become frames of work, answers become outcomes and outputs."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from headrace.delivery.protocols import ACK, REPLAY, Delivery, Outcome, Verdict, not_taken
 from headrace.errors import (
@@ -13,9 +13,11 @@ from headrace.errors import (
     WorkerLost,
 )
 from headrace.formats.codec import SCHEMA_TYPES
+from headrace.formats.registry import SchemaRegistry
 from headrace.functions import wire
-from headrace.functions.failure_log import FailureLog
-from headrace.functions.spec import KafkaTrigger
+from headrace.functions.service import FunctionService
+from headrace.functions.worker_log import FailureLog
+from headrace.kafka import TopicDirectory
 from headrace.lifecycle import Clock
 from headrace.records import OutgoingRecord, Produced, Record, TopicPartition, is_reserved
 
@@ -24,46 +26,38 @@ _MAX_SUSPECTS = 1000
 _QUEUE_FULL_PAUSE_SECONDS = 0.1
 _MAGIC = 0
 
-Serve = Callable[[TopicPartition, bytearray, int, Mapping[int, wire.Schema]], Awaitable[wire.Done | wire.Results]]
-"""Lets a worker do one encoded frame: `FunctionService.serve`."""
 Produce = Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Produced | HeadraceError]]]
 """Writes records and returns one result per record, in their order."""
-SchemaOf = Callable[[int], Awaitable[wire.Schema]]
-"""A registered schema by id; raises `SchemaNotFound`, or another error when the registry cannot tell."""
-PartitionsOf = Callable[[str], Awaitable[int]]
-"""Number of partitions of a topic."""
 
 
 class FunctionDestination:
     """Delivers records to a function's workers, and their outputs to its output topic.
 
     A record is acknowledged when the handler has returned and every output of it is acknowledged by Kafka. A handler
-    that raises or answers 400 or more asks for a retry. A record that is at work when its worker dies comes again,
-    alone; the third death makes it a dead letter.
+    that raises or answers 400 or more asks for a retry. A record that was in progress when its worker died is delivered
+    again, alone; after the third death it becomes a dead letter.
     """
 
     def __init__(
         self,
-        serve: Serve,
-        trigger: KafkaTrigger,
+        workers: FunctionService,
         clock: Clock,
         *,
         produce: Produce,
-        schema_of: SchemaOf,
-        partitions_of: PartitionsOf,
-        name: str = "function",
+        registry: SchemaRegistry,
+        topics: TopicDirectory,
     ) -> None:
-        self._failures = FailureLog(name, clock)
-        self._serve = serve
-        self._trigger = trigger
+        self._workers = workers
+        self._trigger = workers.trigger
         self._clock = clock
         self._produce = produce
-        self._schema_of = schema_of
-        self._partitions_of = partitions_of
+        self._registry = registry
+        self._topics = topics
+        self._failures = FailureLog(workers.name, clock)
         self._partition_counts: dict[str, int] = {}
         self._schemas: dict[int, wire.Schema] = {}
         self._crashes: dict[tuple[TopicPartition, int], int] = {}
-        """Records that were at work when a worker died, and how often. Kept here, because workers forget."""
+        """Records that were in progress when a worker died, and how often."""
 
     async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
         records, partition = delivery.records, delivery.partition
@@ -92,7 +86,7 @@ class FunctionDestination:
         schemas, partition = await self._schemas_of(records), delivery.partition
         frame = wire.encode_frame(_work(delivery, partitions, records))
         try:
-            answer = await self._serve(partition, frame, len(records), schemas)
+            answer = await self._workers.serve(partition, frame, len(records), schemas)
         except WorkerLost as lost:
             return self._blame(partition, records, lost)
         outcomes = [ACK] * len(records)
@@ -129,17 +123,23 @@ class FunctionDestination:
 
     async def _settle(self, records: Sequence[Record], results: Sequence[wire.Result | None]) -> list[Outcome]:
         """Write the outputs of a frame and return how each record ended."""
-        outcomes = [_outcome(result) for result in results]
-        for record, result in zip(records, results, strict=True):
-            if result and result.stack:
-                self._failures.add(record, result)
+        outcomes: list[Outcome] = []
         outgoing: list[OutgoingRecord] = []
         owners: list[int] = []
+        topic = self._trigger.output_topic
         for index, (record, result) in enumerate(zip(records, results, strict=True)):
-            for output in result.outputs if result else ():
-                # Often the headers of the event: those that Headrace gave it are not the output's.
-                headers = [header for header in output.headers if not is_reserved(header[0])]
-                outgoing.append(OutgoingRecord(self._trigger.output_topic, record.key, output.body, headers or None))
+            if result is None:
+                outcomes.append(ACK)
+                continue
+            outcomes.append(_outcome(result))
+            if result.stack:
+                self._failures.add(record, result)
+            for output in result.outputs:
+                # Often the headers of the event: Headrace's own among them are not the output's.
+                headers = (
+                    [header for header in output.headers if not is_reserved(header[0])] if output.headers else None
+                )
+                outgoing.append(OutgoingRecord(topic, record.key, output.body, headers or None))
                 owners.append(index)
         if not outgoing:
             return outcomes
@@ -148,7 +148,7 @@ class FunctionDestination:
                 continue
             if not isinstance(written, RecordTooLarge):
                 # Kafka or the topic is the trouble, not the record: using up attempts would send every record that
-                # comes meanwhile to the dead letter topic. So the delivery waits, and the handler runs again.
+                # is received meanwhile to the dead letter topic. So the delivery waits, and the handler runs again.
                 # The whole of it, or a later output of a key would be followed by an earlier one.
                 raise self._unavailable(written) from written
             outcomes[index] = Outcome(Verdict.RETRY, "RecordTooLarge", f"its output: {written.description}")
@@ -159,7 +159,7 @@ class FunctionDestination:
             try:
                 return await self._produce(outgoing)
             except ProducerQueueFull:
-                # The handler has done its work, so wait for room rather than let it run again.
+                # The handler has finished, so wait for room instead of running it again.
                 await self._clock.sleep(_QUEUE_FULL_PAUSE_SECONDS)
             except HeadraceError as cause:
                 raise self._unavailable(cause) from cause
@@ -172,7 +172,7 @@ class FunctionDestination:
         count = self._partition_counts.get(partition.topic, 0)
         if partition.partition >= count:
             try:
-                count = await self._partitions_of(partition.topic)
+                count = await self._topics.partitions_of(partition.topic)
             except HeadraceError as cause:
                 raise DestinationUnavailable(
                     f"the number of partitions of {partition.topic} is not known: {cause.description}"
@@ -191,9 +191,11 @@ class FunctionDestination:
         for schema_id in ids:
             if schema_id not in self._schemas:
                 try:
-                    self._schemas[schema_id] = await self._schema_of(schema_id)
+                    schema = await self._registry.by_id(schema_id)
+                    texts = await self._registry.texts_of(schema.references)
+                    self._schemas[schema_id] = wire.Schema(schema_id, schema.type, schema.text, texts)
                 except SchemaNotFound:
-                    continue  # the worker finds no schema for the record and says so: a dead letter
+                    continue  # the worker finds no schema for the record, so that becomes a dead letter
                 except HeadraceError as cause:
                     raise DestinationUnavailable(
                         f"schema {schema_id} cannot be read: {cause.description}", schema_id=schema_id
@@ -224,8 +226,8 @@ def _schema_ids(framed: Iterable[bytes | None]) -> set[int]:
     return {int.from_bytes(head[1:], "big") for head in heads if len(head) == 5 and head[0] == _MAGIC}
 
 
-def _outcome(result: wire.Result | None) -> Outcome:
-    if result is None or not result.error:
+def _outcome(result: wire.Result) -> Outcome:
+    if not result.error:
         return ACK
     verdict = Verdict.DEAD_LETTER if result.undecodable else Verdict.RETRY
     return Outcome(verdict, result.error, result.reason, stack=result.stack, reached=not result.undecodable)

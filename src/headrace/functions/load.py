@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import logging
 import re
-from collections.abc import Collection
+import symtable
+import sys
+from collections.abc import Collection, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,8 +19,7 @@ from pydantic import BaseModel, ValidationError
 from headrace.config.explain import explain, location_of
 from headrace.config.yaml_tree import KeyPath, Problems, dotted, read_text, read_tree
 from headrace.errors import FunctionInvalid
-from headrace.functions.handler_check import handler_problem
-from headrace.functions.spec import Attributes, FunctionSpec, KafkaTrigger
+from headrace.functions.spec import AnyTrigger, FunctionSpec, KafkaAttributes, KafkaTrigger, Trigger
 
 log = logging.getLogger(__name__)
 
@@ -44,11 +47,17 @@ _NEAR = 0.8
 
 _KEYS = yaml.safe_load(Path(__file__).with_name("nuclio_keys.yaml").read_text())
 _TRIGGER_READ = [name for name in _KEYS["trigger"]["read"] if name not in ("url", "attributes")]
-_KEYS["attributes"]["read"] += [field.alias or name for name, field in Attributes.model_fields.items()]
+_KAFKA_KEYS = [field.alias or name for name, field in KafkaAttributes.model_fields.items()]
+_KEYS["attributes"]["read"] += _KAFKA_KEYS
+_KEYS["attributes"]["read"] += [
+    key
+    for name, field in Trigger.model_fields.items()
+    if (key := field.alias or name) not in (*_KEYS["trigger"]["read"], "name")
+]
 
 
 def load_function(file: Path, *, check_handler: bool = False) -> FunctionSpec:
-    """Return what a function file says, and log the keys that have no effect.
+    """Return the spec of a function file, and log the keys that have no effect.
 
     Args:
         file: The file, or the folder that holds a `function.yaml`.
@@ -63,14 +72,14 @@ def load_function(file: Path, *, check_handler: bool = False) -> FunctionSpec:
     tree, places = read_tree(text, str(file), problems)
     function = None
     if not problems.found:
-        function = _File(tree, {**places, (): str(file)}, problems).function(file.parent, check_handler)
+        function = _FunctionFile(tree, {**places, (): str(file)}, problems).function(file.parent, check_handler)
     if problems.found or not function:
         raise FunctionInvalid("\n".join(problems.ordered))
     return function
 
 
 class _Section:
-    """One mapping of the file: values by the names we know them by, and where each was written."""
+    """One mapping of the file: values by their known names, and where each is in the file."""
 
     def __init__(self, path: KeyPath) -> None:
         self.path = path
@@ -85,7 +94,7 @@ class _Section:
         return self.paths.get(name, (*self.path, name))
 
 
-class _File:
+class _FunctionFile:
     """A function file that has been parsed."""
 
     def __init__(self, tree: Any, places: dict[KeyPath, str], problems: Problems) -> None:
@@ -117,7 +126,7 @@ class _File:
     def _check_runtime(self, spec: _Section) -> None:
         runtime = str(spec.values.get("runtime", "python"))
         if not runtime.startswith("python"):
-            log.warning(self._told(spec.path_of("runtime"), f"is {runtime}, and Headrace runs Python handlers only"))
+            log.warning(self._text_of(spec.path_of("runtime"), f"is {runtime}, and Headrace runs Python handlers only"))
 
     def _annotations(self, metadata: _Section) -> _Section:
         """Return the annotations that concern Kafka, by the part of their name behind the prefix."""
@@ -125,11 +134,11 @@ class _File:
         if not isinstance(found, dict):
             return self._section(kafka.path, found, "annotations")
         for name in [name for name in found if name in _OTHER_ANNOTATIONS]:
-            log.warning(self._told((*kafka.path, name), "is without effect in Headrace"))
-        ours = {name.removeprefix(_PREFIX): value for name, value in found.items() if name.startswith(_PREFIX)}
-        return self._section(kafka.path, ours, "annotations", _PREFIX)
+            log.warning(self._text_of((*kafka.path, name), "is without effect in Headrace"))
+        kafka_only = {name.removeprefix(_PREFIX): value for name, value in found.items() if name.startswith(_PREFIX)}
+        return self._section(kafka.path, kafka_only, "annotations", _PREFIX)
 
-    def _trigger(self, triggers: _Section, name: str, annotations: _Section) -> KafkaTrigger | None:
+    def _trigger(self, triggers: _Section, name: str, annotations: _Section) -> AnyTrigger | None:
         trigger = self._below(triggers, name, "trigger")
         kind = trigger.values.get("kind", "")
         if trigger.values.get("disabled") is True:
@@ -151,6 +160,8 @@ class _File:
         attributes.values["name"], attributes.paths["name"] = name, trigger.path
         if annotations.values.get("explicit-ack-mode") in ("enable", "explicitOnly"):  # it wins over the key
             attributes.take("explicitAckMode", annotations, "explicit-ack-mode")
+        values = attributes.values
+        values["kafka"] = {key: values.pop(key) for key in _KAFKA_KEYS if key in values}
         return self._model(KafkaTrigger, attributes)
 
     def _refuse_protection(self, attributes: _Section, annotations: _Section) -> None:
@@ -164,7 +175,7 @@ class _File:
             if any(str(item).lower() not in _FALSE for item in on):
                 self._refuse(path, "TLS" if name == "tls" else "a login")
             elif name in attributes.values:
-                log.warning(self._told(path, "is not enabled, so it is without effect"))
+                log.warning(self._text_of(path, "is not enabled, so it is without effect"))
         for name, annotation in _CERTIFICATES.items():
             for section, key in ((attributes, name), (annotations, annotation)):
                 if key in section.values:
@@ -197,7 +208,7 @@ class _File:
             elif value != "":  # Go's way to say that nothing was written
                 section.values[name], section.paths[name] = value, (*path, prefix + written)
         if idle := [prefix + name for name in section.values if name in ignored]:
-            log.warning(self._told(path, f"without effect in Headrace: {', '.join(idle)}"))
+            log.warning(self._text_of(path, f"without effect in Headrace: {', '.join(idle)}"))
         return section
 
     def _judge_unknown(self, path: KeyPath, written: str, read: Collection[str], names: dict[str, str]) -> None:
@@ -209,7 +220,7 @@ class _File:
         if misspelt:
             self._wrong(path, f"is not known{hint}")
         else:
-            log.warning(self._told(path, f"is not known and has no effect{hint}"))
+            log.warning(self._text_of(path, f"is not known and has no effect{hint}"))
 
     def _model(self, model: type[M], section: _Section) -> M | None:
         try:
@@ -217,7 +228,8 @@ class _File:
         except ValidationError as cause:
             errors = cause.errors(include_url=False, include_input=False)
             for error in errors:
-                first, *rest = error["loc"] or ("",)
+                place = error["loc"][1:] if error["loc"][:1] == ("kafka",) else error["loc"]  # no key of the file
+                first, *rest = place or ("",)
                 error["loc"] = (*section.path_of(str(first)), *rest) if first else section.path
             explain(errors, self._tree, self._places, set(), self._problems)
             return None
@@ -225,5 +237,45 @@ class _File:
     def _wrong(self, path: KeyPath, sentence: str) -> None:
         self._problems.add(location_of(path, self._places), path, sentence)
 
-    def _told(self, path: KeyPath, sentence: str) -> str:
+    def _text_of(self, path: KeyPath, sentence: str) -> str:
         return ": ".join(part for part in (location_of(path, self._places), dotted(path), sentence) if part)
+
+
+def handler_problem(handler: str, folder: Path) -> str:
+    """Return why a worker could not find a handler, empty if it could or if only an import can show it.
+
+    Args:
+        handler: `module.sub:function`.
+        folder: The folder that workers search first.
+    """
+    module, _, function = handler.partition(":")
+    found = _find(module, folder)
+    if found is None:
+        return f"names module {module}, which is neither in {folder} nor installed: correct it"
+    source = Path(found.origin or "")
+    if source.suffix != ".py":
+        return ""
+    try:
+        code = source.read_text()
+        tree = ast.parse(code, str(source))
+        table = symtable.symtable(code, str(source), "exec")
+    except (SyntaxError, ValueError) as cause:
+        where = f"{source}:{cause.lineno}" if isinstance(cause, SyntaxError) else str(source)
+        return f"names a module that does not compile: {where}: {getattr(cause, 'msg', cause)}"
+    known = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
+    opaque = any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in ast.walk(tree))
+    if function in known or opaque or "__getattr__" in known:
+        return ""
+    return f"names function {function}, which {source} does not define: correct it"
+
+
+def _find(module: str, folder: Path) -> ModuleSpec | None:
+    path: Sequence[str] | None = [str(folder), *filter(None, sys.path)]
+    found, name = None, ""
+    for part in module.split("."):
+        name = f"{name}.{part}" if name else part
+        found = PathFinder.find_spec(name, path) if path is not None else None
+        if found is None:
+            return None
+        path = found.submodule_search_locations
+    return found

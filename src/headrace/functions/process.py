@@ -1,4 +1,4 @@
-"""One worker process as the parent sees it: its wire, its output, the frame it is at, and how it ended."""
+"""One worker process in the parent: its wire, its output, its present frame, and how it ended."""
 
 import asyncio
 import contextlib
@@ -10,11 +10,11 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace.errors import WorkerLost
 from headrace.functions import wire
-from headrace.functions.output import WorkerOutput
+from headrace.functions.worker_log import WorkerOutput
 from headrace.lifecycle import ChildProcess, Deadline, Service
 from headrace.records import TopicPartition
 
@@ -22,7 +22,83 @@ log = logging.getLogger(__name__)
 
 _OUTPUT_SECONDS = 0.5
 _CALLBACK_SECONDS = 20.0
-"""How long a drain callback may run, also when nobody waits for it any more."""
+"""How long a drain callback may run, also after the deadline of its caller."""
+
+
+class _Progress:
+    """How many records the worker has begun, in memory that both processes share, and how many have ended."""
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self.served = 0
+        """Frames answered."""
+        self._begun = memoryview(memory).cast("Q")
+        self._ended_records = 0
+        self._frame_records = 0
+        self._seen = (-1, 0.0)
+
+    @property
+    def begun(self) -> int:
+        """Records of the present frame that the worker has begun."""
+        return self._begun[0] - self._ended_records
+
+    def frame_begins(self, records: int) -> None:
+        self._frame_records, self._seen = records, (-1, 0.0)
+
+    def frame_ended(self) -> None:
+        self._ended_records += self._frame_records
+        self.served += 1
+
+    def fits(self, answer: wire.Done | wire.Results) -> bool:
+        """Return whether an answer has a result for each record of the present frame."""
+        return isinstance(answer, wire.Done) or len(answer.results) == self._frame_records
+
+    def is_stuck(self, now: float, limit_seconds: float) -> bool:
+        """Return whether the worker has been at the same record for longer than the limit; ask again and again."""
+        if self.begun != self._seen[0]:
+            self._seen = (self.begun, now)
+        return now - self._seen[1] >= limit_seconds
+
+
+class _DrainCallback:
+    """The handler's drain callback, which the worker runs after the frame that it serves."""
+
+    def __init__(self, on_timeout: Callable[[float], None]) -> None:
+        self.exists = False
+        self.undrained: set[TopicPartition] = set()
+        """Partitions with events since the last request."""
+        self.ended: asyncio.Future[wire.Drained] | None = None
+        """The end of the last request; None before the first one."""
+        self.limit: asyncio.TimerHandle | None = None
+        """Ends a callback that takes too long; None while none runs."""
+        self._on_timeout = on_timeout
+
+    @property
+    def pending(self) -> bool:
+        """Whether a request has not ended."""
+        return self.ended is not None and not self.ended.done()
+
+    def requested(self) -> asyncio.Future[wire.Drained]:
+        """Begin a request and return its end."""
+        self.ended = asyncio.get_running_loop().create_future()
+        self.undrained.clear()
+        return self.ended
+
+    def begins(self) -> None:
+        """Start the time limit: the worker has answered everything that was sent before the request."""
+        if self.pending:
+            self.limit = asyncio.get_running_loop().call_later(_CALLBACK_SECONDS, self._on_timeout, _CALLBACK_SECONDS)
+
+    def ends(self, message: wire.Drained) -> None:
+        if self.limit:
+            self.limit.cancel()
+            self.limit = None
+        if self.ended and not self.ended.done():
+            self.ended.set_result(message)
+
+
+class _Kill(NamedTuple):
+    reason: str = ""
+    timed_out: bool = False
 
 
 class WorkerProcess(asyncio.Protocol):
@@ -34,64 +110,58 @@ class WorkerProcess(asyncio.Protocol):
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the handler is loaded and set up; `WorkerLost` when that fails."""
         self.ended: asyncio.Future[WorkerLost] = asyncio.get_running_loop().create_future()
-        """Done, with what is to be said about it, when the process is gone."""
+        """Done, with the reason, when the process has ended."""
         self.at_rest = asyncio.Event()
         self.at_rest.set()
-        self.served = 0
-        """Frames answered."""
         self._on_idle = on_idle
         self._reader = wire.FrameReader(wire.decode_to_parent)
         self._known_schemas: set[int] = set()
         self._answer: asyncio.Future[wire.Done | wire.Results] | None = None
-        self._undrained: set[TopicPartition] = set()
-        """Partitions whose events came since the drain callback was asked for last."""
-        self._drained: asyncio.Future[wire.Drained] | None = None
-        self._callback_limit: asyncio.TimerHandle | None = None
-        """Ends a drain callback that takes too long; None while none runs."""
-        self._has_drain_callback = False
-        self._ended_records = 0
-        self._frame_records = 0
-        self._seen = (-1, 0.0)
-        self._killed_because = ""
-        self._timed_out = False
+        self._drain_callback = _DrainCallback(self._kill_in_callback)
+        self._killed = _Kill()
         self._output = WorkerOutput(label)
-        self._output_transport: Any = None
+        self._progress: _Progress | None = None
         self._transport: Any = None
         self._child: ChildProcess | None = None
 
+    @property
+    def served(self) -> int:
+        """Frames answered."""
+        return self._progress.served if self._progress else 0
+
     async def start(self, owner: Service, setup: wire.Setup) -> None:
-        """Start the process and send it its setup; `ready` says when it can serve.
+        """Start the process and send it its setup; `ready` is done when it can serve.
 
         Raises:
-            OSError: The machine has no room for another process.
+            OSError: The machine cannot run another process.
         """
-        ours, theirs = socket.socketpair()
+        own_end, worker_end = socket.socketpair()
         loop = asyncio.get_running_loop()
-        # A pipe of our own: with asyncio's, the end of the process is noticed only when nobody holds the pipe any more,
+        # Not asyncio's pipe: with it, the end of the process is noticed only when no process holds the pipe any more,
         # and a program that the handler has started may hold it for ever.
         read_end, write_end = os.pipe()
         reading = os.fdopen(read_end, "rb", 0)
-        self._output_transport, _ = await loop.connect_read_pipe(lambda: self._output, reading)
+        await loop.connect_read_pipe(lambda: self._output, reading)
         try:
-            await self._start_child(owner, setup.folder, theirs, write_end)
-            self._transport, _ = await loop.create_unix_connection(lambda: self, sock=ours)
+            await self._start_child(owner, setup.folder, worker_end, write_end)
+            self._transport, _ = await loop.create_unix_connection(lambda: self, sock=own_end)
         except BaseException:
-            self._output_transport.close()
-            ours.close()
+            self._output.close()
+            own_end.close()
             self.kill("its start was broken off")
             raise
         finally:
-            theirs.close()
+            worker_end.close()
             os.close(write_end)
         self._transport.write(wire.encode_frame(setup))
 
-    async def _start_child(self, owner: Service, folder: str, theirs: socket.socket, output: int) -> None:
+    async def _start_child(self, owner: Service, folder: str, worker_end: socket.socket, output: int) -> None:
         # A file rather than shared memory of a name: it leaves nothing behind, however the two processes end.
         with tempfile.TemporaryFile() as shared:
             shared.truncate(mmap.PAGESIZE)
-            self._progress = memoryview(mmap.mmap(shared.fileno(), mmap.PAGESIZE)).cast("Q")
-            numbers = (theirs.fileno(), shared.fileno())
-            # -P keeps the user's folder off the path until our own modules are loaded.
+            self._progress = _Progress(mmap.mmap(shared.fileno(), mmap.PAGESIZE))
+            numbers = (worker_end.fileno(), shared.fileno())
+            # -P keeps the user's folder off the path until Headrace's modules are loaded.
             self._child = await ChildProcess.start(
                 owner,
                 self.label,
@@ -119,69 +189,66 @@ class WorkerProcess(asyncio.Protocol):
                 begun, the last of which it was at; 0 means it had not touched the frame. `timeout` is whether it was
                 killed for taking too long.
         """
-        if self.ended.done() or self._transport.is_closing():
-            # A killed process closes its connection a moment before its end is known, and `ended` says what to say.
+        if self._progress is None or self.ended.done() or self._transport.is_closing():
+            # A killed process closes its connection a moment before its end is known, and `ended` has the reason.
             raise self._lost((await asyncio.shield(self.ended)).description, 0)
         for schema_id in schemas.keys() - self._known_schemas:
             self._transport.write(wire.encode_frame(schemas[schema_id]))
             self._known_schemas.add(schema_id)
         self._answer = asyncio.get_running_loop().create_future()
-        self._frame_records, self._seen = records, (-1, 0.0)
-        self._undrained.add(partition)
+        self._progress.frame_begins(records)
+        self._drain_callback.undrained.add(partition)
         self.at_rest.clear()
         self._transport.write(frame)
         return await self._answer
 
     def must_drain(self, partitions: Collection[TopicPartition]) -> bool:
-        """Whether the drain callback is due before these partitions are given up: not if a frame of others is at hand
-        and the callback has followed every event of these."""
-        pending = self._drained is not None and not self._drained.done()
-        return self.at_rest.is_set() or pending or not self._undrained.isdisjoint(partitions)
+        """Whether the drain callback is due before these partitions are given up: not while it serves a frame of
+        others, if the callback has followed every event of these."""
+        callback = self._drain_callback
+        return self.at_rest.is_set() or callback.pending or not callback.undrained.isdisjoint(partitions)
 
     async def call_drain_callback(self, deadline: Deadline) -> None:
-        """Let the handler's drain callback run behind the frame at hand, and wait for its end until the deadline.
+        """Let the handler's drain callback run after the present frame, and wait for its end until the deadline.
 
         A worker whose callback has begun and does not end in time is killed, whatever waits behind it. A second call
         waits for the first.
         """
-        if not self._has_drain_callback or self.ended.done() or self._transport.is_closing():
+        callback = self._drain_callback
+        if not callback.exists or self.ended.done() or self._transport.is_closing():
             return
-        if self._drained is None or self._drained.done():
-            self._drained = asyncio.get_running_loop().create_future()
-            self._undrained.clear()
+        ended = callback.ended
+        if ended is None or ended.done():
+            ended = callback.requested()
             self._transport.write(wire.encode_frame(wire.Drain()))
             if self.at_rest.is_set():
-                self._drain_callback_begins()
+                callback.begins()
         seconds = deadline.remaining_seconds
-        await asyncio.wait([self._drained], timeout=seconds)
-        if self._drained.done():
-            if problem := self._drained.result().problem:
+        await asyncio.wait([ended], timeout=seconds)
+        if ended.done():
+            if problem := ended.result().problem:
                 log.warning("%s: its drain callback failed: %s", self.label, problem)
-        elif seconds and self._callback_limit:
+        elif seconds and callback.limit:
             self._kill_in_callback(seconds)
         else:
             log.warning("%s: its drain callback runs late: the partitions are given up before it", self.label)
 
     def check_time(self, now: float, limit_seconds: float) -> None:
         """Kill the process if it has been at the same record for longer than the limit."""
-        if self.at_rest.is_set() or self._callback_limit:
+        if self.at_rest.is_set() or self._drain_callback.limit or not self._progress:
             return
-        begun = self._progress[0]
-        if begun != self._seen[0]:
-            self._seen = (begun, now)
-        elif now - self._seen[1] >= limit_seconds:
-            self._timed_out = True
-            self.kill(f"timeout: an event took longer than {limit_seconds:g} s (spec.eventTimeout)")
+        if self._progress.is_stuck(now, limit_seconds):
+            self.kill(f"timeout: an event took longer than {limit_seconds:g} s (spec.eventTimeout)", timed_out=True)
 
-    def kill(self, because: str) -> None:
-        """SIGKILL; `ended` says why."""
-        self._killed_because = self._killed_because or because
+    def kill(self, reason: str, *, timed_out: bool = False) -> None:
+        """SIGKILL; `ended` has the reason."""
+        self._killed = _Kill(self._killed.reason or reason, self._killed.timed_out or timed_out)
         if self._child:
             self._child.kill()
 
     async def stop(self, deadline: Deadline) -> None:
-        """End the process: at rest by SIGTERM, so that its callbacks run; in the midst of a frame at once."""
-        self._killed_because = self._killed_because or "stopped"
+        """End the process: at rest by SIGTERM, so that its callbacks run; in the middle of a frame at once."""
+        self._killed = self._killed._replace(reason=self._killed.reason or "stopped")
         if self._child:
             if not self.at_rest.is_set():
                 self._child.kill()
@@ -193,47 +260,33 @@ class WorkerProcess(asyncio.Protocol):
             for message in self._reader.feed(data):
                 self._take(message)
         except wire.WireBroken as cause:
-            self.kill(f"the worker does not speak our protocol: {cause}")
+            self.kill(f"the worker does not follow the protocol: {cause}")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        # A worker without its wire is of no use; mostly it is dying anyway, and then its exit code says more.
+        # A worker without its wire is of no use; mostly it is ending anyway, and then its exit code has the reason.
         if self._child and self._child.running and not self.ended.done():
             asyncio.get_running_loop().call_later(_OUTPUT_SECONDS, self._kill_if_running)
 
     def _take(self, message: wire.ToParent) -> None:
         if isinstance(message, wire.Done | wire.Results):
-            if self.at_rest.is_set() or (type(message) is wire.Results and len(message.results) != self._frame_records):
-                self.kill("the worker answered something it was not asked")
+            if self.at_rest.is_set() or not self._progress or not self._progress.fits(message):
+                self.kill("the worker sent an answer without a request")
                 return
-            self._ended_records += self._frame_records
-            self.served += 1
+            self._progress.frame_ended()
             answer, self._answer = self._answer, None
             if answer and not answer.done():
                 answer.set_result(message)
             self.at_rest.set()
-            if self._drained and not self._drained.done():
-                self._drain_callback_begins()
+            self._drain_callback.begins()
             self._on_idle()
         elif isinstance(message, wire.HasDrainCallback):
-            self._has_drain_callback = True
+            self._drain_callback.exists = True
         elif isinstance(message, wire.Drained):
-            self._drain_callback_ends(message)
+            self._drain_callback.ends(message)
         elif isinstance(message, wire.Unfit):
-            self._killed_because = message.reason
+            self._killed = self._killed._replace(reason=message.reason)
         elif not self.ready.done():
             self.ready.set_result(None)
-
-    def _drain_callback_begins(self) -> None:
-        """The worker does one thing after the other: all that was sent before the `Drain` is answered now."""
-        loop = asyncio.get_running_loop()
-        self._callback_limit = loop.call_later(_CALLBACK_SECONDS, self._kill_in_callback, _CALLBACK_SECONDS)
-
-    def _drain_callback_ends(self, message: wire.Drained) -> None:
-        if self._callback_limit:
-            self._callback_limit.cancel()
-            self._callback_limit = None
-        if self._drained and not self._drained.done():
-            self._drained.set_result(message)
 
     def _kill_in_callback(self, seconds: float) -> None:
         self.kill(f"timeout: its drain callback took longer than {seconds:.3g} s")
@@ -246,29 +299,30 @@ class WorkerProcess(asyncio.Protocol):
         owner.spawn(self._bury(code), f"end of {self.label}")
 
     async def _bury(self, code: int) -> None:
-        """Say how the process ended, once what it has written last is read."""
-        # What the handler has started in the worker's process group must not outlive it, nor hold its output open.
+        """Report how the process ended, once its last output is read."""
+        # What the handler has started in the worker's process group must end with it and must not hold its output open.
         self.kill("")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._output.ended.wait(), _OUTPUT_SECONDS)
-        self._output_transport.close()
+        self._output.close()
         if self._transport:
             self._transport.close()
-        why = self._killed_because or _exit_text(code)
+        reason = self._killed.reason
+        why = reason or _exit_text(code)
         tail = self._output.tail
-        text = f"{self.label} ended: {why}" + (f"; it wrote last:\n{tail}" if tail and not self._killed_because else "")
-        begun = self._progress[0] - self._ended_records if self._answer else 0
+        text = f"{self.label} ended: {why}" + (f"; it wrote last:\n{tail}" if tail and not reason else "")
+        begun = self._progress.begun if self._answer and self._progress else 0
         if not self.ready.done():
             self.ready.set_exception(self._lost(text, 0))
-            self.ready.exception()  # nobody may be waiting any more; then asyncio would complain
+            self.ready.exception()  # retrieved here, or asyncio would log it if there is no waiter
         self.ended.set_result(self._lost(text, 0))
         if self._answer and not self._answer.done():
             self._answer.set_exception(self._lost(text, begun))
-        self._drain_callback_ends(wire.Drained())
+        self._drain_callback.ends(wire.Drained())
         self.at_rest.set()
 
     def _lost(self, text: str, begun: int) -> WorkerLost:
-        return WorkerLost(text, worker=self.label, begun=begun, timeout=self._timed_out)
+        return WorkerLost(text, worker=self.label, begun=begun, timeout=self._killed.timed_out)
 
 
 def _exit_text(code: int) -> str:

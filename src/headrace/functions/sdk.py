@@ -1,8 +1,9 @@
-"""What a handler meets: `context`, `event`, `Response`, the logger. Names and meaning as in Nuclio's Python runtime.
+"""The interface of handlers: `context`, `event`, `Response`, the logger, as in Nuclio's Python runtime.
 
-A handler is `handler(context, event)`, plain or async, with an optional `init_context(context)` beside it. Inside a
-worker this module is also importable as `nuclio_sdk`, so files written for Nuclio run as they are. Beyond Nuclio an
-event has `key`, `timestamp_ms`, the true `num_shards`, and an `id` that names the record: `topic-partition-offset`.
+A handler is `handler(context, event)`, plain or async, with an optional `init_context(context)` in the same module.
+Inside a worker this module is also importable as `nuclio_sdk`, so files written for Nuclio run as they are. Beyond
+Nuclio an event has `key`, `timestamp_ms`, the true `num_shards`, and an `id` that names the record:
+`topic-partition-offset`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class TriggerInfo(NamedTuple):
     name: str = ""
 
 
-class Origin(NamedTuple):
+class EventSource(NamedTuple):
     """What the events of one frame have in common."""
 
     topic: str = ""
@@ -64,7 +65,7 @@ class Event:
         headers: Sequence[tuple[str, bytes | None]] | dict[str, bytes | None] | None = None,
         offset: int = 0,
         timestamp_ms: int = -1,
-        origin: Origin = Origin(),  # noqa: B008 immutable
+        origin: EventSource = EventSource(),  # noqa: B008 immutable
     ) -> None:
         """Make an event; handlers' own tests may: `Event(b"value", headers={"a": b"b"})`."""
         self.body = body
@@ -83,10 +84,10 @@ class Event:
 
     def get_header(self, name: str) -> bytes | None:
         """Return the last header of this name in any letter case, None if there is none."""
-        wanted = name.lower()
+        lower = name.lower()
         found = None
         for known, value in self.headers.items():
-            if known.lower() == wanted:
+            if known.lower() == lower:
                 found = value
         return found
 
@@ -191,7 +192,7 @@ class Logger:
 
 
 class Platform:
-    """Where the function runs, and what it wants to do when its worker ends."""
+    """The platform, and the callbacks of the function."""
 
     def __init__(self, namespace: str = "default") -> None:
         self.kind = "local"
@@ -212,7 +213,7 @@ class Platform:
 
 
 class Context:
-    """What lives as long as the worker: logger, `user_data`, `Response`, `platform`, the trigger."""
+    """State of one worker: logger, `user_data`, `Response`, `platform`, the trigger."""
 
     Response = Response
 

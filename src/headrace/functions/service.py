@@ -8,14 +8,14 @@ from headrace.errors import WorkerLost
 from headrace.functions import wire
 from headrace.functions.allocator import Allocator
 from headrace.functions.process import WorkerProcess
-from headrace.functions.spec import FunctionSpec, KafkaTrigger
-from headrace.lifecycle import Clock, Deadline, Readiness, Service
+from headrace.functions.spec import AnyTrigger, FunctionSpec
+from headrace.lifecycle import Clock, Deadline, Readiness, RestartPauses, Service
 from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
 from headrace.records import TopicPartition
 
 log = logging.getLogger(__name__)
 
-_FIRST_PAUSE_SECONDS = 0.25
+_FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 10.0
 _STEADY_SECONDS = 10.0
 _REFUSING_FAILURES = 3
@@ -25,14 +25,13 @@ _LEVEL_NAMES = {logging.DEBUG: "debug", logging.INFO: "info", logging.WARNING: "
 
 
 class _Slot:
-    """A worker's place: one process after another."""
+    """One worker: one process after another."""
 
     def __init__(self) -> None:
         self.process: WorkerProcess | None = None
         self.up = False
         self.problem = ""
         """Why the last process never got ready; empty once one did."""
-        self.failures = 0
 
     @property
     def busy(self) -> bool:
@@ -42,10 +41,10 @@ class _Slot:
 class FunctionService(Service):
     """Owns the worker processes of one trigger of a function.
 
-    A worker that ends is replaced at once, one that keeps ending after growing pauses. The others go on meanwhile.
+    A worker that ends is replaced at once, one that keeps ending after growing pauses. The others continue meanwhile.
     """
 
-    def __init__(self, spec: FunctionSpec, trigger: KafkaTrigger, clock: Clock) -> None:
+    def __init__(self, spec: FunctionSpec, trigger: AnyTrigger, clock: Clock) -> None:
         super().__init__(f"function {spec.name}.{trigger.name}")
         self.spec = spec
         self.trigger = trigger
@@ -80,7 +79,7 @@ class FunctionService(Service):
         return Readiness(True)
 
     async def drain(self, deadline: Deadline) -> None:
-        """Wait until no worker is in the midst of a frame."""
+        """Wait until no worker is in the middle of a frame."""
         for slot in self._slots:
             if slot.process:
                 await asyncio.wait_for(slot.process.at_rest.wait(), deadline.remaining_seconds)
@@ -123,8 +122,9 @@ class FunctionService(Service):
 
     async def _keep_alive(self, number: int) -> None:
         slot = self._slots[number]
+        pauses = RestartPauses(self._clock, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, _STEADY_SECONDS)
         while not self._stopping:
-            began = self._clock.monotonic()
+            pauses.started()
             why = await self._live(number, slot)
             slot.up = False
             if self._stopping:
@@ -132,16 +132,18 @@ class FunctionService(Service):
             self.restarts += 1
             log.warning("%s", why)
             served = slot.process.served if slot.process else 0
-            steady = served > 0 or self._clock.monotonic() - began >= _STEADY_SECONDS
-            slot.failures = 0 if steady and not slot.problem else slot.failures + 1
-            if slot.problem or slot.failures > _REFUSING_FAILURES:
-                self._allocator.down(number, why)
-            if slot.problem or slot.failures > 1:
-                await self._clock.sleep(min(_FIRST_PAUSE_SECONDS * 2 ** min(slot.failures, 10), _LONGEST_PAUSE_SECONDS))
+            if (served or pauses.steady) and not slot.problem:
+                pauses.failures = 0
+            else:
+                pause = pauses.failed()
+                if slot.problem or pauses.failures > _REFUSING_FAILURES:
+                    self._allocator.down(number, why)
+                if slot.problem or pauses.failures > 1:
+                    await self._clock.sleep(pause)
             self._allocator.starting(number)
 
     async def _live(self, number: int, slot: _Slot) -> str:
-        """Run one process from its start to its end and return what is to be said about that."""
+        """Run one process from its start to its end and return why it ended."""
         process = WorkerProcess(f"{self.name} worker {number}", lambda: self._allocator.free(number))
         slot.process = process
         limit = self.spec.readiness_timeout_seconds
@@ -156,7 +158,7 @@ class FunctionService(Service):
             slot.problem = f"the process cannot be started: {cause.strerror or cause}"
             return f"{process.label}: {slot.problem}"
         except WorkerLost:
-            log.debug("%s ended before it was ready", process.label)  # `ended` tells why
+            log.debug("%s ended before it was ready", process.label)  # `ended` has the reason
         else:
             slot.up, slot.problem = True, ""
             self._allocator.free(number)

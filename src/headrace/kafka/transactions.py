@@ -370,7 +370,7 @@ class TransactionalProducers(Service):
     async def stop(self) -> None:
         unregister_gauge("headrace_waiting_transactions")
         for thread in self._threads:
-            thread.stop_asked.set()
+            thread.stop_requested.set()
         for thread in self._threads:
             await thread.stop(_THREAD_STOP_SECONDS)
         await super().stop()

@@ -1,13 +1,13 @@
-"""How things live: the only place where tasks, threads and processes are born."""
+"""Services, their supervision, time, threads and processes: tasks, threads and processes start only here."""
 
-from headrace.lifecycle.clock import Clock, Deadline, ManualClock, SystemClock
+from headrace.lifecycle.clock import Clock, Deadline, ManualClock, SystemClock, next_slice
 from headrace.lifecycle.gauge_registry import gauges
 from headrace.lifecycle.processes import Child, ChildProcess, run_program, start_child
 from headrace.lifecycle.service import Readiness, Service
 from headrace.lifecycle.service_groups import GroupSpec, ServiceGroups
-from headrace.lifecycle.supervisor import Signals, Supervisor
+from headrace.lifecycle.supervisor import RestartPauses, Signals, Supervisor
 from headrace.lifecycle.threads import LoopBridge, LoopThread, OwnedThread, run_blocking
-from headrace.lifecycle.turns import next_slice
+from headrace.lifecycle.token_bucket import TokenBucket
 
 __all__ = [
     "Child",
@@ -20,11 +20,13 @@ __all__ = [
     "ManualClock",
     "OwnedThread",
     "Readiness",
+    "RestartPauses",
     "Service",
     "ServiceGroups",
     "Signals",
     "Supervisor",
     "SystemClock",
+    "TokenBucket",
     "gauges",
     "next_slice",
     "run_blocking",

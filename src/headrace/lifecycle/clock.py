@@ -1,19 +1,21 @@
-"""One clock for everything that waits, so that tests can own time."""
+"""One clock for everything that waits, so that tests can control time; and turns of long computations."""
 
 import asyncio
 import heapq
 import time
-from typing import Protocol
+from collections import deque
+from typing import Final, Protocol
+from weakref import WeakKeyDictionary
 
 
 class Clock(Protocol):
-    """What the rest of Headrace knows of time."""
+    """Time, as the rest of Headrace uses it."""
 
     def monotonic(self) -> float:
         """Seconds that only grow; for deadlines and ages."""
 
     def time(self) -> float:
-        """Seconds since the epoch; for what people and other machines read."""
+        """Seconds since the epoch; for people and other machines."""
 
     async def sleep(self, seconds: float) -> None:
         """Wait; cancelling the wait is safe."""
@@ -56,7 +58,7 @@ class ManualClock:
         await future
 
     async def advance(self, seconds: float) -> None:
-        """Move time on, waking every sleeper in the order of its due time."""
+        """Move time forward, waking every sleeper in the order of its due time."""
         target = self._now + seconds
         await self.settle()
         while self._sleepers and self._sleepers[0][0] <= target:
@@ -75,7 +77,7 @@ class ManualClock:
 
 
 class Deadline:
-    """A point in time that is handed down, so that layers share one limit and none starts its own."""
+    """A point in time that callers pass on, so that all layers share one limit."""
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         """End `seconds` from now."""
@@ -91,3 +93,28 @@ class Deadline:
     def passed(self) -> bool:
         """Whether the time is up."""
         return self.remaining_seconds <= 0
+
+
+_WAITING: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, deque[asyncio.Future[None]]]] = WeakKeyDictionary()
+
+
+async def next_slice() -> None:
+    """Return when this computation may run its next slice, of a few milliseconds.
+
+    `asyncio.sleep(0)` would let all of them run in the same turn: thirty slices of 5 ms hold the loop for 150 ms.
+    """
+    loop = asyncio.get_running_loop()
+    waiting = _WAITING.setdefault(loop, deque())
+    waiting.append(loop.create_future())
+    if len(waiting) == 1:
+        loop.call_soon(_wake_one, loop, waiting)
+    await waiting[-1]
+
+
+def _wake_one(loop: asyncio.AbstractEventLoop, waiting: deque[asyncio.Future[None]]) -> None:
+    while waiting and waiting[0].cancelled():
+        waiting.popleft()
+    if waiting:
+        waiting.popleft().set_result(None)
+    if waiting:
+        loop.call_soon(_wake_one, loop, waiting)

@@ -1,8 +1,8 @@
-"""Named places on the way of a record where a test can let the process crash, stop, fail or wait.
+"""Named points in the code where a test can let the process crash, stop, fail or wait.
 
 Off unless the environment variable `HEADRACE_FAILPOINTS` names them; then every `reach` is a call that does nothing.
 Its value is a list such as `commit.before=crash@3,letter.before=delay:0.5`: the third time the process is killed, the
-first time it waits for half a second. Each point acts once. Source: reliability.md 2.2.
+first time it waits for half a second. Each point acts once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _POINT = re.compile(r"([a-z.-]+)=(crash|stop|raise|delay:([0-9.]+))(?:@([0-9]+))
 
 
 def arm(text: str) -> Callable[[str], None]:
-    """Return what is to be called at every point, as the variable's value says.
+    """Return the function to call at every point, made from the variable's value.
 
     Raises:
         ValueError: The value is not a list of points.
@@ -56,4 +56,4 @@ def _off(point: str) -> None:
 
 
 reach = arm(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else _off
-"""Say that a point is reached."""
+"""Called where a point is reached."""

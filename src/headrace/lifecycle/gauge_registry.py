@@ -8,7 +8,7 @@ class GaugeKey(NamedTuple):
     """One gauge: the name of its metric, and its labels."""
 
     metric: str
-    """A name in `headrace.telemetry.catalogue`."""
+    """A name in `headrace.telemetry.metrics`."""
     labels: tuple[tuple[str, str], ...] = ()
     """Names and values, sorted by name."""
 

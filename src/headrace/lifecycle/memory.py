@@ -1,7 +1,6 @@
 """Gives memory back to the operating system after a burst.
 
-glibc keeps what was freed below a block that is still in use, so a process would stay as large as it was in its worst
-second.
+glibc keeps freed memory below a block that is still in use, so a process would keep the size of its largest burst.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ log = logging.getLogger(__name__)
 
 _LOOK_SECONDS: Final = 10.0
 _GROWTH: Final = 1.1
-"""Trimming holds up other threads for milliseconds; so it is done only when there may be something to win."""
+"""Trimming stops other threads for milliseconds, so it happens only after growth."""
 _STATUS: Final = Path("/proc/self/statm")
 
 
@@ -37,7 +36,7 @@ async def give_back_memory(clock: Clock) -> None:
 
 
 def memory_bytes() -> int:
-    """Return the resident memory of this process; 0 where the system does not tell."""
+    """Return the resident memory of this process; 0 where the system does not report it."""
     try:
         return int(_STATUS.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):

@@ -22,7 +22,7 @@ _LAUNCH = str(Path(__file__).with_name("launch.py"))
 
 
 def launch_command(command: Sequence[str], die_with_parent: bool) -> list[str]:
-    """Return the command that runs `command`, wrapped so that it dies with this process if asked."""
+    """Return the command that runs `command`, wrapped so that it dies with this process if `die_with_parent`."""
     if not die_with_parent:
         return list(command)
     return [sys.executable, "-I", "-S", _LAUNCH, str(os.getpid()), *command]

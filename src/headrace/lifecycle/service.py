@@ -1,4 +1,4 @@
-"""The shape of everything that runs: start, drain, stop, and say how it is."""
+"""The interface of everything that runs: start, drain, stop, readiness."""
 
 import asyncio
 import contextlib
@@ -13,38 +13,38 @@ log = logging.getLogger(__name__)
 
 
 class Readiness(NamedTuple):
-    """Whether a service does its work now, and if not, why, in one sentence."""
+    """Whether a service does its work now; if not, one sentence says why."""
 
     ready: bool
     reason: str = ""
 
 
 class Service:
-    """Something with a life of its own inside the process.
+    """Something that runs inside the process.
 
     A subclass overrides what it needs of `start`, `drain` and `stop`, and starts its tasks with `spawn`. A task
-    that ends with an error takes its service down: the supervisor is told, and says the service's name.
+    that ends with an error takes its service down, and the supervisor names the service.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.death: BaseException | None = None
-        """What ended the service by itself, if anything did."""
+        """The error that ended the service, if one did."""
         self.on_death: Callable[[Service], None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def start(self) -> None:
-        """Begin to work. Must not wait for anything outside the process: what is absent is waited for in a task."""
+        """Begin to work. Must not wait for anything outside the process; a task may."""
 
     async def drain(self, deadline: Deadline) -> None:
-        """Take no new work and finish what is in flight, at most until the deadline."""
+        """Accept no new work and finish the work in flight, at most until the deadline."""
 
     async def stop(self) -> None:
-        """End now and let go of everything. Called once, after `drain` or instead of it."""
+        """End now and release everything. Called once, after `drain` or instead of it."""
         await self.cancel_tasks()
 
     def readiness(self) -> Readiness:
-        """Say whether the service does its work now."""
+        """Return whether the service does its work now."""
         return Readiness(True)
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
@@ -61,7 +61,7 @@ class Service:
         """Report that this service ended by itself. Call on the loop; only the first report counts."""
         if self.death is None:
             self.death = cause
-            # An error of ours says all in its paragraph; a defect needs its trace.
+            # The text of a HeadraceError is complete; a defect needs its trace.
             trace = None if isinstance(cause, HeadraceError) else cause
             log.critical("service %s died: %s", self.name, cause, exc_info=trace)
             if self.on_death:

@@ -11,7 +11,7 @@ from headrace.errors import HeadraceError, ServiceDied
 from headrace.lifecycle.clock import Clock, Deadline
 from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
 from headrace.lifecycle.service import Readiness, Service
-from headrace.lifecycle.supervisor import Signals, Supervisor, first_of
+from headrace.lifecycle.supervisor import RestartPauses, Signals, Supervisor, first_of
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class ServiceGroups(Service):
             elif group.version != (spec and spec.version):
                 group.required = spec
                 group.changed.set()
-                if not group.signals.drain_asked.is_set():
+                if not group.signals.drain_requested.is_set():
                     group.signals.notice()
 
     def readiness_of(self, name: str) -> Readiness:
@@ -102,20 +102,18 @@ class ServiceGroups(Service):
             await asyncio.wait(tasks, timeout=timeout_seconds)
 
     async def _keep_running(self, name: str, group: _Group) -> None:
-        pause = _FIRST_PAUSE_SECONDS
+        pauses = RestartPauses(self._clock, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         while group.required:
             group.changed.clear()
             group.signals = Signals()
-            started_at = self._clock.monotonic()
+            pauses.started()
             group.why = await self._run_once(group, group.required)
-            if not group.why:
-                pause = _FIRST_PAUSE_SECONDS
-                continue
-            if self._clock.monotonic() - started_at > _LONGEST_PAUSE_SECONDS:
-                pause = _FIRST_PAUSE_SECONDS
-            log.error("%s %s: %s; it starts again in %g s", self.name, name, group.why, pause)
-            await first_of(self._clock.sleep(pause), group.changed.wait())
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            if not group.why or pauses.steady:
+                pauses.failures = 0
+            if group.why:
+                pause = pauses.failed()
+                log.error("%s %s: %s; it starts again in %g s", self.name, name, group.why, pause)
+                await first_of(self._clock.sleep(pause), group.changed.wait())
         del self._groups[name]
 
     async def _run_once(self, group: _Group, spec: GroupSpec) -> str:

@@ -1,4 +1,4 @@
-"""Starts services in order, watches them, and takes them down in reverse when a signal says so."""
+"""Starts services in order, watches them, and takes them down in reverse at a signal."""
 
 import asyncio
 import logging
@@ -14,12 +14,12 @@ log = logging.getLogger(__name__)
 
 
 class Signals:
-    """What SIGTERM and SIGINT mean: the first drains, the second stops now."""
+    """SIGTERM and SIGINT: the first drains, the second stops now."""
 
     def __init__(self) -> None:
-        self.drain_asked = asyncio.Event()
+        self.drain_requested = asyncio.Event()
         """Set by the first SIGTERM or SIGINT."""
-        self.stop_asked = asyncio.Event()
+        self.stop_requested = asyncio.Event()
         """Set by the second."""
 
     def install(self) -> None:
@@ -30,9 +30,9 @@ class Signals:
 
     def notice(self) -> None:
         """Count one signal."""
-        if self.drain_asked.is_set():
-            self.stop_asked.set()
-        self.drain_asked.set()
+        if self.drain_requested.is_set():
+            self.stop_requested.set()
+        self.drain_requested.set()
 
 
 class Supervisor:
@@ -73,9 +73,9 @@ class Supervisor:
         Raises:
             ServiceDied: A service ended by itself; the others were drained.
         """
-        await first_of(signals.drain_asked.wait(), self._death.wait())
+        await first_of(signals.drain_requested.wait(), self._death.wait())
         self.draining = True
-        await first_of(self.drain(), signals.stop_asked.wait())
+        await first_of(self.drain(), signals.stop_requested.wait())
         await self.stop()
         for service in self._services:
             if service.death is not None:
@@ -83,7 +83,7 @@ class Supervisor:
                 raise ServiceDied(text, service=service.name) from service.death
 
     def readiness(self) -> dict[str, Readiness]:
-        """Return each service's name and how it is; a dead one says what ended it."""
+        """Return the readiness of each service by name; that of a dead one has the error that ended it."""
         return {service.name: self._readiness_of(service) for service in self._services}
 
     async def drain(self) -> None:
@@ -119,8 +119,36 @@ class Supervisor:
         return service.readiness()
 
 
+class RestartPauses:
+    """Growing pauses between the starts of one service, process or group: each twice as long as the one before."""
+
+    def __init__(self, clock: Clock, first_seconds: float, longest_seconds: float, steady_seconds: float) -> None:
+        """Begin without a failure; what ran for `steady_seconds` is `steady`, and its failures may be forgotten."""
+        self.failures = 0
+        """Failures in a row."""
+        self._clock = clock
+        self._first_seconds = first_seconds
+        self._longest_seconds = longest_seconds
+        self._steady_seconds = steady_seconds
+        self._started_at = clock.monotonic()
+
+    def started(self) -> None:
+        """Take the time of a start."""
+        self._started_at = self._clock.monotonic()
+
+    @property
+    def steady(self) -> bool:
+        """Whether it has run long enough since its start."""
+        return self._clock.monotonic() - self._started_at >= self._steady_seconds
+
+    def failed(self) -> float:
+        """Count a failure and return the seconds to wait before the next start."""
+        self.failures += 1
+        return min(self._first_seconds * 2.0 ** min(self.failures - 1, 30), self._longest_seconds)
+
+
 async def first_of(*works: Coroutine[Any, Any, object]) -> None:
-    """Run all until the first of them has ended, and cancel the others; an error of one is the caller's."""
+    """Run all until the first of them has ended, and cancel the others; an error of one is raised."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

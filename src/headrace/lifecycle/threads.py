@@ -24,7 +24,7 @@ class LoopBridge(Generic[T]):
     """Carries items from any thread to one callback on the loop, many items per wake-up.
 
     A wake-up of the loop costs more than a record; so the first item of a burst wakes it, and the callback gets
-    all that have come until it runs. Order is kept per posting thread.
+    all that were posted until it runs. Order is kept per posting thread.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, deliver: Callable[[list[T]], None]) -> None:
@@ -56,7 +56,7 @@ class LoopBridge(Generic[T]):
 
 
 class OwnedThread:
-    """A thread that belongs to a service: it is asked to stop, and its death is reported."""
+    """A thread that belongs to a service, which can stop it and learns of its death."""
 
     def __init__(
         self, name: str, run: Callable[[threading.Event], None], on_death: Callable[[BaseException], None]
@@ -68,7 +68,7 @@ class OwnedThread:
             run: Runs on the thread; returns soon after the event it is given is set.
             on_death: Called on the loop if `run` raises.
         """
-        self.stop_asked = threading.Event()
+        self.stop_requested = threading.Event()
         self._run = run
         self._on_death = on_death
         self._ended = asyncio.Event()
@@ -90,7 +90,7 @@ class OwnedThread:
         Returns:
             Whether it has ended.
         """
-        self.stop_asked.set()
+        self.stop_requested.set()
         if self.alive:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), limit_seconds)
@@ -98,17 +98,17 @@ class OwnedThread:
 
     def _main(self) -> None:
         try:
-            self._run(self.stop_asked)
-        except BaseException as cause:  # noqa: BLE001 boundary of the thread: its owner is told, readiness names the service
-            self._tell(functools.partial(self._on_death, cause))
+            self._run(self.stop_requested)
+        except BaseException as cause:  # noqa: BLE001 boundary of the thread: the owner gets it, readiness names the service
+            self._call_on_loop(functools.partial(self._on_death, cause))
         finally:
-            self._tell(self._ended.set)
+            self._call_on_loop(self._ended.set)
 
-    def _tell(self, call: Callable[[], None]) -> None:
+    def _call_on_loop(self, call: Callable[[], None]) -> None:
         try:
             self._loop.call_soon_threadsafe(call)
         except RuntimeError:
-            return  # the loop has closed: nobody is left to be told
+            return  # the loop has closed, so the owner has ended
 
 
 class LoopThread:
@@ -143,7 +143,7 @@ class LoopThread:
 async def run_blocking(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run a call that blocks on a thread of the shared pool and return its result.
 
-    If cancelled, the call goes on and its result is dropped; so give the call a time limit of its own.
+    If cancelled, the call continues and its result is dropped; so give the call a time limit of its own.
     """
     global _pool
     if _pool is None:

@@ -1,18 +1,18 @@
-"""How the parts of a pipeline hang together: who reads whom, in which order views are made, and what cannot work."""
+"""The graph of a pipeline: which part reads which, the order of the views, and what makes it impossible to run."""
 
 import difflib
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 
 from headrace.pipelines.spec import PipelineSpec
-from headrace.pipelines.sql_names import tables_read
+from headrace.pipelines.sql import tables_read
 
 Path = tuple[str | int, ...]
 """Where in the pipeline file something stands."""
 
 
 def problems_of(spec: PipelineSpec) -> list[tuple[Path, str]]:
-    """Return what makes a pipeline unable to run: place in the file and sentence; empty if nothing does."""
+    """Return what makes a pipeline unable to run: path in the file and sentence; empty if nothing does."""
     return [*_clashes(spec), *_unknown(spec)] or [*_view_cycles(spec)] or [*_topic_cycles(spec)]
 
 

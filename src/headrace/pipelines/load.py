@@ -11,7 +11,7 @@ from headrace.config.yaml_tree import Problems, dotted, read_text, read_tree
 from headrace.errors import PipelineInvalid
 from headrace.pipelines.graph import problems_of
 from headrace.pipelines.spec import PipelineSpec
-from headrace.pipelines.sql_check import check_sql
+from headrace.pipelines.sql import check_sql
 
 log = logging.getLogger(__name__)
 

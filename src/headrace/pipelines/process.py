@@ -1,18 +1,69 @@
-"""One life of a driver process, seen from the process that watches it."""
+"""One driver process: what it needs of this machine, its start, its events and its end."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 from collections.abc import AsyncIterator
+from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
-from headrace.lifecycle import ChildProcess, Deadline, Service
+from headrace.errors import EnvironmentProblem
+from headrace.jvm import ensure_artifacts, find_java
+from headrace.lifecycle import ChildProcess, Deadline, Service, run_blocking
 from headrace.pipelines.driver.plan import AnyEvent, DriverPlan
-from headrace.pipelines.environment import Toolchain
+
+_SPARK_VERSION = "4.2.0"
+_JAVA_VERSION = 17
+# People set these for other installations of Spark; this one must not use them.
+_FOREIGN = ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT", "PYSPARK_DRIVER_PYTHON")
+
+
+class Toolchain(NamedTuple):
+    """Java and the jars that were found."""
+
+    java_home: Path
+    jars: tuple[Path, ...]
+
+    def environment(self, scratch: Path) -> dict[str, str]:
+        """Return the environment of a driver process whose temporary files go to `scratch`."""
+        own = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
+        # The launcher is a JVM of its own that lives for a second: compile little, so that it starts sooner.
+        launcher = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
+        return {**own, "JAVA_HOME": str(self.java_home), "TMPDIR": str(scratch), "SPARK_LAUNCHER_OPTS": launcher}
+
+
+def require_spark() -> None:
+    """Check that pyspark is here, without importing it.
+
+    Raises:
+        EnvironmentProblem: It is not installed, or in a version that the connector does not fit.
+    """
+    try:
+        found = metadata.version("pyspark")
+    except metadata.PackageNotFoundError:
+        found = "not installed"
+    if found != _SPARK_VERSION:
+        raise EnvironmentProblem(
+            f"Pipelines need pyspark {_SPARK_VERSION}; here it is {found}. Run: pip install 'headrace[pipelines]'"
+        )
+
+
+async def find_toolchain() -> Toolchain:
+    """Return Java and the jars; the first call of a user downloads ten megabytes.
+
+    Raises:
+        EnvironmentProblem: Java is missing or too old, or a jar cannot be had.
+    """
+    java = await run_blocking(find_java, _JAVA_VERSION, for_spark=True)
+    folder = await run_blocking(ensure_artifacts, "spark")
+    return Toolchain(java.home, tuple(sorted(folder.glob("*.jar"))))
+
 
 _MAX_EVENT_BYTES = 4_194_304
 _TAIL_BYTES = 4_096
@@ -56,7 +107,7 @@ class DriverProcess:
         return self._child.pid
 
     async def events(self) -> AsyncIterator[AnyEvent]:
-        """Yield what the driver tells, until the process has ended."""
+        """Yield the driver's events until the process has ended."""
         assert self._child.process.stdout is not None
         async for line in self._child.process.stdout:
             yield self._decoder.decode(line)
@@ -67,7 +118,7 @@ class DriverProcess:
 
     async def stop(self, deadline: Deadline) -> None:
         """Let each flow finish its micro-batch, at most until the deadline; after it nothing of the process is left."""
-        # Only the Python process is told. The JVM would take the same signal as an order to end now.
+        # Only the Python process gets the signal. The JVM would end at once.
         with contextlib.suppress(ProcessLookupError):
             self._child.process.terminate()
         with contextlib.suppress(TimeoutError):
@@ -78,7 +129,7 @@ class DriverProcess:
         """End the process and its JVM now; they may have ended already."""
         self._child.kill()
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         """Return the last lines of what the process and its JVM wrote to standard error; empty if nothing."""
         with self._errors.open("rb") as file:
             file.seek(max(0, self._errors.stat().st_size - _TAIL_BYTES))

@@ -1,4 +1,4 @@
-"""Runs a pipeline: keeps a driver process alive, knows how it is, and says why when it is not."""
+"""Runs a pipeline: keeps a driver process alive and reports its status."""
 
 import asyncio
 import logging
@@ -8,27 +8,25 @@ from typing import Any
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import ConfigError, DriverLost, HeadraceError, PipelineInvalid
 from headrace.kafka import Admin
-from headrace.lifecycle import Clock, Deadline, Readiness, Service
+from headrace.lifecycle import Clock, Deadline, Readiness, RestartPauses, Service
 from headrace.pipelines.driver import plan as wire
-from headrace.pipelines.environment import Toolchain, find_toolchain, require_spark
 from headrace.pipelines.graph import sources_of
-from headrace.pipelines.offsets import OffsetPublisher
-from headrace.pipelines.process import DriverProcess
+from headrace.pipelines.process import DriverProcess, Toolchain, find_toolchain, require_spark
 from headrace.pipelines.spec import PipelineSpec
-from headrace.pipelines.status import RunStatus
+from headrace.pipelines.status import OffsetPublisher, RunStatus
 
 log = logging.getLogger(__name__)
 
 _PREPARE_RETRY_SECONDS = 1.0
-_FIRST_DELAY_SECONDS = 1.0
-_MAX_DELAY_SECONDS = 30.0
-_HEALTHY_SECONDS = 60.0
+_FIRST_PAUSE_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 30.0
+_STEADY_SECONDS = 60.0
 
 
 class PipelineRun(Service):
-    """A pipeline that runs until it is stopped: what fails is started again from its checkpoint, and said.
+    """A pipeline that runs until it is stopped: a driver that fails is started again from its checkpoint.
 
-    Only an error in the pipeline itself (SQL, schema) ends it for good; the process lives on and readiness says it.
+    Only an error in the pipeline itself (SQL, schema) ends it for good; readiness then has the reason.
     """
 
     def __init__(self, spec: PipelineSpec, kafka: KafkaConfig, state_dir: Path, clock: Clock, admin: Admin) -> None:
@@ -47,7 +45,7 @@ class PipelineRun(Service):
         self._publisher = OffsetPublisher(admin.alter_group_offsets, clock)
         self._status = RunStatus(spec.name, self.groups)
         self._driver: DriverProcess | None = None
-        self._life_over = asyncio.Event()
+        self._driver_ended = asyncio.Event()
         self._stopping = False
 
     async def start(self) -> None:
@@ -64,7 +62,7 @@ class PipelineRun(Service):
         self._stopping = True
         if self._driver:
             await self._driver.stop(deadline)
-            await self._life_over.wait()  # what the driver told last is read by then
+            await self._driver_ended.wait()  # its last events are read by then
         await self._publisher.flush()
 
     async def stop(self) -> None:
@@ -86,7 +84,7 @@ class PipelineRun(Service):
 
     @property
     def groups(self) -> dict[str, str]:
-        """Flow to the consumer group that shows how far it has come."""
+        """Flow to the consumer group that shows its progress."""
         return {name: self._spec.group(name) for name in self._spec.flows}
 
     def counts(self, flow: str) -> dict[str, int]:
@@ -95,23 +93,23 @@ class PipelineRun(Service):
         return {"read": found.input_records, "corrupt": found.corrupt_records, "tombstone": found.tombstone_records}
 
     async def _keep_running(self) -> None:
-        delay = _FIRST_DELAY_SECONDS
+        pauses = RestartPauses(self._clock, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, _STEADY_SECONDS)
         while not self._stopping:
             plan = await self._prepared()
-            began = self._clock.monotonic()
+            pauses.started()
             try:
-                await self._one_life(*plan)
+                await self._run_driver(*plan)
             except PipelineInvalid as cause:
                 log.error("pipeline %s cannot run: %s", self._spec.name, cause)
                 self._status.become("failed", cause.description)
                 return
             except DriverLost as cause:
-                if self._clock.monotonic() - began >= _HEALTHY_SECONDS:
-                    delay = _FIRST_DELAY_SECONDS
-                log.warning("pipeline %s starts again in %g s: %s", self._spec.name, delay, cause)
-                self._status.become("waiting", f"{cause.description.rstrip('.')}. Next start in {delay:g} s")
-                await self._clock.sleep(delay)
-                delay = min(2 * delay, _MAX_DELAY_SECONDS)
+                if pauses.steady:
+                    pauses.failures = 0
+                pause = pauses.failed()
+                log.warning("pipeline %s starts again in %g s: %s", self._spec.name, pause, cause)
+                self._status.become("waiting", f"{cause.description.rstrip('.')}. Next start in {pause:g} s")
+                await self._clock.sleep(pause)
             else:
                 return
 
@@ -140,8 +138,8 @@ class PipelineRun(Service):
                 )
                 return plan, toolchain
 
-    async def _one_life(self, plan: wire.DriverPlan, toolchain: Toolchain) -> None:
-        """Run a driver process to its end. Returns if it had nothing more to do or was stopped.
+    async def _run_driver(self, plan: wire.DriverPlan, toolchain: Toolchain) -> None:
+        """Run a driver process to its end. Returns if it had finished or was stopped.
 
         Raises:
             PipelineInvalid: Spark does not accept the pipeline.
@@ -149,8 +147,8 @@ class PipelineRun(Service):
         """
         if self._stopping:
             return
-        self._status.new_life()
-        self._life_over.clear()
+        self._status.driver_started()
+        self._driver_ended.clear()
         try:
             driver = self._driver = await DriverProcess.start(self, plan, toolchain)
         except OSError as cause:  # a full disk, too many processes: both pass
@@ -161,23 +159,25 @@ class PipelineRun(Service):
             async for event in driver.events():
                 self._status.apply(event)
                 if isinstance(event, wire.FlowProgress):
-                    self._publisher.note(self._spec.group(event.flow), event.positions)
+                    self._publisher.add(self._spec.group(event.flow), event.positions)
                 if isinstance(event, wire.Failed):
                     failure = event
             code = await driver.exit_code()
         finally:
             driver.kill()
             self._driver = None
-            self._life_over.set()
+            self._driver_ended.set()
         if self._stopping or self._status.state == "finished":
             return
-        raise _as_error(self._spec.name, failure, code, driver.last_words())
+        raise _as_error(self._spec.name, failure, code, driver.last_output())
 
 
-def _as_error(pipeline: str, failure: wire.Failed | None, code: int, last_words: str) -> HeadraceError:
+def _as_error(pipeline: str, failure: wire.Failed | None, code: int, last_output: str) -> HeadraceError:
     if failure is None:
         text = f"The Spark driver of pipeline {pipeline} ended with exit code {code}."
-        return DriverLost(f"{text} It said: {last_words}" if last_words else text, pipeline=pipeline, exit_code=code)
+        return DriverLost(
+            f"{text} Its last output: {last_output}" if last_output else text, pipeline=pipeline, exit_code=code
+        )
     where = f"pipeline {pipeline}, {failure.part}" if failure.part else f"pipeline {pipeline}"
     text = f"{where}: {failure.error}: {failure.text}"
     kind = DriverLost if failure.retriable else PipelineInvalid

@@ -33,7 +33,7 @@ class TriggerSpec(Section):
     interval_seconds: Seconds = _INTERVAL_SECONDS
     """Pause between the beginnings of two micro-batches; 0 begins the next one at once and uses a core for it."""
     once: bool = False
-    """Take what is there now, then end; the next run goes on from the checkpoint."""
+    """Read all present records, then end; the next run continues from the checkpoint."""
     max_records: Count = 250_000
     """Records that one micro-batch takes from one source at most."""
 

@@ -1,10 +1,14 @@
-"""How a pipeline's run is: what the driver told, added up over all its lives in this process."""
+"""The status of a pipeline's run, and the offsets that show its progress to Kafka's tools."""
 
 import logging
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from headrace.errors import HeadraceError
+from headrace.lifecycle import Clock
 from headrace.pipelines.driver import plan as wire
+from headrace.records import TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -17,7 +21,7 @@ class FlowStatus:
 
     state: State = "starting"
     group: str = ""
-    """Consumer group that shows how far the flow has come; it has no members."""
+    """Consumer group that shows the progress of the flow; it has no members."""
     batch_id: int = -1
     """Last micro-batch that ended; -1 if none has."""
     input_records: int = 0
@@ -43,15 +47,15 @@ class RunStatus:
         self.starts = 0
         self.flows = {name: FlowStatus(group=group) for name, group in groups.items()}
 
-    def new_life(self) -> None:
-        """Note that a driver process was started."""
+    def driver_started(self) -> None:
+        """Count the start of a driver process."""
         self.starts += 1
         self.become("starting", "Spark is starting")
         for flow in self.flows.values():
             flow.state = "starting"
 
     def become(self, state: State, reason: str = "") -> None:
-        """Note how the run as a whole is, and why it is not ready if it is not."""
+        """Set the state of the run as a whole, and why it is not ready."""
         self.state, self.reason = state, reason
         if state in ("waiting", "failed", "stopped"):
             for flow in self.flows.values():
@@ -59,7 +63,7 @@ class RunStatus:
                     flow.state = state
 
     def apply(self, event: wire.AnyEvent) -> None:
-        """Note what the driver told."""
+        """Apply an event of the driver."""
         match event:
             case wire.SessionReady():
                 self.reason = "its flows are being started"
@@ -96,3 +100,51 @@ class RunStatus:
             flow.lag_records = event.lag_records
         flow.corrupt_records += event.corrupt_records
         flow.tombstone_records += event.tombstone_records
+
+
+PublishOffsets = Callable[[str, Mapping[TopicPartition, int]], Awaitable[None]]
+"""Sets the committed offsets of a group: group, partition to the next offset to read."""
+
+_INTERVAL_SECONDS = 1.0
+
+
+class OffsetPublisher:
+    """Publishes the newest positions of each group at most once a second."""
+
+    def __init__(self, publish: PublishOffsets, clock: Clock) -> None:
+        self._publish = publish
+        self._clock = clock
+        self._pending: dict[str, dict[TopicPartition, int]] = {}
+        self._failing = False
+
+    def add(self, group: str, positions: Mapping[str, Mapping[int, int]]) -> None:
+        """Take new positions of a group: topic to partition to the next offset to read."""
+        pending = self._pending.setdefault(group, {})
+        for topic, partitions in positions.items():
+            for partition, offset in partitions.items():
+                pending[TopicPartition(topic, partition)] = offset
+
+    async def run(self) -> None:
+        """Publish for ever."""
+        while True:
+            await self._clock.sleep(_INTERVAL_SECONDS)
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Publish new positions. A failure is logged once, and those positions are tried again."""
+        for group, pending in list(self._pending.items()):
+            sent = dict(pending)
+            if not sent:
+                continue
+            try:
+                await self._publish(group, sent)
+            except HeadraceError as cause:
+                if not self._failing:
+                    log.warning("offsets of group %s are not published, so its lag is stale: %s", group, cause)
+                self._failing = True
+                return
+            self._failing = False
+            # Only what was sent: newer positions may have arrived, and a drain may publish at the same time.
+            for where, offset in sent.items():
+                if pending.get(where) == offset:
+                    del pending[where]

@@ -249,14 +249,14 @@ class ProduceService:
             prepared.ignored_fields,
         )
         if self._audit:
-            self._audit.produced(prepared.records, results, answer.written_records, prepared.size_bytes)
+            self._audit.produced(prepared.records, results, size_bytes=prepared.size_bytes)
         return answer
 
     def audit(self, records: Sequence[OutgoingRecord], results: Sequence[Result]) -> int:
         """Audit the results of a stream's records, and return how many are certainly written."""
         written = sum(isinstance(result, Produced) for result in results)
         if self._audit and records:
-            self._audit.produced(records, results, written)
+            self._audit.produced(records, results)
         return written
 
     def not_sent(self, topic: str, error: errors.HeadraceError, count: int = 0) -> None:

@@ -157,7 +157,7 @@ class Transactions:
             results = [kind(one.description, keyed=True) if isinstance(one, kind) else one for one in results]
         answer = prepared.answer(results)
         if self._audit:
-            self._audit.produced(prepared.records, results, answer.written_records)
+            self._audit.produced(prepared.records, results)
         return answer
 
 

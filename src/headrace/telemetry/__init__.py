@@ -1,1 +1,1 @@
-"""What Headrace tells of itself: logs, metrics, and the id that ties one request's traces together."""
+"""Logs, metrics, audit, and the id that connects the traces of one request."""

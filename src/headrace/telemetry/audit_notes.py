@@ -1,23 +1,22 @@
-"""What a note of the audit looks like, and making the notes of many records at once.
-
-The notes of one batch differ in a few places only, so what they share is written once as JSON and the rest is put
-behind it: noting a record must cost a part of what carrying it costs. Source: sidecar.md 9.1.
-"""
+"""Notes of the audit: their fields, and how the notes of many records are made."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from headrace.errors import FatalKafkaError, HeadraceError, KafkaTimeout
 from headrace.records import Header, OutgoingRecord, Produced, Record
-from headrace.telemetry.correlation import new_correlation_ids
+from headrace.telemetry.correlation import new_correlation_id
 
 Line = tuple[bytes, bytes]
 """A note as it is written: its correlation id, and its JSON text."""
+KeyText = Callable[[bytes | None], str | None]
+"""Returns a record's key as the notes show it."""
 
 _CORRELATION: Final = "X-Correlation-Id"
 _TRACEABILITY: Final = "X-Traceability-Id"
@@ -27,7 +26,7 @@ _encode_json = msgspec.json.Encoder().encode
 
 
 class AuditNote(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True, gc=False):
-    """One line of the audit, in the original's words; what says nothing is left out."""
+    """One note, with the field names of the light-4j kafka-sidecar; empty fields are left out."""
 
     id: str = ""
     service_id: str
@@ -57,8 +56,14 @@ class AuditNote(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True
         return self.correlation_id.encode(), _encode_json(self)
 
 
-class Said(Protocol):
-    """What was said of a record that did not end well."""
+class RangeNote(AuditNote, rename="camel", omit_defaults=True, kw_only=True, gc=False):
+    """A note that may stand for `count` records of one partition, from `offset` to `last_offset`."""
+
+    last_offset: int | None = None
+
+
+class RecordEnd(Protocol):
+    """What a destination reported of a record that did not end well."""
 
     @property
     def error(self) -> str:
@@ -66,11 +71,11 @@ class Said(Protocol):
 
     @property
     def details(self) -> tuple[tuple[str, str], ...]:
-        """What else the destination said of the record, by name."""
+        """Further details of the answer, by name."""
 
 
 class Consumption(NamedTuple):
-    """Whose records ended."""
+    """Who consumed records."""
 
     audit_type: str
     """`REACTIVE_CONSUMER` or `STREAMING_CONSUMER`."""
@@ -79,8 +84,8 @@ class Consumption(NamedTuple):
     """Id of the job that delivered them once more."""
 
 
-class Reported(NamedTuple):
-    """What a client says of a record that it fetched."""
+class ClientReport(NamedTuple):
+    """What a client reports of a record that it fetched."""
 
     topic: str
     partition: int
@@ -92,7 +97,13 @@ class Reported(NamedTuple):
     timestamp: int | None
 
 
-def shown_key(how: str) -> Callable[[bytes | None], str | None]:
+class _Ids(NamedTuple):
+    correlation: str = ""
+    traceability: str = ""
+    redrive_of: str = ""
+
+
+def key_text(how: str) -> KeyText:
     """Return what shows a record's key in the way that `audit.keys` says."""
     if how == "none":
         return lambda key: None
@@ -101,152 +112,144 @@ def shown_key(how: str) -> Callable[[bytes | None], str | None]:
     return lambda key: None if key is None else hashlib.sha256(key).hexdigest()[:32]
 
 
-def production_lines(
-    shared: AuditNote,
-    key_of: Callable[[bytes | None], str | None],
-    records: Sequence[OutgoingRecord],
-    results: Sequence[Produced | HeadraceError],
-    failed_only: bool,
-) -> Iterator[Line]:
-    """Yield the notes of records that were written, or not.
+def written_notes(
+    common: RangeNote, key_of: KeyText, records: Sequence[OutgoingRecord], results: Sequence[Produced | HeadraceError]
+) -> Iterator[RangeNote]:
+    """Yield a note for each record that was written.
 
     Args:
-        shared: What the notes of these records have in common, as of a success.
-        key_of: What `shown_key` returns.
-        records: What was to be written.
+        common: The fields that all notes share.
+        key_of: Shows keys.
+        records: The records that were sent.
         results: One per record.
-        failed_only: Whether what was written is left out.
     """
-    heads: dict[str, bytes] = {}
-    for identity, record, result in zip(new_correlation_ids(len(records)), records, results, strict=True):
-        correlation, trace, _ = _ids_of(record.headers)
+    for record, result in zip(records, results, strict=True):
+        if isinstance(result, Produced):
+            ids = _ids_of(record.headers)._replace(redrive_of="")
+            yield _note_of(common, ids, record.topic, result.partition, result.offset, key_of(record.key))
+
+
+def unwritten_notes(
+    common: RangeNote, key_of: KeyText, records: Sequence[OutgoingRecord], results: Sequence[Produced | HeadraceError]
+) -> Iterator[RangeNote]:
+    """Yield a note for each record that was not written, or may not be; arguments as of `written_notes`."""
+    for record, result in zip(records, results, strict=True):
         if isinstance(result, HeadraceError):
-            unknown = isinstance(result, _UNKNOWN)
-            yield msgspec.structs.replace(
-                shared,
-                id=identity.decode(),
-                audit_status="UNKNOWN" if unknown else "FAILURE",
-                topic=record.topic,
-                partition=record.partition or 0,
-                offset=0,
-                key=key_of(record.key),
-                correlation_id=_text(correlation or identity),
-                traceability_id=_text(trace),
-                stacktrace=reason_of(result),
-            ).line
-        elif not failed_only:
-            head = heads.get(record.topic) or heads.setdefault(record.topic, _head(shared, record.topic))
-            correlation = correlation or identity
-            tail = b"" if record.key is None and not trace else _tail(key_of(record.key), trace, b"")
-            yield correlation, _LINE % (head, result.partition, result.offset, _json(correlation), identity, tail)
+            ids = _ids_of(record.headers)._replace(redrive_of="")
+            note = _note_of(common, ids, record.topic, record.partition or 0, 0, key_of(record.key))
+            note.audit_status = "UNKNOWN" if isinstance(result, _UNKNOWN) else "FAILURE"
+            note.stacktrace = reason_of(result)
+            yield note
 
 
-def consumption_lines(
-    shared: AuditNote,
-    key_of: Callable[[bytes | None], str | None],
-    whose: Consumption,
-    records: Sequence[Record],
-    outcomes: Sequence[Said],
-) -> Iterator[Line]:
-    """Yield the notes of records that ended.
+def written_ranges(
+    common: RangeNote, key_of: KeyText, records: Sequence[OutgoingRecord], results: Sequence[Produced | HeadraceError]
+) -> list[RangeNote]:
+    """Return one note for the records that one request wrote to one partition; arguments as of `written_notes`."""
+    if len(records) == 1:
+        return list(written_notes(common, key_of, records, results))
+    offsets: dict[tuple[str, int], list[int]] = {}
+    for record, result in zip(records, results, strict=True):
+        if isinstance(result, Produced):
+            offsets.setdefault((record.topic, result.partition), []).append(result.offset)
+    return _ranges(common, offsets, (record.headers for record in records))
+
+
+def consumed_notes(
+    common: RangeNote, key_of: KeyText, records: Sequence[Record], ends: Sequence[RecordEnd] = ()
+) -> Iterator[RangeNote]:
+    """Yield a note for each record that ended.
 
     Args:
-        shared: What the notes of these records have in common.
-        key_of: What `shown_key` returns.
-        whose: Who consumed them.
-        records: What ended.
-        outcomes: What was said of each, if anything was.
+        common: The fields that all notes share.
+        key_of: Shows keys.
+        records: The records that ended.
+        ends: What was reported of each, if they did not end well and anything was reported.
     """
-    topic, partition, head, start, delivery = "", -1, b"", b"", b""
-    for index, (identity, record) in enumerate(zip(new_correlation_ids(len(records)), records, strict=True)):
-        headers, offset = record.read_headers(), record.offset
-        if shared.audit_status != "SUCCESS":
-            yield _failure(shared, key_of, identity, record, outcomes[index] if outcomes else None)
-            continue
-        if record.partition != partition or record.topic != topic:
-            topic, partition = record.topic, record.partition
-            # As in a delivery: without an id of its own, the record's is that of its delivery.
-            delivery = f"{whose.group}:{topic}:{partition}:".encode()
-            head = _head(shared, topic)
-            start = b'%b"partition":%d,"correlationId":%b' % (head, partition, _json(delivery)[:-1])
-        if headers:
-            correlation, trace, redrive_of = _ids_of(headers)
-            correlation = correlation or _delivery_id(whose.group, record, redrive_of)
-            tail = _tail(key_of(record.key), trace, redrive_of)
-            yield correlation, _LINE % (head, partition, offset, _json(correlation), identity, tail)
-        else:
-            tail = b"" if record.key is None else _tail(key_of(record.key), b"", b"")
-            yield b"%b%d" % (delivery, offset), _BARE % (start, offset, offset, identity, tail)
+    for index, record in enumerate(records):
+        ids = _ids_of(record.read_headers())
+        details = dict(ends[index].details) if ends else {}
+        place = ids.redrive_of or f"{record.topic}:{record.partition}:{record.offset}"
+        # As in a delivery: a record without an id of its own has that of its delivery.
+        correlation = ids.correlation or details.get("correlation_id", "") or f"{common.group}:{place}"
+        ids = _Ids(correlation, ids.traceability or details.get("traceability_id", ""), ids.redrive_of)
+        note = _note_of(common, ids, record.topic, record.partition, record.offset, key_of(record.key))
+        note.timestamp = int(details.get("result_timestamp", common.timestamp))
+        if ends and ends[index].error:
+            note.reason = f"{common.reason}: {ends[index].error}"
+        yield note
 
 
-def _failure(
-    shared: AuditNote,
-    key_of: Callable[[bytes | None], str | None],
-    identity: bytes,
-    record: Record,
-    outcome: Said | None,
-) -> Line:
-    correlation, trace, redrive_of = _ids_of(record.read_headers())
-    said = dict(outcome.details if outcome else ())
-    why = f": {outcome.error}" if outcome and outcome.error else ""
-    given = correlation or said.get("correlation_id", "").encode()
-    return msgspec.structs.replace(
-        shared,
-        id=identity.decode(),
-        timestamp=int(said.get("result_timestamp", shared.timestamp)),
-        topic=record.topic,
-        partition=record.partition,
-        offset=record.offset,
-        key=key_of(record.key),
-        correlation_id=_text(given or _delivery_id(shared.group, record, redrive_of)),
-        traceability_id=_text(trace) or said.get("traceability_id", ""),
-        redrive_of=_text(redrive_of),
-        reason=f"{shared.reason}{why}",
-    ).line
+def consumed_ranges(common: RangeNote, key_of: KeyText, records: Sequence[Record]) -> list[RangeNote]:
+    """Return one note for the delivered records of each partition; arguments as of `consumed_notes`."""
+    if len(records) == 1:
+        return list(consumed_notes(common, key_of, records))
+    offsets: dict[tuple[str, int], list[int]] = {}
+    for record in records:
+        offsets.setdefault((record.topic, record.partition), []).append(record.offset)
+    return _ranges(common, offsets, (record.read_headers() for record in records))
 
 
 def reason_of(error: HeadraceError) -> str:
-    """Return an error as a note tells it."""
+    """Return an error as a note shows it."""
     return f"{error.code} {error.message}: {error.description}"
 
 
-_BARE: Final = b'%b%d","offset":%d,"id":"%b"%b}'
-_LINE: Final = b'%b"partition":%d,"offset":%d,"correlationId":%b,"id":"%b"%b}'
+def _ranges(
+    common: RangeNote, offsets: dict[tuple[str, int], list[int]], headers: Iterable[list[Header] | None]
+) -> list[RangeNote]:
+    """Return a note for each partition; it has a correlation id if all records of the request have the same."""
+    shared = _shared_correlation(headers)
+    return [
+        replace(
+            common,
+            id=new_correlation_id().decode(),
+            topic=topic,
+            partition=partition,
+            offset=min(found),
+            last_offset=max(found),
+            count=len(found),
+            correlation_id=shared,
+        )
+        for (topic, partition), found in offsets.items()
+    ]
 
 
-def _head(shared: AuditNote, topic: str) -> bytes:
-    """Return the beginning of every note of a topic, up to the comma behind what they share."""
-    return _encode_json(msgspec.structs.replace(shared, topic=topic))[:-1] + b","
+def _shared_correlation(all_headers: Iterable[list[Header] | None]) -> str:
+    shared = b""
+    for headers in all_headers:
+        own = next((value for name, value in headers or () if name == _CORRELATION), None)
+        if not own or (shared and own != shared):
+            return ""
+        shared = own
+    return _text(shared)
 
 
-def _tail(key: str | None, trace: bytes, redrive_of: bytes) -> bytes:
-    text = b"" if key is None else b',"key":' + _encode_json(key)
-    if trace:
-        text += b',"traceabilityId":' + _json(trace)
-    return text + b',"redriveOf":' + _json(redrive_of) if redrive_of else text
+def _note_of(common: RangeNote, ids: _Ids, topic: str, partition: int, offset: int, key: str | None) -> RangeNote:
+    identity = new_correlation_id().decode()
+    return replace(
+        common,
+        id=identity,
+        topic=topic,
+        partition=partition,
+        offset=offset,
+        key=key,
+        correlation_id=ids.correlation or identity,
+        traceability_id=ids.traceability,
+        redrive_of=ids.redrive_of,
+    )
 
 
-def _delivery_id(group: str, record: Record, redrive_of: bytes) -> bytes:
-    if redrive_of:
-        return group.encode() + b":" + redrive_of
-    return f"{group}:{record.topic}:{record.partition}:{record.offset}".encode()
+def _ids_of(headers: Sequence[Header] | None) -> _Ids:
+    """Return correlation id, traceability id and first position of a record; each empty where no header has it."""
+    if not headers:
+        return _NO_IDS
+    found = {name: value for name, value in headers if name in _ID_HEADERS}
+    return _Ids(*(_text(found.get(name) or b"") for name in _ID_HEADERS))
 
 
-def _ids_of(headers: Sequence[Header] | None) -> tuple[bytes, bytes, bytes]:
-    """Return correlation id, traceability id and first place, each empty where no header says it."""
-    correlation = trace = place = b""
-    for name, value in headers or ():
-        if name == _CORRELATION:
-            correlation = value or b""
-        elif name == _TRACEABILITY:
-            trace = value or b""
-        elif name == _REDRIVE_OF:
-            place = value or b""
-    return correlation, trace, place
-
-
-def _json(data: bytes) -> bytes:
-    return _encode_json(_text(data))
+_ID_HEADERS: Final = (_CORRELATION, _TRACEABILITY, _REDRIVE_OF)
+_NO_IDS: Final = _Ids()
 
 
 def _text(data: bytes) -> str:

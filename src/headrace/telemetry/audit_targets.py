@@ -1,31 +1,42 @@
-"""Where the audit goes: a file that is put aside when it is full, or a Kafka topic."""
+"""Targets of the audit: a file that is rotated when it is full, or a Kafka topic."""
 
 import contextlib
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Sequence
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from typing import Protocol
 
 from headrace.config.audit import AuditConfig
+from headrace.errors import HeadraceError
+from headrace.lifecycle import run_blocking
+from headrace.records import OutgoingRecord, Produced
 from headrace.telemetry.audit_notes import Line
 
 log = logging.getLogger(__name__)
+
+Produce = Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Produced | HeadraceError]]]
+"""Writes records and returns one result per record, in their order."""
+
+
+class AuditTarget(Protocol):
+    """Stores notes."""
+
+    async def write(self, lines: Sequence[Line]) -> int:
+        """Write notes; return how many are lost, after the log has said why."""
 
 
 class AuditFile:
     """Lines of JSON that only the owner of the process may read."""
 
     def __init__(self, settings: AuditConfig) -> None:
-        """Prepare; the file is opened anew for each write, so others may move it away."""
+        """Prepare; the file is opened anew for each write, so other programs may move it away."""
         self._settings = settings
-        self.waiting = 0
 
-    def write(self, notes: Iterable[Line]) -> int:
-        lines = [line for _, line in notes]
+    async def write(self, lines: Sequence[Line]) -> int:
         try:
-            self._append(b"\n".join([*lines, b""]).decode())
+            await run_blocking(self._append, b"".join([line + b"\n" for _, line in lines]).decode())
         except OSError as cause:
             log.warning("audit: %d notes are lost, because %s: %s", len(lines), self._settings.file, cause.strerror)
             return len(lines)
@@ -34,42 +45,32 @@ class AuditFile:
     def _append(self, text: str) -> None:
         settings = self._settings
         settings.file.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.closing(_File(settings.file, backupCount=settings.old_files, encoding="utf-8")) as file:
+        with contextlib.closing(_RotatingFile(settings.file, backupCount=settings.old_files, encoding="utf-8")) as file:
             if file.stream.tell() and file.stream.tell() + len(text) > settings.max_file_bytes:
                 file.doRollover()
             file.stream.write(text)
 
 
-class BulkWriter(Protocol):
-    """Writes records, and says later what became of them."""
-
-    @property
-    def waiting(self) -> int:
-        """Records of which it is not known yet."""
-
-    def write(self, topic: str, records: Iterable[Line]) -> tuple[int, str]:
-        """Take keys and values, on a thread; return how many failed since the last call, and why."""
-
-
 class AuditTopic:
-    """Records with the correlation id as key."""
+    """Records of a topic, with the correlation id as key."""
 
-    def __init__(self, topic: str, writer: BulkWriter) -> None:
-        self._topic, self._writer = topic, writer
+    def __init__(self, topic: str, produce: Produce) -> None:
+        self._topic, self._produce = topic, produce
 
-    @property
-    def waiting(self) -> int:
-        return self._writer.waiting
+    async def write(self, lines: Sequence[Line]) -> int:
+        if not lines:
+            return 0
+        try:
+            results = await self._produce([OutgoingRecord(self._topic, key or None, line) for key, line in lines])
+        except HeadraceError as cause:
+            results = [cause] * len(lines)
+        if lost := [result for result in results if isinstance(result, HeadraceError)]:
+            log.warning("audit: %d notes are lost, because %s", len(lost), lost[-1].description)
+        return len(lost)
 
-    def write(self, notes: Iterable[Line]) -> int:
-        lost, why = self._writer.write(self._topic, notes)
-        if lost:
-            log.warning("audit: %d notes are lost, because %s", lost, why)
-        return lost
 
-
-class _File(RotatingFileHandler):
-    """The standard library's, for how it puts files aside."""
+class _RotatingFile(RotatingFileHandler):
+    """The rotating file of the standard library, readable by its owner only."""
 
     stream: TextIOWrapper
 

@@ -1,8 +1,8 @@
-"""The correlation id: of the request at hand, and new ones.
+"""The correlation id of the present request, and new ids.
 
-A new id is a UUIDv7 in URL-safe base64 without padding, 22 characters, as the original's. It is put together in the
-base64 alphabet, because a request may need thousands. Source: RFC 9562 section 5.7 and method 1 of 6.2; RFC 4648
-section 5; sidecar.md 2.7.
+A new id is a UUIDv7 in URL-safe base64 without padding, 22 characters, as in the light-4j kafka-sidecar. It is made
+in the base64 alphabet, because a request may need thousands. Source: RFC 9562 section 5.7 and method 1 of 6.2;
+RFC 4648 section 5.
 """
 
 import functools
@@ -15,7 +15,7 @@ correlation_id: ContextVar[str] = ContextVar("correlation_id", default="")
 """Id of the request this task serves; empty outside of requests."""
 
 caller: ContextVar[str] = ContextVar("caller", default="")
-"""Name of the principal this task serves; empty when it is not known or nobody has to say."""
+"""Name of the principal this task serves; empty when it is not known or authentication is off."""
 
 _ALPHABET: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 _PAIRS: Final = [bytes((a, b)) for a in _ALPHABET for b in _ALPHABET]

@@ -15,7 +15,7 @@ _NOISY: Final = ("uvicorn", "aiohttp", "asyncio")
 
 
 def configure_logging(level: str) -> None:
-    """Log from `level` on (`debug`, `info`, `warning`, `error`) to standard error, in place of what was set before."""
+    """Log from `level` on (`debug`, `info`, `warning`, `error`) to standard error; replaces earlier settings."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(TextFormatter(level == "debug") if sys.stderr.isatty() else JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
@@ -44,7 +44,7 @@ class TextFormatter(logging.Formatter):
     """A line for people. Control characters are shown, not sent, so no text can pose as another line."""
 
     def __init__(self, with_traces: bool) -> None:
-        """Append stack traces, on lines of their own, only when asked to."""
+        """Append stack traces, on lines of their own, only if `with_traces`."""
         super().__init__()
         self._with_traces = with_traces
 

@@ -1,22 +1,65 @@
-"""Counts what Headrace does, and shows it in the words of the catalogue.
+"""The metrics: their catalogue, and the numbers of one process.
 
-Counting is plain dictionaries on the loop, so it costs a batch or a request well under a microsecond; the metrics
-library runs only when `/metrics` is read. Source: Prometheus text format 0.0.4.
+Requests and audit notes are counters and a histogram of the metrics library. Pumps, queues and flows have counts of
+their own, which are read when `/metrics` is read.
 """
 
-from bisect import bisect_left
-from collections import Counter, defaultdict
+import csv
+import functools
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final
+from pathlib import Path
+from typing import Final, NamedTuple
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from headrace.lifecycle import gauges
 from headrace.records import TopicPartition
-from headrace.telemetry.catalogue import BY_NAME, CATALOGUE
+
+
+class MetricSpec(NamedTuple):
+    """Name and meaning of a metric."""
+
+    name: str
+    """As Prometheus shows it: a counter ends in `_total`."""
+    type: str
+    """`counter`, `gauge` or `histogram`."""
+    unit: str
+    labels: tuple[str, ...]
+    help: str
+
+
+def _catalogue() -> Iterator[MetricSpec]:
+    with Path(__file__).with_name("metrics.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            yield MetricSpec(row["name"], row["type"], row["unit"], tuple(row["labels"].split()), row["help"])
+
+
+CATALOGUE: Final = tuple(_catalogue())
+"""Every metric, from `metrics.csv`. `docs/reference/metrics.md` is made from it."""
+BY_NAME: Final = {spec.name: spec for spec in CATALOGUE}
+
+OUTCOMES: Final = {
+    "delivered": "the backend or the handler took the record",
+    "dead_letter": "the record is in the dead letter topic",
+    "retry_topic": "the record is in a retry topic, from which it is delivered again",
+    "skipped": "the record failed, and by the policy this failure counts as handled",
+    "skipped_by_operator": "an operator ended the record without a delivery",
+    "delegated": "the record was not delivered here: it is blocked by its key, was delivered before, or not requested",
+    "discarded": "the record failed for good, and there is no dead letter topic for it",
+}
+"""Values of the label `outcome` of `headrace_ended_records_total`."""
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 """Media type of `Metrics.render`."""
@@ -24,7 +67,6 @@ CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 _SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _Labels = tuple[str, ...]
 _ENDED: Final = "headrace_ended_records_total"
-_REQUESTS: Final = "headrace_http_request_seconds"
 _BREAKER: Final = "headrace_breaker_open"
 
 DELIVERY_COUNTS: Final[Mapping[str, tuple[str, _Labels]]] = {
@@ -51,15 +93,20 @@ DELIVERY_COUNTS: Final[Mapping[str, tuple[str, _Labels]]] = {
 """The name of a count of a pump or a flow: its metric, and its labels after `kind` and `consumer`."""
 
 
+disable_created_metrics()  # type: ignore[no-untyped-call]  # no series with the time of each first sample
+
+
 class Metrics(Collector):
     """The numbers of one process; call its methods on the loop, once per batch."""
 
     def __init__(self) -> None:
-        self._requested_records = 0
-        self._acknowledged_records = 0
-        self._audit: Counter[str] = Counter()
+        self._requested_records = _counter("headrace_produce_requested_records_total")
+        self._acknowledged_records = _counter("headrace_produce_acknowledged_records_total")
+        self._audit_notes = _counter("headrace_audit_notes_total")
+        spec = BY_NAME["headrace_http_request_seconds"]
+        self._requests = Histogram(spec.name, spec.help, spec.labels, registry=None, buckets=_SECONDS)
+        self._requests_of = functools.cache(self._requests.labels)
         self._deliveries: dict[tuple[str, str], list[Callable[[], Mapping[str, int]]]] = defaultdict(list)
-        self._requests: dict[tuple[str, int], _Durations] = defaultdict(_Durations)
         self.lag_of: Callable[[], Iterable[tuple[str, TopicPartition, int]]] = tuple
         """Returns group, partition and lag in records, as far as it is known; called when `/metrics` is read."""
         self._registry = CollectorRegistry(auto_describe=False)
@@ -68,12 +115,12 @@ class Metrics(Collector):
 
     def produced(self, requested_records: int, acknowledged_records: int) -> None:
         """Count the records of a produce request, and those of them that Kafka acknowledged."""
-        self._requested_records += requested_records
-        self._acknowledged_records += acknowledged_records
+        self._requested_records.inc(requested_records)
+        self._acknowledged_records.inc(acknowledged_records)
 
     def audit_notes(self, outcome: str, notes: int) -> None:
         """Count notes of the audit that were `written`, `lost` on the way, or `dropped` because the queue was full."""
-        self._audit[outcome] += notes
+        self._audit_notes.labels(outcome).inc(notes)
 
     def watch_deliveries(self, kind: str, consumer: str, read: Callable[[], Mapping[str, int]]) -> None:
         """Show the counts of a pump or a flow; several of one consumer are added up.
@@ -87,7 +134,7 @@ class Metrics(Collector):
 
     def request(self, route: str, status: int, seconds: float) -> None:
         """Count one answered request; `route` is a pattern, never a path with names in it."""
-        self._requests[route, status].add(seconds)
+        self._requests_of(route, status).observe(seconds)
 
     def forget_deliveries(self, kind: str, consumer: str) -> None:
         """Show the counts of a consumer no longer."""
@@ -98,19 +145,17 @@ class Metrics(Collector):
         return generate_latest(self._registry)
 
     def collect(self) -> Iterable[Metric]:
+        own = (self._requested_records, self._acknowledged_records, self._audit_notes, self._requests)
+        families = {family.name: family for metric in own for family in metric.collect()}
         samples = self._samples()
         for spec in CATALOGUE:
-            family: Metric
-            if spec.name == _REQUESTS:
-                yield self._request_family()
-                continue
-            if spec.type == "counter":
-                family = CounterMetricFamily(spec.name.removesuffix("_total"), spec.help, labels=spec.labels)
-            else:
-                family = GaugeMetricFamily(spec.name, spec.help, labels=spec.labels)
-            for labels, value in samples[spec.name].items():
-                family.add_metric(labels, value)
-            yield family
+            name = spec.name.removesuffix("_total")
+            if name not in families:
+                kind = CounterMetricFamily if spec.type == "counter" else GaugeMetricFamily
+                family = families[name] = kind(name, spec.help, labels=spec.labels)
+                for labels, value in samples[spec.name].items():
+                    family.add_metric(labels, value)
+            yield families[name]
 
     def _samples(self) -> Mapping[str, Mapping[_Labels, float]]:
         """Return the present numbers: metric to label values to number."""
@@ -118,12 +163,9 @@ class Metrics(Collector):
         for key, value in gauges().items():
             labels = dict(key.labels)
             found[key.metric][tuple(labels[name] for name in BY_NAME[key.metric].labels)] = value
-        found["headrace_produce_requested_records_total"][()] = self._requested_records
-        found["headrace_produce_acknowledged_records_total"][()] = self._acknowledged_records
         found["headrace_consumer_lag_records"] |= {
             (group, at.topic, str(at.partition)): records for group, at, records in self.lag_of()
         }
-        found["headrace_audit_notes_total"] |= {(outcome,): notes for outcome, notes in self._audit.items()}
         for consumer, reads in self._deliveries.items():
             for counts in (read() for read in reads):
                 for name, count in counts.items():
@@ -134,29 +176,7 @@ class Metrics(Collector):
                     found[metric][(*consumer, *more)] = value
         return found
 
-    def _request_family(self) -> Metric:
-        spec = BY_NAME[_REQUESTS]
-        family = HistogramMetricFamily(spec.name, spec.help, labels=spec.labels)
-        for (route, status), durations in self._requests.items():
-            family.add_metric((route, str(status)), list(durations.buckets()), durations.sum_seconds)
-        return family
 
-
-class _Durations:
-    """How many durations fell below each limit."""
-
-    __slots__ = ("_counts", "sum_seconds")
-
-    def __init__(self) -> None:
-        self._counts = [0] * (len(_SECONDS) + 1)
-        self.sum_seconds = 0.0
-
-    def add(self, seconds: float) -> None:
-        self._counts[bisect_left(_SECONDS, seconds)] += 1
-        self.sum_seconds += seconds
-
-    def buckets(self) -> Iterator[tuple[str, float]]:
-        total = 0
-        for limit, count in zip((*map(str, _SECONDS), "+Inf"), self._counts, strict=True):
-            total += count
-            yield limit, total
+def _counter(metric: str) -> Counter:
+    spec = BY_NAME[metric]
+    return Counter(spec.name, spec.help, spec.labels, registry=None)

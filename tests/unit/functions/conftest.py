@@ -1,4 +1,4 @@
-"""Function folders and running services for the tests of this room."""
+"""Function folders and running services."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ import json
 import textwrap
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from headrace.delivery.protocols import Delivery, Outcome
+from headrace.formats.registry import RegisteredSchema, SchemaRegistry
 from headrace.functions import wire
 from headrace.functions.destination import FunctionDestination
 from headrace.functions.load import load_function
 from headrace.functions.service import FunctionService
 from headrace.functions.spec import FunctionSpec
+from headrace.kafka import TopicDirectory
 from headrace.lifecycle import Deadline, SystemClock
 from headrace.records import OutgoingRecord, Produced, Record, TopicPartition
 
@@ -36,12 +38,11 @@ class Running:
         self.asked: list[int] = []
         self.produce: Any = self._produce
         self.destination = FunctionDestination(
-            self.service.serve,
-            trigger,
+            self.service,
             self.clock,
             produce=lambda records: self.produce(records),
-            schema_of=self._schema_of,
-            partitions_of=self._partitions_of,
+            registry=cast(SchemaRegistry, self),
+            topics=cast(TopicDirectory, self),
         )
 
     async def deliver(self, *values: bytes | None, first: int = 0, **fields: Any) -> Sequence[Outcome]:
@@ -69,16 +70,19 @@ class Running:
         self.written += records
         return [Produced(0, len(self.written))] * len(records)
 
-    async def _schema_of(self, schema_id: int) -> wire.Schema:
+    async def by_id(self, schema_id: int) -> RegisteredSchema:
         self.asked.append(schema_id)
         answer = self.schemas[schema_id]
         if isinstance(answer, Exception):
             raise answer
         if isinstance(answer, wire.Schema):
-            return answer
-        return wire.Schema(schema_id, "AVRO", json.dumps(answer), {})
+            return RegisteredSchema(schema_id, answer.schema_type, answer.text, cast(Any, answer.references))
+        return RegisteredSchema(schema_id, "AVRO", json.dumps(answer))
 
-    async def _partitions_of(self, topic: str) -> int:
+    async def texts_of(self, references: Any) -> dict[str, str]:
+        return dict(references)
+
+    async def partitions_of(self, topic: str) -> int:
         return 8
 
 

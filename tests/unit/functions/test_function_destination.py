@@ -19,7 +19,7 @@ from headrace.errors import (
 )
 from headrace.functions import wire
 from headrace.functions.destination import FunctionDestination
-from headrace.functions.spec import KafkaTrigger
+from headrace.functions.spec import KafkaAttributes, KafkaTrigger
 from headrace.lifecycle import ManualClock
 from headrace.records import OutgoingRecord, Produced, Record, TopicPartition
 
@@ -31,6 +31,10 @@ class FakeWorkers:
     """Answers each frame by a function, and remembers the offsets of the frames."""
 
     def __init__(self, answer: Answer) -> None:
+        self.name = "function"
+        self.trigger = KafkaTrigger(
+            name="k", kind="kafka", kafka=KafkaAttributes(topics=["t"], group="g"), output_topic="out"
+        )
         self.answer = answer
         self.frames: list[list[int]] = []
 
@@ -65,19 +69,12 @@ class Kafka:
             raise self.partitions
         return int(self.partitions)
 
-    async def schema_of(self, schema_id: int) -> wire.Schema:
-        raise AssertionError("no schema here")
-
 
 def destination(workers: FakeWorkers, kafka: Kafka, clock: ManualClock | None = None) -> FunctionDestination:
-    return FunctionDestination(
-        workers.serve,
-        KafkaTrigger(name="k", kind="kafka", topics=["t"], group="g", output_topic="out"),
-        clock or ManualClock(),
-        produce=kafka.produce,
-        schema_of=kafka.schema_of,
-        partitions_of=kafka.partitions_of,
-    )
+    needed: Any = workers
+    topics: Any = kafka
+    registry: Any = None  # no schema is needed here
+    return FunctionDestination(needed, clock or ManualClock(), produce=kafka.produce, registry=registry, topics=topics)
 
 
 def delivery(count: int, partition: TopicPartition = P) -> Delivery:
@@ -307,7 +304,7 @@ def test_a_handlers_exception_is_logged_once_with_its_stack_and_then_counted(cap
         await clock.advance(61)
         await to.deliver(delivery(3))
 
-    with caplog.at_level("WARNING", "headrace.functions.failure_log"):
+    with caplog.at_level("WARNING", "headrace.functions.worker_log"):
         asyncio.run(run())
     first, other, *later = [record.getMessage() for record in caplog.records]
     assert first == f"function: the handler raised ValueError: boom at t-0 offset 0\n{kinds[0].stack}"

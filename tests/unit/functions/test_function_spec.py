@@ -71,8 +71,8 @@ def test_an_unmodified_nuclio_file_loads(tmp_path: Path, caplog: pytest.LogCaptu
     assert (spec.name, spec.namespace, spec.handler, spec.env) == ("enrich", "ns", "pkg.module:func", {"A": "b"})
     assert (spec.event_timeout_seconds, spec.readiness_timeout_seconds, spec.folder) == (30, 120, tmp_path)
     [trigger] = spec.triggers
-    assert (trigger.name, trigger.kind, trigger.topics, trigger.group) == ("my-kafka", "kafka", ["t1", "t2"], "g")
-    assert (trigger.brokers, trigger.auto_offset_reset, trigger.workers) == (["host:9092"], "latest", 4)
+    assert (trigger.name, trigger.kind, trigger.topics, trigger.kafka.group) == ("my-kafka", "kafka", ["t1", "t2"], "g")
+    assert (trigger.kafka.brokers, trigger.kafka.auto_offset_reset, trigger.workers) == (["host:9092"], "latest", 4)
     assert trigger.termination_seconds == 7
     assert told(caplog) == [
         "spec: without effect in Headrace: volumes, minReplicas, maxReplicas",
@@ -84,7 +84,7 @@ def test_attributes_beat_annotations_and_annotations_beat_defaults(tmp_path: Pat
     """Precedence of functions.md 1.5; annotations are text, so numbers are parsed."""
     [trigger] = load(tmp_path, UNMODIFIED).triggers
     assert trigger.allocation == "static"
-    assert trigger.member.client_properties({}) == {
+    assert trigger.kafka.member.client_properties({}) == {
         "session.timeout.ms": 30_000,
         "fetch.wait.max.ms": 250,
         "fetch.min.bytes": 7,
@@ -100,9 +100,9 @@ def test_defaults(tmp_path: Path) -> None:
     [trigger] = spec.triggers
     assert (spec.name, spec.namespace) == (tmp_path.name, "default")
     assert (spec.event_timeout_seconds, spec.readiness_timeout_seconds) == (None, 60)
-    assert (trigger.auto_offset_reset, trigger.workers, trigger.allocation) == ("earliest", 1, "pool")
+    assert (trigger.kafka.auto_offset_reset, trigger.workers, trigger.allocation) == ("earliest", 1, "pool")
     assert (trigger.key_format, trigger.value_format, trigger.output_topic) == ("binary", "binary", "")
-    assert (trigger.retry.attempts, trigger.dead_letter.topic, trigger.brokers) == (5, "{topic}.dlq", [])
+    assert (trigger.retry.attempts, trigger.dead_letter.topic, trigger.kafka.brokers) == (5, "{topic}.dlq", [])
 
 
 def test_a_trigger_chooses_its_order_and_what_nuclio_has_no_name_for(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_trigger_chooses_its_order_and_what_nuclio_has_no_name_for(tmp_path: P
     lines = "        ordering: KEY\n        fetchMin: 7\n        consumer: {instance_id: a-1, fetch_min_bytes: 9}\n"
     [trigger] = load(tmp_path, with_attributes(lines)).triggers
     assert trigger.ordering == "key"
-    found = trigger.member.client_properties({})
+    found = trigger.kafka.member.client_properties({})
     assert (found["group.instance.id"], found["fetch.min.bytes"]) == ("a-1", 7)
     annotated = "metadata: {annotations: {nuclio.io/kafka-ordering: none}}\n" + with_attributes()
     assert load(tmp_path, annotated).triggers[0].ordering == "none"
@@ -143,7 +143,7 @@ def test_what_a_failure_means_is_written_as_for_a_reactive_consumer(tmp_path: Pa
 def test_keys_are_read_in_any_letter_case(tmp_path: Path) -> None:
     """Nuclio's typed keys know no letter case."""
     [trigger] = load(tmp_path, with_attributes().replace("consumerGroup", "CONSUMERGROUP")).triggers
-    assert trigger.group == "g"
+    assert trigger.kafka.group == "g"
 
 
 def test_an_unknown_key_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from headrace.functions.sdk import Context, Event, Logger, Origin, Response, TriggerInfo
+from headrace.functions.sdk import Context, Event, EventSource, Logger, Response, TriggerInfo
 
 
 def test_an_event_has_the_fields_of_a_kafka_record() -> None:
     """Nuclio's fields, and ours: key, timestamp_ms, a true id."""
-    origin = Origin("flights", 3, 8, TriggerInfo("kafka-cluster", "k"))
+    origin = EventSource("flights", 3, 8, TriggerInfo("kafka-cluster", "k"))
     event = Event(b"body", b"key", [("A", b"1"), ("b", None), ("A", b"2")], 42, 1_700_000_000_123, origin)
     assert (event.body, event.key, event.offset, event.size) == (b"body", b"key", 42, 4)
     assert (event.topic, event.path, event.shard_id, event.num_shards) == ("flights", "flights", 3, 8)

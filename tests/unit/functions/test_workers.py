@@ -692,7 +692,7 @@ def test_what_a_worker_writes_is_logged_under_its_name(
 
     with caplog.at_level(logging.INFO, "headrace.functions"):
         uvloop.run(run())
-    lines = [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "headrace.functions.output"]
+    lines = [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "headrace.functions.worker_log"]
     label = "function fn.kafka worker 0: "
     assert lines[0] == ("INFO", label + "printed")
     assert lines[1] == ("WARNING", label + "late 3 worker_id='0' flight=7 minutes=90")
@@ -727,14 +727,14 @@ def test_a_signal_just_before_the_wait_for_records_is_not_lost() -> None:
         """Is told to end right after it has looked whether it was."""
 
         @property
-        def _end_asked(self) -> bool:
+        def _stop_requested(self) -> bool:
             asked = self.__dict__.get("asked", False)
             if not asked:
-                self.ask_to_end()
+                self.request_stop()
             return asked
 
-        @_end_asked.setter
-        def _end_asked(self, value: bool) -> None:
+        @_stop_requested.setter
+        def _stop_requested(self, value: bool) -> None:
             self.__dict__["asked"] = value
 
     ours, theirs = socket.socketpair()
@@ -742,7 +742,7 @@ def test_a_signal_just_before_the_wait_for_records_is_not_lost() -> None:
         theirs.settimeout(0.2)
         worker = Late(theirs, mmap.mmap(-1, mmap.PAGESIZE))
         with pytest.raises(SystemExit):
-            worker._receive().send(None)
+            worker._receive()
 
 
 @pytest.mark.parametrize("killed", [True, False])

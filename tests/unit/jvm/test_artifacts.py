@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import EnvironmentProblem
-from headrace.jvm import artifacts, ensure_artifacts, locks
-from headrace.jvm.locks import Artifact, Lock, lock_path, read_lock
+from headrace.jvm import artifacts, ensure_artifacts
+from headrace.jvm.artifacts import Artifact, Lock, lock_path, read_lock
 
 GOOD = b"a jar, for all we know" * 1000
 
@@ -111,7 +111,7 @@ def test_a_truncated_download_is_refused_and_taken_up_again(
     """A connection cut in the middle leaves nothing that counts; what was complete before is not fetched again."""
     _pin(monkeypatch, ("one", GOOD), ("two", GOOD))
     maven.files = {_path("one"): GOOD, _path("two"): b"CUT" + GOOD[3:90]}
-    with pytest.raises(EnvironmentProblem, match=r"no complete answer .* goes on where it stopped"):
+    with pytest.raises(EnvironmentProblem, match=r"no complete answer .* continues where it stopped"):
         ensure_artifacts("example")
     assert not _folder(tmp_path).exists()
     maven.files[_path("two")] = GOOD
@@ -203,7 +203,7 @@ def test_every_shipped_lock_pins_every_artifact(name: str, count: int) -> None:
 
 def test_a_coordinate_is_taken_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Packaging and classifier are optional parts."""
-    monkeypatch.setattr(locks, "lock_path", lambda name: tmp_path / f"{name}.lock")
+    monkeypatch.setattr(artifacts, "lock_path", lambda name: tmp_path / f"{name}.lock")
     text = 'title = "x-1"\n[artifacts]\n"g.h:a:1" = {size = 1, sha256 = "00"}\n"g:b:2:tar.gz:all" = {}\n'
     (tmp_path / "x.lock").write_text(text)
     plain, archive = read_lock("x").artifacts

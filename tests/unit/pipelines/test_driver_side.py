@@ -16,7 +16,7 @@ from headrace.pipelines.driver.plan import DriverPlan
 from headrace.pipelines.driver.progress import to_event
 from headrace.pipelines.driver.session import JvmEnded, settings
 from headrace.pipelines.driver.topics import options
-from headrace.pipelines.environment import Toolchain
+from headrace.pipelines.process import Toolchain
 from headrace.pipelines.spec import PipelineSpec
 
 

@@ -15,7 +15,7 @@ from headrace.errors import ConfigError, EnvironmentProblem, KafkaUnavailable, T
 from headrace.lifecycle import Deadline, ManualClock, Service
 from headrace.pipelines import runs
 from headrace.pipelines.driver import plan as wire
-from headrace.pipelines.environment import Toolchain
+from headrace.pipelines.process import Toolchain
 from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.spec import PipelineSpec
 from headrace.records import TopicPartition
@@ -78,7 +78,7 @@ class FakeDriver:
     def kill(self) -> None:
         self.end(-9)
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         return self.words
 
 
@@ -193,7 +193,7 @@ def test_a_lost_driver_is_started_again_with_growing_pauses(drive: Callable[[Tes
             life.end(137)
             await bench.clock.settle()
             assert bench.reason == (
-                "The Spark driver of pipeline delays ended with exit code 137. It said: no space. "
+                "The Spark driver of pipeline delays ended with exit code 137. Its last output: no space. "
                 f"Next start in {pause} s"
             )
             await bench.clock.advance(pause - 0.1)

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.pipelines.graph import ordered_views, sources_of
 from headrace.pipelines.spec import PipelineSpec
-from headrace.pipelines.sql_names import tables_read
+from headrace.pipelines.sql import tables_read
 
 
 @pytest.mark.parametrize(

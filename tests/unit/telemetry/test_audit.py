@@ -1,12 +1,11 @@
-"""What is noted, that noting never waits, and where notes go."""
+"""What has a note, that callers never wait, and where notes go."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
-import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,11 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config.audit import AuditConfig
-from headrace.errors import AuthTokenScopeMismatch, HeadraceError, InternalError, KafkaTimeout, RecordTooLarge
+from headrace.errors import (
+    AuthTokenScopeMismatch,
+    HeadraceError,
+    InternalError,
+    KafkaTimeout,
+    ProducerQueueFull,
+    RecordTooLarge,
+)
 from headrace.lifecycle import Deadline, ManualClock
 from headrace.records import Header, OutgoingRecord, Produced, Record
 from headrace.telemetry.audit import Audit
-from headrace.telemetry.audit_notes import Consumption, Line
+from headrace.telemetry.audit_notes import AuditNote, Consumption, Line
 from headrace.telemetry.audit_targets import AuditFile, AuditTopic
 from headrace.telemetry.correlation import caller, correlation_id
 from headrace.telemetry.metrics import Metrics
@@ -38,15 +44,12 @@ class Target:
     def __init__(self) -> None:
         self.notes: list[Any] = []
         self.keys: list[bytes] = []
-        self.gate = threading.Event()
+        self.gate = asyncio.Event()
         self.gate.set()
         self.loses = False
-        self.waiting = 0
-        self.patience_seconds = 60.0
 
-    def write(self, notes: Iterable[Line]) -> int:
-        self.gate.wait(self.patience_seconds)
-        lines = list(notes)
+    async def write(self, lines: Sequence[Line]) -> int:
+        await self.gate.wait()
         if self.loses:
             return len(lines)
         self.keys += [key for key, _ in lines]
@@ -71,7 +74,7 @@ def audited(act: Callable[[Audit], None], **settings: Any) -> tuple[list[Any], M
 
 def produce(audit: Audit) -> None:
     caller.set("loader")
-    audit.produced(RECORDS, RESULTS, 1)
+    audit.produced(RECORDS, RESULTS)
 
 
 def counted(metrics: Metrics) -> dict[str, float]:
@@ -81,7 +84,7 @@ def counted(metrics: Metrics) -> dict[str, float]:
 
 def test_each_record_of_a_request_has_a_note_with_the_fields_of_the_original() -> None:
     """Success, failure and unknown are told apart; a key only as its hash, a value never."""
-    notes, metrics = audited(produce, to="file", service_id="billing")
+    notes, metrics = audited(produce, to="file", records="all", service_id="billing")
     first, *rest = notes
     assert len(first.pop("id")) == 22
     assert first == {
@@ -111,17 +114,61 @@ def test_each_record_of_a_request_has_a_note_with_the_fields_of_the_original() -
     [
         ({}, ["FAILURE", "UNKNOWN"]),
         ({"to": "file"}, ["SUCCESS", "FAILURE", "UNKNOWN"]),
+        ({"to": "file", "records": "all"}, ["SUCCESS", "FAILURE", "UNKNOWN"]),
         ({"to": "file", "records": "failed"}, ["FAILURE", "UNKNOWN"]),
         ({"to": "file", "records": "none"}, []),
     ],
 )
-def test_which_records_are_noted(settings: Any, statuses: list[str]) -> None:
-    """All once a target is written in the file; before that, what failed."""
+def test_which_records_have_notes(settings: Any, statuses: list[str]) -> None:
+    """Those that went well only once a target is in the file; before that, those that failed."""
     notes, _ = audited(produce, **settings)
     assert [note["auditStatus"] for note in notes] == statuses
 
 
-@pytest.mark.parametrize("records", ["all", "failed", "none"])
+def test_by_default_a_request_has_one_note_per_partition_for_what_went_well() -> None:
+    """First and last offset, count, and the correlation id if it is the same in all; what failed has its own notes."""
+    results = [Produced(2, 8), Produced(1, 40), RecordTooLarge("too large"), Produced(2, 9), Produced(2, 7)]
+
+    def act(audit: Audit) -> None:
+        audit.produced(RECORDS[:1] * 5, results)
+        audit.produced(
+            [*RECORDS[:1], OutgoingRecord("orders", None, b"v", [("X-Correlation-Id", b"c-2")])], results[:2]
+        )
+
+    notes, metrics = audited(act, to="file")
+    about = [(n["partition"], n["offset"], n.get("lastOffset"), n.get("count"), n.get("correlationId")) for n in notes]
+    assert about == [
+        (2, 7, 9, 3, "c-1"),
+        (1, 40, 40, 1, "c-1"),
+        (0, 0, None, None, "c-1"),
+        (2, 8, 8, 1, None),
+        (1, 40, 40, 1, None),
+    ]
+    assert [note["auditStatus"] for note in notes] == ["SUCCESS", "SUCCESS", "FAILURE", "SUCCESS", "SUCCESS"]
+    assert counted(metrics) == {"written": 5, "lost": 0}
+
+
+def test_by_default_a_delivery_has_one_note_for_what_went_well() -> None:
+    """Its partition, first and last offset and count; records of retry topics count where they were first."""
+    own: list[Header] = [("X-Correlation-Id", b"c-1")]
+
+    def act(audit: Audit) -> None:
+        audit.consumed(PUSHED, [taken(7), taken(8, own), taken(12)], 10, "delivered", ())
+        audit.consumed(PUSHED, [taken(13, own), taken(14, own)], 10, "delivered", ())
+        audit.consumed(PUSHED, [taken(15), taken(16)], 10, "skipped", [Said("HTTP 404")] * 2)
+
+    notes, _ = audited(act, to="topic")
+    about = [(n["offset"], n.get("lastOffset"), n.get("count"), n.get("correlationId"), n["group"]) for n in notes]
+    assert about == [
+        (7, 12, 3, None, "billing"),
+        (13, 14, 2, "c-1", "billing"),
+        (15, None, None, "billing:orders:2:15", "billing"),
+        (16, None, None, "billing:orders:2:16", "billing"),
+    ]
+    assert [note.get("reason") for note in notes] == [None, None, "skipped: HTTP 404", "skipped: HTTP 404"]
+
+
+@pytest.mark.parametrize("records", ["summary", "all", "failed", "none"])
 def test_a_produce_request_that_was_not_sent_has_one_note(records: str) -> None:
     """With topic, caller, id and the reason; of a stream, one for the lines of a batch, with their number."""
 
@@ -139,15 +186,15 @@ def test_a_produce_request_that_was_not_sent_has_one_note(records: str) -> None:
 
 def test_by_default_a_request_that_went_well_leaves_nothing_to_do() -> None:
     """So it costs such a request no more than the question."""
-    notes, metrics = audited(lambda audit: audit.produced(RECORDS[:1], RESULTS[:1], 1))
+    notes, metrics = audited(lambda audit: audit.produced(RECORDS[:1], RESULTS[:1]))
     assert notes == []
     assert counted(metrics) == {}
 
 
 @pytest.mark.parametrize(("keys", "shown"), [("text", "k"), ("none", None)])
-def test_keys_are_noted_as_configured(keys: str, shown: str | None) -> None:
+def test_keys_are_shown_as_configured(keys: str, shown: str | None) -> None:
     """As they are, or not at all."""
-    notes, _ = audited(produce, to="file", keys=keys)
+    notes, _ = audited(produce, to="file", records="all", keys=keys)
     assert notes[0].get("key") == shown
 
 
@@ -215,28 +262,26 @@ def test_a_flood_of_refusals_does_not_flood_the_audit() -> None:
     assert counted(metrics) == {"dropped": 900, "written": 100, "lost": 0}
 
 
-def test_a_target_that_stands_still_costs_notes_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
-    """Above the budget notes are dropped; the trail itself says where it has a hole, and how large it is."""
+def test_a_stalled_target_costs_notes_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    """Above the budget notes are dropped; a note reports how many."""
 
     async def main() -> None:
         target, metrics, clock = Target(), Metrics(), ManualClock()
-        audit = Audit(AuditConfig(to="file", max_pending_bytes=2000), target, metrics, clock)
+        audit = Audit(AuditConfig(to="file", max_pending_bytes=4000), target, metrics, clock)
         await audit.start()
         target.gate.clear()
         for _ in range(50):
-            audit.produced(RECORDS[:1], RESULTS[:1], 1)
-            await asyncio.sleep(0)
+            audit.produced(RECORDS[:1], RESULTS[:1])
         dropped = counted(metrics)["dropped"]
-        assert audit._pending_bytes <= 2000
-        assert 0 < dropped < 50
-        assert audit.readiness() == (True, f"{dropped:.0f} notes are missing in the audit")
+        assert dropped == 46
+        assert audit.readiness() == (True, "46 notes are missing in the audit")
         target.gate.set()
         await audit.drain(Deadline(clock, 1))
         notes = [note for note in target.notes if note["auditType"] == "PRODUCER"]
-        [hole] = [note for note in target.notes if note["auditType"] != "PRODUCER"]
+        [missing] = [note for note in target.notes if note["auditType"] != "PRODUCER"]
         assert len(notes) == 50 - dropped
-        assert (hole["auditType"], hole["auditStatus"], hole["count"]) == ("DROPPED", "FAILURE", dropped)
-        audit.produced(RECORDS[:1], RESULTS[:1], 1)
+        assert (missing["auditType"], missing["auditStatus"], missing["count"]) == ("DROPPED", "FAILURE", dropped)
+        audit.produced(RECORDS[:1], RESULTS[:1])
         await audit.drain(Deadline(clock, 1))
         assert [note["auditType"] for note in target.notes[len(notes) + 1 :]] == ["PRODUCER"]
         assert counted(metrics) == {"dropped": dropped, "lost": 0, "written": 51 - dropped}
@@ -275,14 +320,15 @@ def test_missing_notes_are_alarmed_at_once_and_then_once_a_minute(caplog: pytest
 def test_a_note_that_cannot_be_made_is_lost_and_work_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     """It is counted, and what comes after it is noted."""
 
-    def fail() -> Iterable[Line]:
+    def fail() -> Iterator[AuditNote]:
         raise ValueError("a defect")
+        yield
 
     async def main() -> None:
         target, metrics = Target(), Metrics()
         audit = Audit(AuditConfig(to="file"), target, metrics, ManualClock())
         await audit.start()
-        audit.put(fail, 3, 10)
+        audit.put(fail(), 3, 10)
         await audit.drain(Deadline(ManualClock(), 1))
         audit.control("pause", "reactive orders")
         await audit.drain(Deadline(ManualClock(), 1))
@@ -293,15 +339,18 @@ def test_a_note_that_cannot_be_made_is_lost_and_work_goes_on(caplog: pytest.LogC
     assert "a defect, for which 3 notes are lost" in caplog.text
 
 
-def test_the_file_is_put_aside_when_it_is_full(tmp_path: Path) -> None:
-    """Whole lines in each, so many old ones as asked for, and nobody else may read them."""
+def test_the_file_is_rotated_when_it_is_full(tmp_path: Path) -> None:
+    """Whole lines in each, so many old ones as configured, and only the owner may read them."""
     file = tmp_path / "log" / "audit.log"
     target = AuditFile(AuditConfig(file=file, max_file_bytes=100, old_files=2))
-    target.write(())
-    assert file.read_bytes() == b"", "it is there before the first note"
 
-    for number in range(20):
-        assert target.write([(b"c", f'{{"n":{number}}}'.encode())] * 2) == 0
+    async def main() -> None:
+        await target.write(())
+        assert file.read_bytes() == b"", "it is there before the first note"
+        for number in range(20):
+            assert await target.write([(b"c", f'{{"n":{number}}}'.encode())] * 2) == 0
+
+    asyncio.run(main())
     assert sorted(path.name for path in file.parent.iterdir()) == ["audit.log", "audit.log.1", "audit.log.2"]
     for path in file.parent.iterdir():
         assert path.stat().st_size <= 100
@@ -310,62 +359,32 @@ def test_the_file_is_put_aside_when_it_is_full(tmp_path: Path) -> None:
     assert json.loads(file.read_text().splitlines()[-1]) == {"n": 19}
 
 
-def test_a_file_that_cannot_be_written_is_said_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_notes_that_a_file_does_not_take_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """And work goes on."""
     (tmp_path / "log").write_text("a file where the folder should be")
     target = AuditFile(AuditConfig(file=tmp_path / "log" / "audit.log"))
-    assert target.write([(b"c", b"{}"), (b"c", b"{}")]) == 2
+    assert asyncio.run(target.write([(b"c", b"{}"), (b"c", b"{}")])) == 2
     assert "2 notes are lost" in caplog.text
 
 
-class Slow:
-    """Takes what it is given, and says in the next call that one of it is lost, the first time."""
-
-    def __init__(self) -> None:
-        self.written: list[tuple[str, Line]] = []
-        self.waiting = 0
-        self.losses = 1
-
-    def write(self, topic: str, records: Iterable[Line]) -> tuple[int, str]:
-        lost = min(self.waiting, self.losses)
-        self.losses -= lost
-        taken = list(records)
-        self.written += [(topic, record) for record in taken]
-        self.waiting = len(taken)
-        return lost, "no answer"
-
-
 def test_the_topic_gets_the_correlation_id_as_key(caplog: pytest.LogCaptureFixture) -> None:
-    """What Kafka does not take is counted as lost, and the log says why."""
-    writer = Slow()
-    target = AuditTopic("sidecar-audit", writer)
-    assert target.write([(b"c-1", b"{}"), (b"", b"[]")]) == 0
-    assert target.waiting == 2
-    assert target.write([]) == 1
-    assert writer.written == [("sidecar-audit", (b"c-1", b"{}")), ("sidecar-audit", (b"", b"[]"))]
+    """What Kafka does not take is counted as lost, and the log says why; also when it takes nothing."""
+    sent: list[OutgoingRecord] = []
+
+    async def produce(records: Sequence[OutgoingRecord]) -> Sequence[Produced | HeadraceError]:
+        sent.extend(records)
+        if len(records) == 1:
+            raise ProducerQueueFull("full")
+        return [Produced(0, 0), KafkaTimeout("no answer")]
+
+    target = AuditTopic("sidecar-audit", produce)
+    assert asyncio.run(target.write([(b"c-1", b"{}"), (b"", b"[]")])) == 1
+    assert asyncio.run(target.write([(b"c-1", b"{}")])) == 1
+    assert [(record.topic, record.key, record.value) for record in sent[:2]] == [
+        ("sidecar-audit", b"c-1", b"{}"),
+        ("sidecar-audit", None, b"[]"),
+    ]
     assert "1 notes are lost, because no answer" in caplog.text
-
-
-def test_what_is_heard_of_notes_later_is_counted_and_waited_for() -> None:
-    """A drain ends when each note is written or lost, and a note that tells of holes goes by itself."""
-
-    async def main() -> None:
-        writer, metrics = Slow(), Metrics()
-        audit = Audit(AuditConfig(to="topic"), AuditTopic("t", writer), metrics, ManualClock())
-        await audit.start()
-        for _ in range(3):
-            audit.produced(RECORDS, RESULTS, 1)
-        await audit.drain(Deadline(ManualClock(), 60))
-        assert counted(metrics) == {"written": 8, "lost": 1}
-        audit.produced(RECORDS[:1], RESULTS[:1], 1)
-        await audit.drain(Deadline(ManualClock(), 60))
-        assert counted(metrics) == {"written": 9, "lost": 1}
-        assert writer.waiting == 0
-        hole = json.loads(writer.written[-1][1][1])
-        assert (hole["auditType"], hole["count"], len(writer.written)) == ("DROPPED", 1, 11)
-        await audit.stop()
-
-    asyncio.run(main())
 
 
 class Said(NamedTuple):
@@ -382,13 +401,13 @@ def taken(offset: int, headers: list[Header] | None = None, key: bytes | None = 
 PUSHED = Consumption("REACTIVE_CONSUMER", "billing")
 
 
-def consume(*records: Record, how: str = "delivered", said: Sequence[Said] = (), whose: Consumption = PUSHED) -> Any:
+def consume(*records: Record, how: str = "delivered", said: Sequence[Said] = (), who: Consumption = PUSHED) -> Any:
     """Return the notes of records that ended."""
 
     def act(audit: Audit) -> None:
-        audit.consumed(whose, records, 100, how, said)
+        audit.consumed(who, records, 100, how, said)
 
-    notes, _ = audited(act, to="file")
+    notes, _ = audited(act, to="file", records="all")
     assert "secret" not in json.dumps(notes)
     assert {len(note.pop("id")) for note in notes} == {22}
     return notes
@@ -448,7 +467,7 @@ def test_replays_and_redriven_records_are_told_apart() -> None:
     """By the job, and by the place the record had first, which its delivery is named after."""
     redriven: list[Header] = [("headrace.redrive.of", b"orders:0:3")]
     for how in ("delivered", "dead letter"):
-        [note] = consume(taken(7, redriven), how=how, whose=Consumption("STREAMING_CONSUMER", "g", "job-1"))
+        [note] = consume(taken(7, redriven), how=how, who=Consumption("STREAMING_CONSUMER", "g", "job-1"))
         assert (note["replay"], note["redriveOf"], note["correlationId"]) == ("job-1", "orders:0:3", "g:orders:0:3")
         assert note["auditType"] == "STREAMING_CONSUMER"
 
@@ -476,7 +495,7 @@ def test_what_others_write_is_noted_with_its_outcome() -> None:
         async def write(records: Sequence[OutgoingRecord]) -> Sequence[Produced | HeadraceError]:
             return RESULTS
 
-        assert await audit.noting(write, "STREAMING_PRODUCER")(RECORDS) == RESULTS
+        assert await audit.audited(write, "STREAMING_PRODUCER")(RECORDS) == RESULTS
         await audit.drain(Deadline(ManualClock(), 1))
         await audit.stop()
         assert [(note["auditType"], note["auditStatus"]) for note in target.notes] == [
@@ -499,7 +518,7 @@ def test_there_is_one_note_for_each_record_that_ended(ends: list[tuple[list[Head
             said = [] if how == "delivered" else [Said("ValueError")]
             audit.consumed(PUSHED, [taken(offset, headers, key)], 10, how, said)
 
-    notes, metrics = audited(act, to="file", keys="text")
+    notes, metrics = audited(act, to="file", records="all", keys="text")
     assert [note["offset"] for note in notes] == list(range(len(ends)))
     assert [note["auditStatus"] == "SUCCESS" for note in notes] == [how == "delivered" for _, _, how in ends]
     assert all(note["correlationId"] for note in notes)
@@ -512,15 +531,15 @@ def test_notes_that_are_left_at_the_end_are_said(caplog: pytest.LogCaptureFixtur
 
     async def main() -> None:
         target = Target()
-        target.gate.clear()
-        target.patience_seconds = 0.5
+        target.gate = asyncio.Event()
         audit = Audit(AuditConfig(to="file"), target, Metrics(), ManualClock())
+        target.gate.set()
         await audit.start()
-        audit.produced(RECORDS, RESULTS, 1)
+        target.gate.clear()
+        audit.produced(RECORDS, RESULTS)
         with pytest.raises(TimeoutError):
             await audit.drain(Deadline(ManualClock(), 0))
         await audit.stop()
-        target.gate.set()
 
     asyncio.run(main())
     assert "3 notes were not written when the process had to end" in caplog.text

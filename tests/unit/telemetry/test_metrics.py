@@ -11,8 +11,7 @@ import headrace
 from headrace.delivery.attempt import Counts
 from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
 from headrace.records import TopicPartition
-from headrace.telemetry.catalogue import BY_NAME, CATALOGUE
-from headrace.telemetry.metrics import DELIVERY_COUNTS, Metrics
+from headrace.telemetry.metrics import BY_NAME, CATALOGUE, DELIVERY_COUNTS, Metrics
 
 
 def shown(metrics: Metrics, metric: str, **labels: str) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -26,13 +26,11 @@ SETTINGS = HttpConfig(max_records=3)
 class Target:
     """Keeps notes."""
 
-    waiting = 0
-
     def __init__(self) -> None:
         self.notes: list[Any] = []
 
-    def write(self, notes: Iterable[Line]) -> int:
-        self.notes += [json.loads(line) for _, line in notes]
+    async def write(self, lines: Sequence[Line]) -> int:
+        self.notes += [json.loads(line) for _, line in lines]
         return 0
 
 
@@ -51,7 +49,7 @@ def report(body: Any, **settings: Any) -> tuple[Any, list[Any]]:
         target, clock = Target(), ManualClock(1000.0)
         audit = Audit(AuditConfig(**settings), target, Metrics(), clock)
         await audit.start()
-        audit.put(lambda: (), 0, 1)  # so that it is not empty, and its budget counts
+        audit.put((), 0, 1)  # so that it is not empty, and its budget counts
         family = AuditEndpoints(None if settings.get("to") == "none" else audit, SETTINGS.max_records)
         [(_, app)] = served(family, SETTINGS, audit)
         await app({"path_params": {}, "headers": [(b"content-type", b"application/json")]}, receive, send)

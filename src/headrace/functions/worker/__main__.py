@@ -1,7 +1,7 @@
 """`python -m headrace.functions.worker WIRE PROGRESS`: one worker process on two inherited descriptors.
 
-WIRE is a socket to the parent, PROGRESS a file whose first 8 bytes the parent watches. SIGTERM lets the frame at hand
-end; the terminal's interrupt is the parent's business.
+WIRE is a socket to the parent, PROGRESS a file whose first 8 bytes the parent watches. SIGTERM lets the present
+frame end; the parent handles the terminal's interrupt.
 """
 
 import mmap
@@ -22,12 +22,12 @@ _STDERR = 2
 def main() -> int:
     """Run the worker and return its exit code."""
     wire_number, progress_number = map(int, sys.argv[1:])
-    # Programs that the handler starts must not hold the wire: its end is how the parent knows of ours.
+    # Programs that the handler starts must not hold the wire: its end shows the parent that the worker has ended.
     os.set_inheritable(wire_number, False)
     os.set_inheritable(progress_number, False)
     worker = Worker(socket.socket(fileno=wire_number), mmap.mmap(progress_number, mmap.PAGESIZE))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, worker.ask_to_end)
+    signal.signal(signal.SIGTERM, worker.request_stop)
     setup = worker.receive_setup()
     os.environ.update(setup.env)
     sys.modules["nuclio_sdk"] = sdk

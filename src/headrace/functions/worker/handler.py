@@ -1,4 +1,4 @@
-"""The user's handler inside the worker: found, called, and its answers turned into results (Nuclio's return rules)."""
+"""The user's handler inside the worker: how it is found, and the results of its answers (Nuclio's return rules)."""
 
 import contextlib
 import importlib
@@ -20,7 +20,7 @@ Handler = Callable[[Any, Any], Any]
 
 
 class Unusable(Exception):
-    """The handler cannot be loaded or set up; the text says what to do."""
+    """The handler cannot be loaded or set up; the text has the next step."""
 
 
 def load_handler(text: str, folder: str) -> tuple[Handler, Callable[[Any], Any] | None]:
@@ -51,7 +51,7 @@ def load_handler(text: str, folder: str) -> tuple[Handler, Callable[[Any], Any] 
 
 
 def is_async(function: Any) -> bool:
-    """Whether calling it returns a coroutine, as far as can be told without calling it."""
+    """Whether calling it returns a coroutine, as far as that is known without calling it."""
     while hasattr(function, "func"):  # functools.partial
         function = function.func
     code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
@@ -80,7 +80,7 @@ class Answers:
     """Turns what a handler returns into a result."""
 
     def __init__(self, output_format: str) -> None:
-        """Encode outputs by a format (`json`, `string`, `binary`); empty means outputs are not wanted."""
+        """Encode outputs by a format (`json`, `string`, `binary`); empty means that there are no outputs."""
         self._format = output_format
 
     def result_of(self, answer: Any) -> Result | None:
@@ -89,7 +89,7 @@ class Answers:
         A list is several replies, each of its items one output. None is no output.
 
         Raises:
-            TypeError: The output format cannot hold what was returned.
+            TypeError: The output format cannot hold the returned value.
         """
         outputs: list[Output] = []
         for reply in answer if type(answer) is list else (answer,):

@@ -1,66 +1,95 @@
 """The worker's loop: load, set up, then read a frame, serve it, answer, until the parent closes or SIGTERM comes.
 
-A plain handler runs without an event loop, which is quickest to start and to run. An async one runs inside asyncio,
-so that its background tasks go on while the worker waits for records.
+A plain handler runs without an event loop, which is quickest to start and to run. With an async one, reading and
+serving run on an event loop, so that background tasks of the handler run while the worker waits for records.
 """
+
+from __future__ import annotations
 
 import mmap
 import socket
 import sys
 from collections import deque
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Coroutine
 from types import CoroutineType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.functions import wire
 from headrace.functions.sdk import Context, Platform
 from headrace.functions.worker.handler import Unusable, is_async, load_handler, trace_of
 from headrace.functions.worker.serving import Serving
 
+if TYPE_CHECKING:
+    import asyncio
+
 _READ_BYTES = 262_144
 
 
 class _Plain:
-    """The worker's one coroutine without an event loop: reading blocks, so it never waits."""
+    """Runs a plain handler; coroutines that it returns run on an event loop of their own."""
 
-    def run(self, main: Coroutine[Any, Any, None]) -> None:
-        try:
-            main.send(None)
-        except StopIteration:
-            return
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def read(self, end: socket.socket) -> bytes:
+    def read(self, end: socket.socket) -> bytes:
         return end.recv(_READ_BYTES)
 
-    async def resolve(self, coroutine: Awaitable[Any]) -> Any:
-        """Run what a plain function that wraps an async one has returned."""
-        import asyncio
+    def serve(self, serving: Serving, work: wire.Work) -> bytearray:
+        return serving.serve(work, self.resolve)
 
-        if not hasattr(self, "_loop"):
+    def call(self, function: Any, *arguments: Any) -> None:
+        answer = function(*arguments)
+        if type(answer) is CoroutineType:
+            self.resolve(answer)
+
+    def resolve(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        if self._loop is None:
+            import asyncio
+
             self._loop = asyncio.new_event_loop()
             asyncio.set_event_loop(self._loop)
         return self._loop.run_until_complete(coroutine)
 
+    def close(self) -> None:
+        """Nothing runs between calls."""
 
-class _InAsyncio(_Plain):
-    """The same inside asyncio."""
 
-    def run(self, main: Coroutine[Any, Any, None]) -> None:
-        import asyncio
+class _OnEventLoop:
+    """Runs an async handler, and everything else of the worker, on one event loop."""
 
-        asyncio.run(main)
+    def __init__(self) -> None:
+        import asyncio  # here, so that plain handlers start without it
 
-    async def read(self, end: socket.socket) -> bytes:
-        import asyncio
+        self._runner = asyncio.Runner()
 
+    def read(self, end: socket.socket) -> bytes:
         end.setblocking(False)
         try:
-            return await asyncio.get_running_loop().sock_recv(end, _READ_BYTES)
+            return self._runner.run(_received(end))
         finally:
             end.setblocking(True)
 
-    async def resolve(self, coroutine: Awaitable[Any]) -> Any:
-        return await coroutine
+    def serve(self, serving: Serving, work: wire.Work) -> bytearray:
+        return self._runner.run(serving.serve_async(work))
+
+    def call(self, function: Any, *arguments: Any) -> None:
+        self._runner.run(_called(function, arguments))
+
+    def close(self) -> None:
+        """Cancel the handler's background tasks."""
+        self._runner.close()
+
+
+async def _received(end: socket.socket) -> bytes:
+    import asyncio
+
+    return await asyncio.get_running_loop().sock_recv(end, _READ_BYTES)
+
+
+async def _called(function: Any, arguments: Any) -> None:
+    answer = function(*arguments)
+    if type(answer) is CoroutineType:
+        await answer
 
 
 class Worker:
@@ -70,16 +99,16 @@ class Worker:
         self._end = end
         self._progress = progress
         self._reader = wire.FrameReader(wire.decode_to_worker)
-        self._arrived: deque[wire.ToWorker] = deque()
-        self._drive = _Plain()
+        self._received: deque[wire.ToWorker] = deque()
+        self._runs: _Plain | _OnEventLoop = _Plain()
         self._idle = False
-        self._end_asked = False
-        self._callback_told = False
+        self._stop_requested = False
+        self._has_reported_callback = False
         self._drained = False  # the drain callback has run since the last record
 
-    def ask_to_end(self, *_: object) -> None:
-        """End now when idle, else after the frame at hand; a signal handler."""
-        self._end_asked = True
+    def request_stop(self, *_: object) -> None:
+        """End now when idle, else after the present frame; a signal handler."""
+        self._stop_requested = True
         if self._idle:
             # Raised out of the read. A frame that arrives in this instant is lost with the process, and the parent,
             # which sees that none of its records was begun, delivers it elsewhere.
@@ -87,83 +116,84 @@ class Worker:
 
     def receive_setup(self) -> wire.Setup:
         """Wait for the first message."""
-        while not self._arrived:
+        while not self._received:
             data = self._end.recv(_READ_BYTES)
             if not data:
                 sys.exit(0)
-            self._arrived.extend(self._reader.feed(data))
-        setup = self._arrived.popleft()
+            self._received.extend(self._reader.feed(data))
+        setup = self._received.popleft()
         assert isinstance(setup, wire.Setup)
         return setup
 
     def work(self, setup: wire.Setup, context: Context) -> int:
-        """Load the handler, serve until asked to end, and return the exit code."""
+        """Load the handler, serve until the end, and return the exit code."""
         try:
             handler, init_context = load_handler(setup.handler, setup.folder)
             if is_async(handler) or is_async(init_context):
-                self._drive = _InAsyncio()
-            serving = Serving(handler, context, setup, self._progress, self._drive.resolve)
-            self._drive.run(self._live(serving, context, init_context))
+                self._runs = _OnEventLoop()
+            if init_context is not None:
+                self._set_up(init_context, context)
+            self._serve(Serving(handler, context, setup, self._progress), context.platform)
         except Unusable as cause:
-            self._send(wire.encode_frame(wire.Unfit(str(cause))))
+            self._send(wire.Unfit(str(cause)))
             return 1
+        finally:
+            self._runs.close()
         return 0
 
-    async def _live(self, serving: Serving, context: Context, init_context: Any) -> None:
-        if init_context is not None:
-            try:
-                await self._call(init_context, context)
-            except BaseException as cause:  # boundary to user code: readiness and log show the trace
-                raise Unusable(f"init_context failed: {trace_of(cause)}") from cause
-        platform = context.platform
-        self._tell_callback(platform)
-        self._send(wire.encode_frame(wire.Ready()))
+    def _set_up(self, init_context: Any, context: Context) -> None:
         try:
-            while (message := await self._receive()) is not None:
+            self._runs.call(init_context, context)
+        except BaseException as cause:  # boundary to user code: readiness and log show the trace
+            raise Unusable(f"init_context failed: {trace_of(cause)}") from cause
+
+    def _serve(self, serving: Serving, platform: Platform) -> None:
+        self._report_callback(platform)
+        self._send(wire.Ready())
+        try:
+            while (message := self._receive()) is not None:
                 if isinstance(message, wire.Drain):
-                    self._send(wire.encode_frame(await self._drain(platform)))
-                elif frame := await serving.answer(message):
+                    self._send(self._drain(platform))
+                elif isinstance(message, wire.Schema):
+                    serving.bodies.learn(message)
+                elif isinstance(message, wire.Work):
+                    answer = self._runs.serve(serving, message)
                     self._drained = False
-                    self._tell_callback(platform)
-                    self._send(frame)
+                    self._report_callback(platform)
+                    self._end.sendall(answer)
         finally:
             if platform.on_drain and not self._drained:
-                await self._call(platform.on_drain)
+                self._runs.call(platform.on_drain)
             if platform.on_termination:
-                await self._call(platform.on_termination)
+                self._runs.call(platform.on_termination)
 
-    def _tell_callback(self, platform: Platform) -> None:
-        """Tell the parent of a drain callback, before it takes the worker for idle."""
-        if platform.on_drain and not self._callback_told:
-            self._callback_told = True
-            self._send(wire.encode_frame(wire.HasDrainCallback()))
+    def _report_callback(self, platform: Platform) -> None:
+        """Report a drain callback to the parent, before it takes the worker for idle."""
+        if platform.on_drain and not self._has_reported_callback:
+            self._has_reported_callback = True
+            self._send(wire.HasDrainCallback())
 
-    async def _drain(self, platform: Platform) -> wire.Drained:
+    def _drain(self, platform: Platform) -> wire.Drained:
         try:
             if platform.on_drain:
-                await self._call(platform.on_drain)
-        except BaseException as cause:  # noqa: BLE001 boundary to user code: the parent logs it, the worker goes on
+                self._runs.call(platform.on_drain)
+        except BaseException as cause:  # noqa: BLE001 boundary to user code: the parent logs it, the worker continues
             return wire.Drained(trace_of(cause))
         self._drained = True
         return wire.Drained()
 
-    async def _receive(self) -> wire.ToWorker | None:
-        while not self._arrived:
+    def _receive(self) -> wire.ToWorker | None:
+        while not self._received:
             # Before the test: a signal that comes after it must find the worker idle, or it would wait for ever.
             self._idle = True
-            if self._end_asked:
+            if self._stop_requested:
                 return None
-            data = await self._drive.read(self._end)
+            data = self._runs.read(self._end)
             self._idle = False
             if not data:
                 return None
-            self._arrived.extend(self._reader.feed(data))
-        return self._arrived.popleft()
+            self._received.extend(self._reader.feed(data))
+        return self._received.popleft()
 
-    async def _call(self, function: Any, *arguments: Any) -> None:
-        answer = function(*arguments)
-        if type(answer) is CoroutineType:
-            await self._drive.resolve(answer)
-
-    def _send(self, frame: bytearray) -> None:
-        self._end.sendall(frame)
+    def _send(self, message: wire.ToParent) -> None:
+        self._end.sendall(wire.encode_frame(message))

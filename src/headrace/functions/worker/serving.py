@@ -1,91 +1,156 @@
-"""One frame of work in the worker: the handler is called for each record, and the answers become one reply."""
+"""One frame of work in the worker: keys and values are decoded, the handler is called for each record."""
 
+import functools
 import mmap
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Iterator
 from types import CoroutineType
 from typing import Any
 
-from headrace.errors import DecodeError
+import msgspec
+
+from headrace.errors import DecodeError, HeadraceError
 from headrace.functions import wire
-from headrace.functions.sdk import Context, Event, Origin, TriggerInfo
-from headrace.functions.worker.bodies import Bodies, Decode
+from headrace.functions.sdk import Context, Event, EventSource, TriggerInfo
 from headrace.functions.worker.handler import Answers, Handler, failure
+
+Decode = Callable[[bytes], Any]
+
+
+class Bodies:
+    """Decodes by format names; knows the schemas that the parent has sent."""
+
+    def __init__(self) -> None:
+        self._schemas: dict[int, Decode | HeadraceError] = {}
+
+    def learn(self, schema: wire.Schema) -> None:
+        """Take a schema; one that is not usable makes its records undecodable and nothing else."""
+        try:
+            self._schemas[schema.schema_id] = _decoder_of(schema)
+        except HeadraceError as cause:
+            self._schemas[schema.schema_id] = cause
+
+    def decoder(self, format_name: str) -> Decode | None:
+        """Return what decodes a format, None where bytes stay as they are. It raises `DecodeError`."""
+        plain = {"binary": None, "string": _decode_string, "json": _decode_json}
+        return plain.get(format_name, self._decode_framed)
+
+    def _decode_framed(self, data: bytes) -> Any:
+        from headrace.formats.codec import unframe
+
+        schema_id, payload = unframe(data)
+        decode = self._schemas.get(schema_id)
+        if decode is None:
+            raise DecodeError(f"the bytes name schema {schema_id}, which the schema registry does not have")
+        if isinstance(decode, HeadraceError):
+            raise DecodeError(f"schema {schema_id} is not usable: {decode.description}")
+        return decode(payload)
+
+
+def _decoder_of(schema: wire.Schema) -> Decode:
+    if schema.schema_type == "AVRO":
+        from headrace.formats.codec_avro import decode_avro, parse_avro
+
+        return functools.partial(decode_avro, writer=parse_avro(schema.text, schema.references.values()))
+    from headrace.formats.codec import compile_schema
+
+    codec = compile_schema(schema.schema_type, schema.text, schema.references)
+    return lambda payload: _decode_json(codec.decode(payload))
+
+
+def _decode_string(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as cause:
+        raise DecodeError(f"not UTF-8 text: {cause.reason} at byte {cause.start}") from None
+
+
+def _decode_json(data: bytes) -> Any:
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
+        raise DecodeError(f"not JSON text: {cause}") from None
+
 
 _DONE = wire.encode_frame(wire.Done())
 
 
 class Serving:
-    """Answers the parent's messages with one handler."""
+    """Answers frames of work with one handler."""
 
-    def __init__(
-        self,
-        handler: Handler,
-        context: Context,
-        setup: wire.Setup,
-        progress: mmap.mmap,
-        resolve: Callable[[Any], Awaitable[Any]],
-    ) -> None:
+    def __init__(self, handler: Handler, context: Context, setup: wire.Setup, progress: mmap.mmap) -> None:
         """Prepare.
 
-        Args:
-            progress: Its first 8 bytes hold the number of records begun since the worker started; the parent reads
-                it to know which record a dead or hung worker was at.
-            resolve: Runs a coroutine that the handler has returned.
+        The first 8 bytes of `progress` hold the number of records begun since the worker started. The parent reads it
+        to know which record a dead or hung worker was at.
         """
+        self.bodies = Bodies()
         self._handler = handler
         self._context = context
         self._answers = Answers(setup.output_format)
-        self._bodies = Bodies()
-        self._decode_key = self._bodies.decoder(setup.key_format)
-        self._decode_value = self._bodies.decoder(setup.value_format)
+        self._decode_key = self.bodies.decoder(setup.key_format)
+        self._decode_value = self.bodies.decoder(setup.value_format)
         self._progress = memoryview(progress).cast("Q")
-        self._begun = 0
-        self._resolve = resolve
 
-    async def answer(self, message: wire.ToWorker) -> bytearray | None:
-        """Return the frame that answers a message, None if it needs no answer."""
-        if isinstance(message, wire.Schema):
-            self._bodies.learn(message)
-            return None
-        assert isinstance(message, wire.Work)
-        results = await self._work(message)
-        return _DONE if results is None else wire.encode_frame(wire.Results(results))
+    def serve(self, work: wire.Work, resolve: Callable[[Any], Any]) -> bytearray:
+        """Call the handler for each record and return the answer; `resolve` runs a coroutine that it returned."""
+        results: dict[int, wire.Result] = {}
+        handler, context = self._handler, self._context
+        for index, event in self._events(work, results):
+            try:
+                answer = handler(context, event)
+                if type(answer) is CoroutineType:
+                    answer = resolve(answer)
+                if answer is not None and (result := self._answers.result_of(answer)):
+                    results[index] = result
+            except BaseException as cause:  # noqa: BLE001 boundary to user code: this record fails with its trace
+                results[index] = failure(cause)
+        return _answer_of(results, len(work.offsets))
 
-    async def _work(self, work: wire.Work) -> list[wire.Result | None] | None:
-        results: list[wire.Result | None] | None = None
-        trigger = TriggerInfo(name=self._context.trigger.name)
-        origin = Origin(work.topic, work.partition, work.partitions, trigger)
-        progress, begun, handler, context = self._progress, self._begun, self._handler, self._context
+    async def serve_async(self, work: wire.Work) -> bytearray:
+        """Do the same on an event loop."""
+        results: dict[int, wire.Result] = {}
+        handler, context = self._handler, self._context
+        for index, event in self._events(work, results):
+            try:
+                answer = handler(context, event)
+                if type(answer) is CoroutineType:
+                    answer = await answer
+                if answer is not None and (result := self._answers.result_of(answer)):
+                    results[index] = result
+            except BaseException as cause:  # noqa: BLE001 boundary to user code: this record fails with its trace
+                results[index] = failure(cause)
+        return _answer_of(results, len(work.offsets))
+
+    def _events(self, work: wire.Work, results: dict[int, wire.Result]) -> Iterator[tuple[int, Event]]:
+        """Yield position and event of each record; one that cannot be decoded gets a result instead."""
+        origin = EventSource(work.topic, work.partition, work.partitions, TriggerInfo(name=self._context.trigger.name))
+        progress = self._progress
+        begun = progress[0]
         raw = self._decode_key is None and self._decode_value is None
         headers = work.headers or [None] * len(work.offsets)
         rows = zip(work.values, work.keys, headers, work.offsets, work.timestamps_ms, strict=True)
         for index, (value, key, header, offset, timestamp_ms) in enumerate(rows):
-            begun += 1
-            progress[0] = begun
-            try:
-                event = Event(value, key, header, offset, timestamp_ms, origin)
-                if not raw:
+            progress[0] = begun + index + 1
+            event = Event(value, key, header, offset, timestamp_ms, origin)
+            if not raw:
+                try:
                     self._decode(event)
-                answer = handler(context, event)
-                if type(answer) is CoroutineType:
-                    answer = await self._resolve(answer)
-                if answer is None:
+                except DecodeError as cause:
+                    results[index] = wire.Result(error="DecodeError", reason=cause.description, undecodable=True)
                     continue
-                result = self._answers.result_of(answer)
-            except DecodeError as cause:
-                result = wire.Result(error="DecodeError", reason=cause.description, undecodable=True)
-            except BaseException as cause:  # noqa: BLE001 boundary to user code: this record fails with its trace
-                result = failure(cause)
-            if result is not None:
-                results = results or [None] * len(work.offsets)
-                results[index] = result
-        self._begun = begun
-        return results
+                except Exception as cause:  # noqa: BLE001 boundary to codecs: this record fails with its trace
+                    results[index] = failure(cause)
+                    continue
+            yield index, event
 
     def _decode(self, event: Event) -> None:
         event._size = event.size
         event.key = _decoded("key", event.key, self._decode_key)
         event.body = _decoded("value", event.body, self._decode_value)
+
+
+def _answer_of(results: dict[int, wire.Result], records: int) -> bytearray:
+    return wire.encode_frame(wire.Results([results.get(index) for index in range(records)])) if results else _DONE
 
 
 def _decoded(what: str, data: bytes | None, decode: Decode | None) -> Any:

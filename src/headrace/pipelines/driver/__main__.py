@@ -1,4 +1,4 @@
-"""The driver process: starts a session and the flows, tells how they go, and ends when told or when one fails.
+"""The driver process: starts a session and the flows, reports their progress, and ends at SIGTERM or when one fails.
 
 It has one thread. SIGTERM before the flows run ends it at once; after that, each flow finishes its micro-batch first.
 """
@@ -30,7 +30,7 @@ _LINES = 4
 
 
 class _PartFailed(Exception):
-    """A part of the pipeline failed; holds what is told about it, made while the JVM can still be asked."""
+    """A part of the pipeline failed; holds its event, made while the JVM still answers."""
 
     def __init__(self, cause: Exception, part: str) -> None:
         super().__init__(part)
@@ -41,18 +41,18 @@ def main() -> int:
     """Run the plan on standard input. Returns the exit code."""
     began = time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    tell = _events(_take_standard_output())
+    send = _events(_take_standard_output())
     plan = wire.DriverPlan.model_validate_json(sys.stdin.read())
     try:
         with spark_session(plan) as spark:
-            tell(wire.SessionReady(round(time.monotonic() - began, 2)))
-            _run(spark, plan, tell)
+            send(wire.SessionReady(round(time.monotonic() - began, 2)))
+            _run(spark, plan, send)
     except _PartFailed as failure:
-        tell(failure.event)
+        send(failure.event)
         return 1
     except Exception as cause:  # noqa: BLE001 boundary of the process: the pipeline's status shows this text
         traceback.print_exc()
-        tell(failure_event(cause, ""))
+        send(failure_event(cause, ""))
         return 1
     return 0
 
@@ -64,16 +64,16 @@ def _take_standard_output() -> IO[bytes]:
     return events
 
 
-def _events(stream: IO[bytes]) -> wire.Tell:
+def _events(stream: IO[bytes]) -> wire.SendEvent:
     encoder = msgspec.json.Encoder()
 
-    def tell(event: wire.Event) -> None:
+    def send(event: wire.DriverEvent) -> None:
         stream.write(encoder.encode(event) + b"\n")
 
-    return tell
+    return send
 
 
-def _run(spark: SparkSession, plan: wire.DriverPlan, tell: wire.Tell) -> None:
+def _run(spark: SparkSession, plan: wire.DriverPlan, send: wire.SendEvent) -> None:
     spec = plan.spec
     for name in spec.sources:
         with _part(f"sources.{name}"):
@@ -91,7 +91,7 @@ def _run(spark: SparkSession, plan: wire.DriverPlan, tell: wire.Tell) -> None:
     active = {}
     for name in spec.flows:
         with _part(f"flows.{name}"):
-            active[name] = ProgressReader(start_flow(spark, plan, name), tell)
+            active[name] = ProgressReader(start_flow(spark, plan, name), send)
     while active and not stopping:
         for name, reader in list(active.items()):
             ended = not reader.query.isActive
@@ -99,7 +99,7 @@ def _run(spark: SparkSession, plan: wire.DriverPlan, tell: wire.Tell) -> None:
             if ended:
                 if (cause := reader.query.exception()) is not None:
                     raise _PartFailed(cause, f"flows.{name}")
-                tell(wire.FlowFinished(name))
+                send(wire.FlowFinished(name))
                 del active[name]
         time.sleep(_POLL_SECONDS)
     _stop(active)
@@ -126,7 +126,7 @@ def _stop(active: dict[str, ProgressReader]) -> None:
 
 
 def failure_event(cause: Exception, part: str) -> wire.Failed:
-    """Return what is told about an error: its first lines, without values of records."""
+    """Return the event of an error: its first lines, without values of records."""
     name = type(cause).__name__
     if isinstance(cause, PySparkException):
         with contextlib.suppress(Exception):  # boundary: the JVM may be gone, and the exception's own name must do

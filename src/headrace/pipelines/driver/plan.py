@@ -1,7 +1,7 @@
-"""What the driver process is told when it starts, and what it tells while it runs.
+"""The plan that the driver process gets at its start, and the events that it sends.
 
-The plan comes as one JSON document on standard input, so nothing of it is in the process list. Events leave as one
-JSON line each on what was standard output when the process began.
+The plan is one JSON document on standard input, so nothing of it is in the process list. Events leave as one
+JSON line each on the original standard output of the process.
 """
 
 from collections.abc import Callable
@@ -31,29 +31,29 @@ class DriverPlan(Section):
 
     @property
     def scratch(self) -> Path:
-        """Folder for what nobody needs once the process has ended."""
+        """Folder of temporary files of one process."""
         return self.folder / "tmp"
 
 
-class Event(msgspec.Struct, frozen=True, tag_field="event"):
-    """Something the driver tells."""
+class DriverEvent(msgspec.Struct, frozen=True, tag_field="event"):
+    """An event of the driver."""
 
 
-class SessionReady(Event, frozen=True, tag="session_ready"):
+class SessionReady(DriverEvent, frozen=True, tag="session_ready"):
     """Spark is up; the flows are being started."""
 
     seconds: float
     """Since the process began."""
 
 
-class FlowRunning(Event, frozen=True, tag="flow_running"):
+class FlowRunning(DriverEvent, frozen=True, tag="flow_running"):
     """A flow reads its sources now."""
 
     flow: str
 
 
-class FlowProgress(Event, frozen=True, tag="flow_progress"):
-    """A micro-batch has ended: its rows are in the sink and the checkpoint says so. Or none was needed for a while."""
+class FlowProgress(DriverEvent, frozen=True, tag="flow_progress"):
+    """A micro-batch has ended: its rows are in the sink and in the checkpoint. Or there were no records for a while."""
 
     flow: str
     batch_id: int
@@ -71,13 +71,13 @@ class FlowProgress(Event, frozen=True, tag="flow_progress"):
     """Topic to partition to the next offset to read."""
 
 
-class FlowFinished(Event, frozen=True, tag="flow_finished"):
-    """A flow has taken all there was, as its `once` trigger asks."""
+class FlowFinished(DriverEvent, frozen=True, tag="flow_finished"):
+    """A flow with the trigger `once` has read all records."""
 
     flow: str
 
 
-class Failed(Event, frozen=True, tag="failed"):
+class Failed(DriverEvent, frozen=True, tag="failed"):
     """The process is about to end with an error."""
 
     error: str
@@ -90,6 +90,6 @@ class Failed(Event, frozen=True, tag="failed"):
     """What failed, by its path in the pipeline file (`flows.delays_by_hour`); empty for the process as a whole."""
 
 
-Tell = Callable[[Event], None]
-"""Takes what the driver tells, in order."""
+SendEvent = Callable[[DriverEvent], None]
+"""Sends an event, in order."""
 AnyEvent = SessionReady | FlowRunning | FlowProgress | FlowFinished | Failed

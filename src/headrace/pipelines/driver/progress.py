@@ -1,4 +1,4 @@
-"""What Spark says about a query, as our events."""
+"""Progress of Spark's queries, as events of the driver."""
 
 import json
 from collections.abc import Mapping
@@ -6,23 +6,23 @@ from typing import Any
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from headrace.pipelines.driver.plan import FlowProgress, FlowRunning, Tell
+from headrace.pipelines.driver.plan import FlowProgress, FlowRunning, SendEvent
 
 _ASKING = "Getting offsets"
 
 
 class ProgressReader:
-    """Tells a query's progress without missing a micro-batch, however seldom it is asked."""
+    """Reports a query's progress without missing a micro-batch."""
 
-    def __init__(self, query: StreamingQuery, tell: Tell) -> None:
+    def __init__(self, query: StreamingQuery, send: SendEvent) -> None:
         self.query = query
-        self._tell = tell
+        self._send = send
         self._newest = ""
         self._running = False
 
     @property
     def between_batches(self) -> bool:
-        """Whether no micro-batch is under way; one that only asks Kafka what there is has not begun."""
+        """Whether no micro-batch runs; one that only asks Kafka for offsets has not begun."""
         return not self.query.status["isTriggerActive"] or self._message.startswith(_ASKING)
 
     @property
@@ -30,7 +30,7 @@ class ProgressReader:
         return str(self.query.status["message"])
 
     def report(self) -> bool:
-        """Tell the micro-batches that have ended since the last call, oldest first, and once that it reads its sources.
+        """Report the micro-batches that ended since the last call, oldest first, and the begin of reading once.
 
         Returns:
             Whether a micro-batch has ended.
@@ -41,15 +41,15 @@ class ProgressReader:
             for progress in self.query.recentProgress:
                 if progress["timestamp"] > self._newest:
                     self._newest = progress["timestamp"]
-                    self._tell(to_event(self.query.name, progress))
+                    self._send(to_event(self.query.name, progress))
         if not self._running and (self._newest or not self._message.startswith(("Initializing", _ASKING))):
             self._running = True
-            self._tell(FlowRunning(self.query.name))
+            self._send(FlowRunning(self.query.name))
         return self._newest != before
 
 
 def to_event(flow: str, progress: Mapping[str, Any]) -> FlowProgress:
-    """Return our event for a progress report of Spark. Source: Spark, StreamingQueryProgress."""
+    """Return the event for a progress report of Spark. Source: Spark, StreamingQueryProgress."""
     observed = progress["observedMetrics"].values()
     idle = "addBatch" not in progress["durationMs"]  # every ten seconds without records, Spark reports the next batch
     return FlowProgress(
@@ -78,10 +78,10 @@ def _positions(sources: list[Mapping[str, Any]]) -> dict[str, dict[int, int]]:
 def _lag(sources: list[Mapping[str, Any]]) -> int | None:
     lag = 0
     for source in sources:
-        read, there = _offsets(source, "endOffset"), _offsets(source, "latestOffset")
-        if not there:  # Kafka was not asked yet
+        read, latest = _offsets(source, "endOffset"), _offsets(source, "latestOffset")
+        if not latest:  # the offsets in Kafka are not known yet
             return None
-        for topic, partitions in there.items():
+        for topic, partitions in latest.items():
             lag += sum(max(0, end - read.get(topic, {}).get(number, 0)) for number, end in partitions.items())
     return lag
 

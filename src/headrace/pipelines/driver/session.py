@@ -2,7 +2,7 @@
 
 The JVM stays in this process's group, so that killing the group leaves nothing; it ends by itself when its standard
 input closes, which the kernel does when this process dies. It also inherits the lock, so a driver that is started
-while an old JVM still winds down waits for it: two JVMs never write to one checkpoint.
+while an old JVM still ends waits for it: two JVMs never write to one checkpoint.
 """
 
 import contextlib
@@ -68,7 +68,7 @@ def _ended_jvm(process: Any) -> JvmEnded | None:
 
 
 def _end(context: SparkContext, gateway: Any) -> None:
-    with contextlib.suppress(Exception):  # boundary: a JVM that is gone cannot be asked to stop
+    with contextlib.suppress(Exception):  # boundary: a JVM that has ended cannot stop
         context.stop()
         gateway.shutdown()
     gateway.proc.stdin.close()
@@ -76,7 +76,7 @@ def _end(context: SparkContext, gateway: Any) -> None:
 
 
 def settings(plan: DriverPlan) -> dict[str, str]:
-    """Return Spark's settings for a plan: Spark's name to text. Source: shared measurements of spark-kafka.md 9."""
+    """Return Spark's settings for a plan: Spark's name to text."""
     driver = plan.spec.driver
     lines = [line for line in _SETTINGS.read_text().splitlines() if line and not line.startswith("#")]
     return {

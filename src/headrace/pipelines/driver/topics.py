@@ -23,7 +23,7 @@ _PRODUCER = {
 def register_source(spark: SparkSession, plan: DriverPlan, name: str) -> None:
     """Make a source known to SQL under its name.
 
-    Every flow that reads it counts under this name what was no row; those records are then left out.
+    Every flow that reads it counts records that are no row under this name; they are left out.
     """
     source = plan.spec.sources[name]
     records = spark.readStream.format("kafka").options(**options(plan, source)).load()
@@ -39,10 +39,10 @@ def options(plan: DriverPlan, source: SourceSpec) -> dict[str, str]:
         "subscribe": source.topic,
         "startingOffsets": source.starting,
         "maxOffsetsPerTrigger": str(plan.spec.trigger.max_records),
-        # Offsets that are gone stop the flow: going on would pass over records without a word.
+        # Missing offsets stop the flow: continuing would pass over records silently.
         "failOnDataLoss": "true",
         "kafka.isolation.level": "read_committed",
-        # Short breaks of Kafka pass unnoticed; after about a minute the flow fails, and readiness says why.
+        # Short breaks of Kafka pass unnoticed; after about a minute the flow fails, and readiness has the reason.
         "kafka.request.timeout.ms": "15000",
         "kafka.default.api.timeout.ms": "15000",
         # The default of 500 ms is waited out inside a micro-batch whenever a partition has nothing more.
@@ -51,7 +51,7 @@ def options(plan: DriverPlan, source: SourceSpec) -> dict[str, str]:
 
 
 def rows(records: DataFrame, source: SourceSpec, name: str) -> DataFrame:
-    """Return the rows of Kafka records (columns `key`, `value`, `timestamp`), counting in passing what is no row."""
+    """Return the rows of Kafka records (columns `key`, `value`, `timestamp`), and count the records that are no row."""
     schema = StructType.fromDDL(source.value_schema)
     if not isinstance(schema, StructType):
         raise PipelineInvalid(f"schema {source.value_schema} names no columns: write `name TYPE, name TYPE`")

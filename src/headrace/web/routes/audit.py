@@ -13,7 +13,7 @@ from headrace.errors import AuditNotTaken
 from headrace.security.principals import READ, WRITE
 from headrace.sidecar.produce_request import check_count
 from headrace.telemetry.audit import Audit
-from headrace.telemetry.audit_notes import AuditNote, Reported
+from headrace.telemetry.audit_notes import AuditNote, ClientReport
 from headrace.web.endpoint import JSON, RECORDS_BODY, Call, Endpoint, Rule, require
 
 Id = Annotated[str, Meta(max_length=1000)]
@@ -89,12 +89,12 @@ def _results(body: bytes) -> list[AuditedResult]:
         ) from cause
 
 
-def _reported(index: int, result: AuditedResult) -> Reported:
+def _reported(index: int, result: AuditedResult) -> ClientReport:
     record = result.record or result.consumer_record
     if record is None:
         raise AuditNotTaken(f"result {index} has no record, nothing is noted: send it as it was fetched", index=index)
     headers = record.headers or {}
-    return Reported(
+    return ClientReport(
         record.topic,
         record.partition,
         record.offset,

@@ -208,7 +208,7 @@ class Audit(Service):
         notes = consumed_notes(common, self._key_of, records, ends)
         self.put(notes, len(records), size_bytes + _RECORD_BYTES * len(records))
 
-    def reported(self, reports: Sequence[ClientReport]) -> list[RangeNote]:
+    def reported(self, reports: Sequence[ClientReport]) -> list[AuditNote]:
         """Audit what a client reports of records that it fetched, whatever `audit.records` says; return the notes.
 
         Raises:
@@ -216,7 +216,7 @@ class Audit(Service):
         """
         if not self._queue.has_room(_NOTE_BYTES * len(reports)):
             raise ProducerQueueFull("too many notes wait to be written (audit.max_pending_bytes): send this again")
-        notes = []
+        notes: list[AuditNote] = []
         for topic, partition, offset, processed, key, correlation, traceability, timestamp in reports:
             note = self._note("ACTIVE_CONSUMER", "SUCCESS" if processed else "FAILURE", caller=caller.get())
             note.topic, note.partition, note.offset = topic, partition, offset

@@ -198,7 +198,7 @@ class Notes:
     def control(self, action: str, target: str, *, reason: str, outcome: str) -> None:
         self.controls.append((action, target, reason, outcome))
 
-    def produced(self, *_: Any) -> None:
+    def produced(self, *_: Any, **__: Any) -> None:
         """Nothing is kept."""
 
     refused = produced

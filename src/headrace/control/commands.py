@@ -5,12 +5,13 @@ A request for several partitions is refused as a whole if one of them is refused
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
+from pydantic import ValidationError
 
-from headrace.control.consumer_control import ConsumerControl, PartitionOutcome
+from headrace.control.consumer_control import CommandAnswer, ConsumerControl
 from headrace.control.entries import key_of, live_settings
 from headrace.control.running_consumer import RunningConsumer
 from headrace.control.selection import milliseconds, parse_time
@@ -18,15 +19,10 @@ from headrace.errors import InvalidRequest, NotFound, OffsetsKeptElsewhere, Part
 from headrace.lifecycle import Clock
 from headrace.records import TopicPartition
 
-_PENDING = (
-    "no process of this deployment has run it yet for the pending partitions: none has them now, or it is busy; the "
-    "command waits for one. DELETE cancels it"
-)
-_MOST_WAITING = 10_000
 Reason = Annotated[str, msgspec.Meta(max_length=1000)]
 
 
-class Where(msgspec.Struct, rename="camel", forbid_unknown_fields=True, kw_only=True):
+class PartitionsRequest(msgspec.Struct, rename="camel", forbid_unknown_fields=True, kw_only=True):
     """Partitions that the consumer reads: of one topic or of all, some or all."""
 
     topic: str | None = None
@@ -36,8 +32,8 @@ class Where(msgspec.Struct, rename="camel", forbid_unknown_fields=True, kw_only=
     """Why; shown in the status, and in the audit."""
 
 
-class SeekRequest(Where, forbid_unknown_fields=True, kw_only=True):
-    """Where to resume: exactly one of `to`, `offset` and `time`."""
+class SeekRequest(PartitionsRequest, forbid_unknown_fields=True, kw_only=True):
+    """PartitionsRequest to resume: exactly one of `to`, `offset` and `time`."""
 
     to: Literal["begin", "end"] | None = None
     offset: int | None = None
@@ -67,16 +63,6 @@ class SettingsRequest(msgspec.Struct, rename="camel", forbid_unknown_fields=True
     max_in_flight: int | msgspec.UnsetType | None = msgspec.UNSET
 
 
-class CommandAnswer(msgspec.Struct, rename="camel"):
-    """The outcome of a command until now."""
-
-    id: str
-    pending: bool
-    """Whether a partition still waits for its process."""
-    results: Sequence[PartitionOutcome]
-    why: str = ""
-
-
 class Commands:
     """Checks commands and writes them to the control table."""
 
@@ -84,7 +70,7 @@ class Commands:
         self._control = control
         self._clock = clock
 
-    async def pause(self, consumer: RunningConsumer, where: Where, by: str) -> None:
+    async def pause(self, consumer: RunningConsumer, where: PartitionsRequest, by: str) -> None:
         """Pause a consumer or partitions of it; deliveries in flight end.
 
         Raises:
@@ -93,7 +79,7 @@ class Commands:
         keys = await self._holds(consumer, where)
         await self._control.table.put_all(dict.fromkeys(keys, self._facts(by, where.reason, "since")))
 
-    async def resume(self, consumer: RunningConsumer, where: Where) -> None:
+    async def resume(self, consumer: RunningConsumer, where: PartitionsRequest) -> None:
         """Resume a consumer, or partitions of it.
 
         Raises:
@@ -128,7 +114,7 @@ class Commands:
             raise OffsetsKeptElsewhere(group=consumer.group)
         partitions = await self._partitions(consumer, request)
         offsets = await self._resolve(consumer, request, partitions)
-        return await self._command(consumer, "seek", offsets, self._facts(by, request.reason), wait_seconds)
+        return await self._control.command(consumer, "seek", offsets, self._facts(by, request.reason), wait_seconds)
 
     async def skip(
         self, consumer: RunningConsumer, request: SkipRequest, by: str, wait_seconds: float
@@ -141,11 +127,11 @@ class Commands:
         """
         if not request.reason.strip():
             raise InvalidRequest("reason is empty: a record is skipped only with a reason")
-        where = Where(topic=request.topic, partitions=[request.partition])
+        where = PartitionsRequest(topic=request.topic, partitions=[request.partition])
         (partition, (start, end)), *_ = (await self._partitions(consumer, where, retry_topics=True)).items()
         _check_offset(partition, request.offset, start, end - 1, "has no record")
         facts = self._facts(by, request.reason)
-        return await self._command(consumer, "skip", {partition: request.offset}, facts, wait_seconds)
+        return await self._control.command(consumer, "skip", {partition: request.offset}, facts, wait_seconds)
 
     async def change(self, consumer: RunningConsumer, request: SettingsRequest, by: str) -> None:
         """Use other settings from now on; without any changed setting those of the file hold.
@@ -165,34 +151,17 @@ class Commands:
             raise InvalidRequest(f"{consumer.name} cannot have these settings: {_text_of(cause)}") from cause
         await self._control.table.put(key, changed if is_changed else None)
 
-    async def _command(
-        self,
-        consumer: RunningConsumer,
-        action: str,
-        offsets: Mapping[TopicPartition, int],
-        facts: Mapping[str, Any],
-        wait_seconds: float,
-    ) -> CommandAnswer:
-        waiting = sum(len(self._control.of(consumer, kind)) for kind in ("seek/", "skip/"))
-        if waiting + len(offsets) > _MOST_WAITING:
-            raise InvalidRequest(
-                f"{waiting} seeks and skips of {consumer.name} are pending: wait, or cancel some of them"
-            )
-        command_id, results = await self._control.command(consumer, action, offsets, facts, wait_seconds)
-        pending = any(result.outcome == "pending" for result in results)
-        return CommandAnswer(command_id, pending, results, _PENDING if pending else "")
-
     def _facts(self, by: str, reason: str, when: str = "at") -> dict[str, Any]:
         return {"by": by, when: self._clock.time(), "reason": reason}
 
-    async def _holds(self, consumer: RunningConsumer, where: Where) -> list[str]:
+    async def _holds(self, consumer: RunningConsumer, where: PartitionsRequest) -> list[str]:
         if _is_all(where):
             return [key_of("hold/", consumer.name)]
         partitions = await self._partitions(consumer, where, retry_topics=True)
         return [key_of("hold/", consumer.name, *partition) for partition in partitions]
 
     async def _partitions(
-        self, consumer: RunningConsumer, where: Where, *, retry_topics: bool = False
+        self, consumer: RunningConsumer, where: PartitionsRequest, *, retry_topics: bool = False
     ) -> dict[TopicPartition, tuple[int, int]]:
         """Return the selected partitions, with the first offset and the end of each."""
         if where.partitions is not None and not where.partitions:
@@ -241,7 +210,7 @@ class Commands:
         return {**ends, **await consumer.admin.offsets_since(partitions, milliseconds)}
 
 
-def _is_all(where: Where) -> bool:
+def _is_all(where: PartitionsRequest) -> bool:
     return where.topic is None and where.partitions is None
 
 
@@ -265,9 +234,8 @@ def _milliseconds(time: int | str) -> int:
 
 def _text_of(cause: ValueError) -> str:
     """Return the first problem in one sentence."""
-    errors = getattr(cause, "errors", None)
-    if errors is None:
+    if not isinstance(cause, ValidationError):
         return str(cause)
-    first = errors()[0]
+    first = cause.errors()[0]
     field = ".".join(map(str, first["loc"]))
-    return f"{field}: {first['msg']}" if field else str(first["msg"])
+    return f"{field}: {first['msg']}" if field else first["msg"]

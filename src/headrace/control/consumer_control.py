@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -22,7 +22,7 @@ from headrace.control.entries import Command, command_of, key_of, live_settings,
 from headrace.control.reconciler import Reconciler
 from headrace.control.running_consumer import RunningConsumer
 from headrace.delivery.pump import Pump
-from headrace.errors import HeadraceError, RequestError
+from headrace.errors import HeadraceError, InvalidRequest, RequestError
 from headrace.kafka import CompactedTable
 from headrace.lifecycle import Clock
 from headrace.records import TopicPartition
@@ -31,6 +31,11 @@ log = logging.getLogger(__name__)
 
 NOT_READ = "the control state is not read yet"
 _AGAIN_SECONDS = 0.5
+_MAX_UNFINISHED = 10_000
+_PENDING = (
+    "no process of this deployment has run it yet for the pending partitions: none has them now, or it is busy; the "
+    "command waits for one. DELETE cancels it"
+)
 _COMMITTED_SECONDS = 5.0
 
 Entry = Mapping[str, Any]
@@ -50,6 +55,16 @@ class PartitionOutcome(msgspec.Struct, rename="camel"):
     """The first record that had not ended at the time of the seek."""
     by: str = ""
     """The process that ran the command."""
+    why: str = ""
+
+
+class CommandAnswer(msgspec.Struct, rename="camel"):
+    """The outcome of a command until now."""
+
+    id: str
+    pending: bool
+    """Whether a partition still waits for its process."""
+    results: Sequence[PartitionOutcome]
     why: str = ""
 
 
@@ -136,12 +151,18 @@ class ConsumerControl(Reconciler):
         offsets: Mapping[TopicPartition, int],
         facts: Entry,
         wait_seconds: float,
-    ) -> tuple[str, list[PartitionOutcome]]:
+    ) -> CommandAnswer:
         """Write a command (`seek` or `skip`) for partitions, and wait for the processes that have them.
 
-        Returns:
-            The command's id, and its outcome for each partition until then.
+        Raises:
+            InvalidRequest: Too many commands are unfinished.
+            KafkaError: It is not, or perhaps not, written.
         """
+        unfinished = len(self.of(consumer, "seek/")) + len(self.of(consumer, "skip/"))
+        if unfinished + len(offsets) > _MAX_UNFINISHED:
+            raise InvalidRequest(
+                f"{unfinished} seeks and skips of {consumer.name} are pending: wait, or cancel some of them"
+            )
         command_id, entries = uuid.uuid4().hex[:12], dict[str, Entry]()
         for partition, offset in offsets.items():
             entries[key_of(f"{action}/", consumer.name, *partition, command_id)] = {"offset": offset, **facts}
@@ -153,10 +174,12 @@ class ConsumerControl(Reconciler):
         finally:
             for key in entries:
                 del self._requests[key]
-        return command_id, [
-            _outcome(partition, offset, future)
-            for (partition, offset), future in zip(offsets.items(), outcomes.values(), strict=True)
+        results = [
+            _outcome(partition, offset, outcome)
+            for (partition, offset), outcome in zip(offsets.items(), outcomes.values(), strict=True)
         ]
+        pending = any(result.outcome == "pending" for result in results)
+        return CommandAnswer(command_id, pending, results, _PENDING if pending else "")
 
     async def cancel(self, consumer: RunningConsumer, command_id: str) -> list[TopicPartition]:
         """Remove a command where it is pending; return these partitions."""

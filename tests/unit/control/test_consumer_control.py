@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.kafka import KafkaConfig
 from headrace.control import consumer_control
-from headrace.control.commands import Commands, SettingsRequest, Where
+from headrace.control.commands import Commands, PartitionsRequest, SettingsRequest
 from headrace.control.consumer_control import NOT_READ, ConsumerControl
 from headrace.control.entries import Command, iso_time, key_of, live_settings
 from headrace.control.running_consumer import RunningConsumer
 from headrace.delivery.live import LiveSettings
-from headrace.errors import KafkaUnavailable, OffsetsKeptElsewhere
+from headrace.errors import HeadraceError, KafkaUnavailable, OffsetsKeptElsewhere
 from headrace.kafka import JSON_OBJECTS, Admin, CompactedTable, InternalTopic
 from headrace.lifecycle import SystemClock
 from headrace.records import OutgoingRecord, Produced, Record, TopicPartition
@@ -184,7 +184,8 @@ async def ask(
 ) -> Any:
     [consumer] = process.consumers.values()
     facts = {"by": "ann", "at": 0.0, "reason": "so"}
-    return await process.command(consumer, action, offsets, facts, wait_seconds)
+    answer = await process.command(consumer, action, offsets, facts, wait_seconds)
+    return answer.id, answer.results
 
 
 @pytest.fixture(autouse=True)
@@ -277,7 +278,8 @@ def test_what_another_process_wrote_just_before_counts() -> None:
         house.log.append(key_of("settings/", "orders/a b").encode(), msgspec.json.encode({"max_records": 7}))
         commands = Commands(process, house.clock)
         asked = asyncio.gather(
-            commands.resume(consumer, Where()), commands.change(consumer, SettingsRequest(rate_records=5), "bob")
+            commands.resume(consumer, PartitionsRequest()),
+            commands.change(consumer, SettingsRequest(rate_records=5), "bob"),
         )
         await asyncio.sleep(0.01)
         house.log.views.append(process.table)
@@ -320,6 +322,19 @@ def test_a_seek_ends_the_skips_that_wait_for_their_record() -> None:
         await ask(process, "seek", {P0: 3})
         await until(lambda: not process.commands_of(process.consumers["orders/a b"]))
         assert (pump.sought, pump.skipped) == ([(P0, 3)], [])
+
+    live(test)
+
+
+def test_there_is_an_end_to_commands_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every process holds them in memory."""
+    monkeypatch.setattr(consumer_control, "_MAX_UNFINISHED", 2)
+
+    async def test(house: House) -> None:
+        process = await house.process(FakePump())
+        await ask(process, "seek", {P0: 1, P1: 2}, wait_seconds=0)
+        with pytest.raises(HeadraceError, match="2 seeks and skips of orders/a b are pending"):
+            await ask(process, "skip", {P0: 3}, wait_seconds=0)
 
     live(test)
 

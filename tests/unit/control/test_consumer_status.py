@@ -11,8 +11,8 @@ import pytest
 
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.kafka import KafkaConfig
-from headrace.control.commands import Commands, SeekRequest, SkipRequest, Where
-from headrace.control.consumer_control import RunningConsumer
+from headrace.control.commands import Commands, PartitionsRequest, SeekRequest, SkipRequest
+from headrace.control.consumer_control import CommandAnswer, RunningConsumer
 from headrace.control.consumer_status import ConsumerStatuses
 from headrace.control.lag import PartitionLag
 from headrace.delivery.breaker import BreakerStatus
@@ -76,7 +76,6 @@ class Wheel:
         self.member = "me:1"
         self.table = SimpleNamespace(catch_up=lambda: asyncio.sleep(0))
         self.hold: dict[str, Any] | None = None
-        self.entries: dict[str, Any] = {}
         self.holds: dict[TopicPartition, Mapping[str, Any]] = {P1: {"by": "ann", "since": 0.0, "reason": "so"}}
         self.given: dict[TopicPartition, int] = {}
 
@@ -87,7 +86,7 @@ class Wheel:
         return self.holds
 
     def of(self, consumer: RunningConsumer, prefix: str) -> dict[str, Any]:
-        return self.entries
+        return {}
 
     def commands_of(self, consumer: RunningConsumer) -> list[Any]:
         return []
@@ -97,7 +96,7 @@ class Wheel:
 
     async def command(self, consumer: RunningConsumer, action: str, offsets: dict[TopicPartition, int], *_: Any) -> Any:
         self.given = offsets
-        return "i", []
+        return CommandAnswer("i", False, [])
 
 
 def pump(group: str, partitions: dict[TopicPartition, PartitionStatus]) -> Any:
@@ -216,7 +215,7 @@ def test_partitions_of_several_topics_need_the_topic() -> None:
     wheel.topics_of = lambda consumer: ["t", "u"]  # type: ignore[method-assign]
     commands = Commands(wheel, ManualClock())  # type: ignore[arg-type]
     with pytest.raises(HeadraceError, match="partitions of which topic"):
-        asyncio.run(commands.pause(consumer, Where(partitions=[0]), "ann"))
+        asyncio.run(commands.pause(consumer, PartitionsRequest(partitions=[0]), "ann"))
 
 
 def test_offsets_that_the_backend_keeps_are_not_sought_here() -> None:
@@ -226,16 +225,6 @@ def test_offsets_that_the_backend_keeps_are_not_sought_here() -> None:
     commands = Commands(wheel, ManualClock())  # type: ignore[arg-type]
     with pytest.raises(OffsetsKeptElsewhere):
         asyncio.run(commands.seek(consumer, SeekRequest(to="end"), "ann", 0))
-    assert wheel.given == {}
-
-
-def test_there_is_an_end_to_commands_that_wait() -> None:
-    """Every process holds them in memory."""
-    consumer, wheel, _, _ = made()
-    wheel.entries = {str(number): {} for number in range(5000)}
-    commands = Commands(wheel, ManualClock())  # type: ignore[arg-type]
-    with pytest.raises(HeadraceError, match="10000 seeks and skips of orders are pending"):
-        asyncio.run(commands.skip(consumer, SkipRequest(partition=0, offset=3, reason="bad"), "ann", 0))
     assert wheel.given == {}
 
 

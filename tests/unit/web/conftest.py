@@ -15,7 +15,7 @@ from headrace import errors
 from headrace.config.http import HttpConfig, SecurityConfig
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.config.producer import IdempotencyConfig, ProducerConfig
-from headrace.control.commands import CommandAnswer
+from headrace.control.consumer_control import CommandAnswer
 from headrace.control.consumer_status import BreakerDetails, Details, SettingsInForce, Summary
 from headrace.control.jobs import JobView
 from headrace.control.letter_pages import LetterPage, LetterStatistics

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from headrace import errors
-from headrace.control.commands import CommandAnswer, Commands, SeekRequest, SettingsRequest, SkipRequest, Where
-from headrace.control.consumer_control import ConsumerControl
+from headrace.control.commands import Commands, PartitionsRequest, SeekRequest, SettingsRequest, SkipRequest
+from headrace.control.consumer_control import CommandAnswer, ConsumerControl
 from headrace.control.consumer_status import ConsumerStatuses, Details, Summary
 from headrace.control.running_consumer import RunningConsumer
 from headrace.errors import NotFound
@@ -77,7 +77,7 @@ class ControlEndpoints:
         errors=_ERRORS,
         audited="pause",
     )
-    async def pause(self, call: Call[Where, None]) -> Details:
+    async def pause(self, call: Call[PartitionsRequest, None]) -> Details:
         consumer = self._noted(call)
         await self._commands.pause(consumer, call.body, caller_name())
         return await self._statuses.details(consumer)
@@ -92,7 +92,7 @@ class ControlEndpoints:
         errors=_ERRORS,
         audited="resume",
     )
-    async def resume(self, call: Call[Where, None]) -> Details:
+    async def resume(self, call: Call[PartitionsRequest, None]) -> Details:
         consumer = self._noted(call)
         await self._commands.resume(consumer, call.body)
         return await self._statuses.details(consumer)

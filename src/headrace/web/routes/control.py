@@ -56,14 +56,7 @@ class ControlEndpoints:
         shown = [self._statuses.summary(one) for one in self._visible(call)]
         return Consumers(sorted(shown, key=lambda one: one.name))
 
-    @Endpoint(
-        "GET",
-        CONSUMER,
-        "showConsumer",
-        "Status of a consumer and of each of its partitions",
-        SEE,
-        errors=(errors.NotFound,),
-    )
+    @Endpoint("GET", CONSUMER, "showConsumer", "Status of a consumer and its partitions", SEE, errors=(NotFound,))
     async def show(self, call: Call[None, None]) -> Details:
         return await self._statuses.details(self._consumer(call))
 

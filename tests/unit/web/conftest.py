@@ -113,13 +113,13 @@ class Kafka:
         return 3
 
 
-class Letters:
+class DeadLetterFake:
     """Has no dead letters, and fails as Kafka does."""
 
     def __init__(self, kafka: Kafka) -> None:
         self._kafka = kafka
         self.topics = self
-        self.asked: list[RedeliveryRequest] = []
+        self.requests: list[RedeliveryRequest] = []
 
     def _fail(self) -> None:
         if self._kafka.failure:
@@ -147,7 +147,7 @@ class Letters:
         return [(topic, consumer) for topic in (request.topic or "").split(",") if topic]
 
     async def run(self, request: RedeliveryRequest) -> RedeliveryAnswer:
-        self.asked.append(request)
+        self.requests.append(request)
         if request.group == "away":
             raise errors.ReadFailed("away")
         return RedeliveryAnswer("g", "i", ["t.dlq"], request.timeout or 0, "so many", "rolledBack")
@@ -212,7 +212,7 @@ class Notes:
         return []
 
 
-class Room:
+class ControlFake:
     """Has one consumer, `t`, and fails as Kafka does; stands for steering, statuses and commands."""
 
     def __init__(self, kafka: Kafka) -> None:
@@ -274,19 +274,19 @@ class Registered:
         return self.one_of()
 
 
-class House:
+class RunningServer:
     """A running server and what it talks to."""
 
     def __init__(self, web: WebService, kafka: Kafka, metrics: Metrics, services: dict[str, Readiness]) -> None:
         self.web, self.kafka, self.metrics, self.services = web, kafka, metrics, services
         self.tls: TlsFiles | None = None
-        self.letters: Any = None
+        self.dead_letters: Any = None
         self.notes: Any = None
         self.streams: Any = None
         self._writers: list[asyncio.StreamWriter] = []
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Open a connection; it is closed with the house."""
+        """Open a connection; it is closed with the server."""
         host, port = self.web.url.partition("://")[2].split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         self._writers.append(writer)
@@ -323,7 +323,7 @@ async def read_answer(reader: asyncio.StreamReader) -> Answer:
 
 
 @contextlib.asynccontextmanager
-async def _opened(**settings: Any) -> AsyncIterator[House]:
+async def _opened(**settings: Any) -> AsyncIterator[RunningServer]:
     security = SecurityConfig.model_validate(settings.pop("security", {}))
     config = HttpConfig.model_validate({"port": 0, "allowed_hosts": ["h"], **settings})
     kafka, metrics, services = Kafka(), Metrics(), {"kafka": Readiness(True)}
@@ -335,9 +335,9 @@ async def _opened(**settings: Any) -> AsyncIterator[House]:
     writing = Writing(transactions, idempotency, metrics)
     authenticator = Authenticator(security, SystemClock()) if security.mode != "none" else None
     tls = TlsFiles(config.tls, SystemClock()) if config.tls.certificate else None
-    letters: Any = Letters(kafka)
+    dead_letters: Any = DeadLetterFake(kafka)
     work: Any = Work(kafka)
-    room: Any = Room(kafka)
+    control: Any = ControlFake(kafka)
     registered: Any = Registered(kafka)
     produce_route = ProduceRoute(produce, writing, metrics, config)
     families = [
@@ -346,9 +346,9 @@ async def _opened(**settings: Any) -> AsyncIterator[House]:
         HealthEndpoints(lambda: services, "t", metrics),
         DocumentEndpoints(),
         AuditEndpoints(notes, config.max_records),
-        DeadLetterEndpoints(letters, letters),
+        DeadLetterEndpoints(dead_letters, dead_letters),
         JobEndpoints(work, work, work),
-        ControlEndpoints(room, room, room),
+        ControlEndpoints(control, control, control),
         RegistrationEndpoints(registered, lambda _: Readiness(True)),
     ]
     application = Application(config, families, metrics, authenticator, notes)
@@ -357,19 +357,19 @@ async def _opened(**settings: Any) -> AsyncIterator[House]:
     web = WebService(config, application, hot_path, streams, tls=context)
     await idempotency.start()
     await web.start()
-    house = House(web, kafka, metrics, services)
-    house.tls, house.letters, house.notes, house.streams = tls, letters, notes, streams
+    server = RunningServer(web, kafka, metrics, services)
+    server.tls, server.dead_letters, server.notes, server.streams = tls, dead_letters, notes, streams
     try:
-        yield house
+        yield server
     finally:
         kafka.gate.set()
-        await house.close()
+        await server.close()
         await web.stop()
         await idempotency.stop()
         await registry.close()
 
 
 @pytest.fixture
-def opened() -> Callable[..., contextlib.AbstractAsyncContextManager[House]]:
-    """Open a house: `async with opened(max_body_bytes=10) as house`."""
+def opened() -> Callable[..., contextlib.AbstractAsyncContextManager[RunningServer]]:
+    """Open a running server: `async with opened(max_body_bytes=10) as server`."""
     return _opened

@@ -21,18 +21,18 @@ def test_readiness_says_which_service_is_not_ready_and_why(opened: Any) -> None:
     """503 with the reason; liveness does not depend on it."""
 
     async def main() -> None:
-        async with opened() as house:
-            assert (await house.get("/health/readiness")).json == {
+        async with opened() as server:
+            assert (await server.get("/health/readiness")).json == {
                 "ready": True,
                 "services": {"kafka": {"ready": True, "reason": ""}},
             }
-            house.services["kafka"] = Readiness(False, "no broker answers")
+            server.services["kafka"] = Readiness(False, "no broker answers")
             for path in ("/health/readiness", "/ready"):
-                answer = await house.get(path)
+                answer = await server.get(path)
                 assert answer.status == 503
                 assert answer.json["services"]["kafka"]["reason"] == "no broker answers"
             for path in ("/health/liveness", "/live"):
-                assert (await house.get(path)).status == 200
+                assert (await server.get(path)).status == 200
 
     asyncio.run(main())
 
@@ -41,13 +41,13 @@ def test_health_of_the_original_is_plain_text(opened: Any) -> None:
     """200 OK or 400 ERROR, for the own service id; another one, as a misspelt probe has, is not found."""
 
     async def main() -> None:
-        async with opened() as house:
-            answer = await house.get("/health/t")
+        async with opened() as server:
+            answer = await server.get("/health/t")
             assert (answer.status, answer.body) == (200, b"OK")
-            house.services["kafka"] = Readiness(False)
-            answer = await house.get("/health/t")
+            server.services["kafka"] = Readiness(False)
+            answer = await server.get("/health/t")
             assert (answer.status, answer.body) == (400, b"ERROR")
-            answer = await house.get("/health/livness")
+            answer = await server.get("/health/livness")
             assert (answer.status, answer.json["code"]) == (404, "ERR10007")
             assert "/health/t (audit.service_id)" in answer.json["description"]
 
@@ -58,11 +58,11 @@ def test_metrics_count_requests_by_route_and_records(opened: Any) -> None:
     """Names in paths do not become labels."""
 
     async def main() -> None:
-        async with opened() as house:
-            await house.ask(post(b'{"records":[{"value":1},{"value":1}]}'))
-            await house.ask(post(b"{", "/producers/other"))
-            await house.get("/nowhere/at/all")
-            answer = await house.get("/metrics")
+        async with opened() as server:
+            await server.ask(post(b'{"records":[{"value":1},{"value":1}]}'))
+            await server.ask(post(b"{", "/producers/other"))
+            await server.get("/nowhere/at/all")
+            answer = await server.get("/metrics")
             text = answer.body.decode()
             assert answer.headers["content-type"].startswith("text/plain")
             assert "headrace_produce_acknowledged_records_total 2.0" in text
@@ -77,18 +77,18 @@ def test_draining_finishes_what_was_taken_and_refuses_what_comes(opened: Any) ->
     """Who waits gets an answer; who comes is sent elsewhere; health goes on."""
 
     async def main() -> None:
-        async with opened() as house:
-            house.kafka.gate.clear()
-            waiting = asyncio.ensure_future(house.ask(post(b'{"records":[{"value":1}]}')))
-            await house.kafka.taken.wait()
-            drain = asyncio.ensure_future(house.web.drain(Deadline(SystemClock(), 60)))
+        async with opened() as server:
+            server.kafka.gate.clear()
+            waiting = asyncio.ensure_future(server.ask(post(b'{"records":[{"value":1}]}')))
+            await server.kafka.taken.wait()
+            drain = asyncio.ensure_future(server.web.drain(Deadline(SystemClock(), 60)))
             await asyncio.sleep(0)
-            refused = await house.ask(post(b'{"records":[]}'))
+            refused = await server.ask(post(b'{"records":[]}'))
             assert (refused.status, refused.json["code"]) == (503, "ERR40029")
             assert (refused.headers["connection"], refused.headers["retry-after"]) == ("close", "1")
-            assert (await house.get("/health/liveness")).status == 200
+            assert (await server.get("/health/liveness")).status == 200
             assert not drain.done()
-            house.kafka.gate.set()
+            server.kafka.gate.set()
             assert (await waiting).status == 200
             await asyncio.wait_for(drain, 60)
 
@@ -99,13 +99,13 @@ def test_draining_ends_at_its_deadline(opened: Any) -> None:
     """A request that never ends does not hold the process."""
 
     async def main() -> None:
-        async with opened() as house:
-            house.kafka.gate.clear()
-            waiting = asyncio.ensure_future(house.ask(post(b'{"records":[{"value":1}]}')))
-            await house.kafka.taken.wait()
+        async with opened() as server:
+            server.kafka.gate.clear()
+            waiting = asyncio.ensure_future(server.ask(post(b'{"records":[{"value":1}]}')))
+            await server.kafka.taken.wait()
             with pytest.raises(TimeoutError):
-                await house.web.drain(Deadline(SystemClock(), 0.05))
-            house.kafka.gate.set()
+                await server.web.drain(Deadline(SystemClock(), 0.05))
+            server.kafka.gate.set()
             await waiting
 
     asyncio.run(main())
@@ -115,14 +115,14 @@ def test_after_stop_nobody_listens(opened: Any) -> None:
     """Idle connections are closed, and the port is free."""
 
     async def main() -> None:
-        async with opened() as house:
-            reader, writer = await house.connect()
+        async with opened() as server:
+            reader, writer = await server.connect()
             writer.write(b"GET /live HTTP/1.1\r\nHost: h\r\n\r\n")
             await reader.readuntil(b"alive")
-            await house.web.stop()
+            await server.web.stop()
             assert (await asyncio.wait_for(reader.read(), 60)).endswith(b"}")
             with pytest.raises(OSError, match=r"refused|Connect call failed"):
-                await house.connect()
+                await server.connect()
 
     asyncio.run(main())
 
@@ -131,10 +131,10 @@ def test_a_taken_port_says_what_to_do(opened: Any) -> None:
     """One paragraph that names the setting."""
 
     async def main() -> None:
-        async with opened() as house:
-            port = int(house.web.url.rsplit(":", 1)[1])
+        async with opened() as server:
+            port = int(server.web.url.rsplit(":", 1)[1])
             with pytest.raises(PortTaken, match=rf"127\.0\.0\.1:{port}: another program .* http\.port"):
-                house.web._settings = HttpConfig(port=port)
-                await house.web.start()
+                server.web._settings = HttpConfig(port=port)
+                await server.web.start()
 
     asyncio.run(main())

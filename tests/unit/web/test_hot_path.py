@@ -48,9 +48,9 @@ def hot(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return statuses
 
 
-async def text_of(house: Any, request: bytes) -> bytes:
+async def text_of(server: Any, request: bytes) -> bytes:
     """Return an answer's bytes but for its date."""
-    reader, writer = await house.connect()
+    reader, writer = await server.connect()
     writer.write(request)
     head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
     body = await asyncio.wait_for(reader.readexactly(int(re.findall(rb"content-length: (\d+)", head)[0])), 60)
@@ -94,16 +94,16 @@ def test_both_ways_answer_and_write_the_same_bytes(opened: Any, hot: list[int]) 
     """Good and bad; the hot way is taken for what is good and usual."""
 
     async def main() -> None:
-        async with opened() as house:
+        async with opened() as server:
             for request, expected in SAME:
                 hot.clear()
-                answer = await text_of(house, request)
+                answer = await text_of(server, request)
                 assert hot == ([expected] if expected else []), request
-                written, house.kafka.records = house.kafka.records, []
-                assert await text_of(house, chunked(request)) == answer
+                written, server.kafka.records = server.kafka.records, []
+                assert await text_of(server, chunked(request)) == answer
                 assert hot == ([expected] if expected else []), request
-                assert house.kafka.records == written
-                house.kafka.records = []
+                assert server.kafka.records == written
+                server.kafka.records = []
 
     asyncio.run(main())
 
@@ -125,11 +125,11 @@ def test_records_have_the_correlation_id_of_the_answer(opened: Any, request_byte
     """Also where the client named none."""
 
     async def main() -> None:
-        async with opened() as house:
-            head = (await text_of(house, request_bytes)).decode()
+        async with opened() as server:
+            head = (await text_of(server, request_bytes)).decode()
             (identity,) = re.findall(r"x-correlation-id: (\S+)", head)
-            assert house.kafka.records
-            for record in house.kafka.records:
+            assert server.kafka.records
+            for record in server.kafka.records:
                 assert (record.headers or [])[0] == ("X-Correlation-Id", identity.encode())
 
     asyncio.run(main())
@@ -151,12 +151,12 @@ def test_what_kafka_says_is_told_in_the_same_bytes(opened: Any, hot: list[int], 
         return results
 
     async def main() -> None:
-        async with opened() as house:
-            house.kafka.produce = produce
+        async with opened() as server:
+            server.kafka.produce = produce
             request = post(b'{"records":[' + b",".join([b'{"value":1}'] * len(results)) + b"]}", IDS)
-            answer = await text_of(house, request)
+            answer = await text_of(server, request)
             assert len(hot) == 1
-            assert await text_of(house, chunked(request)) == answer
+            assert await text_of(server, chunked(request)) == answer
             assert len(hot) == 1
 
     asyncio.run(main())
@@ -167,13 +167,13 @@ def test_a_full_budget_is_told_in_the_same_bytes(opened: Any, hot: list[int], bo
     """At once, without the work being done twice."""
 
     async def main() -> None:
-        async with opened() as house:
-            house.kafka.failure = errors.ProducerQueueFull("full")
-            answer = await text_of(house, post(body, IDS))
+        async with opened() as server:
+            server.kafka.failure = errors.ProducerQueueFull("full")
+            answer = await text_of(server, post(body, IDS))
             assert hot == [503]
-            assert await text_of(house, chunked(post(body, IDS))) == answer
+            assert await text_of(server, chunked(post(body, IDS))) == answer
             assert hot == [503]
-            await house.web.drain(Deadline(SystemClock(), 60))
+            await server.web.drain(Deadline(SystemClock(), 60))
 
     asyncio.run(main())
 
@@ -198,8 +198,8 @@ def test_what_is_unusual_is_served_by_the_application(
     """It alone knows what each of these means."""
 
     async def main() -> None:
-        async with opened() as house:
-            reader, writer = await house.connect()
+        async with opened() as server:
+            reader, writer = await server.connect()
             writer.write(request_bytes)
             head = b"100"
             while head.split()[:2][-1] == b"100" or head == b"100":
@@ -214,15 +214,15 @@ def test_draining_waits_for_what_is_under_way_and_takes_nothing_new(opened: Any,
     """Also for a request that no task serves."""
 
     async def main() -> None:
-        async with opened() as house:
-            house.kafka.gate.clear()
-            first = asyncio.ensure_future(house.ask(post()))
-            await house.kafka.taken.wait()
-            draining = asyncio.ensure_future(house.web.drain(Deadline(SystemClock(), 60)))
+        async with opened() as server:
+            server.kafka.gate.clear()
+            first = asyncio.ensure_future(server.ask(post()))
+            await server.kafka.taken.wait()
+            draining = asyncio.ensure_future(server.web.drain(Deadline(SystemClock(), 60)))
             await asyncio.sleep(0)
-            assert (await house.ask(post())).status == 503
+            assert (await server.ask(post())).status == 503
             assert not draining.done()
-            house.kafka.gate.set()
+            server.kafka.gate.set()
             assert (await first).status == 200
             await draining
             assert hot == [200]
@@ -234,17 +234,17 @@ def test_a_client_that_leaves_before_its_answer_leaves_nothing_behind(opened: An
     """The record is written and counted, and draining has nothing to wait for."""
 
     async def main() -> None:
-        async with opened() as house:
-            house.kafka.gate.clear()
-            _, writer = await house.connect()
+        async with opened() as server:
+            server.kafka.gate.clear()
+            _, writer = await server.connect()
             writer.write(post())
-            await house.kafka.taken.wait()
+            await server.kafka.taken.wait()
             writer.transport.abort()
-            assert (await house.get("/live")).status == 200  # by now the server knows
-            house.kafka.gate.set()
-            await house.web.drain(Deadline(SystemClock(), 60))
+            assert (await server.get("/live")).status == 200  # by now the server knows
+            server.kafka.gate.set()
+            await server.web.drain(Deadline(SystemClock(), 60))
             assert hot == [200]
-            assert b"headrace_produce_acknowledged_records_total 1.0" in house.metrics.render()
+            assert b"headrace_produce_acknowledged_records_total 1.0" in server.metrics.render()
 
     asyncio.run(main())
 
@@ -253,8 +253,8 @@ def test_requests_that_come_before_an_answer_are_answered_in_their_order(opened:
     """The first is hot, those behind it wait in the server's queue, and the next is hot again."""
 
     async def main() -> None:
-        async with opened() as house:
-            reader, writer = await house.connect()
+        async with opened() as server:
+            reader, writer = await server.connect()
             requests = [post(more=f"X-Correlation-Id: c-{number}\r\n") for number in range(3)]
             writer.write(b"".join(requests))
             found: list[bytes] = []
@@ -274,18 +274,18 @@ def test_a_known_token_is_enough_and_limits_hold(opened: Any, hot: list[int]) ->
     """One request at once and then 429; who is not known, or may not, is told so by the application."""
 
     async def main() -> None:
-        async with opened(security={**SECURITY, "max_in_flight": 1}) as house:
-            house.kafka.gate.clear()
-            first = asyncio.ensure_future(house.ask(post(more=BEARER)))
-            await house.kafka.taken.wait()
-            assert (await house.ask(post(more=BEARER))).status == 429
-            house.kafka.gate.set()
+        async with opened(security={**SECURITY, "max_in_flight": 1}) as server:
+            server.kafka.gate.clear()
+            first = asyncio.ensure_future(server.ask(post(more=BEARER)))
+            await server.kafka.taken.wait()
+            assert (await server.ask(post(more=BEARER))).status == 429
+            server.kafka.gate.set()
             assert (await first).status == 200
-            assert (await house.ask(post(more=BEARER))).status == 200
+            assert (await server.ask(post(more=BEARER))).status == 200
             assert hot == [200, 200]
-            assert (await house.ask(post(more=BEARER, topic="_internal"))).status == 403
-            assert (await house.ask(post())).status == 401
-            assert (await house.ask(post(more=BEARER.replace("0", "1")))).status == 401
+            assert (await server.ask(post(more=BEARER, topic="_internal"))).status == 403
+            assert (await server.ask(post())).status == 401
+            assert (await server.ask(post(more=BEARER.replace("0", "1")))).status == 401
             assert hot == [200, 200]
 
     asyncio.run(main())
@@ -295,12 +295,12 @@ def test_a_rate_is_counted_once_for_each_request(opened: Any, hot: list[int]) ->
     """Whichever way serves it in the end."""
 
     async def main() -> None:
-        async with opened(security={**SECURITY, "requests_per_second": 0.001}) as house:
-            assert (await house.ask(post(b"{", BEARER))).status == 400
-            assert (await house.ask(post(more=BEARER))).status == 429
-        async with opened(security={**SECURITY, "requests_per_second": 0.001}) as house:
-            assert (await house.ask(post(more=BEARER))).status == 200
-            assert (await house.ask(post(more=BEARER))).status == 429
+        async with opened(security={**SECURITY, "requests_per_second": 0.001}) as server:
+            assert (await server.ask(post(b"{", BEARER))).status == 400
+            assert (await server.ask(post(more=BEARER))).status == 429
+        async with opened(security={**SECURITY, "requests_per_second": 0.001}) as server:
+            assert (await server.ask(post(more=BEARER))).status == 200
+            assert (await server.ask(post(more=BEARER))).status == 429
             assert hot == [200]
 
     asyncio.run(main())
@@ -312,16 +312,16 @@ def test_what_cannot_be_read_does_not_answer_for_what_came_before(opened: Any, b
     loose = b"POST /producers/t HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n"
 
     async def main() -> None:
-        async with opened() as house:
-            house.kafka.gate.clear()
-            reader, writer = await house.connect()
+        async with opened() as server:
+            server.kafka.gate.clear()
+            reader, writer = await server.connect()
             writer.write(post() * before + loose)
-            await asyncio.wait_for(house.kafka.taken.wait(), 60)
-            house.kafka.gate.set()
+            await asyncio.wait_for(server.kafka.taken.wait(), 60)
+            server.kafka.gate.set()
             text = await asyncio.wait_for(reader.read(), 60)
             assert re.findall(rb"HTTP/1.1 (\d+)", text) == before * [b"200"]
             assert text.count(b"connection: close") == 1
-            assert len(house.kafka.records) == before
+            assert len(server.kafka.records) == before
 
     asyncio.run(main())
 
@@ -333,20 +333,20 @@ def test_who_leaves_while_requests_wait_harms_nobody(
     """The request that is being written ends without a word; in the loop that is used, which takes no late bytes."""
 
     async def main() -> None:
-        async with opened() as house:
+        async with opened() as server:
             failures: list[Any] = []
             asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
-            house.kafka.gate.clear()
-            _, writer = await house.connect()
+            server.kafka.gate.clear()
+            _, writer = await server.connect()
             writer.write(first + post())
-            await asyncio.wait_for(house.kafka.taken.wait(), 60)
-            (connection,) = house.web._server.server_state.connections
+            await asyncio.wait_for(server.kafka.taken.wait(), 60)
+            (connection,) = server.web._server.server_state.connections
             connection.transport.abort()
             for _ in range(10):  # turns of the loop until the connection is closed
                 await asyncio.sleep(0)
-            assert not house.web._server.server_state.connections
-            house.kafka.gate.set()
-            await house.web.drain(Deadline(SystemClock(), 60))
+            assert not server.web._server.server_state.connections
+            server.kafka.gate.set()
+            await server.web.drain(Deadline(SystemClock(), 60))
             assert not failures
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -364,11 +364,11 @@ def test_a_defect_is_answered_and_counted_off_once(opened: Any, monkeypatch: pyt
         raise RuntimeError
 
     async def main() -> None:
-        async with opened(security=SECURITY) as house:
-            assert (await house.ask(post(more=BEARER))).status == 500
-            hot_path = house.web._server.shared.hot_path
+        async with opened(security=SECURITY) as server:
+            assert (await server.ask(post(more=BEARER))).status == 500
+            hot_path = server.web._server.shared.hot_path
             assert hot_path._authenticator.in_flight._counts == {}
-            await house.web.drain(Deadline(SystemClock(), 60))
+            await server.web.drain(Deadline(SystemClock(), 60))
 
     monkeypatch.setattr("headrace.sidecar.produce.ProduceService.begin", fail)
     asyncio.run(main())
@@ -395,12 +395,12 @@ def test_a_produce_request_that_is_not_sent_is_audited_once(
     """Whatever its kind: with its topic, if it has one, and the code it is answered with."""
 
     async def main() -> None:
-        async with opened() as house:
-            reader, writer = await house.connect()
+        async with opened() as server:
+            reader, writer = await server.connect()
             writer.write(request_bytes.replace(b"Host: h", b"Host: h\r\nConnection: close"))
             await asyncio.wait_for(reader.read(), 60)
             writer.close()
-            assert [(topic, error.code, *count) for topic, error, *count in house.kafka.not_sent] == [told]
+            assert [(topic, error.code, *count) for topic, error, *count in server.kafka.not_sent] == [told]
 
     uvloop.run(main())
 
@@ -409,10 +409,10 @@ def test_a_request_for_which_there_is_no_room_is_audited(opened: Any, hot: list[
     """The connection answers it by itself, and says so to the audit too."""
 
     async def main() -> None:
-        async with opened(security=SECURITY) as house:
-            house.kafka.failure = errors.ProducerQueueFull()
-            assert (await house.ask(post(more=BEARER))).status == 503
-            assert [(topic, error.code) for topic, error, *_ in house.kafka.not_sent] == [
+        async with opened(security=SECURITY) as server:
+            server.kafka.failure = errors.ProducerQueueFull()
+            assert (await server.ask(post(more=BEARER))).status == 503
+            assert [(topic, error.code) for topic, error, *_ in server.kafka.not_sent] == [
                 ("t", errors.ProducerQueueFull().code)
             ]
 

@@ -46,12 +46,12 @@ def test_records_are_taken(opened: Any, request_bytes: bytes) -> None:
     """Whole or in chunks, in any spelling of the media type, the path decoded."""
 
     async def main() -> None:
-        async with opened() as house:
-            answer = await house.ask(request_bytes)
+        async with opened() as server:
+            answer = await server.ask(request_bytes)
             assert answer.status == 200
             assert answer.headers["content-type"] == "application/json"
             assert answer.json == {"offsets": [{"partition": 0, "offset": 0}], "requestStatus": "OK"}
-            assert [(record.topic, record.value) for record in house.kafka.records] == [("t", b'{"n":1}')]
+            assert [(record.topic, record.value) for record in server.kafka.records] == [("t", b'{"n":1}')]
 
     asyncio.run(main())
 
@@ -88,17 +88,17 @@ def test_what_does_not_fit_is_answered_with_the_one_error_body(opened: Any) -> N
     """Correct JSON with the code of the case and an id, and nothing reaches Kafka; the server goes on."""
 
     async def main() -> None:
-        async with opened() as house:
+        async with opened() as server:
             for request_bytes, status, code in BAD:
-                answer = await house.ask(request_bytes)
+                answer = await server.ask(request_bytes)
                 assert (answer.status, answer.json["code"]) == (status, code), request_bytes[:200]
                 assert list(answer.json) == ["statusCode", "code", "message", "description", "severity", "metadata"]
                 assert answer.json["statusCode"] == status
                 assert answer.headers["content-type"] == "application/json"
                 assert len(answer.headers["x-correlation-id"]) == 22
                 assert "Traceback" not in answer.body.decode()
-            assert house.kafka.records == []
-            assert (await house.ask(post(RECORD))).status == 200
+            assert server.kafka.records == []
+            assert (await server.ask(post(RECORD))).status == 200
 
     asyncio.run(main())
 
@@ -107,10 +107,10 @@ def test_a_wrong_method_says_which_are_right(opened: Any) -> None:
     """RFC 9110 section 15.5.6 asks for Allow."""
 
     async def main() -> None:
-        async with opened() as house:
-            assert (await house.get("/producers/t")).headers["allow"] == "POST"
-            assert (await house.get("/live", "PUT")).headers["allow"] == "GET, HEAD"
-            assert (await house.get("/reactive-consumers/t", "POST")).headers["allow"] == "DELETE, GET, HEAD, PUT"
+        async with opened() as server:
+            assert (await server.get("/producers/t")).headers["allow"] == "POST"
+            assert (await server.get("/live", "PUT")).headers["allow"] == "GET, HEAD"
+            assert (await server.get("/reactive-consumers/t", "POST")).headers["allow"] == "DELETE, GET, HEAD, PUT"
 
     asyncio.run(main())
 
@@ -122,9 +122,9 @@ def test_values_are_not_touched_on_their_way(opened: Any, value: bytes) -> None:
     """Huge integers, decimals, repeated fields, escapes."""
 
     async def main() -> None:
-        async with opened() as house:
-            assert (await house.ask(post(b'{"records":[{"value":%s}]}' % value))).status == 200
-            assert house.kafka.records[0].value == value
+        async with opened() as server:
+            assert (await server.ask(post(b'{"records":[{"value":%s}]}' % value))).status == 200
+            assert server.kafka.records[0].value == value
 
     asyncio.run(main())
 
@@ -137,15 +137,15 @@ def test_a_body_over_the_limit_is_refused_and_the_connection_ends(opened: Any, r
     """By its announced length or by counting; the answer arrives, and 413 is not waited for by the whole body."""
 
     async def main() -> None:
-        async with opened(max_body_bytes=1000) as house:
-            reader, writer = await house.connect()
+        async with opened(max_body_bytes=1000) as server:
+            reader, writer = await server.connect()
             writer.write(request_bytes)
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
             assert head.startswith(b"HTTP/1.1 413 ")
             assert b"connection: close" in head
             rest = await asyncio.wait_for(reader.read(), 60)
             assert json.loads(rest)["code"] == "ERR10068"
-            assert house.kafka.records == []
+            assert server.kafka.records == []
 
     asyncio.run(main())
 
@@ -154,9 +154,9 @@ def test_a_large_body_is_refused_before_it_is_sent_when_the_client_asks(opened: 
     """With Expect: 100-continue nothing of the body travels."""
 
     async def main() -> None:
-        async with opened(max_body_bytes=1000) as house:
+        async with opened(max_body_bytes=1000) as server:
             head = post(b"", more="Expect: 100-continue\r\n").replace(b"Length: 0", b"Length: 5000")
-            assert (await house.ask(head)).status == 413
+            assert (await server.ask(head)).status == 413
 
     asyncio.run(main())
 
@@ -165,8 +165,8 @@ def test_a_body_of_exactly_the_limit_is_taken(opened: Any) -> None:
     """The limit itself is allowed."""
 
     async def main() -> None:
-        async with opened(max_body_bytes=len(RECORD)) as house:
-            assert (await house.ask(post(RECORD))).status == 200
+        async with opened(max_body_bytes=len(RECORD)) as server:
+            assert (await server.ask(post(RECORD))).status == 200
 
     asyncio.run(main())
 
@@ -175,14 +175,14 @@ def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind(opened: Any) -
     """A truncated body is not produced, and the next request is served."""
 
     async def main() -> None:
-        async with opened() as house:
-            reader, writer = await house.connect()
+        async with opened() as server:
+            reader, writer = await server.connect()
             writer.write(post(RECORD)[:-3])
             await writer.drain()
             writer.close()
             await reader.read()
-            assert (await house.ask(post(RECORD))).status == 200
-            assert len(house.kafka.records) == 1
+            assert (await server.ask(post(RECORD))).status == 200
+            assert len(server.kafka.records) == 1
 
     asyncio.run(main())
 
@@ -191,12 +191,12 @@ def test_ids_of_the_client_come_back(opened: Any) -> None:
     """On answers and errors alike; and they reach the record."""
 
     async def main() -> None:
-        async with opened() as house:
+        async with opened() as server:
             more = "X-Correlation-Id: c-1\r\nX-Traceability-Id: t-1\r\n"
             for body in (RECORD, b"{"):
-                headers = (await house.ask(post(body, more=more))).headers
+                headers = (await server.ask(post(body, more=more))).headers
                 assert (headers["x-correlation-id"], headers["x-traceability-id"]) == ("c-1", "t-1")
-            assert house.kafka.records[0].headers == [("X-Traceability-Id", b"t-1"), ("X-Correlation-Id", b"c-1")]
+            assert server.kafka.records[0].headers == [("X-Traceability-Id", b"t-1"), ("X-Correlation-Id", b"c-1")]
 
     asyncio.run(main())
 
@@ -206,9 +206,9 @@ def test_an_id_that_is_none_is_replaced(opened: Any, identity: str) -> None:
     """Spaces, other alphabets and long texts do not get into logs and records."""
 
     async def main() -> None:
-        async with opened() as house:
+        async with opened() as server:
             request = post(RECORD, more="X-Correlation-Id: ?\r\n").replace(b"?", identity.encode("latin-1"))
-            assert len((await house.ask(request)).headers["x-correlation-id"]) == 22
+            assert len((await server.ask(request)).headers["x-correlation-id"]) == 22
 
     asyncio.run(main())
 
@@ -217,9 +217,9 @@ def test_a_defect_is_one_error_body_without_a_trace(opened: Any, caplog: pytest.
     """The log has the trace under the answer's id; the client does not."""
 
     async def main() -> None:
-        async with opened() as house:
-            house.kafka.failure = ZeroDivisionError("inner secret")
-            answer = await house.ask(post(RECORD))
+        async with opened() as server:
+            server.kafka.failure = ZeroDivisionError("inner secret")
+            answer = await server.ask(post(RECORD))
             assert (answer.status, answer.json["code"]) == (500, "ERR10010")
             assert "secret" not in answer.body.decode()
 
@@ -231,9 +231,9 @@ def test_an_error_that_passes_says_when_to_come_again(opened: Any) -> None:
     """Retry-After, in seconds."""
 
     async def main() -> None:
-        async with opened() as house:
-            house.kafka.failure = errors.ProducerQueueFull()
-            answer = await house.ask(post(RECORD))
+        async with opened() as server:
+            server.kafka.failure = errors.ProducerQueueFull()
+            answer = await server.ask(post(RECORD))
             assert (answer.status, answer.headers["retry-after"]) == (503, "1")
 
     asyncio.run(main())
@@ -243,8 +243,8 @@ def test_one_connection_serves_many_requests_also_after_errors(opened: Any) -> N
     """Keep-alive and pipelining; a refused body does not shift the next request."""
 
     async def main() -> None:
-        async with opened() as house:
-            reader, writer = await house.connect()
+        async with opened() as server:
+            reader, writer = await server.connect()
             writer.write(post(RECORD) + post(b"{") + post(RECORD, None) + post(RECORD))
             writer.write(b"GET /live HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
             text = await asyncio.wait_for(reader.read(), 60)
@@ -258,18 +258,18 @@ def test_a_connection_has_a_limit_of_pipelined_requests(opened: Any, request_byt
     """Sixteen are answered; of thousands the first are, and the connection ends with the last answer."""
 
     async def main() -> None:
-        async with opened() as house:
-            reader, writer = await house.connect()
+        async with opened() as server:
+            reader, writer = await server.connect()
             for _ in range(3):
                 writer.write(request_bytes * 16)
-                assert [(await house.read(reader)).status for _ in range(16)] == [200] * 16
-            house.kafka.records.clear()
-            reader, writer = await house.connect()
+                assert [(await server.read(reader)).status for _ in range(16)] == [200] * 16
+            server.kafka.records.clear()
+            reader, writer = await server.connect()
             writer.write(request_bytes * 300)
-            answers = [await house.read(reader) for _ in range(17)]
+            answers = [await server.read(reader) for _ in range(17)]
             assert [answer.status for answer in answers] == [200] * 17
             assert [answer.headers.get("connection") for answer in answers] == [None] * 16 + ["close"]
-            assert len(house.kafka.records) in (0, 17)
+            assert len(server.kafka.records) in (0, 17)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
@@ -279,11 +279,11 @@ def test_pipelined_requests_are_done_in_their_order(opened: Any) -> None:
     """As many as may wait, of which each is a record, whatever path serves it."""
 
     async def main() -> None:
-        async with opened() as house:
-            reader, writer = await house.connect()
+        async with opened() as server:
+            reader, writer = await server.connect()
             writer.write(b"".join(post(b'{"records":[{"value":%d}]}' % number) for number in range(16)))
-            assert [(await house.read(reader)).status for _ in range(16)] == [200] * 16
-            assert [record.value for record in house.kafka.records] == [b"%d" % number for number in range(16)]
+            assert [(await server.read(reader)).status for _ in range(16)] == [200] * 16
+            assert [record.value for record in server.kafka.records] == [b"%d" % number for number in range(16)]
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
@@ -295,10 +295,10 @@ def test_only_one_probe_is_read_in_a_turn_without_time(opened: Any, monkeypatch:
     probe = b"GET /live HTTP/1.1\r\nHost: h\r\n\r\n"
 
     async def main() -> None:
-        async with opened() as house:
-            pairs = [await house.connect() for _ in range(3)]
-            await asyncio.gather(*(house.read(reader) for reader, writer in pairs if not writer.write(probe)))
-            connections = list(house.web._server.server_state.connections)
+        async with opened() as server:
+            pairs = [await server.connect() for _ in range(3)]
+            await asyncio.gather(*(server.read(reader) for reader, writer in pairs if not writer.write(probe)))
+            connections = list(server.web._server.server_state.connections)
             for connection, data in zip(
                 connections, (probe, probe * 2, probe[:-4] + b"\r\nX: %b\r\n\r\n" % (b"x" * 4096)), strict=True
             ):
@@ -313,20 +313,20 @@ def test_connections_over_the_limit_are_told_so(opened: Any) -> None:
     """Health is answered on them; a silent connection takes nobody's place, a closed one makes room."""
 
     async def main() -> None:
-        async with opened(max_connections=1) as house:
-            await house.connect()
-            reader, writer = await house.connect()
+        async with opened(max_connections=1) as server:
+            await server.connect()
+            reader, writer = await server.connect()
             writer.write(post(RECORD))
-            assert (await house.read(reader)).status == 200
-            answer = await house.ask(post(RECORD))
+            assert (await server.read(reader)).status == 200
+            answer = await server.ask(post(RECORD))
             assert (answer.status, answer.json["code"]) == (503, "ERR40031")
             assert (answer.headers["connection"], answer.headers["retry-after"]) == ("close", "1")
-            assert (await house.get("/live")).status == 200
+            assert (await server.get("/live")).status == 200
             writer.write(post(RECORD))
-            assert (await house.read(reader)).status == 200
+            assert (await server.read(reader)).status == 200
             writer.close()
             assert await reader.read() == b""
-            assert (await house.ask(post(RECORD))).status == 200
+            assert (await server.ask(post(RECORD))).status == 200
 
     asyncio.run(main())
 
@@ -337,16 +337,16 @@ def test_slow_heads_lose_their_connections_to_requests(opened: Any, monkeypatch:
     monkeypatch.setattr("headrace.web.connection._TIME_TO_SEND_SECONDS", 0.02)
 
     async def main() -> None:
-        async with opened(max_connections=4) as house:
+        async with opened(max_connections=4) as server:
             pairs = []
             for _ in range(40):
-                pairs.append(await house.connect())
+                pairs.append(await server.connect())
                 pairs[-1][1].write(b"POST /producers/t HTTP/1.1\r\nHost:")
-                assert (await house.get("/health/liveness")).status == 200
-            answer = await house.read(pairs[0][0])
+                assert (await server.get("/health/liveness")).status == 200
+            answer = await server.read(pairs[0][0])
             assert (answer.status, answer.json["code"]) == (503, "ERR40031")
-            assert (await house.ask(post(RECORD))).status == 200
-            assert len(house.web._server.server_state.connections) <= 20
+            assert (await server.ask(post(RECORD))).status == 200
+            assert len(server.web._server.server_state.connections) <= 20
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
@@ -356,12 +356,12 @@ def test_all_connections_that_wait_are_accepted_in_few_turns_of_the_loop(opened:
     """One per turn would keep the last of a thousand clients waiting for seconds."""
 
     async def main() -> None:
-        async with opened() as house:
-            port = int(house.web.url.rpartition(":")[2])
+        async with opened() as server:
+            port = int(server.web.url.rpartition(":")[2])
             clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]  # the loop does not run
             for _ in range(4):
                 await asyncio.sleep(0)
-            assert len(house.web._server.server_state.connections) == 100
+            assert len(server.web._server.server_state.connections) == 100
             for client in clients:
                 client.close()
 
@@ -374,17 +374,17 @@ def test_what_came_in_one_turn_is_read_in_slices(opened: Any, monkeypatch: pytes
     monkeypatch.setattr("headrace.web.connection._SLICE_SECONDS", 1e-9)
 
     async def main() -> None:
-        async with opened() as house:
-            pairs = [await house.connect() for _ in range(100)]
+        async with opened() as server:
+            pairs = [await server.connect() for _ in range(100)]
             for _, writer in pairs:
                 writer.write(post(RECORD) * 2)
-            probe = await house.get("/health/liveness")
+            probe = await server.get("/health/liveness")
             assert probe.status == 200
-            assert len(house.kafka.records) < 50
+            assert len(server.kafka.records) < 50
             for reader, writer in pairs:
-                assert [(await house.read(reader)).status for _ in range(2)] == [200, 200]
+                assert [(await server.read(reader)).status for _ in range(2)] == [200, 200]
                 writer.write(post(RECORD))
-                assert (await house.read(reader)).status == 200
+                assert (await server.read(reader)).status == 200
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
@@ -414,8 +414,8 @@ def test_many_connections_opened_at_once_are_all_answered(opened: Any, count: in
     """From another process: with 200 up to the limit, with 503 above it; liveness is answered beside it."""
 
     async def main() -> tuple[Any, Any]:
-        async with opened(max_connections=limit) as house:
-            port = house.web.url.rpartition(":")[2]
+        async with opened(max_connections=limit) as server:
+            port = server.web.url.rpartition(":")[2]
             runs = [
                 await asyncio.create_subprocess_exec(
                     sys.executable, str(MANY_CLIENTS), port, str(connections), "2", stdout=asyncio.subprocess.PIPE

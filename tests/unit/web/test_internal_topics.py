@@ -35,8 +35,8 @@ def request(name: str, topic: str, form: str) -> bytes:
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-async def status_of(house: Any, sent: bytes) -> int:
-    reader, writer = await house.connect()
+async def status_of(server: Any, sent: bytes) -> int:
+    reader, writer = await server.connect()
     writer.write(sent)
     answer = await asyncio.wait_for(reader.read(), 60)
     writer.close()
@@ -74,9 +74,9 @@ def test_internal_topics_are_closed(opened: Any, name: str, topic: str, status: 
     """To every token; dead letter topics are open for `admin`, and without authentication."""
 
     async def main() -> None:
-        async with opened(**({"security": SECURITY} if name else {})) as house:
-            assert await status_of(house, request(name, topic, form)) == status
-            written = [record for record in house.kafka.records if record.topic == topic]
+        async with opened(**({"security": SECURITY} if name else {})) as server:
+            assert await status_of(server, request(name, topic, form)) == status
+            written = [record for record in server.kafka.records if record.topic == topic]
             assert len(written) == (1 if status == 200 else 0)
             if written:
                 names = [header for header, _ in written[0].headers or ()]

@@ -47,8 +47,8 @@ def test_the_document_is_one_in_both_versions(opened: Any, path: str) -> None:
     """OpenAPI 3.1, and 3.0 for tools that know no other; as JSON and as YAML."""
 
     async def main() -> None:
-        async with opened() as house:
-            newer, older = await house.get(path), await house.get(f"{path}?version=3.0")
+        async with opened() as server:
+            newer, older = await server.get(path), await server.get(f"{path}?version=3.0")
             assert newer.headers["content-type"].startswith("text/yaml" if "yaml" in path else "application/json")
             described = yaml.safe_load(newer.body)
             assert described == document(ENDPOINTS)
@@ -57,7 +57,7 @@ def test_the_document_is_one_in_both_versions(opened: Any, path: str) -> None:
             OpenAPIV30SpecValidator(yaml.safe_load(older.body)).validate()
             assert b"null" not in older.body.replace(b"nullable", b"").replace(b"is null", b"")
             for query in ("version=2.0", "versoin=3.0"):
-                assert (await house.get(f"{path}?{query}")).json["code"] == "ERR11004"
+                assert (await server.get(f"{path}?{query}")).json["code"] == "ERR11004"
 
     asyncio.run(main())
 
@@ -93,11 +93,11 @@ def test_the_root_says_where_to_read_on(opened: Any) -> None:
     """Every path that it names is served."""
 
     async def main() -> None:
-        async with opened() as house:
-            answer = await house.get("/")
+        async with opened() as server:
+            answer = await server.get("/")
             assert answer.status == 200
             for path in answer.json["paths"]:
-                assert (await house.get(path)).status == 200
+                assert (await server.get(path)).status == 200
 
     asyncio.run(main())
 
@@ -106,15 +106,15 @@ def test_nothing_is_changed_for_a_page_of_another_site(opened: Any) -> None:
     """Every operation that changes something, whatever its method; an image tag sends a GET without an Origin."""
 
     async def main() -> None:
-        async with opened() as house:
+        async with opened() as server:
             for (method, path), operation in OPERATIONS.items():
                 for more in ("Sec-Fetch-Site: cross-site", "Sec-Fetch-Site: same-site", "Origin: http://evil.example"):
                     refused = operation.changes or more.startswith("Origin")
-                    answer = await house.ask(request(method, path, f"{more}\r\n"))
+                    answer = await server.ask(request(method, path, f"{more}\r\n"))
                     assert (answer.status == 403) is refused, (method, path, more)
                     assert not refused or answer.json["code"] == "ERR40034"
                 for site in ("same-origin", "none"):
-                    answer = await house.ask(request(method, path, f"Sec-Fetch-Site: {site}\r\n"))
+                    answer = await server.ask(request(method, path, f"Sec-Fetch-Site: {site}\r\n"))
                     assert answer.status != 403, (method, path)
 
     asyncio.run(main())
@@ -149,11 +149,11 @@ def test_a_body_that_may_be_left_out_is_not_required(opened: Any) -> None:
     """The document and the server agree: what is taken without a body is described so, and nothing else is."""
 
     async def main() -> None:
-        async with opened() as house:
+        async with opened() as server:
             for path, methods in document(ENDPOINTS)["paths"].items():
                 for method, operation in methods.items():
                     if "requestBody" in operation:
-                        answer = await house.get(re.sub(r"{\w+}", "t", path), method.upper())
+                        answer = await server.get(re.sub(r"{\w+}", "t", path), method.upper())
                         refused = answer.status == 400 and answer.json["code"] != "ERR12218"
                         assert operation["requestBody"]["required"] is refused, (method, path, answer.body)
 
@@ -164,20 +164,20 @@ def test_the_page_asks_no_other_site(opened: Any) -> None:
     """Everything it names is served here, and its policy forbids the rest."""
 
     async def main() -> None:
-        async with opened() as house:
-            page = await house.get("/specui.html")
+        async with opened() as server:
+            page = await server.get("/specui.html")
             assert page.headers["content-type"] == "text/html; charset=utf-8"
             assert "default-src 'none'" in page.headers["content-security-policy"]
             named = re.findall(r'(?:src|href)="([^"]*)"', page.body.decode())
             assert len(named) == 3
             for name in named:
-                answer = await house.get(f"/{name}")
+                answer = await server.get(f"/{name}")
                 assert answer.status == 200
                 assert "text/css" in answer.headers["content-type"] or "javascript" in answer.headers["content-type"]
-            start = (await house.get("/specui/start.js")).body.decode()
+            start = (await server.get("/specui/start.js")).body.decode()
             assert "validatorUrl: null" in start
-            assert (await house.get("/" + re.findall(r'url: "([^"]*)"', start)[0])).json == document(ENDPOINTS)
-            assert (await house.get("/specui/..%2f__init__.py")).status == 404
+            assert (await server.get("/" + re.findall(r'url: "([^"]*)"', start)[0])).json == document(ENDPOINTS)
+            assert (await server.get("/specui/..%2f__init__.py")).status == 404
 
     asyncio.run(main())
 
@@ -187,7 +187,7 @@ Answers = AsyncIterator[tuple[tuple[str, str], Any]]
 
 async def open_answers(opened: Any) -> Answers:
     """Provoke what endpoints answer to whoever may do everything."""
-    async with opened(max_body_bytes=1000) as house:
+    async with opened(max_body_bytes=1000) as server:
         for method, path in OPERATIONS:
             edge = [
                 request(method, path),
@@ -202,14 +202,14 @@ async def open_answers(opened: Any) -> Answers:
                 *([request(method, path).replace(b"/t ", b"/other ")] if "serviceId" in path else ()),
                 *([request(method, f"{path}?what=this")] if OPERATIONS[method, path].query else ()),
             ]
-            for ask in [*edge, *(produce_requests(house) if path == POST else ()), *keyed_requests(method, path)]:
-                house.kafka.failure = ask if isinstance(ask, Exception) else None
+            for ask in [*edge, *(produce_requests(server) if path == POST else ()), *keyed_requests(method, path)]:
+                server.kafka.failure = ask if isinstance(ask, Exception) else None
                 asked = usual(method, path) if isinstance(ask, Exception) else ask
-                yield (method, path), await house.ask(asked)
-        house.services["kafka"] = Readiness(False, "for this test")
-        house.web._application.gate.draining = True
+                yield (method, path), await server.ask(asked)
+        server.services["kafka"] = Readiness(False, "for this test")
+        server.web._application.gate.draining = True
         for method, path in OPERATIONS:
-            yield (method, path), await house.ask(request(method, path))
+            yield (method, path), await server.ask(request(method, path))
 
 
 async def guarded_answers(opened: Any) -> Answers:
@@ -217,13 +217,13 @@ async def guarded_answers(opened: Any) -> Answers:
     tokens = {f"{'-'.join(place):->16}": place for place in OPERATIONS}
     principals = {f"n{number}": {"token": token} for number, token in enumerate(tokens)}
     security = {"mode": "token", "requests_per_second": 2, "principals": principals}
-    async with opened(security=security) as house:
+    async with opened(security=security) as server:
         for token, (method, path) in tokens.items():
             for more in ("", *[f"Authorization: Bearer {token}\r\n"] * 3):
-                yield (method, path), await house.ask(request(method, path, more))
-    async with opened(security=NO_KEYS) as house:
+                yield (method, path), await server.ask(request(method, path, more))
+    async with opened(security=NO_KEYS) as server:
         for method, path in OPERATIONS:
-            answer = await house.ask(request(method, path, f"Authorization: Bearer {SIGNED}\r\n"))
+            answer = await server.ask(request(method, path, f"Authorization: Bearer {SIGNED}\r\n"))
             yield (method, path), answer
 
 
@@ -269,7 +269,7 @@ def dry_runs(method: str, path: str) -> list[bytes]:
     return [request(method, path, body=json.dumps({**example, "dryRun": not example["dryRun"]}).encode())]
 
 
-def produce_requests(house: Any) -> list[Any]:
+def produce_requests(server: Any) -> list[Any]:
     yes = request("POST", POST)
     schema = b'"valueFormat":"avro","valueSchemaId":1'
     bodies = [b"", b"[]", b"{", b'{"valueFormat":"string","records":[{"value":1}]}', b" " * 2000]
@@ -349,10 +349,10 @@ def test_the_example_is_a_request_that_works(opened: Any) -> None:
     example = document(ENDPOINTS)["paths"][POST]["post"]["requestBody"]["content"]["application/json"]["example"]
 
     async def main() -> None:
-        async with opened() as house:
-            answer = await house.ask(request("POST", POST, body=json.dumps(example).encode()))
+        async with opened() as server:
+            answer = await server.ask(request("POST", POST, body=json.dumps(example).encode()))
             assert answer.status == 200
-            assert [record.key for record in house.kafka.records] == [b"alice", None]
+            assert [record.key for record in server.kafka.records] == [b"alice", None]
 
     asyncio.run(main())
 
@@ -361,14 +361,14 @@ def test_an_endpoint_is_called_without_a_server(opened: Any) -> None:
     """By its declaration: the same answers and errors as over HTTP, and a note in the audit."""
 
     async def main() -> None:
-        async with opened() as house:
-            call = house.web._application.call
+        async with opened() as server:
+            call = server.web._application.call
             status, body = await call(ControlEndpoints.pause, {"reason": "r"}, name="t")
             assert (status, json.loads(body)["name"]) == (200, "t")
             status, body = await call(ControlEndpoints.seek, {"to": "end"}, {"waitSeconds": 0}, name="t")
             assert (status, json.loads(body)["pending"]) == (202, True)
             assert (await call(ControlEndpoints.show, name="a/b?c"))[0] == 404
-            assert house.notes.controls == [
+            assert server.notes.controls == [
                 ("pause", "reactive t", "r", "SUCCESS"),
                 ('seek {"to":"end"}', "reactive t", "", "SUCCESS"),
             ]

@@ -20,8 +20,8 @@ def post(body: bytes, *headers: bytes | str, topic: str = "t") -> bytes:
 
 def ask(opened: Any, request: bytes, **settings: Any) -> tuple[Any, list[Any]]:
     async def main() -> tuple[Any, list[Any]]:
-        async with opened(**settings) as house:
-            return await house.ask(request), house.kafka.records
+        async with opened(**settings) as server:
+            return await server.ask(request), server.kafka.records
 
     return asyncio.run(main())
 

@@ -63,8 +63,8 @@ class Client:
 
 
 @contextlib.asynccontextmanager
-async def streaming(house: Any, *arguments: str) -> AsyncIterator[Client]:
-    client = Client(*await house.connect())
+async def streaming(server: Any, *arguments: str) -> AsyncIterator[Client]:
+    client = Client(*await server.connect())
     client.begin(*arguments)
     assert (await client.head()).startswith("HTTP/1.1 200 ")
     yield client
@@ -74,19 +74,19 @@ def test_each_line_has_its_receipt_while_the_stream_goes_on(opened: Any) -> None
     """The answer comes before the end; formats come in the query; blank lines are none; the last needs no newline."""
 
     async def main() -> None:
-        async with opened() as house, streaming(house, "/producers/t?valueFormat=binary&keyFormat=5") as client:
+        async with opened() as server, streaming(server, "/producers/t?valueFormat=binary&keyFormat=5") as client:
             client.send({"key": "a", "value": "AAE=", "partition": 1, "headers": [["h", None]], "correlationId": "c"})
             assert await client.receipt() == {"partition": 0, "offset": 0}
             client.chunk(b'\n \r\n{"value":')
             client.chunk(b'null}\r\n{"key":"b"}')
             client.finish()
             assert await client.receipts() == [{"partition": 0, "offset": 0}] * 2
-            first, second, third = house.kafka.records
+            first, second, third = server.kafka.records
             assert (first.key, first.value, first.partition) == (b"a", b"\x00\x01", 1)
             assert first.headers == [("X-Correlation-Id", b"c"), ("h", None)]
             assert (second.value, third.key, third.value) == (None, b"b", None)
             assert len({second.headers[0][1], third.headers[0][1]}) == 2
-            counted = house.metrics.render().decode()
+            counted = server.metrics.render().decode()
             assert "headrace_produce_acknowledged_records_total 3.0" in counted
 
     asyncio.run(main())
@@ -106,7 +106,7 @@ def test_a_bad_line_fails_alone_and_says_which_it_is(opened: Any) -> None:
     bad += [b'{"vaule":"1"}', b"{}", b'{"value":1}']
 
     async def main() -> None:
-        async with opened() as house, streaming(house, "/producers/t?valueFormat=string") as client:
+        async with opened() as server, streaming(server, "/producers/t?valueFormat=string") as client:
             client.send({"value": "first"}, b"", b"")
             assert (await client.receipt())["offset"] == 0
             client.send(*bad, {"value": "last"})
@@ -117,7 +117,7 @@ def test_a_bad_line_fails_alone_and_says_which_it_is(opened: Any) -> None:
             assert {r["code"] for r in receipts} == {"ERR11004", "ERR40007", "ERR12206"}
             assert "STRING takes a JSON string" in receipts[-1]["error"]
             assert all(r["errorCode"] for r in receipts)
-            assert [record.value for record in house.kafka.records] == [b"first", b"last"]
+            assert [record.value for record in server.kafka.records] == [b"first", b"last"]
 
     asyncio.run(main())
 
@@ -144,9 +144,9 @@ def test_what_is_known_before_the_first_line_is_an_ordinary_error(
     """With the one error body, while the client has sent nothing yet."""
 
     async def main() -> None:
-        async with opened() as house:
+        async with opened() as server:
             head = f"POST {path} HTTP/1.1\r\nHost: h\r\nContent-Type: application/x-ndjson\r\n"
-            answer = await house.ask(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
+            answer = await server.ask(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
             assert (answer.status, answer.json["code"]) == (status, code)
             assert says in answer.json["description"]
 
@@ -160,8 +160,8 @@ def test_heads_that_do_not_go_with_a_stream_are_refused(opened: Any, header: str
     """Nothing is taken that could not be held."""
 
     async def main() -> None:
-        async with opened() as house:
-            client = Client(*await house.connect())
+        async with opened() as server:
+            client = Client(*await server.connect())
             client.begin("/producers/t", header)
             assert (await client.head()).startswith(f"HTTP/1.1 {status} ")
 
@@ -172,8 +172,8 @@ def test_receipts_are_in_the_order_of_the_lines_whatever_kafka_does(opened: Any)
     """Batches that are acknowledged the other way round; nothing is shown before those before it."""
 
     async def main() -> None:
-        async with opened() as house, streaming(house) as client:
-            sent = hold(house)
+        async with opened() as server, streaming(server) as client:
+            sent = hold(server)
             for value in range(3):
                 client.send({"value": value})
                 await until(lambda count=value + 1: len(sent) == count)
@@ -187,10 +187,10 @@ def test_receipts_are_in_the_order_of_the_lines_whatever_kafka_does(opened: Any)
     asyncio.run(main())
 
 
-def hold(house: Any) -> list[tuple[Sequence[Any], Any]]:
+def hold(server: Any) -> list[tuple[Sequence[Any], Any]]:
     """Have Kafka keep what it gets; the test calls `done`."""
     sent: list[tuple[Sequence[Any], Any]] = []
-    house.kafka.send = lambda records, done, *_: sent.append((records, done)) if records else done([])
+    server.kafka.send = lambda records, done, *_: sent.append((records, done)) if records else done([])
     return sent
 
 
@@ -207,8 +207,8 @@ def test_what_is_in_flight_is_bounded_and_the_client_waits(opened: Any) -> None:
     total = 10_000
 
     async def main() -> None:
-        async with opened(max_records=100) as house, streaming(house) as client:
-            sent = hold(house)
+        async with opened(max_records=100) as server, streaming(server) as client:
+            sent = hold(server)
             line = b'{"value":"%s"}\n' % (b"x" * 2000)
             for _ in range(total // 100):
                 client.chunk(line * 100)
@@ -218,7 +218,7 @@ def test_what_is_in_flight_is_bounded_and_the_client_waits(opened: Any) -> None:
             taken = sum(len(records) for records, _ in sent)
             assert taken <= 100 + 500
             assert client.writer.transport.get_write_buffer_size() > 0
-            house.kafka.send = lambda records, done, *_: done([Produced(0, 1)] * len(records))
+            server.kafka.send = lambda records, done, *_: done([Produced(0, 1)] * len(records))
             for records, done in sent:
                 done([Produced(0, 0)] * len(records))
             receipts = await client.receipts()
@@ -240,16 +240,16 @@ def test_a_full_budget_is_waited_for(opened: Any) -> None:
     """Not refused, and the order of the lines is kept."""
 
     async def main() -> None:
-        async with opened() as house, streaming(house) as client:
-            house.kafka.failure = errors.ProducerQueueFull()
+        async with opened() as server, streaming(server) as client:
+            server.kafka.failure = errors.ProducerQueueFull()
             client.send({"value": 1})
             client.send({"value": 2})
-            await still(lambda: len(house.kafka.records))
-            assert house.kafka.records == []
-            house.kafka.failure = None
+            await still(lambda: len(server.kafka.records))
+            assert server.kafka.records == []
+            server.kafka.failure = None
             client.finish()
             assert len(await client.receipts()) == 2
-            assert [record.value for record in house.kafka.records] == [b"1", b"2"]
+            assert [record.value for record in server.kafka.records] == [b"1", b"2"]
 
     asyncio.run(main())
 
@@ -259,13 +259,13 @@ def test_a_line_over_the_limit_ends_the_stream(opened: Any, whole: bool) -> None
     """Those before it are written; whether its end ever comes does not matter."""
 
     async def main() -> None:
-        async with opened(max_body_bytes=1000) as house, streaming(house) as client:
+        async with opened(max_body_bytes=1000) as server, streaming(server) as client:
             client.send({"value": 1}, {"value": 1})
             client.chunk(b'{"value":"%s"%s' % (b"x" * 1000, b'}\n{"value":2}\n' if whole else b""))
             *receipts, last = await client.receipts()
             assert len(receipts) == 2
             assert (last["line"], last["end"], last["code"], last["outcome"]) == (3, True, "ERR10068", "fail")
-            assert len(house.kafka.records) == 2
+            assert len(server.kafka.records) == 2
 
     asyncio.run(main())
 
@@ -274,19 +274,19 @@ def test_draining_lets_what_was_taken_finish_and_says_so(opened: Any) -> None:
     """Receipts, then a last line with the number of the first line that was not taken; then nothing is open."""
 
     async def main() -> None:
-        async with opened() as house, streaming(house) as client:
-            house.kafka.gate.clear()
+        async with opened() as server, streaming(server) as client:
+            server.kafka.gate.clear()
             client.send({"value": 1}, {"value": 2})
-            await house.kafka.taken.wait()
-            drained = asyncio.ensure_future(house.web.drain(deadline()))
+            await server.kafka.taken.wait()
+            drained = asyncio.ensure_future(server.web.drain(deadline()))
             await asyncio.sleep(0)
             client.send({"value": 3})
-            house.kafka.gate.set()
+            server.kafka.gate.set()
             *receipts, last = await client.receipts()
             assert [receipt["offset"] for receipt in receipts] == [0, 1]
             assert (last["line"], last["end"], last["code"], last["errorCode"]) == (3, True, "ERR40029", 50003)
             await asyncio.wait_for(drained, LIMIT_SECONDS)
-            assert len(house.kafka.records) == 2
+            assert len(server.kafka.records) == 2
 
     asyncio.run(main())
 
@@ -302,7 +302,7 @@ def test_a_stream_ends_when_the_token_it_was_opened_with_does(opened: Any, monke
     monkeypatch.setattr("headrace.web.routes.produce_stream.expires_at", lambda scope: time.time() + 0.2)
 
     async def main() -> None:
-        async with opened() as house, streaming(house) as client:
+        async with opened() as server, streaming(server) as client:
             client.send({"value": 1})
             *receipts, last = await client.receipts()
             assert (last["code"], last["line"], last["end"]) == ("ERR10001", len(receipts) + 1, True)
@@ -314,18 +314,18 @@ def test_a_client_that_leaves_leaves_nothing_behind(opened: Any) -> None:
     """What it has sent is written; the half line is not; no stream stays open."""
 
     async def main() -> None:
-        async with opened() as house, streaming(house) as client:
-            house.kafka.gate.clear()
+        async with opened() as server, streaming(server) as client:
+            server.kafka.gate.clear()
             client.send({"value": 1})
             client.chunk(b'{"value":2}')
-            await house.kafka.taken.wait()
-            streams = house.streams._open
+            await server.kafka.taken.wait()
+            streams = server.streams._open
             assert len(streams) == 1
             client.writer.transport.abort()
-            house.kafka.gate.set()
+            server.kafka.gate.set()
             await until(lambda: not streams)
-            assert [record.value for record in house.kafka.records] == [b"1"]
-            assert not house.web._application.gate._in_progress
+            assert [record.value for record in server.kafka.records] == [b"1"]
+            assert not server.web._application.gate._in_progress
 
     asyncio.run(main())
 
@@ -334,12 +334,12 @@ def test_a_chunk_that_is_none_ends_the_stream(opened: Any) -> None:
     """A client that breaks the grammar in the middle is not waited for."""
 
     async def main() -> None:
-        async with opened() as house, streaming(house) as client:
+        async with opened() as server, streaming(server) as client:
             client.send({"value": 1})
             assert await client.receipt() == {"partition": 0, "offset": 0}
             client.writer.write(b"zz\r\n")
             await asyncio.wait_for(client.reader.read(), LIMIT_SECONDS)
-            await until(lambda: not house.streams._open)
+            await until(lambda: not server.streams._open)
 
     asyncio.run(main())
 
@@ -351,12 +351,12 @@ def test_a_defect_ends_the_stream_with_a_line_and_not_the_server(opened: Any, ca
         raise ZeroDivisionError("inner secret")
 
     async def main() -> None:
-        async with opened() as house, streaming(house) as client:
-            house.kafka.send = broken
+        async with opened() as server, streaming(server) as client:
+            server.kafka.send = broken
             client.send({"value": 1})
             last = await client.receipt()
             assert last["code"] == "ERR10010" and "secret" not in str(last)
-            assert (await house.get("/live")).status == 200
+            assert (await server.get("/live")).status == 200
 
     asyncio.run(main())
     assert "ZeroDivisionError" in caplog.text

@@ -35,8 +35,8 @@ def post(*headers: str, host: str = "Host: h", body: bytes = BODY) -> bytes:
     return "\r\n".join([line for line in lines if line] + ["", ""]).encode() + body
 
 
-async def status_of(house: Any, data: bytes) -> tuple[int, bytes]:
-    reader, writer = await house.connect()
+async def status_of(server: Any, data: bytes) -> tuple[int, bytes]:
+    reader, writer = await server.connect()
     writer.write(data)
     text = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
     return int(text.split()[1]), text
@@ -64,9 +64,9 @@ def test_only_own_names_are_served(opened: Any, host: str, status: int) -> None:
     """A page whose name leads to loopback (DNS rebinding) is refused, in every mode; Host stands once."""
 
     async def main() -> None:
-        async with opened() as house:
+        async with opened() as server:
             for _ in range(2):
-                assert (await status_of(house, post(host=host)))[0] == status
+                assert (await status_of(server, post(host=host)))[0] == status
 
     asyncio.run(main())
 
@@ -79,12 +79,12 @@ def test_pages_of_other_sites_may_not_call(opened: Any, origin: str, status: int
     """And no answer has CORS headers; a preflight finds nothing."""
 
     async def main() -> None:
-        async with opened() as house:
-            found, head = await status_of(house, post(f"Origin: {origin}"))
+        async with opened() as server:
+            found, head = await status_of(server, post(f"Origin: {origin}"))
             assert found == status
             assert b"access-control" not in head
             preflight = b"OPTIONS /producers/t HTTP/1.1\r\nHost: h\r\nAccess-Control-Request-Method: POST\r\n\r\n"
-            found, head = await status_of(house, preflight)
+            found, head = await status_of(server, preflight)
             assert found == 405
             assert b"access-control" not in head
 
@@ -162,8 +162,8 @@ AMBIGUOUS = {
 def test_what_two_readers_may_read_differently_is_refused(opened: Any) -> None:
     """Row H2: 400 with the one error body, and the connection ends, so nothing behind it counts as a request."""
 
-    async def refuse(house: Any, case: str) -> None:
-        reader, writer = await house.connect()
+    async def refuse(server: Any, case: str) -> None:
+        reader, writer = await server.connect()
         writer.write(AMBIGUOUS[case] + post())
         text = await asyncio.wait_for(reader.read(), 60)
         assert text.startswith(b"HTTP/1.1 400 "), case
@@ -173,9 +173,9 @@ def test_what_two_readers_may_read_differently_is_refused(opened: Any) -> None:
         assert json.loads(body)["code"] == "ERR40039", case
 
     async def main() -> None:
-        async with opened() as house:
-            await asyncio.gather(*(refuse(house, case) for case in AMBIGUOUS))
-            assert house.kafka.records == []
+        async with opened() as server:
+            await asyncio.gather(*(refuse(server, case) for case in AMBIGUOUS))
+            assert server.kafka.records == []
 
     assert len(AMBIGUOUS) >= 40
     asyncio.run(main())
@@ -186,15 +186,15 @@ def test_another_transfer_coding_than_chunked_is_refused(opened: Any, coding: st
     """RFC 9112 section 6.1: 501 for a coding that is not known; the connection ends. Chunked alone in any case."""
 
     async def main() -> None:
-        async with opened() as house:
-            reader, writer = await house.connect()
+        async with opened() as server:
+            reader, writer = await server.connect()
             writer.write(post(f"Transfer-Encoding: {coding}", body=CHUNKED) + post())
             text = await asyncio.wait_for(reader.read(), 60)
             assert text.startswith((b"HTTP/1.1 501 ", b"HTTP/1.1 400 "))
             assert text.count(b"HTTP/1.1 ") == 1
-            assert house.kafka.records == []
+            assert server.kafka.records == []
             body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
-            assert (await status_of(house, post("Transfer-Encoding: CHUNKED", body=body)))[0] == 200
+            assert (await status_of(server, post("Transfer-Encoding: CHUNKED", body=body)))[0] == 200
 
     asyncio.run(main())
 
@@ -205,14 +205,14 @@ def test_nothing_behind_a_refused_request_is_done(opened: Any, refused: bytes) -
     more = b"GET /consumers/deadLetter/reactive?topic=t.dlq&consumerGroup=g HTTP/1.1\r\nHost: h\r\n\r\n" + post()
 
     async def main() -> None:
-        async with opened() as house:
+        async with opened() as server:
             for behind in (more, more * 300, more + b"\x00\r\n\r\n"):
-                reader, writer = await house.connect()
+                reader, writer = await server.connect()
                 writer.write(refused + behind)
                 text = await asyncio.wait_for(reader.read(), 60)
                 assert text.startswith(b"HTTP/1.1 400 ")
                 assert text.count(b"HTTP/1.1 ") == 1
-            assert house.letters.asked == house.kafka.records == []
+            assert server.dead_letters.requests == server.kafka.records == []
 
     asyncio.run(main())
 
@@ -221,14 +221,14 @@ def test_what_came_whole_before_nonsense_is_answered(opened: Any) -> None:
     """A record that is written is not answered 400 because of what a client sends behind it."""
 
     async def main() -> None:
-        async with opened() as house:
-            house.kafka.gate.clear()
-            reader, writer = await house.connect()
+        async with opened() as server:
+            server.kafka.gate.clear()
+            reader, writer = await server.connect()
             writer.write(post())
-            await house.kafka.taken.wait()
+            await server.kafka.taken.wait()
             writer.write(b"\x00\x01\r\n\r\n")
-            await until(lambda: any(c._refused for c in house.web._server.server_state.connections))
-            house.kafka.gate.set()
+            await until(lambda: any(c._refused for c in server.web._server.server_state.connections))
+            server.kafka.gate.set()
             text = await asyncio.wait_for(reader.read(), 60)
             assert text.startswith(b"HTTP/1.1 200 ")
             assert text.count(b"HTTP/1.1 ") == 1
@@ -251,16 +251,16 @@ def test_large_heads_are_refused(opened: Any, headers: list[str]) -> None:
     """Row H3, whether they come at once or in pieces."""
 
     async def main() -> None:
-        async with opened() as house:
-            assert (await status_of(house, post(*headers)))[0] == 431
-            _, writer = pair = await house.connect()
+        async with opened() as server:
+            assert (await status_of(server, post(*headers)))[0] == 431
+            _, writer = pair = await server.connect()
             data = post(*headers)
             for start in range(0, len(data), 10_000):
                 writer.write(data[start : start + 10_000])
                 await asyncio.sleep(0)
             assert (await asyncio.wait_for(pair[0].readuntil(b"\r\n"), 60)).startswith(b"HTTP/1.1 431")
-            assert house.kafka.records == []
-            assert (await status_of(house, post()))[0] == 200
+            assert server.kafka.records == []
+            assert (await status_of(server, post()))[0] == 200
 
     asyncio.run(main())
 
@@ -269,10 +269,10 @@ def test_a_long_path_is_refused(opened: Any) -> None:
     """More than 8 KiB with its query."""
 
     async def main() -> None:
-        async with opened() as house:
-            assert (await house.get("/" + "x" * 8193)).status == 431
-            assert (await house.get("/live?" + "x" * 8193)).status == 431
-            assert (await house.get("/live?" + "x" * 8000)).status == 200
+        async with opened() as server:
+            assert (await server.get("/" + "x" * 8193)).status == 431
+            assert (await server.get("/live?" + "x" * 8193)).status == 431
+            assert (await server.get("/live?" + "x" * 8000)).status == 200
 
     asyncio.run(main())
 
@@ -300,14 +300,14 @@ def test_slow_clients_are_let_go(opened: Any, case: str) -> None:
     """Row H1: after ten seconds without a head, or with a body slower than 1 KiB/s."""
 
     async def main() -> None:
-        async with opened() as house:
-            reader, writer = await house.connect()
+        async with opened() as server:
+            reader, writer = await server.connect()
             writer.write(SLOW[case])
             if "second" in case or "between" in case:
                 await reader.readuntil(b'OK"}')
             if "between" in case:
                 writer.write(b"\r\n")
-            deadlines, connections = Deadlines(), house.web._server.server_state.connections
+            deadlines, connections = Deadlines(), server.web._server.server_state.connections
             await until(lambda: any(_has_come(connection, case) for connection in connections))
             deadlines.look(connections, 100.0)
             deadlines.look(connections, 110.0)
@@ -333,17 +333,17 @@ def test_others_are_not_let_go(opened: Any) -> None:
     """Idle between requests, waiting for an answer, a body that is fast enough, one that may be slow."""
 
     async def main() -> None:
-        async with opened() as house:
-            idle = await house.connect()
+        async with opened() as server:
+            idle = await server.connect()
             idle[1].write(post())
             await idle[0].readuntil(b'OK"}')
-            house.kafka.gate.clear()
-            waiting = await house.connect()
+            server.kafka.gate.clear()
+            waiting = await server.connect()
             waiting[1].write(post())
-            await house.kafka.taken.wait()
-            sending = await house.connect()
+            await server.kafka.taken.wait()
+            sending = await server.connect()
             sending[1].write(post("Content-Length: 900000"))
-            connections = house.web._server.server_state.connections
+            connections = server.web._server.server_state.connections
             await until(lambda: len(connections) == 3 and not any(connection.in_head for connection in connections))
             slow = next(connection for connection in connections if connection.cycle.more_body)
             deadlines = Deadlines()
@@ -358,7 +358,7 @@ def test_others_are_not_let_go(opened: Any) -> None:
             deadlines.look(connections, 137.0)
             deadlines.look(connections, 148.0)
             assert [c for c in connections if c.transport.is_closing()] in ([slow], [])
-            house.kafka.gate.set()
+            server.kafka.gate.set()
 
     asyncio.run(main())
 
@@ -372,12 +372,12 @@ def test_a_request_ends_after_a_minute(opened: Any) -> None:
         return b""
 
     async def main() -> None:
-        async with opened() as house:
-            house.kafka.gate.clear()
-            pairs = [await house.connect() for _ in range(3)]
+        async with opened() as server:
+            server.kafka.gate.clear()
+            pairs = [await server.connect() for _ in range(3)]
             for pair, data in zip(pairs, (post(), post("Content-Length: 900000"), post()), strict=True):
                 pair[1].write(data)
-            connections = house.web._server.server_state.connections
+            connections = server.web._server.server_state.connections
             await until(lambda: len(connections) == 3 and not any(connection.in_head for connection in connections))
             address = pairs[2][1].get_extra_info("sockname")
             stream = next(connection for connection in connections if connection.client == address)
@@ -389,7 +389,7 @@ def test_a_request_ends_after_a_minute(opened: Any) -> None:
                 deadlines.look(connections, 100.0 + now)
             assert not any(connection.transport.is_closing() for connection in connections)
             deadlines.look(connections, 160.1)
-            house.kafka.gate.set()
+            server.kafka.gate.set()
             text = await rest(pairs[0][0])
             assert text.startswith(b"HTTP/1.1 504 ")
             assert text.count(b"HTTP/1.1 ") == 1
@@ -406,8 +406,8 @@ def test_a_handshake_that_does_not_go_on_is_ended(opened: Any, tmp_path: Path, m
     tls = Authority(tmp_path).issue("server", "localhost")
 
     async def main() -> None:
-        async with opened(tls=tls.model_dump()) as house:
-            reader, _ = await house.connect()
+        async with opened(tls=tls.model_dump()) as server:
+            reader, _ = await server.connect()
             assert await asyncio.wait_for(reader.read(), 60) == b""
 
     asyncio.run(main())
@@ -423,9 +423,9 @@ def test_a_connection_that_makes_room_is_closed_whatever_its_client_does(
     tls = authority.issue("server", "localhost")
 
     async def main() -> None:
-        async with opened(tls=tls.model_dump(), max_connections=4) as house:
-            host, port = house.web.url.removeprefix("https://").split(":")
-            connections = house.web._server.server_state.connections
+        async with opened(tls=tls.model_dump(), max_connections=4) as server:
+            host, port = server.web.url.removeprefix("https://").split(":")
+            connections = server.web._server.server_state.connections
             with contextlib.ExitStack() as clients:
                 sockets = []
                 for _ in range(40):
@@ -475,8 +475,8 @@ class Authority:
         return builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
-async def ask_over_tls(house: Any, context: ssl.SSLContext, data: bytes) -> tuple[int, Any]:
-    host, port = house.web.url.removeprefix("https://").split(":")
+async def ask_over_tls(server: Any, context: ssl.SSLContext, data: bytes) -> tuple[int, Any]:
+    host, port = server.web.url.removeprefix("https://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
     certificate = writer.get_extra_info("peercert")
     writer.write(data)
@@ -494,17 +494,17 @@ def test_certificates_say_who_calls(opened: Any, tmp_path: Path) -> None:
     security = {"mode": "mtls", "principals": {"loader.example": {"scopes": ["kafka:w"]}}}
 
     async def main() -> None:
-        async with opened(security=security, tls=tls.model_dump()) as house:
-            assert house.web.url.startswith("https://")
-            assert (await ask_over_tls(house, authority.client("loader"), post()))[0] == 200
-            assert (await ask_over_tls(house, authority.client("stranger"), post()))[0] == 403
+        async with opened(security=security, tls=tls.model_dump()) as server:
+            assert server.web.url.startswith("https://")
+            assert (await ask_over_tls(server, authority.client("loader"), post()))[0] == 200
+            assert (await ask_over_tls(server, authority.client("stranger"), post()))[0] == 403
             with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
-                await ask_over_tls(house, authority.client(), post())
+                await ask_over_tls(server, authority.client(), post())
             old = authority.client("loader")
             old.minimum_version = ssl.TLSVersion.TLSv1
             old.maximum_version = ssl.TLSVersion.TLSv1_1
             with pytest.raises((ssl.SSLError, ConnectionError)):
-                await ask_over_tls(house, old, post())
+                await ask_over_tls(server, old, post())
 
     with pytest.warns(DeprecationWarning):
         asyncio.run(main())
@@ -521,11 +521,11 @@ def test_a_certificate_that_cannot_be_read_ends_its_own_connection_only(opened: 
     security = {"mode": "mtls", "principals": {"loader.example": {"scopes": ["kafka:w"]}}}
 
     async def main() -> None:
-        async with opened(security=security, tls=tls.model_dump()) as house:
+        async with opened(security=security, tls=tls.model_dump()) as server:
             with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
-                await ask_over_tls(house, authority.client("odd"), post())
-            assert (await ask_over_tls(house, authority.client("loader"), post()))[0] == 200
-            assert house.web.death is None
+                await ask_over_tls(server, authority.client("odd"), post())
+            assert (await ask_over_tls(server, authority.client("loader"), post()))[0] == 200
+            assert server.web.death is None
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
@@ -536,23 +536,23 @@ def test_a_new_certificate_is_taken_without_a_restart(opened: Any, tmp_path: Pat
     authority = Authority(tmp_path)
     tls = authority.issue("server", "first.example")
 
-    async def name_of(house: Any) -> str:
-        _, certificate = await ask_over_tls(house, authority.client(), post())
+    async def name_of(server: Any) -> str:
+        _, certificate = await ask_over_tls(server, authority.client(), post())
         return str(certificate["subject"][0][0][1])
 
     async def main() -> None:
-        async with opened(tls=tls.model_dump()) as house:
-            files: TlsFiles = house.tls
-            assert await name_of(house) == "first.example"
+        async with opened(tls=tls.model_dump()) as server:
+            files: TlsFiles = server.tls
+            assert await name_of(server) == "first.example"
             key = (tmp_path / "server.key").read_bytes()
             authority.issue("server", "second.example")
             new = (tmp_path / "server.key").read_bytes()
             (tmp_path / "server.key").write_bytes(key)
             files.look()
-            assert await name_of(house) == "first.example"
+            assert await name_of(server) == "first.example"
             (tmp_path / "server.key").write_bytes(new)
             files.look()
-            assert await name_of(house) == "second.example"
+            assert await name_of(server) == "second.example"
 
     asyncio.run(main())
 
@@ -587,12 +587,12 @@ def test_a_path_with_a_name_that_is_none_ends_before_kafka(opened: Any, name: st
     """Row S1: 400, or 404 where it is another path; nothing of the name comes back as a header."""
 
     async def main() -> None:
-        async with opened() as house:
+        async with opened() as server:
             data = post().replace(b"/producers/t", f"/producers/{name}".encode())
-            status, head = await status_of(house, data)
+            status, head = await status_of(server, data)
             assert status in (400, 404), name
             assert head.lower().count(b"\r\nx-correlation-id: ") == 1
-            assert house.kafka.records == []
+            assert server.kafka.records == []
 
     asyncio.run(main())
 
@@ -602,12 +602,12 @@ def test_a_body_with_a_name_that_is_none_ends_before_kafka(opened: Any) -> None:
     names = ["^.*", "^", "a b", "../x", "a\r\nb", "a\x00b", "x" * 250, ".", "..", "", "ord\u0435rs", "a,b", "a/b"]
 
     async def main() -> None:
-        async with opened() as house:
+        async with opened() as server:
             for name in names:
                 topics = [{"topic": topic, "records": [{"value": 1}]} for topic in ("fine", name)]
                 data = post(body=json.dumps({"topics": topics}).encode()).replace(b"/producers/t ", b"/transactions ")
-                assert (await status_of(house, data))[0] == 400, name
-            assert house.kafka.records == []
+                assert (await status_of(server, data))[0] == 400, name
+            assert server.kafka.records == []
 
     asyncio.run(main())
 
@@ -623,18 +623,18 @@ def test_what_has_not_come_whole_has_a_limit_in_all(opened: Any, monkeypatch: py
     ]
 
     async def main() -> None:
-        async with opened() as house:
-            shared = house.web._server.shared
+        async with opened() as server:
+            shared = server.web._server.shared
             for first, second in (requests, reversed(requests)):
-                pairs = [await house.connect() for _ in range(2)]
+                pairs = [await server.connect() for _ in range(2)]
                 pairs[0][1].write(first[:-1])
                 await until(lambda: shared.receiving_bytes >= 100_000)
                 pairs[1][1].write(second[:-1])
-                answer = await house.read(pairs[1][0])
+                answer = await server.read(pairs[1][0])
                 assert (answer.status, answer.json["code"]) == (503, "ERR40031")
                 assert 100_000 <= shared.receiving_bytes < 150_000
                 pairs[0][1].write(first[-1:])
-                assert (await house.read(pairs[0][0])).status == 200
+                assert (await server.read(pairs[0][0])).status == 200
                 pairs[1][1].close()
                 await until(lambda: shared.receiving_bytes == 0)
 
@@ -646,14 +646,14 @@ def test_what_is_not_kept_is_not_counted(opened: Any, path: str, status: bytes) 
     """The bytes of a stream, and of a request that is answered before it came whole."""
 
     async def main() -> None:
-        async with opened() as house:
-            reader, writer = await house.connect()
+        async with opened() as server:
+            reader, writer = await server.connect()
             head = f"POST {path} HTTP/1.1\r\nHost: h\r\nContent-Type: application/x-ndjson\r\nContent-Length: 9000000"
             writer.write(head.encode() + b"\r\n\r\n" + b"{}\n" * 1000)
             assert (await asyncio.wait_for(reader.readline(), 60)).split()[1] == status
-            (connection,) = house.web._server.server_state.connections
+            (connection,) = server.web._server.server_state.connections
             assert connection._held_bytes
             Deadlines().look([connection], 0.0)
-            assert connection._held_bytes == house.web._server.shared.receiving_bytes == 0
+            assert connection._held_bytes == server.web._server.shared.receiving_bytes == 0
 
     asyncio.run(main())

@@ -170,10 +170,10 @@ def send(port: int, request: bytes) -> bytes:
     return answer.partition(b"\r\n")[0]
 
 
-async def measure(house: Any, watcher: Watcher, request: bytes) -> tuple[float, float, list[bytes]]:
+async def measure(server: Any, watcher: Watcher, request: bytes) -> tuple[float, float, list[bytes]]:
     """Send a request several times at once; return the longest slice, the memory per byte sent, and the answers."""
-    port = int(house.web.url.rpartition(":")[2])
-    house.kafka.records.clear()
+    port = int(server.web.url.rpartition(":")[2])
+    server.kafka.records.clear()
     before = rss()
     watcher.reset()
     answers = await asyncio.gather(*(asyncio.to_thread(send, port, request) for _ in range(AT_ONCE)))
@@ -186,11 +186,11 @@ def test_no_request_holds_the_loop_or_takes_much_memory(opened: Any) -> None:
     wrong: list[tuple[str, float, float, list[bytes]]] = []
 
     async def main() -> None:
-        async with opened() as house:
+        async with opened() as server:
             watcher = Watcher()
             for name, request in requests():
                 for attempt in range(TRIES):
-                    seconds, memory, answers = await measure(house, watcher, request)
+                    seconds, memory, answers = await measure(server, watcher, request)
                     answered = all(re.match(rb"HTTP/1\.1 [2345](?!00 I)", answer) for answer in answers)
                     if answered and seconds < TOLERANCE * SLICE_SECONDS and memory < MEMORY_FACTOR:
                         break

@@ -19,6 +19,7 @@ from headrace.lifecycle import next_slice
 from headrace.records import Header, OutgoingRecord, Produced, is_reserved
 from headrace.sidecar.produce_answer import ProduceAnswer, answer_of
 from headrace.sidecar.produce_request import (
+    SHORT_RECORDS,
     ProduceRecord,
     ProduceRequest,
     SchemaChoices,
@@ -139,7 +140,7 @@ class ProduceService:
             return None
         request, ignored = parse_request(body, self._max_records, settings.unknown_fields)
         records = request.records
-        if len(slices_of(records)) > 1:
+        if len(records) > SHORT_RECORDS and len(slices_of(records)) > 1:
             return None
         if len(records) > 1 and records[0].partition is None:
             self._producer.check_room(topic, len(body))  # before the work of encoding

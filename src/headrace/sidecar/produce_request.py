@@ -47,7 +47,7 @@ _MAX_HEADERS: Final = 256
 _RECORD_WEIGHT: Final = 4
 """The work for a record without headers, in headers."""
 _SLICE_WEIGHT: Final = 1000 * _RECORD_WEIGHT
-_SHORT_RECORDS: Final = _SLICE_WEIGHT // (_MAX_HEADERS + _RECORD_WEIGHT)
+SHORT_RECORDS: Final = _SLICE_WEIGHT // (_MAX_HEADERS + _RECORD_WEIGHT)
 """So few are one slice however many headers they have."""
 _FewHeaders = msgspec.Meta(max_length=_MAX_HEADERS)
 
@@ -300,6 +300,8 @@ def check_depth(texts: Sequence[bytes | None], first: int = 0) -> None:
     Raises:
         InvalidRequest: They are; the error names the record.
     """
+    if sum([len(text) for text in texts if text]) < _SHALLOW_BYTES:  # a short record, and this runs for every request
+        return
     given = [*filter(None, texts)]
     # For speed, brackets in strings count in the first test. They can also hide a nesting, which does no harm: every
     # reader of the text has a limit of its own.
@@ -325,7 +327,7 @@ class Slice(NamedTuple):
 
 def slices_of(records: list[ProduceRecord]) -> list[Slice]:
     """Cut a request into slices of a few milliseconds each, by the number of records and headers."""
-    if len(records) <= _SHORT_RECORDS:  # the usual case, and this runs for every request
+    if len(records) <= SHORT_RECORDS:  # the usual case, and this runs for every request
         return [Slice(0, records)]
     weights = [_RECORD_WEIGHT + len(record.headers or ()) for record in records]
     if sum(weights) <= _SLICE_WEIGHT:

@@ -86,7 +86,7 @@ class Exchange:
         self.scope: Any = connection.scope
         self.topic = topic
         self.identity = ids.correlation_id or new_correlation_id()
-        self.ids = ids if ids.correlation_id else ids._replace(correlation_id=self.identity)
+        self.ids = ids if ids.correlation_id else RequestIds(self.identity, *ids[1:])
         self.raw = raw
         self.principal = principal
         self.chunks: list[bytes] = []
@@ -101,8 +101,8 @@ class Exchange:
         if self.disconnected or connection.transport.is_closing():
             return
         # In the order of the application: the server's headers, those of the answer, and the ids.
-        own = b"".join([b"%b: %b\r\n" % header for header in connection.server_state.default_headers])
-        again = b"".join([b"%b: %b\r\n" % header for header in retry_after(answer.retry_after_seconds)])
+        own = _header_lines(tuple(connection.server_state.default_headers))
+        again = _header_lines(tuple(retry_after(answer.retry_after_seconds)))
         trace = b"x-traceability-id: %b\r\n" % self.ids.traceability_id if self.ids.traceability_id else b""
         connection.transport.write(
             b"%b%bcontent-type: application/json\r\ncontent-length: %d\r\n%bx-correlation-id: %b\r\n%b%b\r\n%b"
@@ -120,6 +120,11 @@ class Exchange:
         if not self.keep_alive:
             connection.transport.close()
         connection.on_response_complete()
+
+
+@functools.lru_cache(4)  # the server's headers change once a second, with the date
+def _header_lines(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
+    return b"".join([b"%b: %b\r\n" % header for header in headers])
 
 
 class HotPath:

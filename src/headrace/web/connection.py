@@ -10,7 +10,7 @@ import asyncio
 import re
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -35,8 +35,11 @@ _AUTHORITY: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
 _PROBE_BYTES: Final = 4096
 _MOST_PIPELINED: Final = 16
 """Requests of one connection that wait while another one is being answered."""
-REQUEST_SECONDS: Final = 60.0
-"""Longest time until a request is answered."""
+_REQUEST_SECONDS: Final = 60.0
+"""Longest time until a request is answered, unless it is a stream."""
+_SLOW_SECONDS: Final = 10.0
+"""Longest time for a head, for reading an answer, or for a body that is slower than the minimum."""
+_LEAST_BYTES_PER_SECOND: Final = 1024
 _LINGER_SECONDS: Final = 1.0
 _ORDINARY_REQUESTS: Final = 15
 """Requests after one that the hot path did not take, which are not tried there: they are likely to be alike."""
@@ -179,6 +182,10 @@ class ClientConnection(HttpToolsProtocol):
     _ordinary = 0
     _running: Any = None
     """The request that is being answered. `cycle` is the last that arrived, and may wait for it."""
+    _timed: tuple[Any, float] = None, 0.0
+    """The request that is answered, and when `check_deadlines` saw it first."""
+    _awaited: tuple[str, Any, float, int] = "", None, 0.0, 0
+    """What the client must do for which request, since when, and the bytes received until then."""
     _exchange: Any = None
     """The request that the hot path serves, if `cycle` is one."""
 
@@ -329,19 +336,9 @@ class ClientConnection(HttpToolsProtocol):
         return sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD_BYTES
 
     @property
-    def in_head(self) -> bool:
-        """Whether the head of the first request, or of one that has begun, is not complete."""
-        return self.cycle is None or self.scope is not self.cycle.scope
-
-    @property
     def is_answering(self) -> bool:
         """Whether a request waits for its answer."""
         return self.cycle is not None and not self.cycle.response_complete
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether received bytes are read in a later turn."""
-        return bool(self._waiting)
 
     def dismiss(self) -> None:
         """Close a connection without a request, to make room for a new one."""
@@ -375,15 +372,52 @@ class ClientConnection(HttpToolsProtocol):
                 return
         self._end(error)
 
-    def give_up(self) -> None:
-        """End a request that takes too long. If it arrived completely, the answer says that its outcome is unknown."""
+    @property
+    def in_head(self) -> bool:
+        """Whether the head of the first request, or of one that has begun, is not complete."""
+        return self.cycle is None or self.scope is not self.cycle.scope
+
+    def check_deadlines(self, now: float) -> None:
+        """Close the connection if its client has been too slow since an earlier call, or its request takes too long."""
         cycle = self.cycle
+        if cycle:
+            self.hold(0)
+            if not cycle.response_complete and not cycle.scope["state"].get(STREAMING):
+                if self._timed[0] is not cycle:
+                    self._timed = cycle, now
+                if now - self._timed[1] > _REQUEST_SECONDS:
+                    self._end_late(cycle)
+                    return
+        reason = self._waits_for()
+        if reason != self._awaited[0] or self.scope is not self._awaited[1]:
+            self._awaited = reason, self.scope, now, self.received_bytes
+        elapsed, moved = now - self._awaited[2], self.received_bytes - self._awaited[3]
+        too_slow = reason != "body" or moved < elapsed * _LEAST_BYTES_PER_SECOND
+        if reason and elapsed > _SLOW_SECONDS and too_slow:
+            self.transport.abort()
+
+    def _waits_for(self) -> str:
+        """Return what the client must do next: send its `head` or `body`, be `reading` its answer, or nothing."""
+        cycle = self.cycle
+        if self._waiting:
+            return ""
+        if self.in_head:
+            return "head"
+        if self.flow.write_paused:
+            return "reading"
+        if cycle.response_complete:  # idle; the keep-alive timer runs, unless bytes arrived that began no request
+            return "" if self.timeout_keep_alive_task else "head"
+        slow = self.flow.read_paused or cycle.scope["state"].get(STREAMING)
+        return "body" if cycle.more_body and not slow else ""
+
+    def _end_late(self, cycle: Any) -> None:
+        """End a request that takes too long. If it arrived completely, the answer says that its outcome is unknown."""
         if cycle.more_body or cycle.response_started or self.pipeline:
             self.transport.abort()
             return
         self._refused = True
         self._forget(cycle)
-        text = f"no answer within {REQUEST_SECONDS:g} s: whether the request was or will be served is unknown"
+        text = f"no answer within {_REQUEST_SECONDS:g} s: whether the request was or will be served is unknown"
         self._end(KafkaTimeout(text))
 
     def _forget(self, cycle: Any) -> None:
@@ -404,3 +438,9 @@ class ClientConnection(HttpToolsProtocol):
 def _is_one_probe(data: bytes) -> bool:
     """Return whether the bytes are exactly one health request, which is read even in a turn without time."""
     return data.startswith(_PROBES) and len(data) < _PROBE_BYTES and data.find(b"\r\n\r\n") == len(data) - 4
+
+
+def check_deadlines(connections: Iterable[Any], now: float) -> None:
+    """Close the connections whose clients are too slow, and end requests that take too long."""
+    for connection in list(connections):
+        connection.check_deadlines(now)

@@ -13,8 +13,8 @@ import logging
 import resource
 import socket
 import ssl
-from collections.abc import Callable, Coroutine, Iterable, Iterator
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, Final
 
 import uvicorn
 
@@ -23,8 +23,7 @@ from headrace.errors import EnvironmentProblem, PortTaken
 from headrace.lifecycle import Clock, Deadline, Service, SystemClock
 from headrace.lifecycle.memory import give_back_memory
 from headrace.web.application import Application
-from headrace.web.connection import REQUEST_SECONDS, RESERVED_CONNECTIONS, ClientConnection, ConnectionLimit, Shared
-from headrace.web.exchange import STREAMING
+from headrace.web.connection import RESERVED_CONNECTIONS, ClientConnection, ConnectionLimit, Shared, check_deadlines
 from headrace.web.hot_path import HotPath
 from headrace.web.routes.produce_stream import StreamProduceRoute
 
@@ -37,8 +36,6 @@ _KEEP_ALIVE = (
 )
 _GRACE_SECONDS = 1
 _LOOK_SECONDS = 1.0
-_SLOW_SECONDS: Final = 10.0
-_LEAST_BYTES_PER_SECOND: Final = 1024
 _OTHER_FILES: Final = 256
 """File descriptors for Kafka, backends, workers and files."""
 _ACCEPTS_PER_TURN: Final = 128
@@ -126,7 +123,7 @@ class WebService(Service):
         host, port = listener.getsockname()[:2]
         self.url = f"{self._scheme}://[{host}]:{port}" if ":" in host else f"{self._scheme}://{host}:{port}"
         self._task = self.spawn(self._server.serve(sockets=[listener]), "serve")
-        self.spawn(self._close_slow(), "deadlines")
+        self.spawn(self._check_deadlines(), "deadlines")
         self.spawn(give_back_memory(self._clock), "memory")
 
     async def drain(self, deadline: Deadline) -> None:
@@ -141,11 +138,10 @@ class WebService(Service):
                 await asyncio.wait_for(asyncio.shield(self._task), 2 * _GRACE_SECONDS)
         await super().stop()
 
-    async def _close_slow(self) -> None:
-        deadlines = Deadlines()
+    async def _check_deadlines(self) -> None:
         while True:
             await self._clock.sleep(_LOOK_SECONDS)
-            deadlines.look(self._server.server_state.connections, self._clock.monotonic())
+            check_deadlines(self._server.server_state.connections, self._clock.monotonic())
 
     def _bind(self) -> socket.socket:
         allow_open_files(self._settings.max_connections)
@@ -266,64 +262,3 @@ class Acceptor:
             log.debug("a connection could not be opened: %s", cause)
         except Exception as cause:  # noqa: BLE001 boundary: a client's connection must not end the service
             log.warning("a connection could not be opened; others are not affected: %r", cause)
-
-
-class _Wait(NamedTuple):
-    reason: str
-    request: Any
-    since: float
-    received_bytes: int
-
-
-class Deadlines:
-    """Closes connections whose clients are too slow: 10 seconds for a head, 1 KiB/s for a body, 10 seconds to read.
-
-    It also closes those whose request is not answered within 60 seconds, unless it is a stream.
-    """
-
-    def __init__(self) -> None:
-        self._waits: dict[ClientConnection, _Wait] = {}
-        self._requests: dict[ClientConnection, tuple[Any, float]] = {}
-
-    def look(self, connections: Iterable[Any], now: float) -> None:
-        """Compare with the last look, and close the connections that have not moved."""
-        before, self._waits = self._waits, {}
-        begun, self._requests = self._requests, {}
-        for connection in list(connections):
-            cycle = connection.cycle
-            if cycle:
-                connection.hold(0)
-            if cycle and not cycle.response_complete and not cycle.scope["state"].get(STREAMING):
-                seen = begun.get(connection)
-                since = seen[1] if seen and seen[0] is cycle else now
-                self._requests[connection] = cycle, since
-                if now - since > REQUEST_SECONDS:
-                    connection.give_up()
-                    continue
-            reason = _waits_for(connection)
-            if not reason:
-                continue
-            wait = before.get(connection)
-            if wait is None or wait.reason != reason or wait.request is not connection.scope:
-                wait = _Wait(reason, connection.scope, now, connection.received_bytes)
-            elapsed = now - wait.since
-            moved = connection.received_bytes - wait.received_bytes
-            if elapsed > _SLOW_SECONDS and (reason != "body" or moved < elapsed * _LEAST_BYTES_PER_SECOND):
-                connection.transport.abort()
-            else:
-                self._waits[connection] = wait
-
-
-def _waits_for(connection: ClientConnection) -> str:
-    """Return what a client must do next: send its `head` or `body`, be `reading` its answer, or nothing."""
-    cycle = connection.cycle
-    if connection.is_waiting:
-        return ""
-    if connection.in_head:
-        return "head"
-    if connection.flow.write_paused:
-        return "reading"
-    if cycle.response_complete:  # idle; the keep-alive timer runs unless something came that began no request
-        return "" if connection.timeout_keep_alive_task else "head"
-    slow = connection.flow.read_paused or cycle.scope["state"].get(STREAMING)
-    return "body" if cycle.more_body and not slow else ""

@@ -105,7 +105,7 @@ class Kafka:
             raise self.failure
 
     def known(self, topic: str) -> int | None:
-        return None if topic.startswith(("missing", "new")) else 3
+        return None if topic.startswith(("missing", "new", ".")) else 3
 
     async def partitions_of(self, topic: str) -> int:
         if check_topic(topic).startswith("missing"):

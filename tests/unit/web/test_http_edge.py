@@ -304,7 +304,7 @@ def test_only_one_probe_is_read_in_a_turn_without_time(opened: Any, monkeypatch:
             ):
                 connection._slices.count(0)  # no time is left
                 connection.data_received(data)
-            assert [connection.is_waiting for connection in connections] == [False, True, True]
+            assert [bool(connection._waiting) for connection in connections] == [False, True, True]
 
     asyncio.run(main())
 

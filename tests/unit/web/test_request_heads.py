@@ -22,8 +22,8 @@ from headrace.config.http import TlsConfig
 from headrace.errors import ConfigError
 from headrace.lifecycle import ManualClock
 from headrace.security import TlsFiles
+from headrace.web.connection import check_deadlines
 from headrace.web.exchange import STREAMING
-from headrace.web.server import Deadlines
 
 BODY = b'{"records":[{"value":1}]}'
 
@@ -307,12 +307,12 @@ def test_slow_clients_are_let_go(opened: Any, case: str) -> None:
                 await reader.readuntil(b'OK"}')
             if "between" in case:
                 writer.write(b"\r\n")
-            deadlines, connections = Deadlines(), server.web._server.server_state.connections
+            connections = server.web._server.server_state.connections
             await until(lambda: any(_has_come(connection, case) for connection in connections))
-            deadlines.look(connections, 100.0)
-            deadlines.look(connections, 110.0)
+            check_deadlines(connections, 100.0)
+            check_deadlines(connections, 110.0)
             assert not next(iter(connections)).transport.is_closing()
-            deadlines.look(connections, 110.1)
+            check_deadlines(connections, 110.1)
             with contextlib.suppress(ConnectionResetError):
                 assert await asyncio.wait_for(reader.read(), 60) == b""
 
@@ -346,17 +346,16 @@ def test_others_are_not_let_go(opened: Any) -> None:
             connections = server.web._server.server_state.connections
             await until(lambda: len(connections) == 3 and not any(connection.in_head for connection in connections))
             slow = next(connection for connection in connections if connection.cycle.more_body)
-            deadlines = Deadlines()
-            deadlines.look(connections, 100.0)
+            check_deadlines(connections, 100.0)
             slow.received_bytes += 20_000
-            deadlines.look(connections, 112.0)
+            check_deadlines(connections, 112.0)
             slow.cycle.scope["state"][STREAMING] = True
-            deadlines.look(connections, 124.0)
-            deadlines.look(connections, 136.0)
+            check_deadlines(connections, 124.0)
+            check_deadlines(connections, 136.0)
             assert not any(connection.transport.is_closing() for connection in connections)
             slow.cycle.scope["state"][STREAMING] = False
-            deadlines.look(connections, 137.0)
-            deadlines.look(connections, 148.0)
+            check_deadlines(connections, 137.0)
+            check_deadlines(connections, 148.0)
             assert [c for c in connections if c.transport.is_closing()] in ([slow], [])
             server.kafka.gate.set()
 
@@ -382,13 +381,12 @@ def test_a_request_ends_after_a_minute(opened: Any) -> None:
             address = pairs[2][1].get_extra_info("sockname")
             stream = next(connection for connection in connections if connection.client == address)
             stream.cycle.scope["state"][STREAMING] = True
-            deadlines = Deadlines()
             for now in range(0, 61, 6):
                 for connection in connections:
                     connection.received_bytes += 60_000
-                deadlines.look(connections, 100.0 + now)
+                check_deadlines(connections, 100.0 + now)
             assert not any(connection.transport.is_closing() for connection in connections)
-            deadlines.look(connections, 160.1)
+            check_deadlines(connections, 160.1)
             server.kafka.gate.set()
             text = await rest(pairs[0][0])
             assert text.startswith(b"HTTP/1.1 504 ")
@@ -653,7 +651,7 @@ def test_what_is_not_kept_is_not_counted(opened: Any, path: str, status: bytes) 
             assert (await asyncio.wait_for(reader.readline(), 60)).split()[1] == status
             (connection,) = server.web._server.server_state.connections
             assert connection._held_bytes
-            Deadlines().look([connection], 0.0)
+            check_deadlines([connection], 0.0)
             assert connection._held_bytes == server.web._server.shared.receiving_bytes == 0
 
     asyncio.run(main())

@@ -89,45 +89,45 @@ class SchemaRegistry:
         Raises:
             RegistryUnavailable: It does not answer, or not as a registry.
         """
-        await self._ask("GET", "/config", "its configuration")
+        await self._request("GET", "/config", "its configuration")
 
     async def by_id(self, schema_id: int) -> RegisteredSchema:
         """Return the schema of an id.
 
         Raises:
             SchemaNotFound: The registry does not have it.
-            RegistryUnavailable: It is not known here, and the registry does not answer.
+            RegistryUnavailable: It is not cached, and the registry does not answer.
         """
+        path, what = f"/schemas/ids/{schema_id}", f"schema id {schema_id}"
+        return await self._schema(("id", schema_id), _NEVER, path, what, schema_id)
 
-        async def ask() -> RegisteredSchema:
-            answer = await self._ask("GET", f"/schemas/ids/{schema_id}", f"schema id {schema_id}")
-            return _schema_of(schema_id, answer)
+    async def of_subject(self, subject: str, version: int | None = None) -> RegisteredSchema:
+        """Return one version of a subject, the latest by default; raises as `by_id`."""
+        number = "latest" if version is None else str(version)
+        seconds = self._settings.latest_seconds if version is None else _NEVER
+        path, what = f"{_path_of(subject)}/versions/{number}", f"version {number} of subject {subject}"
+        return await self._schema(("subject", subject, number), seconds, path, what)
 
-        found: RegisteredSchema = await self._cache.get(("id", schema_id), _NEVER, ask)
+    async def _schema(
+        self, key: Hashable, fresh_seconds: float, path: str, what: str, schema_id: int | None = None
+    ) -> RegisteredSchema:
+        async def request() -> RegisteredSchema:
+            answer = await self._request("GET", path, what)
+            found_id = answer.id if schema_id is None else schema_id
+            return RegisteredSchema(found_id, answer.schemaType or "AVRO", answer.schema, answer.references or ())
+
+        found: RegisteredSchema = await self._cache.get(key, fresh_seconds, request)
         return found
 
     async def subjects_of(self, schema_id: int) -> frozenset[str]:
         """Return the subjects under which an id is registered; raises as `by_id`."""
 
-        async def ask() -> frozenset[str]:
+        async def request() -> frozenset[str]:
             path = f"/schemas/ids/{schema_id}/versions"
-            versions = await self._ask("GET", path, f"schema id {schema_id}", decode=_decode_versions)
+            versions = await self._request("GET", path, f"schema id {schema_id}", decode=_decode_versions)
             return frozenset(version.subject for version in versions)
 
-        found: frozenset[str] = await self._cache.get(("subjects", schema_id), self._settings.latest_seconds, ask)
-        return found
-
-    async def of_subject(self, subject: str, version: int | None = None) -> RegisteredSchema:
-        """Return one version of a subject, the latest by default; raises as `by_id`."""
-        number = "latest" if version is None else str(version)
-
-        async def ask() -> RegisteredSchema:
-            path = f"/subjects/{quote(subject, safe='')}/versions/{number}"
-            answer = await self._ask("GET", path, f"version {number} of subject {subject}")
-            return _schema_of(answer.id, answer)
-
-        seconds = self._settings.latest_seconds if version is None else _NEVER
-        found: RegisteredSchema = await self._cache.get(("subject", subject, number), seconds, ask)
+        found: frozenset[str] = await self._cache.get(("subjects", schema_id), self._settings.latest_seconds, request)
         return found
 
     async def texts_of(self, references: Iterable[Reference], found: dict[str, str] | None = None) -> dict[str, str]:
@@ -164,27 +164,27 @@ class SchemaRegistry:
             RegistryUnavailable: The registry does not answer.
         """
 
-        async def ask() -> RegisteredSchema:
-            path = f"/subjects/{quote(subject, safe='')}"
+        async def request() -> RegisteredSchema:
+            path = _path_of(subject)
             what = f"this schema under subject {subject}"
             body: dict[str, Any] = {"schema": text, "schemaType": schema_type}
             if references:
                 body["references"] = msgspec.to_builtins(references)
             try:
-                answer = await self._ask("POST", f"{path}?normalize=true", what, body, SchemaInvalid)
+                answer = await self._request("POST", f"{path}?normalize=true", what, body, SchemaInvalid)
             except SchemaNotFound:
                 if not create:
                     raise
-                answer = await self._ask("POST", f"{path}/versions?normalize=true", what, body, SchemaInvalid)
+                answer = await self._request("POST", f"{path}/versions?normalize=true", what, body, SchemaInvalid)
                 self._cache.forget(("subject", subject, "latest"))
             return RegisteredSchema(answer.id, schema_type, text, references)
 
         digest = hashlib.sha256(text.encode()).digest()  # the cache must not hold refused texts
         key = ("text", subject, schema_type, digest, references, create)
-        found: RegisteredSchema = await self._cache.get(key, _NEVER, ask)
+        found: RegisteredSchema = await self._cache.get(key, _NEVER, request)
         return found
 
-    async def _ask(
+    async def _request(
         self,
         method: str,
         path: str,
@@ -232,8 +232,8 @@ class SchemaRegistry:
         return self._session
 
 
-def _schema_of(schema_id: int, answer: _Answer) -> RegisteredSchema:
-    return RegisteredSchema(schema_id, answer.schemaType or "AVRO", answer.schema, answer.references or ())
+def _path_of(subject: str) -> str:
+    return f"/subjects/{quote(subject, safe='')}"
 
 
 class RegistryWatch(Service):
@@ -270,16 +270,16 @@ class _AnswerCache(Generic[T]):
         self._entries: LRUCache[Hashable, tuple[float, T | HeadraceError]] = LRUCache(_CACHE_BYTES, _size_of)
         self._flights: dict[Hashable, asyncio.Future[T]] = {}
 
-    async def get(self, key: Hashable, fresh_seconds: float, ask: Callable[[], Awaitable[T]]) -> T:
-        """Return the answer of a key; `ask` is called if there is no fresh one."""
+    async def get(self, key: Hashable, fresh_seconds: float, request: Callable[[], Awaitable[T]]) -> T:
+        """Return the answer of a key; `request` is called if there is no fresh one."""
         known = self._entries.get(key)
         if known:
-            asked_at, answer = known
+            requested_at, answer = known
             limit = self._not_found_seconds if isinstance(answer, HeadraceError) else fresh_seconds
-            if self._clock.monotonic() - asked_at < limit:
+            if self._clock.monotonic() - requested_at < limit:
                 return _value(answer)
         try:
-            return await self._share(key, ask)
+            return await self._share(key, request)
         except RegistryUnavailable:
             if not known or isinstance(known[1], HeadraceError):
                 raise
@@ -290,7 +290,7 @@ class _AnswerCache(Generic[T]):
         """Drop an answer."""
         self._entries.pop(key, None)
 
-    async def _share(self, key: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
+    async def _share(self, key: Hashable, request: Callable[[], Awaitable[T]]) -> T:
         flight = self._flights.get(key)
         if flight:
             return await asyncio.shield(flight)
@@ -298,7 +298,7 @@ class _AnswerCache(Generic[T]):
         # If this task is cancelled, the others get this error instead of a cancellation.
         answer: T | HeadraceError = RegistryUnavailable("the look-up was broken off: send the request again")
         try:
-            answer = await ask()
+            answer = await request()
         except (FormatError, RegistryUnavailable) as error:
             answer = error
         finally:

@@ -63,7 +63,7 @@ class ProduceAnswer(NamedTuple):
     status: int
     body: bytes
     retry_after_seconds: int | None = None
-    asked_records: int = 0
+    requested_records: int = 0
     """Records of the request."""
     written_records: int = 0
     """Records that are certainly in Kafka."""

@@ -76,7 +76,10 @@ class CountedRecord(ProduceRecord, rename="camel", gc=False):
     def __post_init__(self) -> None:
         CountedRecord.decoded += 1
         if CountedRecord.decoded > CountedRecord.limit:
-            raise too_many_records(CountedRecord.limit)
+            raise errors.TooManyRecords(
+                f"more than {CountedRecord.limit} records came at once (http.max_records): send several requests",
+                limit_records=CountedRecord.limit,
+            )
 
 
 class _LenientRecord(CountedRecord, forbid_unknown_fields=False, rename="camel", gc=False):
@@ -266,13 +269,6 @@ def check_count(records: Sequence[object], max_records: int) -> None:
             f"{len(records)} records, and {max_records} may come at once (http.max_records): send several requests",
             limit_records=max_records,
         )
-
-
-def too_many_records(limit: int) -> errors.TooManyRecords:
-    """Return the error for a request with more records than the limit."""
-    return errors.TooManyRecords(
-        f"more than {limit} records came at once (http.max_records): send several requests", limit_records=limit
-    )
 
 
 def check_partitions(

@@ -58,7 +58,7 @@ class Receipts(NamedTuple):
     """Receipts that are ready, as lines."""
 
     text: bytes
-    asked_records: int
+    requested_records: int
     written_records: int
 
 
@@ -170,7 +170,8 @@ class ProduceStream:
         while self._window and self._window[0].outcomes and sum(map(len, texts)) < _RECEIPTS_BYTES:
             batch = self._window.popleft()
             self._sent.append(batch)
-            texts.append(_encode_lines(_receipts_of(batch)))
+            outcomes = zip(batch.numbers, batch.outcomes, strict=True)
+            texts.append(_encode_lines([one if isinstance(one, Produced) else _failure(one, n) for n, one in outcomes]))
             written += self._service.audit(batch.records, batch.results)
             if len(batch.records) < len(batch.outcomes):
                 self._service.not_sent(self._topic, batch.refusal, len(batch.outcomes) - len(batch.records))
@@ -269,13 +270,6 @@ def _parse(lines: list[bytes]) -> Sequence[ProduceRecord | errors.InvalidRequest
     except errors.InvalidRequest:
         error = errors.InvalidRequest(f"the line {NEITHER}")
     return [error] if len(lines) == 1 else [entry for line in lines for entry in _parse([line])]
-
-
-def _receipts_of(batch: _LineBatch) -> Sequence[Produced | Failure]:
-    return [
-        outcome if isinstance(outcome, Produced) else _failure(outcome, number)
-        for number, outcome in zip(batch.numbers, batch.outcomes, strict=True)
-    ]
 
 
 def _failure(error: errors.HeadraceError, line: int, *, end: bool = False) -> Failure:

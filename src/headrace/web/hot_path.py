@@ -225,7 +225,7 @@ class HotPath:
         caller.set(principal.name if principal else "")
 
     def _answer(self, exchange: Exchange, answer: ProduceAnswer) -> None:
-        self._metrics.produced(answer.asked_records, answer.written_records)
+        self._metrics.produced(answer.requested_records, answer.written_records)
         self._metrics.request(PATH, answer.status, time.perf_counter() - exchange.started_at)
         self._leave(exchange)
         exchange.answer(answer)

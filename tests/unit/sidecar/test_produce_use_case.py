@@ -81,7 +81,7 @@ def test_records_reach_kafka_in_order_with_all_they_say() -> None:
         "offsets": [{"partition": 0, "offset": 0}, {"partition": 0, "offset": 1}],
         "requestStatus": "OK",
     }
-    assert (answer.asked_records, answer.written_records) == (2, 2)
+    assert (answer.requested_records, answer.written_records) == (2, 2)
 
 
 def test_a_json_value_is_stored_as_it_was_written() -> None:

@@ -86,7 +86,7 @@ class StreamProduceRoute:
         weaker = [] if self._service.acks == "all" else [(b"x-headrace-acks", str(self._service.acks).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": [*_START, *weaker]})
         while (receipts := await stream.receipts()) is not None:
-            self._metrics.produced(receipts.asked_records, receipts.written_records)
+            self._metrics.produced(receipts.requested_records, receipts.written_records)
             await send({"type": "http.response.body", "body": receipts.text, "more_body": True})
         if last := stream.last_line():
             reader.cancel()

@@ -91,7 +91,7 @@ class Writing:
 
     async def send_answer(self, send: Send, answer: ProduceAnswer, headers: Headers = ()) -> None:
         """Count an answer and send it."""
-        self._metrics.produced(answer.asked_records, answer.written_records)
+        self._metrics.produced(answer.requested_records, answer.written_records)
         headers = [*retry_after(answer.retry_after_seconds), *headers]
         await answer_json(send, answer.status, answer.body, headers)
 

@@ -187,9 +187,9 @@ def compile_schema(
     """
     try:  # each library is loaded with the first schema of its format
         if schema_type == "AVRO":
-            from headrace.formats.codec_avro import AvroCodec, parse_avro
+            from headrace.formats.codec_avro import AvroCodec
 
-            return AvroCodec(parse_avro(text, references.values(), plain_unions=plain_unions))
+            return AvroCodec(text, references.values(), plain_unions=plain_unions)
         if schema_type == "JSON":
             from headrace.formats.codec_jsonschema import JsonSchemaCodec
 

@@ -28,37 +28,70 @@ _encode_json = msgspec.json.Encoder().encode
 LOGICAL_READERS.update({f"{kind}-{JSON_TYPE}": to_json for kind in ("bytes", "fixed", "float", "double")})
 
 
-class AvroSchema:
-    """A compiled schema; compiling takes about a millisecond, so share it between records."""
+class AvroCodec:
+    """Converts JSON text in Avro's JSON encoding to payloads of one schema, and back; also decodes to Python values."""
 
     def __init__(self, text: str, references: Iterable[str] = (), *, plain_unions: bool = False) -> None:
+        """Compile a schema; keep the codec, because compiling takes about a millisecond.
+
+        Args:
+            text: The schema.
+            references: Texts of schemas with types that it names, each after those that it names itself.
+            plain_unions: Whether JSON has the values of unions without the branch's name.
+
+        Raises:
+            SchemaInvalid: The text is no Avro schema, or names unknown types.
+        """
         self._plain_unions = plain_unions
         named: dict[str, Any] = {}
-        for source in references:
-            fastavro.parse_schema(_decode_json(source.encode()), named, _write_hint=False)
-        outside = dict(named)
-        parsed = fastavro.parse_schema(_decode_json(text.encode()), named, _write_hint=not outside)
-        self.plain: Any = fastavro.parse_schema(inlined(parsed, outside)) if outside else parsed
-        """The schema for writing, and for reading as Python values."""
+        try:
+            for source in references:
+                fastavro.parse_schema(_decode_json(source.encode()), named, _write_hint=False)
+            outside = dict(named)
+            parsed = fastavro.parse_schema(_decode_json(text.encode()), named, _write_hint=not outside)
+            self._plain: Any = fastavro.parse_schema(inlined(parsed, outside)) if outside else parsed
+        except (*_BAD_DATA, AttributeError, SchemaParseException) as cause:
+            raise SchemaInvalid(
+                f"no Avro schema, or one that names unknown types: {type(cause).__name__}: {cause}"
+            ) from cause
         # The compiled reader recurses on the C stack without a limit, so a nested payload would end the process.
-        self._read = fastavro._read_py.schemaless_reader if is_recursive(self.plain) else fastavro.schemaless_reader
+        self._read = fastavro._read_py.schemaless_reader if is_recursive(self._plain) else fastavro.schemaless_reader
+        self.record_name = str(self._plain.get("name", "")) if isinstance(self._plain, dict) else ""
 
     @functools.cached_property
-    def json(self) -> Any:
+    def _json(self) -> Any:
         """The schema for reading as Avro's JSON encoding."""
-        return fastavro.parse_schema(wrapped(self.plain, plain_unions=self._plain_unions))
+        return fastavro.parse_schema(wrapped(self._plain, plain_unions=self._plain_unions))
 
     @functools.cached_property
-    def convert(self) -> Convert:
-        """The converter from decoded JSON to the writer's values."""
-        return converter(self.plain, Named(plain_unions=self._plain_unions))
+    def _convert(self) -> Convert:
+        return converter(self._plain, Named(plain_unions=self._plain_unions))
 
-    def read(self, payload: bytes, schema: Any) -> Any:
-        """Return a payload decoded by one of the two schemas.
+    def encode(self, text: bytes) -> bytes:
+        target = io.BytesIO()
+        try:
+            fastavro.schemaless_writer(target, self._plain, self._convert(_decode_json(text)))
+        except Misfit as misfit:
+            raise EncodeError(f"the value does not fit its Avro schema at ${misfit.path}: {misfit.text}") from misfit
+        except _BAD_DATA as cause:
+            raise EncodeError(f"the value does not fit its Avro schema ({type(cause).__name__})") from cause
+        return target.getvalue()
+
+    def decode(self, data: bytes) -> bytes:
+        return _encode_json(self._decoded(data, self._json))
+
+    def decode_python(self, payload: bytes) -> object:
+        """Return a payload as plain Python values.
+
+        Union values have no branch name; logical types are `datetime`, `date`, `time`, `Decimal` and `UUID`.
 
         Raises:
             DecodeError: The bytes were not written with this schema.
         """
+        value: object = self._decoded(payload, self._plain)
+        return value
+
+    def _decoded(self, payload: bytes, schema: Any) -> Any:
         source = io.BytesIO(payload)
         try:
             value = self._read(source, schema, None)
@@ -68,55 +101,3 @@ class AvroSchema:
         if source.tell() != len(payload):
             raise DecodeError(f"{len(payload) - source.tell()} bytes follow after the end of the Avro value")
         return value
-
-
-def parse_avro(schema_text: str, references: Iterable[str] = (), *, plain_unions: bool = False) -> AvroSchema:
-    """Compile a schema.
-
-    Args:
-        schema_text: The schema.
-        references: Texts of schemas with types that it names, each after those that it names itself.
-        plain_unions: Whether JSON has the values of unions without the branch's name.
-
-    Raises:
-        SchemaInvalid: The text is no Avro schema, or names unknown types.
-    """
-    try:
-        return AvroSchema(schema_text, references, plain_unions=plain_unions)
-    except (*_BAD_DATA, AttributeError, SchemaParseException) as cause:
-        raise SchemaInvalid(
-            f"no Avro schema, or one that names unknown types: {type(cause).__name__}: {cause}"
-        ) from cause
-
-
-def decode_avro(payload: bytes, writer: AvroSchema) -> object:
-    """Return a payload as plain Python values.
-
-    Union values come unwrapped; logical types as `datetime`, `date`, `time`, `Decimal` and `UUID`.
-
-    Raises:
-        DecodeError: The bytes were not written with this schema.
-    """
-    value: object = writer.read(payload, writer.plain)
-    return value
-
-
-class AvroCodec:
-    """Converts JSON text in Avro's JSON encoding to payloads of one schema, and back."""
-
-    def __init__(self, schema: AvroSchema) -> None:
-        self._schema = schema
-        self.record_name = str(schema.plain.get("name", "")) if isinstance(schema.plain, dict) else ""
-
-    def encode(self, text: bytes) -> bytes:
-        target = io.BytesIO()
-        try:
-            fastavro.schemaless_writer(target, self._schema.plain, self._schema.convert(_decode_json(text)))
-        except Misfit as misfit:
-            raise EncodeError(f"the value does not fit its Avro schema at ${misfit.path}: {misfit.text}") from misfit
-        except _BAD_DATA as cause:
-            raise EncodeError(f"the value does not fit its Avro schema ({type(cause).__name__})") from cause
-        return target.getvalue()
-
-    def decode(self, data: bytes) -> bytes:
-        return _encode_json(self._schema.read(data, self._schema.json))

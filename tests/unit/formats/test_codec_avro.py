@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import DecodeError, EncodeError, SchemaInvalid
-from headrace.formats.codec_avro import AvroCodec, AvroSchema, decode_avro, parse_avro
+from headrace.formats.codec_avro import AvroCodec
 
 ANIMAL = {
     "type": "record",
@@ -62,12 +62,12 @@ def animal(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def schema() -> AvroSchema:
-    return parse_avro(json.dumps(ANIMAL))
+def schema() -> AvroCodec:
+    return AvroCodec(json.dumps(ANIMAL))
 
 
-def encode(schema: AvroSchema, value: Any) -> bytes:
-    return AvroCodec(schema).encode(json.dumps(value).encode())
+def encode(schema: AvroCodec, value: Any) -> bytes:
+    return schema.encode(json.dumps(value).encode())
 
 
 @pytest.mark.parametrize(
@@ -81,33 +81,33 @@ def encode(schema: AvroSchema, value: Any) -> bytes:
         {"map": {"a": True}},
     ],
 )
-def test_every_branch_of_a_union_comes_back_under_its_name(schema: AvroSchema, note: Any) -> None:
+def test_every_branch_of_a_union_comes_back_under_its_name(schema: AvroCodec, note: Any) -> None:
     """Branches that share a Python type are not mixed up."""
     value = animal(note=note)
-    assert json.loads(AvroCodec(schema).decode(encode(schema, value))) == value
+    assert json.loads(schema.decode(encode(schema, value))) == value
 
 
 @pytest.mark.parametrize("weight", [{"float": 0.5}, {"double": 0.5}, {"int": 1}, {"long": 1}, {"double": "-Infinity"}])
-def test_numbers_of_a_union_keep_their_branch(schema: AvroSchema, weight: Any) -> None:
+def test_numbers_of_a_union_keep_their_branch(schema: AvroCodec, weight: Any) -> None:
     """Int and long, float and double are one Python type each, and two Avro types."""
     value = animal(weight=weight)
-    assert json.loads(AvroCodec(schema).decode(encode(schema, value))) == value
+    assert json.loads(schema.decode(encode(schema, value))) == value
 
 
-def test_what_is_no_number_is_a_string_in_json(schema: AvroSchema) -> None:
+def test_what_is_no_number_is_a_string_in_json(schema: AvroCodec) -> None:
     """JSON has no NaN; null would lose it."""
-    assert json.loads(AvroCodec(schema).decode(encode(schema, animal(size="NaN"))))["size"] == "NaN"
+    assert json.loads(schema.decode(encode(schema, animal(size="NaN"))))["size"] == "NaN"
 
 
-def test_a_field_that_is_absent_takes_its_default(schema: AvroSchema) -> None:
+def test_a_field_that_is_absent_takes_its_default(schema: AvroCodec) -> None:
     """Both a null default and another one."""
     value = animal()
     del value["born"], value["size"]
-    decoded = json.loads(AvroCodec(schema).decode(encode(schema, value)))
+    decoded = json.loads(schema.decode(encode(schema, value)))
     assert (decoded["born"], decoded["size"]) == (None, 1.5)
 
 
-def test_the_payload_is_what_the_library_writes_for_the_plain_value(schema: AvroSchema) -> None:
+def test_the_payload_is_what_the_library_writes_for_the_plain_value(schema: AvroCodec) -> None:
     """The bytes are Avro's, not ours: an independent writer gives the same."""
     plain = {
         "legs": 4,
@@ -124,7 +124,7 @@ def test_the_payload_is_what_the_library_writes_for_the_plain_value(schema: Avro
     fastavro.schemaless_writer(target, fastavro.parse_schema(ANIMAL), plain)
     payload = encode(schema, animal(note={"zoo.Mood": "BAD"}))
     assert payload == target.getvalue()
-    assert decode_avro(payload, schema) == plain | {"weight": 0.1, "note": "BAD"}
+    assert schema.decode_python(payload) == plain | {"weight": 0.1, "note": "BAD"}
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_the_payload_is_what_the_library_writes_for_the_plain_value(schema: Avro
     ],
 )
 def test_a_value_that_does_not_fit_is_refused_with_its_place(
-    schema: AvroSchema, changes: dict[str, Any], place: str
+    schema: AvroCodec, changes: dict[str, Any], place: str
 ) -> None:
     """Nothing is bent into shape, and the error says where."""
     with pytest.raises(EncodeError) as raised:
@@ -161,13 +161,13 @@ def test_a_value_that_does_not_fit_is_refused_with_its_place(
     assert place in str(raised.value)
 
 
-def test_a_missing_field_without_default_is_named(schema: AvroSchema) -> None:
+def test_a_missing_field_without_default_is_named(schema: AvroCodec) -> None:
     """The error names the field."""
     with pytest.raises(EncodeError, match=r"field legs of zoo\.Animal is missing"):
         encode(schema, {})
 
 
-def test_errors_do_not_show_values(schema: AvroSchema) -> None:
+def test_errors_do_not_show_values(schema: AvroCodec) -> None:
     """A value may be a secret."""
     with pytest.raises(EncodeError) as raised:
         encode(schema, animal(legs="hunter2", note={"zoo.Mood": "hunter2"}))
@@ -177,46 +177,46 @@ def test_errors_do_not_show_values(schema: AvroSchema) -> None:
 @given(data=st.data())
 def test_bytes_that_were_cut_or_changed_end_as_a_decode_error_or_a_value(data: st.DataObject) -> None:
     """No payload makes anything else happen."""
-    schema = parse_avro(json.dumps(ANIMAL))
+    schema = AvroCodec(json.dumps(ANIMAL))
     payload = bytearray(encode(schema, animal(note={"array": [{"int": 7}]})))
     del payload[data.draw(st.integers(1, len(payload))) :]
     for index in data.draw(st.lists(st.integers(0, len(payload) - 1), max_size=3)):
         payload[index] = data.draw(st.integers(0, 255))
-    for decode in (AvroCodec(schema).decode, lambda bytes_: decode_avro(bytes_, schema)):
+    for decode in (schema.decode, schema.decode_python):
         try:
             decode(bytes(payload))
         except DecodeError as error:
             assert "Avro" in str(error)
 
 
-def test_bytes_after_the_value_are_an_error(schema: AvroSchema) -> None:
+def test_bytes_after_the_value_are_an_error(schema: AvroCodec) -> None:
     """They are a sign of another schema."""
     with pytest.raises(DecodeError, match="1 bytes follow"):
-        decode_avro(encode(schema, animal()) + b"\x00", schema)
+        schema.decode_python(encode(schema, animal()) + b"\x00")
 
 
 def test_a_type_that_holds_itself_goes_both_ways() -> None:
     """Recursive schemas take another reader, with the same result."""
     value = {"b": "\u00ff", "next": {"L": {"b": "", "next": None}}}
-    schema = parse_avro(LIST)
-    assert json.loads(AvroCodec(schema).decode(encode(schema, value))) == value
+    schema = AvroCodec(LIST)
+    assert json.loads(schema.decode(encode(schema, value))) == value
 
 
 def test_a_million_nested_values_do_not_end_the_process() -> None:
     """The compiled reader would overflow the C stack on this payload."""
     with pytest.raises(DecodeError):
-        decode_avro(b"\x00\x02" * 1_000_000, parse_avro(LIST))
+        AvroCodec(LIST).decode_python(b"\x00\x02" * 1_000_000)
 
 
 @pytest.mark.parametrize("text", ["", "{", '"nope"', "5", "null", '{"type":"record"}', '{"type":{"type":"string"}}'])
 def test_text_that_is_no_schema_is_refused(text: str) -> None:
     """Whatever the parser stumbles over is one error."""
     with pytest.raises(SchemaInvalid):
-        parse_avro(text)
+        AvroCodec(text)
 
 
 def plain_codec(schema: Any) -> AvroCodec:
-    return AvroCodec(parse_avro(json.dumps(schema), plain_unions=True))
+    return AvroCodec(json.dumps(schema), plain_unions=True)
 
 
 A_OR_B = [
@@ -247,7 +247,7 @@ A_OR_B = [
 )
 def test_unions_without_their_branch_names_are_the_same_bytes(schema: Any, value: Any, wrapped: Any) -> None:
     """By switch, as the original's `useNoWrappingAvro`: written by the first branch that fits, and read plain."""
-    plain, usual = plain_codec(schema), AvroCodec(parse_avro(json.dumps(schema)))
+    plain, usual = plain_codec(schema), AvroCodec(json.dumps(schema))
     data = plain.encode(json.dumps(value).encode())
     assert data == usual.encode(json.dumps(wrapped).encode())
     assert json.loads(plain.decode(data)) == value

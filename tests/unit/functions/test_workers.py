@@ -22,7 +22,7 @@ import uvloop
 from headrace.delivery.protocols import ACK, Verdict
 from headrace.errors import DestinationUnavailable, RegistryUnavailable, SchemaNotFound
 from headrace.formats.codec import header_of
-from headrace.formats.codec_avro import AvroCodec, parse_avro
+from headrace.formats.codec_avro import AvroCodec
 from headrace.functions import wire
 from headrace.functions.worker.loop import Worker
 from headrace.lifecycle import Deadline
@@ -49,7 +49,7 @@ HANGING_CALLBACK = """
 
 
 def framed(schema_id: int, value: dict[str, Any]) -> bytes:
-    return header_of(schema_id) + AvroCodec(parse_avro(json.dumps(FLIGHT))).encode(json.dumps(value).encode())
+    return header_of(schema_id) + AvroCodec(json.dumps(FLIGHT)).encode(json.dumps(value).encode())
 
 
 def test_a_nuclio_handler_runs_unmodified(write_function: Write, running: Run) -> None:

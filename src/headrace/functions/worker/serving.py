@@ -1,6 +1,5 @@
 """One frame of work in the worker: keys and values are decoded, the handler is called for each record."""
 
-import functools
 import mmap
 from collections.abc import Callable, Iterator
 from types import CoroutineType
@@ -48,9 +47,9 @@ class Bodies:
 
 def _decoder_of(schema: wire.Schema) -> Decode:
     if schema.schema_type == "AVRO":
-        from headrace.formats.codec_avro import decode_avro, parse_avro
+        from headrace.formats.codec_avro import AvroCodec
 
-        return functools.partial(decode_avro, writer=parse_avro(schema.text, schema.references.values()))
+        return AvroCodec(schema.text, schema.references.values()).decode_python
     from headrace.formats.codec import compile_schema
 
     codec = compile_schema(schema.schema_type, schema.text, schema.references)

@@ -30,7 +30,6 @@ from headrace.web.exchange import (
     headers_of,
     query_of,
     read_json,
-    send_whole,
 )
 
 Body = TypeVar("Body")
@@ -233,8 +232,7 @@ def _application(endpoint: Endpoint, handler: Handler, settings: HttpConfig, aud
             raise
         if call.note:
             note(call.note)
-        reply = answer if isinstance(answer, Reply) else Reply(answer)
-        await send_whole(send, reply.status, reply.headers, reply.body)
+        await (answer if isinstance(answer, Reply) else Reply(answer)).send(send)
 
     def note(what: CallNote) -> None:
         if audit:

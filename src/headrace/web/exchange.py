@@ -51,7 +51,6 @@ CORRELATION: Final = b"x-correlation-id"
 TRACEABILITY: Final = b"x-traceability-id"
 TRACE_PARENT: Final = b"traceparent"
 _ID: Final = re.compile(rb"[\x21-\x7e]{1,200}")
-_JSON: Final = (b"content-type", JSON)
 _UNKNOWN_FIELD: Final = re.compile("contains unknown field `(.*?)`")
 _CAUSE_CHARACTERS: Final = 200
 _LINGER_SECONDS: Final = 1.0
@@ -214,24 +213,19 @@ def _too_large(limit_bytes: int) -> PayloadTooLarge:
 class Reply:
     """A whole answer. A struct is encoded as JSON; bytes are sent as they are."""
 
-    def __init__(self, body: object, status: int = 200, content_type: str = "application/json", **headers: str) -> None:
-        """Make an answer. Further headers are given by their names with `_` for `-`."""
+    def __init__(
+        self, body: object, status: int = 200, content_type: str = "application/json", headers: Headers = ()
+    ) -> None:
         self.status = status
         self.body = body if isinstance(body, bytes) else msgspec.json.encode(body)
         text = "; charset=utf-8" if content_type.startswith("text/") and "charset" not in content_type else ""
-        named = {"content-type": content_type + text, "content-length": str(len(self.body)), **headers}
-        self.headers = [(name.replace("_", "-").encode(), value.encode()) for name, value in named.items()]
+        length = str(len(self.body)).encode()
+        self.headers = [(b"content-type", (content_type + text).encode()), (b"content-length", length), *headers]
 
-
-async def answer_json(send: Send, status: int, body: bytes, headers: Headers = ()) -> None:
-    """Send a whole answer whose body is JSON text."""
-    await send_whole(send, status, _start(body, headers), body)
-
-
-async def send_whole(send: Send, status: int, headers: Headers, body: bytes) -> None:
-    """Send a whole answer."""
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    async def send(self, send: Send) -> None:
+        """Send the answer."""
+        await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
+        await send({"type": "http.response.body", "body": self.body})
 
 
 async def answer_error(receive: Receive, send: Send, error: HeadraceError) -> None:
@@ -243,12 +237,12 @@ async def answer_error(receive: Receive, send: Send, error: HeadraceError) -> No
         headers.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, _ENDS_CONNECTION):
         headers.append((b"connection", b"close"))
-    body = msgspec.json.encode(error.body())
+    reply = Reply(error.body(), error.status, headers=headers)
     if not isinstance(error, PayloadTooLarge):
-        await answer_json(send, error.status, body, headers)
+        await reply.send(send)
         return
-    await send({"type": "http.response.start", "status": error.status, "headers": _start(body, headers)})
-    await send({"type": "http.response.body", "body": body, "more_body": True})
+    await send({"type": "http.response.start", "status": reply.status, "headers": reply.headers})
+    await send({"type": "http.response.body", "body": reply.body, "more_body": True})
     # Closing with unread bytes resets the connection, and the client may lose the answer. So the bytes that arrive
     # within a second are discarded first.
     with contextlib.suppress(TimeoutError):
@@ -259,10 +253,6 @@ async def answer_error(receive: Receive, send: Send, error: HeadraceError) -> No
 def retry_after(seconds: int | None) -> Headers:
     """Return the Retry-After header, if there is such a time."""
     return () if seconds is None else ((b"retry-after", str(seconds).encode()),)
-
-
-def _start(body: bytes, headers: Headers) -> Headers:
-    return [_JSON, (b"content-length", str(len(body)).encode()), *headers]
 
 
 async def throw_away(receive: Receive) -> None:

@@ -37,7 +37,7 @@ _PAGE: Final = b"""<!doctype html>
 """
 _START: Final = b'SwaggerUIBundle({url: "openapi.json", dom_id: "#page", deepLinking: true, validatorUrl: null})\n'
 _POLICY: Final = (
-    "default-src 'none'; connect-src 'self'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:"
+    b"default-src 'none'; connect-src 'self'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:"
 )
 _INDEX: Final = {
     "/specui.html": "every operation, to read and to try out",
@@ -78,7 +78,7 @@ class DocumentEndpoints:
 
     @Endpoint("GET", "/specui.html", "getSpecificationPage", "This document to read and to try out", OPEN, {200: HTML})
     async def page(self, call: Call[None, None]) -> Reply:
-        return Reply(_PAGE, 200, HTML, content_security_policy=_POLICY)
+        return Reply(_PAGE, 200, HTML, headers=[(b"content-security-policy", _POLICY)])
 
     @Endpoint("GET", "/specui/start.js", "getStart", "Start of that page", OPEN, {200: SCRIPT}, described=False)
     async def start(self, call: Call[None, None]) -> Reply:

@@ -28,9 +28,9 @@ from headrace.web.exchange import (
     TRACEABILITY,
     Headers,
     Receive,
+    Reply,
     Scope,
     Send,
-    answer_json,
     given_id,
     headers_of,
     read_json,
@@ -93,7 +93,7 @@ class Writing:
         """Count an answer and send it."""
         self._metrics.produced(answer.requested_records, answer.written_records)
         headers = [*retry_after(answer.retry_after_seconds), *headers]
-        await answer_json(send, answer.status, answer.body, headers)
+        await Reply(answer.body, answer.status, headers=headers).send(send)
 
     async def produce_once(
         self, send: Send, key: bytes, topic: str, request: bytes, prepare: Callable[[], Awaitable[Prepared]]

@@ -15,7 +15,7 @@ from headrace.cli.api import Api, address_of
 from headrace.cli.connection import ClusterSettings, kafka_options, open_producer
 from headrace.cli.output import counted, print_json, progress
 from headrace.cli.replay import redrive_to_backend
-from headrace.cli.selection_options import Rate, selection_options, with_options
+from headrace.cli.selection_options import RateOption, selection_options, with_options
 from headrace.config.internal_topics import InternalTopics
 from headrace.config.model import HeadraceConfig
 from headrace.control.origins import Origins
@@ -41,7 +41,7 @@ _VERBS = {
 
 _OPTIONS = (
     click.option("--dry-run", is_flag=True, help="Say what would go where, and of which errors and hours it is."),
-    click.option("--rate", "rate_records", type=Rate(), help="Letters a second at most."),
+    click.option("--rate", "rate_records", type=RateOption(), help="Letters a second at most."),
     click.option("--exactly-once", is_flag=True, help="In transactions: a run that is killed repeats nothing."),
     click.option(
         "--wait",

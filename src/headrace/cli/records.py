@@ -153,7 +153,7 @@ class _ConsumeOptions(NamedTuple):
     output: str
 
 
-class _Start(click.Choice[str]):
+class _StartChoice(click.Choice[str]):
     """`beginning` or `end`; also `begin`, as in `reactive seek`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
@@ -167,7 +167,7 @@ class _Start(click.Choice[str]):
     "--since",
     "start",
     cls=AliasedOption,
-    type=_Start(["beginning", "end"]),
+    type=_StartChoice(["beginning", "end"]),
     default="beginning",
     show_default=True,
 )

@@ -10,7 +10,7 @@ import msgspec
 from headrace.cli.api import Api, api_options
 from headrace.cli.jobs import print_job, watch
 from headrace.cli.output import counted, print_json
-from headrace.cli.selection_options import Rate, span_options
+from headrace.cli.selection_options import RateOption, span_options
 from headrace.control.selection import Selection, Span
 from headrace.web.routes.jobs import JobEndpoints
 
@@ -24,7 +24,7 @@ from headrace.web.routes.jobs import JobEndpoints
     "--dead-letters", "dead_letter", is_flag=True, help="The dead letters of TOPIC, as the records they were."
 )
 @span_options
-@click.option("--rate", type=Rate(), help="Records per second at most.")
+@click.option("--rate", type=RateOption(), help="Records per second at most.")
 @click.option("--last-retry", is_flag=True, help="Records that fail are counted and become no dead letters.")
 @click.option("--dry-run", is_flag=True, help="Print what would be replayed.")
 @click.option("--detach", is_flag=True, help="Do not wait for the end.")

@@ -38,7 +38,7 @@ class Moment(click.ParamType[datetime]):
             self.fail(f"{value!r} is neither a time such as 2026-01-31T08:00 nor an age such as 2h", param, ctx)
 
 
-class Rate(click.ParamType[float]):
+class RateOption(click.ParamType[float]):
     """Records per second: more than 0, and neither `nan` nor `inf`."""
 
     name = "rate"
@@ -50,7 +50,7 @@ class Rate(click.ParamType[float]):
         return found
 
 
-class Offsets(click.ParamType[tuple[int, int | None]]):
+class OffsetRange(click.ParamType[tuple[int, int | None]]):
     """One offset, or the first and the last: `17`, `17-40`, `17-`."""
 
     name = "first-last"
@@ -82,7 +82,7 @@ class Pair(click.ParamType[tuple[str, str]]):
 
 _SPAN = (
     click.option("--partition", type=click.IntRange(0), help="Only this partition of the topic."),
-    click.option("--offsets", type=Offsets(), help="One offset (17), or a range (17-40, 17-); needs --partition."),
+    click.option("--offsets", type=OffsetRange(), help="One offset (17), or a range (17-40, 17-); needs --partition."),
     click.option(
         "--since",
         "--from",

@@ -67,10 +67,10 @@ def read_config(path: Path | None, environ: Mapping[str, str]) -> ConfigReading:
     Raises:
         ConfigError: The file cannot be read.
     """
-    return _Reader(path, environ).read()
+    return _FileReader(path, environ).read()
 
 
-class _Reader:
+class _FileReader:
     """Reads one file: its tree, the location of each key, and the problems found so far."""
 
     def __init__(self, path: Path | None, environ: Mapping[str, str]) -> None:

@@ -103,7 +103,7 @@ def too_open(path: Path, *, mounted: bool) -> str:
     """Return why a file must not hold a secret, or an empty text.
 
     One that is `mounted` holds nothing but the secret (`${file:}`). Secret mounts often cannot have strict modes, so
-    one that belongs to root or to a group of ours is only warned of.
+    one that belongs to root or to a group of this user is only warned of.
     """
     found = path.stat()
     others, group = found.st_mode & stat.S_IROTH, found.st_mode & stat.S_IRGRP

@@ -110,7 +110,7 @@ def eras(run: Pushed, faults: Sequence[Fault], operations: Sequence[Operation]) 
     ]
     times = [run.commits[number].at + TICK_SECONDS for number in cuts]
     era_of_attempt = [bisect_right(times, attempt.at) for attempt in run.attempts]
-    era_of_dead_letter = [bisect_right(times, letter.timestamp_ms / 1000) for letter in run.dead_letters]
+    era_of_dead_letter = [bisect_right(times, record.timestamp_ms / 1000) for record in run.dead_letters]
     edges = [0, *cuts, len(run.commits)]
     for number in range(len(cuts) + 1):
         first = run.commits[cuts[number - 1]].offset if number else -math.inf

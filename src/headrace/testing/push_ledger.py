@@ -59,7 +59,7 @@ def _during_pauses(run: Pushed, operations: Sequence[Operation]) -> Violations:
     pauses = [operation for operation in operations if isinstance(operation, Pause)]
     for attempt in run.attempts:
         if any(pause.begin < attempt.at < pause.end for pause in pauses):
-            yield "paused", f"offset {attempt.offset} came at {attempt.at:.3f}, while the partition was paused"
+            yield "paused", f"offset {attempt.offset} arrived at {attempt.at:.3f}, while the partition was paused"
 
 
 def _unwanted(run: Pushed, claims: Mapping[int, float], faults: Sequence[Fault], skips: Sequence[Skip]) -> Violations:
@@ -71,13 +71,13 @@ def _unwanted(run: Pushed, claims: Mapping[int, float], faults: Sequence[Fault],
                 for fault in faults
             )
             if attempt.offset == skip.offset and attempt.at > skip.end and not undone:
-                yield "unwanted", f"offset {skip.offset} came at {attempt.at:.3f}, skipped by {skip.end:.3f}"
+                yield "unwanted", f"offset {skip.offset} arrived at {attempt.at:.3f}, skipped by {skip.end:.3f}"
 
 
 def _origins(run: Pushed) -> Iterator[tuple[Record, Origin]]:
-    for letter in run.dead_letters:
-        if origin := origin_of(letter.headers):
-            yield letter, origin
+    for record in run.dead_letters:
+        if origin := origin_of(record.headers):
+            yield record, origin
 
 
 def _ends(run: Pushed, skips: Sequence[Skip]) -> dict[int, float]:
@@ -85,8 +85,8 @@ def _ends(run: Pushed, skips: Sequence[Skip]) -> dict[int, float]:
     ends: dict[int, float] = defaultdict(lambda: NEVER)
     for attempt in run.attempts:
         ends[attempt.offset] = min(ends[attempt.offset], attempt.ended_at)
-    for letter, origin in _origins(run):
-        ends[origin.offset] = min(ends[origin.offset], letter.timestamp_ms / 1000)
+    for record, origin in _origins(run):
+        ends[origin.offset] = min(ends[origin.offset], record.timestamp_ms / 1000)
     for skip in skips:
         ends[skip.offset] = min(ends[skip.offset], skip.begin)
     return ends
@@ -115,10 +115,10 @@ def _phantoms(run: Pushed) -> Violations:
     for attempt in run.attempts:
         if known.get(attempt.offset) != (attempt.key, attempt.value):
             yield "phantom", f"{attempt.value!r} was delivered as offset {attempt.offset}, which is not in the topic"
-    for letter in run.dead_letters:
-        origin = origin_of(letter.headers)
-        if not origin or known.get(origin.offset) != (letter.key, letter.value):
-            yield "phantom", f"the dead letter at {letter.partition}:{letter.offset} is no record of the topic"
+    for record in run.dead_letters:
+        origin = origin_of(record.headers)
+        if not origin or known.get(origin.offset) != (record.key, record.value):
+            yield "phantom", f"the dead letter at {record.partition}:{record.offset} is no record of the topic"
 
 
 def _unfinished(run: Pushed, ends: Mapping[int, float], claims: Mapping[int, float]) -> Violations:
@@ -169,7 +169,7 @@ def _disorder(run: Pushed, ordering: Ordering, ends: Mapping[int, float]) -> Vio
         else:
             had = max((ends[offset] for offset in lanes[lane][before + 1 : index]), default=-NEVER)
         if had > attempt.at + TICK_SECONDS:
-            yield "order", f"offset {attempt.offset} came at {attempt.at:.3f}, one before it ended at {had:.3f}"
+            yield "order", f"offset {attempt.offset} arrived at {attempt.at:.3f}, one before it ended at {had:.3f}"
 
 
 def _running_latest(times: Iterable[float]) -> list[float]:
@@ -188,7 +188,7 @@ def _repeats(run: Pushed, claims: Mapping[int, float], faults: Sequence[Fault], 
         for attempt in run.attempts
     ]
     # An attempt and its dead letter may have the same millisecond.
-    deliveries += [(letter.timestamp_ms / 1000 + TICK_SECONDS, origin.offset, True) for letter, origin in _origins(run)]
+    deliveries += [(record.timestamp_ms / 1000 + TICK_SECONDS, origin.offset, True) for record, origin in _origins(run)]
     first: dict[int, float] = {}
     counts = [0] * len(faults)
     for at, offset, ended in sorted(deliveries):
@@ -203,10 +203,10 @@ def _repeats(run: Pushed, claims: Mapping[int, float], faults: Sequence[Fault], 
                 break
         else:
             before = f"the attempt at {first[offset]:.3f} had ended it, and no fault explains that"
-            yield "repeat", f"offset {offset} came at {at:.3f}: {before}"
+            yield "repeat", f"offset {offset} arrived at {at:.3f}: {before}"
     for fault, count in zip(faults, counts, strict=True):
         if count > fault.most:
-            yield "repeat", f"{count} records came again after one fault, {fault.most} were in flight at most"
+            yield "repeat", f"{count} records were delivered again after one fault, {fault.most} were in flight at most"
 
 
 def _aborted(run: Pushed, skips: Sequence[Skip]) -> set[int]:

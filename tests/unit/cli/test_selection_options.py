@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from headrace.cli.replay import redrive_to_backend
-from headrace.cli.selection_options import Rate, selection_options
+from headrace.cli.selection_options import RateOption, selection_options
 from headrace.control.selection import Selection, to_bytes
 
 
@@ -72,9 +72,9 @@ def test_a_condition_that_cannot_be_told_is_not_dropped(selection: Selection, sa
 def test_what_is_no_rate_is_wrong_usage(text: str) -> None:
     """Python takes nan and inf for numbers."""
     with pytest.raises(click.BadParameter):
-        Rate()(text)
+        RateOption()(text)
 
 
 def test_a_rate_may_be_a_fraction() -> None:
     """One record in two seconds, for one that is to be looked at."""
-    assert Rate()("0.5") == 0.5
+    assert RateOption()("0.5") == 0.5

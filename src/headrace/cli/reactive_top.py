@@ -1,23 +1,24 @@
 """`headrace reactive top`: a table of the reactive consumers of one process, refreshed at an interval."""
 
+from __future__ import annotations
+
 import contextlib
 import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
-from rich.console import Console, Group
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from headrace.cli.api import Api, api_options
 from headrace.cli.output import counted
 from headrace.errors import HeadraceError
 from headrace.web.routes.control import ControlEndpoints
+
+if TYPE_CHECKING:  # loaded only to draw
+    from rich.console import Group
 
 _LIMIT_SECONDS = 5.0
 _ENDED = ("delivered", "deadLetters", "delayed", "skipped", "givenUp")
@@ -94,6 +95,10 @@ def rows(before: Poll | None, now: Poll) -> list[TopRow]:
 
 def drawn(url: str, now: Poll, table: Sequence[TopRow]) -> Group:
     """Return what is printed: a line with the time, the table, and below it the reasons in full."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
     troubled = sum(map(bool, map(_trouble, table)))
     head = f"{datetime.now():%H:%M:%S}  {counted(len(table), 'consumer')}, {troubled} paused or in trouble"
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
@@ -122,10 +127,14 @@ def _poll(api: Api) -> Poll:
 
 @contextlib.contextmanager
 def _screen(output: str, url: str) -> Iterator[Callable[[Poll, list[TopRow]], None]]:
-    console = Console(highlight=False)
     if output == "json":
         yield lambda now, table: click.echo(json.dumps(_document(url, now, table), ensure_ascii=False))
-    elif not sys.stdout.isatty():
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(highlight=False)
+    if not sys.stdout.isatty():
         yield lambda now, table: console.print(drawn(url, now, table), "")
     else:
         with Live(console=console, auto_refresh=False) as live:

@@ -9,7 +9,7 @@ import dataclasses
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from types import MethodType, NoneType
-from typing import Any, Final, Generic, NamedTuple, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, get_args, get_type_hints
 from urllib.parse import quote, urlencode
 
 from headrace import errors
@@ -17,7 +17,6 @@ from headrace.config.http import HttpConfig
 from headrace.errors import HeadraceError
 from headrace.security import Principal
 from headrace.security.principals import ADMIN, CHANGE_OWN, SEE_OWN
-from headrace.telemetry.audit import Audit
 from headrace.telemetry.correlation import caller
 from headrace.web.exchange import (
     AsgiApp,
@@ -31,6 +30,9 @@ from headrace.web.exchange import (
     query_of,
     read_json,
 )
+
+if TYPE_CHECKING:  # the command line uses endpoints without an audit and its metrics
+    from headrace.telemetry.audit import Audit
 
 Body = TypeVar("Body")
 Query = TypeVar("Query")

@@ -217,7 +217,7 @@ class Producer(Service):
         request = client._take(records, lambda results: None if answer.done() else answer.set_result(results), 0, None)
         try:
             for index in range(0, len(records), _SLICE_RECORDS):
-                await next_slice()
+                await next_slice(started=True)
                 client._hand_over(request, records[index : index + _SLICE_RECORDS], index)
         except asyncio.CancelledError:
             for rest in range(index, len(records)):

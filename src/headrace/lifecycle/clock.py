@@ -98,17 +98,25 @@ class Deadline:
 _WAITING: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, deque[asyncio.Future[None]]]] = WeakKeyDictionary()
 
 
-async def next_slice() -> None:
+async def next_slice(*, started: bool = False) -> None:
     """Return when this computation may run its next slice, of a few milliseconds.
 
     `asyncio.sleep(0)` would let all of them run in the same turn: thirty slices of 5 ms hold the loop for 150 ms.
+
+    Args:
+        started: The computation has made objects and ends soon, so it goes first. Thirty large requests that take
+            turns would all be in memory at once.
     """
     loop = asyncio.get_running_loop()
     waiting = _WAITING.setdefault(loop, deque())
-    waiting.append(loop.create_future())
+    turn = loop.create_future()
+    if started:
+        waiting.appendleft(turn)
+    else:
+        waiting.append(turn)
     if len(waiting) == 1:
         loop.call_soon(_wake_one, loop, waiting)
-    await waiting[-1]
+    await turn
 
 
 def _wake_one(loop: asyncio.AbstractEventLoop, waiting: deque[asyncio.Future[None]]) -> None:

@@ -187,7 +187,7 @@ class ProduceService:
         slices = slices_of(request.records)
         for part in slices:
             if len(slices) > 1:
-                await next_slice()
+                await next_slice(started=True)
             records += self._encode(topic, part.records, part.first, partitions, keys.codec, values.codec, ids)
         return Prepared(records, keys.schema_id, values.schema_id, partitions=partitions)
 
@@ -233,7 +233,7 @@ class ProduceService:
         """Write prepared records and return the answer; raises as `hand_over`. If cancelled, they may be written."""
         if len(prepared.records) > _SHORT_RECORDS:
             results = await self._producer.produce(prepared.records, sliced=True)
-            await next_slice()
+            await next_slice(started=True)
         else:
             results = await self._producer.produce(prepared.records)
         return self.answer(prepared, results)

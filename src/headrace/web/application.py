@@ -107,7 +107,8 @@ class Application:
                 self._note(self._audit, scope, error)
             if status:
                 raise  # the answer has begun; the server closes the connection
-            await answer_error(receive, send_with_ids, error)
+            # Its traceback holds this frame and the body: a cycle that would wait for a collection.
+            await answer_error(receive, send_with_ids, error.with_traceback(None))
         finally:
             if status:
                 label = scope["endpoint"].path if "endpoint" in scope else "none"

@@ -9,6 +9,7 @@ import json
 import re
 import socket
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -205,3 +206,25 @@ def test_no_request_holds_the_loop_or_takes_much_memory(opened: Any) -> None:
     finally:
         gc.unfreeze()
     assert wrong == []
+
+
+def test_memory_of_refused_requests_is_free_at_once(opened: Any) -> None:
+    """Without a collection of cycles, of which there may be none for minutes."""
+    grown: list[int] = []
+
+    async def main() -> None:
+        async with opened() as house:
+            port = int(house.web.url.rpartition(":")[2])
+            request = head("POST", "/producers/t", RECORDS["many empty records"])
+            for count in (1, 20):
+                await asyncio.gather(*(asyncio.to_thread(send, port, request) for _ in range(count)))
+                grown.append(tracemalloc.get_traced_memory()[0])
+
+    gc.disable()
+    tracemalloc.start()
+    try:
+        asyncio.run(main())
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+    assert grown[1] - grown[0] < 3 * LIMIT_BYTES

@@ -211,7 +211,7 @@ class CompactedTable(Service, Generic[T]):
         for record in records:
             self._apply(record)
         if self.is_loaded.is_set():  # before, no watcher has received an entry
-            self._position.move_to(position)
+            self._position.passed(position)
 
     def loaded(self, position: int) -> None:
         """Pass all entries to the watchers the first time the topic is read to its end, which is a position."""
@@ -219,33 +219,38 @@ class CompactedTable(Service, Generic[T]):
             self.is_loaded.set()
             for prefix, on_change in self._watches:
                 self._pass_all(prefix, on_change)
-        self._position.move_to(position)
+        self._position.passed(position)
         self.known.set()
 
     async def _follow(self) -> None:
-        position: int | None = None
         while True:
             try:
                 if self._problem:
-                    position = await self._load(position)
-                    self.loaded(position)
+                    await self._load()
                     self._problem = ""
-                async for records in read_records(self._admin.config, {self._partition: position or 0}):
-                    position = records[-1].offset + 1 if records else position
-                    self.read(records, position or 0)
+                await self._read_to(None)
             except HeadraceError as error:
                 self._problem = f"{self.topic.name} is not read: {error.description}"
             await self._clock.sleep(_MISSING_SECONDS if self.missing else _RETRY_SECONDS)
 
-    async def _load(self, position: int | None) -> int:
-        """Read from a position, or from the start, to the present end; return the end."""
-        if position is None:
+    async def _load(self) -> None:
+        """Read to the present end: from the start, or from where an interruption ended the reading."""
+        position = self._position
+        if position.next is None:
             await self._ensure()
-            position = (await self._admin.start_offsets([self._partition]))[self._partition]
+            position.next = (await self._admin.start_offsets([self._partition]))[self._partition]
         end = await self._end()
-        async for records in read_records(self._admin.config, {self._partition: position}, {self._partition: end}):
-            self.read(records, records[-1].offset + 1)
-        return max(position, end)  # compaction may have removed the last records before the end
+        await self._read_to(end)
+        position.next = max(position.next, end)  # compaction may have removed the last records before the end
+        self.loaded(position.next)
+
+    async def _read_to(self, end: int | None) -> None:
+        """Read to an offset, or without an end."""
+        position, ends = self._position, None if end is None else {self._partition: end}
+        async for records in read_records(self._admin.config, {self._partition: position.next or 0}, ends):
+            if records:
+                position.next = records[-1].offset + 1
+                self.read(records, position.next)
 
     async def _ensure(self) -> None:
         self.missing = ""
@@ -290,20 +295,22 @@ class CompactedTable(Service, Generic[T]):
 
 
 class _Position:
-    """The offset after the last record that was read, and waiting for it to move."""
+    """How far the topic is read and passed to the watchers, and waiting for that."""
 
     def __init__(self) -> None:
-        self._value = 0
+        self.next: int | None = None
+        """The next offset to read; None before the first load."""
+        self._passed = 0
         self._moved = asyncio.Event()
 
-    def move_to(self, position: int) -> None:
-        """Set the position, unless it is farther already."""
-        self._value = max(self._value, position)
+    def passed(self, position: int) -> None:
+        """Set the offset before which the watchers have received every record."""
+        self._passed = max(self._passed, position)
         self._moved.set()
 
     async def reach(self, position: int) -> None:
-        """Wait until the position is at least this."""
-        while self._value < position:
+        """Wait until the watchers have received every record before an offset."""
+        while self._passed < position:
             self._moved.clear()
             await self._moved.wait()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import KafkaError, KafkaTimeout, KafkaUnavailable
-from headrace.kafka import JSON_OBJECTS, CompactedTable, InternalTopic
+from headrace.kafka import JSON_OBJECTS, CompactedTable, InternalTopic, compacted_table
 from headrace.lifecycle import Clock, ManualClock, SystemClock
 from headrace.lifecycle.gauge_registry import GaugeKey, gauges
 from headrace.records import OutgoingRecord, Produced, Record
@@ -224,4 +224,46 @@ def test_a_topic_that_may_not_be_made_is_asked_for_rarely() -> None:
         assert admin.asked == 2 * asked
         await view.stop()
 
+    asyncio.run(main())
+
+
+def test_an_interrupted_load_continues_where_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older changes that are applied again would undo newer ones for a moment, and repeat commands."""
+    starts: list[int] = []
+    records = [Record(TOPIC, 0, offset, 0, b"a", entry({"id": offset})) for offset in range(3)]
+
+    async def read(kafka: Any, positions: Any, ends: Any = None) -> AsyncGenerator[list[Record], None]:
+        (start,) = positions.values()
+        starts.append(start)
+        if ends is None:
+            yield []
+            await asyncio.Event().wait()
+        yield records[start : start + 1]
+        if start == 0:
+            raise KafkaUnavailable("no broker answers")
+        yield records[start + 1 :]
+
+    class Cluster(NoBroker):
+        async def has_topic(self, name: str) -> bool:
+            return True
+
+        async def start_offsets(self, partitions: Any) -> dict[Any, int]:
+            return dict.fromkeys(partitions, 0)
+
+        async def written_offsets(self, partitions: Any) -> dict[Any, int]:
+            return dict.fromkeys(partitions, 5)
+
+    async def main() -> None:
+        clock, seen = ManualClock(), []
+        view = table(Log(), Cluster(), clock)
+        view.watch("", lambda key, value: seen.append((key, value)))
+        await view.start()
+        await clock.settle()
+        assert (seen, view.readiness().ready) == ([], False)
+        await clock.advance(1)
+        assert (starts, seen, view.readiness().ready) == ([0, 1, 5], [("a", {"id": 2})], True)
+        await view.catch_up()
+        await view.stop()
+
+    monkeypatch.setattr(compacted_table, "read_records", read)
     asyncio.run(main())

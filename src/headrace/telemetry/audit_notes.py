@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -11,7 +12,7 @@ from msgspec.structs import replace
 
 from headrace.errors import FatalKafkaError, HeadraceError, KafkaTimeout
 from headrace.records import Header, OutgoingRecord, Produced, Record
-from headrace.telemetry.correlation import new_correlation_id
+from headrace.telemetry.correlation import new_correlation_id, new_correlation_ids
 
 Line = tuple[bytes, bytes]
 """A note as it is written: its correlation id, and its JSON text."""
@@ -22,6 +23,7 @@ _CORRELATION: Final = "X-Correlation-Id"
 _TRACEABILITY: Final = "X-Traceability-Id"
 _REDRIVE_OF: Final = "headrace.redrive.of"
 _UNKNOWN: Final = (KafkaTimeout, FatalKafkaError)
+_NO_DETAILS: Final[Mapping[str, str]] = {}
 _encode_json = msgspec.json.Encoder().encode
 
 
@@ -97,12 +99,6 @@ class ClientReport(NamedTuple):
     timestamp: int | None
 
 
-class _Ids(NamedTuple):
-    correlation: str = ""
-    traceability: str = ""
-    redrive_of: str = ""
-
-
 def key_text(how: str) -> KeyText:
     """Return what shows a record's key in the way that `audit.keys` says."""
     if how == "none":
@@ -123,10 +119,19 @@ def written_notes(
         records: The records that were sent.
         results: One per record.
     """
-    for record, result in zip(records, results, strict=True):
+    for record, result, identity in zip(records, results, new_correlation_ids(len(records)), strict=True):
         if isinstance(result, Produced):
-            ids = _ids_of(record.headers)._replace(redrive_of="")
-            yield _note_of(common, ids, record.topic, result.partition, result.offset, key_of(record.key))
+            correlation, traceability, _ = _ids_of(record.headers)
+            yield replace(
+                common,
+                id=identity.decode(),
+                topic=record.topic,
+                partition=result.partition,
+                offset=result.offset,
+                key=key_of(record.key),
+                correlation_id=correlation or identity.decode(),
+                traceability_id=traceability,
+            )
 
 
 def unwritten_notes(
@@ -135,11 +140,20 @@ def unwritten_notes(
     """Yield a note for each record that was not written, or may not be; arguments as of `written_notes`."""
     for record, result in zip(records, results, strict=True):
         if isinstance(result, HeadraceError):
-            ids = _ids_of(record.headers)._replace(redrive_of="")
-            note = _note_of(common, ids, record.topic, record.partition or 0, 0, key_of(record.key))
-            note.audit_status = "UNKNOWN" if isinstance(result, _UNKNOWN) else "FAILURE"
-            note.stacktrace = reason_of(result)
-            yield note
+            identity = new_correlation_id().decode()
+            correlation, traceability, _ = _ids_of(record.headers)
+            yield replace(
+                common,
+                id=identity,
+                audit_status="UNKNOWN" if isinstance(result, _UNKNOWN) else "FAILURE",
+                topic=record.topic,
+                partition=record.partition or 0,
+                offset=0,
+                key=key_of(record.key),
+                correlation_id=correlation or identity,
+                traceability_id=traceability,
+                stacktrace=reason_of(result),
+            )
 
 
 def written_ranges(
@@ -148,11 +162,13 @@ def written_ranges(
     """Return one note for the records that one request wrote to one partition; arguments as of `written_notes`."""
     if len(records) == 1:
         return list(written_notes(common, key_of, records, results))
-    offsets: dict[tuple[str, int], list[int]] = {}
+    offsets: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
     for record, result in zip(records, results, strict=True):
-        if isinstance(result, Produced):
-            offsets.setdefault((record.topic, result.partition), []).append(result.offset)
-    return _ranges(common, offsets, (record.headers for record in records))
+        if type(result) is Produced:
+            offsets[record.topic, result.partition].append(result.offset)
+    headers = [record.headers for record in records]
+    # Most requests give all records the same headers, which one comparison shows.
+    return _ranges(common, offsets, headers[:1] if headers.count(headers[0]) == len(headers) else headers)
 
 
 def consumed_notes(
@@ -166,27 +182,34 @@ def consumed_notes(
         records: The records that ended.
         ends: What was reported of each, if they did not end well and anything was reported.
     """
-    for index, record in enumerate(records):
-        ids = _ids_of(record.read_headers())
-        details = dict(ends[index].details) if ends else {}
-        place = ids.redrive_of or f"{record.topic}:{record.partition}:{record.offset}"
+    for index, (record, identity) in enumerate(zip(records, new_correlation_ids(len(records)), strict=True)):
+        correlation, traceability, redrive_of = _ids_of(record.read_headers())
+        details = dict(ends[index].details) if ends else _NO_DETAILS
         # As in a delivery: a record without an id of its own has that of its delivery.
-        correlation = ids.correlation or details.get("correlation_id", "") or f"{common.group}:{place}"
-        ids = _Ids(correlation, ids.traceability or details.get("traceability_id", ""), ids.redrive_of)
-        note = _note_of(common, ids, record.topic, record.partition, record.offset, key_of(record.key))
-        note.timestamp = int(details.get("result_timestamp", common.timestamp))
-        if ends and ends[index].error:
-            note.reason = f"{common.reason}: {ends[index].error}"
-        yield note
+        correlation = correlation or details.get("correlation_id", "")
+        place = redrive_of or f"{record.topic}:{record.partition}:{record.offset}"
+        yield replace(
+            common,
+            id=identity.decode(),
+            timestamp=int(details.get("result_timestamp", common.timestamp)),
+            topic=record.topic,
+            partition=record.partition,
+            offset=record.offset,
+            key=key_of(record.key),
+            correlation_id=correlation or f"{common.group}:{place}",
+            traceability_id=traceability or details.get("traceability_id", ""),
+            redrive_of=redrive_of,
+            reason=f"{common.reason}: {ends[index].error}" if ends and ends[index].error else common.reason,
+        )
 
 
 def consumed_ranges(common: RangeNote, key_of: KeyText, records: Sequence[Record]) -> list[RangeNote]:
     """Return one note for the delivered records of each partition; arguments as of `consumed_notes`."""
     if len(records) == 1:
         return list(consumed_notes(common, key_of, records))
-    offsets: dict[tuple[str, int], list[int]] = {}
+    offsets: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
     for record in records:
-        offsets.setdefault((record.topic, record.partition), []).append(record.offset)
+        offsets[record.topic, record.partition].append(record.offset)
     return _ranges(common, offsets, (record.read_headers() for record in records))
 
 
@@ -196,7 +219,7 @@ def reason_of(error: HeadraceError) -> str:
 
 
 def _ranges(
-    common: RangeNote, offsets: dict[tuple[str, int], list[int]], headers: Iterable[list[Header] | None]
+    common: RangeNote, offsets: Mapping[tuple[str, int], list[int]], headers: Iterable[list[Header] | None]
 ) -> list[RangeNote]:
     """Return a note for each partition; it has a correlation id if all records of the request have the same."""
     shared = _shared_correlation(headers)
@@ -225,31 +248,17 @@ def _shared_correlation(all_headers: Iterable[list[Header] | None]) -> str:
     return _text(shared)
 
 
-def _note_of(common: RangeNote, ids: _Ids, topic: str, partition: int, offset: int, key: str | None) -> RangeNote:
-    identity = new_correlation_id().decode()
-    return replace(
-        common,
-        id=identity,
-        topic=topic,
-        partition=partition,
-        offset=offset,
-        key=key,
-        correlation_id=ids.correlation or identity,
-        traceability_id=ids.traceability,
-        redrive_of=ids.redrive_of,
-    )
-
-
-def _ids_of(headers: Sequence[Header] | None) -> _Ids:
+def _ids_of(headers: Sequence[Header] | None) -> tuple[str, str, str]:
     """Return correlation id, traceability id and first position of a record; each empty where no header has it."""
-    if not headers:
-        return _NO_IDS
-    found = {name: value for name, value in headers if name in _ID_HEADERS}
-    return _Ids(*(_text(found.get(name) or b"") for name in _ID_HEADERS))
-
-
-_ID_HEADERS: Final = (_CORRELATION, _TRACEABILITY, _REDRIVE_OF)
-_NO_IDS: Final = _Ids()
+    correlation = traceability = redrive_of = ""
+    for name, value in headers or ():
+        if name == _CORRELATION:
+            correlation = _text(value or b"")
+        elif name == _TRACEABILITY:
+            traceability = _text(value or b"")
+        elif name == _REDRIVE_OF:
+            redrive_of = _text(value or b"")
+    return correlation, traceability, redrive_of
 
 
 def _text(data: bytes) -> str:

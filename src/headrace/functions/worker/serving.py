@@ -1,7 +1,7 @@
 """One frame of work in the worker: keys and values are decoded, the handler is called for each record."""
 
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import CoroutineType
 from typing import Any
 
@@ -92,64 +92,68 @@ class Serving:
 
     def serve(self, work: wire.Work, resolve: Callable[[Any], Any]) -> bytearray:
         """Call the handler for each record and return the answer; `resolve` runs a coroutine that it returned."""
-        results: dict[int, wire.Result] = {}
-        handler, context = self._handler, self._context
-        for index, event in self._events(work, results):
+        results: list[wire.Result | None] = [None] * len(work.offsets)
+        handler, context, progress, begun = self._handler, self._context, self._progress, self._progress[0]
+        for index, event in enumerate(self._events_of(work, results)):
+            progress[0] = begun + index + 1
+            if event is None:
+                continue
             try:
                 answer = handler(context, event)
                 if type(answer) is CoroutineType:
                     answer = resolve(answer)
-                if answer is not None and (result := self._answers.result_of(answer)):
-                    results[index] = result
+                if answer is not None:
+                    results[index] = self._answers.result_of(answer)
             except BaseException as cause:  # noqa: BLE001 boundary to user code: this record fails with its trace
                 results[index] = failure(cause)
-        return _answer_of(results, len(work.offsets))
+        return _answer_of(results)
 
     async def serve_async(self, work: wire.Work) -> bytearray:
         """Do the same on an event loop."""
-        results: dict[int, wire.Result] = {}
-        handler, context = self._handler, self._context
-        for index, event in self._events(work, results):
+        results: list[wire.Result | None] = [None] * len(work.offsets)
+        handler, context, progress, begun = self._handler, self._context, self._progress, self._progress[0]
+        for index, event in enumerate(self._events_of(work, results)):
+            progress[0] = begun + index + 1
+            if event is None:
+                continue
             try:
                 answer = handler(context, event)
                 if type(answer) is CoroutineType:
                     answer = await answer
-                if answer is not None and (result := self._answers.result_of(answer)):
-                    results[index] = result
+                if answer is not None:
+                    results[index] = self._answers.result_of(answer)
             except BaseException as cause:  # noqa: BLE001 boundary to user code: this record fails with its trace
                 results[index] = failure(cause)
-        return _answer_of(results, len(work.offsets))
+        return _answer_of(results)
 
-    def _events(self, work: wire.Work, results: dict[int, wire.Result]) -> Iterator[tuple[int, Event]]:
-        """Yield position and event of each record; one that cannot be decoded gets a result instead."""
-        origin = EventSource(work.topic, work.partition, work.partitions, TriggerInfo(name=self._context.trigger.name))
-        progress = self._progress
-        begun = progress[0]
-        raw = self._decode_key is None and self._decode_value is None
+    def _events_of(self, work: wire.Work, results: list[wire.Result | None]) -> list[Event | None]:
+        """Return the event of each record; None, and a result, for a record that cannot be decoded."""
+        source = EventSource(work.topic, work.partition, work.partitions, TriggerInfo(name=self._context.trigger.name))
         headers = work.headers or [None] * len(work.offsets)
         rows = zip(work.values, work.keys, headers, work.offsets, work.timestamps_ms, strict=True)
-        for index, (value, key, header, offset, timestamp_ms) in enumerate(rows):
-            progress[0] = begun + index + 1
-            event = Event(value, key, header, offset, timestamp_ms, origin)
-            if not raw:
-                try:
-                    self._decode(event)
-                except DecodeError as cause:
-                    results[index] = wire.Result(error="DecodeError", reason=cause.description, undecodable=True)
-                    continue
-                except Exception as cause:  # noqa: BLE001 boundary to codecs: this record fails with its trace
-                    results[index] = failure(cause)
-                    continue
-            yield index, event
+        events: list[Event | None] = [Event(*row, source) for row in rows]
+        if self._decode_key is None and self._decode_value is None:
+            return events
+        begun = self._progress[0]
+        for index, event in enumerate(events):
+            assert event is not None
+            self._progress[0] = begun + index + 1  # a record that crashes its codec is the one to blame
+            try:
+                event._size = event.size
+                event.key = _decoded("key", event.key, self._decode_key)
+                event.body = _decoded("value", event.body, self._decode_value)
+            except DecodeError as cause:
+                events[index] = None
+                results[index] = wire.Result(error="DecodeError", reason=cause.description, undecodable=True)
+            except Exception as cause:  # noqa: BLE001 boundary to codecs: this record fails with its trace
+                events[index] = None
+                results[index] = failure(cause)
+        self._progress[0] = begun
+        return events
 
-    def _decode(self, event: Event) -> None:
-        event._size = event.size
-        event.key = _decoded("key", event.key, self._decode_key)
-        event.body = _decoded("value", event.body, self._decode_value)
 
-
-def _answer_of(results: dict[int, wire.Result], records: int) -> bytearray:
-    return wire.encode_frame(wire.Results([results.get(index) for index in range(records)])) if results else _DONE
+def _answer_of(results: list[wire.Result | None]) -> bytearray:
+    return wire.encode_frame(wire.Results(results)) if any(results) else _DONE
 
 
 def _decoded(what: str, data: bytes | None, decode: Decode | None) -> Any:

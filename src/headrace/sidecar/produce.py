@@ -17,7 +17,7 @@ from headrace.formats.codecs import Codecs, Encoder, SchemaChoice, SchemaRules, 
 from headrace.kafka import Producer, TopicDirectory
 from headrace.lifecycle import next_slice
 from headrace.records import Header, OutgoingRecord, Produced, is_reserved
-from headrace.sidecar.produce_answer import ProduceAnswer, answer_of
+from headrace.sidecar.produce_answer import Prepared, ProduceAnswer, Result, answer_of
 from headrace.sidecar.produce_request import (
     SHORT_RECORDS,
     ProduceRecord,
@@ -45,8 +45,6 @@ _SHORT_RECORDS: Final = 1000
 H = TypeVar("H", str | None, bytes | None)
 Part = Literal["key", "value"]
 _PARTS: Final[tuple[Part, ...]] = ("key", "value")
-Result = Produced | errors.HeadraceError
-"""Where a record was written, or why it was not."""
 
 
 class RequestIds(NamedTuple):
@@ -57,21 +55,6 @@ class RequestIds(NamedTuple):
     authorization: bytes | None = None
     traceparent: bytes | None = None
     """Of W3C Trace Context; passed on unchanged."""
-
-
-class Prepared(NamedTuple):
-    """A request's records, encoded."""
-
-    records: list[OutgoingRecord]
-    key_schema_id: int | None = None
-    """None where no schema was needed."""
-    value_schema_id: int | None = None
-    size_bytes: int | None = None
-    """The size that the byte budget counts; None to count the records."""
-    ignored_fields: Sequence[str] = ()
-    """Unknown fields of the request, where they are allowed."""
-    partitions: int = 0
-    """Partitions of the topic; 0 if there are several topics."""
 
 
 class ProduceService:
@@ -240,15 +223,7 @@ class ProduceService:
 
     def answer(self, prepared: Prepared, results: Sequence[Result]) -> ProduceAnswer:
         """Return the answer for the results of a request, and audit them."""
-        settings = self._settings
-        answer = answer_of(
-            results,
-            prepared.key_schema_id,
-            prepared.value_schema_id,
-            settings.always_200,
-            settings.acks,
-            prepared.ignored_fields,
-        )
+        answer = answer_of(prepared, results, self._settings.always_200, self._settings.acks)
         if self._audit:
             self._audit.produced(prepared.records, results, size_bytes=prepared.size_bytes)
         return answer

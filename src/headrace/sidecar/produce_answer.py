@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import msgspec
 
 from headrace import errors
-from headrace.records import Produced
+from headrace.records import OutgoingRecord, Produced
 
 _UNKNOWN: Final = (errors.KafkaTimeout, errors.FatalKafkaError, errors.InternalError)
 _CODES: Final[dict[type[errors.HeadraceError], int]] = {
@@ -29,6 +29,25 @@ _INVALID: Final = 40002
 _RequestStatus = Literal["OK", "UNAUTHORIZED", "FORBIDDEN"]
 _REQUEST_STATUS: Final[dict[int, _RequestStatus]] = {40101: "UNAUTHORIZED", 40301: "FORBIDDEN"}
 _encode_json = msgspec.json.Encoder().encode
+
+
+Result = Produced | errors.HeadraceError
+"""Where a record was written, or why it was not."""
+
+
+class Prepared(NamedTuple):
+    """A request's records, encoded."""
+
+    records: list[OutgoingRecord]
+    key_schema_id: int | None = None
+    """None where no schema was needed."""
+    value_schema_id: int | None = None
+    size_bytes: int | None = None
+    """The size that the byte budget counts; None to count the records."""
+    ignored_fields: Sequence[str] = ()
+    """Unknown fields of the request, where they are allowed."""
+    partitions: int = 0
+    """Partitions of the topic; 0 if there are several topics."""
 
 
 class ProduceError(msgspec.Struct, rename="camel"):
@@ -70,19 +89,19 @@ class ProduceAnswer(NamedTuple):
 
 
 def answer_of(
-    results: Sequence[Produced | errors.HeadraceError],
-    key_schema_id: int | None,
-    value_schema_id: int | None,
-    always_200: bool,
-    acks: Literal["all", 1, 0] = "all",
-    ignored: Sequence[str] = (),
+    prepared: Prepared, results: Sequence[Result], always_200: bool, acks: Literal["all", 1, 0] = "all"
 ) -> ProduceAnswer:
-    """Return the answer for the outcomes of all records, in their order."""
-    failures = [result for result in results if type(result) is not Produced]
+    """Return the answer for the results of all records, in their order."""
+    failures = failures_of(results)
     written = len(results) - len(failures)
     reason = reason_of(failures) if failures and not written and not always_200 else None
-    response = response_of(results, failures, key_schema_id, value_schema_id, acks, ignored, failed=reason is not None)
-    return with_reason(_encode_json(response), reason, len(results), written)
+    body = _encode_json(response_of(prepared, results, failures, acks, failed=reason is not None))
+    return with_reason(body, reason, len(results), written)
+
+
+def failures_of(results: Sequence[Result]) -> list[errors.HeadraceError]:
+    """Return the errors among results."""
+    return [result for result in results if not isinstance(result, Produced)]
 
 
 def with_reason(body: bytes, reason: errors.HeadraceError | None, requested: int, written: int) -> ProduceAnswer:
@@ -94,12 +113,10 @@ def with_reason(body: bytes, reason: errors.HeadraceError | None, requested: int
 
 
 def response_of(
-    results: Sequence[Produced | errors.HeadraceError],
-    failures: Sequence[Any],
-    key_schema_id: int | None,
-    value_schema_id: int | None,
+    prepared: Prepared,
+    results: Sequence[Result],
+    failures: Sequence[errors.HeadraceError],
     acks: Literal["all", 1, 0] = "all",
-    ignored: Sequence[str] = (),
     *,
     failed: bool,
 ) -> ProduceResponse:
@@ -110,13 +127,14 @@ def response_of(
         named = (_REQUEST_STATUS.get(_code_of(failure)) for failure in failures)
         status = next((one for one in named if one), "OK")
         offsets = [result if isinstance(result, Produced) else failure_of(result) for result in results]
+    keys, values = prepared.key_schema_id, prepared.value_schema_id
     return ProduceResponse(
         offsets=offsets,
-        key_schema_id=msgspec.UNSET if key_schema_id is None else key_schema_id,
-        value_schema_id=msgspec.UNSET if value_schema_id is None else value_schema_id,
+        key_schema_id=msgspec.UNSET if keys is None else keys,
+        value_schema_id=msgspec.UNSET if values is None else values,
         request_status=msgspec.UNSET if failed and status == "OK" else status,
         acks=msgspec.UNSET if acks == "all" else acks,
-        ignored_fields=ignored or msgspec.UNSET,
+        ignored_fields=prepared.ignored_fields or msgspec.UNSET,
     )
 
 
@@ -133,7 +151,7 @@ def _code_of(error: errors.HeadraceError) -> int:
     return _INVALID if error.status < 500 else _CODES[errors.KafkaUnavailable]
 
 
-def reason_of(failures: Sequence[Any]) -> errors.HeadraceError:
+def reason_of(failures: Sequence[errors.HeadraceError]) -> errors.HeadraceError:
     """Return the error of a request of which no record was written.
 
     An unknown outcome comes first, then errors that need another request, then errors that a retry resolves.

@@ -19,8 +19,8 @@ from headrace import errors
 from headrace.config.http import HttpConfig
 from headrace.lifecycle import Clock, Deadline, next_slice
 from headrace.records import OutgoingRecord, Produced
-from headrace.sidecar.produce import Prepared, ProduceService, RequestIds, Result
-from headrace.sidecar.produce_answer import failure_of
+from headrace.sidecar.produce import ProduceService, RequestIds
+from headrace.sidecar.produce_answer import Prepared, Result, failure_of
 from headrace.sidecar.produce_request import (
     NEITHER,
     ProduceRecord,

@@ -12,12 +12,15 @@ import msgspec
 from headrace import errors
 from headrace.config.producer import ProducerConfig
 from headrace.kafka import TransactionalProducers
-from headrace.records import OutgoingRecord, Produced
-from headrace.sidecar.produce import Prepared, ProduceService, RequestIds, Result
+from headrace.records import OutgoingRecord
+from headrace.sidecar.produce import ProduceService, RequestIds
 from headrace.sidecar.produce_answer import (
+    Prepared,
     ProduceAnswer,
     ProduceResponse,
+    Result,
     answer_of,
+    failures_of,
     reason_of,
     response_of,
     with_reason,
@@ -112,11 +115,8 @@ class Transactions:
 
     def of_produce(self, prepared: Prepared) -> PreparedTransaction:
         """Return a transaction that writes the records of a produce request and has its answer."""
-        keys, values, always_200 = prepared.key_schema_id, prepared.value_schema_id, self._settings.always_200
-        ignored = prepared.ignored_fields
-        return PreparedTransaction(
-            prepared.records, lambda results: answer_of(results, keys, values, always_200, ignored=ignored)
-        )
+        always_200 = self._settings.always_200
+        return PreparedTransaction(prepared.records, lambda results: answer_of(prepared, results, always_200))
 
     async def prepare(self, request: TransactionRequest, ids: RequestIds) -> PreparedTransaction:
         """Prepare the records of all topics.
@@ -163,15 +163,12 @@ class Transactions:
 
 def _answer(parts: Sequence[tuple[str, Prepared]], results: Sequence[Result]) -> ProduceAnswer:
     bodies, first = [], 0
-    failures = [result for result in results if type(result) is not Produced]
+    failures = failures_of(results)
     for topic, prepared in parts:
-        last = first + len(prepared.records)
-        own = results[first:last]
-        failed = [result for result in own if type(result) is not Produced]
-        ids = prepared.key_schema_id, prepared.value_schema_id
-        part = _encode_json(response_of(own, failed, *ids, failed=bool(failures)))
+        own = results[first : first + len(prepared.records)]
+        part = _encode_json(response_of(prepared, own, failures_of(own), failed=bool(failures)))
         bodies.append(b'{"topic":' + _encode_json(topic) + b"," + part[1:])
-        first = last
+        first += len(own)
     body = b'{"topics":[' + b",".join(bodies) + b"]}"
     reason = reason_of(failures) if failures else None
     return with_reason(body, reason, len(results), 0 if failures else len(results))

@@ -21,8 +21,8 @@ from headrace.config.http import HttpConfig
 from headrace.errors import HeadraceError, KafkaUnavailable, ProducerQueueFull
 from headrace.security import Authenticator, Principal
 from headrace.security.principals import ADMIN
-from headrace.sidecar.produce import Prepared, ProduceService, RequestIds, Result
-from headrace.sidecar.produce_answer import ProduceAnswer
+from headrace.sidecar.produce import ProduceService, RequestIds
+from headrace.sidecar.produce_answer import Prepared, ProduceAnswer, Result
 from headrace.telemetry.correlation import caller, correlation_id, new_correlation_id
 from headrace.telemetry.metrics import Metrics
 from headrace.web.application import Gate, error_of

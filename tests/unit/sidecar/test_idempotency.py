@@ -15,7 +15,8 @@ from headrace.lifecycle import ManualClock
 from headrace.records import OutgoingRecord, Produced, Record
 from headrace.sidecar import idempotency
 from headrace.sidecar.idempotency import Idempotency, RememberedRequests
-from headrace.sidecar.produce import Prepared, ProduceService
+from headrace.sidecar.produce import ProduceService
+from headrace.sidecar.produce_answer import Prepared
 from headrace.sidecar.transactions import PreparedTransaction, Transactions
 from headrace.telemetry.correlation import caller
 

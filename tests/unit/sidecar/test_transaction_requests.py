@@ -11,7 +11,8 @@ import pytest
 from headrace import errors
 from headrace.config.producer import ProducerConfig
 from headrace.records import OutgoingRecord, Produced
-from headrace.sidecar.produce import Prepared, RequestIds
+from headrace.sidecar.produce import RequestIds
+from headrace.sidecar.produce_answer import Prepared
 from headrace.sidecar.transactions import PreparedTransaction, TransactionRequest, Transactions, parse_transaction
 
 

@@ -13,8 +13,8 @@ from headrace.config.http import HttpConfig
 from headrace.errors import ContentTypeMismatch, InvalidRequest, PathNotFound
 from headrace.records import Header, OutgoingRecord
 from headrace.security.principals import WRITE
-from headrace.sidecar.produce import Prepared, ProduceService
-from headrace.sidecar.produce_answer import ProduceResponse
+from headrace.sidecar.produce import ProduceService
+from headrace.sidecar.produce_answer import Prepared, ProduceResponse
 from headrace.sidecar.produce_request import ProduceRequest
 from headrace.telemetry.metrics import Metrics
 from headrace.web import endpoint

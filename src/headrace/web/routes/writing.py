@@ -10,8 +10,8 @@ from headrace.config.http import HttpConfig
 from headrace.lifecycle import next_slice
 from headrace.security.principals import WRITE
 from headrace.sidecar.idempotency import Idempotency
-from headrace.sidecar.produce import LONG_BODY_BYTES, Prepared, RequestIds
-from headrace.sidecar.produce_answer import ProduceAnswer
+from headrace.sidecar.produce import LONG_BODY_BYTES, RequestIds
+from headrace.sidecar.produce_answer import Prepared, ProduceAnswer
 from headrace.sidecar.transactions import (
     PreparedTransaction,
     TransactionRequest,

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from headrace.config.registered import read_registration
 from headrace.config.registrations import RegistrationConfig, RegistrationsConfig
-from headrace.config.section import fits_any
 from headrace.control.entries import key_of
 from headrace.control.preconditions import TopicRequirement
 from headrace.control.reconciler import Reconciler
@@ -69,19 +68,11 @@ class Registration:
 
     @property
     def topics(self) -> TopicRequirement | None:
-        """The topics it reads; None if its settings are not allowed."""
+        """The topics it reads; None if its settings are not allowed. Patterns count as all topics."""
         if not self.settings:
             return None
-        patterns = self.settings.topic_patterns
-        matches = fits_any(patterns) if patterns else None
+        matches = _every_topic if self.settings.topic_patterns else None
         return TopicRequirement("another registration", self.settings.group, {*self.settings.topics}, matches)
-
-    def reads_same(self, other: Registration) -> bool:
-        """Return whether both read the same topics in the same group; other topics that patterns match are unknown."""
-        own, others = self.topics, other.topics
-        if own is None or others is None:
-            return own is others
-        return own[:3] == others[:3] and bool(own.matches) == bool(others.matches)
 
     def may_read(self, topic: str) -> bool:
         """Return whether its owner's scopes allow a topic."""
@@ -283,7 +274,7 @@ class Registrations(Reconciler):
         await self.table.catch_up()  # the caller may have changed it through another process just before
         present = self._entries.get(requested.key)
         refused = self._rules.refused(self._entries.values())
-        if present and requested.key not in refused and present.reads_same(requested):
+        if present and requested.key not in refused and present.topics == requested.topics:
             requested = dataclasses.replace(requested, since=present.since)  # other topics get a new rank
         if conflict := self._rules.conflict(requested, self._entries.values()):
             raise conflict
@@ -367,6 +358,10 @@ class Registrations(Reconciler):
         allowed = [one for one in self._entries.values() if one.key not in refused]
         self._running = {one.name: one for one in allowed if one.settings and one.settings.enabled}
         self._apply(self._running)
+
+
+def _every_topic(_: str) -> bool:
+    return True
 
 
 def _entry(one: Registration) -> dict[str, Any]:

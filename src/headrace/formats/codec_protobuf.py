@@ -1,7 +1,7 @@
 """PROTOBUF: converts JSON text in Protobuf's JSON mapping to payloads of one schema, and back.
 
 A payload is the message indexes of the Confluent wire format, then Protobuf's binary encoding. The indexes are a count
-and that many numbers as zigzag varints; one zero byte stands for `[0]`.
+and that many numbers as zigzag varints; one zero byte means `[0]`.
 """
 
 from __future__ import annotations

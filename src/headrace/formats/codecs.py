@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, Literal, NamedTuple
 
 from cachetools import LRUCache
@@ -131,7 +131,7 @@ class Codecs:
         """Make a schema ready for `loaded`, if the registry has it and it is usable.
 
         Raises:
-            RegistryUnavailable: It is not known here, and the registry does not answer.
+            RegistryUnavailable: It is not cached, and the registry does not answer.
         """
         with contextlib.suppress(errors.FormatError):
             await self._codec_of(await self._registry.by_id(schema_id))
@@ -203,13 +203,16 @@ class Reader:
         self._plain = plain
         self.names_schemas = plain is None
         """Whether the bytes name their schema, so that `prepare` must be called."""
+        self._last_id = -1
+        """Most records of a topic have the schema of the one before."""
+        self._last_decode: Callable[[bytes], bytes]
         self._text = plain.text if isinstance(plain, JsonCodec) else self._decode_text
 
     async def prepare(self, payloads: Iterable[bytes | None]) -> None:
-        """Fetch every schema that these bytes name; await it before `decode`. Cheap when all are known.
+        """Fetch every schema that these bytes name; await it before `decode`. Cheap if all are cached.
 
         Raises:
-            RegistryUnavailable: A schema is not known here, and the registry does not answer; try again later.
+            RegistryUnavailable: A schema is not cached, and the registry does not answer; try again later.
         """
         if self.names_schemas:
             for schema_id in {schema_id_of(data) for data in payloads if data}:
@@ -227,12 +230,14 @@ class Reader:
         if self._plain:
             return self._plain.decode(data)
         schema_id, payload = unframe(data)
-        codec = self._codecs.loaded(schema_id)
-        if codec is None:
-            raise errors.DecodeError(
-                f"the schema registry has no usable schema of id {schema_id}, which the bytes name"
-            )
-        return codec.decode(payload)
+        if schema_id != self._last_id:
+            codec = self._codecs.loaded(schema_id)
+            if codec is None:
+                raise errors.DecodeError(
+                    f"the schema registry has no usable schema of id {schema_id}, which the bytes name"
+                )
+            self._last_id, self._last_decode = schema_id, codec.decode
+        return self._last_decode(payload)
 
     def texts(self, payloads: Iterable[bytes | None]) -> list[str | None]:
         """Return the JSON text of many."""

@@ -75,7 +75,7 @@ class Authenticator:
             TooManyRequests: This principal sends too many requests, or this address too many wrong tokens.
         """
         if not wait and self._failures.applies(address):
-            raise TooManyRequests("too many wrong tokens came from this address")
+            raise TooManyRequests("too many wrong tokens from this address")
         try:
             principal = await self._principal(headers, certificate)
         except TokenRefused as refused:
@@ -102,7 +102,7 @@ class Authenticator:
         if wait and seconds:
             await self._clock.sleep(min(seconds, FailureDelay.MOST_SECONDS))
         if seconds > FailureDelay.MOST_SECONDS:
-            raise TooManyRequests("too many wrong tokens came from this address: wait, and send the right one")
+            raise TooManyRequests("too many wrong tokens from this address: wait, and send the right one")
 
     def known(self, headers: Mapping[bytes, bytes]) -> Principal | None:
         """Return the principal that `identify` would return, if its token is cached; nothing is counted."""

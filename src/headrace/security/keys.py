@@ -1,6 +1,6 @@
 """The token server's public keys (RFC 7517), read from its URL or a file and refreshed.
 
-Only these keys are used: of what a token says about keys, `kid` alone counts.
+A token selects one of them by `kid`; keys inside tokens are ignored.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class CountedRecord(ProduceRecord, rename="camel", gc=False):
         CountedRecord.decoded += 1
         if CountedRecord.decoded > CountedRecord.limit:
             raise errors.TooManyRecords(
-                f"more than {CountedRecord.limit} records came at once (http.max_records): send several requests",
+                f"more than {CountedRecord.limit} records in one request (http.max_records): send several requests",
                 limit_records=CountedRecord.limit,
             )
 
@@ -266,7 +266,7 @@ def check_count(records: Sequence[object], max_records: int) -> None:
     """
     if len(records) > max_records:
         raise errors.TooManyRecords(
-            f"{len(records)} records, and {max_records} may come at once (http.max_records): send several requests",
+            f"{len(records)} records, and a request may have {max_records} (http.max_records): send several requests",
             limit_records=max_records,
         )
 

@@ -76,7 +76,7 @@ _FIELDS: Final = [
 
 
 def parse_transaction(body: bytes, max_records: int) -> TransactionRequest:
-    """Parse the JSON text of a request; unknown fields are refused whatever the settings say.
+    """Parse the JSON text of a request; unknown fields are refused whatever the settings are.
 
     Raises:
         RequestBodyMissing, ContentTypeMismatch, InvalidRequest, TooManyRecords: It is no transaction, or too large.

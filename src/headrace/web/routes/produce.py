@@ -1,4 +1,4 @@
-"""`POST /producers/{topic}`: JSON, lines of JSON, or the value of one record, as the Content-Type says.
+"""`POST /producers/{topic}`: JSON, lines of JSON, or the value of one record, by the Content-Type.
 
 A value is written byte for byte, with its Content-Type as a record header. Key and record headers are the bytes of HTTP
 headers, which are not decoded. Bytes that cannot be in an HTTP header (CR, LF, NUL) need the JSON request.
@@ -167,7 +167,7 @@ def _check_kind(kind: bytes, body: bytes) -> None:
     elif kind == _TEXT and _ENVELOPE_TEXT.match(body):
         text = "Content-Type says text and the body looks like a request with records"
     elif kind.startswith(_ENVELOPE):
-        text = "records in the envelope of another API are not taken"
+        text = "records in the envelope of another API are not accepted"
     else:
         return
     raise ContentTypeMismatch(

@@ -64,7 +64,7 @@ class StreamProduceRoute:
     async def __call__(self, topic: str, scope: Scope, receive: Receive, send: Send) -> None:
         headers = headers_of(scope)
         if encoding := headers.get(b"content-encoding"):
-            raise encoding_refused(encoding, "a stream is taken as it is")
+            raise encoding_refused(encoding, "a stream is not decompressed")
         if KEY in headers:
             raise InvalidRequest("Idempotency-Key is for whole requests, and a stream has no end: send it without")
         choices = choices_of(scope["query_string"])
@@ -98,11 +98,11 @@ class StreamProduceRoute:
 
 
 async def _read(stream: ProduceStream, receive: Receive) -> None:
-    open_ = True
-    while open_:
+    more = True
+    while more:
         message = await receive()
         if message["type"] == "http.request":
-            open_ = await stream.feed(message["body"], last=not message["more_body"])
+            more = await stream.feed(message["body"], last=not message["more_body"])
         else:  # the client is gone; its incomplete line is dropped
             stream.end()
             return

@@ -14,6 +14,7 @@ import pytest
 
 from headrace.config.consumers import FlowControl
 from headrace.config.kafka import KafkaConfig
+from headrace.kafka import Admin
 from headrace.kafka.consumer import Consumer
 from headrace.kafka.positions import ReadPolicy
 from headrace.lifecycle import Deadline, ManualClock
@@ -209,7 +210,7 @@ class Member:
     def __init__(self, client: GroupClient, listener: Any, policy: ReadPolicy, flow: FlowControl) -> None:
         self.client, self.listener, self.clock = client, listener, ManualClock()
         self.consumer = Consumer(
-            KafkaConfig(),
+            Admin(KafkaConfig()),
             name="c",
             group="g",
             topics=["t"],

@@ -67,7 +67,7 @@ class Bed:
     def trouble(self, partition: TopicPartition) -> str:
         return self.says
 
-    def pause(self, partition: TopicPartition) -> str:
+    def pause_reason(self, partition: TopicPartition) -> str:
         return self.paused
 
     async def seek(self, partition: TopicPartition, epoch: int, offset: int) -> bool:

@@ -93,7 +93,7 @@ class Desk:
         reader = Reader()
         reader.ends = ends
         reader.source = Consumer(
-            self.kafka,
+            self.admin,
             name=group,
             group=group,
             topics=topics,
@@ -278,7 +278,7 @@ def test_a_topic_that_is_created_anew_while_its_partition_is_paused_is_read(
         await desk.write(name, 50)
         reader = await desk.member(f"{name}-g", [name], FlowControl(max_records=10), ends=False)
         await desk.watch(reader, [name])
-        await until(lambda: reader.source.pause(TopicPartition(name, 0)), "the pause of the full partition")
+        await until(lambda: reader.source.pause_reason(TopicPartition(name, 0)), "the pause of the full partition")
         held = len(reader.records)
         await desk.delete(name)
         await desk.create(name)

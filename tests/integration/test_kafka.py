@@ -101,7 +101,9 @@ class Collector:
 def consumer_of(kafka: KafkaConfig, topic: str, group: str, **options: Any) -> tuple[Consumer, Collector]:
     collector = Collector()
     options.setdefault("flow", FlowControl())
-    consumer = Consumer(kafka, name=group, group=group, topics=[topic], listener=collector, clock=CLOCK, **options)
+    consumer = Consumer(
+        Admin(kafka), name=group, group=group, topics=[topic], listener=collector, clock=CLOCK, **options
+    )
     collector.consumer = consumer
     return consumer, collector
 

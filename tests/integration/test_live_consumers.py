@@ -81,7 +81,7 @@ class Member:
         config = DeliveryConfig(ordering=scene.ordering, batch=BatchConfig(max_records=5), max_in_flight=8)
         self.pump = Pump("member", scene.group, scene.handler, None, delivery=config, clock=CLOCK)
         self.consumer = Consumer(
-            scene.kafka,
+            scene.admin,
             name="member",
             group=scene.group,
             topics=[scene.topic],

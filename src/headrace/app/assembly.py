@@ -11,7 +11,6 @@ from headrace.app.retry_path import RetryPath
 from headrace.config.backend import BackendConfig
 from headrace.config.consumers import BatchConfig, DeadLetterConfig, DeliveryConfig, FlowControl, ReactiveConsumerConfig
 from headrace.config.internal_topics import InternalTopics
-from headrace.config.kafka import KafkaConfig
 from headrace.config.model import HeadraceConfig
 from headrace.control.running_consumer import RunningConsumer
 from headrace.delivery.dead_letter import DeadLetterTopic
@@ -22,7 +21,7 @@ from headrace.functions.destination import FunctionDestination
 from headrace.functions.load import load_function
 from headrace.functions.service import FunctionService
 from headrace.functions.spec import FunctionSpec, KafkaTrigger, triggers_of
-from headrace.kafka import Admin, Consumer, Reachability, ReadPolicy, Subscription
+from headrace.kafka import Admin, Consumer, InternalTopic, Reachability, ReadPolicy, Subscription
 from headrace.lifecycle import Service
 from headrace.pipelines.load import load_pipelines
 from headrace.pipelines.runs import PipelineRun
@@ -73,10 +72,8 @@ class Assembly:
         self.internal = internal or InternalTopics(config, triggers_of(self.functions))
         self.consumers: list[RunningConsumer] = []
         self.pipeline_groups: list[str] = []
-        self.created_topics: dict[str, str] = {}
-        """Topics to create, and the topic each takes its partitions and replication from."""
-        self.origins_of_retry_topics: dict[str, list[str]] = {}
-        """Retry topics, and the topics whose records each must be able to take."""
+        self.created_topics: dict[str, InternalTopic] = {}
+        """Topics to create, by name."""
         self.formats: set[str] = set()
         """Formats of keys and values."""
         self._other_clusters: dict[str, Admin] = {}
@@ -163,8 +160,8 @@ class Assembly:
 
     def _retry_consumer(self, label: str, path: RetryPath, reactive: ReactiveConsumerConfig, pump: Pump) -> Consumer:
         if self._config.kafka.create_topics:
-            self.created_topics.update(dict.fromkeys(path.topics, path.source))
-            self.origins_of_retry_topics.update(dict.fromkeys(path.topics, reactive.topics))
+            topics = {name: InternalTopic(name, path.source, fits=reactive.topics) for name in path.topics}
+            self.created_topics.update(topics)
         policy = ReadPolicy("earliest", reactive.on_gap, member=reactive.consumer)
         return self._consumer(label, pump, path.topics, policy, flow=reactive.flow)
 
@@ -184,7 +181,8 @@ class Assembly:
             topics=context.topics,
         )
         if trigger.output_topic and config.kafka.create_topics:
-            self.created_topics[trigger.output_topic] = trigger.topics[0]
+            output = InternalTopic(trigger.output_topic, trigger.topics[0])
+            self.created_topics[output.name] = output
         delivery = DeliveryConfig(
             batch=_FUNCTION_BATCH, retry=trigger.retry, max_in_flight=_FUNCTION_IN_FLIGHT, ordering=trigger.ordering
         )
@@ -198,7 +196,7 @@ class Assembly:
             reachability = Reachability(kafka, context.clock, f"kafka {kafka.bootstrap_servers}")
             admin = self._other_clusters.setdefault(kafka.bootstrap_servers, Admin(kafka, reachability))
         policy = ReadPolicy(trigger.kafka.auto_offset_reset, member=trigger.kafka.member)
-        consumer = self._consumer(workers.name, pump, trigger.topics, policy, kafka=kafka, admin=admin)
+        consumer = self._consumer(workers.name, pump, trigger.topics, policy, admin=admin)
         watch = Subscription(f"{workers.name} topics", consumer, admin, context.clock, topics=trigger.topics, fits=None)
         running = RunningConsumer(
             name=f"{spec.name}.{trigger.name}",
@@ -246,7 +244,8 @@ class Assembly:
         ensure = context.admin.ensure_topic_like if creates else None
         dead_letters = DeadLetterTopic(dead_letter.topic, context.audited_produce(), ensure)
         if creates:
-            self.created_topics.update({dead_letters.topic_for(topic): topic for topic in topics})
+            created = [InternalTopic(dead_letters.topic_for(topic), topic) for topic in topics]
+            self.created_topics.update({topic.name: topic for topic in created})
         return dead_letters
 
     def _pump(
@@ -270,11 +269,10 @@ class Assembly:
         policy: ReadPolicy,
         *,
         flow: FlowControl = _FUNCTION_FLOW,
-        kafka: KafkaConfig | None = None,
         admin: Admin | None = None,
     ) -> Consumer:
         consumer = Consumer(
-            kafka or self._config.kafka,
+            admin or self._context.admin,
             name=f"{label} consumer",
             group=pump.group,
             topics=topics,
@@ -283,6 +281,5 @@ class Assembly:
             clock=self._context.clock,
             policy=policy,
         )
-        consumer.reachability = (admin or self._context.admin).reachability
         pump.source = pump.member = consumer
         return consumer

@@ -10,7 +10,7 @@ from headrace.config.model import HeadraceConfig
 from headrace.delivery.protocols import Outcome, Witness
 from headrace.formats.codecs import Codecs
 from headrace.formats.registry import SchemaRegistry
-from headrace.kafka import Admin, BatchLimits, Producer, Reachability, TopicDirectory
+from headrace.kafka import Admin, Producer, Reachability, TopicDirectory
 from headrace.lifecycle import Clock, Service
 from headrace.records import Record
 from headrace.telemetry.audit import Audit
@@ -29,7 +29,6 @@ class ProcessContext:
     clock: Clock
     metrics: Metrics
     admin: Admin
-    limits: BatchLimits
     topics: TopicDirectory
     producer: Producer
     """Writes the records of requests."""
@@ -71,21 +70,19 @@ def make_context(config: HeadraceConfig, clock: Clock) -> ProcessContext:
     metrics = Metrics()
     reachability = Reachability(config.kafka, clock)
     admin = Admin(config.kafka, reachability)
-    limits = BatchLimits(lambda: admin, config.producer.batch_bytes)
-    producer = inner = Producer(config.kafka, config.producer, reachability=reachability, refuses=True, limits=limits)
+    producer = inner = Producer(config.kafka, config.producer, admin=admin, refuses=True)
     if config.reactive_consumers or config.functions or config.registrations.backends:
         # Its records may be larger: a dead letter is a record that Kafka took, and headers.
         lasting = config.producer.lasting.model_copy(update={"max_record_bytes": _LARGEST_RECORD_BYTES})
-        inner = Producer(config.kafka, lasting, "inner_producer", reachability, limits=limits)
+        inner = Producer(config.kafka, lasting, "inner_producer", admin)
     registry = SchemaRegistry(config.schema_registry, clock)
-    audit, audit_producer = _audit(config, limits, metrics, clock)
+    audit, audit_producer = _audit(config, admin, metrics, clock)
     return ProcessContext(
         config,
         clock,
         metrics,
         admin,
-        limits,
-        TopicDirectory(admin, clock, limits),
+        TopicDirectory(admin, clock),
         producer,
         inner,
         registry,
@@ -96,7 +93,7 @@ def make_context(config: HeadraceConfig, clock: Clock) -> ProcessContext:
 
 
 def _audit(
-    config: HeadraceConfig, limits: BatchLimits, metrics: Metrics, clock: Clock
+    config: HeadraceConfig, limits: metrics: Metrics, clock: Clock
 ) -> tuple[Audit | None, Producer | None]:
     settings = config.audit
     if settings.to == "none":
@@ -106,6 +103,6 @@ def _audit(
     if settings.to == "topic":
         budget = {"max_pending_bytes": settings.max_pending_bytes, "partition_share": 1.0}
         lasting = config.producer.lasting.model_copy(update=budget)
-        producer = Producer(config.kafka, lasting, "audit_producer", limits=limits)
+        producer = Producer(config.kafka, lasting, "audit_producer", admin)
         target = AuditTopic(settings.topic, functools.partial(producer.produce, sliced=True))
     return Audit(settings, target, metrics, clock), producer

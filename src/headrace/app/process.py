@@ -28,8 +28,8 @@ from headrace.control.running_consumer import RunningConsumer, topics_of_groups
 from headrace.errors import ServiceDied
 from headrace.formats.codec import SCHEMA_TYPES
 from headrace.formats.registry import RegistryWatch
-from headrace.kafka import JSON_OBJECTS, CompactedTable, InternalTopic, OwnTopics, TransactionalProducers
-from headrace.kafka.producer_settings import check_properties
+from headrace.kafka import JSON_OBJECTS, CompactedTable, InternalTopic, TopicCreator, TransactionalProducers
+from headrace.kafka.properties import check_properties
 from headrace.lifecycle import Clock, Service, Signals, Supervisor, SystemClock
 from headrace.lifecycle.gauge_registry import register_gauge
 from headrace.security import Authenticator, TlsFiles
@@ -145,9 +145,7 @@ class App:
         """Make what serves transactions and idempotency keys."""
         context, config = self.context, self.context.config
         name = config.producer.transactions.id or f"headrace-{socket.gethostname()}-{config.http.port}"
-        producers = TransactionalProducers(
-            config.kafka, config.producer, name, reachability=context.admin.reachability, limits=context.limits
-        )
+        producers = TransactionalProducers(config.kafka, config.producer, name, admin=context.admin)
         transactions = Transactions(config.producer, produce, producers, context.audit)
         idempotency = Idempotency(
             config.producer.idempotency, transactions, context.admin, producers.open, context.clock
@@ -188,9 +186,9 @@ def _preparation(context: ProcessContext, assembly: Assembly) -> list[Service]:
         services.append(RegistryWatch(context.registry, clock))
     created = assembly.created_topics
     if config.audit.to == "topic" and config.kafka.create_topics:
-        created = {config.audit.topic: "", **created}
+        created = {config.audit.topic: InternalTopic(config.audit.topic), **created}
     if created:
-        services.append(OwnTopics(context.admin, created, clock, fits=assembly.origins_of_retry_topics))
+        services.append(TopicCreator(context.admin, created.values(), clock))
     return services
 
 

@@ -10,7 +10,7 @@ from headrace.app.context import ProcessContext
 from headrace.app.topic_requirements import topic_requirements
 from headrace.control.consumer_control import ConsumerControl
 from headrace.control.registrations import Registration, RegistrationRules, Registrations
-from headrace.kafka import CompactedTable, OwnTopics
+from headrace.kafka import CompactedTable, TopicCreator
 from headrace.lifecycle import GroupSpec, Service, ServiceGroups
 from headrace.web.routes.registrations import RegistrationEndpoints
 
@@ -60,8 +60,10 @@ class RegisteredConsumers:
             )
             for consumer in made.consumers:
                 self._control.add(consumer)
-            name, origins = f"reactive {one.name} own topics", made.origins_of_retry_topics
-            return [OwnTopics(context.admin, made.created_topics, context.clock, name, origins), *made.services]
+            creator = TopicCreator(
+                context.admin, made.created_topics.values(), context.clock, f"reactive {one.name} internal topics"
+            )
+            return [creator, *made.services]
 
         def on_stopped() -> None:
             self._control.remove(one.name)

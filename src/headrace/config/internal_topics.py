@@ -1,6 +1,6 @@
 """Internal topics: only Headrace writes them, so their records and headers can be trusted.
 
-The one definition for requests, functions, pipelines, replays, redrives and subscriptions by pattern.
+Requests, functions, pipelines, replays, redrives and subscriptions by pattern use this definition.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # the Spark driver reads names only
     from headrace.config.model import HeadraceConfig
 
 Kind = Literal["", "state", "retry", "dead_letter"]
-"""`state`: audit, control, idempotency keys, locks, marks, and what is Kafka's own; empty: not internal."""
+"""`state`: audit, control, idempotency keys, locks, ended offsets, and Kafka's own topics; empty: not internal."""
 
 _STATE: Final = ("__", "_headrace-")
 _RETRY: Final = re.compile(r".+\.retry\.\d+s")
@@ -28,27 +28,27 @@ _MOST_CHARACTERS: Final = 249
 
 
 class Owner(Protocol):
-    """A reactive consumer, or a trigger of a function: what it reads, and where its dead letters go."""
+    """A reactive consumer, or a trigger of a function."""
 
     @property
     def topics(self) -> list[str]:
-        """Topics it names."""
+        """Topics it reads in any case."""
 
     @property
     def group(self) -> str:
-        """Its group."""
+        """Its consumer group."""
 
     @property
     def dead_letter(self) -> DeadLetterConfig:
-        """Where records go that it cannot deliver."""
+        """Where it writes dead letters."""
 
     @property
     def retry(self) -> RetryConfig:
-        """How often it tries."""
+        """How often it repeats a delivery, and its retry topics."""
 
 
 class InternalTopics:
-    """Which topics are internal in one configuration."""
+    """The internal topics of one configuration and of the registered consumers."""
 
     def __init__(self, config: HeadraceConfig, triggers: Iterable[Owner] = ()) -> None:
         """Take the consumers of the configuration, and the triggers of its functions."""
@@ -56,7 +56,7 @@ class InternalTopics:
         self._owners: list[Owner] = [*config.reactive_consumers.values(), *triggers]
         self._registered: list[Owner] = []
         self.registrations = 0
-        """How often the registered consumers were set."""
+        """How often `register` was called."""
         self._known: dict[str, Kind] = {}
 
     @property
@@ -65,24 +65,24 @@ class InternalTopics:
         return [*self._owners, *self._registered]
 
     def register(self, owners: Iterable[Owner]) -> None:
-        """Take these registered consumers too, instead of those of the call before."""
+        """Replace the registered consumers."""
         self._registered = list(owners)
         self.registrations += 1
         self._known.clear()
 
     def kind_of(self, topic: str) -> Kind:
-        """Return what a topic is."""
+        """Return the kind of a topic."""
         kind = self._known.get(topic)
         if kind is None:
             if len(topic) > _MOST_CHARACTERS:
-                return ""  # no topic can have such a name; keeping it would let a client fill the memory
+                return ""  # no topic has such a name; keeping it would let a client fill the memory
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             kind = self._known[topic] = self._kind_of(topic)
         return kind
 
     def check_writable(self, topic: str, *, admin: bool) -> None:
-        """Return if a caller may write to a topic: an internal one is closed, dead letter topics but for `admin`.
+        """Return if a caller may write to a topic: no internal topic, but with `admin` a dead letter topic.
 
         Raises:
             TopicInternal: It may not.
@@ -93,7 +93,7 @@ class InternalTopics:
             raise TopicInternal(f"{topic} is {text}; only Headrace writes there, so name a topic of yours", topic=topic)
 
     def fits_of(self, reactive: ReactiveConsumerConfig) -> Callable[[str], bool] | None:
-        """Return whether a reactive consumer's patterns take a topic; None if it has no patterns."""
+        """Return a function that tells whether a consumer's patterns match a topic; None if it has no patterns."""
         if not reactive.topic_patterns:
             return None
         fits = fits_any(reactive.topic_patterns)
@@ -108,7 +108,7 @@ class InternalTopics:
 
 
 def kind_by_name(topic: str) -> Kind:
-    """Return what a topic is by its name alone, where no configuration says more."""
+    """Return the kind of a topic by its name alone."""
     if topic.startswith(_STATE):
         return "state"
     if _RETRY.fullmatch(topic):
@@ -117,10 +117,10 @@ def kind_by_name(topic: str) -> Kind:
 
 
 def own_topic(topic: str) -> str:
-    """Return a topic that records of others may go to.
+    """Return a topic that users may write to.
 
     Raises:
-        ValueError: Its name is that of an internal topic; the message is for the file that names it.
+        ValueError: It is an internal topic; the message is for the file that names it.
     """
     if kind_by_name(topic):
         raise ValueError(f"is {topic}, an internal topic that only Headrace or Kafka writes: write a topic of yours")

@@ -90,7 +90,7 @@ def status_of(lane: Lane, rules: LaneRules, member: Membership | None) -> Partit
         or lane.held
         or (member.trouble(lane.partition) if member else "")
         or (_why(lane, rules, batch, pause, began) if record else lane.trouble)
-        or (member.pause(lane.partition) if member else ""),
+        or (member.pause_reason(lane.partition) if member else ""),
     )
 
 

@@ -178,8 +178,8 @@ class Membership(Protocol):
     def trouble(self, partition: TopicPartition) -> str:
         """Return why nothing comes from a partition, or from any, in one sentence; empty while it does."""
 
-    def pause(self, partition: TopicPartition) -> str:
-        """Return why a partition is not fetched from just now though nothing is wrong; empty while it is."""
+    def pause_reason(self, partition: TopicPartition) -> str:
+        """Return why a partition is not fetched now though nothing is wrong; empty while it is fetched."""
 
     async def seek(self, partition: TopicPartition, epoch: int, offset: int) -> bool:
         """Commit another offset, in the place of everything that was reached in this epoch, and go on there.

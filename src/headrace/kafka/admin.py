@@ -1,4 +1,4 @@
-"""Questions to the cluster and changes of it: topics, groups, offsets. Every call has a time limit."""
+"""One cluster: asks for and changes topics, groups and offsets. Every call has a time limit."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from headrace import errors
 from headrace.config.kafka import KafkaConfig
 from headrace.kafka.error_map import to_error
 from headrace.kafka.names import check_group, check_topic
+from headrace.kafka.producer_limits import BatchLimits
 from headrace.kafka.properties import client_properties
 from headrace.kafka.reachability import Reachability
 from headrace.lifecycle import SystemClock, run_blocking
@@ -29,7 +30,7 @@ from headrace.records import TopicPartition
 T = TypeVar("T")
 _COORDINATOR_PAUSE_SECONDS = 0.1
 _WAIT_SECONDS = 1.5
-_OUR_HEADERS_BYTES = 65_536
+_MORE_HEADERS_BYTES = 65_536
 _MOST_BYTES = 2**31 - 1
 _ALREADY_THERE = confluent_kafka.KafkaError.TOPIC_ALREADY_EXISTS
 _COMMITTED = confluent_kafka.IsolationLevel.READ_COMMITTED
@@ -74,17 +75,17 @@ class GroupMember(NamedTuple):
 
 
 class ClusterInfo(NamedTuple):
-    """How many brokers answer, and the configuration of one of them by Kafka's names."""
+    """The number of brokers that answer, and the configuration of one of them by Kafka's names."""
 
     brokers: int
     configs: Mapping[str, str]
 
 
 class Admin:
-    """Asks and changes the cluster; made without contact, so it may exist before a broker does."""
+    """One cluster, as all its clients in this process share it; made without contact to a broker."""
 
     on_wait: ClassVar[Callable[[str], None] | None] = None
-    """Called with a sentence when Kafka has not answered a call for a moment; for commands, where somebody waits."""
+    """Called with a sentence when Kafka has not answered a call for a moment; for commands on a terminal."""
 
     def __init__(self, kafka: KafkaConfig, reachability: Reachability | None = None) -> None:
         self.config = kafka
@@ -93,7 +94,9 @@ class Admin:
         self.servers = kafka.bootstrap_servers
         """Brokers that are asked first."""
         self.reachability = reachability or Reachability(kafka, SystemClock())
-        """Whether the cluster answers; gets the errors of this client."""
+        """Whether the cluster answers; gets the errors of every client."""
+        self.batch_limits = BatchLimits(self.topic_configs)
+        """How large a batch of each topic may be, for every producer."""
         self._properties = {**client_properties(kafka, "headrace-admin"), "error_cb": self.reachability.failed}
         self._client = AdminClient(self._properties)
 
@@ -109,7 +112,7 @@ class Admin:
 
     async def has_topic(self, name: str) -> bool:
         """Return whether the cluster has a topic."""
-        # Not asked by name: where brokers create topics by themselves, that would.
+        # Not by name: that would create the topic where brokers create topics automatically.
         return any(topic.name == name for topic in await self.list_topics())
 
     async def describe_topic(self, name: str) -> TopicInfo:
@@ -140,7 +143,7 @@ class Admin:
         return await self._configs(ConfigResource(ResourceType.TOPIC, check_topic(name)), f"describe topic {name}")
 
     async def describe_cluster(self) -> ClusterInfo:
-        """Return what the brokers are and how they are set.
+        """Return the number of brokers and the configuration of one.
 
         Raises:
             KafkaUnavailable: No broker answers.
@@ -155,7 +158,7 @@ class Admin:
         return {entry.name: entry.value for entry in entries.values() if entry.value is not None}
 
     async def topic_ids(self, names: Collection[str]) -> dict[str, str]:
-        """Return the id of each topic that exists; one that was deleted and created anew has another (KIP-516)."""
+        """Return the id of each topic that exists; a recreated topic has another id (KIP-516)."""
 
         def ask() -> dict[str, str]:
             found = {}
@@ -226,7 +229,7 @@ class Admin:
             with contextlib.suppress(errors.TopicNotFound):
                 sizes.append((await self.topic_configs(topic)).get("max.message.bytes"))
         if known := [int(size) for size in sizes if size]:
-            all_configs["max.message.bytes"] = str(min(max(known) + _OUR_HEADERS_BYTES, _MOST_BYTES))
+            all_configs["max.message.bytes"] = str(min(max(known) + _MORE_HEADERS_BYTES, _MOST_BYTES))
         await self.create_topic(name, partitions or len(origin.partitions), origin.replication_factor, all_configs)
 
     async def list_groups(self) -> list[GroupInfo]:
@@ -241,7 +244,7 @@ class Admin:
         return [GroupInfo(group.group_id, _state_name(group.state), len(group.members)) for group in described]
 
     async def group_members(self, group: str) -> list[GroupMember]:
-        """Return who is in a group; nobody if there is no such group."""
+        """Return the members of a group; none if there is no such group."""
         check_group(group)
 
         def ask() -> list[Any]:
@@ -265,10 +268,10 @@ class Admin:
     async def committed(self, group: str) -> dict[TopicPartition, int]:
         """Return the committed offsets of a group on topics that exist: partition to the next offset after a restart.
 
-        Asked by a client of that group: the question of an admin client ends the process when the group's coordinator
+        A client of that group asks: the question of an admin client crashes the process when the group's coordinator
         has moved, as in every rolling restart of brokers. Source: librdkafka, issue 5040.
         """
-        wanted = [
+        partitions = [
             confluent_kafka.TopicPartition(topic.name, info.partition)
             for topic in await self.list_topics()
             for info in topic.partitions
@@ -277,17 +280,17 @@ class Admin:
             **self._properties,
             "group.id": check_group(group),
             "enable.auto.commit": False,
-            "isolation.level": "read_uncommitted",  # not to wait for a transaction that commits offsets
+            "isolation.level": "read_uncommitted",  # do not wait for a transaction that commits offsets
         }
 
         def ask() -> list[Any]:
             client = confluent_kafka.Consumer(properties)
             try:
-                return client.committed(wanted, timeout=self._limit)
+                return client.committed(partitions, timeout=self._limit)
             finally:
                 client.close()
 
-        entries = await self._of_group(f"read offsets of group {group}", ask) if wanted else []
+        entries = await self._of_group(f"read offsets of group {group}", ask) if partitions else []
         return {TopicPartition(e.topic, e.partition): e.offset for e in entries if e.offset >= 0}
 
     async def alter_group_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
@@ -296,11 +299,11 @@ class Admin:
         Raises:
             KafkaError: The group has members, or a partition does not exist.
         """
-        wanted = [confluent_kafka.TopicPartition(p.topic, p.partition, offset) for p, offset in offsets.items()]
-        request = [ConsumerGroupTopicPartitions(check_group(group), wanted)]
+        targets = [confluent_kafka.TopicPartition(p.topic, p.partition, offset) for p, offset in offsets.items()]
+        request = [ConsumerGroupTopicPartitions(check_group(group), targets)]
 
         def ask() -> list[Any]:
-            # A client of its own: one that knows the group's coordinator asks it for minutes after it has moved.
+            # A client of its own: one that knows the group's coordinator asks it for minutes after a move.
             client = AdminClient(self._properties)
             return list(_results(client.alter_consumer_group_offsets(request), self._limit)[0].topic_partitions)
 
@@ -316,7 +319,7 @@ class Admin:
 
     async def offsets_since(self, partitions: Iterable[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
         """Return the first offset with a timestamp or a later one; partitions without any are left out."""
-        # A negative one is no time to Kafka but a sign: -1 asks for the end.
+        # To Kafka a negative timestamp is not a time: -1 asks for the end.
         found = await self._offsets(partitions, OffsetSpec.for_timestamp(max(0, timestamp_ms)), _UNCOMMITTED)
         return {partition: offset for partition, offset in found.items() if offset >= 0}
 
@@ -351,18 +354,18 @@ class Admin:
     async def _listed(
         self, partitions: Iterable[TopicPartition], spec: OffsetSpec, isolation: confluent_kafka.IsolationLevel
     ) -> dict[TopicPartition, Any]:
-        wanted = {confluent_kafka.TopicPartition(p.topic, p.partition): spec for p in partitions}
-        if not wanted:
+        specs = {confluent_kafka.TopicPartition(p.topic, p.partition): spec for p in partitions}
+        if not specs:
             return {}
 
         def ask() -> dict[TopicPartition, Any]:
-            answers = self._client.list_offsets(wanted, isolation_level=isolation, request_timeout=self._limit)
+            answers = self._client.list_offsets(specs, isolation_level=isolation, request_timeout=self._limit)
             return {TopicPartition(p.topic, p.partition): future.result(self._limit) for p, future in answers.items()}
 
         return await self._ask("read offsets", ask)
 
     async def _of_group(self, doing: str, call: Callable[[], list[Any]]) -> list[Any]:
-        """Ask a group's coordinator for partitions or members, again while it moves or is still settling in."""
+        """Ask a group's coordinator for partitions or members; repeat while the coordinator moves or loads."""
         end = asyncio.get_running_loop().time() + self._limit
         while True:
             error: errors.HeadraceError

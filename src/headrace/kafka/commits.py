@@ -1,4 +1,4 @@
-"""Commits of one group member: the newest per partition, one under way at a time, none by who owns nothing any more."""
+"""Commits of one group member: the newest offset per partition, one request at a time, only for assigned partitions."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from headrace.records import Committed, TopicPartition
 
 log = logging.getLogger(__name__)
 
-_AGAIN_SECONDS = 1.0
+_RETRY_SECONDS = 1.0
 _TRIES, _TRY_SECONDS = 30, 0.1
 
 
 def commit_now(client: Any, offsets: Mapping[TopicPartition, Committed]) -> str:
     """Commit and wait. Returns why it failed; empty if it did not.
 
-    Between two generations Kafka takes no commits. That passes as soon as the leader of the group has shared out.
+    Between two generations Kafka refuses commits, until the leader of the group has assigned the partitions.
     """
     failure = ""
     for _ in range(_TRIES):
@@ -39,11 +39,10 @@ def commit_now(client: Any, offsets: Mapping[TopicPartition, Committed]) -> str:
 
 
 class Commits:
-    """What is to be committed, owned by the consumer's thread.
+    """Offsets to commit; used on the consumer's thread.
 
-    An offset belongs to the assignment epoch it was reached in. When that epoch is over, the offset is dropped
-    wherever it is: another member may have gone further since, and a late repetition would set the group back
-    (reliability.md, row F5).
+    An offset belongs to the assignment epoch it was reached in. When that epoch has ended, the offset is dropped:
+    another member may have committed a later one since, and a late repetition would set the group back.
     """
 
     def __init__(
@@ -58,8 +57,8 @@ class Commits:
         Args:
             name: The consumer's, for the log.
             clock: For the pause before a repetition.
-            epoch_of: The epochs of the present assignment, kept by the consumer.
-            acknowledged: Is told of partitions whose commit is acknowledged, and in which epoch.
+            epoch_of: The epochs of the present assignment, updated by the consumer.
+            acknowledged: Called with the partitions of each acknowledged commit, and their epochs.
         """
         self._name = name
         self._clock = clock
@@ -67,8 +66,8 @@ class Commits:
         self._acknowledged = acknowledged
         self._newest: dict[TopicPartition, tuple[int, Committed]] = {}
         self._sent: dict[TopicPartition, int] = {}
-        self._under_way = False
-        self._again_at = 0.0
+        self._in_flight = False
+        self._retry_at = 0.0
 
     def want(self, offsets: Mapping[TopicPartition, Committed], epochs: Mapping[TopicPartition, int]) -> None:
         """Take offsets that were reached in these epochs; the newest per partition wins."""
@@ -78,13 +77,13 @@ class Commits:
                 self._newest[partition] = epoch, at
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
-        """Drop what was to be committed for partitions that are no longer ours."""
+        """Drop the offsets of partitions that are no longer assigned."""
         for partition in partitions:
             self._newest.pop(partition, None)
 
     def send_due(self, client: Any) -> None:
-        """Send what is to be committed, unless a commit is under way or has just failed."""
-        if not self._newest or self._under_way or self._clock.monotonic() < self._again_at:
+        """Send the offsets, unless a commit is in flight or has just failed."""
+        if not self._newest or self._in_flight or self._clock.monotonic() < self._retry_at:
             return
         newest, self._newest = self._newest, {}
         self._sent = {partition: epoch for partition, (epoch, _) in newest.items()}
@@ -92,26 +91,26 @@ class Commits:
         try:
             client.commit(offsets=to_client({p: at for p, (_, at) in newest.items()}), asynchronous=True)
             # One at a time: the repetition of one that failed must not set back a newer one.
-            self._under_way = True
+            self._in_flight = True
             reach("commit.sent")
         except confluent_kafka.KafkaException as cause:
             log.warning("%s: commit failed: %s", self._name, cause.args[0].str())
             self._newest = newest
-            self._again_at = self._clock.monotonic() + _AGAIN_SECONDS
+            self._retry_at = self._clock.monotonic() + _RETRY_SECONDS
 
     def reported(self, error: Any, offsets: Sequence[Any]) -> None:
-        """Take the report of the commit that was under way; what failed is sent again while its epoch lasts."""
-        told = from_client(offsets)
-        if told and self._sent.keys().isdisjoint(told):
+        """Take the report of the commit in flight; what failed is sent again while its epoch lasts."""
+        reported = from_client(offsets)
+        if reported and self._sent.keys().isdisjoint(reported):
             return  # a commit on revoke, which waits by itself, is reported too
-        self._under_way = False
+        self._in_flight = False
         reach("commit.acknowledged")
         failed = [p for p in offsets if error is not None or p.error is not None]
-        self._acknowledged({p: self._sent[p] for p in told if p in self._sent and p not in from_client(failed)})
+        self._acknowledged({p: self._sent[p] for p in reported if p in self._sent and p not in from_client(failed)})
         if failed:
             log.warning("%s: commit failed: %s", self._name, error or failed[0].error)
             newer = self._newest
             self._newest = {}
             self.want(from_client(failed), self._sent)
             self._newest |= newer
-            self._again_at = self._clock.monotonic() + _AGAIN_SECONDS
+            self._retry_at = self._clock.monotonic() + _RETRY_SECONDS

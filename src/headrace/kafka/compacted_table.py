@@ -255,7 +255,7 @@ class CompactedTable(Service, Generic[T]):
     async def _ensure(self) -> None:
         self.missing = ""
         try:
-            await self.topic.ensure(self._admin)
+            await self.topic.ensure_table(self._admin)
         except KafkaUnavailable:
             raise
         except HeadraceError as error:

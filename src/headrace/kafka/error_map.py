@@ -1,4 +1,4 @@
-"""From the client's errors to ours: the only translator, used where a client call can fail."""
+"""Translates the client's errors to ours; used where a client call can fail."""
 
 from __future__ import annotations
 
@@ -99,12 +99,11 @@ def report_error(error: confluent_kafka.KafkaError, doing: str, keyed: bool = Fa
     """Return our error for a delivery report.
 
     The client names the last attempt's error only: an earlier attempt of the same record may have been written and its
-    answer lost. So all but what every attempt would have met is `KafkaTimeout` or `FatalKafkaError`: unknown.
-
-    Source: reliability.md 3; whether a record is "possibly persisted" librdkafka knows, and the binding does not show.
+    answer lost. So every error that not each attempt would have met is `KafkaTimeout` or `FatalKafkaError`: unknown.
+    Librdkafka knows whether a record is "possibly persisted", and its Python binding does not show it.
     """
     if keyed and error.code() == confluent_kafka.KafkaError.INVALID_RECORD:
-        # Where one record of a batch is bad, the client says so of all; a broker refuses those without a key.
+        # If one record of a batch is refused, the client reports all; a broker refuses only those without a key.
         error = confluent_kafka.KafkaError(confluent_kafka.KafkaError._INVALID_DIFFERENT_RECORD)
     found = to_error(error, doing)
     if error.code() in _CERTAINLY_NOT_WRITTEN or isinstance(found, errors.KafkaTimeout | errors.FatalKafkaError):
@@ -113,13 +112,13 @@ def report_error(error: confluent_kafka.KafkaError, doing: str, keyed: bool = Fa
 
 
 def repeat_error(record: confluent_kafka.Message) -> errors.HeadraceError:
-    """Return what is said of a record that is written, and Kafka does not tell where.
+    """Return the error for a record that is written at an unknown offset.
 
-    So ends a repeat that the leader recognises, when the first attempt is not among the producer's last batches there.
+    This happens to a repeat that the leader recognises, if the first attempt is not among the producer's last batches.
     Source: KIP-98, DUPLICATE_SEQUENCE_NUMBER, which the client reports as a success without an offset.
     """
     return errors.KafkaTimeout(
-        f"produce to {record.topic()}: written to partition {record.partition()}, and Kafka did not tell the offset, "
+        f"produce to {record.topic()}: written to partition {record.partition()}, at an unknown offset, "
         "because the first acknowledgement was lost: do not send it again"
     )
 

@@ -1,7 +1,7 @@
-"""A lease: at most one process of all that share the cluster does a piece of work at a time.
+"""A lease: of all processes that share a cluster, at most one at a time does a piece of work.
 
-Whoever is assigned the one partition of a lock topic, in a group of that name, holds it. So a process that is killed
-loses it when its session in the group ends, and one that was stopped and wakes up finds out before it does more.
+The member of a group of the lease's name that is assigned the one partition of the lock topic holds the lease. So a
+killed process loses it when its session in the group ends, and a process that was suspended checks before it continues.
 """
 
 from __future__ import annotations
@@ -24,48 +24,48 @@ from headrace.records import Committed, Record, TopicPartition
 
 _GROUP: Final = "headrace.lease."
 LOCK_TOPIC: Final = "_headrace-locks"
-_AGAIN_SECONDS: Final = 0.3
-_LOOK_SECONDS: Final = 1.0
+_RETRY_SECONDS: Final = 0.3
+_CHECK_SECONDS: Final = 1.0
 _JOIN_SECONDS: Final = 60.0
 _LEAVE_SECONDS: Final = 5.0
 _FRESH_SECONDS: Final = 3.0
-"""After so long without a look another one is due; sessions are three times as long."""
+"""A check that is older is repeated; sessions are three times as long."""
 
 
 async def lease_holder(admin: Admin, name: str) -> str:
-    """Return who holds a lease, as host, process and since when; empty if nobody does."""
+    """Return the holder of a lease as host, process and start time; empty if there is none."""
     members = await admin.group_members(_GROUP + name)
     return members[0].client.removeprefix("headrace-lease-") if members else ""
 
 
 class Lease:
-    """Held by one process at a time; a `Listener` of its own membership."""
+    """A lease of one process; a `Listener` of its own group membership."""
 
     def __init__(self, kafka: KafkaConfig, admin: Admin, name: str, clock: Clock, *, source: str = "") -> None:
-        """Prepare; `name` is what is leased (`redrive.orders.dlq`), `source` a topic the lock topic is made like."""
+        """Prepare; `name` is the work (`redrive.orders.dlq`), `source` a topic that the lock topic is created like."""
         self.lost = asyncio.Event()
-        """Set when somebody else may hold it."""
+        """Set when another process may hold it."""
         self.holder = ""
-        """Who held it when it could not be had: host, process and since when."""
+        """The process that held it when it was not acquired: host, process and start time."""
         self._kafka = kafka
         self._admin = admin
         self._name = name
         self._group = _GROUP + name
         self._clock = clock
         self._source = source
-        self._held = asyncio.Event()
+        self._assigned = asyncio.Event()
         self._consumer: Consumer | None = None
-        self._me = ""
-        self._seen = 0.0
+        self._member = ""
+        self._checked_at = 0.0
 
     async def acquire(self, limit_seconds: float = 0.0) -> bool:
-        """Return whether it is ours now; waits so long for somebody who has it.
+        """Return whether this process holds it now; waits so long for another holder.
 
         Raises:
-            TopicNotFound: There is no lock topic, and it may not be made.
-            KafkaUnavailable: Nobody has it, and Kafka does not give it either.
+            TopicNotFound: There is no lock topic, and it may not be created.
+            KafkaUnavailable: No process holds it, and Kafka does not assign it.
         """
-        await InternalTopic(LOCK_TOPIC, self._source, {}).ensure(self._admin)
+        await InternalTopic(LOCK_TOPIC, self._source).ensure_table(self._admin)
         deadline = Deadline(self._clock, limit_seconds)
         while True:
             if holder := await lease_holder(self._admin, self._name):
@@ -74,29 +74,29 @@ class Lease:
                 return True
             if deadline.passed:
                 return False
-            await self._clock.sleep(min(_AGAIN_SECONDS, deadline.remaining_seconds))
+            await self._clock.sleep(min(_RETRY_SECONDS, deadline.remaining_seconds))
 
     async def check(self) -> None:
-        """Return if it is held still; asks Kafka if the last look is long ago, as when this process was stopped.
+        """Return if it is still held; asks Kafka if the last check is old, as after this process was suspended.
 
         Raises:
             LeaseLost: It is not.
-            KafkaUnavailable: Kafka does not say.
+            KafkaUnavailable: Kafka does not answer.
         """
         now = self._clock.monotonic()
-        if now - self._seen > _FRESH_SECONDS and not self.lost.is_set():
-            if any(m.client.startswith(self._me) for m in await self._admin.group_members(self._group)):
-                self._seen = now
+        if now - self._checked_at > _FRESH_SECONDS and not self.lost.is_set():
+            if any(m.client.startswith(self._member) for m in await self._admin.group_members(self._group)):
+                self._checked_at = now
             else:
                 self.lost.set()
         if self.lost.is_set():
             raise LeaseLost(
-                f"{self._group}: another process may have taken over, because this one was not heard of for a while; "
-                "it stops here. What it has done is kept: start it again to go on"
+                f"{self._group}: another process may have taken over, because this one was silent for a while; "
+                "it stops here. Its progress is kept: start it again to continue"
             )
 
     async def release(self) -> None:
-        """Let go of it, so that the next one need not wait."""
+        """Leave the group, so that the next process need not wait."""
         consumer, self._consumer = self._consumer, None
         if consumer:
             await consumer.drain(Deadline(self._clock, _LEAVE_SECONDS))
@@ -106,16 +106,16 @@ class Lease:
         self, partitions: Mapping[TopicPartition, int], committed: Mapping[TopicPartition, Committed]
     ) -> None:
         if partitions:
-            self._held.set()
+            self._assigned.set()
 
     def on_records(self, partition: TopicPartition, epoch: int, records: Sequence[Record]) -> None:
-        """Nobody writes there."""
+        """Do nothing: the lock topic has no records."""
 
     def on_end(self, partition: TopicPartition, epoch: int, position: int) -> None:
-        """That tells nothing."""
+        """Do nothing."""
 
     def on_gap(self, partition: TopicPartition, offsets: int) -> None:
-        """There is none."""
+        """Do nothing."""
 
     async def on_revoked(
         self, partitions: Sequence[TopicPartition], deadline: Deadline
@@ -127,14 +127,14 @@ class Lease:
         self.lost.set()
 
     async def _join(self) -> bool:
-        """Take part in the group, and stay if that gives us the lease."""
+        """Join the group, and stay if the partition is assigned to this process."""
         since = datetime.fromtimestamp(self._clock.time(), UTC).strftime("%Y-%m-%dT%H.%M.%SZ")
-        name = f"lease-a-process-since-{since}-{secrets.token_hex(2)}"  # which one, every member says
-        self._me = f"headrace-{name}"
+        name = f"lease-a-process-since-{since}-{secrets.token_hex(2)}"  # the holder's name for other processes
+        self._member = f"headrace-{name}"
         self.lost.clear()
-        self._held.clear()
+        self._assigned.clear()
         self._consumer = Consumer(
-            self._kafka,
+            self._admin,
             name=name,
             group=self._group,
             topics=[LOCK_TOPIC],
@@ -156,12 +156,12 @@ class Lease:
     async def _wait_assigned(self, consumer: Consumer) -> bool:
         deadline = Deadline(self._clock, _JOIN_SECONDS)
         while not deadline.passed:
-            self._seen = self._clock.monotonic()
+            self._checked_at = self._clock.monotonic()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._held.wait(), _LOOK_SECONDS)
+                await asyncio.wait_for(self._assigned.wait(), _CHECK_SECONDS)
                 return not self.lost.is_set()
             members = await self._admin.group_members(self._group)
-            if others := [m for m in members if m.partitions and not m.client.startswith(self._me)]:
-                self.holder = others[0].client.removeprefix("headrace-lease-")  # two came at a time
+            if others := [m for m in members if m.partitions and not m.client.startswith(self._member)]:
+                self.holder = others[0].client.removeprefix("headrace-lease-")  # two joined at the same time
                 return False
-        raise KafkaUnavailable(f"{self._group}: not given within {_JOIN_SECONDS:g} s: {consumer.readiness().reason}")
+        raise KafkaUnavailable(f"{self._group}: not assigned within {_JOIN_SECONDS:g} s: {consumer.readiness().reason}")

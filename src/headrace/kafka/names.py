@@ -1,7 +1,7 @@
-"""Which names topics and groups may have, checked before any client call.
+"""Valid names of topics and groups, checked before any client call.
 
-Source: Kafka's `Topic.validate`. The client takes a subscribed name with a leading `^` as a pattern, so a name that
-came from outside must never reach it unchecked.
+Source: Kafka's `Topic.validate`. The client takes a subscribed name with a leading `^` as a pattern, so a name from a
+request must never reach it unchecked.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _GROUP_BYTES = 255
 
 
 def check_topic(name: str) -> str:
-    """Return the name if it is one.
+    """Return the name if it is valid.
 
     Raises:
-        InvalidRequest: It is not; the message says what a topic name may hold.
+        InvalidRequest: It is not; the message names the characters that are.
     """
     if not _TOPIC.fullmatch(name) or name in (".", ".."):
         raise InvalidRequest(
@@ -30,10 +30,10 @@ def check_topic(name: str) -> str:
 
 
 def check_group(name: str) -> str:
-    """Return the name if it is one.
+    """Return the name if it is valid.
 
     Raises:
-        InvalidRequest: It is not; the message says what a group name may hold.
+        InvalidRequest: It is not; the message names the characters that are.
     """
     if not name or name != name.strip() or not name.isprintable() or name.startswith("^"):
         raise InvalidRequest(

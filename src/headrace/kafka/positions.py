@@ -1,59 +1,66 @@
-"""Where a group begins in its partitions, and what is missing where the place it left off at is gone.
+"""Where a group member starts to read its partitions, and what is missing where its position is out of range.
 
-Nothing is ever reset by the client. For the thread that owns the consumer; every call asks Kafka and has a limit.
+The client resets no position by itself. Everything here is used on the consumer's thread; every question to Kafka has
+a time limit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+import math
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import confluent_kafka
 
 from headrace.config.membership import ConsumerConfig
+from headrace.lifecycle import Clock, Deadline
 from headrace.records import Committed, TopicPartition
 
 _LIMIT_SECONDS = 3.0
-"""The thread that asks polls nothing meanwhile, and other partitions wait for it."""
+"""The thread does not poll meanwhile, and other partitions wait for it."""
 _LOG_SECONDS = 1.0
-"""For one partition's log: its leader may be away."""
-
+"""For the log of one partition: its leader may be down."""
+_ROUND_SECONDS = 3.0
+"""For the logs of all partitions in one round of questions."""
+_RETRY_SECONDS = 1.0
 
 StoredOffsets = Callable[[str, TopicPartition, int], Awaitable[int | None]]
-"""Asks a backend that keeps a group's offsets where a partition goes on in an assignment epoch; None if it has no
+"""Asks a backend that keeps a group's offsets where a partition resumes in an assignment epoch; None if it has no
 offset. Raises HeadraceError if there is no answer."""
+AskStore = Callable[[Mapping[TopicPartition, int]], None]
+"""Asks for stored offsets in these epochs and returns at once. `answered` or `failed` takes the answer."""
 
 
 class ReadPolicy(NamedTuple):
-    """How a group reads: where it begins, what is done where its place is gone, how it takes part in the group."""
+    """How a group reads: where it starts, what it does about missing offsets, how it takes part in the group."""
 
     reset: Literal["earliest", "latest"] = "earliest"
-    """Where a group without committed offset begins."""
+    """Where a group without committed offset starts."""
     on_gap: Literal["stop", "continue"] = "stop"
-    """Whether a partition whose next records were removed stands still, or goes on at the start of the log."""
+    """Whether a partition whose next records were removed is paused, or resumes at the start of the log."""
     as_one: bool = False
-    """Whether a topic that joins the others of a group that reads some already begins at its start: as with patterns,
-    where it was created later."""
+    """Whether a topic that is added to the topics of a group with committed offsets is read from its start. So it is
+    with patterns, where the topic was created later."""
     member: ConsumerConfig = ConsumerConfig()
     """Session, assignment and fetches."""
     stored_offsets: StoredOffsets | None = None
-    """Where the group goes on, if that is not Kafka's to say."""
+    """Returns where the group resumes, if Kafka does not keep its offsets."""
 
 
-class Start(NamedTuple):
-    """Where to begin in a partition."""
+class StartPosition(NamedTuple):
+    """Where to start in a partition."""
 
     offset: int
     """An offset, or the client's number for the beginning."""
     committed: Committed | None = None
-    """What the group has committed, or is to commit now."""
+    """The offset that the group has committed, or commits now."""
     is_new: bool = False
-    """Whether it is to be committed now: "latest" is a moment, so it is written down when it is chosen."""
+    """Whether it is to be committed now: "latest" is a moment, so the offset is committed when it is chosen."""
     epoch: int = 0
     """Number of the assignment."""
 
 
-class Gap(NamedTuple):
+class OffsetGap(NamedTuple):
     """Offsets that a group should read next, and that are not in the log."""
 
     first: int
@@ -64,7 +71,7 @@ class Gap(NamedTuple):
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether the log ends before the group's position, instead of starting behind it."""
+        """Whether the log ends before the group's position, instead of starting after it."""
         return self.end != self.start
 
     def __str__(self) -> str:
@@ -72,60 +79,220 @@ class Gap(NamedTuple):
         return f"offsets {self.first} to {self.end - 1} ({self.end - self.first}) are no longer in the log: {why}"
 
 
-def find_starts(
-    client: Any,
-    partitions: Sequence[TopicPartition],
-    policy: ReadPolicy,
-    seen: Collection[str] = (),
-    subscribed: Iterable[str] = (),
-    passed: Callable[[], bool] = lambda: False,
-    at_end: set[TopicPartition] | None = None,
-) -> dict[TopicPartition, Start | confluent_kafka.KafkaError]:
-    """Return where to begin: at what is committed, else at the start or the end as the policy says.
+class _Stored(NamedTuple):
+    """A question to the backend that keeps a group's offsets, or its answer."""
 
-    What was added to what the group reads already begins at its start, whatever the policy says, because its first
-    records would be skipped otherwise: a partition (reliability.md, row B9), a topic that was created anew (row B10),
-    and a topic that joins others if the policy has them as one.
+    epoch: int
+    ask_at: float
+    """When to ask again, on the monotonic clock."""
+    is_answered: bool = False
+    offset: int | None = None
 
-    An error stands in the place of each start that is not known; the other partitions begin.
 
-    Args:
-        client: A member of the group.
-        partitions: What is assigned.
-        policy: What is done where nothing is committed.
-        seen: Topics that this process has read before.
-        subscribed: All topics the group reads.
-        passed: Whether the time is up; then the rest is left out.
-        at_end: Partitions that are to begin at their end. Kept by the caller until that is known: by then a partition
-            beside them may have a committed offset, and they would count as added.
+class PositionResolver:
+    """Assigned partitions whose position is not known: asks until Kafka, or the backend with the offsets, answers.
 
-    Raises:
-        KafkaException: The group's coordinator did not answer.
+    These partitions are paused. A partition that was sought is one of them until its new offset is committed.
     """
-    starts: dict[TopicPartition, Any] = {}
-    at_end = set() if at_end is None else at_end
-    read_before: dict[str, bool] = dict.fromkeys(seen, True)
-    for partition, committed in committed_offsets(client, partitions).items():
-        topic = partition.topic
-        if isinstance(committed, confluent_kafka.KafkaError):
-            starts[partition] = committed
-            continue
-        if not committed and policy.reset == "latest" and topic not in read_before:
-            read_before[topic] = _reads(client, {topic, *(subscribed if policy.as_one else ())})
-        if committed:
-            starts[partition] = Start(committed.offset, committed)
-        elif policy.reset == "earliest" or (read_before[topic] and partition not in at_end):
-            starts[partition] = Start(confluent_kafka.OFFSET_BEGINNING)
-        else:
-            at_end.add(partition)
-            if passed():
+
+    def __init__(
+        self, policy: ReadPolicy, clock: Clock, report: Callable[[str, str], None], ask_store: AskStore | None
+    ) -> None:
+        """Prepare.
+
+        Args:
+            policy: Where a group starts, and what it does about missing offsets.
+            clock: For the pauses.
+            report: Takes the problem of a partition for readiness; an empty one when it is solved.
+            ask_store: None if Kafka keeps the offsets.
+        """
+        self.policy = policy
+        self.subscribed: Sequence[str] = ()
+        """Topics the group reads."""
+        self._clock = clock
+        self._report = report
+        self._ask_store = ask_store
+        self._open: dict[TopicPartition, int | None] = {}
+        """Partition to the position that is out of range, or None if there is no position yet."""
+        self._sought: dict[TopicPartition, StartPosition] = {}
+        """Where to start as soon as that is committed."""
+        self._committed: set[TopicPartition] = set()
+        """Sought partitions whose commit is acknowledged."""
+        self._positions: dict[TopicPartition, int] = {}
+        self._stored: dict[TopicPartition, _Stored] = {}
+        self._topics_read: set[str] = set()
+        self._at_end: set[TopicPartition] = set()
+        """Partitions that start at their end, which is not known yet. By then another partition may have a committed
+        offset, and these would count as added."""
+        self._ask_at = 0.0
+        self._last_epoch = 0
+
+    def new_epoch(self) -> int:
+        """Return a number for an assignment: larger than any before it, of other processes too, as clocks agree."""
+        self._last_epoch = max(self._last_epoch + 1, int(self._clock.time() * 1000))
+        return self._last_epoch
+
+    def starts(self, client: Any, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, StartPosition]:
+        """Return where to start, with a new epoch; partitions without an answer stay open."""
+        asked_at = self._clock.monotonic()
+        self._open.update(dict.fromkeys(partitions))
+        ready = self._with_stored_offset(partitions) if self._ask_store else partitions
+        answers: Mapping[TopicPartition, Any] = {}
+        try:
+            if ready:
+                answers = self._find_starts(client, ready)
+        except confluent_kafka.KafkaException as cause:
+            answers = dict.fromkeys(ready, cause.args[0])
+        found: dict[TopicPartition, StartPosition] = {}
+        for partition, start in answers.items():
+            if not isinstance(start, StartPosition):
+                self._ask_last(partition)
+                self._report(str(partition), f"{partition}: where to begin cannot be read: {start.str()}")
                 continue
-            try:
-                _, end = client.get_watermark_offsets(_plain(partition), timeout=_LOG_SECONDS)
-                starts[partition] = Start(end, Committed(end), is_new=True)
-            except confluent_kafka.KafkaException as cause:
-                starts[partition] = cause.args[0]
-    return starts
+            self._report(str(partition), "")
+            self._topics_read.add(partition.topic)
+            self._open.pop(partition, None)
+            self._at_end.discard(partition)
+            stored = self._stored.pop(partition, None) or _Stored(self.new_epoch(), 0)
+            found[partition] = start._replace(epoch=stored.epoch)
+            if stored.offset is not None and (start.committed is None or start.committed.offset != stored.offset):
+                offset = stored.offset
+                found[partition] = StartPosition(offset, Committed(offset), is_new=True, epoch=stored.epoch)
+        self._pause_questions(asked_at)
+        return found
+
+    def read_to(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Keep the next offsets to read in this assignment."""
+        self._positions.update(positions)
+
+    def out_of_range(self, partition: TopicPartition, position: int | None) -> None:
+        """Keep a position whose record is not in the log or cannot be read.
+
+        The client names none if the log was cut (KIP-320), and the first offset of a batch that cannot be read, of
+        which a part may have been passed to the listener.
+        """
+        known = self._positions.get(partition, confluent_kafka.OFFSET_BEGINNING)
+        self._open[partition] = known if position is None else max(position, known)
+
+    def is_open(self, partition: TopicPartition) -> bool:
+        """Return whether the position is not known yet, or not committed yet."""
+        return partition in self._open or partition in self._sought
+
+    def wait_for_commit(self, partition: TopicPartition, start: StartPosition) -> None:
+        """Start at another position, as soon as that is committed in its epoch."""
+        self._sought[partition] = start
+
+    def acknowledged(self, epochs: Mapping[TopicPartition, int]) -> None:
+        """Take acknowledged commits: partition to epoch."""
+        self._committed |= {p for p, start in self._sought.items() if epochs.get(p) == start.epoch}
+
+    def forget(self, partitions: Iterable[TopicPartition]) -> None:
+        """Drop partitions that are no longer assigned."""
+        for partition in partitions:
+            for known in (self._open, self._sought, self._positions, self._stored):
+                known.pop(partition, None)
+            self._committed.discard(partition)
+            self._at_end.discard(partition)
+            self._report(str(partition), "")
+
+    def resolve(self, client: Any) -> Iterator[tuple[TopicPartition, StartPosition | OffsetGap | int]]:
+        """Yield partitions that are resolved now: where to start, what is missing, or the position to resume at."""
+        while self._committed:
+            partition = self._committed.pop()
+            yield partition, self._sought.pop(partition)
+        if not self._open or self._clock.monotonic() < self._ask_at:
+            return
+        asked_at = self._clock.monotonic()
+        yield from self.starts(client, [p for p, position in self._open.items() if position is None]).items()
+        limit = Deadline(self._clock, _ROUND_SECONDS)
+        for partition, position in list(self._open.items()):
+            if position is not None and not limit.passed:
+                try:
+                    gap = find_gap(client, partition, position)
+                except confluent_kafka.KafkaException as cause:
+                    self._ask_last(partition)
+                    problem = f"{partition}: offset {position} is out of range: {cause.args[0].str()}"
+                    self._report(str(partition), problem)
+                    continue
+                del self._open[partition]
+                self._report(str(partition), "")
+                yield partition, position if gap is None else gap
+        self._pause_questions(asked_at)
+
+    def _find_starts(
+        self, client: Any, partitions: Sequence[TopicPartition]
+    ) -> dict[TopicPartition, StartPosition | confluent_kafka.KafkaError]:
+        """Return where to start: at the committed offset, else at the start or the end as the policy says.
+
+        What was added to what the group reads already starts at its beginning, whatever the policy says, because its
+        first records would be skipped otherwise: a partition, a topic that was recreated, and a topic that is added
+        to others if the policy says so. An error stands in for each start that is not known.
+
+        Raises:
+            KafkaException: The group's coordinator did not answer.
+        """
+        limit = Deadline(self._clock, _ROUND_SECONDS)
+        starts: dict[TopicPartition, Any] = {}
+        read_before: dict[str, bool] = dict.fromkeys(self._topics_read, True)
+        for partition, committed in committed_offsets(client, partitions).items():
+            topic = partition.topic
+            if isinstance(committed, confluent_kafka.KafkaError):
+                starts[partition] = committed
+                continue
+            if not committed and self.policy.reset == "latest" and topic not in read_before:
+                read_before[topic] = has_committed(client, {topic, *(self.subscribed if self.policy.as_one else ())})
+            if committed:
+                starts[partition] = StartPosition(committed.offset, committed)
+            elif self.policy.reset == "earliest" or (read_before[topic] and partition not in self._at_end):
+                starts[partition] = StartPosition(confluent_kafka.OFFSET_BEGINNING)
+            else:
+                self._at_end.add(partition)
+                if limit.passed:
+                    continue
+                try:
+                    _, end = client.get_watermark_offsets(_to_client(partition), timeout=_LOG_SECONDS)
+                    starts[partition] = StartPosition(end, Committed(end), is_new=True)
+                except confluent_kafka.KafkaException as cause:
+                    starts[partition] = cause.args[0]
+        return starts
+
+    def _pause_questions(self, asked_at: float) -> None:
+        """Ask nothing for as long as the last round took, so that the thread polls."""
+        now = self._clock.monotonic()
+        self._ask_at = now + max(_RETRY_SECONDS, now - asked_at)
+
+    def _ask_last(self, partition: TopicPartition) -> None:
+        """Ask for the other partitions first: each that does not answer takes from the time of the others."""
+        self._open[partition] = self._open.pop(partition)
+
+    # Offsets that a backend keeps ------------------------------------------------------------------------------------
+
+    def answered(self, partition: TopicPartition, epoch: int, offset: int | None) -> None:
+        """Take a stored offset that was asked for in this epoch."""
+        if self._is_asked(partition, epoch):
+            self._stored[partition] = _Stored(epoch, math.inf, is_answered=True, offset=offset)
+            self._ask_at = 0.0
+
+    def failed(self, partition: TopicPartition, epoch: int, why: str) -> None:
+        """Ask again after a pause: the backend did not answer."""
+        if self._is_asked(partition, epoch):
+            self._stored[partition] = _Stored(0, self._clock.monotonic() + _RETRY_SECONDS)
+            self._report(str(partition), f"{partition}: its offset is kept by the backend, which does not say: {why}")
+
+    def _is_asked(self, partition: TopicPartition, epoch: int) -> bool:
+        known = self._stored.get(partition)
+        return known is not None and known.epoch == epoch and not known.is_answered
+
+    def _with_stored_offset(self, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
+        """Return the partitions whose stored offset is known, and ask for those of the others."""
+        assert self._ask_store is not None
+        now = self._clock.monotonic()
+        missing = [p for p in partitions if p not in self._stored or self._stored[p].ask_at <= now]
+        if missing:
+            epochs = {partition: self.new_epoch() for partition in missing}
+            self._stored.update({partition: _Stored(epoch, math.inf) for partition, epoch in epochs.items()})
+            self._ask_store(epochs)
+        return [partition for partition in partitions if self._stored[partition].is_answered]
 
 
 def committed_offsets(client: Any, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Any]:
@@ -134,43 +301,48 @@ def committed_offsets(client: Any, partitions: Sequence[TopicPartition]) -> dict
     Raises:
         KafkaException: The group's coordinator did not answer.
     """
-    items = client.committed([_plain(partition) for partition in partitions], timeout=_LIMIT_SECONDS)
+    items = client.committed([_to_client(partition) for partition in partitions], timeout=_LIMIT_SECONDS)
     errors = {TopicPartition(item.topic, item.partition): item.error for item in items if item.error}
     found = {partition: known if known.offset >= 0 else None for partition, known in from_client(items).items()}
     return {**found, **errors}
 
 
-def find_gap(client: Any, partition: TopicPartition, position: int) -> Gap | None:
-    """Return what is missing at a position that is out of range, or None if it is in range by now.
+def has_committed(client: Any, topics: Collection[str]) -> bool:
+    """Return whether the group has committed an offset of one of these topics.
 
     Raises:
-        KafkaException: Kafka did not answer.
+        KafkaException: Kafka did not answer for one of their partitions.
     """
-    start, end = client.get_watermark_offsets(_plain(partition), timeout=_LOG_SECONDS)
-    if 0 <= position < start:
-        return Gap(position, start, start)
-    return Gap(end, position, start) if position > end else None
-
-
-def to_client(offsets: Mapping[TopicPartition, Committed]) -> list[Any]:
-    """Return what is to be committed, as the client takes it."""
-    return [confluent_kafka.TopicPartition(p.topic, p.partition, at.offset, at.metadata) for p, at in offsets.items()]
-
-
-def from_client(offsets: Sequence[Any]) -> dict[TopicPartition, Committed]:
-    """Return committed offsets, as the client says them."""
-    return {TopicPartition(p.topic, p.partition): Committed(p.offset, p.metadata or "") for p in offsets}
-
-
-def _reads(client: Any, topics: Collection[str]) -> bool:
     known = client.list_topics(timeout=_LIMIT_SECONDS).topics
-    places = [TopicPartition(topic, number) for topic in topics if topic in known for number in known[topic].partitions]
-    found = committed_offsets(client, places).values() if places else ()
+    partitions = [TopicPartition(topic, n) for topic in topics if topic in known for n in known[topic].partitions]
+    found = committed_offsets(client, partitions).values() if partitions else ()
     for error in found:
         if isinstance(error, confluent_kafka.KafkaError):
             raise confluent_kafka.KafkaException(error)
     return any(found)
 
 
-def _plain(partition: TopicPartition) -> Any:
+def find_gap(client: Any, partition: TopicPartition, position: int) -> OffsetGap | None:
+    """Return what is missing at a position that is out of range, or None if it is in range by now.
+
+    Raises:
+        KafkaException: Kafka did not answer.
+    """
+    start, end = client.get_watermark_offsets(_to_client(partition), timeout=_LOG_SECONDS)
+    if 0 <= position < start:
+        return OffsetGap(position, start, start)
+    return OffsetGap(end, position, start) if position > end else None
+
+
+def to_client(offsets: Mapping[TopicPartition, Committed]) -> list[Any]:
+    """Return offsets to commit, as the client takes them."""
+    return [confluent_kafka.TopicPartition(p.topic, p.partition, at.offset, at.metadata) for p, at in offsets.items()]
+
+
+def from_client(offsets: Sequence[Any]) -> dict[TopicPartition, Committed]:
+    """Return committed offsets, as the client returns them."""
+    return {TopicPartition(p.topic, p.partition): Committed(p.offset, p.metadata or "") for p in offsets}
+
+
+def _to_client(partition: TopicPartition) -> Any:
     return confluent_kafka.TopicPartition(partition.topic, partition.partition)

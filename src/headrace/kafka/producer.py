@@ -20,12 +20,9 @@ from headrace import errors
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
 from headrace.kafka.admin import Admin
-from headrace.kafka.batch_limits import BatchLimits
-from headrace.kafka.budget import SEVERAL, ByteBudget, Lane, lane_of
 from headrace.kafka.error_map import repeat_error, report_error, to_error
-from headrace.kafka.producer_settings import producer_properties
-from headrace.kafka.properties import client_log
-from headrace.kafka.reachability import Reachability
+from headrace.kafka.producer_limits import SEVERAL, ByteBudget, TopicPartitionKey, key_of_request
+from headrace.kafka.properties import client_log, producer_properties
 from headrace.lifecycle import Deadline, LoopBridge, OwnedThread, Service, next_slice
 from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
 from headrace.records import NO_OFFSET, OutgoingRecord, Produced
@@ -56,7 +53,7 @@ class _Request:
         "_refusal",
         "delivered",
         "done",
-        "lane",
+        "key",
         "refused",
         "results",
         "size_bytes",
@@ -68,7 +65,7 @@ class _Request:
         self,
         total: int,
         size_bytes: int,
-        lane: Lane,
+        key: TopicPartitionKey,
         post: Callable[[_Request], None],
         done: Callable[[Results], None],
         acked: bool = True,
@@ -77,7 +74,7 @@ class _Request:
     ) -> None:
         self.total = total
         self.size_bytes = size_bytes
-        self.lane = lane
+        self.key = key
         self.topics = topics
         self.results: list[Any] = [None] * total
         self.delivered = 0  # written by the delivery thread only
@@ -100,7 +97,7 @@ class _Request:
                 error, f"produce to {record.topic()}", keyed=record.key() is not None
             )
         self.delivered += 1
-        # Each side counts its own and then reads the other's; whoever comes last sees the sum. If both see it, the
+        # Each side counts its own and then reads the other's; the later one sees the sum. If both see it, the
         # request is posted twice, and the second time it is done already.
         if self.delivered + self.refused == self.total:
             self._post(self)
@@ -124,10 +121,9 @@ class Producer(Service):
         kafka: KafkaConfig,
         settings: ProducerConfig,
         name: str = "producer",
-        reachability: Reachability | None = None,
+        admin: Admin | None = None,
         *,
         refuses: bool = False,
-        limits: BatchLimits | None = None,
     ) -> None:
         """Prepare; no one is contacted.
 
@@ -135,17 +131,13 @@ class Producer(Service):
             kafka: Where.
             settings: How.
             name: Name of the service.
-            reachability: Gets the errors and the acknowledgements of this client.
-            limits: What is known of the limits of topics; by default it is asked for here.
+            admin: Of the cluster, if this process has one: knows limits of topics, gets errors and acknowledgements.
             refuses: Whether nothing is taken while no broker has answered for `settings.unreachable_seconds`.
         """
         super().__init__(name)
-        self._reachability = reachability
+        self._admin = admin or Admin(kafka)
         self._refuses = refuses
-        self._kafka = kafka
         self._settings = settings
-        self._limits = limits or BatchLimits(functools.partial(Admin, kafka), settings.batch_bytes)
-        self._refusal = functools.partial(self._limits.refusal, batch_bytes=settings.batch_bytes)
         self._sizes: dict[str, int] = {}
         self._limited: dict[int, Producer] = {}
         self._budget = ByteBudget(settings.max_pending_bytes, settings.partition_share)
@@ -187,8 +179,8 @@ class Producer(Service):
         """
         sizes: dict[int, list[int]] = {}
         for topic in dict.fromkeys([record.topic for record in records]):
-            if not self._limits.knows(topic):
-                await self._limits.learn(topic)
+            if not self._admin.batch_limits.knows(topic):
+                await self._admin.batch_limits.learn(topic)
             self._client_of(topic)
         for index, record in enumerate(records) if self._sizes else ():
             sizes.setdefault(self._sizes.get(record.topic, 0), []).append(index)
@@ -197,7 +189,7 @@ class Producer(Service):
         return await self._produce_parts(records, list(sizes.values()))
 
     async def _produce_parts(self, records: Sequence[OutgoingRecord], parts: list[list[int]]) -> Results:
-        """Write records with several clients; a part without room fails alone once another was sent."""
+        """Write records with several clients; a part that does not fit fails alone once another was sent."""
         begun: list[tuple[list[int], asyncio.Future[Results]]] = []
         found: dict[int, ProduceResult] = {}
         for indexes in parts:
@@ -267,17 +259,17 @@ class Producer(Service):
     ) -> _Request:
         """Count records that the client gets next, and return their request."""
         assert self._bridge is not None
-        if self._reachability and self._refuses:
-            self._reachability.check(self._settings.unreachable_seconds)
+        if self._refuses:
+            self._admin.reachability.check(self._settings.unreachable_seconds)
         if size_bytes is None:
             size_bytes = sum([record.size_bytes for record in records])
         size = size_bytes + _RECORD_OVERHEAD_BYTES * len(records)
-        lane = lane_of(records, partitions)
-        self._budget.take(lane, size)
+        key = key_of_request(records, partitions)
+        self._budget.take(key, size)
         topics = {record.topic for record in records} if len(records) > 1 else ()
         self._budget.count(topics, 1)
         post, acked = self._bridge.post, self._settings.acks != 0
-        request = _Request(len(records), size, lane, post, done, acked, self._refusal, topics)
+        request = _Request(len(records), size, key, post, done, acked, self._refusal, topics)
         self._idle.clear()
         self._open_requests += 1
         return request
@@ -289,10 +281,10 @@ class Producer(Service):
             self._work.set()
 
     def check_room(self, topic: str, size_bytes: int) -> None:
-        """Return if there is room for a request to several partitions of a topic, before anybody works for it.
+        """Return if a request to several partitions of a topic fits, before it is encoded.
 
         Raises:
-            ProducerQueueFull: There is none.
+            ProducerQueueFull: It does not.
         """
         self._budget.check((topic, SEVERAL), size_bytes)
 
@@ -317,7 +309,7 @@ class Producer(Service):
         Raises:
             ProducerQueueFull: It is another than before, and records of the topic are in flight: order would be lost.
         """
-        size = self._limits.of(topic) or 0
+        size = self._admin.batch_limits.of(topic, self._settings.batch_bytes) or 0
         if 0 < size < _LEAST_BATCH_BYTES:
             size = 1
         if size != self._sizes.get(topic, 0):
@@ -332,12 +324,11 @@ class Producer(Service):
         if size not in self._limited:
             settings = self._settings.model_copy(update={"batch_bytes": size})
             client = _SmallBatches(
-                self._kafka,
+                self._admin.config,
                 settings,
                 f"{self.name}_{size}",
-                self._reachability,
+                self._admin,
                 refuses=self._refuses,
-                limits=self._limits,
             )
             client._budget = self._budget
             client.on_death = lambda dead: self.die(dead.death or RuntimeError(dead.name))
@@ -379,11 +370,11 @@ class Producer(Service):
             done, request.done = request.done, None
             if done:
                 self._open_requests -= 1
-                self._budget.give_back(request.lane, request.size_bytes)
+                self._budget.give_back(request.key, request.size_bytes)
                 self._budget.count(request.topics, -1)
                 done(request.results)
-        if self._reachability and type(requests[-1].results[0]) is Produced and self._settings.acks != 0:
-            self._reachability.answered()
+        if type(requests[-1].results[0]) is Produced and self._settings.acks != 0:
+            self._admin.reachability.answered()
         if not self._open_requests:
             self._idle.set()
 
@@ -415,15 +406,19 @@ class Producer(Service):
         old.flush(_REPLACE_SECONDS)
 
     def _note_error(self, error: confluent_kafka.KafkaError) -> None:
-        if self._reachability:
-            self._reachability.failed(error)
+        self._admin.reachability.failed(error)
         if error.fatal():
             client_log.error("producer %s is replaced after a fatal error: %s", self.name, error.str())
             self._fatal = True
 
+    def _refusal(
+        self, error: confluent_kafka.KafkaError, record: confluent_kafka.Message
+    ) -> errors.BatchRefused | None:
+        return self._admin.batch_limits.refusal(error, record, self._settings.batch_bytes)
+
     def _new_client(self) -> confluent_kafka.Producer:
         client_id = f"headrace-{self.name}-{next(_client_numbers)}"
-        properties = producer_properties(self._kafka, self._settings, client_id)
+        properties = producer_properties(self._admin.config, self._settings, client_id)
         return confluent_kafka.Producer({**properties, "error_cb": self._note_error})
 
 

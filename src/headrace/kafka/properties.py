@@ -1,4 +1,4 @@
-"""The properties every client of ours gets, and its log."""
+"""The properties of each kind of client, and the clients' log: the only file with librdkafka's names."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
+import confluent_kafka
 from pydantic import SecretStr
 
 from headrace.config.kafka import CONSUMER_ONLY, KafkaConfig
 from headrace.config.membership import ConsumerConfig
+from headrace.config.producer import ProducerConfig
 from headrace.errors import ConfigError
 
 client_log = logging.getLogger("headrace.kafka.client")
 
 
 class _Seldom(logging.Filter):
-    """Lets a line of the client through once in a while, and of lost connections none.
+    """Passes the same line of the client once in a while, and no lines on lost connections.
 
-    A broker that is down makes several lines a second per client; `Reachability` says once that none answers.
+    A broker that is down causes several lines a second per client; `Reachability` reports the outage once.
     """
 
     def __init__(self) -> None:
@@ -48,7 +50,7 @@ client_log.addFilter(_Seldom())
 
 
 def client_properties(kafka: KafkaConfig, client_id: str, *, consumer: bool = False) -> dict[str, Any]:
-    """Return the properties every client starts from: the users' own and our fixed ones."""
+    """Return the properties of every client: those of `kafka.properties`, and the fixed ones."""
     chosen = {name: value for name, value in kafka.properties.items() if consumer or name not in CONSUMER_ONLY}
     return {
         "reconnect.backoff.max.ms": 2000,
@@ -67,7 +69,7 @@ def opened(properties: Mapping[str, object]) -> dict[str, Any]:
 
 
 def member_properties(kafka: KafkaConfig, name: str, group: str, consumer: ConsumerConfig) -> dict[str, Any]:
-    """Return the properties of a group member that commits, and begins anywhere, only when it is told to.
+    """Return the properties of a group member that commits and chooses start positions by explicit calls only.
 
     Raises:
         ConfigError: Settings of the consumer and of every client contradict each other.
@@ -88,4 +90,46 @@ def member_properties(kafka: KafkaConfig, name: str, group: str, consumer: Consu
         "auto.offset.reset": "error",
         "enable.partition.eof": True,
         "check.crcs": True,
+    }
+
+
+def check_properties(kafka: KafkaConfig, settings: ProducerConfig) -> None:
+    """Have the client check every property before anything is started, without contact to Kafka.
+
+    Raises:
+        ConfigError: A value has the wrong type, or a file does not exist.
+    """
+    quiet, name = {"log_level": 0}, "headrace-check"
+    try:
+        confluent_kafka.Producer({**producer_properties(kafka, settings, name), **quiet})
+        confluent_kafka.Consumer({**client_properties(kafka, name, consumer=True), "group.id": name, **quiet}).close()
+    except confluent_kafka.KafkaException as cause:
+        text = cause.args[0].str().strip()
+        raise ConfigError(
+            f"kafka.properties or producer.properties: Kafka's client says: {text}: correct it"
+        ) from cause
+
+
+def producer_properties(kafka: KafkaConfig, settings: ProducerConfig, client_id: str) -> dict[str, Any]:
+    """Return the client properties of a producer."""
+    attempt_ms = int(settings.attempt_seconds * 1000)
+    return {
+        **client_properties(kafka, client_id),
+        **opened(settings.properties),
+        "acks": settings.acks,
+        "enable.idempotence": settings.idempotence,
+        "max.in.flight.requests.per.connection": settings.max_in_flight,
+        "retries": settings.retries,
+        "partitioner": "murmur2_random",
+        "linger.ms": settings.linger_seconds * 1000,
+        "batch.size": settings.batch_bytes,
+        "message.max.bytes": settings.max_record_bytes,
+        "compression.type": settings.compression,
+        "compression.level": settings.compression_level,
+        "delivery.timeout.ms": int(settings.delivery_timeout_seconds * 1000),
+        # The client's own wait is the longer one: past it, it cuts the connection, and with it every other request.
+        "request.timeout.ms": max(1, attempt_ms * 9 // 10),
+        "socket.timeout.ms": max(10, attempt_ms),
+        "queue.buffering.max.messages": 2_000_000,
+        "queue.buffering.max.kbytes": settings.max_pending_bytes // 512 + 16_384,
     }

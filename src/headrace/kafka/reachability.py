@@ -1,8 +1,9 @@
-"""Whether Kafka answers, since when not, and why: the one place that knows it for all clients of a process.
+"""Whether a cluster answers, since when it does not, and why: for all clients of a process.
 
 A client of its own asks for the metadata of one topic while no other client has had an answer for a second. It is a
-consumer's client, because that creates no topics, and the question goes to any broker: what an administrative client
-asks of a cluster goes to its controller, which may be the one that is down. Source: librdkafka, `rd_kafka_metadata`.
+consumer's client, because that creates no topics, and its question goes to any broker: the questions of an
+administrative client go to the controller, which may be the broker that is down. Source: librdkafka,
+`rd_kafka_metadata`.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
 log = logging.getLogger(__name__)
 
 _IDLE_SECONDS = 1.0
-_AGAIN_SECONDS = 0.5
+_RETRY_SECONDS = 0.5
 _LIMIT_SECONDS = 3.0
 _ATTEMPT_SECONDS = 1.0
 _LATE_SECONDS = 1.0
-"""For so long after the beginning of an outage an answer may be one of before."""
+"""For so long after the start of an outage, an answer may belong to an earlier question."""
 _TOPIC = "_headrace-reachability"  # need not exist
 _POLL_SECONDS = 0.05
 _FIRST_REMINDER_SECONDS = 10.0
@@ -52,19 +53,28 @@ class Outage(NamedTuple):
     """One sentence: the address, since when, and the client's reason."""
 
 
+class _Unanswered(NamedTuple):
+    """The present outage, as reported so far."""
+
+    reason: str
+    began_at: float
+    remind_at: float
+    pause_seconds: float
+
+
 class Reachability(Service):
-    """Knows of one cluster whether it answers. Every client reports to it, from any thread."""
+    """Whether one cluster answers. Every client reports to it, from any thread."""
 
     def __init__(
         self, kafka: KafkaConfig, clock: Clock, name: str = "kafka", tell: Callable[[str], None] | None = None
     ) -> None:
-        """Prepare; no one is contacted.
+        """Prepare; no broker is contacted.
 
         Args:
             kafka: The cluster.
             clock: Time.
             name: Name of the service.
-            tell: Called with a sentence when an outage begins, goes on and ends; by default it is logged.
+            tell: Called with a sentence when an outage begins, lasts and ends; by default it is logged.
         """
         super().__init__(name)
         self.servers = kafka.bootstrap_servers
@@ -72,25 +82,21 @@ class Reachability(Service):
         self._properties = client_properties(kafka, "headrace-reachability")
         self._clock = clock
         self._tell = tell or log.warning
-        self._began = clock.monotonic()
-        self._answered_at = self._began
+        self._answered_at = clock.monotonic()
         self._has_answered = False
-        self._reason = ""
-        """Why no broker answers; empty while one does, or while that is not known."""
+        self._unanswered: _Unanswered | None = None
+        """The present outage; None while a broker answers, or while that is not known."""
         self._last_error = ""
         self._refused_requests = 0
         self._none_left = threading.Event()
-        """Set when a client says that it reaches no broker, so that the brokers are asked at once."""
+        """Set when a client reports that it reaches no broker, so that the brokers are asked at once."""
         self._own_none_left = False
         self._seen_alive = threading.Event()
-        """Set when another client has had an answer in an outage."""
-        self._outage_at = 0.0
-        self._reminder_at = 0.0
-        self._pause_seconds = 0.0
+        """Set when another client gets an answer during an outage."""
         self._thread: OwnedThread | None = None
 
     async def start(self) -> None:
-        register_gauge(_UP, lambda: int(self._has_answered and not self._reason), bootstrap_servers=self.servers)
+        register_gauge(_UP, lambda: int(self._has_answered and not self._unanswered), bootstrap_servers=self.servers)
         self._thread = OwnedThread(self.name, self._watch, self.die)
         self._thread.start()
 
@@ -108,25 +114,27 @@ class Reachability(Service):
     @property
     def outage(self) -> Outage | None:
         """The present outage; None while a broker answers, or while that is not known yet."""
-        reason = self._reason
-        if not reason:
+        unanswered = self._unanswered
+        if not unanswered:
             return None
         seconds = self._clock.monotonic() - self._answered_at
         since = self._clock.time() - seconds
         return Outage(
-            since, seconds, f"Kafka at {self.servers} has not answered for {seconds:.0f} s: {reason}{self.hint()}"
+            since,
+            seconds,
+            f"Kafka at {self.servers} has not answered for {seconds:.0f} s: {unanswered.reason}{self.hint()}",
         )
 
     def answered(self) -> None:
-        """Take note that a broker has just answered a client."""
-        now = self._clock.monotonic()
-        if not self._reason:
+        """Record that a broker has just answered a client."""
+        now, unanswered = self._clock.monotonic(), self._unanswered
+        if not unanswered:
             self._answered_at = now
-        elif now - self._outage_at > _LATE_SECONDS:
+        elif now - unanswered.began_at > _LATE_SECONDS:
             self._seen_alive.set()
 
     def failed(self, error: Any) -> None:
-        """Take an error that a client reports beside its calls (`error_cb`)."""
+        """Take an error that a client reports outside its calls (`error_cb`)."""
         if error.code() == _Error._ALL_BROKERS_DOWN:
             self._none_left.set()  # of that client only
         else:
@@ -136,9 +144,9 @@ class Reachability(Service):
         """Return unless no broker has answered for longer than a limit.
 
         Raises:
-            KafkaUnavailable: None has, so nothing should be handed to a client.
+            KafkaUnavailable: None has, so nothing should be passed to a client.
         """
-        if not self._reason:
+        if not self._unanswered:
             return
         outage = self.outage
         if outage and outage.seconds > limit_seconds:
@@ -165,7 +173,7 @@ class Reachability(Service):
 
     def _watch(self, stop_asked: threading.Event) -> None:
         own: dict[str, Any] = {
-            "group.id": "headrace.reachability",  # demanded by the client; never joined
+            "group.id": "headrace.reachability",  # required by the client; never joined
             "allow.auto.create.topics": False,
             "reconnect.backoff.max.ms": 500,
             "socket.timeout.ms": int(_ATTEMPT_SECONDS * 1000),  # then another broker is asked
@@ -183,30 +191,27 @@ class Reachability(Service):
             client.close()
 
     def asked(self, asked_at: float, answered: bool) -> None:
-        """Take the outcome of a question to the brokers: begin an outage, remind of it, or end it."""
+        """Take the result of a question to the brokers: start an outage, remind of it, or end it."""
         now = self._clock.monotonic()
         outage = self.outage
         if answered:
-            self._has_answered, self._reason, self._last_error = True, "", ""
+            self._has_answered, self._unanswered, self._last_error = True, None, ""
             self._answered_at = now
             if outage:
                 refused = f"; {self._refused_requests} requests were answered 503" if self._refused_requests else ""
                 self._tell(f"Kafka at {self.servers} answers again after {outage.seconds:.0f} s{refused}")
             self._refused_requests = 0
         elif self._answered_at <= asked_at or outage:  # else another client has had an answer meanwhile
-            self._reason = self._last_error or _SILENT
-            if not outage:
-                self._outage_at = now
-                self._pause_seconds = _FIRST_REMINDER_SECONDS
-            elif now < self._reminder_at:
+            reason, known = self._last_error or _SILENT, self._unanswered
+            if known and now < known.remind_at:
+                self._unanswered = known._replace(reason=reason)
                 return
-            else:
-                self._pause_seconds = min(3 * self._pause_seconds, _LONGEST_REMINDER_SECONDS)
-            self._reminder_at = now + self._pause_seconds
+            pause = min(3 * known.pause_seconds, _LONGEST_REMINDER_SECONDS) if known else _FIRST_REMINDER_SECONDS
+            self._unanswered = _Unanswered(reason, known.began_at if known else now, now + pause, pause)
             self._tell(self.outage.why if self.outage else "")
 
     def _ask(self, client: confluent_kafka.Consumer, stop_asked: threading.Event) -> bool:
-        """Ask any broker, once more only where the client says that it reaches none."""
+        """Ask any broker; ask again only if the client reports that it reaches none."""
         end = self._clock.monotonic() + _LIMIT_SECONDS
         self._none_left.clear()
         self._seen_alive.clear()
@@ -229,8 +234,8 @@ class Reachability(Service):
         began = self._clock.monotonic()
         while not stop_asked.is_set():
             now = self._clock.monotonic()
-            if self._reason:
-                if now - began >= _AGAIN_SECONDS:
+            if self._unanswered:
+                if now - began >= _RETRY_SECONDS:
                     return
             elif self._none_left.is_set() or now - self._answered_at >= _IDLE_SECONDS:
                 return
@@ -242,20 +247,20 @@ class Reachability(Service):
 
 
 def plain_reason(error: Any) -> str:
-    """Return why a client does not reach a broker, in plain words; empty if its error says nothing of that."""
+    """Return why a client does not reach a broker, in plain words; empty if its error is about something else."""
     text = _AGO.sub("", error.str())
-    address, _, said = text.partition("/")
-    said = said.partition(": ")[2] or text
+    address, _, reason = text.partition("/")
+    reason = reason.partition(": ")[2] or text
     if error.code() == _Error._RESOLVE:
         return f"unknown host {address}"
     if error.code() == _Error._AUTHENTICATION:
-        return f"login refused by {address}: {said}"
+        return f"login refused by {address}: {reason}"
     if error.code() == _Error._SSL:
-        return f"TLS failed with {address}: {said}"
-    if "Connection refused" in said:
+        return f"TLS failed with {address}: {reason}"
+    if "Connection refused" in reason:
         return f"connection refused by {address}"
-    if "timed out" in said:
+    if "timed out" in reason:
         return f"timed out at {address}"
-    if "isconnected" in said:
+    if "isconnected" in reason:
         return f"connection closed by {address}"
-    return f"{address}: {said}" if error.code() in (_Error._TRANSPORT, _Error._BAD_MSG) else ""
+    return f"{address}: {reason}" if error.code() in (_Error._TRANSPORT, _Error._BAD_MSG) else ""

@@ -1,4 +1,4 @@
-"""Reading a stretch of a topic without a group: nothing is joined, nothing is committed."""
+"""Reads partitions without a group: no membership, no commits."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _WAIT_SECONDS = 0.2
 _END = confluent_kafka.KafkaError._PARTITION_EOF
 
 
-def to_record(taken: Any) -> Record:
-    """Return our value for a client's record, which is let go: to keep it costs more than to read its headers."""
-    key, value, headers = taken.key(), taken.value(), _headers_of(taken)
+def to_record(message: Any) -> Record:
+    """Return a record of the client as a value of our own: keeping the client's costs more than reading its headers."""
+    key, value, headers = message.key(), message.value(), _headers_of(message)
     return Record(
-        taken.topic(),
-        taken.partition(),
-        taken.offset(),
-        taken.timestamp()[1],
+        message.topic(),
+        message.partition(),
+        message.offset(),
+        message.timestamp()[1],
         key,
         value,
         headers.copy if headers else list,
@@ -34,16 +34,16 @@ def to_record(taken: Any) -> Record:
     )
 
 
-def _headers_of(taken: Any) -> list[Header] | None:
+def _headers_of(message: Any) -> list[Header] | None:
     """Return a record's headers; a name that is not UTF-8, which the client cannot read, is U+FFFD."""
     try:
-        headers: list[Header] | None = taken.headers()
-    except SystemError:  # the client holds them all the same, with nothing in place of the name
-        parts = [gc.get_referents(header) for header in taken.headers()]  # to look into such a one ends the process
+        headers: list[Header] | None = message.headers()
+    except SystemError:  # the client has the headers, without such a name
+        parts = [gc.get_referents(header) for header in message.headers()]  # reading such a header ends the process
         names = [next((part for part in pair if isinstance(part, str)), "\ufffd") for pair in parts]
         values = [next((part for part in pair if isinstance(part, bytes)), None) for pair in parts]
         headers = list(zip(names, values, strict=True))
-        taken.set_headers(headers)
+        message.set_headers(headers)
     return headers
 
 
@@ -52,16 +52,16 @@ async def read_records(
     starts: Mapping[TopicPartition, int],
     ends: Mapping[TopicPartition, int] | None = None,
 ) -> AsyncGenerator[list[Record], None]:
-    """Read partitions from given offsets, in batches, offset order inside each partition.
+    """Read partitions from given offsets, in batches, in offset order inside each partition.
 
     Args:
-        kafka: Where.
-        starts: Partition to the first own offset wanted; the set of partitions to read.
-        ends: Partition to the offset to stop before; None follows the partitions for ever, and then an empty
-            list is yielded whenever nothing came for a moment.
+        kafka: The cluster.
+        starts: The partitions to read, each with its first offset.
+        ends: Partition to the offset to stop before. None follows the partitions without an end, and yields an empty
+            list whenever no record arrived for a moment.
 
     Raises:
-        KafkaError: Kafka refuses the read, or a start offset is no longer there.
+        KafkaError: Kafka refuses the read, or a start offset is no longer in the log.
     """
     open_partitions = {p for p, start in starts.items() if ends is None or start < ends[p]}
     if not open_partitions:
@@ -70,12 +70,12 @@ async def read_records(
     try:
         client.assign([confluent_kafka.TopicPartition(p.topic, p.partition, starts[p]) for p in open_partitions])
         while open_partitions or ends is None:
-            records, events = await run_blocking(_take, client)
+            records, events = await run_blocking(_poll, client)
             for event in events:
                 partition = TopicPartition(event.topic(), event.partition())
                 if event.error().code() != _END:
                     raise to_error(event.error(), f"read {partition}")
-                # The end of what is committed: with aborted records or markers behind it, no record reaches `end`.
+                # The last stable offset: if aborted records or markers follow, no record reaches `end`.
                 if ends is not None and event.offset() >= ends[partition]:
                     open_partitions.discard(partition)
             if ends is not None:
@@ -90,20 +90,20 @@ async def read_records(
         await run_blocking(client.close)
 
 
-def _take(client: confluent_kafka.Consumer) -> tuple[list[Record], list[Any]]:
-    """Return records, and what else the client says; made on the thread, because each costs time."""
+def _poll(client: confluent_kafka.Consumer) -> tuple[list[Record], list[Any]]:
+    """Return records and the client's events; both are made on the thread, because each costs time."""
     first = client.poll(_WAIT_SECONDS)
     if first is None:
         return [], []
-    taken = [first, *client.consume(_BATCH - 1, 0)]
-    events = [item for item in taken if item.error() is not None]
-    return [to_record(item) for item in taken if item.error() is None] if events else [*map(to_record, taken)], events
+    items = [first, *client.consume(_BATCH - 1, 0)]
+    events = [item for item in items if item.error() is not None]
+    return [to_record(item) for item in items if item.error() is None] if events else [*map(to_record, items)], events
 
 
 def _properties(kafka: KafkaConfig) -> dict[str, Any]:
     return {
         **client_properties(kafka, "headrace-reader", consumer=True),
-        "group.id": "headrace.reader",  # demanded by the client; never joined
+        "group.id": "headrace.reader",  # required by the client; never joined
         "enable.auto.commit": False,
         "auto.offset.reset": "error",
         "enable.partition.eof": True,
@@ -114,4 +114,4 @@ def _properties(kafka: KafkaConfig) -> dict[str, Any]:
 
 
 def _ignore_transport(error: confluent_kafka.KafkaError) -> None:
-    """Let the client reconnect by itself; fatal and authentication errors come with the records too."""
+    """Let the client reconnect by itself; fatal and authentication errors are returned with the records too."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from headrace.errors import HeadraceError, KafkaUnavailable, TopicNotFound
 from headrace.kafka.admin import Admin
-from headrace.kafka.batch_limits import BatchLimits
 from headrace.kafka.names import check_topic
 from headrace.lifecycle import Clock, Readiness, Service
 
@@ -24,11 +23,10 @@ _NEGATIVE_ENTRIES = 10_000
 
 
 class TopicDirectory(Service):
-    """Answers "how many partitions has this topic" without a question to the broker per request."""
+    """The number of partitions of each topic, known without a question to a broker per request."""
 
-    def __init__(self, admin: Admin, clock: Clock, limits: BatchLimits | None = None, name: str = "topics") -> None:
-        super().__init__(name)
-        self._limits = limits
+    def __init__(self, admin: Admin, clock: Clock) -> None:
+        super().__init__("topics")
         self._admin = admin
         self._clock = clock
         self._partitions: dict[str, int] = {}
@@ -44,25 +42,25 @@ class TopicDirectory(Service):
 
     def known(self, topic: str) -> int | None:
         """Return the number of partitions of a topic, if `partitions_of` need not ask for it."""
-        if self._limits and not self._limits.knows(topic):
+        if not self._admin.batch_limits.knows(topic):
             return None
         return self._partitions.get(topic)
 
     async def partitions_of(self, topic: str) -> int:
-        """Return the number of partitions of a topic, after its limit for batches was learned.
+        """Return the number of partitions of a topic, and learn its limit for batches.
 
-        A topic that is not known is asked for at most twice a second, so a name that does not exist is refused at
-        once and one that was just created is found.
+        Kafka is asked for an unknown topic at most twice a second. So a name without a topic is refused at once, and a
+        new topic is found.
 
         Raises:
             InvalidRequest: The name cannot be a topic.
             TopicNotFound: The cluster does not have it.
-            KafkaUnavailable: It is not known, and no broker answers.
+            KafkaUnavailable: The topic is not known, and no broker answers.
         """
         known = self._partitions.get(topic)
         if known is not None:
-            if self._limits and not self._limits.knows(topic):
-                await self._limits.learn(topic)
+            if not self._admin.batch_limits.knows(topic):
+                await self._admin.batch_limits.learn(topic)
             return known
         check_topic(topic)
         missing_since = self._missing.get(topic)
@@ -75,7 +73,9 @@ class TopicDirectory(Service):
         if self._admin.reachability.outage:
             raise self._admin.reachability.error(f"look up topic {topic}")
         if self._problem:
-            raise self._problem.with_traceback(None)  # it is raised many times, and would gather every caller's frames
+            raise self._problem.with_traceback(
+                None
+            )  # it is raised many times, and would collect the frames of every caller
         try:
             info = await self._admin.describe_topic(topic)
         except TopicNotFound:
@@ -84,8 +84,7 @@ class TopicDirectory(Service):
             self._missing[topic] = now
             raise
         self._partitions[topic] = len(info.partitions)
-        if self._limits:
-            await self._limits.learn(topic)
+        await self._admin.batch_limits.learn(topic)
         return len(info.partitions)
 
     async def _keep_fresh(self) -> None:
@@ -107,11 +106,14 @@ class InternalTopic(NamedTuple):
 
     name: str
     source: str = ""
-    """The topic it takes replication factor and min ISR from; empty takes the broker's defaults."""
-    configs: Mapping[str, str] = {"cleanup.policy": "compact"}
+    """The topic it takes replication factor, min ISR and partitions from; empty takes the broker's defaults."""
+    configs: Mapping[str, str] = {}
+    """Topic configuration by Kafka's names."""
+    fits: Collection[str] = ()
+    """All topics whose records it must be able to take."""
 
-    async def ensure(self, admin: Admin) -> None:
-        """Create the topic with one partition unless it exists.
+    async def ensure_table(self, admin: Admin) -> None:
+        """Create the topic, compacted and with one partition, unless it exists.
 
         Raises:
             TopicNotFound: It does not exist, and topics are not created here (`kafka.create_topics`).
@@ -120,32 +122,17 @@ class InternalTopic(NamedTuple):
         if not await admin.has_topic(self.name):
             if not admin.config.create_topics:
                 raise TopicNotFound(f"topic {self.name} does not exist, and kafka.create_topics is false: create it")
-            await admin.ensure_topic_like(self.name, self.source, 1, self.configs)
+            await admin.ensure_topic_like(self.name, self.source, 1, {"cleanup.policy": "compact", **self.configs})
 
 
-class OwnTopics(Service):
-    """Keeps trying until every topic of ours exists; readiness says which does not, and why."""
+class TopicCreator(Service):
+    """Creates internal topics, and repeats until all exist; readiness names one that does not, and the reason."""
 
-    def __init__(
-        self,
-        admin: Admin,
-        wanted: Mapping[str, str],
-        clock: Clock,
-        name: str = "topics",
-        fits: Mapping[str, Collection[str]] | None = None,
-    ) -> None:
-        """Prepare.
-
-        Args:
-            admin: The door to the cluster.
-            wanted: Topic to create: topic it takes partitions, replication factor and min ISR from.
-            clock: For the pauses between tries.
-            name: Name of the service.
-            fits: Topic to create: all topics whose records it must be able to take.
-        """
+    def __init__(self, admin: Admin, topics: Iterable[InternalTopic], clock: Clock, name: str = "topics") -> None:
+        """Prepare; `name` is that of the service."""
         super().__init__(name)
         self._admin = admin
-        self._missing, self._fits = dict(wanted), fits or {}
+        self._missing = list(topics)
         self._clock = clock
         self._problem = "topics are being created"
 
@@ -157,12 +144,12 @@ class OwnTopics(Service):
 
     async def _create(self) -> None:
         while self._missing:
-            for name, source in list(self._missing.items()):
+            for topic in list(self._missing):
                 try:
-                    await self._admin.ensure_topic_like(name, source, fits=self._fits.get(name, ()))
+                    await self._admin.ensure_topic_like(topic.name, topic.source, fits=topic.fits)
                 except HeadraceError as error:
-                    self._problem = f"topic {name} is not created yet: {error.description}"
+                    self._problem = f"topic {topic.name} is not created yet: {error.description}"
                 else:
-                    del self._missing[name]
+                    self._missing.remove(topic)
             if self._missing:
                 await self._clock.sleep(_CREATE_AGAIN_SECONDS)

@@ -1,9 +1,9 @@
 """Whether a transactional client may begin another transaction, judged by its own statistics.
 
-The client speaks a protocol in which a late request to end a transaction can end the next one, and in which a commit
-that timed out and was sent again returns as if nothing had happened. So after every transaction the guard looks for any
-sign that a request was lost or sent twice. If there is one, the client is replaced: the broker then refuses whatever of
-the old one is still on its way. Source: reliability.md 5.1; KAFKA-17754, KIP-890.
+In the client's protocol a late request to end a transaction can end the next one, and a commit that timed out and was
+sent again returns as if nothing had happened. So after every transaction the guard looks for a sign that a request was
+lost or sent twice. If there is one, the client is replaced: the broker then refuses every late request of the old one.
+Source: KAFKA-17754, KIP-890.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MOST_TRANSACTIONS: Final = 10_000
 _SIGNS: Final = {
     "req_timeouts": "a request timed out",
     "txretries": "a request was sent again",
-    "disconnects": "a broker hung up",
+    "disconnects": "a broker closed the connection",
 }
 
 
@@ -55,15 +55,15 @@ class TransactionGuard:
         self._transactions = 0
 
     def observe(self, statistics: str) -> None:
-        """Take what the client says of itself."""
+        """Take the client's statistics."""
         self._latest = _decode(statistics)
 
     def opened(self, at: float) -> None:
-        """Note when the client was ready for its first transaction; what happened before says nothing."""
+        """Set when the client was ready for its first transaction; earlier statistics are ignored."""
         self._since = at
 
     def ended(self, at: float) -> None:
-        """Note when a transaction ended."""
+        """Set when a transaction ended."""
         self._since = at
         self._transactions += 1
 
@@ -84,5 +84,5 @@ class TransactionGuard:
         return "the end of a transaction was asked for twice" if self._latest.ends > self._before.ends + 1 else ""
 
     def begin(self) -> None:
-        """Compare from here on with the statistics that were just found to be in order."""
+        """Compare from now on with the present statistics, which `doubt` has found to be in order."""
         self._before = self._latest

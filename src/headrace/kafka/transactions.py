@@ -1,14 +1,14 @@
 """Transactional producers: all records of a request are visible at read_committed, or none ever is.
 
-Each client lives on a thread of its own, because its calls block. Requests that wait are written in one transaction; if
-one of them fails, each is written again alone. What is said of a request's end:
+Each client has a thread of its own, because its calls block. Waiting requests are written in one transaction; if one
+of them fails, each is written again alone. A request ends in one of three ways:
 
-- committed: the client said so.
-- certainly not: a commit was never asked for. Whatever is in the log is aborted, now or later.
-- in doubt: a commit was asked for and not confirmed. Nothing is aborted then. The client is replaced, and when its
-  successor is open the broker has ended the transaction; so the topic itself tells how.
+- committed: the client confirmed it.
+- not committed: no commit was requested. Records in the log are aborted, now or later.
+- in doubt: a commit was requested and not confirmed. Then nothing is aborted. The client is replaced, and when its
+  successor is open the broker has ended the transaction; so reading the topic shows how it ended.
 
-Source: reliability.md 5.1; KIP-98.
+Source: KIP-98.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ import confluent_kafka
 
 from headrace import errors
 from headrace.config.kafka import KafkaConfig
-from headrace.config.producer import ProducerConfig
+from headrace.config.producer import ProducerConfig, TransactionsConfig
 from headrace.kafka.admin import Admin
-from headrace.kafka.batch_limits import Batches, BatchLimits, wire_bytes
 from headrace.kafka.error_map import repeat_error, to_error
 from headrace.kafka.producer import ProduceResult
-from headrace.kafka.producer_settings import producer_properties
-from headrace.kafka.reachability import Reachability
+from headrace.kafka.producer_limits import Batches, BatchLimits, wire_bytes
+from headrace.kafka.properties import producer_properties
 from headrace.kafka.reader import read_records
 from headrace.kafka.transaction_guard import TransactionGuard
 from headrace.lifecycle import Deadline, LoopBridge, OwnedThread, Service
@@ -42,8 +41,8 @@ from headrace.records import OutgoingRecord, Produced, TopicPartition
 
 log = logging.getLogger(__name__)
 
-Closing = Callable[[list[Produced]], OutgoingRecord]
-"""Makes one more record of a transaction from where the others are. Called on a producer's thread."""
+Receipt = Callable[[list[Produced]], OutgoingRecord]
+"""Makes a last record of a transaction from the offsets of the others. Called on a producer's thread."""
 
 _STATISTICS_SECONDS: Final = 0.02
 _STATISTICS_LIMIT_SECONDS: Final = 10.0
@@ -54,17 +53,17 @@ _LOOK_UP_SECONDS: Final = 60.0
 _LOOK_AGAIN_SECONDS: Final = 5.0
 _THREAD_STOP_SECONDS: Final = 5.0
 _INNOCENT: Final = (confluent_kafka.KafkaError._STATE, confluent_kafka.KafkaError._INVALID_DIFFERENT_RECORD)
-"""Errors that only say that another record has failed."""
+"""Errors of records that failed only because another record did."""
 _BROKEN: Final = (confluent_kafka.KafkaException, SystemError)
-"""What the client's calls raise. A fatal error that meets a delivery report in one call is a SystemError."""
+"""What the client's calls raise: a SystemError if a fatal error and a delivery report meet in one call."""
 
 
 class _Job:
-    """A request: with the loop until a thread claims it, with that thread until it is posted back."""
+    """A request: the loop owns it until a thread claims it, then that thread until it is posted back."""
 
-    def __init__(self, records: Sequence[OutgoingRecord], closing: Closing | None) -> None:
+    def __init__(self, records: Sequence[OutgoingRecord], receipt: Receipt | None) -> None:
         self.records = list(records)
-        self.closing = closing
+        self.receipt = receipt
         self.wanted = len(self.records)
         self.results: list[Any] = []
         self.in_doubt = False
@@ -73,15 +72,15 @@ class _Job:
         self._claimed = threading.Lock()
 
     def claim(self) -> bool:
-        """Return whether the caller is the first to ask, and so owns the request."""
+        """Return whether the caller is the first, and so owns the request."""
         return self._claimed.acquire(blocking=False)
 
     def send(self, client: confluent_kafka.Producer, first: int, batches: Batches) -> None:
-        """Hand the records from a number on to the client; what it refuses is a result."""
+        """Pass the records from an index on to the client; a refused record gets its error as result."""
         self.results[first:] = [None] * (len(self.records) - first)
         for index, record in enumerate(self.records[first:], first):
             try:
-                batches.make_room(record.topic, wire_bytes(record.key, record.value, record.headers))
+                batches.before(record.topic, wire_bytes(record.key, record.value, record.headers))
                 client.produce(
                     record.topic,
                     record.value,
@@ -111,11 +110,11 @@ class _Job:
 
     @property
     def written(self) -> bool:
-        """Whether every record is in the log; whether it becomes visible is another question."""
+        """Whether every record is in the log, visible or not."""
         return len(self.results) == len(self.records) and all(type(result) is Produced for result in self.results)
 
     def fail(self, reason: errors.HeadraceError) -> None:
-        """Say of every record that it is certainly not visible: of a record at fault why, of the others `reason`."""
+        """Fail every record as certainly not visible: a refused one with its own error, the others with `reason`."""
         found = self.results[: self.wanted] or [None] * self.wanted
         self.results = [
             result if isinstance(result, errors.HeadraceError) and not result.retriable else reason for result in found
@@ -143,7 +142,7 @@ class _Writer:
         self._in_doubt: list[_Job] = []
 
     def run(self, stop_asked: threading.Event) -> None:
-        """Write what comes until asked to stop."""
+        """Write requests until it is asked to stop."""
         while not stop_asked.is_set():
             if self._client is None and not self._open():
                 stop_asked.wait(_REOPEN_SECONDS)
@@ -155,7 +154,7 @@ class _Writer:
         self._close()
 
     def _open(self) -> bool:
-        """Make a client that has fenced its predecessor; whatever that left open has ended then."""
+        """Open a client that fences its predecessor, and so ends the transactions that one left open."""
         self._guard = TransactionGuard()
         client = confluent_kafka.Producer({**self._properties, "stats_cb": self._guard.observe})
         try:
@@ -175,7 +174,7 @@ class _Writer:
 
     def _close(self) -> None:
         if self._client:
-            # Not its own close, which would abort: after a commit in doubt that may be wrong.
+            # Not `close`, which would abort: after a commit in doubt that may be wrong.
             self._client.purge()
             self._client = None
 
@@ -193,7 +192,7 @@ class _Writer:
             self._close_if(f"it failed: {cause}")
 
     def _take(self) -> list[_Job]:
-        """Return what waits, as far as one transaction takes it; wait a moment for the first."""
+        """Return waiting requests, as many as one transaction takes; wait a moment for the first."""
         jobs: list[_Job] = []
         with contextlib.suppress(queue.Empty):
             while sum(job.wanted for job in jobs) < _TOGETHER_RECORDS:
@@ -226,7 +225,7 @@ class _Writer:
             while self._client and not self._guard.fresh and time.monotonic() < end:
                 self._poll(_STATISTICS_SECONDS)
             if not self._guard.fresh:
-                self._close_if("it says nothing of itself")
+                self._close_if("it sends no statistics")
                 break
             if self._client and not self._close_if(self._guard.doubt()):
                 self._guard.begin()
@@ -234,7 +233,7 @@ class _Writer:
         return None
 
     def _send(self, client: confluent_kafka.Producer, jobs: list[_Job]) -> None:
-        """Write the records, then those that tell where the records are. Ends in time: the client's own limit."""
+        """Write the records, then their receipts. The client's own time limit ends it."""
         for topic in {record.topic for job in jobs for record in job.records}:
             self._limits.learn_from_thread(topic, self._loop)
         batches = Batches(self._limits, self._properties["batch.size"], client.flush)
@@ -245,15 +244,15 @@ class _Writer:
         client.flush()
         if all(job.written for job in jobs):
             for job in jobs:
-                if job.closing:
-                    job.records.append(job.closing(job.results))
+                if job.receipt:
+                    job.records.append(job.receipt(job.results))
                     job.send(client, job.wanted, batches)
             client.flush()
 
     def _commit(self, client: confluent_kafka.Producer, jobs: list[_Job]) -> None:
         try:
             client.commit_transaction()
-        except _BROKEN as cause:  # whatever it is: what was asked for first may have been done
+        except _BROKEN as cause:  # whatever it is: the first request may have been carried out
             log.warning("a commit of %s failed: %s", self._properties["transactional.id"], cause)
             self._doubted(jobs)
             self._close()
@@ -268,12 +267,14 @@ class _Writer:
         self._in_doubt += jobs
 
     def _abort(self, client: confluent_kafka.Producer, jobs: list[_Job]) -> None:
-        """End a transaction of which nothing may be seen; of several requests in it each gets another one alone."""
+        """Abort a transaction; each of several requests in it is then written alone."""
         failed = [result for job in jobs for result in job.results if isinstance(result, errors.HeadraceError)]
         if len(jobs) == 1:
             why = f" {failed[0].description}" if failed else ""
             self._fail(jobs, errors.TransactionAborted(f"{errors.TransactionAborted.__doc__}{why}"))
-        if not any(isinstance(error, errors.KafkaTimeout) for error in failed):  # nothing is under way, which it minds
+        if not any(
+            isinstance(error, errors.KafkaTimeout) for error in failed
+        ):  # nothing is in flight, or the call would fail
             with contextlib.suppress(*_BROKEN):
                 client.abort_transaction()
         # After a failure its numbers may have a gap, which the broker would refuse in the next transaction.
@@ -299,12 +300,10 @@ class TransactionalProducers(Service):
         settings: ProducerConfig,
         id_prefix: str,
         name: str = "transactions",
-        reachability: Reachability | None = None,
-        limits: BatchLimits | None = None,
+        admin: Admin | None = None,
     ) -> None:
         super().__init__(name)
-        self._reachability = reachability
-        self._limits = limits or BatchLimits(functools.partial(Admin, kafka), settings.batch_bytes)
+        self._admin = admin or Admin(kafka)
         self._kafka = kafka
         self._settings = settings
         self._id_prefix = id_prefix
@@ -317,26 +316,26 @@ class TransactionalProducers(Service):
         register_gauge("headrace_waiting_transactions", lambda: len(self._open_jobs))
 
     def open(self) -> None:
-        """Open the producers, which ends what a former process with their names has left open."""
+        """Open the producers, which ends the transactions that a former process with their names left open."""
         if self._threads:
             return
         loop = asyncio.get_running_loop()
         bridge = LoopBridge(loop, self._finish)
         for number in range(self._settings.transactions.producers):
             properties = self._properties(f"{self._id_prefix}-{number}")
-            writer = self._writer(properties, self._jobs, bridge.post, self._limits, loop)
+            writer = self._writer(properties, self._jobs, bridge.post, self._admin.batch_limits, loop)
             thread = OwnedThread(f"{self.name}-{number}", writer.run, self.die)
             self._threads.append(thread)
             thread.start()
 
     def submit(
-        self, records: Sequence[OutgoingRecord], closing: Closing | None = None
+        self, records: Sequence[OutgoingRecord], receipt: Receipt | None = None
     ) -> asyncio.Future[list[ProduceResult]]:
         """Write records as one transaction.
 
         Args:
             records: One or more.
-            closing: Makes a last record, in the same transaction, from where the others are.
+            receipt: Makes a last record, in the same transaction, from the offsets of the others.
 
         Returns:
             A future that gets one result per record when the outcome is known: each of them written and visible, or
@@ -347,15 +346,14 @@ class TransactionalProducers(Service):
             ProducerQueueFull: Too many wait; nothing was sent.
             KafkaUnavailable: No broker has answered for a while; nothing was sent.
         """
-        if self._reachability:
-            self._reachability.check(self._settings.unreachable_seconds)
+        self._admin.reachability.check(self._settings.unreachable_seconds)
         if len(self._open_jobs) >= self._settings.transactions.max_waiting:
             raise errors.ProducerQueueFull(
                 f"{len(self._open_jobs)} transactions wait, as many as may (producer.transactions.max_waiting): "
                 "nothing of this request was sent, send it again after a pause"
             )
         self.open()
-        job = _Job(records, closing)
+        job = _Job(records, receipt)
         self._open_jobs.add(job)
         self._idle.clear()
         self._jobs.put(job)
@@ -391,22 +389,22 @@ class TransactionalProducers(Service):
                 self._settle(job, job.results)
 
     async def _look_up(self, job: _Job) -> None:
-        """Find out how a transaction has ended: its last record is visible, or passed over."""
-        last, place = job.records[-1], job.results[-1]
-        partition = TopicPartition(last.topic, place.partition)
+        """Find out how a transaction has ended: its last record is visible, or skipped."""
+        last, written = job.records[-1], job.results[-1]
+        partition = TopicPartition(last.topic, written.partition)
         while True:
-            reading = read_records(self._kafka, {partition: place.offset}, {partition: place.offset + 1})
+            reading = read_records(self._kafka, {partition: written.offset}, {partition: written.offset + 1})
             try:
                 async with asyncio.timeout(_LOOK_UP_SECONDS), contextlib.aclosing(reading):
                     visible = [record async for records in reading for record in records]
                 break
             except (errors.HeadraceError, TimeoutError) as cause:
-                what = f"whether a transaction with {partition} offset {place.offset} was committed"
+                what = f"whether a transaction with {partition} offset {written.offset} was committed"
                 log.warning("%s is unknown: %s", what, cause or type(cause).__name__)
-                if job.closing is None:
+                if job.receipt is None:
                     self._settle(job, [errors.KafkaTimeout()] * job.wanted)
                     return
-            await asyncio.sleep(_LOOK_AGAIN_SECONDS)  # who wants a last record asks again until it is known
+            await asyncio.sleep(_LOOK_AGAIN_SECONDS)  # with a receipt it is asked until it is known
         log.info("a transaction in doubt was %s", "committed" if visible else "aborted")
         if not visible:
             job.fail(errors.TransactionAborted())
@@ -432,3 +430,39 @@ class TransactionalProducers(Service):
             "transaction.timeout.ms": int(limit * 1000),
             "statistics.interval.ms": int(_STATISTICS_SECONDS * 1000),
         }
+
+
+class _SessionWriter(_Writer):
+    """Fails later requests instead of opening another client."""
+
+    _opened = False
+
+    def _open(self) -> bool:
+        if not self._opened:
+            self._opened = super()._open()
+            return self._opened
+        over = errors.TransactionAborted("the session is over, and nothing more is written in it: start another one")
+        while jobs := self._take():
+            self._fail(jobs, over)
+        return False
+
+    def _doubted(self, jobs: list[_Job]) -> None:
+        unknown = errors.KafkaTimeout("a commit was not confirmed: the next session tells whether it was made")
+        for job in jobs:
+            job.results = [unknown] * job.wanted
+            self._post(job)
+
+
+class TransactionSession(TransactionalProducers):
+    """Writes requests one transaction after the other, until the first that fails; after that all fail.
+
+    The client is opened once, and the next session of the same name fences it. So a session that opens, then reads
+    what earlier ones have committed, and then writes, repeats nothing of theirs. Results of a request that was not
+    committed are errors; `KafkaTimeout` means that only the next session can find out. Source: KIP-98.
+    """
+
+    _writer = _SessionWriter
+
+    def __init__(self, kafka: KafkaConfig, name: str) -> None:
+        """Prepare; the next session of the same name fences this one."""
+        super().__init__(kafka, ProducerConfig(transactions=TransactionsConfig(producers=1)), name, f"session {name}")

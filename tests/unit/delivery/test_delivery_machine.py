@@ -155,7 +155,7 @@ class World:
     def trouble(self, partition: TopicPartition) -> str:
         return ""
 
-    def pause(self, partition: TopicPartition) -> str:
+    def pause_reason(self, partition: TopicPartition) -> str:
         return ""
 
     async def seek(self, partition: TopicPartition, epoch: int, offset: int) -> bool:

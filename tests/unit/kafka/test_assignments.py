@@ -17,7 +17,7 @@ from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl
 from headrace.delivery.protocols import ACK, Delivery, Outcome
 from headrace.delivery.pump import Pump
 from headrace.errors import DestinationUnavailable
-from headrace.kafka.loop_side import LoopSide
+from headrace.kafka.loop_proxy import LoopProxy
 from headrace.kafka.positions import ReadPolicy
 from headrace.lifecycle import Deadline, ManualClock
 from headrace.records import Committed, TopicPartition
@@ -43,7 +43,7 @@ class Backend:
 def recreated(member: Member) -> None:
     """The topic is another one, and no rebalance has told of it."""
     member.client.marks[P0] = 0, 3
-    member.consumer.created_anew("t", member.clock.time() + 1)
+    member.consumer.topic_recreated("t", member.clock.time() + 1)
 
 
 def cut_off(member: Member) -> None:
@@ -67,7 +67,7 @@ def test_a_partition_that_begins_anew_while_it_is_paused_is_read_again(
         happens(member)
         await member.until(lambda: heard.lost == [P0], "the partition to begin anew")
         await member.turns()
-        assert (client.paused, member.consumer.pause(P0), member.consumer.trouble(P0)) == (set(), "", "")
+        assert (client.paused, member.consumer.pause_reason(P0), member.consumer.trouble(P0)) == (set(), "", "")
         client.give(Message(P0, 1))
         await member.until(lambda: heard.records[-1] == (P0, heard.epochs[P0], 1), "a record of the new log")
 
@@ -185,7 +185,7 @@ def test_a_batch_that_cannot_be_read_is_read_again_behind_what_was_handed_over(m
 
 def test_a_commit_of_before_a_seek_never_counts_for_the_epoch_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever the loop runs between what the thread tells it: the old offset would undo the seek."""
-    post = LoopSide.post
+    post = LoopProxy.post
 
     async def test(member: Member) -> None:
         client, heard = member.client, member.listener
@@ -194,14 +194,14 @@ def test_a_commit_of_before_a_seek_never_counts_for_the_epoch_behind_it(monkeypa
             if len(heard.assigned) == 1:
                 member.consumer.commit({P0: Committed(7)})
 
-        def post_and_commit(loop: LoopSide, call: Callable[..., Any], *arguments: Any) -> None:
+        def post_and_commit(loop: LoopProxy, call: Callable[..., Any], *arguments: Any) -> None:
             post(loop, call, *arguments)
             post(loop, commit_of_before)
 
         client.assign(P0)
         client.give(*(Message(P0, offset) for offset in range(7)))
         await member.until(lambda: len(heard.records) == 7, "the records")
-        monkeypatch.setattr(LoopSide, "post", post_and_commit)
+        monkeypatch.setattr(LoopProxy, "post", post_and_commit)
         assert await member.consumer.seek(P0, heard.epochs[P0], 2)
         await member.turns()
         assert client.commits[-1] == (P0, 2)
@@ -267,7 +267,7 @@ def test_the_thread_polls_as_long_as_it_asks(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_loop_that_is_late_drains_only_what_is_left_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread gives up at a moment; a lane that drained longer would deliver beside the next owner's."""
     asked = threading.Event()
-    wait_for = LoopSide.wait_for
+    wait_for = LoopProxy.wait_for
 
     def asking(*arguments: Any) -> Any:
         asked.set()
@@ -289,7 +289,7 @@ def test_a_loop_that_is_late_drains_only_what_is_left_of_the_time(monkeypatch: p
         await member.until(lambda: left, "the drain")
         assert left[0] <= 5
 
-    monkeypatch.setattr(LoopSide, "wait_for", asking)
+    monkeypatch.setattr(LoopProxy, "wait_for", asking)
     with_member(monkeypatch, test)
 
 

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import KafkaError as ClientError
 
 from headrace.errors import BatchRefused, HeadraceError, KafkaUnauthorized, KafkaUnavailable
-from headrace.kafka.batch_limits import Batches, BatchLimits
+from headrace.kafka.producer_limits import Batches, BatchLimits
 
 USUAL = 1_000_000
 TOO_LARGE = ClientError(ClientError.MSG_SIZE_TOO_LARGE)
@@ -32,7 +32,7 @@ class Cluster:
 def limits(*answers: Any, ask: int = 1) -> BatchLimits:
     """Return limits that were asked for the topic t."""
     cluster = Cluster(*answers)
-    found = BatchLimits(lambda: cluster, USUAL)  # type: ignore[arg-type, return-value]
+    found = BatchLimits(cluster.topic_configs)
 
     async def main() -> None:
         await asyncio.gather(*(found.learn("t") for _ in range(ask)))
@@ -50,19 +50,19 @@ def record(size: int) -> confluent_kafka.Message:
 )
 def test_batches_fit_the_topic(answer: int, batch: int | None) -> None:
     """With room for what frames them; a usual limit needs no batches of its own."""
-    assert limits(answer).of("t") == batch
+    assert limits(answer).of("t", USUAL) == batch
 
 
 def test_a_topic_is_asked_for_once() -> None:
     """Also by many at the same time."""
-    assert limits(100_000, ask=5).of("t") == 65_536
+    assert limits(100_000, ask=5).of("t", USUAL) == 65_536
 
 
 @pytest.mark.parametrize(("answer", "known"), [(KafkaUnauthorized(), True), (KafkaUnavailable(), True)])
 def test_where_kafka_does_not_tell_the_usual_size_stays(answer: HeadraceError, known: bool) -> None:
     """Nobody waits for the next question at once."""
     found = limits(answer)
-    assert (found.of("t"), found.knows("t")) == (None, known)
+    assert (found.of("t", USUAL), found.knows("t")) == (None, known)
 
 
 def test_a_refused_batch_halves_the_limit_once_for_all_its_records() -> None:
@@ -70,13 +70,13 @@ def test_a_refused_batch_halves_the_limit_once_for_all_its_records() -> None:
     found = limits(KafkaUnauthorized())
     for _ in range(10):
         assert isinstance(found.refusal(TOO_LARGE, record(50_000), USUAL), BatchRefused)
-    assert found.of("t") == 524_288
+    assert found.of("t", USUAL) == 524_288
     assert not found.knows("t")
     assert found.refusal(TOO_LARGE, record(600_000), 524_288) is None
     assert found.refusal(ClientError(ClientError.INVALID_RECORD), record(1), 524_288) is None
     for size in (524_288, 262_144, 131_072):
         found.refusal(TOO_LARGE, record(50_000), size)
-    assert found.of("t") == 65_536
+    assert found.of("t", USUAL) == 65_536
 
 
 def test_the_size_of_a_segment_limits_a_batch() -> None:
@@ -86,27 +86,27 @@ def test_the_size_of_a_segment_limits_a_batch() -> None:
         async def topic_configs(self, topic: str) -> dict[str, str]:
             return {"max.message.bytes": "1048588", "segment.bytes": "100000"}
 
-    found = BatchLimits(Segments, USUAL)  # type: ignore[arg-type]
+    found = BatchLimits(Segments().topic_configs)
     asyncio.run(found.learn("t"))
-    assert found.of("t") == 65_536
+    assert found.of("t", USUAL) == 65_536
 
 
 def test_a_refusal_counts_for_a_while_beside_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     """A record that Kafka refuses every time is alone after a few refusals, so it is too large itself."""
     now = 100.0
-    monkeypatch.setattr("headrace.kafka.batch_limits.time.monotonic", lambda: now)
+    monkeypatch.setattr("headrace.kafka.producer_limits.time.monotonic", lambda: now)
     found = limits(*[1_048_588] * 10)
     refusals = 0
-    while found.refusal(TOO_LARGE, record(50_000), found.of("t") or USUAL):
+    while found.refusal(TOO_LARGE, record(50_000), found.of("t", USUAL) or USUAL):
         refusals += 1
         asyncio.run(found.learn("t"))
         assert refusals < 6
-    assert found.of("t") == 32_768
+    assert found.of("t", USUAL) == 32_768
     assert found.knows("t")
     now += 601
     assert not found.knows("t")
     asyncio.run(found.learn("t"))
-    assert found.of("t") is None
+    assert found.of("t", USUAL) is None
 
 
 def test_a_client_is_flushed_before_a_batch_gets_too_large() -> None:
@@ -115,7 +115,7 @@ def test_a_client_is_flushed_before_a_batch_gets_too_large() -> None:
     sent: list[int] = []
     batches = Batches(limits(1000), USUAL, lambda: flushed.append(len(sent)))
     for size in (200, 200, 200, 600, 600, 10, 10):
-        batches.make_room("t", size)
-        batches.make_room("u", 10**6)
+        batches.before("t", size)
+        batches.before("u", 10**6)
         sent.append(size)
     assert flushed == [2, 3, 4, 5]

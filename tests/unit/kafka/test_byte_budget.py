@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import ProducerQueueFull
-from headrace.kafka.budget import ByteBudget, lane_of
+from headrace.kafka.producer_limits import ByteBudget, key_of_request
 from headrace.records import OutgoingRecord
 
 A, B, C = ("t", 0), ("t", 1), ("u", -1)
@@ -84,4 +84,4 @@ def record(key: bytes | None = None, partition: int | None = None) -> OutgoingRe
 )
 def test_a_request_to_one_partition_has_its_lane(records: list[OutgoingRecord], partitions: int, lane: int) -> None:
     """Named, or found from the one key as the client finds it; everything else counts for the topic."""
-    assert lane_of(records, partitions) == ("t", lane)
+    assert key_of_request(records, partitions) == ("t", lane)

@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config.consumers import FlowControl
-from headrace.kafka.flow import Flow
+from headrace.kafka.fetch_flow import FetchFlowControl
 from headrace.records import TopicPartition
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
-def flow(records: int = 10_000, size: int = 10_000_000) -> Flow:
-    made = Flow(FlowControl(max_records=records, max_bytes=size))
+def flow(records: int = 10_000, size: int = 10_000_000) -> FetchFlowControl:
+    made = FetchFlowControl(FlowControl(max_records=records, max_bytes=size))
     made.assigned([A, B])
     return made
 
@@ -21,7 +21,7 @@ def flow(records: int = 10_000, size: int = 10_000_000) -> Flow:
 def test_nothing_is_paused_while_there_is_room() -> None:
     """Half full is fine, however long it lasts."""
     made = flow()
-    made.taken(A, 4999, 10, 0)
+    made.fetched(A, 4999, 10, 0)
     assert made.changes(100) == ((), ())
     assert not made.must_wait
 
@@ -29,7 +29,7 @@ def test_nothing_is_paused_while_there_is_room() -> None:
 def test_a_short_peak_pauses_nothing() -> None:
     """When full, the consumer waits for room before it pauses: pausing throws away what was fetched ahead."""
     made = flow()
-    made.taken(A, 7600, 10, 0)
+    made.fetched(A, 7600, 10, 0)
     assert made.changes(0.0) == ([], [])
     assert made.must_wait
     made.released(A, 1000, 1, 0.9)
@@ -40,7 +40,7 @@ def test_a_short_peak_pauses_nothing() -> None:
 def test_without_room_for_a_while_everything_is_paused_and_polling_goes_on() -> None:
     """With every partition paused a poll brings no records, so the membership lives."""
     made = flow()
-    made.taken(A, 10_000, 10, 0)
+    made.fetched(A, 10_000, 10, 0)
     made.changes(0.0)
     assert made.changes(1.0) == ([A, B], [])
     assert not made.must_wait
@@ -53,8 +53,8 @@ def test_without_room_for_a_while_everything_is_paused_and_polling_goes_on() -> 
 def test_a_partition_that_stands_still_beyond_its_share_is_paused_alone() -> None:
     """One slow partition cannot take the room of the others; each change is said once."""
     made = flow()
-    made.taken(A, 6000, 10, 0)
-    made.taken(B, 10, 10, 0)
+    made.fetched(A, 6000, 10, 0)
+    made.fetched(B, 10, 10, 0)
     assert made.changes(0.9) == ([], [])
     assert made.changes(1.0) == ([A], [])
     assert made.changes(1.1) == ([], [])
@@ -65,18 +65,18 @@ def test_a_partition_that_stands_still_beyond_its_share_is_paused_alone() -> Non
 def test_a_partition_that_stands_still_leaves_room_for_the_others() -> None:
     """However fast it filled up: the other one goes on, is paused when its own part is full, and goes on again."""
     made = flow()
-    made.taken(A, 7600, 10, 0)
+    made.fetched(A, 7600, 10, 0)
     assert made.changes(0) == ([], [])
     assert made.must_wait
     assert made.changes(1) == ([A], [])
     for now in range(2, 100):
         assert not made.must_wait
-        made.taken(B, 2399, 10, now)
+        made.fetched(B, 2399, 10, now)
         assert made.changes(now) == ([], [])
         made.released(B, 2399, 10, now)
         assert made.changes(now) == ([], [])
-    made.taken(B, 2390, 10, 100)
-    made.taken(B, 500, 10, 100)
+    made.fetched(B, 2390, 10, 100)
+    made.fetched(B, 500, 10, 100)
     assert made.changes(100) == ([B], [])
     made.released(B, 2000, 10, 101)
     assert made.changes(101) == ([], [B])
@@ -85,14 +85,14 @@ def test_a_partition_that_stands_still_leaves_room_for_the_others() -> None:
 def test_bytes_count_too() -> None:
     """Few large records fill the budget as many small ones do."""
     made = flow()
-    made.taken(A, 1, 10_000_000, 0)
+    made.fetched(A, 1, 10_000_000, 0)
     assert made.must_wait
 
 
 def test_late_releases_of_a_revoked_partition_are_ignored() -> None:
     """After a revoke nothing of it is counted."""
     made = flow()
-    made.taken(A, 6000, 10, 0)
+    made.fetched(A, 6000, 10, 0)
     made.revoked([A])
     made.released(A, 6000, 10, 1)
     assert (made.records, made.bytes) == (0, 0)
@@ -113,7 +113,7 @@ def test_the_budget_holds_and_no_partition_is_paused_for_ever(
     for partition, take, count, seconds in steps:
         now += seconds
         if take and partition not in paused and not made.must_wait:
-            made.taken(partition, count, count, now)
+            made.fetched(partition, count, count, now)
             held[partition] += count
         else:
             part = min(count, held[partition])

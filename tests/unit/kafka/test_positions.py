@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import confluent_kafka
 import pytest
 
-from headrace.kafka.positions import Gap, ReadPolicy, Start, _reads, find_gap, find_starts
+from headrace.kafka.positions import OffsetGap, PositionResolver, ReadPolicy, StartPosition, find_gap, has_committed
+from headrace.lifecycle import ManualClock
 from headrace.records import Committed, TopicPartition
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -42,52 +44,66 @@ class FakeClient:
         return SimpleNamespace(topics=dict.fromkeys(("t", "u"), SimpleNamespace(partitions=partitions)))
 
 
-def test_a_group_takes_up_at_what_it_committed_with_what_lies_beside_it() -> None:
+def resolver(policy: ReadPolicy, *, subscribed: Sequence[str] = ()) -> PositionResolver:
+    made = PositionResolver(policy, ManualClock(), lambda about, problem: None, None)
+    made.subscribed = subscribed
+    return made
+
+
+def starts(client: FakeClient, partitions: list[TopicPartition], policy: ReadPolicy, **more: Any) -> Any:
+    """Return where partitions start, without their epochs."""
+    found = resolver(policy, **more).starts(client, partitions)
+    return {partition: start._replace(epoch=0) for partition, start in found.items()}
+
+
+def test_a_group_resumes_at_its_committed_offset_with_its_metadata() -> None:
     """Whatever the policy is for groups without committed offsets."""
     for policy in (ReadPolicy("earliest"), ReadPolicy("latest")):
-        starts = find_starts(FakeClient({0: 50}), [P0], policy)
-        assert starts == {P0: Start(50, Committed(50, "note"))}
+        assert starts(FakeClient({0: 50}), [P0], policy) == {P0: StartPosition(50, Committed(50, "note"))}
 
 
 def test_latest_is_a_number_that_is_to_be_committed_now() -> None:
     """So that a restart before the first record does not choose a later one."""
-    starts = find_starts(FakeClient({}), [P0, P1], ReadPolicy("latest"))
-    assert starts[P1] == Start(100, Committed(100), is_new=True)
+    found = starts(FakeClient({}), [P0, P1], ReadPolicy("latest"))
+    assert found[P1] == StartPosition(100, Committed(100), is_new=True)
 
 
 def test_a_partition_that_was_added_begins_at_its_start() -> None:
     """The group reads the topic already, so its first records would be skipped otherwise."""
-    starts = find_starts(FakeClient({2: 7}), [P0, P1], ReadPolicy("latest"))
-    assert starts == dict.fromkeys((P0, P1), Start(confluent_kafka.OFFSET_BEGINNING))
+    found = starts(FakeClient({2: 7}), [P0, P1], ReadPolicy("latest"))
+    assert found == dict.fromkeys((P0, P1), StartPosition(confluent_kafka.OFFSET_BEGINNING))
 
 
 def test_a_topic_that_was_created_later_begins_at_its_start() -> None:
-    """One that this process has read before, or that joins others by a pattern; else "latest" is the end."""
+    """One that this process has read before, or that is added by a pattern; else "latest" is the end."""
     latest, as_one, begin = ReadPolicy("latest"), ReadPolicy("latest", as_one=True), confluent_kafka.OFFSET_BEGINNING
-    joined = TopicPartition("u", 0)
-    assert find_starts(FakeClient({}), [P0], latest, seen={"t"})[P0].offset == begin
-    assert find_starts(FakeClient({0: 50}), [joined], as_one, subscribed=["t", "u"])[joined].offset == begin
-    assert find_starts(FakeClient({0: 50}), [joined], latest, subscribed=["t", "u"])[joined].offset == 100
-    assert find_starts(FakeClient({}), [joined], as_one, subscribed=["t", "u"])[joined].offset == 100
+    added = TopicPartition("u", 0)
+    reads = resolver(latest)
+    reads.starts(FakeClient({0: 50}), [P0])
+    assert reads.starts(FakeClient({}), [P0])[P0].offset == begin
+    assert starts(FakeClient({0: 50}), [added], as_one, subscribed=["t", "u"])[added].offset == begin
+    assert starts(FakeClient({0: 50}), [added], latest, subscribed=["t", "u"])[added].offset == 100
+    assert starts(FakeClient({}), [added], as_one, subscribed=["t", "u"])[added].offset == 100
 
 
 def test_what_cannot_be_read_is_not_guessed() -> None:
     """An error about one partition is an error, not "nothing committed"; nor is it when another topic is looked at."""
     error = confluent_kafka.KafkaError(14)
     for policy in (ReadPolicy("earliest"), ReadPolicy("latest")):
-        assert find_starts(FakeClient({}, error=error), [P0], policy) == {P0: error}
+        made = resolver(policy)
+        assert (made.starts(FakeClient({}, error=error), [P0]), made.is_open(P0)) == ({}, True)
     with pytest.raises(confluent_kafka.KafkaException):
-        _reads(FakeClient({}, error=error), ["t"])
+        has_committed(FakeClient({}, error=error), ["t"])
 
 
 @pytest.mark.parametrize(
     ("position", "gap", "is_cut_off", "text"),
     [
-        (10, Gap(10, 40, 40), False, "offsets 10 to 39 (30) are no longer in the log: removed"),
-        (120, Gap(100, 120, 40), True, "offsets 100 to 119 (20) are no longer in the log: the log ends"),
+        (10, OffsetGap(10, 40, 40), False, "offsets 10 to 39 (30) are no longer in the log: removed"),
+        (120, OffsetGap(100, 120, 40), True, "offsets 100 to 119 (20) are no longer in the log: the log ends"),
     ],
 )
-def test_a_gap_has_exact_offsets(position: int, gap: Gap, is_cut_off: bool, text: str) -> None:
+def test_a_gap_has_exact_offsets(position: int, gap: OffsetGap, is_cut_off: bool, text: str) -> None:
     """Below the start of the log, or beyond its end."""
     found = find_gap(FakeClient({}), P0, position)
     assert found == gap

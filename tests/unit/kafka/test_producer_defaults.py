@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headrace.config.kafka import PRODUCER_KEYS, KafkaConfig, SchemaRegistryConfig
 from headrace.config.producer import ProducerConfig
-from headrace.kafka.producer_settings import producer_properties
+from headrace.kafka.properties import producer_properties
 
 DIFFERENT = {
     "batch.size": "1000000",  # filled by the linger time, not by one request

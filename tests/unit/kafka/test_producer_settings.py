@@ -11,7 +11,7 @@ from pydantic import SecretStr
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
 from headrace.errors import ConfigError
-from headrace.kafka.producer_settings import check_properties, producer_properties
+from headrace.kafka.properties import check_properties, producer_properties
 
 
 @pytest.mark.parametrize(

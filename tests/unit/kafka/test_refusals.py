@@ -9,7 +9,7 @@ import pytest
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
 from headrace.errors import KafkaUnavailable
-from headrace.kafka import Producer, Reachability, TransactionalProducers
+from headrace.kafka import Admin, Producer, Reachability, TransactionalProducers
 from headrace.lifecycle import ManualClock
 from headrace.records import OutgoingRecord
 
@@ -24,9 +24,10 @@ def test_nothing_is_handed_over_when_no_broker_has_answered_for_a_while() -> Non
         clock = ManualClock()
         seen = Reachability(NOWHERE, clock)
         settings = ProducerConfig(unreachable_seconds=2)
-        producer = Producer(NOWHERE, settings, reachability=seen, refuses=True)
-        inner = Producer(NOWHERE, settings, "inner", seen)
-        transactions = TransactionalProducers(NOWHERE, settings, "x", reachability=seen)
+        admin = Admin(NOWHERE, seen)
+        producer = Producer(NOWHERE, settings, admin=admin, refuses=True)
+        inner = Producer(NOWHERE, settings, "inner", admin)
+        transactions = TransactionalProducers(NOWHERE, settings, "x", admin=admin)
         for service in (producer, inner, transactions):
             await service.start()
         began = clock.monotonic()

@@ -11,9 +11,9 @@ import pytest
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
 from headrace.errors import KafkaTimeout, KafkaUnauthorized, ProducerQueueFull, RecordRefused
-from headrace.kafka.batch_limits import BatchLimits
-from headrace.kafka.budget import lane_of
+from headrace.kafka import Admin
 from headrace.kafka.producer import Producer, _Request
+from headrace.kafka.producer_limits import BatchLimits, key_of_request
 from headrace.lifecycle import Deadline, SystemClock
 from headrace.records import NO_OFFSET, OutgoingRecord, Produced
 
@@ -21,8 +21,8 @@ from headrace.records import NO_OFFSET, OutgoingRecord, Produced
 def result_of(offset: int, *, acked: bool) -> object:
     """Return what a request holds after the report of its one record."""
     posted: list[_Request] = []
-    lane = lane_of([OutgoingRecord("t", None, b"", [], 0, 0)], 1)
-    request = _Request(1, 0, lane, posted.append, lambda results: None, acked)
+    key = key_of_request([OutgoingRecord("t", None, b"", [], 0, 0)], 1)
+    request = _Request(1, 0, key, posted.append, lambda results: None, acked)
     request.reported(0, None, confluent_kafka.Message(topic="t", partition=2, offset=offset))
     assert posted == [request]
     return request.results[0]
@@ -70,18 +70,25 @@ class Silent:
         raise KafkaUnauthorized
 
 
+def cluster(answers: type) -> Admin:
+    """Return a cluster without brokers, of whose topics the limits are known."""
+    admin = Admin(KafkaConfig(bootstrap_servers="127.0.0.1:1"))
+    admin.batch_limits = BatchLimits(answers().topic_configs)
+    return admin
+
+
 def test_a_topic_changes_its_client_only_without_records_in_flight() -> None:
     """Whichever topic of its request the records in flight are of: two clients would not keep their order."""
 
     async def main() -> None:
-        limits = BatchLimits(Silent, 1_000_000)  # type: ignore[arg-type]
+        admin = cluster(Silent)
         settings = ProducerConfig(delivery_timeout_seconds=0.5)
-        producer = Producer(KafkaConfig(bootstrap_servers="127.0.0.1:1"), settings, limits=limits)
+        producer = Producer(KafkaConfig(bootstrap_servers="127.0.0.1:1"), settings, admin=admin)
         await producer.start()
         first, second = OutgoingRecord("a", b"k", b"1"), OutgoingRecord("b", b"k", b"1")
         producer.send([first, second], lambda results: None)
         too_large = confluent_kafka.KafkaError(confluent_kafka.KafkaError.MSG_SIZE_TOO_LARGE)
-        limits.refusal(too_large, confluent_kafka.Message(topic="b", value=b"1"), 1_000_000)
+        admin.batch_limits.refusal(too_large, confluent_kafka.Message(topic="b", value=b"1"), 1_000_000)
         with pytest.raises(ProducerQueueFull, match="records are in flight"):
             await producer.produce([second])
         await producer.drain(Deadline(SystemClock(), 60))
@@ -102,12 +109,12 @@ def test_topics_with_very_small_limits_share_one_client() -> None:
     """So there are nine clients at most, and the usual one."""
 
     async def main() -> None:
-        limits = BatchLimits(Limited, 1_000_000)  # type: ignore[arg-type]
-        producer = Producer(KafkaConfig(bootstrap_servers="127.0.0.1:1"), ProducerConfig(), limits=limits)
+        admin = cluster(Limited)
+        producer = Producer(KafkaConfig(bootstrap_servers="127.0.0.1:1"), ProducerConfig(), admin=admin)
         await producer.start()
         topics = [str((1 << power) + 256) for power in range(20)]
         for topic in topics:
-            await limits.learn(topic)
+            await admin.batch_limits.learn(topic)
         assert len({producer._client_of(topic) for topic in topics}) == 9
         assert {producer._client_of(topic)._settings.batch_bytes for topic in topics[:12]} == {1}
         await producer.stop()
@@ -120,9 +127,9 @@ def test_a_long_request_that_is_cancelled_gives_its_room_back() -> None:
 
     async def main() -> None:
         settings = ProducerConfig(delivery_timeout_seconds=0.5)
-        limits = BatchLimits(Silent, 1_000_000)  # type: ignore[arg-type]
-        await limits.learn("t")
-        producer = Producer(KafkaConfig(bootstrap_servers="127.0.0.1:1"), settings, limits=limits)
+        admin = cluster(Silent)
+        await admin.batch_limits.learn("t")
+        producer = Producer(KafkaConfig(bootstrap_servers="127.0.0.1:1"), settings, admin=admin)
         await producer.start()
         records = [OutgoingRecord("t", None, b"1")] * 5000
         request = asyncio.ensure_future(producer.produce(records, sliced=True))
@@ -143,8 +150,8 @@ def test_a_record_that_the_client_cannot_take_fails_alone() -> None:
     """Whatever the client raises, the request ends and gives its room back."""
 
     async def main() -> None:
-        limits = BatchLimits(Silent, 1_000_000)  # type: ignore[arg-type]
-        producer = Producer(KafkaConfig(bootstrap_servers="127.0.0.1:1"), ProducerConfig(), limits=limits)
+        admin = cluster(Silent)
+        producer = Producer(KafkaConfig(bootstrap_servers="127.0.0.1:1"), ProducerConfig(), admin=admin)
         await producer.start()
         odd = OutgoingRecord("t", None, b"1", partition="1")  # type: ignore[arg-type]
         (result,) = await producer.produce([odd])

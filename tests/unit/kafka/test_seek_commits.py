@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from headrace.kafka.commits import Commits
-from headrace.kafka.placement import Placement
-from headrace.kafka.positions import ReadPolicy, Start
-from headrace.kafka.problems import Problems
+from headrace.kafka.loop_proxy import ConsumerProblems
+from headrace.kafka.positions import PositionResolver, ReadPolicy, StartPosition
 from headrace.lifecycle import ManualClock
 from headrace.records import Committed, TopicPartition
 
@@ -23,19 +22,19 @@ class Bench:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.epochs = {PLACE: 1, OTHER: 1}
-        self.problems = Problems("g")
-        self.placement = Placement(ReadPolicy(), self.clock, self.problems.say, None)
-        self.commits = Commits("c", self.clock, self.epochs, self.placement.acknowledged)
+        self.problems = ConsumerProblems("g")
+        self.resolver = PositionResolver(ReadPolicy(), self.clock, self.problems.report, None)
+        self.commits = Commits("c", self.clock, self.epochs, self.resolver.acknowledged)
         self.sent: list[tuple[int, int]] = []
 
     def commit(self, offsets: list[Any], asynchronous: bool) -> None:
         self.sent += [(item.partition, item.offset) for item in offsets]
 
-    def seek(self, offset: int, epoch: int) -> Start:
-        start = Start(offset, Committed(offset), epoch=epoch)
+    def seek(self, offset: int, epoch: int) -> StartPosition:
+        start = StartPosition(offset, Committed(offset), epoch=epoch)
         self.commits.forget([PLACE])
         self.epochs[PLACE] = epoch
-        self.placement.wait_for_commit(PLACE, start)
+        self.resolver.wait_for_commit(PLACE, start)
         self.want(PLACE, offset, epoch)
         return start
 
@@ -49,7 +48,7 @@ class Bench:
         self.commits.send_due(self)
 
     def begun(self) -> list[Any]:
-        return list(self.placement.found(self))
+        return list(self.resolver.resolve(self))
 
 
 @pytest.fixture
@@ -60,10 +59,10 @@ def bench() -> Bench:
 def test_it_begins_once_the_commit_is_acknowledged(bench: Bench) -> None:
     """Until then the partition is not open, and afterwards it is yielded once."""
     start = bench.seek(50, 2)
-    assert (bench.begun(), bench.placement.is_open(PLACE)) == ([], True)
+    assert (bench.begun(), bench.resolver.is_open(PLACE)) == ([], True)
     bench.report(PLACE, 50)
     assert bench.begun() == [(PLACE, start)]
-    assert (bench.begun(), bench.placement.is_open(PLACE)) == ([], False)
+    assert (bench.begun(), bench.resolver.is_open(PLACE)) == ([], False)
 
 
 def test_it_is_committed_behind_what_was_under_way(bench: Bench) -> None:
@@ -95,12 +94,12 @@ def test_a_commit_that_fails_is_sent_until_it_is_taken(bench: Bench) -> None:
 def test_what_is_lost_meanwhile_is_not_begun(bench: Bench) -> None:
     """Before its commit is acknowledged or after; nor by an acknowledgement of a seek before the last."""
     bench.seek(5, 2)
-    bench.placement.forget([PLACE])
+    bench.resolver.forget([PLACE])
     bench.report(PLACE, 5)
     assert bench.begun() == []
     bench.seek(5, 2)
     bench.report(PLACE, 5)
-    bench.placement.forget([PLACE])
+    bench.resolver.forget([PLACE])
     assert bench.begun() == []
     bench.seek(6, 3)
     start = bench.seek(7, 4)
@@ -122,8 +121,8 @@ def test_a_report_of_another_commit_acknowledges_nothing(bench: Bench) -> None:
 def test_problems_are_those_of_the_partition_or_of_the_membership(bench: Bench) -> None:
     """The partition's own goes first."""
     assert bench.problems.of(PLACE) == "group g: not joined yet"
-    bench.problems.say(str(PLACE), "offset 5 is gone")
+    bench.problems.report(str(PLACE), "offset 5 is gone")
     assert (bench.problems.of(PLACE), bench.problems.of(OTHER)) == ("offset 5 is gone", "group g: not joined yet")
-    bench.problems.say("", "")
-    bench.problems.say(str(PLACE), "")
+    bench.problems.report("", "")
+    bench.problems.report(str(PLACE), "")
     assert (bench.problems.of(PLACE), bench.problems.all()) == ("", [])

@@ -7,8 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from headrace.config.section import fits_any
-from headrace.kafka import TopicInfo
-from headrace.kafka.subscription import Subscription
+from headrace.kafka import Subscription, TopicInfo
 from headrace.lifecycle import ManualClock
 
 
@@ -28,7 +27,7 @@ class Cluster:
     def subscribe(self, topics: Sequence[str]) -> None:
         self.told.append(list(topics))
 
-    def created_anew(self, topic: str, after: float) -> None:
+    def topic_recreated(self, topic: str, after: float) -> None:
         self.told.append((topic, after))
 
 

@@ -61,7 +61,7 @@ class Member:
     def trouble(self, partition: TopicPartition) -> str:
         return ""
 
-    def pause(self, partition: TopicPartition) -> str:
+    def pause_reason(self, partition: TopicPartition) -> str:
         return ""
 
     async def seek(self, partition: TopicPartition, epoch: int, offset: int) -> bool:

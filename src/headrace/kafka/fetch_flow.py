@@ -1,0 +1,152 @@
+"""Flow control of one consumer: how much is fetched and not ended, and which partitions are therefore paused.
+
+Pure bookkeeping, used on the consumer's thread. A pause makes the client discard the records it has fetched ahead, so
+pausing is for partitions that make no progress and not for short peaks. When the budget is full, the consumer first
+waits a moment for records to end, and pauses only if none do. A partition that has more than its share in flight and
+has ended nothing for a while is paused alone. One half of the budget is divided equally among the partitions; the
+other half goes to the partitions that fill it first. So a partition without progress takes at most that half in
+addition to its own part, and the other partitions continue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from headrace.config.consumers import FlowControl
+from headrace.records import TopicPartition
+
+_MIN_SHARE_RECORDS = 1000
+_MIN_SHARE_BYTES = 1_048_576
+_NO_PROGRESS_SECONDS = 1.0
+_COMMON = 0.5
+"""Part of the budget that is not divided among the partitions."""
+
+
+class _InFlight:
+    __slots__ = ("bytes", "moved_at", "paused", "records")
+
+    def __init__(self) -> None:
+        self.records = 0
+        self.bytes = 0
+        self.paused = False
+        self.moved_at = 0.0
+
+
+class FetchFlowControl:
+    """Counts records and bytes per partition and says which partitions to pause and resume."""
+
+    def __init__(self, limits: FlowControl) -> None:
+        self.records = 0
+        """Records in flight, of all partitions."""
+        self.bytes = 0
+        """Bytes in flight, of all partitions."""
+        self._limits = limits
+        self._partitions: dict[TopicPartition, _InFlight] = {}
+        self._paused = 0
+        self._full_since: float | None = None
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether a poll now could return records beyond the budget."""
+        if self.fill >= 1:
+            return self._paused < len(self._partitions)
+        return self._is_full() and any(not each.paused and self._exceeds(each) for each in self._partitions.values())
+
+    @property
+    def fill(self) -> float:
+        """Part of the budget that is used; 1 is full."""
+        return self.part_of(self.records, self.bytes)
+
+    def part_of(self, records: int, size_bytes: int) -> float:
+        """Return the part of the budget that so many records and bytes are; callable on any thread."""
+        return max(records / self._limits.max_records, size_bytes / self._limits.max_bytes)
+
+    @property
+    def poll_limit_records(self) -> int:
+        """Half of the free records, at least 1, so that no single poll takes the whole budget."""
+        return max(1, (self._limits.max_records - self.records) // 2)
+
+    def is_paused(self, partition: TopicPartition) -> bool:
+        """Return whether a partition is paused now; callable on any thread."""
+        found = self._partitions.get(partition)
+        return found is not None and found.paused
+
+    def assigned(self, partitions: Collection[TopicPartition]) -> None:
+        """Begin to count for partitions, from zero; they start resumed."""
+        self.revoked(partitions)
+        for partition in partitions:
+            self._partitions[partition] = _InFlight()
+
+    def revoked(self, partitions: Iterable[TopicPartition]) -> None:
+        """Forget partitions and everything in flight for them."""
+        for partition in partitions:
+            if found := self._partitions.pop(partition, None):
+                self.records -= found.records
+                self.bytes -= found.bytes
+                self._paused -= found.paused
+
+    def fetched(self, partition: TopicPartition, records: int, size_bytes: int, now: float) -> None:
+        """Count polled records, at a time of the monotonic clock."""
+        if found := self._partitions.get(partition):
+            found.moved_at = found.moved_at if found.records else now
+            found.records += records
+            found.bytes += size_bytes
+            self.records += records
+            self.bytes += size_bytes
+
+    def released(self, partition: TopicPartition, records: int, size_bytes: int, now: float) -> None:
+        """Count ended records; a partition that was revoked in between is ignored."""
+        if found := self._partitions.get(partition):
+            records, size_bytes = min(records, found.records), min(size_bytes, found.bytes)
+            found.records -= records
+            found.bytes -= size_bytes
+            found.moved_at = now
+            self.records -= records
+            self.bytes -= size_bytes
+
+    def changes(self, now: float) -> tuple[Sequence[TopicPartition], Sequence[TopicPartition]]:
+        """Return the partitions to pause and those to resume now; each change is returned once."""
+        fill, full = self.fill, self._is_full()
+        if not full:
+            self._full_since = None
+        elif self._full_since is None:
+            self._full_since = now
+        if fill < _COMMON and not self._paused:
+            return (), ()
+        stays_full = self._full_since is not None and now - self._full_since >= _NO_PROGRESS_SECONDS
+        before, pause, resume = now - _NO_PROGRESS_SECONDS, [], []
+        for partition, each in self._partitions.items():
+            share = self._share_used(each)
+            if each.paused:
+                if fill < 1 and (self._part(each) < self._own_part / 2 or (share < 0.5 and not full)):
+                    each.paused = False
+                    resume.append(partition)
+            elif (stays_full and (fill >= 1 or self._exceeds(each))) or (share >= 1 and each.moved_at <= before):
+                each.paused = True
+                pause.append(partition)
+        self._paused += len(pause) - len(resume)
+        return pause, resume
+
+    @property
+    def _own_part(self) -> float:
+        return (1 - _COMMON) / max(1, len(self._partitions))
+
+    def _part(self, each: _InFlight) -> float:
+        return self.part_of(each.records, each.bytes)
+
+    def _exceeds(self, each: _InFlight) -> bool:
+        """Return whether a partition has used up its own part of the budget."""
+        return self._part(each) >= self._own_part
+
+    def _is_full(self) -> bool:
+        """Return whether the common part of the budget is used up, or the whole."""
+        if self.fill < _COMMON:
+            return False
+        own = self._own_part
+        return self.fill >= 1 or sum(max(0.0, self._part(each) - own) for each in self._partitions.values()) >= _COMMON
+
+    def _share_used(self, each: _InFlight) -> float:
+        count = max(1, len(self._partitions))
+        records = max(self._limits.max_records / count, min(_MIN_SHARE_RECORDS, self._limits.max_records))
+        size = max(self._limits.max_bytes / count, min(_MIN_SHARE_BYTES, self._limits.max_bytes))
+        return max(each.records / records, each.bytes / size)

@@ -1,0 +1,143 @@
+"""What crosses between the loop and a consumer's thread: calls in both directions, and problems."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from headrace.lifecycle import Deadline, LoopBridge, Service
+from headrace.records import Committed, Record, TopicPartition
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Listener(Protocol):
+    """Receives the records of a consumer. Every method runs on the loop."""
+
+    def on_assigned(
+        self, partitions: Mapping[TopicPartition, int], committed: Mapping[TopicPartition, Committed]
+    ) -> None:
+        """Partitions are assigned: partition to assignment epoch, and the group's committed offsets."""
+
+    def on_records(self, partition: TopicPartition, epoch: int, records: Sequence[Record]) -> None:
+        """Records arrived, in offset order, never empty."""
+
+    def on_end(self, partition: TopicPartition, epoch: int, position: int) -> None:
+        """The end of the partition is reached at `position`: all records before it were passed."""
+
+    def on_gap(self, partition: TopicPartition, offsets: int) -> None:
+        """So many offsets are no longer in the log and were skipped, as the policy says."""
+
+    async def on_revoked(
+        self, partitions: Sequence[TopicPartition], deadline: Deadline
+    ) -> Mapping[TopicPartition, Committed]:
+        """Finish what is in flight for these partitions, and return what to commit for them.
+
+        Returns within the deadline; what is unfinished then is abandoned, and the next owner delivers it.
+        """
+
+    def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
+        """Partitions belong to another member already: drop everything, commit nothing."""
+
+
+class LoopProxy:
+    """The loop and the listener, as the consumer's thread sees them.
+
+    If a call fails, the service dies and nothing more is called.
+    """
+
+    def __init__(self, service: Service, listener: Listener, epochs: dict[TopicPartition, int]) -> None:
+        """Take the running loop; `epochs` are the assignment epochs as far as the loop knows them."""
+        self.listener = listener
+        self.epochs = epochs
+        self._service = service
+        self._bridge: LoopBridge[Callable[[], None]] = LoopBridge(asyncio.get_running_loop(), self._run_all)
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the service has died."""
+        return self._service.death is not None
+
+    def post(self, call: Callable[..., Any], *arguments: Any) -> None:
+        """Call a function on the loop, after everything posted before; returns at once."""
+        self._bridge.post(lambda: call(*arguments))
+
+    def wait_for(self, work: Callable[[], Awaitable[T]], name: str, seconds: float) -> T | None:
+        """Return the result of the work; None if it takes longer, has failed, or the service is dead already."""
+        if self.is_dead:
+            return None
+        answer: list[T] = []
+        done = threading.Event()
+
+        async def task() -> None:
+            try:
+                answer.append(await work())
+            finally:
+                done.set()
+
+        self.post(lambda: self._service.spawn(task(), name))
+        return answer[0] if done.wait(seconds) and answer else None
+
+    def _run_all(self, calls: list[Callable[[], None]]) -> None:
+        for call in calls:
+            # After a failed call the listener has missed something, so later calls would be wrong.
+            if self.is_dead:
+                return
+            try:
+                call()
+            except Exception as cause:  # noqa: BLE001 boundary: the service dies and is named, nothing is committed
+                self._service.die(cause)
+
+
+class CommandQueue:
+    """Calls that the loop makes on the consumer's thread, and waking the thread while it waits."""
+
+    def __init__(self) -> None:
+        self._calls: deque[Callable[[], None]] = deque()
+        self.append = self._calls.append
+        self._wake = threading.Event()
+
+    def run(self) -> None:
+        """Run the present calls; one that is added meanwhile runs after the next poll."""
+        for _ in range(len(self._calls)):
+            self._calls.popleft()()
+
+    def wake(self) -> None:
+        """End the present or the next `wait`."""
+        self._wake.set()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until `wake`, for so long at most."""
+        self._wake.wait(seconds)
+        self._wake.clear()
+
+
+class ConsumerProblems:
+    """Why records do not arrive: set by the thread, read by the loop. One sentence per partition, one for the group."""
+
+    def __init__(self, group: str) -> None:
+        self.group = group
+        self._texts: dict[str, str] = {"": f"group {group}: not joined yet"}
+
+    def report(self, about: str, problem: str) -> None:
+        """Set or clear the problem of a partition, or of the group if `about` is empty."""
+        if problem:
+            if self._texts.get(about) != problem:  # the same problem may be found every second
+                log.warning("%s", problem)
+            self._texts[about] = problem
+        else:
+            self._texts.pop(about, None)
+
+    def all(self) -> Sequence[str]:
+        """Return every sentence."""
+        return list(self._texts.values())
+
+    def of(self, partition: TopicPartition) -> str:
+        """Return why no records of a partition arrive; empty if there is no problem."""
+        return self._texts.get(str(partition)) or self._texts.get("", "")

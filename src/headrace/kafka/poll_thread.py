@@ -1,0 +1,399 @@
+"""The thread of one consumer, which owns the client: polls, pauses, resumes, assigns, seeks and commits.
+
+It never waits for a backend or a handler. When too many records are in flight, it pauses partitions and continues to
+poll, so that the group membership never depends on a destination. Only on revoke it waits for the loop, with a limit.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import confluent_kafka
+
+from headrace.kafka.commits import Commits, commit_now
+from headrace.kafka.error_map import to_error
+from headrace.kafka.fetch_flow import FetchFlowControl
+from headrace.kafka.loop_proxy import CommandQueue, ConsumerProblems, LoopProxy
+from headrace.kafka.positions import OffsetGap, PositionResolver, StartPosition
+from headrace.kafka.reader import to_record
+from headrace.lifecycle import Clock, Deadline
+from headrace.lifecycle.failpoints import reach
+from headrace.records import Committed, Record, TopicPartition
+
+log = logging.getLogger(__name__)
+
+_BATCH_RECORDS = 500
+_IDLE_SECONDS = 0.1
+_BUSY_SECONDS = 0.01
+_PATIENCE_SECONDS = 0.1
+_DRAIN_SECONDS = 20.0
+
+_END = confluent_kafka.KafkaError._PARTITION_EOF
+_OUT_OF_RANGE = confluent_kafka.KafkaError._AUTO_OFFSET_RESET
+_BROKEN = (
+    confluent_kafka.KafkaError._BAD_MSG,
+    confluent_kafka.KafkaError._BAD_COMPRESSION,
+    confluent_kafka.KafkaError._NOT_IMPLEMENTED,
+    confluent_kafka.KafkaError.INVALID_MSG,
+)
+"""A batch whose checksum, compression or format is wrong. The client would skip it, and not always correctly."""
+_OF_A_POSITION = (_END, _OUT_OF_RANGE, *_BROKEN)
+_FENCED = (confluent_kafka.KafkaError._FATAL, confluent_kafka.KafkaError._FENCED)
+
+
+class _Assignment:
+    """The client's assignment, under either protocol of rebalancing: some partitions at a time, or all at once.
+
+    Source: KIP-429; the client refuses incremental changes under the eager protocol, and whole ones under the other.
+    """
+
+    def __init__(self, client: Any, *, whole: bool) -> None:
+        """Prepare; `whole` for the eager protocol, where each change names all partitions."""
+        self._client = client
+        self._whole = whole
+        self._started_at: dict[TopicPartition, int] = {}
+
+    def add(self, assigned: list[Any]) -> None:
+        """Fetch from partitions, at the offsets they carry."""
+        (self._client.assign if self._whole else self._client.incremental_assign)(assigned)
+        self._started_at |= {TopicPartition(p.topic, p.partition): p.offset for p in assigned}
+
+    def remove(self, revoked: list[Any]) -> None:
+        """Fetch no longer from partitions; under the eager protocol these are always all."""
+        if self._whole:
+            self._client.unassign()
+        else:
+            self._client.incremental_unassign(revoked)
+        for item in revoked:
+            self._started_at.pop(TopicPartition(item.topic, item.partition), None)
+
+    def reassign_at(self, partition: TopicPartition, offset: int) -> list[TopicPartition]:
+        """Fetch a partition from another offset. Returns the partitions that must be paused or resumed again.
+
+        The client refuses a seek where it has stopped fetching; it never refuses another assignment.
+        """
+        moved = [confluent_kafka.TopicPartition(*partition, offset)]
+        self._started_at[partition] = offset
+        if not self._whole:
+            self._client.incremental_unassign(moved)
+            self._client.incremental_assign(moved)
+            return [partition]
+        items = self._client.position([confluent_kafka.TopicPartition(*p) for p in self._started_at if p != partition])
+        for item in items:
+            if item.offset < 0:  # no record was returned yet
+                item.offset = self._started_at[TopicPartition(item.topic, item.partition)]
+        self._client.assign(moved + items)
+        return list(self._started_at)
+
+
+class PollThread:
+    """What runs on the consumer's thread. `seek`, `subscribe` and `restart_topic` are commands of the loop."""
+
+    def __init__(
+        self,
+        name: str,
+        client: Any,
+        *,
+        loop: LoopProxy,
+        commands: CommandQueue,
+        flow: FetchFlowControl,
+        resolver: PositionResolver,
+        problems: ConsumerProblems,
+        clock: Clock,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            name: The consumer's.
+            client: Closed by this thread.
+            loop: Calls the listener.
+            commands: Run before each poll.
+            flow: Which partitions to pause.
+            resolver: Where partitions start.
+            problems: Reported to the loop.
+            clock: Time.
+        """
+        self.epochs: dict[TopicPartition, int] = {}
+        """The epochs of the present assignment."""
+        self.commits = Commits(name, clock, self.epochs, resolver.acknowledged)
+        self.leave_by: Deadline | None = None
+        """When the group must be left; set by the loop."""
+        self._name = name
+        self._client = client
+        self.loop = loop
+        self._commands = commands
+        self._flow = flow
+        self.resolver = resolver
+        self._problems = problems
+        self._clock = clock
+        self._assignment = _Assignment(client, whole=resolver.policy.member.stops_everything)
+        self._seeks: dict[TopicPartition, Callable[[bool], None]] = {}
+
+    def run(self, stop_asked: threading.Event) -> None:
+        """Poll until it is asked to stop, then leave the group."""
+        client = self._client
+        try:
+            while not stop_asked.is_set():
+                self._commands.run()
+                self.commits.send_due(client)
+                self._resolve_positions()
+                self._pause_and_resume()
+                if self._flow.must_wait:
+                    # A moment without a poll does no harm, and is cheaper than a pause.
+                    self._commands.wait(_PATIENCE_SECONDS)
+                    continue
+                # consume() alone waits until the batch is full; poll() returns with the first record.
+                first = client.poll(_BUSY_SECONDS if self._flow.records else _IDLE_SECONDS)
+                if first is not None:
+                    reach("poll.after")
+                    more = client.consume(min(_BATCH_RECORDS - 1, self._flow.poll_limit_records), 0)
+                    self._dispatch([first, *more])
+            # Before the client closes: a closing client learns of no new generation, and Kafka refuses its commits.
+            self._drain_and_commit(list(self.epochs))
+        finally:
+            client.close()  # runs _on_revoke for the assigned partitions
+
+    # Commands --------------------------------------------------------------------------------------------------------
+
+    def subscribe(self, topics: list[str]) -> None:
+        """Read these topics; the partitions of topics that stay are not revoked."""
+        if topics == self.resolver.subscribed:
+            return
+        self.resolver.subscribed = topics
+        if topics:
+            self._client.subscribe(topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
+        else:
+            self._client.unsubscribe()
+            self._problems.report("", f"group {self._problems.group}: no topic fits its patterns yet")
+
+    def seek(self, partition: TopicPartition, epoch: int, offset: int, answer: Callable[[bool], None]) -> None:
+        """Stop a partition and commit another offset; it starts there when the commit is acknowledged."""
+        if self.epochs.get(partition) != epoch:
+            answer(False)
+            return
+        self._forget([partition])
+        start = StartPosition(offset, Committed(offset), epoch=self.resolver.new_epoch())
+        self._seeks[partition] = answer
+        self.epochs[partition] = start.epoch
+        self.resolver.wait_for_commit(partition, start)
+        self._client.pause(_plain([partition]))
+        self.commits.want({partition: Committed(offset)}, {partition: start.epoch})
+
+    def restart_topic(self, topic: str, after: float) -> None:
+        """Read a recreated topic from its start, also if its offsets have passed the present positions already."""
+        for partition in [p for p, epoch in self.epochs.items() if p.topic == topic and epoch < after * 1000]:
+            log.warning("%s, %s: resuming at the start of the new topic", self._problems.group, partition)
+            self._restart_at(partition, confluent_kafka.OFFSET_BEGINNING, 0)
+
+    # Records and events ----------------------------------------------------------------------------------------------
+
+    def _dispatch(self, items: list[Any]) -> None:
+        """Pass records to the listener, and handle the client's events between them."""
+        batches: dict[TopicPartition, list[Record]] = {}
+        batch: list[Record] = []
+        topic, partition = "", -1
+        for item in items:
+            if item.error() is not None:
+                self._pass_records(batches)
+                self._on_event(item)
+                partition = -1
+                continue
+            record = to_record(item)
+            # Neighbours mostly come from one partition, so the look-up is rare.
+            if record.partition != partition or record.topic != topic:
+                topic, partition = record.topic, record.partition
+                batch = batches.setdefault(TopicPartition(topic, partition), [])
+            batch.append(record)
+        self._pass_records(batches)
+
+    def _pass_records(self, batches: dict[TopicPartition, list[Record]]) -> None:
+        if batches:
+            self._problems.report("", "")
+        for partition, records in batches.items():
+            epoch = self.epochs.get(partition)
+            if epoch is None or self.resolver.is_open(partition):
+                continue  # revoked during this poll, or after offsets that cannot be read
+            size = sum([record.size_bytes for record in records])
+            self._flow.fetched(partition, len(records), size, self._clock.monotonic())
+            self.resolver.read_to({partition: records[-1].offset + 1})
+            reach("hand-over.before")
+            self.loop.post(self.loop.listener.on_records, partition, epoch, records)
+            reach("hand-over.after")
+        batches.clear()
+
+    def _on_event(self, item: Any) -> None:
+        error, code, group = item.error(), item.error().code(), self._problems.group
+        partition = TopicPartition(item.topic() or "", item.partition() if item.partition() is not None else -1)
+        if code in _OF_A_POSITION and self.resolver.is_open(partition):
+            return  # the client reads on after offsets that cannot be read, and must not
+        if code == _END:
+            if epoch := self.epochs.get(partition):
+                self.loop.post(self.loop.listener.on_end, partition, epoch, item.offset())
+        elif code == _OUT_OF_RANGE:
+            log.warning("group %s, %s: %s", group, partition, error.str())
+            self.resolver.out_of_range(partition, item.offset())
+        elif code in _BROKEN and partition in self.epochs:
+            self.resolver.out_of_range(partition, item.offset())  # so it is fetched again, from here
+            self._client.pause(_plain([partition]))
+            problem = f"{partition}: {error.str()}; nothing after it is read until that can be read"
+            self._problems.report(str(partition), problem)
+        elif code in _FENCED:
+            raise to_error(error, f"group {group}")
+        else:
+            self._problems.report("", f"group {group}: {error.str()}")
+
+    def _pause_and_resume(self) -> None:
+        pause, resume = self._flow.changes(self._clock.monotonic())
+        if pause:
+            self._client.pause(_plain(pause))
+        if resume:
+            self._client.resume(_plain(resume))
+
+    # Assignment ------------------------------------------------------------------------------------------------------
+
+    def _on_assign(self, client: Any, assigned: list[Any]) -> None:
+        reach("assign.before")
+        if self.leave_by:  # the client closes, and revokes them at once
+            self._assignment.add(assigned)
+            return
+        partitions = [TopicPartition(p.topic, p.partition) for p in assigned]
+        self._forget(partitions)
+        starts = self.resolver.starts(client, partitions)
+        for item, partition in zip(assigned, partitions, strict=True):
+            item.offset = starts[partition].offset if partition in starts else confluent_kafka.OFFSET_END
+        self._assignment.add(assigned)
+        # The client may remember a pause from an earlier assignment, and flow control starts with nothing paused.
+        client.resume(assigned)
+        if unknown := [partition for partition in partitions if partition not in starts]:
+            client.pause(_plain(unknown))
+        self._problems.report("", "")
+        self._pass_assigned(starts)
+        log.info("%s: assigned %s", self._name, _names(partitions))
+        reach("assign.after")
+
+    def _pass_assigned(self, starts: Mapping[TopicPartition, StartPosition]) -> None:
+        """Tell the listener of an assignment, before its records."""
+        epochs = {partition: start.epoch for partition, start in starts.items()}
+        self.epochs.update(epochs)
+        self._flow.assigned(epochs)
+        committed = {partition: start.committed for partition, start in starts.items() if start.committed}
+        self.commits.want({p: committed[p] for p, start in starts.items() if start.is_new}, epochs)
+        self.resolver.read_to({partition: start.offset for partition, start in starts.items()})
+        loop = self.loop
+
+        def assigned() -> None:  # one call: a commit of the epoch before must not be taken for one of the new epoch
+            loop.epochs.update(epochs)
+            loop.listener.on_assigned(epochs, committed)
+
+        loop.post(assigned)
+
+    def _resolve_positions(self) -> None:
+        """Resume partitions whose position was not known before."""
+        for partition, found in self.resolver.resolve(self._client):
+            if isinstance(found, OffsetGap):
+                self._on_gap(partition, found)
+            elif isinstance(found, StartPosition):
+                self._start_at(partition, found)
+            else:
+                self._fetch_from(partition, found)
+
+    def _start_at(self, partition: TopicPartition, start: StartPosition) -> None:
+        sought = self._seeks.pop(partition, None)
+        if sought:
+            reach("seek.committed")
+        self._fetch_from(partition, start.offset)
+        self._pass_assigned({partition: start})
+        if sought:
+            reach("seek.after")
+            sought(True)
+
+    def _on_gap(self, partition: TopicPartition, gap: OffsetGap) -> None:
+        """Do what the policy says about offsets that are missing."""
+        group = self._problems.group
+        if self.resolver.policy.on_gap == "stop":
+            self._problems.report(
+                str(partition),
+                f"{partition}: {gap}; it is stalled: have group {group} resume at an offset that is there "
+                "(headrace reactive seek), or set on_gap: continue",
+            )
+            return
+        log.warning("%s, %s: %s; resuming at %d, as on_gap says", group, partition, gap, gap.start)
+        self.loop.post(self.loop.listener.on_gap, partition, gap.end - gap.first)
+        if gap.is_cut_off:  # positions from here on were used before, so it is another assignment
+            self._restart_at(partition, gap.start, gap.start)
+        else:
+            self._fetch_from(partition, gap.start)
+
+    def _restart_at(self, partition: TopicPartition, start: int, committed: int) -> None:
+        """Begin another assignment of an assigned partition, without a rebalance."""
+        self._forget([partition])
+        self.loop.post(self.loop.listener.on_lost, [partition])
+        epoch = self.resolver.new_epoch()
+        self._pass_assigned({partition: StartPosition(start, Committed(committed), is_new=True, epoch=epoch)})
+        self._fetch_from(partition, start)  # last: before, flow control still knows a pause of what is forgotten
+
+    def _fetch_from(self, partition: TopicPartition, offset: int) -> None:
+        for each in self._assignment.reassign_at(partition, offset):
+            waits = self._flow.is_paused(each) or self.resolver.is_open(each)
+            (self._client.pause if waits else self._client.resume)(_plain([each]))
+
+    def _on_revoke(self, client: Any, revoked: list[Any]) -> None:
+        partitions = [TopicPartition(p.topic, p.partition) for p in revoked]
+        reach("revoke.before")
+        self._drain_and_commit(partitions)
+        self._assignment.remove(revoked)
+        log.info("%s: revoked %s", self._name, _names(partitions))
+
+    def _on_lost(self, client: Any, lost: list[Any]) -> None:
+        reach("lost.before")
+        partitions = [TopicPartition(p.topic, p.partition) for p in lost]
+        self._forget(partitions)
+        self.loop.post(self.loop.listener.on_lost, partitions)
+        self._assignment.remove(lost)
+        self._problems.report("", f"group {self._problems.group}: partitions were lost, joining again")
+        log.warning("%s: lost %s", self._name, _names(partitions))
+        reach("lost.after")
+
+    def _drain_and_commit(self, partitions: Sequence[TopicPartition]) -> None:
+        """Wait until the loop has drained partitions, and commit what has ended in them."""
+        assigned = [partition for partition in partitions if partition in self.epochs]
+        offsets = self._drain(assigned) if assigned else {}
+        reach("revoke.drained")
+        self._forget(partitions)
+        if offsets and (failure := commit_now(self._client, offsets)):
+            log.warning("%s: commit on revoke failed, records will be delivered again: %s", self._name, failure)
+        reach("revoke.committed")
+
+    def _drain(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Committed]:
+        """Wait until the loop has drained partitions; return what may be committed."""
+        seconds = min(_DRAIN_SECONDS, self.leave_by.remaining_seconds if self.leave_by else _DRAIN_SECONDS)
+        deadline = Deadline(self._clock, seconds)  # from now on: the loop may be late
+        listener = self.loop.listener
+
+        async def drain() -> Mapping[TopicPartition, Committed]:
+            return await listener.on_revoked(partitions, deadline)
+
+        answer = self.loop.wait_for(drain, "revoke", seconds + 1)
+        if answer is None and not self.loop.is_dead:
+            log.error("%s: the loop did not drain %s in time", self._name, _names(partitions))
+        return answer or {}
+
+    def _forget(self, partitions: Sequence[TopicPartition]) -> None:
+        self._flow.revoked(partitions)
+        self.commits.forget(partitions)
+        self.resolver.forget(partitions)
+        for partition in partitions:
+            self.epochs.pop(partition, None)
+            if sought := self._seeks.pop(partition, None):
+                sought(False)
+
+
+def _plain(partitions: Sequence[TopicPartition]) -> list[Any]:
+    return [confluent_kafka.TopicPartition(p.topic, p.partition) for p in partitions]
+
+
+def _names(partitions: Sequence[TopicPartition] | Mapping[TopicPartition, int]) -> str:
+    return ", ".join(str(partition) for partition in partitions) or "nothing"

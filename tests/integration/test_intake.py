@@ -261,7 +261,7 @@ def test_a_topic_that_is_created_anew_is_read_from_its_start_and_that_is_said(
         await desk.create(name)
         await desk.write(name, 9)
         assert await desk.admin.topic_ids([name]) != known
-        await until(lambda: "was deleted and created anew" in caplog.text, "the word of it")
+        await until(lambda: "was deleted and created again" in caplog.text, "the word of it")
         await until(lambda: set(reader.read(name)[5:]) == set(range(9)), "every record of the new topic")
         await desk.until_committed(f"{name}-g", TopicPartition(name, 0), 9)
 
@@ -286,7 +286,7 @@ def test_a_topic_that_is_created_anew_while_its_partition_is_paused_is_read(
         reader.ends = True
         await until(lambda: len(reader.records) >= held + 9, "every record of the new topic")
         assert [offset for _, _, offset in reader.records[held:]] == list(range(9))
-        assert "was deleted and created anew" in caplog.text
+        assert "was deleted and created again" in caplog.text
         await desk.until_committed(f"{name}-g", TopicPartition(name, 0), 9)
 
     at_desk(test)

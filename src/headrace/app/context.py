@@ -93,7 +93,7 @@ def make_context(config: HeadraceConfig, clock: Clock) -> ProcessContext:
 
 
 def _audit(
-    config: HeadraceConfig, limits: metrics: Metrics, clock: Clock
+    config: HeadraceConfig, admin: Admin, metrics: Metrics, clock: Clock
 ) -> tuple[Audit | None, Producer | None]:
     settings = config.audit
     if settings.to == "none":

@@ -43,7 +43,7 @@ class Marks:
         Raises:
             TopicNotFound: It may not be made here (`kafka.create_topics`).
         """
-        await InternalTopic(MARKS_TOPIC, self._topic, _CONFIGS).ensure_table(self._admin)
+        await InternalTopic(MARKS_TOPIC, self._topic, _CONFIGS).ensure(self._admin)
 
     async def load(self, *, settled: bool = False) -> None:
         """Read the marks anew.

@@ -1,15 +1,9 @@
-"""The health of topics, and reading a range of a topic within a time limit."""
+"""The health of topics, and ranges of their offsets."""
 
-import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, Mapping
-
-from headrace.config.kafka import KafkaConfig
-from headrace.errors import InvalidRequest, KafkaUnavailable, PartitionNotFound
-from headrace.kafka import Admin, PartitionInfo, read_records
-from headrace.records import Record, TopicPartition
-
-_SILENT_SECONDS = 30.0
+from headrace.errors import InvalidRequest, PartitionNotFound
+from headrace.kafka import Admin, PartitionInfo
+from headrace.kafka import read_window as read_window
+from headrace.records import TopicPartition
 
 
 def unhealthy(partition: PartitionInfo) -> str:
@@ -43,25 +37,3 @@ async def window(
                 raise InvalidRequest(f"offset {offset} is not in {found}: {held}", topic=topic, partition=partition)
             offsets = {found: (offset, end)}
     return {p: first for p, (first, _) in offsets.items()}, {p: end for p, (_, end) in offsets.items()}
-
-
-async def read_window(
-    kafka: KafkaConfig, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
-) -> AsyncGenerator[list[Record], None]:
-    """Read partitions from `starts` to before `ends`, in batches; see `read_records`.
-
-    Raises:
-        KafkaUnavailable: No records were received for 30 s although the end is not reached.
-    """
-    async with contextlib.aclosing(read_records(kafka, starts, ends)) as reader:
-        while True:
-            try:
-                batch = await asyncio.wait_for(anext(reader), _SILENT_SECONDS)
-            except StopAsyncIteration:
-                return
-            except TimeoutError as cause:
-                raise KafkaUnavailable(
-                    f"reading stopped: no records from Kafka at {kafka.bootstrap_servers} for {_SILENT_SECONDS:g} s. "
-                    "Look at the brokers (headrace dev status, headrace topics describe) and start again"
-                ) from cause
-            yield batch

@@ -6,6 +6,7 @@ The order of the log is the order of changes, so every process comes to the same
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Generic, NamedTuple, TypeVar
@@ -14,7 +15,7 @@ import msgspec
 
 from headrace.errors import HeadraceError, KafkaTimeout, KafkaUnavailable
 from headrace.kafka.admin import Admin
-from headrace.kafka.reader import read_records
+from headrace.kafka.reader import read_records, read_window
 from headrace.kafka.topics import InternalTopic
 from headrace.lifecycle import Clock, Readiness, Service
 from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
@@ -255,7 +256,7 @@ class CompactedTable(Service, Generic[T]):
     async def _ensure(self) -> None:
         self.missing = ""
         try:
-            await self.topic.ensure_table(self._admin)
+            await self.topic.ensure(self._admin)
         except KafkaUnavailable:
             raise
         except HeadraceError as error:
@@ -325,9 +326,13 @@ async def read_back(
         topic: The topic, which must exist.
         since_ms: Timestamp of the oldest record to read (ms since the epoch).
         settled: Whether to wait for open transactions, as those of a lost process, until they are ended.
+
+    Raises:
+        KafkaUnavailable: No records were received for 30 s although the end is not reached.
     """
     partition = TopicPartition(topic.name, 0)
     ends = await (admin.written_offsets if settled else admin.end_offsets)([partition])
     starts = await (admin.offsets_since([partition], since_ms) if since_ms else admin.start_offsets([partition]))
-    async for records in read_records(admin.config, starts, ends):
-        yield records
+    async with contextlib.aclosing(read_window(admin.config, starts, ends)) as batches:
+        async for records in batches:
+            yield records

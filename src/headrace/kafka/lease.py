@@ -65,7 +65,7 @@ class Lease:
             TopicNotFound: There is no lock topic, and it may not be created.
             KafkaUnavailable: No process holds it, and Kafka does not assign it.
         """
-        await InternalTopic(LOCK_TOPIC, self._source).ensure_table(self._admin)
+        await InternalTopic(LOCK_TOPIC, self._source).ensure(self._admin)
         deadline = Deadline(self._clock, limit_seconds)
         while True:
             if holder := await lease_holder(self._admin, self._name):

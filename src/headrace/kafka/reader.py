@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gc
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import confluent_kafka
 
 from headrace.config.kafka import KafkaConfig
+from headrace.errors import KafkaUnavailable
 from headrace.kafka.error_map import to_error
 from headrace.kafka.properties import client_properties
 from headrace.lifecycle import run_blocking
@@ -16,6 +19,7 @@ from headrace.records import Header, Record, TopicPartition
 
 _BATCH = 500
 _WAIT_SECONDS = 0.2
+_SILENT_SECONDS = 30.0
 _END = confluent_kafka.KafkaError._PARTITION_EOF
 
 
@@ -88,6 +92,28 @@ async def read_records(
                 yield records
     finally:
         await run_blocking(client.close)
+
+
+async def read_window(
+    kafka: KafkaConfig, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+) -> AsyncGenerator[list[Record], None]:
+    """Read partitions from `starts` to before `ends`, in batches; see `read_records`.
+
+    Raises:
+        KafkaUnavailable: No records were received for 30 s although the end is not reached.
+    """
+    async with contextlib.aclosing(read_records(kafka, starts, ends)) as reader:
+        while True:
+            try:
+                batch = await asyncio.wait_for(anext(reader), _SILENT_SECONDS)
+            except StopAsyncIteration:
+                return
+            except TimeoutError as cause:
+                raise KafkaUnavailable(
+                    f"reading stopped: no records from Kafka at {kafka.bootstrap_servers} for {_SILENT_SECONDS:g} s. "
+                    "Look at the brokers (headrace dev status, headrace topics describe) and start again"
+                ) from cause
+            yield batch
 
 
 def _poll(client: confluent_kafka.Consumer) -> tuple[list[Record], list[Any]]:

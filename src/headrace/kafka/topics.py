@@ -112,7 +112,7 @@ class InternalTopic(NamedTuple):
     fits: Collection[str] = ()
     """All topics whose records it must be able to take."""
 
-    async def ensure_table(self, admin: Admin) -> None:
+    async def ensure(self, admin: Admin) -> None:
         """Create the topic, compacted and with one partition, unless it exists.
 
         Raises:

@@ -194,7 +194,7 @@ class Idempotency(Service):
             try:
                 if not await self._admin.has_topic(self._topic.name):  # no key was used so far
                     await self._requested.wait()
-                    await self._topic.ensure_table(self._admin)
+                    await self._topic.ensure(self._admin)
                 self._open_producers()  # aborts the open transactions of an earlier process
                 since_ms = int((self._clock.time() - self._window_seconds) * 1000)
                 async for records in read_back(self._admin, self._topic, since_ms):

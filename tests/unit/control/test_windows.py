@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from headrace.config.kafka import KafkaConfig
-from headrace.control import topics
 from headrace.control.lag import lag_of
 from headrace.control.topics import read_window, unhealthy, window
 from headrace.errors import InvalidRequest, KafkaUnavailable, NotFound, PartitionNotFound
-from headrace.kafka import PartitionInfo
+from headrace.kafka import PartitionInfo, reader
 from headrace.records import TopicPartition
 from headrace.testing.memory_cluster import MemoryCluster
 
@@ -62,8 +61,8 @@ def test_reading_that_falls_silent_ends_with_an_error(monkeypatch: pytest.Monkey
     async def read() -> int:
         return len([batch async for batch in read_window(KafkaConfig(), {P0: 0}, {P0: 1})])
 
-    monkeypatch.setattr(topics, "read_records", silent)
-    monkeypatch.setattr(topics, "_SILENT_SECONDS", 0.01)
+    monkeypatch.setattr(reader, "read_records", silent)
+    monkeypatch.setattr(reader, "_SILENT_SECONDS", 0.01)
     with pytest.raises(KafkaUnavailable, match="no records from Kafka"):
         asyncio.run(read())
 

@@ -33,7 +33,7 @@ def _no_headers() -> list[Header] | None:
 
 
 class Committed(NamedTuple):
-    """What a group has committed for a partition."""
+    """The committed position of a group in a partition."""
 
     offset: int
     """The next to read."""
@@ -65,7 +65,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def topic_partition(self) -> TopicPartition:
-        """Where the record lives."""
+        """The partition of the record."""
         return TopicPartition(self.topic, self.partition)
 
 
@@ -97,7 +97,7 @@ NO_OFFSET = -1
 
 
 class Produced(msgspec.Struct, frozen=True, gc=False):
-    """Where a record was written: on all in-sync replicas, at this own offset."""
+    """The partition and offset of a written record, which is on all in-sync replicas."""
 
     partition: int
     offset: int

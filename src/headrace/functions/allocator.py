@@ -1,4 +1,4 @@
-"""Which worker takes the next frame: the first free one (pool), or always the same for a partition (static).
+"""Chooses the worker of the next frame: the first free one (pool), or always the same for a partition (static).
 
 Pure bookkeeping on the loop: workers are numbers here. A worker is free, busy, starting, or down; only while
 every worker that could serve is down is a caller refused, otherwise it waits.

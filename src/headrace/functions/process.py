@@ -22,11 +22,11 @@ log = logging.getLogger(__name__)
 
 _OUTPUT_SECONDS = 0.5
 _CALLBACK_SECONDS = 20.0
-"""How long a drain callback may run, also after the deadline of its caller."""
+"""The longest time of a drain callback, also after the deadline of its caller."""
 
 
 class _Progress:
-    """How many records the worker has begun, in memory that both processes share, and how many have ended."""
+    """The number of records that the worker has begun, in memory that both processes share."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         self.served = 0

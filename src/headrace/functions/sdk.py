@@ -24,14 +24,14 @@ _LEVELS = {"debug": 0, "info": 1, "warning": 2, "error": 3}
 
 
 class TriggerInfo(NamedTuple):
-    """What brought an event: `kind` and the trigger's `name` in function.yaml."""
+    """The trigger of an event: its `kind`, and its `name` in function.yaml."""
 
     kind: str = "kafka-cluster"
     name: str = ""
 
 
 class EventSource(NamedTuple):
-    """What the events of one frame have in common."""
+    """The properties that all events of one frame share."""
 
     topic: str = ""
     partition: int = 0
@@ -113,7 +113,7 @@ class Event:
 
     @property
     def trigger(self) -> TriggerInfo:
-        """What brought the event."""
+        """The trigger of the event."""
         return self._origin.trigger
 
     @property

@@ -92,7 +92,7 @@ class KafkaAttributes(_Part):
 
     @property
     def member(self) -> ConsumerConfig:
-        """How this trigger's consumer takes part in its group and fetches."""
+        """Group membership and fetching of this trigger's consumer."""
         settings: dict[str, Any] = {
             "fetch_wait_seconds": self.max_wait_time,
             "fetch_min_bytes": self.fetch_min or 1,
@@ -107,7 +107,7 @@ class KafkaAttributes(_Part):
 
 
 class Trigger(_Part):
-    """What triggers of every kind have: workers, formats, output, and what happens to a failed event."""
+    """The settings of triggers of every kind: workers, formats, output, and the policy for failed events."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
     kind: str
@@ -118,10 +118,10 @@ class Trigger(_Part):
     allocation: Annotated[Literal["pool", "static"], Field(alias="workerAllocationMode"), AnyCase] = "pool"
     """`pool`: the first free worker; `static`: a partition always has the same one."""
     termination_seconds: Annotated[float, Field(ge=0, alias="workerTerminationTimeout"), Duration] = 10.0
-    """How long a worker may take to end."""
+    """The longest time that a worker may take to end."""
     explicit_ack_mode: Annotated[str, AnyCase, AfterValidator(_no_explicit_ack)] = "disable"
     ordering: Annotated[Ordering, AnyCase] = "partition"
-    """Which records wait for each other; a setting of Headrace, as the following."""
+    """The records that wait for each other; a setting of Headrace, as the following."""
     key_format: Annotated[FormatName, AnyCase] = "binary"
     value_format: Annotated[FormatName, AnyCase] = "binary"
     output_topic: Annotated[TopicName, AfterValidator(own_topic)] | Literal[""] = ""
@@ -133,11 +133,11 @@ class Trigger(_Part):
     attempts: Annotated[int | None, Field(ge=1), Number] = None
     """Short for `retry: {attempts: ...}`."""
     retry_settings: Annotated[RetryConfig, Field(alias="retry")] = RetryConfig()
-    """What happens to a record that failed, as in a reactive consumer."""
+    """The policy for failed records, as in a reactive consumer."""
 
     @property
     def retry(self) -> RetryConfig:
-        """What happens to a record that failed."""
+        """The policy for failed records."""
         return self.retry_settings.model_copy(update={"attempts": self.attempts} if self.attempts else None)
 
     @property
@@ -198,7 +198,7 @@ class FunctionSpec(_Part):
     readiness_timeout_seconds: Annotated[int, Field(ge=0, le=86_400), Number, AfterValidator(lambda n: n or 60)] = 60
     """Longest time for loading the handler and `init_context`; 0 in the file means the default."""
     folder: Path
-    """Where the handler's module is found: the file's own folder."""
+    """The folder of the file, which holds the handler's module."""
     triggers: list[AnyTrigger]
 
     @property

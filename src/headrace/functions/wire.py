@@ -1,4 +1,4 @@
-"""What the parent and a worker say to each other, and how it is framed.
+"""The messages between the parent and a worker, and their frames.
 
 A frame is a 4-byte big-endian length and one msgpack value. The parent sends `Setup` once, then `Schema`, `Work` and
 `Drain`; the worker answers `Ready` or `Unfit` once, then in order one `Done` or `Results` per `Work` and one `Drained`
@@ -28,12 +28,12 @@ class WireBroken(Exception):
 
 
 class Setup(msgspec.Struct, array_like=True, tag=1, frozen=True):
-    """How a worker has to work."""
+    """The settings of a worker."""
 
     handler: str
     """`module.sub:function`."""
     folder: str
-    """Where the handler's module is found."""
+    """The folder of the handler's module."""
     worker_id: str
     trigger_kind: str
     trigger_name: str
@@ -99,7 +99,7 @@ class Output(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Result(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """How one record ended, other than by success without output."""
+    """The end of one record, other than success without output."""
 
     outputs: list[Output] = []
     error: str = ""
@@ -126,7 +126,7 @@ class Drained(msgspec.Struct, array_like=True, tag=6, frozen=True):
     """The drain callback has ended."""
 
     problem: str = ""
-    """What it raised; empty if it returned."""
+    """The exception that it raised; empty if it returned."""
 
 
 ToWorker = Setup | Schema | Work | Drain

@@ -1,4 +1,4 @@
-"""What workers print and log, and the exceptions of handlers, in the log of this process."""
+"""Output of workers and exceptions of handlers, in the log of this process."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from headrace.pipelines.spec import PipelineSpec
 from headrace.pipelines.sql import tables_read
 
 Path = tuple[str | int, ...]
-"""Where in the pipeline file something stands."""
+"""A location in the pipeline file."""
 
 
 def problems_of(spec: PipelineSpec) -> list[tuple[Path, str]]:

@@ -64,7 +64,7 @@ class SourceSpec(Section):
     timestamp_column: ColumnName | None = None
     """Name of a further column that holds the record's timestamp."""
     starting: Literal["earliest", "latest"] = "earliest"
-    """Where a flow begins that has no checkpoint yet."""
+    """The start of a flow that has no checkpoint yet."""
 
 
 class SinkSpec(Section):
@@ -85,11 +85,11 @@ class FlowSpec(Section):
     sql: Sql
     """SELECT over sources and views."""
     sink: SinkSpec
-    """Where its rows go."""
+    """The target of its rows."""
 
 
 class DriverSpec(Section):
-    """What the Spark driver process may use."""
+    """The resources of the Spark driver process."""
 
     heap_bytes: Annotated[int, Field(ge=536_870_912)] = 1_073_741_824
     """Java heap of the process, in which all flows of the pipeline run."""
@@ -113,7 +113,7 @@ class PipelineSpec(Section):
     flows: Annotated[dict[Name, FlowSpec], Field(min_length=1)]
     """Queries that run, by name."""
     driver: DriverSpec = DriverSpec()
-    """What the Spark driver process may use."""
+    """The resources of the Spark driver process."""
 
     def group(self, flow: str) -> str:
         """Return the consumer group that shows how far a flow has come."""

@@ -110,7 +110,7 @@ class Audit(Service):
         self._missing = 0
         """Notes that were dropped or lost since the process began."""
         self._reported_missing = 0
-        """How many of them a note reports."""
+        """Those of them that a note has reported."""
 
     async def start(self) -> None:
         register_gauge("headrace_audit_pending_notes", lambda: self._queue.notes)

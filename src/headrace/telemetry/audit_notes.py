@@ -65,7 +65,7 @@ class RangeNote(AuditNote, rename="camel", omit_defaults=True, kw_only=True, gc=
 
 
 class RecordEnd(Protocol):
-    """What a destination reported of a record that did not end well."""
+    """The report of a destination on a record that did not end well."""
 
     @property
     def error(self) -> str:
@@ -77,7 +77,7 @@ class RecordEnd(Protocol):
 
 
 class Consumption(NamedTuple):
-    """Who consumed records."""
+    """The consumer of records."""
 
     audit_type: str
     """`REACTIVE_CONSUMER` or `STREAMING_CONSUMER`."""
@@ -87,7 +87,7 @@ class Consumption(NamedTuple):
 
 
 class ClientReport(NamedTuple):
-    """What a client reports of a record that it fetched."""
+    """The report of a client on a record that it fetched."""
 
     topic: str
     partition: int
@@ -187,7 +187,7 @@ def consumed_notes(
         details = dict(ends[index].details) if ends else _NO_DETAILS
         # As in a delivery: a record without an id of its own has that of its delivery.
         correlation = correlation or details.get("correlation_id", "")
-        place = redrive_of or f"{record.topic}:{record.partition}:{record.offset}"
+        position = redrive_of or f"{record.topic}:{record.partition}:{record.offset}"
         yield replace(
             common,
             id=identity.decode(),
@@ -196,7 +196,7 @@ def consumed_notes(
             partition=record.partition,
             offset=record.offset,
             key=key_of(record.key),
-            correlation_id=correlation or f"{common.group}:{place}",
+            correlation_id=correlation or f"{common.group}:{position}",
             traceability_id=traceability or details.get("traceability_id", ""),
             redrive_of=redrive_of,
             reason=f"{common.reason}: {ends[index].error}" if ends and ends[index].error else common.reason,

@@ -1,1 +1,1 @@
-"""What runs inside a worker process: loads the handler, calls it for every record, answers per frame."""
+"""The code of a worker process: loads the handler, calls it for every record, answers per frame."""

@@ -1,1 +1,1 @@
-"""What runs in the Spark driver process: `python -m headrace.pipelines.driver`, a plan in, events out."""
+"""The code of the Spark driver process: `python -m headrace.pipelines.driver`, a plan in, events out."""

@@ -17,7 +17,7 @@ class DriverPlan(Section):
     """Everything one driver process needs to run a pipeline."""
 
     spec: PipelineSpec
-    """What to run."""
+    """The pipeline to run."""
     bootstrap_servers: str
     """Kafka, as `host:port`, comma separated."""
     folder: Path
@@ -87,7 +87,7 @@ class Failed(DriverEvent, frozen=True, tag="failed"):
     retriable: bool
     """Whether starting again may help; an error in SQL or schema stays."""
     part: str = ""
-    """What failed, by its path in the pipeline file (`flows.delays_by_hour`); empty for the process as a whole."""
+    """The failed part, by its path in the pipeline file (`flows.delays_by_hour`); empty for the process as a whole."""
 
 
 SendEvent = Callable[[DriverEvent], None]

@@ -207,6 +207,9 @@ class ClientConnection(HttpToolsProtocol):
         self._shared.receiving_bytes -= self._held_bytes
         self._limit.closed(self)
         super().connection_lost(exc)
+        # Each refers to this connection, and all would wait for a collection.
+        self.cycle = self._running = self._exchange = None
+        self._timed = None, 0.0
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._running = cycle

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import re
 import resource
@@ -15,6 +16,7 @@ import pytest
 import uvloop
 
 from headrace import errors
+from headrace.web.connection import ClientConnection
 
 MANY_CLIENTS = Path(__file__).parent / "many_clients.py"
 RECORD = b'{"records":[{"key":"k","value":{"n":1}}]}'
@@ -432,3 +434,24 @@ def test_many_connections_opened_at_once_are_all_answered(opened: Any, count: in
     assert set(load["statuses"]) == {"200"}
     assert 0 < refused <= count - limit or refused == 0 == count - limit  # when some have ended, others are admitted
     assert set(probe["statuses"]) == {"200"}
+
+
+def test_a_closed_connection_is_free_at_once(opened: Any) -> None:
+    """Without a collection of cycles, of which there may be none for minutes."""
+
+    async def main() -> None:
+        async with opened() as server:
+            for request in (post(RECORD), post(b"{"), b"GET /live HTTP/1.1\r\nHost: h\r\n\r\n", b"?\r\n\r\n"):
+                await server.ask(request)
+            end = asyncio.get_running_loop().time() + 10
+            while any(isinstance(one, ClientConnection) for one in gc.get_objects()):
+                assert asyncio.get_running_loop().time() < end
+                await asyncio.sleep(0.1)
+
+    gc.collect()
+    gc.disable()
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(main())
+    finally:
+        gc.enable()

@@ -1,4 +1,4 @@
-"""A backend for reactive consumers that records what it gets and answers as it is told, well or badly."""
+"""A backend for reactive consumers that records requests and gives scripted answers, good or bad ones."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Answer:
     fails: Callable[[dict[str, Any]], bool] = lambda record: False
     """Whether a record of the batch is answered as not processed."""
     stacktrace: str = ""
-    """What is said of those, if anything."""
+    """The text of those failures, if any."""
     body: Any = None
     """JSON to answer in place of the results, or bytes as they are, if not None."""
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Answer:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the answer tells results; without, whoever asked knows of nothing that it was processed."""
+        """Whether the answer has results; without them the caller does not know of any record that it was processed."""
         return self.body is None and self.cut_after_bytes is None and self.status < 300
 
 
@@ -65,7 +65,6 @@ class RecordingBackend:
 
     Every request is answered by the next of `script`, or when that is empty by `answer`, which may be a function of
     the request. Without either, everything is processed.
-    Source: sidecar.md 7.3, 7.4.
     """
 
     def __init__(self, port: int = 0, journal: Path | None = None) -> None:
@@ -121,7 +120,7 @@ class RecordingBackend:
         """Wait until a condition holds.
 
         Raises:
-            EnvironmentProblem: The time is up; the text says what had come.
+            EnvironmentProblem: The time is up; the text has the requests until then.
         """
         end = time.monotonic() + limit_seconds
         while not met(self):
@@ -131,7 +130,7 @@ class RecordingBackend:
             time.sleep(0.01)
 
     async def _listen(self) -> None:
-        # Imported here: the pytest plugin is loaded in every test run of whoever has Headrace installed.
+        # Imported here: the pytest plugin is loaded in every test run where Headrace is installed.
         from aiohttp import web
 
         application = web.Application(client_max_size=64 * 1024 * 1024)
@@ -144,7 +143,7 @@ class RecordingBackend:
         self._hurry = asyncio.get_running_loop().create_future()
 
     def release(self) -> None:
-        """Answer at once what is being delayed."""
+        """Send all delayed answers at once."""
         assert self._thread, "not started"
         self._thread.call(self._release(), limit_seconds=60)
 
@@ -153,7 +152,7 @@ class RecordingBackend:
         self._hurry = asyncio.get_running_loop().create_future()
 
     async def _close(self, runner: web.AppRunner) -> None:
-        self._hurry.set_result(None)  # nobody waits out a long delay
+        self._hurry.set_result(None)  # ends long delays
         await runner.cleanup()
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:

@@ -49,7 +49,7 @@ class Cluster(ServerGroup):
         if brokers and known not in (0, brokers):
             raise EnvironmentProblem(
                 f"The cluster in {self._directory} has {known} broker(s), not {brokers}."
-                " Go on with that number, or delete it and its data with: headrace dev reset"
+                " Continue with that number, or delete it and its data with: headrace dev reset"
             )
         for n in range(1, (brokers or known or 1) + 1):
             self._add(n, Server(f"Broker {n}", self._directory / f"n{n}" / "broker.log"))

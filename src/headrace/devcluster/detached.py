@@ -36,7 +36,7 @@ class DevCluster:
 
     @property
     def endpoints_file(self) -> Path:
-        """File that says where everything is; exists while the cluster is up."""
+        """File with the addresses of all servers; exists while the cluster is up."""
         return self._home / "endpoints.json"
 
     def up(
@@ -52,10 +52,10 @@ class DevCluster:
 
         Args:
             brokers: 1 or 3; as many as the folder has, else 1, when None.
-            registry: Whether the registry is wanted too; one that runs is left alone.
+            registry: Whether to start the registry too; one that runs is not stopped.
             port: Port of broker 1; one that is free when None, the same as last time where possible.
             registry_port: The same for the registry.
-            progress: Told about a first installation.
+            progress: Gets the progress of a first installation.
 
         Returns:
             What `endpoints.json` holds.

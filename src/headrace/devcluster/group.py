@@ -71,7 +71,7 @@ class ServerGroup(ABC):
         self.remove()
 
     def start(self, progress: Progress | None = None) -> None:
-        """Start every server that does not run and wait until all are ready; `progress` is told of an installation.
+        """Start every server that does not run and wait until all are ready; `progress` gets that of an installation.
 
         Raises:
             EnvironmentProblem: Java or an artifact is missing, a port is taken, or a server does not start.
@@ -100,7 +100,7 @@ class ServerGroup(ABC):
         self._servers[n].signal(signal.SIGSTOP)
 
     def resume(self, n: int) -> None:
-        """Let a paused server go on."""
+        """Continue a paused server."""
         self._servers[n].signal(signal.SIGCONT)
 
     def restart(self, n: int) -> None:
@@ -137,7 +137,7 @@ class ServerGroup(ABC):
                 self._wait_ready(limit_seconds)
                 return
             except PortTaken:
-                # Somebody was faster with a free port than the server was.
+                # Another program took the free port before the server did.
                 if self._fixed_port or not attempts_left:
                     raise
                 for server in self.servers:
@@ -146,7 +146,7 @@ class ServerGroup(ABC):
                 self.launch()
 
     def install(self, progress: Progress | None = None) -> None:
-        """Install what is missing on this machine.
+        """Install the missing files on this machine.
 
         Raises:
             EnvironmentProblem: No fitting Java, or an artifact cannot be had.
@@ -170,7 +170,7 @@ class ServerGroup(ABC):
 
     @abstractmethod
     def _exercise(self) -> None:
-        """Do once what is done often, so that its classes are in the archive."""
+        """Run the frequent operations once, so that their classes are in the archive."""
 
     @abstractmethod
     def _command(self, n: int) -> list[str]: ...
@@ -190,7 +190,7 @@ class ServerGroup(ABC):
             # The others' ports are in the configuration of those that run.
             if self._fixed_port not in (None, self.ports[0]):
                 raise EnvironmentProblem(
-                    f"{running[0].name} runs already, on port {self.ports[0]}, not {self._fixed_port}. Go on with that,"
+                    f"{running[0].name} runs already, on port {self.ports[0]}, not {self._fixed_port}. Use that,"
                     " or stop it first: headrace dev down"
                 )
             return

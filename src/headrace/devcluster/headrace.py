@@ -19,7 +19,7 @@ class HeadraceProcess:
         """Prepare a process that works and logs in `folder`.
 
         What the config does not name is its own: a free `http.port`, and a `control.topic`, so that processes on one
-        broker are a deployment only if they are meant to be.
+        broker are a deployment only if the test wants that.
         """
         self._folder = folder
         self._config = {
@@ -48,7 +48,7 @@ class HeadraceProcess:
 
     def start(self) -> None:
         """Start it without waiting; also again, after it has ended."""
-        import yaml  # here, because the pytest plugin is loaded in every test run of whoever has Headrace installed
+        import yaml  # here, because the pytest plugin is loaded in every test run where Headrace is installed
 
         self._folder.mkdir(parents=True, exist_ok=True)
         file = self._folder / "headrace.yaml"
@@ -58,7 +58,7 @@ class HeadraceProcess:
         self.server.start(command, detached=False, cwd=self._folder, env=self._env)
 
     def wait_ready(self, limit_seconds: float = 120.0) -> None:
-        """Wait for the line that says everything in the file answers.
+        """Wait for the line `ready`.
 
         Raises:
             EnvironmentProblem: It ended, or the time is up; the text ends with the log's last lines.

@@ -34,7 +34,7 @@ def is_free(port: int) -> bool:
 
 
 def require_free(port: int, what: str, option: str) -> None:
-    """Make sure that a port a user asked for can be had.
+    """Make sure that a requested port is free.
 
     Raises:
         PortTaken: Something listens on it.

@@ -14,7 +14,7 @@ from headrace.jvm import Java, Progress
 from headrace.jvm.cache import disk_problems, file_lock
 from headrace.lifecycle import run_program
 
-# Measured for small servers: C1 and the serial collector halve memory and start-up, the rest is housekeeping.
+# Measured for small servers: C1 and the serial collector halve memory and start-up time.
 _SMALL_JVM = (
     "-Xms32m",
     "-Xss512k",
@@ -62,7 +62,7 @@ class JavaProgram(NamedTuple):
             draft = self._archive.with_suffix(".draft")
             flags = (*self._base_flags(), f"-XX:ArchiveClassesAtExit={draft}")
             exercise(self._replace(archive_flags=flags), Path(scratch))
-            # Empty where this Java wrote none: then nobody tries again at every start.
+            # Empty where this Java wrote none, so that it is not tried again at every start.
             draft.touch()
             draft.replace(self._archive)
 

@@ -100,8 +100,8 @@ class Server:
     def log_tail(self, lines: int = 12) -> str:
         """Return the last lines of its log, without the frames of Java's stack traces."""
         with contextlib.suppress(OSError):
-            told = [line for line in self.log.read_text(errors="replace").splitlines() if not line.startswith("\tat ")]
-            return "\n".join(told[-lines:])
+            kept = [line for line in self.log.read_text(errors="replace").splitlines() if not line.startswith("\tat ")]
+            return "\n".join(kept[-lines:])
         return ""
 
     def _problem(self, what: str) -> EnvironmentProblem:

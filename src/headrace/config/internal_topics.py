@@ -116,7 +116,7 @@ def kind_by_name(topic: str) -> Kind:
     return "dead_letter" if _DEAD_LETTERS.fullmatch(topic) else ""
 
 
-def own_topic(topic: str) -> str:
+def external_topic(topic: str) -> str:
     """Return a topic that users may write to.
 
     Raises:

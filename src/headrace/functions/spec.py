@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.alias_generators import to_camel
 
 from headrace.config.consumers import DeadLetterConfig, Ordering, RetryConfig
-from headrace.config.internal_topics import own_topic
+from headrace.config.internal_topics import external_topic
 from headrace.config.membership import ConsumerConfig
 from headrace.config.section import FormatName, GroupName, Number, TopicName
 
@@ -124,7 +124,7 @@ class Trigger(_Part):
     """The records that wait for each other; a setting of Headrace, as the following."""
     key_format: Annotated[FormatName, AnyCase] = "binary"
     value_format: Annotated[FormatName, AnyCase] = "binary"
-    output_topic: Annotated[TopicName, AfterValidator(own_topic)] | Literal[""] = ""
+    output_topic: Annotated[TopicName, AfterValidator(external_topic)] | Literal[""] = ""
     """Topic of the outputs; empty when there are none."""
     output_format: Annotated[Literal["json", "string", "binary"], AnyCase] = "json"
     dead_letter: Annotated[

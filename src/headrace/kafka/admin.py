@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import confluent_kafka
-from confluent_kafka import ConsumerGroupState, ConsumerGroupTopicPartitions, TopicCollection
+from confluent_kafka import ConsumerGroupTopicPartitions, TopicCollection
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     ConfigResource,
@@ -241,7 +241,7 @@ class Admin:
         described = await self._ask(
             "describe groups", lambda: _results(self._client.describe_consumer_groups(names), self._limit)
         )
-        return [GroupInfo(group.group_id, _state_name(group.state), len(group.members)) for group in described]
+        return [GroupInfo(group.group_id, str(group.state.name).lower(), len(group.members)) for group in described]
 
     async def group_members(self, group: str) -> list[GroupMember]:
         """Return the members of a group; none if there is no such group."""
@@ -421,10 +421,6 @@ class Admin:
 
 def _results(futures: Mapping[Any, Any], limit_seconds: float) -> list[Any]:
     return [future.result(limit_seconds) for future in futures.values()]
-
-
-def _state_name(state: ConsumerGroupState) -> str:
-    return str(state.name).lower()
 
 
 def _topic_info(topic: Any) -> TopicInfo:

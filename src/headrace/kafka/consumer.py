@@ -95,7 +95,7 @@ class Consumer(Service):
         loop = LoopProxy(self, self._listener, self._epochs)
         ask_store = functools.partial(self._ask_store, loop) if self._policy.stored_offsets else None
         client = confluent_kafka.Consumer(
-            {**self._properties, "on_commit": self._commit_reported, "error_cb": self._on_error}
+            {**self._properties, "on_commit": self._commit_reported, "error_cb": self._admin.reachability.failed}
         )
         self._poll = PollThread(
             self.name,
@@ -214,16 +214,12 @@ class Consumer(Service):
             store.limits.pop(partition, None)
             self._commands.append(lambda: poll.resolver.answered(partition, epoch, offset))
 
-    # Callbacks of the client, on the thread --------------------------------------------------------------------------
-
     def _commit_reported(self, error: Any, offsets: Sequence[Any]) -> None:
+        """Take the report of a commit, on the thread."""
         if error is None:
             self._admin.reachability.answered()
         if self._poll:
             self._poll.commits.reported(error, offsets)
-
-    def _on_error(self, error: Any) -> None:
-        self._admin.reachability.failed(error)
 
 
 class _StoreQuestions:

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
-from headrace.config.internal_topics import own_topic
+from headrace.config.internal_topics import external_topic
 from headrace.config.section import Count, Seconds, Section, TopicName
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
@@ -70,7 +70,7 @@ class SourceSpec(Section):
 class SinkSpec(Section):
     """The topic a flow writes to: each row is one record, its value a JSON object of all columns."""
 
-    topic: Annotated[TopicName, AfterValidator(own_topic)]
+    topic: Annotated[TopicName, AfterValidator(external_topic)]
     """Topic to write; created like the first topic the flow reads if it does not exist."""
     key: Annotated[str, Field(min_length=1)] | None = None
     """SQL expression over the flow's columns; its value as text is the record's key. Without it keys are null."""

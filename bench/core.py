@@ -19,7 +19,7 @@ import uvloop
 
 from bench.environment import Bench
 from headrace.config.consumers import BatchConfig, DeliveryConfig
-from headrace.delivery.protocols import ACK, Delivery, Outcome
+from headrace.delivery.protocols import ACK, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.delivery.tracker import AckTracker
 from headrace.lifecycle import SystemClock
@@ -47,7 +47,7 @@ class Instant:
     def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
         """Nothing is kept."""
 
-    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         is_slow = self.slow_seconds and any(record.timestamp_ms for record in delivery.records)
         await asyncio.sleep(self.slow_seconds if is_slow else self.usual_seconds)
         return [ACK] * len(delivery.records)
@@ -77,7 +77,7 @@ async def pump(portions: list[list[Record]], usual: float = 0, slow: float = 0, 
     instant = Instant(usual, slow)
     batch = BatchConfig(max_records=settings.pop("per_delivery", 100))
     work = Pump("bench", "g", instant, None, delivery=DeliveryConfig(batch=batch, **settings), clock=SystemClock())
-    work.source = instant
+    work.connect(instant)
     await work.start()
     work.on_assigned(dict.fromkeys(PARTITIONS, 1), {})
     warm = len(portions) // 2

@@ -14,7 +14,7 @@ from typing import Any
 import confluent_kafka
 
 from headrace.delivery.dead_letter import headers_of
-from headrace.delivery.protocols import DeadLetter, Outcome, Verdict
+from headrace.delivery.protocols import DeadLetter, Reply
 from headrace.records import Record
 
 PARTITIONS = 4
@@ -23,7 +23,7 @@ PARTITIONS = 4
 def fill(servers: str, topic: str, records: int) -> float:
     """Write dead letters as fast as the client can."""
     client = confluent_kafka.Producer({"bootstrap.servers": servers, "linger.ms": 5, "acks": "all"})
-    failed = Outcome(Verdict.DEAD_LETTER, "HTTP 400", "no such order", status=400)
+    failed = Reply("HTTP 400", "no such order", status=400)
     origin = Record("orders", 0, 17, 1, b"key", b'"' + b"x" * 98 + b'"')
     headers: Any = headers_of(DeadLetter(origin, "billing", 5, failed, 1.0, 2.0))
     start = time.perf_counter()

@@ -8,15 +8,24 @@ from random import Random
 from typing import Any
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
-from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict
-from headrace.delivery.pump import Pump
+from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Reply
+from headrace.delivery.pump import Pump, PumpHooks
 from headrace.errors import DeadLetterFailed, DestinationUnavailable
 from headrace.lifecycle import ManualClock
 from headrace.records import Committed, Record, TopicPartition
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
-RETRY = Outcome(Verdict.RETRY, "E", "again")
-BURY = Outcome(Verdict.DEAD_LETTER, "E", "never")
+RETRY = Reply("E", "again")
+BURY = Reply("E", "never", permanent=True)
+
+
+def kind_of(reply: Reply) -> str:
+    """Return what a reply reports: `success`, `failure`, `permanent`, or `not taken`."""
+    if not reply.error:
+        return "success"
+    if reply.permanent:
+        return "permanent"
+    return "failure" if reply.reached else "not taken"
 
 
 class Bed:
@@ -24,7 +33,7 @@ class Bed:
 
     def __init__(self, *, ordering: str = "partition", max_records: int = 2, attempts: int = 3, **given: Any) -> None:
         self.clock = ManualClock()
-        self.answers: dict[int, Outcome] = {}
+        self.answers: dict[int, Reply] = {}
         """By offset; everything else ends well."""
         self.free = asyncio.Event()
         """While it is not set, deliveries hang."""
@@ -38,14 +47,16 @@ class Bed:
         self.released = 0
         self.says = self.paused = ""
         self.epoch = 2
+        self.fed: dict[TopicPartition, list[Record]] = {P0: [], P1: []}
         letters = None if given.pop("without_letters", False) else self
         batch = BatchConfig(max_records=max_records, linger_seconds=given.pop("linger_seconds", 0))
         retry = RetryConfig(attempts=attempts, first_delay_seconds=1, max_delay_seconds=8)
+        hooks = PumpHooks(**given.pop("hooks", {}))
         config = DeliveryConfig(ordering=ordering, batch=batch, retry=retry, **given)  # type: ignore[arg-type]
-        self.pump = Pump("pump", "g", self, letters, delivery=config, clock=self.clock, chance=Random(1))
-        self.pump.source = self.pump.member = self
+        self.pump = Pump("pump", "g", self, letters, delivery=config, clock=self.clock, chance=Random(1), hooks=hooks)
+        self.pump.connect(self, self)
 
-    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         self.deliveries.append(delivery)
         await self.free.wait()
         if self.down:
@@ -70,21 +81,32 @@ class Bed:
     def pause_reason(self, partition: TopicPartition) -> str:
         return self.paused
 
-    async def seek(self, partition: TopicPartition, epoch: int, offset: int) -> bool:
+    async def seek(self, partition: TopicPartition, epoch: int, to: Committed) -> bool:
         await asyncio.sleep(0)
         lane = self.pump.lanes.get(partition)
         if self.is_lost or not lane or lane.tracker.epoch != epoch:
             return False
-        self.seeks.append((partition, epoch, offset))
-        self.commits[partition] = Committed(offset)
+        self.seeks.append((partition, epoch, to.offset))
+        self.commits[partition] = to
         self.epoch += 1
-        self.pump.on_assigned({partition: self.epoch}, {partition: Committed(offset)})
+        self.pump.on_assigned({partition: self.epoch}, {partition: to})
         return True
 
     def feed(self, *offsets: int, partition: TopicPartition = P0, key: bytes | None = None) -> None:
         epoch = self.pump.lanes[partition].tracker.epoch
         records = [Record(*partition, offset, 1000 + offset, key, b"v", size_bytes=1) for offset in offsets]
-        self.pump.on_records(partition, epoch, records)
+        self.pump.on_records(partition, epoch, self.keep(records))
+
+    def keep(self, records: list[Record]) -> list[Record]:
+        """Keep records for `feed_again`."""
+        self.fed[records[0].topic_partition] += records
+        return records
+
+    def feed_again(self, partition: TopicPartition = P0) -> None:
+        """Hand over what was fed and not yet in this assignment, as a consumer does after a seek."""
+        tracker = self.pump.lanes[partition].tracker
+        if records := [record for record in self.fed[partition] if record.offset >= (tracker.position or 0)]:
+            self.pump.on_records(partition, tracker.epoch, records)
 
     @property
     def delivered(self) -> list[list[int]]:

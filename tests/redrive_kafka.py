@@ -12,7 +12,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.control import marks, redrive
 from headrace.control.marks import MARKS_TOPIC, Marks
 from headrace.delivery.dead_letter import headers_of
-from headrace.delivery.protocols import DeadLetter, Outcome, Verdict
+from headrace.delivery.protocols import DeadLetter, Reply
 from headrace.errors import (
     KafkaTimeout,
     LeaseLost,
@@ -59,7 +59,7 @@ class FakeKafka:
     ) -> None:
         """Append one dead letter of a record `number` that came from `topic`."""
         origin = Record(topic, 1, number, 5, f"k{number}".encode(), f"v{number}".encode(), lambda: list(headers))
-        outcome = Outcome(Verdict.DEAD_LETTER, f"E{number % 2}", "no")
+        outcome = Reply(f"E{number % 2}", "no", permanent=True)
         self.append(partition, origin, headers_of(DeadLetter(origin, group, 5, outcome, 1.0, 2.0)), at_ms)
 
     def append(self, partition: int, origin: Record, headers: list[Header], at_ms: int = 9) -> None:

@@ -22,7 +22,7 @@ from confluent_kafka.admin import AdminClient
 from headrace.config.backend import BackendConfig
 from headrace.config.consumers import RetryConfig
 from headrace.config.load import load_config
-from headrace.delivery.protocols import ACK, Delivery, Outcome
+from headrace.delivery.protocols import ACK, Delivery, Reply
 from headrace.devcluster.ports import free_ports, is_free
 from headrace.devcluster.server import Server
 from headrace.errors import HeadraceError, catalogue
@@ -252,7 +252,7 @@ def test_the_backends_shown_take_what_their_mode_sends(mode: Any, tmp_path: Path
         record = Record("parcels", 0, 0, 1767225600000, b"p1", b'{"grams": 250}')
         delivery = Delivery("tracking", record.topic_partition, 1, [record], 1)
 
-        async def deliver() -> list[Outcome]:
+        async def deliver() -> list[Reply]:
             destination = HttpDestination("backend", backend, RetryConfig(), stored, SystemClock())
             outcomes = await destination.deliver(delivery)
             await destination.stop()

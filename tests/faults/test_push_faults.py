@@ -33,13 +33,13 @@ from headrace.testing import Answer, Fault, HeadraceProcess, Pushed, Received, R
 from headrace.testing.evidence import gather, read_journal, unique_records
 
 SRC = Path(__file__).parents[2] / "src" / "headrace"
-ELSEWHERE = ("redrive.", "replay.", "seek.")
+DELEGATED = ("redrive.", "replay.", "seek.")
 """Points on ways that a record takes only when somebody asks for it; they have tests of their own."""
 POINTS = sorted(
     name
     for file in SRC.rglob("*.py")
     for name in re.findall(r"\breach\(\"([a-z.-]+)\"\)", file.read_text())
-    if not name.startswith(ELSEWHERE)
+    if not name.startswith(DELEGATED)
 )
 AT_ONCE = 6
 PARTITIONS = 4

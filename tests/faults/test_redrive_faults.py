@@ -21,7 +21,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
 from headrace.control.redrive import SLICE_LETTERS
 from headrace.delivery.dead_letter import headers_of
-from headrace.delivery.protocols import DeadLetter, Outcome, Verdict
+from headrace.delivery.protocols import DeadLetter, Reply
 from headrace.kafka import Admin, Producer, read_records
 from headrace.records import OutgoingRecord, Record, TopicPartition
 
@@ -80,7 +80,7 @@ class Bed:
 
     def _letter(self, number: int) -> OutgoingRecord:
         origin = Record(self.topic, number % 2, number, 1, None, b"%d" % number)
-        letter = DeadLetter(origin, "group", 5, Outcome(Verdict.DEAD_LETTER, "E", "no"), 1.0, 2.0)
+        letter = DeadLetter(origin, "group", 5, Reply("E", "no", permanent=True), 1.0, 2.0)
         return OutgoingRecord(self.dlq, None, origin.value, headers_of(letter), number % 2)
 
     async def _times(self) -> Counter[int]:

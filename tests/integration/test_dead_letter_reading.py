@@ -19,7 +19,7 @@ from headrace.control.letter_scan import Order, ScanOptions
 from headrace.control.marks import Marks
 from headrace.control.selection import Selection
 from headrace.delivery.dead_letter import DeadLetterTopic
-from headrace.delivery.protocols import DeadLetter, Outcome, Verdict
+from headrace.delivery.protocols import DeadLetter, Reply
 from headrace.errors import InvalidRequest, TopicNotFound
 from headrace.formats.codecs import Codecs
 from headrace.formats.registry import SchemaRegistry
@@ -42,7 +42,7 @@ def letters_of(topic: str, values: Sequence[bytes], group: str = "g") -> list[Ou
     for n, value in enumerate(values):
         error, status = ("HTTP 500", 500) if n % 3 == 0 else ("ValueError", None)
         details = (("key", f"order-{n}"), ("correlation_id", "c-1"))
-        outcome = Outcome(Verdict.RETRY, error, f"no such order {n}", status, details)
+        outcome = Reply(error, f"no such order {n}", status, details)
         record = Record(topic, 0, n, 1_700_000_000_000 + n, b"k%d" % n, value, lambda: OWN)
         letters.append(DeadLetter(record, group, 5, outcome, 1.0, 2.0))
     if letters:

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 import pytest
 
 from headrace.delivery.dead_letter import DeadLetterTopic, origin_of
-from headrace.delivery.protocols import DeadLetter, Outcome, Verdict
+from headrace.delivery.protocols import DeadLetter, Reply
 from headrace.devcluster import Received
 from headrace.kafka import Admin
 from headrace.records import Header, OutgoingRecord
@@ -31,7 +31,7 @@ class Letters:
         """Write records and a letter of every record; what comes before the process, its consumer does not read."""
         self.site.write(self.name, *(OutgoingRecord(self.name, b"k%d" % n, b'{"n":%d}' % n, OWN) for n in range(count)))
         letters = [
-            DeadLetter(r, group or self.group, 3, Outcome(Verdict.RETRY, "HTTP 500", "no", 500), 1.0, 2.0)
+            DeadLetter(r, group or self.group, 3, Reply("HTTP 500", "no", 500), 1.0, 2.0)
             for r in self.site.records(self.name)
         ]
         written: list[OutgoingRecord] = []

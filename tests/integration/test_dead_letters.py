@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
 from headrace.delivery.dead_letter import DeadLetterTopic
-from headrace.delivery.protocols import DeadLetter, Outcome, Verdict
+from headrace.delivery.protocols import DeadLetter, Reply
 from headrace.kafka import Admin, Producer, read_records
 from headrace.records import OutgoingRecord, Record
 
@@ -61,7 +61,7 @@ async def write_letters(settings: KafkaConfig, topic: str, count: int, errors: S
         [OutgoingRecord(topic, f"k{n}".encode(), f"v{n}\xff".encode("latin-1"), own) for n in range(count)]
     )
     letters = [
-        DeadLetter(record, "billing", 5, Outcome(Verdict.DEAD_LETTER, errors[n % len(errors)], "no"), 1.0, 2.0)
+        DeadLetter(record, "billing", 5, Reply(errors[n % len(errors)], "no", permanent=True), 1.0, 2.0)
         for n, record in enumerate(sorted(await read_all(settings, topic), key=lambda r: r.value or b""))
     ]
     await DeadLetterTopic("{topic}.dlq", producer.produce, Admin(settings).ensure_topic_like).write(letters)

@@ -16,7 +16,7 @@ from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl, 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.membership import ConsumerConfig
 from headrace.config.producer import ProducerConfig
-from headrace.delivery.protocols import ACK, Delivery, Outcome
+from headrace.delivery.protocols import ACK, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.kafka import Admin, Consumer, Producer, ReadPolicy
 from headrace.lifecycle import Deadline, SystemClock
@@ -55,7 +55,7 @@ class Handler:
         """A delivery with this record never ends."""
         self.handled = 0
 
-    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         number, records = next(self._requests), delivery.records
         named = [
             (f"g:{r.topic}:{r.partition}:{r.offset}", (r.key or b"").decode(), (r.value or b"").decode())
@@ -90,7 +90,7 @@ class Member:
             clock=CLOCK,
             policy=ReadPolicy(member=ConsumerConfig(**scene.membership), **policy),
         )
-        self.pump.source = self.pump.member = self.consumer
+        self.pump.connect(self.consumer, self.consumer)
 
     async def __aenter__(self) -> Member:
         await self.pump.start()
@@ -236,11 +236,11 @@ def test_a_held_partition_stands_still_through_rebalances(scene: Scene) -> None:
         async with Member(scene) as stays:
             await until(lambda: scene.handler.handled > 60, "some deliveries")
             members = [stays]
-            stays.pump.hold([held], "it is paused")
+            stays.pump.pause([held], "it is paused")
             await until(lambda: not stays.pump.status().partitions[held].in_flight, "what is in flight to end")
             begin = time.time()
             async with Member(scene) as comes:
-                comes.pump.hold([held], "it is paused")
+                comes.pump.pause([held], "it is paused")
                 members.append(comes)
                 await until(lambda: comes.pump.lanes, "a partition of its own")
             await until(lambda: len(stays.pump.lanes) == 3, "all partitions again")
@@ -250,7 +250,7 @@ def test_a_held_partition_stands_still_through_rebalances(scene: Scene) -> None:
                 lambda: all(stays.pump.status().partitions[p].committed == scene.written for p in others), "the others"
             )
             scene.operations[held].append(Pause(begin, time.time()))
-            stays.pump.release_hold([held])
+            stays.pump.resume([held])
             await scene.done()
         await scene.check()
 
@@ -275,7 +275,7 @@ def test_a_record_that_hangs_is_skipped(scene: Scene, ordering: Ordering) -> Non
                 scene.operations[place].append(Skip(begin, time.time(), offset))
             await scene.write(10)
             await scene.done()
-            assert member.pump.counts.skipped_by_hand == 2
+            assert member.pump.numbers()["skipped_by_hand"] == 2
         await scene.check()
 
     run(test)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.control.lag import lag_of
-from headrace.delivery.tiers import waiting_of
+from headrace.delivery.retry_topics import delayed_of
 from headrace.records import OutgoingRecord
 from headrace.testing import Answer, HeadraceProcess
 
@@ -134,7 +134,7 @@ def test_what_waits_survives_a_restart_and_keeps_its_time(site: Any, topic: Any,
     backend.wait_for(lambda b: b.accepted)
     site.wait_committed(f"{group}.retry", f"{group}.retry.3s", 1)
     assert {record["attempt"] for record in seen(backend, 0)} == {1, 2}
-    assert waiting_of(waiting).due > waiting.timestamp_ms / 1000
+    assert delayed_of(waiting).due > waiting.timestamp_ms / 1000
 
 
 def test_keys_keep_their_order_when_who_holds_their_records_is_killed(

@@ -15,7 +15,7 @@ from headrace.config.model import HeadraceConfig
 from headrace.control.running_consumer import RunningConsumer
 from headrace.delivery.dead_letter import DeadLetterTopic
 from headrace.delivery.protocols import DeadLetterWriter, Destination
-from headrace.delivery.pump import Pump
+from headrace.delivery.pump import Pump, PumpHooks
 from headrace.errors import FunctionInvalid, PipelineInvalid
 from headrace.functions.destination import FunctionDestination
 from headrace.functions.load import load_function
@@ -99,18 +99,20 @@ class Assembly:
         dead_letters = self._dead_letters(reactive.dead_letter, reactive.topics)
         matches = self._matches(reactive)
         offsets_of = KeptOffsets(destination.client, backend.offsets_path).ask if backend.offsets_path else None
+        hooks = PumpHooks(on_ended=context.on_ended("REACTIVE_CONSUMER", reactive.group))
         retries: list[Service] = []
         retry_pump = None
         if reactive.retry.tiers:
             path = RetryPath(context, label, reactive, destination, dead_letters)
-            pump = self._pump(label, reactive.group, path.destination, path.writer, reactive)
+            hooks = hooks._replace(unblock=path.writer.unblock)
+            pump = self._pump(label, reactive.group, path.destination, path.writer, reactive, hooks)
             retry_pump = path.pump(pump)
             retry_consumer = self._retry_consumer(f"{label} retries", path, reactive, retry_pump)
             tables = [path.blocked_keys] if path.blocked_keys else []
             started = self._when_healthy(retry_consumer, destination, backend)
             retries = [*tables, *path.stale_entries(pump), retry_pump, started]
         else:
-            pump = self._pump(label, reactive.group, destination, dead_letters, reactive)
+            pump = self._pump(label, reactive.group, destination, dead_letters, reactive, hooks)
         policy = ReadPolicy(
             reactive.auto_offset_reset, reactive.on_gap, matches is not None, reactive.consumer, offsets_of
         )
@@ -187,9 +189,9 @@ class Assembly:
             batch=_FUNCTION_BATCH, retry=trigger.retry, max_in_flight=_FUNCTION_IN_FLIGHT, ordering=trigger.ordering
         )
         dead_letters = self._dead_letters(trigger.dead_letter, trigger.topics)
-        pump = self._pump(workers.name, trigger.kafka.group, destination, dead_letters, delivery)
-        pump.on_drained = workers.call_drain_callbacks
-        pump.witness = context.on_ended("STREAMING_CONSUMER", trigger.kafka.group)
+        on_ended = context.on_ended("STREAMING_CONSUMER", trigger.kafka.group)
+        hooks = PumpHooks(on_ended=on_ended, on_drained=workers.call_drain_callbacks)
+        pump = self._pump(workers.name, trigger.kafka.group, destination, dead_letters, delivery, hooks)
         kafka, admin = config.kafka, context.admin
         if trigger.kafka.brokers:
             kafka = kafka.model_copy(update={"bootstrap_servers": ",".join(trigger.kafka.brokers)})
@@ -255,11 +257,10 @@ class Assembly:
         destination: Destination,
         dead_letters: DeadLetterWriter | None,
         delivery: DeliveryConfig,
+        hooks: PumpHooks,
     ) -> Pump:
         clock = self._context.clock
-        pump = Pump(f"{label} delivery", group, destination, dead_letters, delivery=delivery, clock=clock)
-        pump.witness = self._context.on_ended("REACTIVE_CONSUMER", group)
-        return pump
+        return Pump(f"{label} delivery", group, destination, dead_letters, delivery=delivery, clock=clock, hooks=hooks)
 
     def _consumer(
         self,
@@ -281,5 +282,5 @@ class Assembly:
             clock=self._context.clock,
             policy=policy,
         )
-        pump.source = pump.member = consumer
+        pump.connect(consumer, consumer)
         return consumer

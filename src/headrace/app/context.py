@@ -7,7 +7,7 @@ import functools
 from collections.abc import Sequence
 
 from headrace.config.model import HeadraceConfig
-from headrace.delivery.protocols import Outcome, Witness
+from headrace.delivery.protocols import OnEnded, Outcome, Reply
 from headrace.formats.codecs import Codecs
 from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import Admin, Producer, Reachability, TopicDirectory
@@ -46,16 +46,16 @@ class ProcessContext:
         clients: list[Service | None] = [self.admin.reachability, self.topics, self.producer, self.inner_producer]
         return [each for each in dict.fromkeys([*clients, self.audit_producer, self.audit]) if each]
 
-    def on_ended(self, audit_type: str, group: str) -> Witness | None:
+    def on_ended(self, audit_type: str, group: str) -> OnEnded | None:
         """Return what writes audit notes of a group's ended records; None without an audit."""
         if self.audit is None:
             return None
         consumed = self.audit.consumed
 
         def on_ended(
-            records: Sequence[Record], size_bytes: int, how: str, outcomes: Sequence[Outcome], replay: str
+            records: Sequence[Record], size_bytes: int, how: Outcome, replies: Sequence[Reply], replay: str
         ) -> None:
-            consumed(Consumption(audit_type, group, replay), records, size_bytes, how, outcomes)
+            consumed(Consumption(audit_type, group, replay), records, size_bytes, how, replies)
 
         return on_ended
 

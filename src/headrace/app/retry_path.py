@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from headrace.app.context import ProcessContext
 from headrace.config.consumers import BatchConfig, ReactiveConsumerConfig, RetryConfig
-from headrace.delivery.parked import KeyOrder, ParkedKeys
+from headrace.delivery.blocked_keys import BlockedKeys, KeyOrder, Offsets, StaleEntries
 from headrace.delivery.protocols import DeadLetterWriter, Destination
-from headrace.delivery.pump import Pump
-from headrace.delivery.stale_entries import Offsets, StaleEntries
-from headrace.delivery.tiers import TierDestination, Tiers, waiting_of
+from headrace.delivery.pump import Pump, PumpHooks
+from headrace.delivery.retry_topics import RetryTopicDestination, RetryTopics, delayed_of
 from headrace.kafka import RAW_BYTES, CompactedTable, InternalTopic
 from headrace.lifecycle import Service
 from headrace.records import TopicPartition
@@ -44,17 +43,17 @@ class RetryPath:
         """The table of blocked keys; None if the order of keys is not kept."""
         self.destination = destination
         """Where the consumer delivers to."""
-        parked = None
+        blocked: BlockedKeys | None = None
         if consumer.retry.keep_key_order:
             topic = InternalTopic(f"_headrace-{consumer.group}.parked", self.source)
             self.blocked_keys = CompactedTable(context.admin, topic, RAW_BYTES, produce, context.clock)
-            parked = ParkedKeys(self.blocked_keys)
-        self.writer = Tiers(
-            consumer.group, consumer.retry, produce, context.clock, dead_letters=dead_letters, parked=parked
+            blocked = BlockedKeys(self.blocked_keys)
+        self.writer = RetryTopics(
+            consumer.group, consumer.retry, produce, context.clock, dead_letters=dead_letters, blocked=blocked
         )
         """Where the consumer's failed records go."""
-        if parked:
-            self.destination = KeyOrder(destination, parked, self.writer.write)
+        if blocked:
+            self.destination = KeyOrder(destination, blocked, self.writer.write)
 
     def pump(self, live: Pump) -> Pump:
         """Make the pump that delivers due records; it shares the breaker and the rate of the consumer's own pump."""
@@ -64,26 +63,24 @@ class RetryPath:
             "batch": BatchConfig(max_records=1, max_bytes=consumer.batch.max_bytes),
             "retry": in_the_tier(consumer.retry),
         }
-        pump = Pump(
+        return Pump(
             f"{self._name} retries",
             f"{consumer.group}.retry",
-            TierDestination(self._inner, self.writer, live.epoch_of),
+            RetryTopicDestination(self._inner, self.writer, live.epoch_of),
             self.writer,
             delivery=consumer.model_copy(update=settings),
             clock=self._context.clock,
-            beside=live,
+            shares_with=live,
+            hooks=PumpHooks(
+                unblock=lambda copy: self.writer.unblock(delayed_of(copy).origin),
+                delayed=self.writer.delayed,
+                original=lambda copy: delayed_of(copy).origin,
+            ),
         )
-        pump.waiting = self.writer.waiting
-        if self.blocked_keys:
-            pump.let_go = lambda record: self.writer.let_go(waiting_of(record).origin)
-            live.let_go = self.writer.let_go
-        pump.first_of = lambda record: waiting_of(record).origin
-        live.serve_tiers(pump)
-        return pump
 
     def stale_entries(self, live: Pump) -> list[Service]:
         """Make the service that unblocks keys whose record is gone; empty if the order of keys is not kept."""
-        if not (parked := self.writer.parked):
+        if not (blocked := self.writer.blocked):
             return []
         admin, group, (topic,) = self._context.admin, f"{self._consumer.group}.retry", self.topics
 
@@ -96,7 +93,7 @@ class RetryPath:
 
         late_seconds = self._context.config.producer.delivery_timeout_seconds
         name = f"{self._name} blocked keys"
-        return [StaleEntries(name, parked, live.lanes, ends, committed, self._context.clock, late_seconds)]
+        return [StaleEntries(name, blocked, live.lanes, ends, committed, self._context.clock, late_seconds)]
 
 
 def in_the_tier(retry: RetryConfig) -> RetryConfig:

@@ -112,7 +112,7 @@ class ConsumerControl(Reconciler):
                 for key, entry in self.of(consumer, prefix).items():
                     apply(key, entry)
         elif not self.table.known.is_set():
-            consumer.pump.hold(None, NOT_READ)
+            consumer.pump.pause(None, NOT_READ)
         self.wake()
 
     def remove(self, name: str) -> None:
@@ -195,7 +195,7 @@ class ConsumerControl(Reconciler):
         await self.table.known.wait()
         for consumer in self.consumers.values():
             if not self.hold_of(consumer):
-                consumer.pump.release_hold(None)
+                consumer.pump.resume(None)
 
     def _on_hold(self, key: str, entry: Entry | None) -> None:
         parsed = parse_key(key)
@@ -204,9 +204,9 @@ class ConsumerControl(Reconciler):
             partitions = [parsed.partition] if parsed.partition else None
             for pump in consumer.pumps if partitions else [consumer.pump]:
                 if entry is None:
-                    pump.release_hold(partitions)
+                    pump.resume(partitions)
                 else:
-                    pump.hold(partitions, paused_text(entry))
+                    pump.pause(partitions, paused_text(entry))
 
     def _on_settings(self, key: str, entry: Entry | None) -> None:
         parsed = parse_key(key)
@@ -280,7 +280,7 @@ class ConsumerControl(Reconciler):
                 facts["from"] = lane.tracker.frontier
                 outcome = "sought" if await pump.seek(partition, command.offset) else "not assigned"
             else:
-                outcome = pump.skip(partition, command.offset, str(entry.get("reason", "")))
+                outcome = await pump.skip(partition, command.offset, str(entry.get("reason", "")))
         except RequestError as error:
             outcome, facts["why"] = "refused", error.description
         if outcome == "sought":  # a seek ends the skips that wait for their record

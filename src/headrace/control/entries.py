@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig
-from headrace.delivery.live import LiveSettings
+from headrace.delivery.status import LiveSettings
 from headrace.records import TopicPartition
 
 log = logging.getLogger(__name__)

@@ -9,14 +9,14 @@ from datetime import datetime
 from typing import NamedTuple
 
 from headrace.control.running_consumer import RunningConsumer
-from headrace.delivery.batch import Batch
 from headrace.delivery.dead_letter import Origin
 from headrace.delivery.limit import SharedSlots
-from headrace.delivery.policy import judge
+from headrace.delivery.policy import judge, last_error
 from headrace.delivery.protocols import (
     DeadLetter,
     Delivery,
     Outcome,
+    Reply,
 )
 from headrace.errors import DeadLetterFailed, DestinationRefused, DestinationUnavailable
 from headrace.lifecycle import Clock
@@ -83,23 +83,28 @@ class OneOrigin:
         attempt = 1 + max(letter.origin.attempts for letter in letters)
         try:
             async with self._slots.slot():
-                outcomes = await self._consumer.destination.deliver(
+                replies = await self._consumer.destination.deliver(
                     self._delivery._replace(records=records, attempt=attempt)
                 )
         except DestinationRefused as refusal:
             return self._leave(letters, refusal.description)
         now = self._clock.time()
-        judged = judge(Batch(records), outcomes, self._policy, self._delivery.group, now)
-        if judged.rolled_back:
-            return self._leave(letters, f"more failed than the roll-back threshold allows: {judged.why}")
-        of = {letter.was.offset: (letter, outcome) for letter, outcome in zip(letters, outcomes, strict=True)}
-        ended = [of[record.offset][0] for record in (*judged.ended, *judged.skipped)]
-        self._tell(judged.ended, "delivered")
-        self._tell(judged.skipped, "skipped", [of[record.offset][1] for record in judged.skipped])
-        failed = [*judged.again, *(letter.record for letter in judged.letters)]
+        judged, why = judge(records, replies, self._policy), last_error(replies)
+        if Outcome.ROLL_BACK in judged:
+            return self._leave(letters, f"more failed than the roll-back threshold allows: {why}")
+        of = {letter.was.offset: (letter, reply) for letter, reply in zip(letters, replies, strict=True)}
+
+        def found(outcome: Outcome) -> list[Record]:
+            return [record for record, _ in judged.get(outcome, ())]
+
+        delivered, skipped = found(Outcome.DELIVERED), found(Outcome.SKIPPED)
+        ended = [of[record.offset][0] for record in (*delivered, *skipped)]
+        self._tell(delivered, Outcome.DELIVERED)
+        self._tell(skipped, Outcome.SKIPPED, [of[record.offset][1] for record in skipped])
+        failed = [*found(Outcome.RETRY), *found(Outcome.DEAD_LETTER)]
         ended += await self._bury([_again(*of[record.offset], self._delivery.group, now) for record in failed], of)
-        self._leave([of[record.offset][0] for record in judged.waiting], judged.why)
-        together = [of[record.offset][0] for record in judged.together]
+        self._leave([of[record.offset][0] for record in found(Outcome.UNAVAILABLE)], why)
+        together = [of[record.offset][0] for record in found(Outcome.SPLIT)]
         middle = len(together) // 2
         for half, rest in ((together[:middle], together[middle:]), (together[middle:], [])):
             try:
@@ -111,16 +116,16 @@ class OneOrigin:
                 break
         return ended
 
-    async def _bury(self, again: Sequence[DeadLetter], of: dict[int, tuple[Letter, Outcome]]) -> list[Letter]:
+    async def _bury(self, again: Sequence[DeadLetter], of: dict[int, tuple[Letter, Reply]]) -> list[Letter]:
         letters = [of[letter.record.offset][0] for letter in again]
         if self._last_retry:
             for letter in again:
                 what = f"{letter.record.topic_partition} offset {letter.record.offset}"
-                log.warning("dead letter of %s failed at its last retry (%s) and has ended", what, letter.outcome.error)
+                log.warning("dead letter of %s failed at its last retry (%s) and has ended", what, letter.reply.error)
             self._done.given_up += len(letters)
-            self._tell([letter.record for letter in again], "given up", [letter.outcome for letter in again])
+            self._tell([letter.record for letter in again], Outcome.GIVEN_UP, [letter.reply for letter in again])
         elif letters and self._consumer.dead_letters is None:
-            return self._leave(letters, f"{again[0].outcome.error}, and dead letters are off")
+            return self._leave(letters, f"{again[0].reply.error}, and dead letters are off")
         elif letters and self._consumer.dead_letters:
             try:
                 await self._consumer.dead_letters.write(again)
@@ -130,13 +135,13 @@ class OneOrigin:
                 again = [letter for index, letter in enumerate(again) if index not in missing]
                 letters = [letter for index, letter in enumerate(letters) if index not in missing]
             self._done.again += len(letters)
-            self._tell([letter.record for letter in again], "dead letter", [letter.outcome for letter in again])
+            self._tell([letter.record for letter in again], Outcome.DEAD_LETTER, [letter.reply for letter in again])
         return letters
 
-    def _tell(self, records: Sequence[Record], how: str, outcomes: Sequence[Outcome] = ()) -> None:
-        if records and self._consumer.pump.witness:
+    def _tell(self, records: Sequence[Record], how: Outcome, replies: Sequence[Reply] = ()) -> None:
+        if records and (on_ended := self._consumer.pump.hooks.on_ended):
             size_bytes = sum([record.size_bytes for record in records])
-            self._consumer.pump.witness(records, size_bytes, how, outcomes, self._delivery.replay)
+            on_ended(records, size_bytes, how, replies, self._delivery.replay)
 
     def _leave(self, letters: Sequence[Letter], why: str) -> list[Letter]:
         self._done.left += len(letters)
@@ -144,9 +149,9 @@ class OneOrigin:
         return []
 
 
-def _again(letter: Letter, outcome: Outcome, group: str, now: float) -> DeadLetter:
+def _again(letter: Letter, reply: Reply, group: str, now: float) -> DeadLetter:
     try:
         first = datetime.fromisoformat(letter.origin.first_failure).timestamp()
     except ValueError:
         first = now
-    return DeadLetter(letter.was, group, letter.origin.attempts + 1, outcome, first, now)
+    return DeadLetter(letter.was, group, letter.origin.attempts + 1, reply, first, now)

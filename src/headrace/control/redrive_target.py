@@ -8,8 +8,8 @@ from typing import Literal
 import msgspec
 
 from headrace.delivery.dead_letter import PREFIX, Origin, redriven_headers, restored
-from headrace.delivery.protocols import DeadLetter, Outcome, Verdict
-from headrace.delivery.tiers import waiting_headers
+from headrace.delivery.protocols import DeadLetter, Reply
+from headrace.delivery.retry_topics import delayed_headers
 from headrace.errors import InvalidRequest
 from headrace.lifecycle import Clock
 from headrace.records import Header, Record
@@ -66,10 +66,8 @@ class Target(msgspec.Struct, frozen=True, omit_defaults=True):
             return [*letter.headers, *marked], letter.partition
         back = redriven_headers(own, origin)
         if self.kind == "tier":
-            failed = DeadLetter(
-                restored(letter), origin.group, origin.attempts, Outcome(Verdict.DEAD_LETTER, origin.error), 0.0, 0.0
-            )
-            back += waiting_headers(failed, clock.time() + self.delay_seconds)
+            failed = DeadLetter(restored(letter), origin.group, origin.attempts, Reply(origin.error), 0.0, 0.0)
+            back += delayed_headers(failed, clock.time() + self.delay_seconds)
         return back, origin.partition.partition
 
 

@@ -98,7 +98,7 @@ class WindowSource(Service):
         self._due = 0.0
         self._is_read = False
         self._reading: asyncio.Task[None] | None = None
-        pump.source = self
+        pump.connect(self)
 
     @property
     def unsaved(self) -> int:

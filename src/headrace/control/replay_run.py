@@ -20,7 +20,7 @@ from headrace.control.running_consumer import RunningConsumer
 from headrace.control.selection import Matcher, Selection, Window
 from headrace.delivery.dead_letter import origin_of, redriven_count, restored, write_all
 from headrace.delivery.protocols import DeadLetterWriter, Destination
-from headrace.delivery.pump import Pump
+from headrace.delivery.pump import Pump, PumpHooks
 from headrace.errors import DestinationUnavailable, HeadraceError, InvalidRequest, LeaseTaken
 from headrace.kafka import Admin, Lease, read_records
 from headrace.lifecycle import Clock, Deadline, Service
@@ -235,19 +235,17 @@ class ReplayWork:
         retry = delivery.retry.model_copy(
             update={"tiers": [], "keep_key_order": False, "last_retry": spec.last_retry or delivery.retry.last_retry}
         )
-        pump = Pump(
+        original = restored if self._restored else None
+        return Pump(
             f"job {job}",
             group,
             destination,
             ReplayLetters(letters, job, of_letters=self._restored is not None, fail=self._fail),
             delivery=delivery.model_copy(update={"retry": retry}),
             clock=self._place.clock,
-            beside=target.pump if target else None,
+            shares_with=target.pump if target else None,
+            hooks=PumpHooks(original=original, replay=job),
         )
-        pump.replay = job
-        if self._restored:
-            pump.first_of = restored
-        return pump
 
     def _wants(self, record: Record) -> bool:
         headers = record.headers

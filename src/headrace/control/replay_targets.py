@@ -10,14 +10,13 @@ from headrace.delivery.dead_letter import restored
 from headrace.delivery.offset_map import decode
 from headrace.delivery.protocols import (
     ACK,
-    ELSEWHERE,
+    DELEGATED,
     DeadLetter,
     DeadLetterWriter,
     Delivery,
     Destination,
     EpochOf,
-    Outcome,
-    Verdict,
+    Reply,
     no_epoch,
     not_taken,
 )
@@ -46,12 +45,12 @@ class TopicDestination:
     def __init__(self, topic: str, partitions: int, produce: Produce, job: str) -> None:
         self._topic, self._partitions, self._produce, self._job = topic, partitions, produce, job
 
-    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         try:
             results = await self._produce([self._outgoing(record) for record in delivery.records])
         except HeadraceError as cause:
             raise DestinationUnavailable(f"{self._topic} is not written: {cause.description}") from cause
-        return [self._outcome(result) for result in results]
+        return [self._reply(result) for result in results]
 
     def _outgoing(self, record: Record) -> OutgoingRecord:
         headers: list[Header] = [header for header in record.headers if header[0] not in (REPLAY, REPLAY_OF)]
@@ -61,11 +60,11 @@ class TopicDestination:
         time_ms = max(0, record.timestamp_ms)
         return OutgoingRecord(self._topic, record.key, record.value, headers, partition, time_ms)
 
-    def _outcome(self, result: Any) -> Outcome:
+    def _reply(self, result: Any) -> Reply:
         if not isinstance(result, HeadraceError):
             return ACK
         if isinstance(result, RecordTooLarge | RecordRefused):
-            return Outcome(Verdict.DEAD_LETTER, type(result).__name__, result.description)
+            return Reply(type(result).__name__, result.description, permanent=True)
         # The whole delivery comes again, or a later record of a key would be followed by an earlier one.
         raise DestinationUnavailable(f"{self._topic} does not acknowledge: {result.description}") from result
 
@@ -95,8 +94,8 @@ class RestoredLetters:
         self._inner, self._wants, self._is_origin, self._epoch_of = inner, wants, is_origin, epoch_of
         self._begun: dict[TopicPartition, set[int]] = {}
 
-    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
-        outcomes: list[Outcome] = [ELSEWHERE] * len(delivery.records)
+    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
+        replies: list[Reply] = [DELEGATED] * len(delivery.records)
         wanted = {index: restored(record) for index, record in enumerate(delivery.records) if self._wants(record)}
         proved = {index: record for index, record in wanted.items() if self._is_origin(record.topic)}
         groups = _groups(proved)
@@ -111,14 +110,14 @@ class RestoredLetters:
                     raise
                 # Delivered records do not come again. Later groups wait: one may hold later records of this partition.
                 for index in itertools.chain.from_iterable(groups[number:]):
-                    outcomes[index] = not_taken(cause)
+                    replies[index] = not_taken(cause)
                 break
-            for index, outcome in zip(group, answered, strict=True):
-                outcomes[index] = outcome
+            for index, reply in zip(group, answered, strict=True):
+                replies[index] = reply
         self._begun.setdefault(delivery.partition, set()).update(delivery.records[index].offset for index in proved)
-        self.passed += len(outcomes) - len(proved)
+        self.passed += len(replies) - len(proved)
         self.unproved += len(wanted) - len(proved)
-        return outcomes
+        return replies
 
     def take_ended(self, positions: Mapping[TopicPartition, Committed]) -> dict[TopicPartition, list[int]]:
         """Return letters that ended since it was asked last, as what would be committed says."""
@@ -161,7 +160,7 @@ class ReplayLetters:
             first = letters[0]
             why = (
                 f"offset {first.record.offset} of {first.record.topic_partition} failed {first.attempts} times "
-                f"({first.outcome.error}: {first.outcome.reason[:200]}), and there are no dead letters here: replay "
+                f"({first.reply.error}: {first.reply.reason[:200]}), and there are no dead letters here: replay "
                 "with lastRetry to pass over what fails"
             )
             self._fail(why)
@@ -169,6 +168,6 @@ class ReplayLetters:
         return await self._inner.write([self._of(letter) for letter in letters])
 
     def _of(self, letter: DeadLetter) -> DeadLetter:
-        outcome = letter.outcome._replace(details=(*letter.outcome.details, ("replay", self._job)))
+        reply = letter.reply._replace(details=(*letter.reply.details, ("replay", self._job)))
         record = restored(letter.record) if self._of_letters else letter.record
-        return letter._replace(record=record, outcome=outcome)
+        return letter._replace(record=record, reply=reply)

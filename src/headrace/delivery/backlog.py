@@ -1,74 +1,107 @@
 """The backlog of a lane: its records that have not begun, and which of them may begin now.
 
-A record is ready, or waits behind an earlier one of its key; records of slow keys are kept apart, so that they fill
-deliveries of their own. Every step costs the same however much is open. Source: delivery.md 4.2.
+A record is ready, or blocked by an earlier one of its key. The cost of a step does not depend on the number of open
+records.
+
+Records of slow keys are delivered in isolation, so that they delay no others. A delivery takes as long as its slowest
+record, and proves nothing about the others. So keys of a slow delivery are tried with a few others, then alone; a key
+that is slow alone is slow until a delivery with it is fast. The usual time is learned from fast deliveries of the same
+size, or of a few records, which are tried now and then when all others are slow.
 """
 
 from __future__ import annotations
 
-import asyncio
+import operator
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from random import Random
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterator, Sequence
 
-from headrace.config.consumers import BatchConfig, Ordering, RetryConfig
-from headrace.delivery.breaker import Breaker
-from headrace.delivery.protocols import Waiting
-from headrace.delivery.rate import Rate
-from headrace.delivery.slow_keys import ALONE, FEW, SLOW, SlowKeys
-from headrace.lifecycle import Clock
-from headrace.records import Record, TopicPartition
+from headrace.delivery.context import PumpContext
+from headrace.records import Record
 
-if TYPE_CHECKING:
-    from headrace.delivery.lane import Lane
+_OFFSET = operator.attrgetter("offset")
+FEW, ALONE, SLOW = 1, 2, 3
+_PART = 8
+_SLOWER, _NOTICED_SECONDS = 2, 0.03
+_FORGETS = 1.01
+_MOST_SLOW, _MOST_TRIED = 50_000, 1000
+"""Keys; to try many at a time would make most deliveries small."""
 
 
-class LaneRules(Protocol):
-    """What the lanes of one pump share."""
+class SlowKeys:
+    """Learns from how long deliveries take."""
 
-    group: str
-    ordering: Ordering
-    ordered_null_keys: bool
-    batch: BatchConfig
-    retry: RetryConfig
-    clock: Clock
-    chance: Random
-    breaker: Breaker
-    rate: Rate
-    waiting: Callable[[Record], Waiting] | None
-    """Of retry tiers: what a record is and when it is due, later ones not earlier; such records come one by one."""
+    def __init__(self, most_records: int) -> None:
+        """Know nothing; `most_records` is the size of a full delivery."""
+        self.marks: dict[bytes | None, int] = {}
+        """Keys that are not ordinary: to be tried with a `FEW` others, to be tried `ALONE`, and `SLOW` ones."""
+        self.resize(most_records)
+        self._usual: dict[int, float] = {}  # by size, in powers of two: about the shortest time seen lately
+        self._turn = 0
+        self._slow = 0
 
-    def later(self, seconds: float, call: Callable[[], None]) -> asyncio.Task[None]:
-        """Call something after a pause, unless the task is cancelled."""
+    def resize(self, most_records: int) -> None:
+        """Apply another size of a full delivery."""
+        self._most = most_records
+        self._few = max(1, most_records // _PART)
 
-    @property
-    def lanes(self) -> Mapping[TopicPartition, Lane]:
-        """The lanes of the present assignment."""
+    def full_records(self, mark: int) -> int:
+        """Return how many records with this mark go in one delivery."""
+        return {FEW: self._few, ALONE: 1}.get(mark, self._most)
 
-    def offer(self, lane: Lane) -> None:
-        """Say that a lane may have something to begin."""
+    def next_records(self) -> int:
+        """Return how many ordinary records go in the next delivery."""
+        self._turn += 1
+        looks = not self._turn % _PART and self._usual.get(self._most.bit_length(), 0) > _NOTICED_SECONDS
+        return self._few if looks else self._most
+
+    def learn(self, records: Sequence[Record], seconds: float) -> None:
+        """Record how long a successful delivery took."""
+        count = len(records)
+        size, few = count.bit_length(), self._few.bit_length()
+        usual = self._usual.get(size, seconds)
+        self._usual[size] = min(seconds, usual * _FORGETS)
+        if size > few and few in self._usual:
+            usual = min(usual, self._usual[few] * count / self._few)
+        if seconds <= usual * _SLOWER + _NOTICED_SECONDS:
+            if self.marks:
+                self._clear(records)
+        else:
+            self._suspect(records)
+
+    def _clear(self, records: Sequence[Record]) -> None:
+        for record in records:
+            if self.marks.pop(record.key, 0) == SLOW:
+                self._slow -= 1
+
+    def _suspect(self, records: Sequence[Record]) -> None:
+        is_alone = len(records) == 1 and self._slow < _MOST_SLOW
+        for record in records:
+            mark = self.marks.get(record.key, 0)
+            if record.key is None or mark == SLOW or (not mark and len(self.marks) - self._slow >= _MOST_TRIED):
+                continue
+            self.marks[record.key] = SLOW if is_alone else min(mark + 1, ALONE)
+            self._slow += is_alone
 
 
 class Backlog:
     """Records of one lane that have not begun."""
 
-    def __init__(self, rules: LaneRules) -> None:
-        self.apart = 0
-        """Deliveries under way of records that have a slow key, or one that may be."""
-        self._rules = rules
+    def __init__(self, context: PumpContext) -> None:
+        self.isolated = 0
+        """Deliveries in flight of records that have a slow key, or one that may be."""
+        self._context = context
         self.ready: deque[Record] = deque()
         """Records of usual keys that may begin."""
-        self._behind: dict[bytes | None, deque[Record] | None] = {}  # keys under way, and what waits behind each
-        self._keys = SlowKeys(rules.batch.max_records)
+        self._blocked: dict[bytes | None, deque[Record] | None] = {}  # keys in flight, and what each blocks
+        self._keys = SlowKeys(context.batch.max_records)
         self._slow: dict[int, deque[Record]] = {ALONE: deque(), FEW: deque(), SLOW: deque()}  # ready, perhaps slow
 
     def __iter__(self) -> Iterator[Record]:
-        """Look at every record, those that are ready first."""
+        """Iterate over every record, those that are ready first."""
         yield from self.ready
         for ready in self._slow.values():
             yield from ready
-        for waiting in self._behind.values():
+        for waiting in self._blocked.values():
             yield from waiting or ()
 
     @property
@@ -77,20 +110,20 @@ class Backlog:
         return bool(self._keys.marks) and self._mark > 0
 
     def add(self, records: Sequence[Record]) -> None:
-        """Take records behind all earlier ones."""
-        if self._rules.ordering != "key":
+        """Append records."""
+        if self._context.ordering != "key":
             self.ready.extend(records)
             return
-        ordered_nulls, behind = self._rules.ordered_null_keys, self._behind
+        ordered_nulls, blocked = self._context.ordered_null_keys, self._blocked
         for record in records:
             key = record.key
             if key is None and not ordered_nulls:
                 self.ready.append(record)
-            elif key not in behind:
-                behind[key] = None
+            elif key not in blocked:
+                blocked[key] = None
                 self._ready_for(key).append(record)
-            elif (waiting := behind[key]) is None:
-                behind[key] = deque((record,))
+            elif (waiting := blocked[key]) is None:
+                blocked[key] = deque((record,))
             else:
                 waiting.append(record)
 
@@ -104,55 +137,46 @@ class Backlog:
         return self._portion(self.ready, self._keys.next_records())
 
     def release(self, records: Sequence[Record]) -> None:
-        """Let go what waited behind these records, of which each was the first of its key."""
-        behind = self._behind
+        """Unblock the keys of these records, each of which was the first of its key."""
+        blocked = self._blocked
         for record in records:
             key = record.key
-            if waiting := behind.get(key):
+            if waiting := blocked.get(key):
                 self._ready_for(key).append(waiting.popleft())
             else:
-                behind.pop(key, None)  # a drained lane has forgotten its keys
+                blocked.pop(key, None)  # a drained lane has forgotten its keys
 
     def learn(self, records: Sequence[Record], seconds: float) -> None:
-        """Note how long a delivery of these records took, which ended well."""
+        """Record how long a successful delivery of these records took."""
         self._keys.learn(records, seconds)
 
     def resize(self) -> None:
-        """Take note that the size of a full delivery has changed."""
-        self._keys.resize(self._rules.batch.max_records)
-
-    def remove(self, offset: int) -> Record | None:
-        """Take a record out; the next one of its key goes on if this was the first. None if it is not here."""
-        for ready in (self.ready, *self._slow.values()):
-            if record := pop(ready, offset):
-                if self._rules.ordering == "key":
-                    self.release([record])
-                return record
-        return next((record for queue in self._behind.values() if queue and (record := pop(queue, offset))), None)
+        """Apply a changed size of full deliveries."""
+        self._keys.resize(self._context.batch.max_records)
 
     def clear(self) -> None:
         """Forget everything."""
         self.ready.clear()
-        self._behind.clear()
+        self._blocked.clear()
         for ready in self._slow.values():
             ready.clear()
 
     @property
     def _mark(self) -> int:
-        """Which of the slow keys may begin, if any: while others wait, half of the places are for those.
+        """Which of the slow keys may begin, if any: while others are ready, half of the slots are reserved for those.
 
-        They fill deliveries, but for a quarter of their places, so that they do not all wait for the slowest.
+        They fill deliveries, but for a quarter of their slots, so that they do not all wait for the slowest.
         """
-        places = self._rules.breaker.limit.places // (len(self._rules.lanes) or 1) // (2 if self.ready else 1)
-        if self.apart >= max(1, places):
+        slots = self._context.breaker.limit.concurrency // (len(self._context.lanes) or 1) // (2 if self.ready else 1)
+        if self.isolated >= max(1, slots):
             return 0
         for mark, ready in self._slow.items():
-            if ready and (self.apart < max(1, places // 4) or len(ready) >= self._keys.full_records(mark)):
+            if ready and (self.isolated < max(1, slots // 4) or len(ready) >= self._keys.full_records(mark)):
                 return mark
         return 0
 
     def _portion(self, ready: deque[Record], most_records: int) -> list[Record]:
-        batch = self._rules.batch
+        batch = self._context.batch
         records = [ready.popleft()]
         size = records[0].size_bytes
         while ready and len(records) < most_records:
@@ -160,23 +184,10 @@ class Backlog:
             if size > batch.max_bytes:
                 break
             records.append(ready.popleft())
-        if self._rules.ordering == "key":
+        if self._context.ordering == "key":
             # A key whose turn came late may be before others; within a delivery offsets ascend.
-            records.sort(key=_offset)
+            records.sort(key=_OFFSET)
         return records
 
     def _ready_for(self, key: bytes | None) -> deque[Record]:
         return self._slow.get(self._keys.marks.get(key, 0), self.ready)
-
-
-def pop(queue: deque[Record], offset: int) -> Record | None:
-    """Take the record with an offset out of a queue; None if it is not there."""
-    for index, record in enumerate(queue):
-        if record.offset == offset:
-            del queue[index]
-            return record
-    return None
-
-
-def _offset(record: Record) -> int:
-    return record.offset

@@ -74,7 +74,7 @@ def headers_of(letter: DeadLetter, left_out: int = 0) -> list[Header]:
         letter: The record and how it failed.
         left_out: How many parts of the history give way because the letter is too large: 0 for none.
     """
-    record, outcome = letter.record, letter.outcome
+    record, reply = letter.record, letter.reply
     own = own_headers(record.headers)
     if left_out > len(_GIVES_WAY):
         return own
@@ -87,14 +87,14 @@ def headers_of(letter: DeadLetter, left_out: int = 0) -> list[Header]:
         "attempts": str(letter.attempts),
         "first_failure": iso(letter.first_failed_at),
         "last_failure": iso(letter.last_failed_at),
-        "error": outcome.error,
-        "reason": outcome.reason.split("\n", 1)[0],
-        **dict(outcome.details),
+        "error": reply.error,
+        "reason": reply.reason.split("\n", 1)[0],
+        **dict(reply.details),
     }
-    if outcome.status is not None:
-        history |= {"status": str(outcome.status), "excerpt": outcome.reason}
+    if reply.status is not None:
+        history |= {"status": str(reply.status), "excerpt": reply.reason}
     ours: list[Header] = [(PREFIX + name, _cut(text, _REASON_BYTES)) for name, text in history.items()]
-    ours.append((STACK_TRACE, _cut(outcome.stack or outcome.reason, _STACK_BYTES)))
+    ours.append((STACK_TRACE, _cut(reply.stack or reply.reason, _STACK_BYTES)))
     return own + [header for header in ours if header[0] not in _GIVES_WAY[:left_out]]
 
 
@@ -274,7 +274,7 @@ class DeadLetterTopic:
         if isinstance(result, HeadraceError):
             return result
         if left_out > len(_GIVES_WAY):
-            what = f"offset {record.offset} (attempts={letter.attempts}, {letter.outcome.error})"
+            what = f"offset {record.offset} (attempts={letter.attempts}, {letter.reply.error})"
             why = f"{self.topic_for(record.topic)} has no room for them: raise max.message.bytes there"
             label = f"group {letter.group}, {record.topic_partition}"
             log.warning("%s: the dead letter of %s has no headers of ours, because %s", label, what, why)

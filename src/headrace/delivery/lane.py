@@ -1,385 +1,373 @@
 """One lane: the records of a partition that have not ended, and which of them may be delivered now.
 
-One mechanism for the three orders. A record is ready, or under way, or waits behind another one: in order `key` behind
-an earlier record of its key, in order `partition` behind the batch before, in order `none` behind nothing. Every step
-costs the same however much is open. Source: delivery.md 4.2.
+The three orders share one mechanism. A record is ready, or in flight, or waits: in order `key` for an earlier record of
+its key, in order `partition` for the batch before, in order `none` for nothing. The cost of a step does not depend on
+the number of open records.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from typing import NamedTuple
 
-from headrace.delivery.backlog import Backlog, LaneRules, pop
-from headrace.delivery.batch import Batch
+from headrace.delivery.backlog import Backlog
+from headrace.delivery.context import Batch, DeadLetterBatch, PumpContext, Work
+from headrace.delivery.lane_state import LaneCondition, LaneState
 from headrace.delivery.offset_map import SPAN_OFFSETS
-from headrace.delivery.retry import pause_seconds
+from headrace.delivery.policy import pause_seconds
 from headrace.delivery.tracker import AckTracker
 from headrace.records import Committed, Record, TopicPartition
 
 log = logging.getLogger(__name__)
 
-_STANDING_SECONDS = 5.0
+
+class RetryQueue:
+    """What has begun, is not in flight and has not ended."""
+
+    def __init__(self) -> None:
+        self.due: deque[Work] = deque()
+        """To be delivered or written again now."""
+        self.backing_off: dict[object, tuple[Batch, str]] = {}
+        """What pauses before it is tried again, and why."""
+        self.halves: list[Batch] = []
+        """In order `partition`: what waits for the half before it to end, the last one first."""
+        self.was_last = False
+        """Whether the lane took its last work from here."""
+        self.failures = 0
+        """How often dead letters were not written since something went well."""
+
+    def __iter__(self) -> Iterator[tuple[Work, str]]:
+        """Iterate over the work, each with the reason of its pause."""
+        yield from self.backing_off.values()
+        yield from ((work, "") for work in (*self.due, *self.halves))
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for waiting in (self.due, self.backing_off, self.halves):
+            waiting.clear()
+
+
+class Begun(NamedTuple):
+    """Work that has begun and not ended."""
+
+    work: Work
+    why: str
+    """Why it pauses before it is tried again; empty if it does not."""
+    since: float | None
+    """Since when it is in flight, by the monotonic clock; None if it is not."""
+
+    @property
+    def attempts(self) -> int:
+        """Deliveries of its records so far, one in flight included."""
+        return self.work.attempt - (self.since is None and isinstance(self.work, Batch))
 
 
 class Lane:
     """The records of one partition for one assignment epoch."""
 
-    def __init__(self, partition: TopicPartition, epoch: int, committed: Committed | None, rules: LaneRules) -> None:
+    def __init__(
+        self,
+        partition: TopicPartition,
+        epoch: int,
+        committed: Committed | None,
+        context: PumpContext,
+        offer: Callable[[Lane], None],
+    ) -> None:
+        """Begin at what the group has committed; `offer` is called when the lane may have something to begin."""
         self.partition = partition
         self.tracker = AckTracker(epoch, committed)
-        self.backlog = Backlog(rules)
+        self.backlog = Backlog(context)
         """What has not begun."""
-        self.under_way: dict[asyncio.Task[None], Batch] = {}
-        """Who is delivering, and what."""
-        self.begun_at: dict[asyncio.Task[None], float] = {}
-        """Since when, of the clock that only grows."""
+        self.retries = RetryQueue()
+        self.condition = LaneCondition(f"group {context.group}, {partition}", context.clock)
+        self.in_flight: dict[asyncio.Task[None], tuple[Work, float]] = {}
+        """Which task does what, and since when by the monotonic clock."""
         self.idle = asyncio.Event()
-        """Set while nothing is under way."""
+        """Set while nothing is in flight."""
         self.idle.set()
-        self.fenced = False
-        """Whether results that still come mean nothing: the partition belongs to somebody else."""
-        self.draining = False
-        """Whether nothing begins any more in this assignment."""
-        self.held = ""
-        """Why nothing new begins, as somebody wants it so; empty while it may."""
-        self.leaves = ""
-        """What will become of it instead, in one sentence; empty unless it drains for something else than a revoke."""
-        self.sleeps = ""
-        """What it waits for that is not due yet, in one sentence; empty while nothing does."""
-        self.trouble = ""
-        """What went wrong last, in one sentence; empty once something went well."""
-        self.blocked = False
-        """Whether nothing begins until that has ended."""
-        self.head_since = rules.clock.time()
+        self.head_since = context.clock.time()
         """Since when the first unfinished record is the first; seconds since the epoch."""
-        self.rests: dict[object, tuple[Batch, str]] = {}
-        """What pauses before it is tried again, and why."""
-        self._waits_since = 0.0
-        self._standing_said = False
-        self._rules = rules
-        self._again: deque[Batch] = deque()  # due once more
-        self._halves: list[Batch] = []  # wait for the end of the half before, the last one first
-        self._beyond: deque[Record] = deque()  # not due yet, or too far ahead of the first unfinished record
-        self._seen_at: dict[int, float] = {}  # records of a retry topic, by the clock that only grows
-        self._over: set[asyncio.Task[None]] = set()  # whose results mean nothing
+        self._context = context
+        self._offer = offer
+        self._beyond: deque[tuple[Record, float]] = deque()
+        """Records that are not due, or beyond the window of the offset map, and when each was received."""
         self._begun = 0
-        self._refusals = 0
-        self._took_again = False
-        self._lingers = self._lingered = False
-        self._pauses: set[asyncio.Task[None]] = set()
+        self._lingered = False
+        self._timers: dict[object, asyncio.Task[None]] = {}
 
     @property
-    def standing(self) -> str:
-        """Why the lane has not moved for a while; empty while it moves or has paused only just now."""
-        still = self.trouble and self._rules.clock.monotonic() - self._waits_since >= _STANDING_SECONDS
-        blames = not self.blocked and self.tracker.open_records
-        return (self._rules.breaker.standing if blames else "") or (self.trouble if still else "")
+    def label(self) -> str:
+        """The lane's name in the log."""
+        return self.condition.label
 
     @property
-    def is_over(self) -> bool:
-        """Whether what the present task brings means nothing: it was given back, or belongs to somebody else."""
-        return self.fenced or (bool(self._over) and asyncio.current_task() in self._over)
+    def is_fenced(self) -> bool:
+        """True if the results of deliveries in flight must be ignored: the partition was given up."""
+        return self.condition.state is LaneState.FENCED
+
+    @property
+    def stalled(self) -> str:
+        """Why the lane has not moved for a while; empty while it moves or stopped only a moment ago."""
+        waits_for_destination = not self.condition.is_blocked and self.tracker.open_records
+        return (self._context.breaker.stalled if waits_for_destination else "") or self.condition.trouble
 
     @property
     def startable(self) -> bool:
         """Whether `take` has something."""
-        if self.blocked or self.draining or self.held or (self.under_way and self._rules.ordering == "partition"):
+        if not self.condition.may_begin or (self.in_flight and self._context.ordering == "partition"):
             return False
-        return bool(self._again or self._fresh)
+        return bool(self.retries.due) or self._has_fresh
 
     @property
-    def _fresh(self) -> bool:
+    def _has_fresh(self) -> bool:
         """Whether records may begin that have not begun before."""
-        backlog, rules = self.backlog, self._rules
+        backlog, context = self.backlog, self._context
         if backlog.is_slow_turn:
             return True
-        if not backlog.ready or (self._begun and rules.ordering == "partition"):
+        if not backlog.ready or (self._begun and context.ordering == "partition"):
             return False
-        batch = rules.batch
+        batch = context.batch
         return not batch.linger_seconds or self._lingered or len(backlog.ready) >= batch.max_records
 
     def add(self, records: Sequence[Record]) -> Sequence[Record]:
         """Take records from the source, in offset order; return those that had ended before this assignment."""
+        context = self._context
         if not self.tracker.has_open:
-            self.head_since = self._rules.clock.time()
+            self.head_since = context.clock.time()
         ended = self.tracker.delivered([record.offset for record in records])
         fresh = [record for record in records if record.offset not in ended] if ended else records
-        if self._rules.waiting:
-            self._seen_at.update(dict.fromkeys([record.offset for record in fresh], self._rules.clock.monotonic()))
-        if self._beyond or self._rules.waiting or (fresh and fresh[-1].offset >= self.tracker.frontier + SPAN_OFFSETS):
-            self._beyond.extend(fresh)
+        if self._beyond or context.delayed or (fresh and fresh[-1].offset >= self.tracker.frontier + SPAN_OFFSETS):
+            now = context.clock.monotonic()
+            self._beyond.extend([(record, now) for record in fresh])
             self._admit()
         else:
-            self._enter(fresh)
+            self.backlog.add(fresh)
+            self._linger()
         return [record for record in records if record.offset in ended] if ended else ()
 
-    def take(self) -> Batch:
+    def take(self) -> Work:
         """Return what is to be delivered next; only when `startable`."""
-        # In turns with what is fresh, or a bad record that tries a destination hides that others would be taken.
-        self._took_again = bool(self._again) and not (self._took_again and self._fresh)
-        if self._took_again:
-            return self._again.popleft()
-        if self.backlog.is_slow_turn:
-            records = self.backlog.take_slow()
-            self._begun += len(records)
-            return Batch(records, began_at=self._rules.clock.monotonic(), is_apart=True)
-        records = self.backlog.take()
+        retries, context = self.retries, self._context
+        # In turns with fresh records, or a bad record that tries a destination hides that others would be taken.
+        retries.was_last = bool(retries.due) and not (retries.was_last and self._has_fresh)
+        if retries.was_last:
+            return retries.due.popleft()
+        isolated = self.backlog.is_slow_turn
+        records = self.backlog.take_slow() if isolated else self.backlog.take()
         self._begun += len(records)
-        self._lingered = False
-        self._linger()
-        if self._rules.waiting:
-            waiting = self._rules.waiting(records[0])
-            return Batch(records, waiting.attempts + 1, waiting.first_failed_at)
-        if self._rules.ordering == "key":
-            return Batch(records, began_at=self._rules.clock.monotonic())
+        if not isolated:
+            self._lingered = False
+            self._linger()
+        if context.delayed:
+            delayed = context.delayed(records[0])
+            return Batch(records, delayed.attempts + 1, delayed.first_failed_at)
+        if context.ordering == "key":
+            return Batch(records, began_at=context.clock.monotonic(), isolated=isolated)
         return Batch(records)
 
-    def begin(self, task: asyncio.Task[None], batch: Batch) -> None:
-        """Note that a task delivers a batch."""
-        self.under_way[task] = batch
-        self.begun_at[task] = self._rules.clock.monotonic()
-        self.backlog.apart += batch.is_apart
+    def begin(self, task: asyncio.Task[None], work: Work) -> None:
+        """Record that a task does this work."""
+        self.in_flight[task] = work, self._context.clock.monotonic()
+        self.backlog.isolated += isinstance(work, Batch) and work.isolated
         self.idle.clear()
 
+    def replace(self, task: asyncio.Task[None], work: Work) -> None:
+        """Record that a task delivers no more, and does this work instead."""
+        before, _ = self.in_flight[task]
+        if isinstance(before, Batch):  # not `leave`, which tells a drain that nothing is in flight
+            self.backlog.isolated -= before.isolated
+        self.in_flight[task] = work, self._context.clock.monotonic()
+
     def leave(self, task: asyncio.Task[None]) -> None:
-        """Note that a task delivers nothing of this lane any more."""
-        if batch := self.under_way.pop(task, None):
-            del self.begun_at[task]
-            if self._over:
-                self._over.discard(task)
-            self.backlog.apart -= batch.is_apart
-        if not self.under_way:
-            self.idle.set()
+        """Record that a task works for this lane no more."""
+        work, _ = self.in_flight.pop(task, (None, 0.0))
+        if isinstance(work, Batch):
+            self.backlog.isolated -= work.isolated
+        self._check_idle()
 
     def ended(self, records: Sequence[Record]) -> None:
-        """Let go what waited behind these records, which have ended."""
+        """Free what waited for these records, which have ended."""
         self._begun -= len(records)
-        if self._rules.ordering == "key":
+        if self._context.ordering == "key":
             self.backlog.release(records)
             self._linger()
-        if self._halves and self._begun == sum(len(half.records) for half in self._halves):
-            self._again.append(self._halves.pop())
+        halves = self.retries.halves
+        if halves and self._begun == sum(len(half.records) for half in halves):
+            self.retries.due.append(halves.pop())
         if self._beyond:
             self._admit()
 
-    def went_well(self, batch: Batch) -> None:
-        """Note that the destination took all of a batch."""
-        self.moves()
+    def succeeded(self, batch: Batch) -> None:
+        """Record that the destination took a whole batch."""
+        self.progressed()
         if batch.began_at:
-            self.backlog.learn(batch.records, self._rules.clock.monotonic() - batch.began_at)
+            self.backlog.learn(batch.records, self._context.clock.monotonic() - batch.began_at)
 
-    def moves(self) -> None:
-        """Note that a destination or a dead letter topic did its work."""
-        self._refusals = 0
-        self.trouble = ""
-        if self._standing_said:
-            self._standing_said = False
-            log.info("%s moves again", self.label)
+    def progressed(self) -> None:
+        """Record that the destination or a dead letter topic did its work."""
+        self.retries.failures = 0
+        if self.condition.state is LaneState.DELAYED:
+            self.condition.change(LaneState.RUNNING)
+
+    def delay(self, why: str) -> None:
+        """Record what keeps records from ending while others may begin."""
+        if self.condition.may_begin:
+            self.condition.change(LaneState.DELAYED, why)
 
     def try_later(self, batch: Batch, why: str) -> None:
-        """Deliver records once more after a pause; what does not wait behind them goes on."""
-        retry = self._rules.retry
+        """Deliver records again after a pause; records that do not wait for them may begin."""
+        context = self._context
         failures = max(1, batch.attempt - 1 + batch.refusals)
-        seconds, place = pause_seconds(failures, retry, self._rules.chance), object()
-        due = datetime.fromtimestamp(self._rules.clock.time() + seconds, UTC)
+        seconds, timer = pause_seconds(failures, context.retry, context.chance), object()
+        due = datetime.fromtimestamp(context.clock.time() + seconds, UTC)
         why = f"{why}, a retry is due at {due:%H:%M:%S} UTC"
-        self.rests[place] = batch, why
-        self._rest(seconds, why, lambda: self._rested(place))
+        self.retries.backing_off[timer] = batch, why
+        self.delay(why)
+        self._start_timer(seconds, lambda: self.give_back(self.retries.backing_off.pop(timer)[0]), timer)
 
     def halve(self, batch: Batch, why: str) -> None:
         """Deliver a batch that failed as a whole in two; in order `partition` one after the other."""
         middle = len(batch.records) // 2
         second = batch._replace(records=batch.records[middle:])
-        if self._rules.ordering == "partition":
-            self._halves.append(second)
+        if self._context.ordering == "partition":
+            self.retries.halves.append(second)
         else:
             self.try_later(second, why)
         self.try_later(batch._replace(records=batch.records[:middle]), why)
 
-    def give_back(self, batch: Batch) -> None:
-        """Take back a batch that the destination did not take; another one, if there is one, may try first."""
-        self._again.append(batch._replace(began_at=0.0))
+    def give_back(self, work: Work) -> None:
+        """Take work back that is to be repeated now; other work may be tried first."""
+        self.retries.due.append(work._replace(began_at=0.0) if isinstance(work, Batch) else work)
 
-    def refused(self, batch: Batch, why: str) -> None:
-        """Take back a batch whose dead letters are not written; the whole lane pauses."""
-        self.give_back(batch)
-        if not self.blocked:
-            self._refusals += 1
-            self.blocked = True
-            self._rest(pause_seconds(self._refusals, self._rules.retry, self._rules.chance), why, self._unblock)
+    def back_off(self, unwritten: DeadLetterBatch, why: str) -> None:
+        """Take dead letters back that are not written; nothing of the lane begins for a while."""
+        self.give_back(unwritten)
+        if self.condition.state is LaneState.BACKING_OFF:
+            return
+        if self.condition.change(LaneState.BACKING_OFF, why):
+            self.retries.failures += 1
+            seconds = pause_seconds(self.retries.failures, self._context.retry, self._context.chance)
+            self._start_timer(seconds, self._back_off_over, object())
 
-    def stand(self, batch: Batch, why: str) -> None:
-        """Take back a batch that cannot end, and stand still for good: somebody has to do something."""
-        self._again.append(batch)
-        self.blocked = True
-        self.waits(why)
-        log.error("%s stands still: %s", self.label, why)
+    def stop(self, unwritten: DeadLetterBatch, why: str) -> None:
+        """Take dead letters back that cannot be written; nothing of the lane begins until a user acts."""
+        self.give_back(unwritten)
+        if self.condition.change(LaneState.STOPPED, why):
+            log.error("%s is stalled: %s", self.label, why)
 
-    def waits(self, why: str) -> None:
-        """Say why the lane does not move; the log is told when it has not for a while."""
-        if not self.trouble:
-            self._waits_since = self._rules.clock.monotonic()
-        self.trouble = why
-        if self.standing and not self._standing_said:
-            self._standing_said = True
-            log.warning("%s stands still: %s", self.label, why)
-
-    def drain(self) -> None:
-        """Begin nothing more and forget what was not begun: it is not committed, so it comes again."""
-        self.draining = True
-        for pause in self._pauses:
-            pause.cancel()
-        self.backlog.clear()
-        self.rests.clear()
-        for waiting in (self._again, self._halves, self._beyond, self._seen_at):
-            waiting.clear()
-
-    def fence(self) -> int:
-        """End what is under way now; its results mean nothing. Returns how many records that is."""
-        self.drain()
-        self.fenced = True
-        for task in self.under_way:
-            task.cancel()
-        return sum(len(batch.records) for batch in self.under_way.values())
-
-    # While it lives --------------------------------------------------------------------------------------------------
-
-    def begun(self) -> Iterator[tuple[Batch, str, float | None]]:
-        """Look at what has begun and not ended: the records, why they pause, and since when they are under way."""
-        yield from ((batch, "", self.begun_at[task]) for task, batch in self.under_way.items())
-        yield from ((batch, why, None) for batch, why in self.rests.values())
-        yield from ((batch, "", None) for batch in (*self._again, *self._halves))
-
-    def waiting(self) -> Iterator[Record]:
-        """Look at what has not begun."""
-        yield from self.backlog
-        yield from self._beyond
-
-    def narrow(self, batch: Batch) -> None:
-        """Note that of what the present task delivered these records are left, and dead letters of them are written."""
-        task = asyncio.current_task()
-        if task in self.under_way:
-            self.under_way[task] = batch._replace(is_apart=self.under_way[task].is_apart)
-
-    def remove(self, offset: int) -> Record | None:
-        """Take out a record that has just ended without a delivery; what waited behind it goes on.
-
-        An attempt that it is part of is given up, and the others of that attempt are given back.
-        """
-        if record := self._remove_begun(offset):
-            self.ended([record])
-        else:
-            record = self.backlog.remove(offset) or pop(self._beyond, offset)
-            self._seen_at.pop(offset, None)
-            self._linger()
-        if not self.blocked:
-            self.moves()  # it may have been the trouble; if not, that is said again
-        if self._beyond:
+    def pause(self, why: str) -> None:
+        """Begin nothing while `why` is not empty."""
+        if why:
+            self.condition.change(LaneState.PAUSED, why)
+        elif self.condition.state is LaneState.PAUSED:
+            self.condition.change(LaneState.RUNNING)
             self._admit()
-        return record
 
-    def change(self) -> None:
-        """Take note that the size of deliveries, or how long they wait to fill up, has changed."""
+    def drain(self, why: str = "") -> None:
+        """Begin nothing more and forget what has not begun: it is not committed, so it is fetched again."""
+        self.condition.change(LaneState.DRAINING, why)
+        for timer in self._timers.values():
+            timer.cancel()
+        self.backlog.clear()
+        self.retries.clear()
+        self._beyond.clear()
+
+    def fence(self, why: str = "") -> int:
+        """Cancel what is in flight and ignore its results; return how many records that is."""
+        self.drain()
+        self.condition.change(LaneState.FENCED, why)
+        for task in self.in_flight:
+            task.cancel()
+        return sum(len(work.records) for work, _ in self.in_flight.values())
+
+    def abandon(self, records: Sequence[Record]) -> None:
+        """Cancel the tasks that work on any of these records; the lane is idle without them."""
+        offsets = {record.offset for record in records}
+        for task, (work, _) in [*self.in_flight.items()]:
+            if any(record.offset in offsets for record in work.records):
+                task.cancel()
+                self.replace(task, Batch(()))
+        self._check_idle()
+
+    def resize(self) -> None:
+        """Apply changed settings of deliveries: their size, and how long they wait to fill up."""
         self.backlog.resize()
         self._linger()
 
-    def _remove_begun(self, offset: int) -> Record | None:
-        for task, batch in self.under_way.items():
-            if found := batch.without(offset):
-                # Whatever it still brings means nothing; so a mate of the record is not in two places.
-                self._over.add(task)
-                task.cancel()
-                self.under_way[task] = batch._replace(records=(), letters=())
-                self._keep(found[1])
-                return found[0]
-        for place, (batch, why) in self.rests.items():
-            if found := batch.without(offset):
-                self.rests[place] = found[1], why
-                return found[0]
-        for waiting in (self._again, self._halves):
-            for index, batch in enumerate(waiting):
-                if found := batch.without(offset):
-                    del waiting[index]
-                    if found[1].records:
-                        waiting.insert(index, found[1])
-                    if batch.letters:  # what could not be written blocked the lane
-                        self._unblock()
-                    return found[0]
-        return None
+    def begun(self, offset: int) -> Begun | None:
+        """Return what a record is part of that has begun and not ended, or None if it has not begun."""
+        in_flight = (Begun(work, "", since) for work, since in self.in_flight.values())
+        waiting = (Begun(work, why, None) for work, why in self.retries)
+        every = itertools.chain(in_flight, waiting)
+        return next((begun for begun in every if any(each.offset == offset for each in begun.work.records)), None)
 
-    def _keep(self, batch: Batch) -> None:
-        if batch.records:
-            self.give_back(batch)
+    def find(self, offset: int) -> Record | None:
+        """Return a record that has not ended, or None if it is not here."""
+        begun = self.begun(offset)
+        records = begun.work.records if begun else itertools.chain(self.backlog, (each for each, _ in self._beyond))
+        return next((record for record in records if record.offset == offset), None)
 
-    @property
-    def label(self) -> str:
-        """The lane's name in the log."""
-        return f"group {self._rules.group}, {self.partition}"
-
-    def _enter(self, records: Sequence[Record]) -> None:
-        self.backlog.add(records)
-        self._linger()
-
-    def _rested(self, place: object) -> None:
-        if found := self.rests.pop(place, None):
-            self._keep(found[0])
+    def _check_idle(self) -> None:
+        if not any(work.records for work, _ in self.in_flight.values()):
+            self.idle.set()
 
     def _admit(self) -> None:
-        limit = self.tracker.frontier + SPAN_OFFSETS
-        near = []
-        while self._beyond and self._beyond[0].offset < limit and self._is_due(self._beyond[0]):
-            near.append(self._beyond.popleft())
-            self._seen_at.pop(near[-1].offset, None)
-        self._enter(near)
-        if self._beyond and not (self.trouble or self.sleeps):
+        """Move records to the backlog that are due and within the window of the offset map."""
+        limit, near = self.tracker.frontier + SPAN_OFFSETS, []
+        while self._beyond and self._beyond[0][0].offset < limit and self._is_due(*self._beyond[0]):
+            near.append(self._beyond.popleft()[0])
+        self.backlog.add(near)
+        self._linger()
+        if self._beyond and self.condition.state is LaneState.RUNNING:
             head = self.tracker.frontier
-            self.waits(
+            self.delay(
                 f"offset {head} has not ended, and everything up to {SPAN_OFFSETS} offsets ahead of it was begun"
             )
 
-    def _is_due(self, record: Record) -> bool:
+    def _is_due(self, record: Record, received_at: float) -> bool:
         """Return whether a record may be delivered by now; if not, the lane wakes when it may."""
-        if not self._rules.waiting:
+        context = self._context
+        if not context.delayed:
             return True
-        waiting, clock = self._rules.waiting(record), self._rules.clock
-        longest = waiting.delay_seconds - (clock.monotonic() - self._seen_at.get(record.offset, clock.monotonic()))
-        seconds = min(waiting.due - clock.time(), longest)
-        if seconds > 0 and not self.sleeps:
-            due = datetime.fromtimestamp(clock.time() + seconds, UTC)
-            self.sleeps = f"offset {record.offset} is due at {due:%Y-%m-%d %H:%M:%S} UTC"
-            self._pause(seconds, self._wake)
+        delayed, clock = context.delayed(record), context.clock
+        longest = delayed.delay_seconds - (clock.monotonic() - received_at)
+        seconds = min(delayed.due - clock.time(), longest)
+        if seconds > 0:
+            if self.condition.state is LaneState.RUNNING:
+                due = datetime.fromtimestamp(clock.time() + seconds, UTC)
+                why = f"offset {record.offset} is due at {due:%Y-%m-%d %H:%M:%S} UTC"
+                self.condition.change(LaneState.NOT_DUE, why)
+            if "due" not in self._timers:
+                self._start_timer(seconds, self._wake, "due")
         return seconds <= 0
 
     def _wake(self) -> None:
-        self.sleeps = ""
+        if self.condition.state is LaneState.NOT_DUE:
+            self.condition.change(LaneState.RUNNING)
         self._admit()
 
+    def _back_off_over(self) -> None:
+        if self.condition.state is LaneState.BACKING_OFF:  # the reason stays until the dead letters are written
+            self.condition.change(LaneState.DELAYED, self.condition.reason)
+
     def _linger(self) -> None:
-        seconds = self._rules.batch.linger_seconds
-        if seconds and self.backlog.ready and not self._lingers:
-            self._lingers = True
-            self._pause(seconds, self._linger_over)
+        seconds = self._context.batch.linger_seconds
+        if seconds and self.backlog.ready and "linger" not in self._timers:
+            self._start_timer(seconds, self._linger_over, "linger")
 
     def _linger_over(self) -> None:
-        self._lingers, self._lingered = False, True
+        self._lingered = True
 
-    def _unblock(self) -> None:
-        self.blocked = False
-
-    def _rest(self, seconds: float, why: str, then: Callable[[], None]) -> None:
-        self.waits(why)
-        self._pause(seconds, then)
-
-    def _pause(self, seconds: float, then: Callable[[], None]) -> None:
-        def go_on() -> None:
+    def _start_timer(self, seconds: float, then: Callable[[], object], name: object) -> None:
+        def elapsed() -> None:
+            self._timers.pop(name, None)
             then()
-            self._rules.offer(self)
+            self._offer(self)
 
-        if not self.draining:
-            pause = self._rules.later(seconds, go_on)
-            self._pauses.add(pause)
-            pause.add_done_callback(self._pauses.discard)
+        if not self.condition.is_ending:
+            self._timers[name] = self._context.later(seconds, elapsed)

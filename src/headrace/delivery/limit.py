@@ -1,12 +1,18 @@
-"""How many deliveries a destination gets at a time, learned from what it does with them."""
+"""How many deliveries a destination gets at a time, learned from its answers, and how many records per second."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
+
+from headrace.lifecycle import Clock
+from headrace.lifecycle.token_bucket import TokenBucket
+
+_BURST_SECONDS = 0.1
+"""What was not used is kept for so long, so that late timers do not lower the rate."""
 
 
 class SlotUser(Protocol):
@@ -26,7 +32,7 @@ class SlotUser(Protocol):
 
 
 class AdaptiveLimit:
-    """Additive increase, multiplicative decrease, once per round trip at most.
+    """A concurrency limit: additive increase, multiplicative decrease, once per round trip at most.
 
     Latency is no signal here: the time a batch takes says more of its records than of a queue before the destination,
     and a limit that shrinks on it would let one slow key slow down the others. Source: RFC 5681 section 3.1.
@@ -34,9 +40,9 @@ class AdaptiveLimit:
 
     def __init__(self, most: int) -> None:
         """Begin at the upper bound."""
-        self.places = most
-        """Deliveries under way at most, now."""
-        self.under_way = 0
+        self.concurrency = most
+        """Deliveries in flight at most, now."""
+        self.in_flight = 0
         self.most = most
         """The upper bound."""
         self._allowed = float(most)
@@ -52,28 +58,30 @@ class AdaptiveLimit:
             self._live = user
 
     def leave(self, user: SlotUser) -> None:
-        """Forget a user that begins nothing more."""
+        """Forget a user that begins nothing more; nothing is reserved for it then."""
         if user in self._users:
             self._users.remove(user)
+        if user is self._live:
+            self._live = None
 
     def free_for(self, user: SlotUser) -> int:
         """Return how many deliveries a user may begin now."""
-        free = self.places - self.under_way
-        if user is not self._live and self._live:
-            free = min(free, max(1, self.places - 1) - (self.under_way - self._live.in_flight))
-        return free
+        free, live = self.concurrency - self.in_flight, self._live
+        if live is user or live is None:
+            return free
+        return min(free, max(1, self.concurrency - 1) - (self.in_flight - live.in_flight))
 
     def take(self, user: SlotUser) -> None:
         """Count a delivery that begins."""
         self._turns += 1
         user.last_turn = self._turns
         user.in_flight += 1
-        self.under_way += 1
+        self.in_flight += 1
 
     def give_back(self, user: SlotUser) -> None:
-        """Note that a delivery is over."""
+        """Record that a delivery is over."""
         user.in_flight -= 1
-        self.under_way -= 1
+        self.in_flight -= 1
 
     def others_wait(self, user: SlotUser) -> bool:
         """Whether another user may have something to begin."""
@@ -81,42 +89,43 @@ class AdaptiveLimit:
 
     def begin(self) -> None:
         """Begin what may begin; next is the user with the fewest in flight, of equals the one that waits longest."""
-        while any(user.begin_one() for user in self._in_turn()):
-            pass
-
-    def _in_turn(self) -> list[SlotUser]:
         users = self._users
-        return sorted(users, key=lambda user: (user.in_flight, user.last_turn)) if len(users) > 1 else users
+        if len(users) == 1:
+            while users[0].begin_one():
+                pass
+            return
+        while any(user.begin_one() for user in sorted(users, key=lambda user: (user.in_flight, user.last_turn))):
+            pass
 
     def change(self, most: int) -> None:
         """Keep another upper bound; what was learned below it stays."""
-        self._allowed = float(most) if self.places >= self.most else min(self._allowed, float(most))
-        self.most, self.places = most, int(self._allowed)
+        self._allowed = float(most) if self.concurrency >= self.most else min(self._allowed, float(most))
+        self.most, self.concurrency = most, int(self._allowed)
 
     def grow(self) -> None:
-        """Note that a delivery was answered; a bound that was not reached says nothing."""
-        if self.places < self.most and self.under_way >= self.places:
+        """Record that a delivery was answered; a limit that was not reached proves nothing."""
+        if self.concurrency < self.most and self.in_flight >= self.concurrency:
             self._allowed += 1 / self._allowed
-            self.places = int(self._allowed)
+            self.concurrency = int(self._allowed)
 
-    def cut(self, ticket: int, newest: int) -> None:
-        """Note that a delivery was pushed back; those that began before the last cut were part of the same crowd.
+    def cut(self, attempt_id: int, newest: int) -> None:
+        """Halve the limit because a delivery was refused; one that began before the last cut changes nothing.
 
         Args:
-            ticket: Number of the delivery.
+            attempt_id: Number of the delivery.
             newest: Number of the delivery that began last.
         """
-        if ticket > self._cut_at:
+        if attempt_id > self._cut_at:
             self._cut_at = newest
-            self._allowed = max(1.0, min(self._allowed, self.under_way) / 2)
-            self.places = int(self._allowed)
+            self._allowed = max(1.0, min(self._allowed, self.in_flight) / 2)
+            self.concurrency = int(self._allowed)
 
 
 class SharedSlots:
-    """Slots of a limit for deliveries that no pump makes."""
+    """Slots of a limit for deliveries outside a pump."""
 
     def __init__(self, limit: AdaptiveLimit) -> None:
-        """Prepare; the limit is joined only while somebody waits or delivers."""
+        """Prepare; the limit is joined only while a delivery waits or is in flight."""
         self.in_flight = self.last_turn = 0
         self._limit = limit
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -137,7 +146,7 @@ class SharedSlots:
 
     @contextlib.asynccontextmanager
     async def slot(self) -> AsyncGenerator[None, None]:
-        """Wait for a slot, and hold it."""
+        """Wait for a slot, and keep it."""
         taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(taken)
         if not self._used:
@@ -154,3 +163,61 @@ class SharedSlots:
             if not self._used:
                 self._limit.leave(self)
             self._limit.begin()
+
+
+class DeliveryRate:
+    """Limits the records per second of the pumps of one consumer; a delivery begins once those before are paid for."""
+
+    def __init__(
+        self, clock: Clock, later: Callable[[float, Callable[[], None]], asyncio.Task[None]], wake: Callable[[], None]
+    ) -> None:
+        """Begin without a limit; `later` calls something after a pause, `wake` has deliveries begin again."""
+        self._clock, self._later, self._wakes = clock, later, [wake]
+        self._bucket: TokenBucket | None = None
+        self._pause: asyncio.Task[None] | None = None
+
+    @property
+    def records_per_second(self) -> float | None:
+        """The limit; None for none."""
+        return self._bucket.per_second if self._bucket else None
+
+    def share(self, wake: Callable[[], None]) -> None:
+        """Take turns with another pump."""
+        self._wakes.append(wake)
+
+    def change(self, records_per_second: float | None) -> None:
+        """Keep another rate from now on."""
+        if records_per_second != self.records_per_second:
+            rate = records_per_second
+            self._bucket = TokenBucket(self._clock, rate, rate * _BURST_SECONDS) if rate else None
+            if self._pause:
+                self._pause.cancel()
+            self._over()
+
+    @property
+    def admits(self) -> bool:
+        """Whether a delivery may begin now; if not, `wake` is called when one may."""
+        if self._bucket is None:
+            return True
+        seconds = self._bucket.seconds_until()
+        if seconds > 0 and not self._pause:
+            self._pause = self._later(seconds, self._over)
+        return seconds <= 0
+
+    @property
+    def waits_for(self) -> str:
+        """Why nothing begins, in one sentence; empty while it may."""
+        if self._bucket is None or not self._bucket.seconds_until():
+            return ""
+        return f"deliveries are limited to {self._bucket.per_second:g} records a second"
+
+    def take(self, records: int) -> None:
+        """Count records that begin."""
+        if self._bucket:
+            self._bucket.take(records)
+
+    def _over(self) -> None:
+        self._pause = None
+        self._wakes.append(self._wakes.pop(0))
+        for wake in self._wakes:
+            wake()

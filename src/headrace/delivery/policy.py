@@ -1,116 +1,115 @@
-"""The written policy: what the end of one delivery means for each of its records.
-
-Source: sidecar.md 7.5 and defect 23 (roll-back threshold), delivery.md 4.5 (fatal failures, deadline per record).
-"""
+"""The retry policy: decides what becomes of each record of a delivery, and how long a retry waits."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 from headrace.config.consumers import Action, RetryConfig
-from headrace.delivery.batch import Batch
-from headrace.delivery.protocols import DeadLetter, Outcome, Verdict
+from headrace.delivery.protocols import Outcome, Reply
 from headrace.records import Record
 
-
-class Judgement:
-    """What becomes of the records of one delivery; each is in exactly one of the lists."""
-
-    __slots__ = ("again", "elsewhere", "ended", "letters", "rolled_back", "skipped", "together", "waiting", "why")
-
-    def __init__(self) -> None:
-        self.ended: list[Record] = []
-        """Handled."""
-        self.elsewhere: list[Record] = []
-        """Ended without a delivery."""
-        self.skipped: list[Record] = []
-        """Ended because the policy says so."""
-        self.again: list[Record] = []
-        """To be delivered once more, which is their next attempt."""
-        self.letters: list[DeadLetter] = []
-        """Failed for good."""
-        self.waiting: list[Record] = []
-        """To be delivered again when the destination, which is to blame, is repaired; no attempt is used up."""
-        self.together: list[Record] = []
-        """Failed by one answer that blames none of them: to be delivered in two halves; no attempt is used up."""
-        self.rolled_back = False
-        """Whether so much failed that all of it is to be delivered again."""
-        self.why = ""
-        """Class of the last failure."""
-
-    def keep(self) -> list[Record]:
-        """Take out what is not to blame, since the destination is; what is undeliverable by proof stays a letter."""
-        doubtful = [letter.record for letter in self.letters if letter.outcome.verdict is Verdict.RETRY]
-        kept = sorted([*self.again, *doubtful], key=lambda record: record.offset)
-        self.again = []
-        self.letters = [letter for letter in self.letters if letter.outcome.verdict is not Verdict.RETRY]
-        return kept
+Judged = Mapping[Outcome, Sequence[tuple[Record, Reply]]]
+"""The records of one delivery by what becomes of them, each with its reply."""
 
 
-def judge(batch: Batch, outcomes: Sequence[Outcome], retry: RetryConfig, group: str, now: float) -> Judgement:
-    """Apply a policy to what a destination said.
+def judge(
+    records: Sequence[Record],
+    replies: Sequence[Reply],
+    retry: RetryConfig,
+    *,
+    attempt: int = 1,
+    age_seconds: float = 0.0,
+) -> Judged:
+    """Apply a policy to the replies of a destination.
 
     Args:
-        batch: What was delivered.
-        outcomes: How each record ended, in their order.
+        records: What was delivered.
+        replies: The reply for each record, in their order.
         retry: The policy.
-        group: Whose dead letters they become.
-        now: Seconds since the epoch.
+        attempt: 1 for the first attempt of these records.
+        age_seconds: Time since their first failure.
     """
-    judged = Judgement()
-    first = batch.first_failed_at or now
-    late = bool(retry.deadline_seconds) and now - first >= (retry.deadline_seconds or 0)
-    as_one = sum(1 for outcome in outcomes if outcome.status is not None) > 1
-    for record, outcome in zip(batch.records, outcomes, strict=True):
-        if outcome.verdict is Verdict.ACK:
-            (judged.ended if outcome.reached else judged.elsewhere).append(record)
-            continue
-        judged.why = outcome.error
-        action = action_of(outcome, retry)
-        if action == "unavailable" or outcome.verdict is Verdict.NOT_TAKEN:
-            judged.waiting.append(record)
-        elif outcome.status is not None and as_one:
-            judged.together.append(record)
-        elif action == "skip":
-            judged.skipped.append(record)
-        elif action == "retry" and batch.attempt < retry.attempts and not late:
-            judged.again.append(record)
+    judged: defaultdict[Outcome, list[tuple[Record, Reply]]] = defaultdict(list)
+    late = bool(retry.deadline_seconds) and age_seconds >= (retry.deadline_seconds or 0)
+    failed_as_one = sum(1 for reply in replies if reply.status is not None) > 1
+    for record, reply in zip(records, replies, strict=True):
+        if not reply.error:
+            outcome = Outcome.DELIVERED if reply.reached else Outcome.DELEGATED
         else:
-            if action == "retry" and batch.attempt < retry.attempts:
-                outcome = _past_deadline(outcome, now - first, retry)
-            judged.letters.append(DeadLetter(record, group, batch.attempt, outcome, first, now))
-    return _rolled_back(batch, judged) if _rolls_back(batch, judged, retry) else judged
+            action = action_of(reply, retry)
+            if action == "unavailable":
+                outcome = Outcome.UNAVAILABLE
+            elif reply.status is not None and failed_as_one:
+                outcome = Outcome.SPLIT
+            elif action == "skip":
+                outcome = Outcome.SKIPPED
+            elif action == "retry" and attempt < retry.attempts and not late:
+                outcome = Outcome.RETRY
+            else:
+                outcome = Outcome.DEAD_LETTER
+                if action == "retry" and attempt < retry.attempts:
+                    limit = f"past retry.deadline_seconds ({retry.deadline_seconds:g})"
+                    text = f"{age_seconds:.1f} s after its first failure, {limit}: {reply.reason}"
+                    reply = reply._replace(reason=text)
+        judged[outcome].append((record, reply))
+    return _rolled_back(judged, records, replies) if _rolls_back(judged, len(records), retry) else judged
 
 
-def action_of(outcome: Outcome, retry: RetryConfig) -> Action:
-    """Return what a failure means."""
-    if outcome.status is not None:
-        return retry.action_of_status(outcome.status)
-    return retry.action_of_error(outcome.error, "retry" if outcome.verdict is Verdict.RETRY else "dead_letter")
+def action_of(reply: Reply, retry: RetryConfig) -> Action:
+    """Return what the failure in a reply means."""
+    if not (reply.reached or reply.permanent):
+        return "unavailable"
+    if reply.status is not None:
+        return retry.action_of_status(reply.status)
+    return retry.action_of_error(reply.error, "dead_letter" if reply.permanent else "retry")
 
 
-def _rolls_back(batch: Batch, judged: Judgement, retry: RetryConfig) -> bool:
-    """Whether so much failed that the delivery is to be repeated as a whole.
+def last_error(replies: Sequence[Reply]) -> str:
+    """Return the class of the last failure."""
+    return next((reply.error for reply in reversed(replies) if reply.error), "")
 
-    What has no attempt left, or fails for good, would not get better; so roll-backs end with the attempts.
+
+def pause_seconds(failures: int, retry: RetryConfig, chance: random.Random) -> float:
+    """Return a pause: exponential, capped, with full jitter.
+
+    Args:
+        failures: Failures so far, 1 or more.
+        retry: First and longest pause.
+        chance: Source of the jitter.
+
+    Source: "full jitter" of the AWS architecture blog, "Exponential Backoff and Jitter".
+    """
+    ceiling = ceiling_seconds(failures, retry)
+    return chance.uniform(ceiling / 10, ceiling)
+
+
+def ceiling_seconds(failures: int, retry: RetryConfig) -> float:
+    """Return the longest pause there may be after so many failures."""
+    # 2 ** 60 seconds is past any cap; the limit keeps the power from growing without bound.
+    return min(retry.max_delay_seconds, retry.first_delay_seconds * 2.0 ** min(failures - 1, 60))
+
+
+def _rolls_back(judged: Judged, size: int, retry: RetryConfig) -> bool:
+    """Whether so many records failed that the delivery is repeated as a whole.
+
+    Records that failed for good do not count, because a repetition does not help them; so roll-backs end with the
+    attempts.
     """
     above, at = retry.rollback_threshold_percent, retry.rollback_at_percent
-    size, failed = len(batch.records) - len(judged.elsewhere), len(judged.again) * 100
-    if judged.waiting or not failed or size < retry.rollback_min_records:
+    size -= len(judged.get(Outcome.DELEGATED, ()))
+    failed = len(judged.get(Outcome.RETRY, ())) * 100
+    if Outcome.UNAVAILABLE in judged or not failed or size < retry.rollback_min_records:
         return False
     return failed > above * size if above is not None else at is not None and failed >= at * size
 
 
-def _rolled_back(batch: Batch, judged: Judgement) -> Judgement:
-    whole = Judgement()
-    whole.elsewhere = judged.elsewhere
-    without = {record.offset for record in judged.elsewhere}
-    whole.again = [record for record in batch.records if record.offset not in without]
-    whole.rolled_back = True
-    whole.why = judged.why
-    return whole
-
-
-def _past_deadline(outcome: Outcome, age_seconds: float, retry: RetryConfig) -> Outcome:
-    passed = f"{age_seconds:.1f} s after its first failure, past retry.deadline_seconds ({retry.deadline_seconds:g})"
-    return outcome._replace(reason=f"{passed}: {outcome.reason}")
+def _rolled_back(judged: Judged, records: Sequence[Record], replies: Sequence[Reply]) -> Judged:
+    delegated = judged.get(Outcome.DELEGATED, ())
+    ended = {record.offset for record, _ in delegated}
+    both = zip(records, replies, strict=True)
+    whole: dict[Outcome, Sequence[tuple[Record, Reply]]] = {
+        Outcome.ROLL_BACK: [(record, reply) for record, reply in both if record.offset not in ended]
+    }
+    return {**whole, Outcome.DELEGATED: delegated} if delegated else whole

@@ -1,7 +1,7 @@
-"""The contracts of the delivery core: where records come from, where they go, and how one delivery ends.
+"""The contracts of the delivery core: where records come from, where they go, and what becomes of them.
 
-The core knows neither Kafka nor HTTP. A consumer of Kafka implements `Source`; a push backend and a function
-implement `Destination`; a producer of dead letters implements `DeadLetterWriter`.
+The core knows neither Kafka nor HTTP. A consumer of Kafka implements `Source` and `Membership`; a push backend and a
+function implement `Destination`; the writer of dead letters and the retry topics implement `DeadLetterWriter`.
 """
 
 from __future__ import annotations
@@ -15,49 +15,64 @@ from headrace.errors import HeadraceError
 from headrace.records import Committed, Record, TopicPartition
 
 REPLAY = "X-Headrace-Replay"
-"""Header that tells a backend or a function which job delivers a record once more."""
+"""Header with the id of the replay job that delivers a record."""
 
 
-class Verdict(enum.Enum):
-    """How one delivery of one record ended."""
+class Outcome(enum.StrEnum):
+    """What becomes of a record after a delivery. `policy.judge` alone decides it."""
 
-    ACK = "ack"
-    """Handled; the record has ended."""
+    DELIVERED = "delivered"
+    """Ended: the destination took it."""
+    DELEGATED = "delegated"
+    """Ended without a delivery: it is blocked by its key, was delivered before, or was not requested."""
+    SKIPPED = "skipped"
+    """Ended: the policy takes its failure for handled already."""
+    SKIPPED_BY_HAND = "skipped by hand"
+    """Ended: a user skipped it, with a reason."""
+    DEAD_LETTER = "dead letter"
+    """Failed for good, and ends in the dead letter topic."""
+    DELAYED = "delayed"
+    """Ended in a retry topic, from which it is delivered again."""
+    GIVEN_UP = "given up"
+    """Failed for good, and ends without a dead letter because it was its last retry."""
     RETRY = "retry"
-    """Failed this time; counts as an attempt and is delivered again after a pause."""
-    DEAD_LETTER = "dead_letter"
-    """Failed for good; goes to the dead letter topic without further attempts."""
-    NOT_TAKEN = "not_taken"
-    """Not delivered, though others of the delivery have ended; comes again and uses up no attempt."""
+    """Failed this time; delivered again after a pause, which is its next attempt."""
+    ROLL_BACK = "roll back"
+    """So much of its delivery failed that all of it is delivered again, as its next attempt."""
+    SPLIT = "split"
+    """Failed with others by one answer that blames no single record; delivered in halves, without a new attempt."""
+    UNAVAILABLE = "unavailable"
+    """The destination is to blame; delivered again without a new attempt."""
 
 
-class Outcome(NamedTuple):
-    """A verdict with its reason. Reasons never hold keys, values or secrets."""
+class Reply(NamedTuple):
+    """What a destination reported about one record. It never holds keys, values or secrets."""
 
-    verdict: Verdict
     error: str = ""
-    """Class of the failure, such as `ValueError` or `HTTP 400`."""
+    """Class of the failure, such as `ValueError` or `HTTP 400`; empty for a success."""
     reason: str = ""
-    """What the destination said, cut to a paragraph."""
+    """Text of the failure, cut to a paragraph."""
     status: int | None = None
-    """HTTP status of the answer, when it speaks of the records and is not a success."""
+    """HTTP status of the answer, if it is about the records and not a success."""
     details: tuple[tuple[str, str], ...] = ()
-    """What else the destination said of the record, by name: headers `headrace.dlq.<name>` of its dead letter."""
+    """Further facts by name: headers `headrace.dlq.<name>` of the dead letter."""
     stack: str = ""
-    """The stack trace, cut; empty if there is none, or if `reason` is all that was said."""
+    """The stack trace, cut; empty if there is none, or if `reason` is all there is."""
     reached: bool = True
-    """Whether the record came to the destination; if not, its outcome says nothing of the destination."""
+    """Whether the record reached the destination; if not, its reply proves nothing about the destination."""
+    permanent: bool = False
+    """Whether another attempt cannot succeed."""
 
 
-ACK = Outcome(Verdict.ACK)
-"""The outcome of a success; compared by identity on the hot path."""
-ELSEWHERE = Outcome(Verdict.ACK, "elsewhere", reached=False)
-"""The outcome of a record that has ended here without a delivery: it waits in a tier, or was not asked for."""
+ACK = Reply()
+"""A success; compared by identity on the hot path."""
+DELEGATED = Reply(reached=False)
+"""The record has ended here without a delivery: it waits in a retry topic, or was not requested."""
 
 
-def not_taken(cause: HeadraceError) -> Outcome:
-    """Return the outcome of a record that did not reach its destination."""
-    return Outcome(Verdict.NOT_TAKEN, cause.description, reached=False)
+def not_taken(cause: HeadraceError) -> Reply:
+    """Return the reply for a record that did not reach its destination, though others of its delivery did."""
+    return Reply(cause.description or "not taken", reached=False)
 
 
 class Delivery(NamedTuple):
@@ -66,29 +81,29 @@ class Delivery(NamedTuple):
     group: str
     partition: TopicPartition
     epoch: int
-    """Number of the live assignment of the partition; 0 if this process has none, and the destination is told none."""
+    """Number of the live assignment of the partition; 0 if this process has none."""
     records: Sequence[Record]
     attempt: int
     """1 for the first attempt of these records."""
     replay: str = ""
-    """Id of the job that delivers them once more; empty for what the group delivers."""
+    """Id of the replay job that delivers them; empty for deliveries of the group."""
 
 
-class Waiting(NamedTuple):
-    """What a record in a retry tier is, and has been through."""
+class DelayedRecord(NamedTuple):
+    """A record in a retry topic: what it was, its history, and when it is due."""
 
     origin: Record
-    """The record as it lies in the topic it came from."""
+    """The record as it is in the topic it came from."""
     attempts: int = 0
     """Deliveries so far."""
     first_failed_at: float = 0.0
-    """Seconds since the epoch; 0 if it has not failed, and waits behind one that has."""
+    """Seconds since the epoch; 0 if it has not failed, and is blocked by one that has."""
     due: float = 0.0
     """When it may be delivered again, seconds since the epoch."""
-    parked: int | None = None
-    """Offset of its entry among the parked keys; None if the order of its key is not kept."""
+    entry: int | None = None
+    """Offset of its entry in the topic of blocked keys; None if the order of its key is not kept."""
     delay_seconds: float = math.inf
-    """How long it waits at most from when this process saw it, whatever the clock of its writer says."""
+    """Longest wait from when this process received it, whatever the clock of its writer says."""
 
 
 EpochOf = Callable[[TopicPartition], int]
@@ -103,28 +118,14 @@ def no_epoch(_: TopicPartition) -> int:
 class Destination(Protocol):
     """Takes deliveries: a backend or a function."""
 
-    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
-        """Deliver records and say how each ended, in the order of the records.
+    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
+        """Deliver records and return a reply for each, in the order of the records.
 
         If cancelled, the records may or may not have been handled; they will be delivered again.
 
         Raises:
-            DeliveryError: The destination as a whole failed; no record's attempts are used up, and the delivery
-                is repeated after a pause until it succeeds or its partition is revoked.
-        """
-
-
-class DeadLetterWriter(Protocol):
-    """Writes dead letters."""
-
-    async def write(self, letters: Sequence[DeadLetter]) -> Collection[int] | None:
-        """Write every letter and return when all are acknowledged by all in-sync replicas.
-
-        Returns:
-            Places of those that are no dead letters yet and will be delivered again, because a retry tier took them.
-
-        Raises:
-            DeadLetterFailed: At least one is not acknowledged; the call is repeated, so letters may come twice.
+            DeliveryError: The destination as a whole failed. No record's attempts are used up, and the delivery is
+                repeated after a pause until it succeeds or its partition is revoked.
         """
 
 
@@ -134,27 +135,41 @@ class DeadLetter(NamedTuple):
     record: Record
     group: str
     attempts: int
-    outcome: Outcome
+    reply: Reply
     first_failed_at: float
     """Seconds since the epoch."""
     last_failed_at: float
     """Seconds since the epoch."""
 
 
-class Witness(Protocol):
-    """Is told of everything that has ended, on the loop and in whole batches; so it keeps them, and works later."""
+class DeadLetterWriter(Protocol):
+    """Writes dead letters."""
+
+    async def write(self, letters: Sequence[DeadLetter]) -> Collection[int] | None:
+        """Write every dead letter and return when all are acknowledged by all in-sync replicas.
+
+        Returns:
+            Indexes of those that will be delivered again, because a retry topic took them.
+
+        Raises:
+            DeadLetterFailed: At least one is not acknowledged; the call is repeated, so some may be written twice.
+        """
+
+
+class OnEnded(Protocol):
+    """Called on the event loop with records that have ended together. Must not block."""
 
     def __call__(
-        self, records: Sequence[Record], size_bytes: int, how: str, outcomes: Sequence[Outcome], replay: str
+        self, records: Sequence[Record], size_bytes: int, how: Outcome, replies: Sequence[Reply], replay: str
     ) -> None:
-        """Take note of records that have ended together.
+        """Record the end of records.
 
         Args:
-            records: As they lie where they came from at first.
-            size_bytes: What they count for.
-            how: `delivered`, `dead letter`, `skipped`, `given up`, or `skipped by hand` with the reason.
-            outcomes: What was said of each, if anything was.
-            replay: Id of the job that delivered them once more; else empty.
+            records: As they are in the topic they came from.
+            size_bytes: Their size together.
+            how: `DELIVERED`, `DEAD_LETTER`, `SKIPPED`, `GIVEN_UP` or `SKIPPED_BY_HAND`.
+            replies: The reply for each record, if it was not delivered; its `error` is the reason of a skip by hand.
+            replay: Id of the job that delivers them again; else empty.
         """
 
 
@@ -162,30 +177,35 @@ class Source(Protocol):
     """Where records come from: a consumer of Kafka, or a fake."""
 
     def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None:
-        """Give back room: so many records and bytes of the partition have ended."""
+        """Free the room of records of a partition that have ended."""
 
     def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
-        """Commit offsets with what lies beside them; returns at once, the newest call per partition wins."""
+        """Commit offsets and their metadata; returns at once, the newest call per partition wins."""
 
 
 class Membership(Protocol):
-    """How a consumer stands in its group: why nothing comes, and another place to go on at."""
+    """A consumer's place in its group: why nothing arrives, and how to move to another offset."""
 
     @property
     def keeps_offsets_elsewhere(self) -> bool:
-        """Whether somebody else says where this group goes on, so that it cannot be sent anywhere."""
+        """Whether the backend stores the group's offsets, so that the group cannot be moved."""
 
     def trouble(self, partition: TopicPartition) -> str:
-        """Return why nothing comes from a partition, or from any, in one sentence; empty while it does."""
+        """Return the failure that keeps a partition from being read, in one sentence; empty if there is none."""
 
     def pause_reason(self, partition: TopicPartition) -> str:
-        """Return why a partition is not fetched now though nothing is wrong; empty while it is fetched."""
+        """Return why a partition is not fetched just now although nothing failed; empty while it is fetched."""
 
-    async def seek(self, partition: TopicPartition, epoch: int, offset: int) -> bool:
-        """Commit another offset, in the place of everything that was reached in this epoch, and go on there.
+    async def seek(self, partition: TopicPartition, epoch: int, to: Committed) -> bool:
+        """Commit another offset, in the place of everything that was reached in this epoch, and read on from there.
 
-        Nothing that was fetched before comes after that; the partition is assigned anew, in a new epoch.
+        Nothing that was fetched before is handed over afterwards; the partition is assigned anew, in a new epoch.
+
+        Args:
+            partition: The partition.
+            epoch: The epoch of its present assignment.
+            to: The offset, and the metadata to commit with it.
 
         Returns:
-            True once the commit is acknowledged; False if the partition is not ours any more in this epoch.
+            True once the commit is acknowledged; False if the partition is not assigned in this epoch any more.
         """

@@ -9,17 +9,27 @@ import math
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from random import Random
+from typing import NamedTuple
 
 from headrace.config.consumers import DeliveryConfig
-from headrace.delivery.attempt import Attempts, Counts
 from headrace.delivery.breaker import Breaker
-from headrace.delivery.dispatcher import Dispatcher
+from headrace.delivery.context import Counts, PumpContext
+from headrace.delivery.deliverer import Deliverer
 from headrace.delivery.lane import Lane
-from headrace.delivery.live import LiveSettings, PumpStatus, status_of
-from headrace.delivery.protocols import DeadLetterWriter, Destination, Membership, Outcome, Source, Waiting, Witness
-from headrace.delivery.rate import Rate
-from headrace.delivery.skips import Skips
-from headrace.errors import InvalidRequest, OffsetsKeptElsewhere
+from headrace.delivery.limit import DeliveryRate
+from headrace.delivery.offset_map import SPAN_OFFSETS
+from headrace.delivery.protocols import (
+    DeadLetterWriter,
+    DelayedRecord,
+    Destination,
+    Membership,
+    OnEnded,
+    Outcome,
+    Reply,
+    Source,
+)
+from headrace.delivery.status import LiveSettings, PumpStatus, status_of
+from headrace.errors import DeadLetterFailed, InvalidRequest, OffsetsKeptElsewhere
 from headrace.lifecycle import Clock, Deadline, Readiness, Service
 from headrace.lifecycle.failpoints import reach
 from headrace.records import Committed, Record, TopicPartition
@@ -28,36 +38,38 @@ log = logging.getLogger(__name__)
 
 _COMMIT_SECONDS = 0.2
 _COMMIT_TURN_SECONDS, _COMMIT_PAUSE_SECONDS = 0.01, 0.03
-"""Of the loop, and how long it is left to others then: the map of a partition with much open takes a millisecond."""
+"""Time of the loop for commits, and the pause after it: the map of a partition with many open records takes a
+millisecond."""
+_UNBLOCK_AGAIN_SECONDS = 1.0
+
+
+class PumpHooks(NamedTuple):
+    """What else a pump calls or is; all of it is optional."""
+
+    on_ended: OnEnded | None = None
+    """Called with what has ended."""
+    on_drained: Callable[[Collection[TopicPartition], Deadline], Coroutine[None, None, None]] | None = None
+    """Called before partitions are given up, when nothing of them is in flight, and after a loss."""
+    unblock: Callable[[Record], Awaitable[None]] | None = None
+    """Unblocks the key of a record that is skipped by hand."""
+    delayed: Callable[[Record], DelayedRecord] | None = None
+    """Decodes a record of a retry topic. The pump is paused with the one it shares with, and under the same rate."""
+    original: Callable[[Record], Record] | None = None
+    """Returns a copy as the record it was at first."""
+    replay: str = ""
+    """Id of the replay job; empty for deliveries of the group."""
+    drain_seconds: float = 20.0
+    """What is in flight when a seek or skip begins may take so long to end."""
 
 
 class Pump(Service):
-    """Delivers the records of one group to one destination, at least once, in the order that was chosen.
+    """Delivers the records of one group to one destination, at least once, in the configured order.
 
-    It is the listener of a source: the source tells it of assignments and records, it tells the source what has
-    ended. Set `source` before the source starts.
+    It is the listener of a source: the source reports assignments and records, the pump reports what has ended. Call
+    `connect` before the source starts.
     """
 
-    waiting: Callable[[Record], Waiting] | None = None
-    """Tells what a record of a retry tier is, if this one delivers from the tiers. Set before start."""
-    replay: str = ""
-    """Id of the job, if this one delivers once more what the group has had. Set before start."""
-    source: Source | None = None
-    member: Membership | None = None
-    """The same consumer as `source`, if it has a group whose place can be changed. Set before start."""
-    retries: Pump | None = None
-    """The pump that delivers from the retry tiers of this one, if there are any."""
-    first_of: Callable[[Record], Record] | None = None
-    """Returns a record as it lay where it came from at first, if these are copies. Set before start."""
-    let_go: Callable[[Record], Awaitable[None]] | None = None
-    """Tells a key that waits for a record elsewhere that it is skipped. Set before start."""
-    on_drained: Callable[[Collection[TopicPartition], Deadline], Coroutine[None, None, None]] | None = None
-    """Called before partitions are given up, when nothing of them is in flight, and after they were lost. Set before
-    start."""
-    drain_seconds: float = 20.0
-    """What is in flight when a seek comes may end for so long."""
-
-    def __init__(
+    def __init__(  # noqa: PLR0913 every part that a pump connects
         self,
         name: str,
         group: str,
@@ -67,7 +79,8 @@ class Pump(Service):
         delivery: DeliveryConfig,
         clock: Clock,
         chance: Random | None = None,
-        beside: Pump | None = None,
+        shares_with: Pump | None = None,
+        hooks: PumpHooks | None = None,
     ) -> None:
         """Prepare.
 
@@ -75,40 +88,85 @@ class Pump(Service):
             name: Name of the service.
             group: The consumer group.
             destination: Where records are delivered.
-            dead_letters: Where those go that failed; without it their partition stands still.
-            delivery: Order, portions, attempts.
+            dead_letters: Writes what failed for good; without it a partition stops at such a record.
+            delivery: Order, size of deliveries, attempts.
             clock: Time.
             chance: Jitter of pauses.
-            beside: Another pump that delivers to the same destination, so that they share what is known of it.
+            shares_with: Another pump with the same destination: they share its breaker and limit.
+            hooks: What else it calls or is.
         """
         super().__init__(name)
-        self.group = group
-        self.destination = destination
-        self.dead_letters = dead_letters
-        self.ordering = delivery.ordering
-        self.ordered_null_keys = delivery.null_keys == "ordered"
-        self.batch = delivery.batch
-        self.retry = delivery.retry
-        self.clock = clock
-        self.chance = chance or Random()
-        self.counts = Counts()
-        self.witness: Witness | None = beside.witness if beside else None
-        """Told of what has ended. Set before start."""
-        self._beside = beside
+        hooks = hooks or PumpHooks()
+        if shares_with and not hooks.on_ended:
+            hooks = hooks._replace(on_ended=shares_with.hooks.on_ended)
+        self.hooks: PumpHooks = hooks
+        self.source: Source | None = None
+        self.member: Membership | None = None
+        self._shared, self._retries = shares_with, list[Pump]()
         self._lanes: dict[TopicPartition, Lane] = {}
-        self.breaker: Breaker = (
-            beside.breaker if beside else Breaker(name, delivery, clock, self.chance, self.later, self._begin)
+        self._context: PumpContext = self._make_context(name, group, delivery, clock, chance or Random())
+        self._deliverer = Deliverer(
+            self._context,
+            destination,
+            dead_letters,
+            epoch_of=self._delivery_epoch,
+            spawn=self.spawn,
+            on_ended=self._ended,
+            replay=hooks.replay,
+            live=shares_with is None,
         )
-        self.rate = Rate(clock, self.later, self._begin)
-        attempt = Attempts(self, self._ended).make
-        self._dispatcher = Dispatcher(self.breaker, self.rate, self._lanes, attempt, self.spawn, live=not beside)
         self._max_records = delivery.batch.max_records
-        self._hold = ""
-        self._holds: dict[TopicPartition, str] = {}
-        self._skips = Skips(self, self._over)
+        self._pauses: dict[TopicPartition | None, str] = {}
+        self._skips: dict[TopicPartition, dict[int, str]] = defaultdict(dict)
         self._seeks: dict[TopicPartition, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._dirty: dict[TopicPartition, None] = {}  # in the order they were marked
         self._changed = asyncio.Event()
+
+    def _make_context(
+        self, name: str, group: str, delivery: DeliveryConfig, clock: Clock, chance: Random
+    ) -> PumpContext:
+        shared, delayed, begin = self._shared, self.hooks.delayed, self._begin
+        breaker = shared.breaker if shared else Breaker(name, delivery, clock, chance, self._later, begin)
+        if shared and delayed:
+            shared._retries.append(self)
+            rate = shared._context.rate
+            rate.share(begin)
+        else:
+            rate = DeliveryRate(clock, self._later, begin)
+        return PumpContext(
+            group,
+            delivery.ordering,
+            delivery.null_keys == "ordered",
+            delivery.batch,
+            delivery.retry,
+            clock,
+            chance,
+            Counts(),
+            breaker,
+            rate,
+            self._lanes,
+            self._later,
+            delayed,
+        )
+
+    def connect(self, source: Source, member: Membership | None = None) -> None:
+        """Set where records come from; `member` is the same consumer, if it has a group that can be moved."""
+        self.source, self.member = source, member
+
+    @property
+    def group(self) -> str:
+        """The consumer group."""
+        return self._context.group
+
+    @property
+    def counts(self) -> Counts:
+        """What it has done since it began."""
+        return self._context.counts
+
+    @property
+    def breaker(self) -> Breaker:
+        """The breaker of its destination."""
+        return self._context.breaker
 
     @property
     def lanes(self) -> Mapping[TopicPartition, Lane]:
@@ -116,7 +174,7 @@ class Pump(Service):
         return self._lanes
 
     def numbers(self) -> dict[str, int]:
-        """Return the counts by name, and what is so now: `open` records, and whether the breaker is open."""
+        """Return the counts by name, the number of `open` records, and whether the breaker is open."""
         open_records = sum(lane.tracker.open_records for lane in self._lanes.values())
         return {**self.counts.read(), "open": open_records, "breaker_open": int(bool(self.breaker.waits_for))}
 
@@ -126,31 +184,19 @@ class Pump(Service):
     async def stop(self) -> None:
         self._fence(list(self._lanes.values()))
         await super().stop()
-        self._dispatcher.close()
+        self._deliverer.close()
 
     def readiness(self) -> Readiness:
-        """Say which partitions have stood still for a while, and why."""
+        """Return which partition has not moved for a while, and why."""
         for partition, lane in self._lanes.items():
-            if lane.standing:
-                return Readiness(False, f"{partition} stands still: {lane.standing}")
+            if why := lane.stalled:
+                return Readiness(False, f"{partition} is stalled: {why}")
         return Readiness(True)
 
     def epoch_of(self, partition: TopicPartition) -> int:
         """Return the epoch of a partition's assignment; 0 if it is not assigned here."""
         lane = self._lanes.get(partition)
-        return lane.tracker.epoch if lane and not lane.fenced else 0
-
-    def delivery_epoch(self, lane: Lane) -> int:
-        """Return the epoch that deliveries of a lane carry: in a replay that of the live assignment."""
-        if not self.replay:
-            return lane.tracker.epoch
-        return self._beside.epoch_of(lane.partition) if self._beside else 0
-
-    def serve_tiers(self, tiers: Pump) -> None:
-        """Have another pump deliver from the retry tiers of this one, under its holds and its rate. Before start."""
-        self.retries = tiers
-        tiers.rate = tiers._dispatcher.rate = self.rate
-        self.rate.share(tiers._begin)
+        return lane.tracker.epoch if lane and not lane.is_fenced else 0
 
     # The listener of the source --------------------------------------------------------------------------------------
 
@@ -158,11 +204,14 @@ class Pump(Service):
         self, partitions: Mapping[TopicPartition, int], committed: Mapping[TopicPartition, Committed]
     ) -> None:
         # A partition can be assigned again without a revoke before: two lanes would deliver its records in any order.
-        self._fence([lane for p in partitions if (lane := self._lanes.get(p)) and not lane.fenced])
+        self._fence([lane for p in partitions if (lane := self._lanes.get(p)) and not lane.is_fenced])
         for partition, epoch in partitions.items():
-            lane = self._lanes[partition] = Lane(partition, epoch, committed.get(partition), self)
-            lane.held = self._held(partition)
-            self._skips.assigned(lane)
+            at, offer = committed.get(partition), self._deliverer.offer
+            lane = self._lanes[partition] = Lane(partition, epoch, at, self._context, offer)
+            lane.pause(self._pause_of(partition))
+            skips = self._skips.pop(partition, {})
+            if left := {offset: why for offset, why in skips.items() if offset >= lane.tracker.frontier}:
+                self._skips[partition] = left
 
     def on_records(self, partition: TopicPartition, epoch: int, records: Sequence[Record]) -> None:
         lane = self._lanes.get(partition)
@@ -173,8 +222,9 @@ class Pump(Service):
                 self.counts.spared += len(ended)
                 self._release(partition, ended)
                 self._mark(partition)
-            self._skips.came(lane, records)
-            self.offer(lane)
+            if self._skips:
+                self._begin_skips(lane)
+            self._deliverer.offer(lane)
             reach("enqueue.after")
 
     def on_end(self, partition: TopicPartition, epoch: int, position: int) -> None:
@@ -188,11 +238,11 @@ class Pump(Service):
     async def on_revoked(
         self, partitions: Sequence[TopicPartition], deadline: Deadline
     ) -> dict[TopicPartition, Committed]:
-        """Drain first, fence second: what is in flight may end until the deadline, then late results mean nothing."""
+        """Drain first, fence second: what is in flight may end until the deadline, then late results are ignored."""
         lanes = [self._lanes[partition] for partition in partitions if partition in self._lanes]
         await self._drain(lanes, deadline)
-        if lanes and self.on_drained:
-            await self.on_drained(partitions, deadline)
+        if lanes and self.hooks.on_drained:
+            await self.hooks.on_drained(partitions, deadline)
         commits = {lane.partition: commit for lane in lanes if (commit := lane.tracker.commit)}
         self._forget(lanes)
         return commits
@@ -201,182 +251,281 @@ class Pump(Service):
         lanes = [self._lanes[partition] for partition in partitions if partition in self._lanes]
         self._fence(lanes)
         self._forget(lanes)
-        if lanes and self.on_drained:
-            self.spawn(self.on_drained(partitions, Deadline(self.clock, self.drain_seconds)), "drained")
+        if lanes and self.hooks.on_drained:
+            deadline = Deadline(self._context.clock, self.hooks.drain_seconds)
+            self.spawn(self.hooks.on_drained(partitions, deadline), "drained")
 
     # Live control ----------------------------------------------------------------------------------------------------
 
-    def hold(self, partitions: Collection[TopicPartition] | None, why: str) -> None:
-        """Begin nothing new in partitions; what is under way ends and is committed.
+    def pause(self, partitions: Collection[TopicPartition] | None, why: str) -> None:
+        """Begin nothing new in partitions; what is in flight ends and is committed.
 
-        Records are still taken, up to the bounds of memory, and the membership goes on. A hold stays with its partition
-        through every assignment in this process.
+        Records are still taken, up to the bounds of memory, and the membership continues. A pause stays with its
+        partition through every assignment in this process.
 
         Args:
-            partitions: Which; None for all, also those assigned later, and for the retry tiers of this pump.
-            why: What the status is to say, a sentence.
+            partitions: Which; None for all, also those assigned later, and for the retry topics of this pump.
+            why: What the status shows, a sentence.
         """
+        self._pauses |= dict.fromkeys([None] if partitions is None else partitions, why)
         if partitions is None:
-            self._hold = why
-            if self.retries:
-                self.retries.hold(None, why)
-        else:
-            self._holds |= dict.fromkeys(partitions, why)
-        self._apply_holds()
+            for retries in self._retries:
+                retries.pause(None, why)
+        self._apply_pauses()
 
-    def release_hold(self, partitions: Collection[TopicPartition] | None) -> None:
-        """Take back a hold: that of the whole, which leaves those of single partitions, or those of partitions."""
+    def resume(self, partitions: Collection[TopicPartition] | None) -> None:
+        """End a pause: that of the whole, which leaves those of single partitions, or those of partitions."""
+        for partition in [None] if partitions is None else partitions:
+            self._pauses.pop(partition, None)
         if partitions is None:
-            self._hold = ""
-            if self.retries:
-                self.retries.release_hold(None)
-        for partition in partitions or ():
-            self._holds.pop(partition, None)
-        self._apply_holds()
+            for retries in self._retries:
+                retries.resume(None)
+        self._apply_pauses()
 
     async def seek(self, partition: TopicPartition, offset: int) -> bool:
-        """Go on at another offset, exactly: nothing from before it comes after it.
+        """Continue at another offset, exactly: no record from before it is delivered afterwards.
 
-        Begins nothing new, waits for what is under way (what then still is means nothing), commits the offset, and
-        begins there in a new epoch. A second seek of a partition waits for the first. An offset that is out of range
-        is met by what `on_gap` says. If cancelled, the seek may still happen.
+        Begins nothing new, waits for what is in flight (late results are ignored), commits the offset, and begins
+        there in a new epoch. A second seek of a partition waits for the first. An offset that is out of range is met
+        by what `on_gap` says. If cancelled, the seek may still happen.
 
         Returns:
-            True once Kafka has acknowledged the commit; False if the partition is not ours, or was lost meanwhile: then
-            the seek may or may not have happened, and is to be repeated where the partition is.
+            True once Kafka has acknowledged the commit; False if the partition is not assigned, or was lost meanwhile:
+            then the seek may or may not have happened, and must be repeated where the partition is.
 
         Raises:
             InvalidRequest: That is no offset.
-            OffsetsKeptElsewhere: The backend says where this group goes on.
+            OffsetsKeptElsewhere: The backend stores the offsets of this group.
         """
         if not 0 <= offset < 2**63:
-            raise InvalidRequest(f"{partition} cannot go on at {offset}, which is no offset: name one that is there")
+            raise InvalidRequest(f"{partition} cannot continue at {offset}, which is no offset: name one that is there")
         if self.member and self.member.keeps_offsets_elsewhere:
             raise OffsetsKeptElsewhere(group=self.group)
-        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        # A task of its own: a caller that gives up must not leave a partition that has drained and goes on nowhere.
-        seek = self.spawn(self._seek(partition, offset, answer), "seek")
-        seek.add_done_callback(lambda _: answer.cancel())
+        answer = self._spawn_move(lambda answer: self._seek(partition, offset, answer), "seek")
         await asyncio.wait([answer])
         return not answer.cancelled()
 
-    def skip(self, partition: TopicPartition, offset: int, reason: str) -> str:
-        """End a record without a delivery, wherever it is; the log has the reason.
+    def skip(self, partition: TopicPartition, offset: int, reason: str) -> Coroutine[None, None, str]:
+        """End a record without a delivery; the log has the reason.
 
-        An attempt under way is given up for this record, and its others are delivered again. It is committed within a
-        moment; so whoever must be sure says it again in each assignment, until the committed offset has passed it.
+        A skip is a seek to the same place: its commit carries an offset map in which the record has ended. Attempts
+        that hold the record are cancelled; what else is in flight may end first. A record that is not here yet, or
+        beyond the span of the offset map, is skipped later, as long as the partition is assigned here. The request
+        counts from the call on; await its result.
 
         Returns:
-            "skipped"; "will be skipped", when it comes from Kafka; "ended already"; "not assigned".
+            "skipped", once Kafka has acknowledged the commit; "will be skipped"; "ended already"; "not assigned".
         """
-        return self._skips.skip(partition, offset, reason)
+        lane, said = self._lanes.get(partition), ""
+        answer: asyncio.Future[None] | None = None
+        if lane is None:
+            said = "not assigned"
+        elif not lane.tracker.is_open(offset) and offset < (lane.tracker.position or 0):
+            said = "ended already"
+        else:
+            self._skips[partition][offset] = reason
+            answer = self._begin_skips(lane)
+
+        async def result() -> str:
+            if answer:
+                await asyncio.wait([answer])
+            if said or offset in self._skips.get(partition, ()):
+                return said or "will be skipped"
+            return "skipped" if answer and not answer.cancelled() else "not assigned"
+
+        return result()
 
     @property
     def settings(self) -> LiveSettings:
-        """How much is delivered, as it was said last."""
-        batch, limit = self.batch, self.breaker.limit
+        """How much is delivered, as it was set last."""
+        batch, limit, rate = self._context.batch, self.breaker.limit, self._context.rate
         return LiveSettings(
-            self.rate.records_per_second, self._max_records, batch.max_bytes, batch.linger_seconds, limit.most
+            rate.records_per_second, self._max_records, batch.max_bytes, batch.linger_seconds, limit.most
         )
 
     def change(self, settings: LiveSettings) -> None:
-        """Deliver so much from now on; what is under way is not touched.
+        """Deliver so much from now on; what is in flight is not touched.
 
-        A delivery holds no more than a second's worth of the rate, which is kept together with the retry tiers.
+        A delivery holds no more than a second's worth of the rate, which is kept together with the retry topics.
         """
         rate, self._max_records = settings.rate_records, settings.max_records
         portion = min(settings.max_records, max(1, int(rate))) if rate else settings.max_records
         values = {"max_bytes": settings.max_bytes, "linger_seconds": settings.linger_seconds}
-        self.batch = self.batch.model_copy(update={"max_records": portion, **values})
+        self._context.batch = self._context.batch.model_copy(update={"max_records": portion, **values})
         self.breaker.limit.change(settings.max_in_flight)
         self.breaker.resize(portion)
-        self.rate.change(rate)  # which may begin deliveries
+        self._context.rate.change(rate)  # which may begin deliveries
         for lane in self._lanes.values():
-            lane.change()
-            self.offer(lane)
+            lane.resize()
+            self._deliverer.offer(lane)
 
     def status(self) -> PumpStatus:
-        """Return where each partition of the present assignment stands, and why; cheap enough to be asked often."""
-        partitions = {p: status_of(lane, self, self.member) for p, lane in self._lanes.items()}
+        """Return the status of each partition of the present assignment; cheap enough to be called often."""
+        partitions = {p: status_of(lane, self._context, self.member) for p, lane in self._lanes.items()}
         return PumpStatus(partitions, self.breaker.status)
 
-    # The rules of the lanes ------------------------------------------------------------------------------------------
+    def commit_now(self, most_seconds: float = math.inf) -> int:
+        """Report to the source what has ended since the last call, for at most so long.
 
-    def later(self, seconds: float, call: Callable[[], None]) -> asyncio.Task[None]:
-        return self.spawn(self._call_later(seconds, call), "pause")
-
-    def offer(self, lane: Lane) -> None:
-        self._dispatcher.offer(lane)
+        Returns:
+            How many partitions it looked at, those first that were marked first.
+        """
+        commits: dict[TopicPartition, Committed] = {}
+        clock, marked = self._context.clock, len(self._dirty)
+        until = clock.monotonic() + most_seconds
+        while self._dirty and (not commits or clock.monotonic() < until):
+            partition = next(iter(self._dirty))
+            del self._dirty[partition]
+            if commit := self._lanes[partition].tracker.commit:
+                commits[partition] = commit
+        looked_at = marked - len(self._dirty)
+        if commits and self.source:
+            self.source.commit(commits)
+        return looked_at
 
     # -----------------------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        self._dispatcher.begin()
+        self._deliverer.begin()
 
-    async def _call_later(self, seconds: float, call: Callable[[], None]) -> None:
-        await self.clock.sleep(seconds)
-        call()
+    def _later(self, seconds: float, call: Callable[[], None]) -> asyncio.Task[None]:
+        async def call_later() -> None:
+            await self._context.clock.sleep(seconds)
+            call()
 
-    def _held(self, partition: TopicPartition) -> str:
-        return self._hold or self._holds.get(partition, "")
+        return self.spawn(call_later(), "pause")
 
-    def _apply_holds(self) -> None:
+    def _delivery_epoch(self, partition: TopicPartition) -> int:
+        """Return the epoch that deliveries carry: in a replay that of the live assignment."""
+        pump = self._shared if self.hooks.replay else self
+        return pump.epoch_of(partition) if pump else 0
+
+    def _pause_of(self, partition: TopicPartition) -> str:
+        return self._pauses.get(None) or self._pauses.get(partition, "")
+
+    def _apply_pauses(self) -> None:
         for partition, lane in self._lanes.items():
-            lane.held = self._held(partition)
-            self.offer(lane)
+            lane.pause(self._pause_of(partition))
+            self._deliverer.offer(lane)
 
-    async def _seek(self, partition: TopicPartition, offset: int, answer: asyncio.Future[bool]) -> None:
+    def _spawn_move(
+        self, move: Callable[[asyncio.Future[None]], Coroutine[None, None, None]], name: str
+    ) -> asyncio.Future[None]:
+        """Run a seek or skip as a task of its own: a caller that is cancelled must not leave a partition drained.
+
+        Returns a future that has a result once the commit is acknowledged, and is cancelled if it will not be.
+        """
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.spawn(move(answer), name).add_done_callback(lambda _: answer.cancel())
+        return answer
+
+    async def _seek(self, partition: TopicPartition, offset: int, answer: asyncio.Future[None]) -> None:
         async with self._seeks[partition]:
             lane, member = self._lanes.get(partition), self.member
             if not lane or not member:
                 return
             reach("seek.before")
-            lane.leaves = f"a seek to offset {offset} waits for what is in flight"
-            await self._drain([lane], Deadline(self.clock, self.drain_seconds))
-            lane.leaves = f"a seek to offset {offset} waits until Kafka has taken the commit of it"
-            if await member.seek(partition, lane.tracker.epoch, offset):
-                log.warning("%s: goes on at offset %d, as somebody said", lane.label, offset)
-                answer.set_result(True)
+            await self._drain(
+                [lane],
+                Deadline(self._context.clock, self.hooks.drain_seconds),
+                f"a seek to offset {offset} waits for what is in flight",
+                f"a seek to offset {offset} waits until Kafka has taken the commit of it",
+            )
+            if await member.seek(partition, lane.tracker.epoch, Committed(offset)):
+                log.warning("%s: continues at offset %d after a seek", lane.label, offset)
+                answer.set_result(None)
 
-    async def _drain(self, lanes: Sequence[Lane], deadline: Deadline) -> None:
-        """Begin nothing more, wait for what is in flight, and let it mean nothing from the deadline on."""
+    def _begin_skips(self, lane: Lane) -> asyncio.Future[None] | None:
+        """Begin to skip what was requested and is here; nothing of the lane begins from now on."""
+        partition, tracker = lane.partition, lane.tracker
+        limit = tracker.frontier + SPAN_OFFSETS
+        due = [offset for offset in self._skips.get(partition, ()) if offset < limit and tracker.is_open(offset)]
+        if lane.condition.is_ending or not self.member:
+            return None
+        records = [record for offset in sorted(due) if (record := lane.find(offset))]
+        if not records:
+            return None
+        lane.drain("a skip waits for what else is in flight")
+        lane.abandon(records)
+        return self._spawn_move(lambda answer: self._skip(lane, records, answer), "skip")
+
+    async def _skip(self, lane: Lane, records: Sequence[Record], answer: asyncio.Future[None]) -> None:
+        partition, tracker, deadline = (
+            lane.partition,
+            lane.tracker,
+            Deadline(self._context.clock, self.hooks.drain_seconds),
+        )
+        async with self._seeks[partition]:
+            why = "a skip waits until Kafka has taken the commit of it"
+            await self._drain([lane], deadline, lane.condition.reason, why)
+            for record in records:
+                await self._unblock(lane, record)
+            if self._lanes.get(partition) is not lane or not self.member:
+                return
+            left = [record for record in records if tracker.is_open(record.offset)]
+            tracker.done([record.offset for record in left], tracker.epoch)
+            commit, reasons = tracker.commit, dict(self._skips.get(partition, {}))
+            if commit and await self.member.seek(partition, tracker.epoch, commit):
+                for record in records:
+                    self._skips.get(partition, {}).pop(record.offset, None)
+                for record in left:
+                    reason = reasons.get(record.offset, "")
+                    self.counts.ended[Outcome.SKIPPED_BY_HAND] += 1
+                    log.warning("%s: offset %d is skipped by hand: %s", lane.label, record.offset, reason)
+                    self._report([record], record.size_bytes, Outcome.SKIPPED_BY_HAND, [Reply(reason)])
+                answer.set_result(None)
+
+    async def _unblock(self, lane: Lane, record: Record) -> None:
+        """Unblock the key of a record before it ends, or the key would be blocked for ever."""
+        while self.hooks.unblock and self._lanes.get(lane.partition) is lane:
+            try:
+                return await self.hooks.unblock(record)
+            except DeadLetterFailed as failure:
+                lane.fence(failure.description)
+                await self._context.clock.sleep(_UNBLOCK_AGAIN_SECONDS)
+        return None
+
+    async def _drain(self, lanes: Sequence[Lane], deadline: Deadline, why: str = "", fenced: str = "") -> None:
+        """Begin nothing more, wait for what is in flight, and ignore its results from the deadline on."""
         for lane in lanes:
-            lane.drain()
+            lane.drain(why)
         reach("drain.before")
         for lane in lanes:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(lane.idle.wait(), deadline.remaining_seconds)
-        self._fence(lanes)
+        self._fence(lanes, fenced)
         reach("drain.fenced")
 
-    def _fence(self, lanes: Sequence[Lane]) -> None:
-        """End what has not ended by now; its late results mean nothing, and its records come again elsewhere."""
-        if abandoned := sum([lane.fence() for lane in lanes]):
+    def _fence(self, lanes: Sequence[Lane], why: str = "") -> None:
+        """End what has not ended by now; its late results are ignored, and its records are delivered again."""
+        if abandoned := sum([lane.fence(why) for lane in lanes]):
             self.counts.abandoned += abandoned
             log.warning("%s: abandoned=%d records in flight; they will be delivered again", self.name, abandoned)
 
-    def _ended(self, lane: Lane, records: Sequence[Record], how: str, outcomes: Sequence[Outcome]) -> None:
+    def _ended(self, lane: Lane, records: Sequence[Record], how: Outcome, replies: Sequence[Reply]) -> None:
         if lane.tracker.done([record.offset for record in records], lane.tracker.epoch):
-            lane.head_since = self.clock.time()
+            lane.head_since = self._context.clock.time()
         reach("ended.after")
         lane.ended(records)
-        self._over(lane, records, how, outcomes)
-
-    def _over(self, lane: Lane, records: Sequence[Record], how: str, outcomes: Sequence[Outcome] = ()) -> None:
-        self._release(lane.partition, records, how, outcomes)
+        size_bytes = self._release(lane.partition, records)
+        if how is not Outcome.DELEGATED and how is not Outcome.DELAYED:
+            self._report(records, size_bytes, how, replies)
         self._mark(lane.partition)
-        self._skips.came(lane)
+        if self._skips:
+            self._begin_skips(lane)
 
-    def _release(
-        self, partition: TopicPartition, records: Sequence[Record], how: str = "", outcomes: Sequence[Outcome] = ()
-    ) -> None:
-        """Give back the room of records that have ended; those that have ended in a way of their own are told of."""
+    def _release(self, partition: TopicPartition, records: Sequence[Record]) -> int:
+        """Free the room of records that have ended; return how many bytes that is."""
         size_bytes = sum([record.size_bytes for record in records])
         if self.source:
             self.source.release(partition, len(records), size_bytes)
-        if how and self.witness:
-            records = [self.first_of(record) for record in records] if self.first_of else records
-            self.witness(records, size_bytes, how, outcomes, self.replay)
+        return size_bytes
+
+    def _report(self, records: Sequence[Record], size_bytes: int, how: Outcome, replies: Sequence[Reply]) -> None:
+        hooks = self.hooks
+        if hooks.on_ended:
+            records = [hooks.original(record) for record in records] if hooks.original else records
+            hooks.on_ended(records, size_bytes, how, replies, hooks.replay)
 
     def _mark(self, partition: TopicPartition) -> None:
         self._dirty[partition] = None
@@ -387,34 +536,16 @@ class Pump(Service):
             # A source that gave up waiting may have assigned the partition anew: then the lane there is another one.
             if self._lanes.get(lane.partition) is lane:
                 del self._lanes[lane.partition]
-                self._skips.forget(lane.partition)
+                self._skips.pop(lane.partition, None)
                 self._dirty.pop(lane.partition, None)
 
     async def _commit_often(self) -> None:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            # The progress of a replay counts what has ended at one moment, so it is said at one moment.
-            most = math.inf if self.replay else _COMMIT_TURN_SECONDS
+            # A replay counts what has ended at one moment, so its offsets must be of one moment.
+            most = math.inf if self.hooks.replay else _COMMIT_TURN_SECONDS
             left = len(self._dirty)  # what is marked from now on waits for the next round
             while self._dirty and (left := left - self.commit_now(most)) > 0:
-                await self.clock.sleep(_COMMIT_PAUSE_SECONDS)
-            await self.clock.sleep(_COMMIT_SECONDS)
-
-    def commit_now(self, most_seconds: float = math.inf) -> int:
-        """Tell the source what has ended since it was told last, as far as that takes so long and no longer.
-
-        Returns:
-            How many partitions it looked at, those first that were marked first.
-        """
-        commits: dict[TopicPartition, Committed] = {}
-        until, marked = self.clock.monotonic() + most_seconds, len(self._dirty)
-        while self._dirty and (not commits or self.clock.monotonic() < until):
-            partition = next(iter(self._dirty))
-            del self._dirty[partition]
-            if commit := self._lanes[partition].tracker.commit:
-                commits[partition] = commit
-        looked_at = marked - len(self._dirty)
-        if commits and self.source:
-            self.source.commit(commits)
-        return looked_at
+                await self._context.clock.sleep(_COMMIT_PAUSE_SECONDS)
+            await self._context.clock.sleep(_COMMIT_SECONDS)

@@ -1,8 +1,8 @@
-"""A function as a destination: deliveries become frames of work, answers become outcomes and outputs."""
+"""A function as a destination: deliveries become frames of work, answers become replies and outputs."""
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from headrace.delivery.protocols import ACK, REPLAY, Delivery, Outcome, Verdict, not_taken
+from headrace.delivery.protocols import ACK, REPLAY, Delivery, Reply, not_taken
 from headrace.errors import (
     DeliveryError,
     DestinationUnavailable,
@@ -59,19 +59,19 @@ class FunctionDestination:
         self._crashes: dict[tuple[TopicPartition, int], int] = {}
         """Records that were in progress when a worker died, and how often."""
 
-    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         records, partition = delivery.records, delivery.partition
         partitions = await self._count_partitions(partition)
-        outcomes: list[Outcome] = []
-        while len(outcomes) < len(records):
-            part = self._next_part(partition, records[len(outcomes) :] if outcomes else records)
+        replies: list[Reply] = []
+        while len(replies) < len(records):
+            part = self._next_part(partition, records[len(replies) :] if replies else records)
             try:
-                outcomes += await self._attempt(delivery, partitions, part)
+                replies += await self._attempt(delivery, partitions, part)
             except DeliveryError as cause:
-                if not outcomes:
+                if not replies:
                     raise
-                return outcomes + [not_taken(cause)] * (len(records) - len(outcomes))  # the others have ended
-        return outcomes
+                return replies + [not_taken(cause)] * (len(records) - len(replies))  # the others have ended
+        return replies
 
     def _next_part(self, partition: TopicPartition, records: Sequence[Record]) -> Sequence[Record]:
         """Return the records up to the next suspect, or the suspect alone when it is first."""
@@ -82,22 +82,22 @@ class FunctionDestination:
                 return records[: index or 1]
         return records
 
-    async def _attempt(self, delivery: Delivery, partitions: int, records: Sequence[Record]) -> Sequence[Outcome]:
+    async def _attempt(self, delivery: Delivery, partitions: int, records: Sequence[Record]) -> Sequence[Reply]:
         schemas, partition = await self._schemas_of(records), delivery.partition
         frame = wire.encode_frame(_work(delivery, partitions, records))
         try:
             answer = await self._workers.serve(partition, frame, len(records), schemas)
         except WorkerLost as lost:
             return self._blame(partition, records, lost)
-        outcomes = [ACK] * len(records)
+        replies = [ACK] * len(records)
         if isinstance(answer, wire.Results):
-            outcomes = await self._settle(records, answer.results)
+            replies = await self._settle(records, answer.results)
         if self._crashes:
             for record in records:
                 self._crashes.pop((partition, record.offset), None)
-        return outcomes
+        return replies
 
-    def _blame(self, partition: TopicPartition, records: Sequence[Record], lost: WorkerLost) -> Sequence[Outcome]:
+    def _blame(self, partition: TopicPartition, records: Sequence[Record], lost: WorkerLost) -> Sequence[Reply]:
         """Count a worker's death against the record it was at.
 
         Returns:
@@ -116,22 +116,22 @@ class FunctionDestination:
         if crashes >= _POISON_CRASHES and len(records) == 1:
             del self._crashes[suspect]
             error = "timeout" if lost.parameters.get("timeout") else "WorkerLost"
-            return [Outcome(Verdict.DEAD_LETTER, error, f"{crashes} workers in a row died of it: {lost.description}")]
+            return [Reply(error, f"{crashes} workers in a row died of it: {lost.description}", permanent=True)]
         while len(self._crashes) > _MAX_SUSPECTS:
             del self._crashes[next(iter(self._crashes))]
         return []
 
-    async def _settle(self, records: Sequence[Record], results: Sequence[wire.Result | None]) -> list[Outcome]:
+    async def _settle(self, records: Sequence[Record], results: Sequence[wire.Result | None]) -> list[Reply]:
         """Write the outputs of a frame and return how each record ended."""
-        outcomes: list[Outcome] = []
+        replies: list[Reply] = []
         outgoing: list[OutgoingRecord] = []
         owners: list[int] = []
         topic = self._trigger.output_topic
         for index, (record, result) in enumerate(zip(records, results, strict=True)):
             if result is None:
-                outcomes.append(ACK)
+                replies.append(ACK)
                 continue
-            outcomes.append(_outcome(result))
+            replies.append(_reply(result))
             if result.stack:
                 self._failures.add(record, result)
             for output in result.outputs:
@@ -142,7 +142,7 @@ class FunctionDestination:
                 outgoing.append(OutgoingRecord(topic, record.key, output.body, headers or None))
                 owners.append(index)
         if not outgoing:
-            return outcomes
+            return replies
         for index, written in zip(owners, await self._write(outgoing), strict=True):
             if isinstance(written, Produced):
                 continue
@@ -151,8 +151,8 @@ class FunctionDestination:
                 # is received meanwhile to the dead letter topic. So the delivery waits, and the handler runs again.
                 # The whole of it, or a later output of a key would be followed by an earlier one.
                 raise self._unavailable(written) from written
-            outcomes[index] = Outcome(Verdict.RETRY, "RecordTooLarge", f"its output: {written.description}")
-        return outcomes
+            replies[index] = Reply("RecordTooLarge", f"its output: {written.description}")
+        return replies
 
     async def _write(self, outgoing: Sequence[OutgoingRecord]) -> Sequence[Produced | HeadraceError]:
         while True:
@@ -226,8 +226,8 @@ def _schema_ids(framed: Iterable[bytes | None]) -> set[int]:
     return {int.from_bytes(head[1:], "big") for head in heads if len(head) == 5 and head[0] == _MAGIC}
 
 
-def _outcome(result: wire.Result) -> Outcome:
+def _reply(result: wire.Result) -> Reply:
     if not result.error:
         return ACK
-    verdict = Verdict.DEAD_LETTER if result.undecodable else Verdict.RETRY
-    return Outcome(verdict, result.error, result.reason, stack=result.stack, reached=not result.undecodable)
+    bad = result.undecodable
+    return Reply(result.error, result.reason, stack=result.stack, reached=not bad, permanent=bad)

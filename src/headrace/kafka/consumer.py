@@ -158,12 +158,12 @@ class Consumer(Service):
             return ""
         return "nothing more is fetched until some records in flight have ended: the limits of flow are reached"
 
-    async def seek(self, partition: TopicPartition, epoch: int, offset: int) -> bool:
+    async def seek(self, partition: TopicPartition, epoch: int, to: Committed) -> bool:
         poll, loop = self._poll, asyncio.get_running_loop()
         assert poll
         answer: asyncio.Future[bool] = loop.create_future()
         done = functools.partial(poll.loop.post, answer.set_result)
-        self._commands.append(lambda: poll.seek(partition, epoch, offset, done))
+        self._commands.append(lambda: poll.seek(partition, epoch, to, done))
         return await asyncio.shield(answer)  # the thread answers in any case
 
     def subscribe(self, topics: Sequence[str]) -> None:

@@ -169,18 +169,18 @@ class PollThread:
             self._client.unsubscribe()
             self._problems.report("", f"group {self._problems.group}: no topic fits its patterns yet")
 
-    def seek(self, partition: TopicPartition, epoch: int, offset: int, answer: Callable[[bool], None]) -> None:
+    def seek(self, partition: TopicPartition, epoch: int, to: Committed, answer: Callable[[bool], None]) -> None:
         """Stop a partition and commit another offset; it starts there when the commit is acknowledged."""
         if self.epochs.get(partition) != epoch:
             answer(False)
             return
         self._forget([partition])
-        start = StartPosition(offset, Committed(offset), epoch=self.resolver.new_epoch())
+        start = StartPosition(to.offset, to, epoch=self.resolver.new_epoch())
         self._seeks[partition] = answer
         self.epochs[partition] = start.epoch
         self.resolver.wait_for_commit(partition, start)
         self._client.pause(_plain([partition]))
-        self.commits.want({partition: Committed(offset)}, {partition: start.epoch})
+        self.commits.want({partition: to}, {partition: start.epoch})
 
     def restart_topic(self, topic: str, after: float) -> None:
         """Read a recreated topic from its start, also if its offsets have passed the present positions already."""

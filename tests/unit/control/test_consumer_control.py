@@ -19,7 +19,7 @@ from headrace.control.commands import Commands, PartitionsRequest, SettingsReque
 from headrace.control.consumer_control import NOT_READ, ConsumerControl
 from headrace.control.entries import Command, iso_time, key_of, live_settings
 from headrace.control.running_consumer import RunningConsumer
-from headrace.delivery.live import LiveSettings
+from headrace.delivery.status import LiveSettings
 from headrace.errors import HeadraceError, KafkaUnavailable, OffsetsKeptElsewhere
 from headrace.kafka import JSON_OBJECTS, Admin, CompactedTable, InternalTopic
 from headrace.lifecycle import SystemClock
@@ -77,13 +77,13 @@ class FakePump:
     def assign(self, *partitions: TopicPartition) -> None:
         self.lanes = {p: SimpleNamespace(tracker=SimpleNamespace(frontier=7)) for p in partitions}
 
-    def hold(self, partitions: Collection[TopicPartition] | None, why: str) -> None:
+    def pause(self, partitions: Collection[TopicPartition] | None, why: str) -> None:
         if partitions is None:
             self.whole = why
         else:
             self.holds |= dict.fromkeys(partitions, why)
 
-    def release_hold(self, partitions: Collection[TopicPartition] | None) -> None:
+    def resume(self, partitions: Collection[TopicPartition] | None) -> None:
         if partitions is None:
             self.whole = ""
         for partition in partitions or ():
@@ -100,7 +100,7 @@ class FakePump:
         self.sought.append((partition, offset))
         return True
 
-    def skip(self, partition: TopicPartition, offset: int, reason: str) -> str:
+    async def skip(self, partition: TopicPartition, offset: int, reason: str) -> str:
         if offset > self.last_offset:
             return "will be skipped"
         if (partition, offset) in self.skipped:

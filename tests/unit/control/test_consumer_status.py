@@ -16,7 +16,7 @@ from headrace.control.consumer_control import CommandAnswer, RunningConsumer
 from headrace.control.consumer_status import ConsumerStatuses
 from headrace.control.lag import PartitionLag
 from headrace.delivery.breaker import BreakerStatus
-from headrace.delivery.live import HeadRecord, LiveSettings, PartitionStatus, PumpStatus
+from headrace.delivery.status import HeadRecord, LiveSettings, PartitionStatus, PumpStatus
 from headrace.errors import HeadraceError, KafkaUnavailable, OffsetsKeptElsewhere
 from headrace.kafka.admin import GroupMember
 from headrace.kafka.reachability import Outage

@@ -20,7 +20,7 @@ from headrace.control.replay_run import Place, ReplaySpec, ReplayWork
 from headrace.control.running_consumer import RunningConsumer
 from headrace.control.selection import Selection, Window
 from headrace.delivery.dead_letter import headers_of
-from headrace.delivery.protocols import ACK, ELSEWHERE, DeadLetter, Delivery, Outcome, Verdict
+from headrace.delivery.protocols import ACK, DELEGATED, DeadLetter, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.errors import InvalidRequest, KafkaUnavailable, LeaseTaken
 from headrace.lifecycle import ManualClock
@@ -86,12 +86,12 @@ def push_work(selection: Selection | None = None) -> ReplayWork:
 class Acknowledging:
     """A backend that takes every record."""
 
-    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         return [ACK] * len(delivery.records)
 
 
 def dead_letter(offset: int, group: str, topic: str = "t") -> Record:
-    was, why = Record(topic, 0, 5, 42, b"k", b"v"), Outcome(Verdict.RETRY, "E", "why")
+    was, why = Record(topic, 0, 5, 42, b"k", b"v"), Reply("E", "why")
     headers = headers_of(DeadLetter(was, group, 3, why, 1.0, 2.0))
     return Record("t.dlq", 0, offset, 42, b"k", b"v", lambda: headers)
 
@@ -102,12 +102,14 @@ def test_dead_letters_whose_origin_is_forged_are_left_and_counted() -> None:
 
     async def test() -> None:
         work = push_work()
-        destination = (await work._pump()).destination
+        await work._pump()
+        destination = work._restored
+        assert destination
         tracemalloc.start()
         for start in range(0, count, batch):
             letters = [dead_letter(offset, "mine", "elsewhere") for offset in range(start, start + batch)]
             outcomes = await destination.deliver(Delivery("mine", DLQ, 1, letters, 1, JOB.id))
-            assert outcomes == [ELSEWHERE] * batch
+            assert outcomes == [DELEGATED] * batch
         del letters, outcomes
         kept_bytes, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()

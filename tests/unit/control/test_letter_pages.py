@@ -21,7 +21,7 @@ from headrace.control.letter_scan import Letter, Order, Scan, ScanOptions, parse
 from headrace.control.letter_text import LetterText
 from headrace.control.selection import Selection, iso_ms
 from headrace.delivery.dead_letter import Origin, headers_of
-from headrace.delivery.protocols import DeadLetter, Outcome, Verdict
+from headrace.delivery.protocols import DeadLetter, Reply
 from headrace.errors import InvalidRequest, RegistryUnavailable, TooManyRequests
 from headrace.formats.codecs import Codecs
 from headrace.formats.registry import RegisteredSchema, SchemaRegistry
@@ -33,7 +33,7 @@ Log = Mapping[int, Sequence[int]]
 
 
 def headers(error: str = "ValueError") -> list[Header]:
-    outcome = Outcome(Verdict.RETRY, error, "Too LATE for it")
+    outcome = Reply(error, "Too LATE for it")
     return headers_of(DeadLetter(Record("t", 0, 7, 5, None, None), "g", 3, outcome, 1.0, 2.0))
 
 

@@ -15,26 +15,26 @@ from headrace.control.redelivered import Letter, OneOrigin, Redelivered
 from headrace.control.redelivery import Redelivery, RedeliveryRequest
 from headrace.control.running_consumer import RunningConsumer
 from headrace.delivery.dead_letter import headers_of, letter_of, restored
-from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict
+from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.errors import DeadLetterFailed, DestinationRefused, DestinationUnavailable, InvalidTopicName
 from headrace.lifecycle import ManualClock
 from headrace.records import Record, TopicPartition
 
-FAILED = Outcome(Verdict.RETRY, "ValueError", "no")
+FAILED = Reply("ValueError", "no")
 
 
 class House:
     """A backend that answers by the offset, and a dead letter topic."""
 
-    def __init__(self, answer: Callable[[Sequence[int]], Sequence[Outcome]], **retry: Any) -> None:
+    def __init__(self, answer: Callable[[Sequence[int]], Sequence[Reply]], **retry: Any) -> None:
         self.answer = answer
         self.deliveries: list[Delivery] = []
         self.written: list[DeadLetter] = []
         self.broken = False
         self.config = consumer_config(retry=retry)
 
-    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         self.deliveries.append(delivery)
         return self.answer([record.offset for record in delivery.records])
 
@@ -85,7 +85,7 @@ def letter(offset: int, at: int, attempts: int = 3) -> Letter:
     return Letter(stored, letter_of(stored), restored(stored))
 
 
-def fails(*bad: int, outcome: Outcome = FAILED) -> Callable[[Sequence[int]], Sequence[Outcome]]:
+def fails(*bad: int, outcome: Reply = FAILED) -> Callable[[Sequence[int]], Sequence[Reply]]:
     return lambda offsets: [outcome if offset in bad else ACK for offset in offsets]
 
 
@@ -140,12 +140,12 @@ def test_what_has_ended_does_not_come_again_because_another_has_not() -> None:
     assert [one.was.offset for one in ended] == [1, 2]
     assert (done.again, done.left) == (1, 1)
 
-    def away_after_the_first_half(offsets: Sequence[int]) -> Sequence[Outcome]:
+    def away_after_the_first_half(offsets: Sequence[int]) -> Sequence[Reply]:
         if 2 not in offsets:
             return [ACK] * len(offsets)
         if len(offsets) == 2:
             raise DestinationUnavailable("away")
-        return [Outcome(Verdict.RETRY, "HTTP 422", "no", 422)] * len(offsets)
+        return [Reply("HTTP 422", "no", 422)] * len(offsets)
 
     ended, done = House(away_after_the_first_half).redeliver([letter(n, n) for n in range(4)])
     assert [one.was.offset for one in ended] == [0, 1]
@@ -162,7 +162,7 @@ def test_a_threshold_rolls_the_delivery_back(bad: tuple[int, ...], left: int) ->
 
 def test_an_answer_for_all_is_cut_in_halves() -> None:
     """Until the one to blame is found."""
-    status = Outcome(Verdict.RETRY, "HTTP 422", "no", 422)
+    status = Reply("HTTP 422", "no", 422)
     house = House(lambda offsets: [status if 3 in offsets else ACK] * len(offsets))
     ended, done = house.redeliver([letter(n, n) for n in range(8)])
     assert house.sizes == [8, 4, 2, 2, 1, 1, 4]
@@ -181,10 +181,10 @@ def test_a_policy_may_skip_or_blame_the_backend() -> None:
 def test_an_answer_that_is_none_leaves_all() -> None:
     """And a backend that is away is the caller's to tell."""
 
-    def refuse(offsets: Sequence[int]) -> Sequence[Outcome]:
+    def refuse(offsets: Sequence[int]) -> Sequence[Reply]:
         raise DestinationRefused("2 results for 1 record")
 
-    def away(offsets: Sequence[int]) -> Sequence[Outcome]:
+    def away(offsets: Sequence[int]) -> Sequence[Reply]:
         raise DestinationUnavailable("away")
 
     assert House(refuse).redeliver([letter(1, 1)])[1].why == "2 results for 1 record"

@@ -14,7 +14,7 @@ from headrace.control import redelivery as module
 from headrace.control.redelivery import Redelivery, RedeliveryAnswer, RedeliveryRequest
 from headrace.control.running_consumer import RunningConsumer
 from headrace.delivery.dead_letter import headers_of
-from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict
+from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.errors import (
     DeadLetterFailed,
@@ -29,7 +29,7 @@ from headrace.errors import (
 from headrace.lifecycle import ManualClock
 from headrace.records import Header, OutgoingRecord, Record, TopicPartition
 
-FAILED = Outcome(Verdict.RETRY, "ValueError", "no")
+FAILED = Reply("ValueError", "no")
 
 
 def letter_at(offset: int, group: str = "g", size: int = 1, redrives: int = 0, topic: str = "t") -> Record:
@@ -121,7 +121,7 @@ class World:
         self.ended |= {(int(partition), int(offset)) for partition, offset in places}
         return [None] * len(records)
 
-    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         if self.failure:
             raise self.failure
         self.log.append(f"deliver {len(delivery.records)}")

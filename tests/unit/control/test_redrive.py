@@ -21,7 +21,7 @@ from headrace.control.redrive import Redrive, Redriven, RedriveOptions
 from headrace.control.redrive_target import Target
 from headrace.control.selection import Selection, moment
 from headrace.delivery.dead_letter import Origin, origin_of
-from headrace.delivery.tiers import waiting_of
+from headrace.delivery.retry_topics import delayed_of
 from headrace.errors import (
     HeadraceError,
     InvalidRequest,
@@ -479,7 +479,7 @@ def test_a_tier_gets_the_record_as_it_waits_there(fake: FakeKafka) -> None:
     assert run(fake, Target("tier", "billing.retry.60s", 60), clock, groups=["billing"]).records == 1
     (record,) = fake.produced
     headers = record.headers or []
-    waiting = waiting_of(Record(record.topic, 0, 0, 0, record.key, record.value, headers.copy))
+    waiting = delayed_of(Record(record.topic, 0, 0, 0, record.key, record.value, headers.copy))
     assert (waiting.origin.topic, waiting.origin.partition, waiting.origin.offset) == ("orders", 1, 3)
     assert waiting.origin.headers[:2] == [("a", b"1"), ("headrace.redrive.count", b"1")]
     assert (waiting.attempts, waiting.first_failed_at, waiting.due) == (5, 0.0, clock.time() + 60)

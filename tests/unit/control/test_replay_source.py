@@ -9,8 +9,8 @@ from typing import Any
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl
 from headrace.control.replay import Limits, WindowSource
-from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict
-from headrace.delivery.pump import Pump
+from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Reply
+from headrace.delivery.pump import Pump, PumpHooks
 from headrace.errors import KafkaError, KafkaUnavailable
 from headrace.lifecycle import Deadline, ManualClock
 from headrace.records import Committed, Record, TopicPartition
@@ -28,7 +28,7 @@ class World:
         self.reads: list[int] = []
         self.seen: list[int] = []
         self.replays: set[str] = set()
-        self.answer: Callable[[Record], Outcome] = lambda record: ACK
+        self.answer: Callable[[Record], Reply] = lambda record: ACK
         self.letters: list[DeadLetter] = []
         self.clock = ManualClock(1000.0)
         self.delivery = DeliveryConfig(batch=BatchConfig(max_records=10), **settings)
@@ -46,7 +46,7 @@ class World:
     async def start_offsets(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         return {P: self.start}
 
-    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         self.seen += [record.offset for record in delivery.records]
         self.replays.add(delivery.replay)
         return [self.answer(record) for record in delivery.records]
@@ -57,8 +57,8 @@ class World:
     async def open(
         self, start: Committed, end: int, rate: float | None = None, most: int = 1000
     ) -> tuple[Pump, WindowSource]:
-        pump = Pump("p", "g", self, self, delivery=self.delivery, clock=self.clock, chance=Random(1))
-        pump.replay = "job-1"
+        hooks = PumpHooks(replay="job-1")
+        pump = Pump("p", "g", self, self, delivery=self.delivery, clock=self.clock, chance=Random(1), hooks=hooks)
         source = WindowSource(
             pump,
             {P: start},
@@ -123,7 +123,7 @@ def test_what_had_ended_in_an_earlier_run_is_not_delivered_again() -> None:
         world = World(
             range(20), ordering="none", retry={"attempts": 2, "first_delay_seconds": 600, "max_delay_seconds": 600}
         )
-        world.answer = lambda record: ACK if record.offset != 3 else Outcome(Verdict.RETRY, "E")
+        world.answer = lambda record: ACK if record.offset != 3 else Reply("E")
         pump, source = await world.open(Committed(0), 20)
         await world.until(lambda: source.standing.ended == 19)
         await source.close(Deadline(world.clock, 0))
@@ -203,18 +203,36 @@ def test_a_replay_carries_the_live_epoch_of_its_partition_or_none() -> None:
     async def test() -> None:
         world = World(range(3))
         live = Pump("live", "g", world, world, delivery=world.delivery, clock=world.clock, chance=Random(1))
-        beside = Pump("p", "g", world, world, delivery=world.delivery, clock=world.clock, beside=live)
-        beside.replay = "job"
-        beside.on_assigned({P: 5}, {})
-        (lane,) = beside.lanes.values()
-        assert beside.delivery_epoch(lane) == 0
-        live.on_assigned({P: 3}, {})
-        assert (live.delivery_epoch(live.lanes[P]), beside.delivery_epoch(lane)) == (3, 3)
-        live.on_lost([P])
-        assert beside.delivery_epoch(lane) == 0
-        alone = Pump("alone", "g", world, world, delivery=world.delivery, clock=world.clock)
-        alone.replay = "job"
-        assert alone.delivery_epoch(lane) == 0
+        epochs: list[int] = []
+
+        class Backend:
+            async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
+                epochs.append(delivery.epoch)
+                return [ACK] * len(delivery.records)
+
+        def pump(live: Pump | None) -> Pump:
+            made = Pump(
+                "p",
+                "g",
+                Backend(),
+                None,
+                delivery=world.delivery,
+                clock=world.clock,
+                shares_with=live,
+                hooks=PumpHooks(replay="job"),
+            )
+            made.on_assigned({P: 5}, {})
+            return made
+
+        replay, alone = pump(live), pump(None)
+        for number, change in enumerate(
+            (lambda: None, lambda: live.on_assigned({P: 3}, {}), lambda: live.on_lost([P]))
+        ):
+            change()
+            for each in (replay, alone):
+                each.on_records(P, 5, [world.log[number]])
+            await world.clock.settle()
+        assert epochs == [0, 0, 3, 0, 0, 0]
 
     run(test)
 
@@ -225,7 +243,7 @@ def test_two_pumps_know_the_same_of_their_destination() -> None:
     async def test() -> None:
         world = World(range(3))
         live = Pump("live", "g", world, world, delivery=world.delivery, clock=world.clock, chance=Random(1))
-        beside = Pump("p", "g", world, world, delivery=world.delivery, clock=world.clock, beside=live)
+        beside = Pump("p", "g", world, world, delivery=world.delivery, clock=world.clock, shares_with=live)
         assert beside.breaker is live.breaker
         sharing = len(live.breaker.limit._users)
         await beside.start()

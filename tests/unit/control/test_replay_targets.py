@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from live_pump import kind_of
 
 from headrace.config.internal_topics import InternalTopics
 from headrace.config.model import HeadraceConfig
@@ -17,7 +18,7 @@ from headrace.control.replays import Destination, DryRun, Offsets, ReplayRequest
 from headrace.control.selection import Window, moment
 from headrace.delivery.dead_letter import headers_of
 from headrace.delivery.offset_map import encode
-from headrace.delivery.protocols import ACK, ELSEWHERE, DeadLetter, Delivery, Outcome, Verdict
+from headrace.delivery.protocols import ACK, DELEGATED, DeadLetter, Delivery, Reply
 from headrace.errors import (
     DeadLetterFailed,
     DestinationUnavailable,
@@ -30,7 +31,7 @@ from headrace.lifecycle import ManualClock
 from headrace.records import Committed, OutgoingRecord, Produced, Record, TopicPartition
 
 P0, P1, DLQ = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("t.dlq", 0)
-FAILED = Outcome(Verdict.RETRY, "E", "why")
+FAILED = Reply("E", "why")
 
 
 def record(topic: str, partition: int, offset: int, headers: Any = None) -> Record:
@@ -53,7 +54,7 @@ class Backend:
         self.epochs: list[int] = []
         self.fails: set[int] = set()
 
-    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         self.got.append((delivery.partition, [one.offset for one in delivery.records]))
         self.epochs.append(delivery.epoch)
         return [FAILED if one.offset in self.fails else ACK for one in delivery.records]
@@ -69,7 +70,7 @@ def test_letters_are_delivered_as_the_records_they_were() -> None:
     outcomes = asyncio.run(to.deliver(Delivery("g", DLQ, 1, letters, 1, "job")))
     assert backend.got == [(P0, [5]), (P1, [6]), (P0, [5, 8])]
     assert backend.epochs == [7, 0, 7], "those of the partitions they came from, not of the dead letter topic"
-    assert outcomes == [ACK, FAILED, ACK, ACK, ELSEWHERE]
+    assert outcomes == [ACK, FAILED, ACK, ACK, DELEGATED]
     assert to.passed == 1
     above = encode(11, 14, [11])
     assert to.take_ended({DLQ: Committed(11, above)}) == {DLQ: [10, 12, 13]}
@@ -85,7 +86,7 @@ def test_dead_letters_that_name_a_forged_origin_are_left_and_counted_once() -> N
     with pytest.raises(DestinationUnavailable):
         asyncio.run(to.deliver(delivery))
     assert (to.unproved, to.passed) == (0, 0)
-    assert asyncio.run(to.deliver(delivery)) == [ELSEWHERE, ACK]
+    assert asyncio.run(to.deliver(delivery)) == [DELEGATED, ACK]
     assert backend.got == [(P0, [6])]
     assert (to.unproved, to.passed) == (1, 1)
     assert to.take_ended({DLQ: Committed(12)}) == {DLQ: [11]}, "it has not ended"
@@ -98,22 +99,22 @@ class Busy(Backend):
         super().__init__()
         self.asked, self._refused = 0, refused
 
-    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         self.asked += 1
         if self.asked == self._refused:
             raise DestinationUnavailable("busy")
         return await super().deliver(delivery)
 
 
-def verdicts(backend: Backend, letters: Sequence[Record]) -> list[Verdict]:
+def kinds(backend: Backend, letters: Sequence[Record]) -> list[str]:
     to = RestoredLetters(backend, lambda one: True, everywhere)
-    return [outcome.verdict for outcome in asyncio.run(to.deliver(Delivery("g", DLQ, 1, letters, 1, "job")))]
+    return [kind_of(reply) for reply in asyncio.run(to.deliver(Delivery("g", DLQ, 1, letters, 1, "job")))]
 
 
 def test_delivered_dead_letters_are_not_repeated_because_a_later_partition_is_refused() -> None:
     """The backend takes the first group of records and refuses the second."""
     letters = [letter(10, record("t", 0, 5)), letter(11, record("t", 1, 6))]
-    assert verdicts(Busy(2), letters) == [Verdict.ACK, Verdict.NOT_TAKEN]
+    assert kinds(Busy(2), letters) == ["success", "not taken"]
 
 
 def test_a_partition_whose_records_are_refused_gets_no_later_record_of_the_attempt() -> None:
@@ -121,15 +122,15 @@ def test_a_partition_whose_records_are_refused_gets_no_later_record_of_the_attem
     places = [(1, 1), (0, 1), (0, 2), (0, 1), (0, 3)]
     letters = [letter(10 + n, record("t", partition, offset)) for n, (partition, offset) in enumerate(places)]
     backend = Busy(2)
-    assert verdicts(backend, letters) == [Verdict.ACK, *[Verdict.NOT_TAKEN] * 4]
+    assert kinds(backend, letters) == ["success", *["not taken"] * 4]
     assert backend.got == [(P1, [1])]
 
 
 def test_an_attempt_ends_at_the_first_refused_delivery() -> None:
     """A backend that is away is asked once more, not once for every partition."""
     backend = Busy(2)
-    found = verdicts(backend, [letter(n, record("t", n, 1)) for n in range(20)])
-    assert (backend.asked, found) == (2, [Verdict.ACK, *[Verdict.NOT_TAKEN] * 19])
+    found = kinds(backend, [letter(n, record("t", n, 1)) for n in range(20)])
+    assert (backend.asked, found) == (2, ["success", *["not taken"] * 19])
 
 
 def test_what_fails_is_a_letter_of_the_record_it_was() -> None:
@@ -163,7 +164,7 @@ def test_a_topic_takes_all_or_says_why() -> None:
     earlier = [("headrace.replay", b"job-1"), ("h", None)]
     delivery = Delivery("g", P1, 1, [record("t", 1, 5, earlier), record("t", 1, 6)], 1)
     outcomes = asyncio.run(to.deliver(delivery))
-    assert [outcome.verdict for outcome in outcomes] == [Verdict.ACK, Verdict.DEAD_LETTER]
+    assert [kind_of(reply) for reply in outcomes] == ["success", "permanent"]
     assert sent[0].headers == [("h", None), ("headrace.replay", b"job-2"), ("headrace.replay.of", b"t:1:5")]
     assert (sent[0].partition, sent[0].timestamp_ms) == (None, 42)
     answers[1] = KafkaUnavailable("no broker")

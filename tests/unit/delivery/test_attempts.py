@@ -10,23 +10,23 @@ from typing import Any
 import pytest
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
-from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict
+from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.errors import DeadLetterFailed
 from headrace.lifecycle import ManualClock
 from headrace.records import Committed, Record, TopicPartition
 
 P0 = TopicPartition("t", 0)
-FAILED = Outcome(Verdict.RETRY, "E", "again")
-Answer = Callable[[Delivery], Sequence[Outcome]]
+FAILED = Reply("E", "again")
+Answer = Callable[[Delivery], Sequence[Reply]]
 
 
 def status(code: int, *bad: int) -> Answer:
     """Answer for all with a status when a bad record is there."""
 
-    def answer(delivery: Delivery) -> Sequence[Outcome]:
+    def answer(delivery: Delivery) -> Sequence[Reply]:
         spoiled = any(record.offset in bad for record in delivery.records)
-        return [Outcome(Verdict.RETRY, f"HTTP {code}", "text", code) if spoiled else ACK] * len(delivery.records)
+        return [Reply(f"HTTP {code}", "text", code) if spoiled else ACK] * len(delivery.records)
 
     return answer
 
@@ -51,9 +51,9 @@ class Bed:
         batch = BatchConfig(max_records=max_records)
         delivery = DeliveryConfig(ordering=ordering, batch=batch, retry=policy)
         self.pump = Pump("pump", "g", self, self, delivery=delivery, clock=self.clock, chance=Random(1))
-        self.pump.source = self
+        self.pump.connect(self)
 
-    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         self.deliveries.append(delivery)
         await asyncio.sleep(0)
         return self.answer(delivery)
@@ -111,7 +111,7 @@ def test_one_bad_record_costs_its_hundred_neighbours_nothing(ordering: str) -> N
     attempts = [delivery.attempt for delivery in bed.deliveries if delivery.records[0].offset == 70]
     assert attempts[-3:] == [1, 2, 3]
     assert len(bed.deliveries) <= 1 + 2 * 7 + 2
-    assert bed.pump.counts.delivered == 99
+    assert bed.pump.numbers()["delivered"] == 99
 
 
 def test_halves_keep_the_order_of_their_partition() -> None:
@@ -142,7 +142,7 @@ def test_a_status_that_means_handled_already_ends_only_that_record(caplog: pytes
     caplog.set_level("INFO")
     bed = Bed(status(409, 2), max_records=4, statuses={"409": "skip"})
     bed.end(4)
-    assert (bed.letters, bed.pump.counts.skipped, bed.pump.counts.delivered) == ([], 1, 3)
+    assert (bed.letters, bed.pump.numbers()["skipped"], bed.pump.numbers()["delivered"]) == ([], 1, 3)
     assert "group g, t-0: skipped=1 by policy: HTTP 409" in caplog.messages
 
 
@@ -151,7 +151,7 @@ def test_a_roll_back_delivers_the_whole_batch_again_and_ends_with_the_attempts()
     bed = Bed(results(1, 2), max_records=4, rollback_threshold_percent=30)
     bed.end(5)
     assert bed.delivered == [[0, 1, 2, 3]] * 3 + [[4]]
-    assert (bed.buried, bed.pump.counts.delivered) == ([1, 2], 3)
+    assert (bed.buried, bed.pump.numbers()["delivered"]) == ([1, 2], 3)
 
 
 def test_a_quiet_topic_is_never_rolled_back_for_ever() -> None:
@@ -165,7 +165,7 @@ def test_a_last_retry_ends_without_a_letter_and_names_the_record(caplog: pytest.
     """Nothing else holds it then."""
     bed = Bed(results(1), last_retry=True)
     bed.end(3)
-    assert (bed.letters, bed.pump.counts.given_up, bed.pump.counts.delivered) == ([], 1, 2)
+    assert (bed.letters, bed.pump.numbers()["given_up"], bed.pump.numbers()["delivered"]) == ([], 1, 2)
     assert (
         "group g, t-0: offset 1 failed 3 times (E) and is given up, because retry.last_retry is on" in caplog.messages
     )
@@ -202,7 +202,7 @@ def test_letters_that_take_long_are_said_before_they_fail(caplog: pytest.LogCapt
         assert caplog.messages == []
         await bed.clock.advance(2)
         why = "dead letters=1 from offset 0 on are not acknowledged"
-        assert bed.pump.readiness().reason == f"t-0 stands still: {why}"
+        assert bed.pump.readiness().reason == f"t-0 is stalled: {why}"
         assert caplog.messages == [f"group g, t-0 waits, {why} yet"]
         bed.hold.set()
         await bed.clock.advance(1)
@@ -219,8 +219,8 @@ def test_a_letter_that_fails_is_said_at_once_and_once(caplog: pytest.LogCaptureF
     async def test() -> None:
         bed.missing = [0]
         await bed.clock.settle()
-        assert caplog.messages == ["group g, t-0 waits, so that nothing is passed over: no room"]
+        assert caplog.messages == ["group g, t-0 waits, so that no record is lost: no room"]
         await bed.clock.advance(60)
-        assert caplog.messages[1:] == ["group g, t-0 stands still: no room"]
+        assert caplog.messages[1:] == ["group g, t-0 is stalled: no room"]
 
     bed.run(1, test)

@@ -76,7 +76,7 @@ class BreakerMachine(RuleBasedStateMachine):
     def closed(self) -> bool:
         return not self.breaker.waits_for
 
-    @precondition(lambda self: self.breaker.admits and len(self.under_way) < self.breaker.limit.places)
+    @precondition(lambda self: self.breaker.admits and len(self.under_way) < self.breaker.limit.concurrency)
     @rule()
     def begin(self) -> None:
         assert self.now >= self.not_before, "earlier than the destination asked for"
@@ -141,8 +141,8 @@ class BreakerMachine(RuleBasedStateMachine):
 
     @invariant()
     def it_lives(self) -> None:
-        assert 1 <= self.breaker.limit.places <= PLACES
-        assert self.breaker.limit.under_way == len(self.under_way)
+        assert 1 <= self.breaker.limit.concurrency <= PLACES
+        assert self.breaker.limit.in_flight == len(self.under_way)
         if not any(self.under_way.values()) and self.now >= self.by:
             assert self.breaker.admits, "nobody tries, and nobody may"
         for ticket, probes in self.under_way.items():

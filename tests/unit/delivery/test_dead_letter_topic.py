@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from headrace.delivery.dead_letter import DeadLetterTopic, headers_of, origin_of, restored
-from headrace.delivery.protocols import DeadLetter, Outcome, Verdict
+from headrace.delivery.protocols import DeadLetter, Reply
 from headrace.errors import DeadLetterFailed, HeadraceError, InvalidRequest, KafkaUnavailable, RecordTooLarge
 from headrace.records import Header, OutgoingRecord, Produced, Record
 
@@ -17,7 +17,7 @@ OWN: list[Header] = [("a", b"\x00\xff"), ("a", None)]
 
 def letter(offset: int = 7, value: bytes = b"v", reason: str = "no such order\nat line 3") -> DeadLetter:
     record = Record("t", 2, offset, 5, b"\xfe", value, lambda: OWN)
-    return DeadLetter(record, "g", 3, Outcome(Verdict.RETRY, "HTTP 500", reason, 500), 1.0, 2.0)
+    return DeadLetter(record, "g", 3, Reply("HTTP 500", reason, 500), 1.0, 2.0)
 
 
 def size(record: OutgoingRecord) -> int:
@@ -97,7 +97,7 @@ def test_a_letter_is_restored_as_the_record_it_was() -> None:
 
 def test_a_stack_stands_beside_its_reason() -> None:
     """The reason in its own header, the whole stack in `StackTrace`."""
-    failed = letter()._replace(outcome=Outcome(Verdict.RETRY, "ValueError", "ValueError: boom", stack="Traceback\n x"))
+    failed = letter()._replace(reply=Reply("ValueError", "ValueError: boom", stack="Traceback\n x"))
     headers = dict(headers_of(failed))
     assert (headers["headrace.dlq.reason"], headers["StackTrace"]) == (b"ValueError: boom", b"Traceback\n x")
 

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
-from headrace.delivery.live import LiveSettings
-from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict
-from headrace.delivery.pump import Pump
+from headrace.delivery.offset_map import decode
+from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Reply
+from headrace.delivery.pump import Pump, PumpHooks
+from headrace.delivery.status import LiveSettings
 from headrace.errors import DeadLetterFailed, DestinationUnavailable
 from headrace.lifecycle import Deadline, ManualClock
 from headrace.records import Committed, Record, TopicPartition
@@ -28,6 +29,7 @@ PLANS = [0, 0, 0, 0, 0, 1, 2, 99]
 MOST_BAD = 8
 """Records that fail for ever, in all: more of them than successes, and the destination is to blame, not they."""
 SEEDS = st.integers(0, 2**32)
+AT_ONCE = PumpHooks(drain_seconds=0)
 
 
 class World:
@@ -58,7 +60,7 @@ class World:
         self.unwanted = {partition: set[int]() for partition in PARTITIONS}
         """What somebody said is to be skipped."""
         self.held: set[TopicPartition] = set()
-        self.is_held = False
+        self.is_held = self.seeking = False
         self.keeps_offsets_elsewhere = False
         config = DeliveryConfig(
             ordering=ordering,  # type: ignore[arg-type]
@@ -66,14 +68,14 @@ class World:
             batch=BatchConfig(max_records=max_records),
             retry=RetryConfig(attempts=3, first_delay_seconds=1, max_delay_seconds=4),
         )
-        self.pump = Pump("pump", "g", self, self, delivery=config, clock=self.clock, chance=Random(1))
-        self.pump.source = self.pump.member = self
+        self.pump = Pump("pump", "g", self, self, delivery=config, clock=self.clock, chance=Random(1), hooks=AT_ONCE)
+        self.pump.connect(self, self)
 
     def over(self, partition: TopicPartition) -> set[int]:
         """Return what has ended, or may be passed because somebody said so."""
         return self.ended[partition] | self.unwanted[partition]
 
-    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         partition, ended = delivery.partition, self.ended[delivery.partition]
         self.under_way += 1
         if self.is_held or partition in self.held:
@@ -93,7 +95,7 @@ class World:
         for record in delivery.records:
             fails = self.plans[partition, record.offset] > 0
             self.plans[partition, record.offset] -= 1
-            outcomes.append(Outcome(Verdict.RETRY, "E", "again") if fails else ACK)
+            outcomes.append(Reply("E", "again") if fails else ACK)
             if not fails:
                 ended.add(record.offset)
                 self.known[partition].add(record.offset)
@@ -149,8 +151,12 @@ class World:
         self.known[partition] = set(self.noted[partition])
         self.at_start[partition] = set(self.noted[partition])
         self.pump.on_assigned({partition: self.epochs}, {partition: committed} if committed else {})
-        for offset in self.unwanted[partition]:  # said again, because it may not have been committed
-            self.pump.skip(partition, offset, "still")
+        for offset in self.unwanted[partition]:  # requested again, because it may not have been committed
+            self.skip(partition, offset)
+
+    def skip(self, partition: TopicPartition, offset: int) -> asyncio.Task[str]:
+        """Request a skip before anything else happens."""
+        return asyncio.ensure_future(self.pump.skip(partition, offset, "it is wrong"))
 
     def trouble(self, partition: TopicPartition) -> str:
         return ""
@@ -158,16 +164,22 @@ class World:
     def pause_reason(self, partition: TopicPartition) -> str:
         return ""
 
-    async def seek(self, partition: TopicPartition, epoch: int, offset: int) -> bool:
+    async def seek(self, partition: TopicPartition, epoch: int, to: Committed) -> bool:
         await asyncio.sleep(0)
         if self.epoch_of[partition] != epoch:
             return False
-        self.seeks += 1
-        self.committed[partition] = Committed(offset)
-        passed = {record.offset for record in self.logs[partition] if record.offset < offset}
-        self.ended[partition] = passed  # sought over, and what is behind is to come again
-        self.noted[partition] = set()
+        self.committed[partition] = to
+        above = decode(to.metadata, to.offset)
+        in_map = {record.offset for record in self.logs[partition] if above and above.has(record.offset)}
+        passed = {record.offset for record in self.logs[partition] if record.offset < to.offset}
+        if self.seeking:
+            self.seeks += 1
+        elif open_ones := (passed | in_map) - self.over(partition):
+            self.wrong.append(f"a skip passes {open_ones}, which have not ended")
+        self.ended[partition] = passed | in_map  # all others are to come again
+        self.noted[partition] = in_map
         self.assign(partition)
+        self.fetch(partition)
         return True
 
     def fetch(self, partition: TopicPartition) -> None:
@@ -246,7 +258,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         else:
             world.is_held = held
         pump = world.pump
-        self._do(lambda: pump.hold(places, "held") if held else pump.release_hold(places))
+        self._do(lambda: pump.pause(places, "held") if held else pump.resume(places))
 
     @rule(partition=st.sampled_from(PARTITIONS), place=st.integers(0, 20), ends=st.booleans(), is_lost=st.booleans())
     def seek(self, partition: TopicPartition, place: int, ends: bool, is_lost: bool) -> None:
@@ -256,7 +268,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         world = self.world
         if ends:
             world.hanging.set()
-        world.pump.drain_seconds = 60 if ends else 0
+        world.pump.hooks, world.seeking = AT_ONCE._replace(drain_seconds=60 if ends else 0), True
         log, before = world.logs[partition], world.seeks
         seek = asyncio.create_task(world.pump.seek(partition, min(place, log[-1].offset + 1 if log else 0)))
         if is_lost:
@@ -265,20 +277,26 @@ class DeliveryMachine(RuleBasedStateMachine):
             world.assign(partition)
         if await seek != (world.seeks > before):
             world.wrong.append("a seek says what is not so")
+        world.pump.hooks, world.seeking = AT_ONCE, False
         world.fetch(partition)
         await world.clock.settle()
 
     @rule(partition=st.sampled_from(PARTITIONS), place=st.integers(0, 30))
     def skip(self, partition: TopicPartition, place: int) -> None:
-        def skip() -> None:
-            said = self.world.pump.skip(partition, place, "it is wrong")
-            exists = any(record.offset == place for record in self.world.logs[partition])
-            if said == "ended already" and exists and place not in self.world.over(partition):
-                self.world.wrong.append(f"{place} has not ended")
-            elif said != "ended already":
-                self.world.unwanted[partition].add(place)
+        self.runner.run(self._skip(partition, place))
 
-        self._do(skip)
+    async def _skip(self, partition: TopicPartition, place: int) -> None:
+        world = self.world
+        is_new = place not in world.unwanted[partition]
+        world.unwanted[partition].add(place)
+        task = world.skip(partition, place)
+        await world.clock.settle()
+        if task.done() and task.result() == "ended already":
+            if is_new:
+                world.unwanted[partition].discard(place)
+            exists = any(record.offset == place for record in world.logs[partition])
+            if exists and place not in world.over(partition):
+                world.wrong.append(f"{place} has not ended")
 
     @rule(
         rate=st.sampled_from([None, 3, 1000]),
@@ -303,7 +321,7 @@ class DeliveryMachine(RuleBasedStateMachine):
     @invariant()
     def nothing_went_wrong(self) -> None:
         if world := getattr(self, "world", None):
-            assert world.pump.breaker.limit.under_way == world.under_way
+            assert world.pump.breaker.limit.in_flight == world.under_way
             assert world.wrong == []
             assert world.pump.death is None
 
@@ -324,8 +342,8 @@ class DeliveryMachine(RuleBasedStateMachine):
     async def _heal(self) -> None:
         self.world.down = self.world.letters_down = False
         self.world.hanging.set()
-        self.world.pump.release_hold(None)
-        self.world.pump.release_hold(PARTITIONS)
+        self.world.pump.resume(None)
+        self.world.pump.resume(PARTITIONS)
         self.world.held, self.world.is_held = set(), False
         self.world.pump.change(self.world.pump.settings._replace(rate_records=None))
         await self.world.clock.advance(400)

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
-from headrace.delivery.protocols import ACK, ELSEWHERE, DeadLetter, Delivery, Outcome, Verdict
+from headrace.delivery.protocols import ACK, DELEGATED, DeadLetter, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.errors import DestinationUnavailable
 from headrace.lifecycle import ManualClock
 from headrace.records import Committed, Record, TopicPartition
 
 PARTITIONS = [TopicPartition("t", number) for number in range(8)]
-FAILED = Outcome(Verdict.RETRY, "TypeError", "a bug")
-HTTP_500 = Outcome(Verdict.RETRY, "HTTP 500", "", 500)
-Answer = Callable[[Delivery], Awaitable[Sequence[Outcome]]]
+FAILED = Reply("TypeError", "a bug")
+HTTP_500 = Reply("HTTP 500", "", 500)
+Answer = Callable[[Delivery], Awaitable[Sequence[Reply]]]
 
 
 class Bed:
@@ -36,10 +36,10 @@ class Bed:
         self.commits: dict[TopicPartition, Committed] = {}
         self.partitions = PARTITIONS[:partitions]
         self.pump = Pump("p", "g", self, self, delivery=DeliveryConfig(**delivery), clock=self.clock, chance=Random(1))
-        self.pump.source = self
+        self.pump.connect(self)
         self.fed = 0
 
-    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         self.begun.append(self.clock.monotonic())
         self.under_way += 1
         self.most_under_way = max(self.under_way, self.most_under_way)
@@ -80,19 +80,19 @@ class Bed:
         return [partition.why for partition in self.pump.status().partitions.values()]
 
 
-async def fine(delivery: Delivery) -> Sequence[Outcome]:
+async def fine(delivery: Delivery) -> Sequence[Reply]:
     return [ACK] * len(delivery.records)
 
 
-async def dead(delivery: Delivery) -> Sequence[Outcome]:
+async def dead(delivery: Delivery) -> Sequence[Reply]:
     raise DestinationUnavailable("connection refused")
 
 
-async def broken(delivery: Delivery) -> Sequence[Outcome]:
+async def broken(delivery: Delivery) -> Sequence[Reply]:
     return [FAILED] * len(delivery.records)
 
 
-async def internal_error(delivery: Delivery) -> Sequence[Outcome]:
+async def internal_error(delivery: Delivery) -> Sequence[Reply]:
     return [HTTP_500] * len(delivery.records)
 
 
@@ -180,7 +180,7 @@ def test_errors_at_random_end_every_record() -> None:
     async def test() -> None:
         bed, chance = Bed(ordering="key", retry=RetryConfig(attempts=20)), Random(5)
 
-        async def moody(delivery: Delivery) -> Sequence[Outcome]:
+        async def moody(delivery: Delivery) -> Sequence[Reply]:
             return await (internal_error if chance.random() < 0.2 else fine)(delivery)
 
         await bed.open()
@@ -196,13 +196,13 @@ def test_errors_at_random_end_every_record() -> None:
 
 @pytest.mark.parametrize("outcome", [FAILED, HTTP_500])
 @pytest.mark.parametrize("bad", [1, 10])
-def test_bad_records_in_a_quiet_topic_are_dead_letters_after_their_attempts(bad: int, outcome: Outcome) -> None:
+def test_bad_records_in_a_quiet_topic_are_dead_letters_after_their_attempts(bad: int, outcome: Reply) -> None:
     """Nothing else happens that would speak for the destination: so few are believed to be bad themselves."""
 
     async def test() -> None:
         bed = Bed(1, batch=BatchConfig(max_records=1))
 
-        async def fail(delivery: Delivery) -> Sequence[Outcome]:
+        async def fail(delivery: Delivery) -> Sequence[Reply]:
             return [outcome] * len(delivery.records)
 
         await bed.open()
@@ -219,13 +219,13 @@ def test_bad_records_in_a_quiet_topic_are_dead_letters_after_their_attempts(bad:
 
 @pytest.mark.parametrize("outcome", [FAILED, HTTP_500])
 @pytest.mark.parametrize("place", [0, 57, 99])
-def test_a_bad_record_among_good_ones_is_found(place: int, outcome: Outcome) -> None:
+def test_a_bad_record_among_good_ones_is_found(place: int, outcome: Reply) -> None:
     """Also when one answer fails the whole delivery, and wherever it stands in it: it alone is a dead letter."""
 
     async def test() -> None:
         bed = Bed(1)
 
-        async def fail(delivery: Delivery) -> Sequence[Outcome]:
+        async def fail(delivery: Delivery) -> Sequence[Reply]:
             failed = any(record.offset == place for record in delivery.records)
             if outcome.status:
                 return [outcome if failed else ACK] * len(delivery.records)
@@ -251,7 +251,7 @@ def test_a_wish_to_be_left_alone_is_kept_to_the_second(wish: float | None, secon
     async def test() -> None:
         bed = Bed()
 
-        async def busy(delivery: Delivery) -> Sequence[Outcome]:
+        async def busy(delivery: Delivery) -> Sequence[Reply]:
             raise DestinationUnavailable("HTTP 429", wait_seconds=wish)
 
         await bed.open()
@@ -274,7 +274,7 @@ def test_what_fails_alone_waits_alone() -> None:
     async def test() -> None:
         bed = Bed(2, ordering="key", batch=BatchConfig(max_records=1))
 
-        async def drops_one(delivery: Delivery) -> Sequence[Outcome]:
+        async def drops_one(delivery: Delivery) -> Sequence[Reply]:
             await bed.clock.sleep(0.1)
             if delivery.records[0].offset == 70:
                 await bed.clock.sleep(0.1)
@@ -306,7 +306,7 @@ def test_a_destination_gets_as_many_deliveries_at_a_time_as_it_takes() -> None:
         bed = Bed(ordering="none", batch=BatchConfig(max_records=1), max_in_flight=32)
         room = 5
 
-        async def crowded(delivery: Delivery) -> Sequence[Outcome]:
+        async def crowded(delivery: Delivery) -> Sequence[Reply]:
             crowd = bed.under_way
             await bed.clock.sleep(0.01)
             if crowd > room:
@@ -336,7 +336,7 @@ def test_answers_in_any_order_lose_nothing_and_a_crash_repeats_what_was_under_wa
     async def test() -> None:
         bed, chance = Bed(ordering="none", batch=BatchConfig(max_records=1), max_in_flight=100), Random(8)
 
-        async def slow(delivery: Delivery) -> Sequence[Outcome]:
+        async def slow(delivery: Delivery) -> Sequence[Reply]:
             await bed.clock.sleep(chance.uniform(0, 2))
             return await fine(delivery)
 
@@ -344,7 +344,7 @@ def test_answers_in_any_order_lose_nothing_and_a_crash_repeats_what_was_under_wa
         bed.answer = slow
         bed.feed(500)
         await bed.clock.advance(20)
-        ended = bed.pump.counts.delivered
+        ended = bed.pump.numbers()["delivered"]
         await bed.clock.advance(0.3)
         again = Bed(ordering="none")
         await again.pump.start()
@@ -369,7 +369,7 @@ def test_partitions_try_a_dead_backend_in_turns() -> None:
     async def test() -> None:
         bed = Bed(ordering="key", batch=BatchConfig(max_records=1))
 
-        async def dies_of_some(delivery: Delivery) -> Sequence[Outcome]:
+        async def dies_of_some(delivery: Delivery) -> Sequence[Reply]:
             if delivery.partition.partition < 3 and delivery.records[0].offset == 0:
                 raise DestinationUnavailable("connection reset")
             return await fine(delivery)
@@ -398,7 +398,7 @@ def test_one_slow_key_holds_nobody_else(per_delivery: int) -> None:
         fed: list[float] = []
         delays: list[float] = []
 
-        async def slow_for_one(delivery: Delivery) -> Sequence[Outcome]:
+        async def slow_for_one(delivery: Delivery) -> Sequence[Reply]:
             is_slow = any(record.key == b"0" for record in delivery.records)
             await bed.clock.sleep(30 if is_slow else 0.05)
             delays.extend(bed.clock.monotonic() - fed[r.offset] for r in delivery.records if r.key != b"0")
@@ -432,7 +432,7 @@ def test_slow_keys_are_found_and_share_deliveries() -> None:
         bed, chance = Bed(1, ordering="key", max_in_flight=6), Random(9)
         mixed: list[int] = []
 
-        async def slow_for_some(delivery: Delivery) -> Sequence[Outcome]:
+        async def slow_for_some(delivery: Delivery) -> Sequence[Reply]:
             found = sum(int(record.key or b"") % 20 == 0 for record in delivery.records)
             mixed.append(len(delivery.records) - found if found else 0)
             await bed.clock.sleep(0.1 if found else 0.001)
@@ -470,7 +470,7 @@ def test_keys_that_waited_for_the_backend_are_not_slow() -> None:
     async def test() -> None:
         bed = Bed(1, ordering="key")
 
-        async def usual(delivery: Delivery) -> Sequence[Outcome]:
+        async def usual(delivery: Delivery) -> Sequence[Reply]:
             await bed.clock.sleep(0.001)
             return await fine(delivery)
 
@@ -493,11 +493,11 @@ def test_keys_that_waited_for_the_backend_are_not_slow() -> None:
     run(test)
 
 
-UNDECODABLE = Outcome(Verdict.DEAD_LETTER, "DecodeError", "no JSON", reached=False)
+UNDECODABLE = Reply("DecodeError", "no JSON", reached=False, permanent=True)
 
 
-@pytest.mark.parametrize("outcome", [ELSEWHERE, UNDECODABLE])
-def test_what_never_reached_the_destination_earns_it_no_trust(outcome: Outcome) -> None:
+@pytest.mark.parametrize("outcome", [DELEGATED, UNDECODABLE])
+def test_what_never_reached_the_destination_earns_it_no_trust(outcome: Reply) -> None:
     """Half of the records go elsewhere or cannot be decoded: as few of the others use up attempts as without them."""
 
     async def test() -> None:
@@ -505,7 +505,7 @@ def test_what_never_reached_the_destination_earns_it_no_trust(outcome: Outcome) 
             1, ordering="key", batch={"max_records": 1}, retry={"attempts": 3, "max_delay_seconds": 5}, max_in_flight=16
         )
 
-        async def half(delivery: Delivery) -> Sequence[Outcome]:
+        async def half(delivery: Delivery) -> Sequence[Reply]:
             return [outcome if record.offset % 2 else FAILED for record in delivery.records]
 
         bed.answer = half
@@ -515,9 +515,9 @@ def test_what_never_reached_the_destination_earns_it_no_trust(outcome: Outcome) 
             bed.feed(5)
             await bed.clock.advance(1)
             closed += bed.pump.breaker.status.state == "closed"
-        assert len([letter for letter in bed.letters if letter.outcome == FAILED]) <= 11
+        assert len([letter for letter in bed.letters if letter.reply == FAILED]) <= 11
         assert closed <= 5
-        assert bed.pump.counts.delivered == 0
+        assert bed.pump.numbers()["delivered"] == 0
         await bed.pump.stop()
 
     run(test)
@@ -529,8 +529,8 @@ def test_no_letter_is_written_by_a_delivery_that_opens_the_breaker() -> None:
     async def test() -> None:
         bed = Bed(1, ordering="none", retry={"attempts": 1, "statuses": {"503": "unavailable"}})
 
-        async def mixed(delivery: Delivery) -> Sequence[Outcome]:
-            away = Outcome(Verdict.RETRY, "Away", "try later", 503)
+        async def mixed(delivery: Delivery) -> Sequence[Reply]:
+            away = Reply("Away", "try later", 503)
             return [FAILED if record.offset == 0 else away for record in delivery.records]
 
         bed.answer = mixed

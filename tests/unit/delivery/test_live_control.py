@@ -9,13 +9,16 @@ import pytest
 from live_pump import BURY, P0, P1, RETRY, Bed, run
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig
-from headrace.delivery.live import LiveSettings
-from headrace.delivery.pump import Pump
+from headrace.delivery.protocols import DelayedRecord
+from headrace.delivery.pump import Pump, PumpHooks
+from headrace.delivery.status import LiveSettings
 from headrace.errors import InvalidRequest, OffsetsKeptElsewhere
 from headrace.lifecycle import Deadline
 from headrace.records import Committed, Record, TopicPartition
 
 # Hold ----------------------------------------------------------------------------------------------------------------
+
+RETRIES = PumpHooks(delayed=DelayedRecord)
 
 
 def test_a_held_partition_begins_nothing_and_ends_what_is_under_way() -> None:
@@ -25,14 +28,14 @@ def test_a_held_partition_begins_nothing_and_ends_what_is_under_way() -> None:
         bed.free.clear()
         bed.feed(0, 1, 2)
         await bed.clock.settle()
-        bed.pump.hold([P0], "it is paused by alice")
+        bed.pump.pause([P0], "it is paused by alice")
         bed.free.set()
         bed.feed(0, partition=P1)
         await bed.clock.advance(1)
         assert bed.delivered == [[0, 1], [0]]
         assert bed.commits[P0] == Committed(2)
         assert (bed.why(), bed.why(P1)) == ("it is paused by alice", "")
-        bed.pump.release_hold([P0])
+        bed.pump.resume([P0])
         await bed.clock.advance(1)
         assert bed.delivered[2:] == [[2]]
         assert bed.why() == ""
@@ -44,11 +47,19 @@ def test_a_hold_of_the_whole_holds_what_is_assigned_later_and_the_retry_tiers() 
     """It stays through assignments, beside holds of single partitions, and is no reason not to be ready."""
 
     async def test(bed: Bed) -> None:
-        tiers = Pump("tiers", "g.retry", bed, bed, delivery=DeliveryConfig(), clock=bed.clock, beside=bed.pump)
-        bed.pump.serve_tiers(tiers)
+        tiers = Pump(
+            "tiers",
+            "g.retry",
+            bed,
+            bed,
+            delivery=DeliveryConfig(),
+            clock=bed.clock,
+            shares_with=bed.pump,
+            hooks=RETRIES,
+        )
         tiers.on_assigned({P0: 1}, {})
-        bed.pump.hold(None, "nothing is known yet")
-        bed.pump.hold([P1], "it is paused")
+        bed.pump.pause(None, "nothing is known yet")
+        bed.pump.pause([P1], "it is paused")
         bed.pump.on_lost([P0, P1])
         bed.pump.on_assigned({P0: 3, P1: 4}, {})
         bed.feed(0)
@@ -57,7 +68,7 @@ def test_a_hold_of_the_whole_holds_what_is_assigned_later_and_the_retry_tiers() 
         await bed.clock.advance(60)
         assert bed.delivered == []
         assert bed.pump.readiness().ready
-        bed.pump.release_hold(None)
+        bed.pump.resume(None)
         await bed.clock.advance(1)
         assert bed.delivered == [[0], [0]]
         assert (bed.why(), bed.why(P1)) == ("", "it is paused")
@@ -75,11 +86,11 @@ def test_a_hold_keeps_retries_and_dead_letters_too() -> None:
         bed.feed(0)
         bed.feed(5, partition=P1)
         await bed.clock.settle()
-        bed.pump.hold([P0, P1], "paused")
+        bed.pump.pause([P0, P1], "paused")
         bed.letters_down = False
         await bed.clock.advance(60)
         assert (bed.delivered, bed.letters) == ([[0], [5]], [])
-        bed.pump.release_hold([P0, P1])
+        bed.pump.resume([P0, P1])
         await bed.clock.advance(60)
         assert bed.letters == [0, 5]
 
@@ -173,12 +184,12 @@ def test_a_held_partition_is_sought_and_stays_held() -> None:
     """It begins there when it is released."""
 
     async def test(bed: Bed) -> None:
-        bed.pump.hold([P0], "paused")
+        bed.pump.pause([P0], "paused")
         assert await bed.pump.seek(P0, 5)
         bed.feed(5)
         await bed.clock.advance(1)
         assert (bed.delivered, bed.why()) == ([], "paused")
-        bed.pump.release_hold([P0])
+        bed.pump.resume([P0])
         await bed.clock.settle()
         assert bed.delivered == [[5]]
 
@@ -228,7 +239,7 @@ def test_a_rate_is_kept_whatever_the_size_of_deliveries_and_can_be_taken_back() 
         assert bed.pump.settings == LiveSettings(10, 100, 102_400, 0, 64)
         bed.pump.change(bed.pump.settings._replace(rate_records=None))
         await bed.clock.advance(1)
-        assert bed.pump.counts.delivered == 1000
+        assert bed.pump.numbers()["delivered"] == 1000
 
     run(Bed, test)
 
@@ -238,14 +249,13 @@ def test_a_rate_is_kept_together_with_the_retry_tiers() -> None:
 
     async def test(bed: Bed) -> None:
         one = DeliveryConfig(batch=BatchConfig(max_records=1))
-        tiers = Pump("tiers", "g.retry", bed, bed, delivery=one, clock=bed.clock, beside=bed.pump)
-        bed.pump.serve_tiers(tiers)
+        tiers = Pump("tiers", "g.retry", bed, bed, delivery=one, clock=bed.clock, shares_with=bed.pump, hooks=RETRIES)
         tiers.on_assigned({P0: 1}, {})
         bed.pump.change(bed.pump.settings._replace(rate_records=10, max_records=1))
         bed.feed(*range(1000))
         tiers.on_records(P0, 1, [Record(*P0, offset, 0, None, None) for offset in range(1000)])
         await bed.clock.advance(60)
-        own, others = bed.pump.counts.delivered, tiers.counts.delivered
+        own, others = bed.pump.numbers()["delivered"], tiers.numbers()["delivered"]
         assert 580 <= own + others <= 620
         assert min(own, others) > 100
         await tiers.stop()
@@ -313,8 +323,8 @@ def test_more_or_fewer_deliveries_are_under_way() -> None:
         bed.pump.on_assigned({P1: 3}, {})
         bed.feed(0, partition=P1)
         await bed.clock.settle()
-        assert bed.pump.breaker.limit.under_way == 1
-        assert bed.why(P1) == "all 1 deliveries that may be under way at a time are those of other partitions"
+        assert bed.pump.breaker.limit.in_flight == 1
+        assert bed.why(P1) == "all 1 deliveries that may be in flight at a time are those of other partitions"
 
     run(lambda: Bed(ordering="none", max_records=1, max_in_flight=4), test)
 
@@ -362,7 +372,7 @@ def test_the_status_blames_whoever_is_to_blame() -> None:
         assert bed.why() == "the bounds of flow are reached"
         bed.says = "offsets 3 to 5 are gone"
         assert bed.why() == "offsets 3 to 5 are gone"
-        bed.pump.hold([P0], "paused")
+        bed.pump.pause([P0], "paused")
         assert bed.why() == "paused"
 
     run(Bed, test)
@@ -381,7 +391,7 @@ def test_the_status_of_many_partitions_looks_at_no_record_behind_the_first() -> 
     async def test(bed: Bed) -> None:
         nonlocal seen
         places = [TopicPartition("t", number) for number in range(1000)]
-        bed.pump.hold(None, "paused")
+        bed.pump.pause(None, "paused")
         bed.pump.on_assigned(dict.fromkeys(places, 1), {})
         for place in places:
             bed.pump.on_records(place, 1, [Counted(*place, offset, 0, None, None) for offset in range(20)])

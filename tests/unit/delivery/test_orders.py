@@ -13,14 +13,14 @@ import pytest
 from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
 from headrace.delivery.limit import SharedSlots
 from headrace.delivery.offset_map import SPAN_OFFSETS
-from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict
+from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.errors import DestinationUnavailable
 from headrace.lifecycle import Deadline, ManualClock
 from headrace.records import Committed, Record, TopicPartition
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
-RETRY = Outcome(Verdict.RETRY, "E", "again")
+RETRY = Reply("E", "again")
 
 
 class Bed:
@@ -38,9 +38,9 @@ class Bed:
         delivery = {"retry": RetryConfig(first_delay_seconds=1, max_delay_seconds=8), **delivery}
         config = DeliveryConfig(**delivery)
         self.pump = Pump("pump", "g", self, None, delivery=config, clock=self.clock, chance=Random(1))
-        self.pump.source = self
+        self.pump.connect(self)
 
-    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         self.deliveries.append(delivery)
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
@@ -308,10 +308,10 @@ def test_in_order_of_partitions_what_a_mixed_result_leaves_is_delivered_one_afte
 
     async def test() -> None:
         bed = await opened(Bed(ordering="partition", retry=RetryConfig(first_delay_seconds=1, max_delay_seconds=1)))
-        together = Outcome(Verdict.RETRY, "HTTP 500", "", 500)
+        together = Reply("HTTP 500", "", 500)
         first = True
 
-        async def deliver(delivery: Delivery) -> Sequence[Outcome]:
+        async def deliver(delivery: Delivery) -> Sequence[Reply]:
             nonlocal first
             bed.under_way += 1
             bed.most_under_way = max(bed.most_under_way, bed.under_way)
@@ -346,9 +346,9 @@ class Crowd:
         self.pumps = [self.bed.pump]
         for number in range(beside):
             pump = Pump(
-                f"job {number}", "g", self.bed, None, delivery=config, clock=self.bed.clock, beside=self.bed.pump
+                f"job {number}", "g", self.bed, None, delivery=config, clock=self.bed.clock, shares_with=self.bed.pump
             )
-            pump.source = self.bed
+            pump.connect(self.bed)
             self.pumps.append(pump)
 
     async def start(self) -> None:
@@ -367,7 +367,7 @@ class Crowd:
             self.pumps[number].on_records(place, 1, news)
         self.fed += records
 
-    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         self.in_flight[delivery.partition] += 1
         self.most = max(self.most, self.in_flight.total())
         try:
@@ -442,7 +442,7 @@ def test_a_call_beside_the_pump_waits_for_a_slot_of_its_own() -> None:
         next(each for each in calls if not each.done()).cancel()
         await crowd.bed.clock.advance(30)
         assert all(each.done() for each in calls)
-        assert crowd.in_flight.total() == limit.under_way == 2
+        assert crowd.in_flight.total() == limit.in_flight == 2
         await crowd.stop()
 
     run(test)

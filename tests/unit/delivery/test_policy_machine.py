@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
-from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict
+from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.errors import DeadLetterFailed, DestinationUnavailable
 from headrace.lifecycle import ManualClock
@@ -54,6 +54,7 @@ class World:
         self.wrong: list[str] = []
         self.ordering = ordering
         self.rolls_back = percent is not None
+        self.last_retry = last_retry
         retry = RetryConfig(
             attempts=ATTEMPTS,
             first_delay_seconds=1,
@@ -72,12 +73,12 @@ class World:
             retry=retry,
         )
         self.pump = Pump("pump", "g", self, self, delivery=delivery, clock=self.clock, chance=Random(1))
-        self.pump.source = self
+        self.pump.connect(self)
         answered = self.pump.breaker.answered
         # Without doubts: when it opens because of them is the matter of the breaker's own machine.
         self.pump.breaker.answered = lambda ticket, ended, *_: answered(ticket, ended)  # type: ignore[method-assign]
 
-    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         self._check(delivery)
         await asyncio.sleep(0)
         if self.down:
@@ -89,7 +90,7 @@ class World:
                 self.spoiled[record.offset] += 1
                 if len(records) == 1:
                     self.blamed[record.offset] += 1
-                return [Outcome(Verdict.RETRY, "HTTP", "text", WHOLE[plan])] * len(records)
+                return [Reply("HTTP", "text", WHOLE[plan])] * len(records)
         outcomes = [self._result(record.offset) for record in records]
         for record, outcome in zip(records, outcomes, strict=True):
             if outcome is not ACK:
@@ -97,12 +98,12 @@ class World:
                 self.loose[record.offset].update(other.offset for other in records)
         return outcomes
 
-    def _result(self, offset: int) -> Outcome:
+    def _result(self, offset: int) -> Reply:
         plan = self.plans[offset]
         if plan in ALONE and not (plan == "once" and self.blamed[offset]) and not (plan == "sick" and not self.sick):
             if plan != "sick":
                 self.blamed[offset] += 1
-            return Outcome(Verdict.RETRY, ALONE[plan], "text")
+            return Reply(ALONE[plan], "text")
         self.handled.add(offset)
         return ACK
 
@@ -115,7 +116,7 @@ class World:
                 if not 0 <= 1 + self.blamed[offset] - delivery.attempt <= self.excused[offset]:
                     self.wrong.append(f"{offset}: attempt {delivery.attempt}, blamed {self.blamed[offset]} times")
         over = self.handled | set(self.letters) | {o for o, plan in self.plans.items() if plan in SKIPS}
-        if self.pump.retry.last_retry:
+        if self.last_retry:
             over |= {offset for offset, plan in self.plans.items() if plan in LETTERS}
         for earlier in self.log:
             if earlier.offset in over or self.ordering == "none":
@@ -142,7 +143,7 @@ class World:
         over = self.handled | set(self.letters)
         for offset in range(self.committed):
             plan = self.plans[offset]
-            if offset not in over and plan not in SKIPS and not (self.pump.retry.last_retry and plan in LETTERS):
+            if offset not in over and plan not in SKIPS and not (self.last_retry and plan in LETTERS):
                 self.wrong.append(f"{self.committed} is committed, {offset} has not ended")
 
 
@@ -208,13 +209,13 @@ class PolicyMachine(RuleBasedStateMachine):
         await self.world.pump.stop()
 
     def _check_ends(self) -> None:
-        world, counts = self.world, self.world.pump.counts
+        world, counts = self.world, self.world.pump.numbers()
         plans = Counter(world.plans.values())
         failed, skipped = sum(plans[plan] for plan in LETTERS), sum(plans[plan] for plan in SKIPS)
-        last = world.pump.retry.last_retry
-        assert (counts.dead_letters, counts.given_up) == ((0, failed) if last else (failed, 0))
-        assert counts.skipped == skipped
-        assert counts.delivered == len(world.log) - failed - skipped == len(world.handled)
+        last = world.last_retry
+        assert (counts["dead_letters"], counts["given_up"]) == ((0, failed) if last else (failed, 0))
+        assert counts["skipped"] == skipped
+        assert counts["delivered"] == len(world.log) - failed - skipped == len(world.handled)
         assert sorted(world.letters) == ([] if last else [o for o, plan in world.plans.items() if plan in LETTERS])
         assert world.committed == world.released == len(world.log)
         assert all(count <= ATTEMPTS + world.excused[offset] for offset, count in world.blamed.items())

@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
-from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict
-from headrace.delivery.pump import Pump
+from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Reply
+from headrace.delivery.pump import Pump, PumpHooks
 from headrace.errors import DeadLetterFailed, DestinationUnavailable
 from headrace.lifecycle import Deadline, ManualClock
 from headrace.records import Committed, Record, TopicPartition
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
-RETRY = Outcome(Verdict.RETRY, "E", "again")
-BURY = Outcome(Verdict.DEAD_LETTER, "E", "never")
+RETRY = Reply("E", "again")
+BURY = Reply("E", "never", permanent=True)
 
 
 def record(offset: int, partition: TopicPartition = P0) -> Record:
@@ -49,13 +49,13 @@ class FakeSource:
 class FakeDestination:
     """Answers by a function of the record and the attempt; can be held."""
 
-    def __init__(self, answer: Callable[[Record, int], Outcome] = lambda record, attempt: ACK) -> None:
+    def __init__(self, answer: Callable[[Record, int], Reply] = lambda record, attempt: ACK) -> None:
         self.answer = answer
         self.deliveries: list[Delivery] = []
         self.hold: asyncio.Event | None = None
         self.down = False
 
-    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         self.deliveries.append(delivery)
         if self.hold:
             await self.hold.wait()
@@ -82,25 +82,25 @@ class FakeLetters:
 class Bed:
     """A pump with fakes around it."""
 
-    def __init__(
-        self, destination: FakeDestination, *, attempts: int = 3, max_records: int = 2, **delivery: Any
-    ) -> None:
-        self.clock = ManualClock()
+    def __init__(self, destination: FakeDestination, *, attempts: int = 3, max_records: int = 2, **given: Any) -> None:
+        self.clock = given.pop("clock", None) or ManualClock()
+        hooks, writes = given.pop("hooks", None), given.pop("writes", True)
         self.destination, self.letters, self.source = destination, FakeLetters(), FakeSource()
         self.pump = Pump(
             "pump",
             "g",
             destination,
-            self.letters,
+            self.letters if writes else None,
             delivery=DeliveryConfig(
                 batch=BatchConfig(max_records=max_records),
                 retry=RetryConfig(attempts=attempts, first_delay_seconds=1, max_delay_seconds=8),
-                **delivery,
+                **given,
             ),
             clock=self.clock,
             chance=Random(1),
+            hooks=hooks,
         )
-        self.pump.source = self.source
+        self.pump.connect(self.source)
 
     def feed(self, *offsets: int, partition: TopicPartition = P0) -> None:
         epoch = self.pump.lanes[partition].tracker.epoch
@@ -143,7 +143,7 @@ def test_what_is_open_is_a_gauge_and_what_came_is_counted() -> None:
         assert (bed.pump.counts.taken, bed.pump.numbers()["open"]) == (4, 4)
         bed.destination.hold.set()
         await bed.clock.advance(1)
-        assert (bed.pump.counts.delivered, bed.pump.numbers()["open"]) == (4, 0)
+        assert (bed.pump.numbers()["delivered"], bed.pump.numbers()["open"]) == (4, 0)
         await bed.pump.stop()
 
     run(test)
@@ -179,7 +179,7 @@ def test_the_last_attempt_ends_in_a_dead_letter() -> None:
         await bed.clock.advance(60)
         assert [(letter.record.offset, letter.attempts) for letter in bed.letters.letters] == [(1, 3)]
         assert bed.source.committed(P0) == 2
-        assert bed.pump.counts.delivered == 1
+        assert bed.pump.numbers()["delivered"] == 1
         await bed.pump.stop()
 
     run(test)
@@ -211,8 +211,7 @@ def test_without_dead_letters_a_failed_record_stops_its_partition_only() -> None
     """Nothing is passed over, and the other partition goes on."""
 
     async def test() -> None:
-        bed = Bed(FakeDestination(lambda r, attempt: BURY if r.partition == 0 else ACK))
-        bed.pump.dead_letters = None
+        bed = Bed(FakeDestination(lambda r, attempt: BURY if r.partition == 0 else ACK), writes=False)
         await opened(bed)
         bed.feed(0)
         bed.feed(0, partition=P1)
@@ -255,7 +254,7 @@ def test_who_stands_still_is_said_without_being_asked_before(caplog: pytest.LogC
         await bed.clock.advance(20)
         ready, why = bed.pump.readiness()
         assert not ready
-        assert re.fullmatch(r"t-0 stands still: the breaker of pump is .+ after \d failures: down", why)
+        assert re.fullmatch(r"t-0 is stalled: the breaker of pump is .+ after \d failures: down", why)
         bed.destination.down = False
         await bed.clock.advance(10)
         assert bed.pump.readiness().ready
@@ -321,15 +320,14 @@ def test_what_is_drained_is_told_before_partitions_are_given_up() -> None:
     """A destination with state of its own writes it when nothing is in flight and the partition is still ours."""
 
     async def test() -> None:
-        bed = await opened(Bed(FakeDestination()))
-        bed.feed(0, 1)
-        await bed.clock.settle()
         told: list[tuple[float, bool]] = []
 
         async def on_drained(partitions: Collection[TopicPartition], deadline: Deadline) -> None:
             told.append((deadline.remaining_seconds, P0 in bed.pump.lanes))
 
-        bed.pump.on_drained = on_drained
+        bed = await opened(Bed(FakeDestination(), hooks=PumpHooks(on_drained=on_drained)))
+        bed.feed(0, 1)
+        await bed.clock.settle()
         assert await bed.pump.on_revoked([P0], Deadline(bed.clock, 10)) == {P0: Committed(2)}
         assert await bed.pump.on_revoked([P0], Deadline(bed.clock, 10)) == {}
         assert told == [(10, True)]
@@ -415,7 +413,7 @@ def test_a_destination_that_ends_after_the_loss_changes_nothing() -> None:
         bed = Bed(FakeDestination())
         inner = bed.destination.deliver
 
-        async def stubborn(delivery: Delivery) -> Sequence[Outcome]:
+        async def stubborn(delivery: Delivery) -> Sequence[Reply]:
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
@@ -497,8 +495,7 @@ def test_commits_of_many_partitions_leave_turns_to_others() -> None:
             return self._now
 
     async def test() -> None:
-        bed = Bed(FakeDestination())
-        bed.pump.clock = bed.clock = Slow()
+        bed = Bed(FakeDestination(), clock=Slow())
         await bed.pump.start()
         bed.pump.on_assigned(dict.fromkeys(partitions, 1), {})
         for partition in partitions:
@@ -524,8 +521,7 @@ def test_partitions_that_always_have_something_to_commit_are_told_once_per_round
             return self._now
 
     async def test() -> None:
-        bed = Bed(FakeDestination())
-        bed.pump.clock = bed.clock = Slow()
+        bed = Bed(FakeDestination(), clock=Slow())
         await bed.pump.start()
         bed.pump.on_assigned(dict.fromkeys(partitions, 1), {p: Committed(0) for p in partitions})
 
@@ -569,7 +565,7 @@ def test_whatever_fails_every_record_ends_once_and_in_time(data: st.DataObject) 
     async def test() -> None:
         acked: list[int] = []
 
-        def answer(r: Record, attempt: int) -> Outcome:
+        def answer(r: Record, attempt: int) -> Reply:
             plan = plans[r.offset]
             if plan == "bury":
                 return BURY

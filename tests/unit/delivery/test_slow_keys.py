@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from headrace.delivery.slow_keys import ALONE, FEW, SLOW, SlowKeys
+from headrace.delivery.backlog import ALONE, FEW, SLOW, SlowKeys
 from headrace.records import Record
 
 

@@ -11,11 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
-from headrace.delivery.parked import KeyOrder, ParkedKeys
-from headrace.delivery.protocols import ACK, Delivery, Outcome
-from headrace.delivery.pump import Pump
-from headrace.delivery.stale_entries import StaleEntries
-from headrace.delivery.tiers import TierDestination, Tiers
+from headrace.delivery.blocked_keys import BlockedKeys, KeyOrder, StaleEntries
+from headrace.delivery.protocols import ACK, Delivery, Reply
+from headrace.delivery.pump import Pump, PumpHooks
+from headrace.delivery.retry_topics import RetryTopicDestination, RetryTopics
 from headrace.errors import KafkaUnavailable
 from headrace.kafka import RAW_BYTES
 from headrace.lifecycle import ManualClock
@@ -40,22 +39,22 @@ class World:
         self.fed = 0
         retry = RetryConfig(tiers=[10], keep_key_order=True)
         self.table = memory_table(PARKED, RAW_BYTES, self.produce, self.end)
-        self.parked = ParkedKeys(self.table)
-        tiers = Tiers("g", retry, self.produce, self.clock, dead_letters=None, parked=self.parked)
+        self.parked = BlockedKeys(self.table)
+        tiers = RetryTopics("g", retry, self.produce, self.clock, dead_letters=None, blocked=self.parked)
         config = DeliveryConfig(ordering="key", batch=BatchConfig(max_records=1), retry=retry)
         order = KeyOrder(self, self.parked, tiers.write)
         self.pump = Pump("p", "g", order, tiers, delivery=config, clock=self.clock, chance=Random(1))
         self.retries = Pump(
             "r",
             "g.retry",
-            TierDestination(self, tiers),
+            RetryTopicDestination(self, tiers),
             tiers,
             delivery=config,
             clock=self.clock,
             chance=Random(1),
-            beside=self.pump,
+            shares_with=self.pump,
+            hooks=PumpHooks(delayed=tiers.delayed),
         )
-        self.retries.waiting = tiers.waiting
 
     async def produce(self, records: Sequence[OutgoingRecord]) -> list[Any]:
         seconds, is_lost = self.writes.pop(0) if self.writes and records[0].topic == PARKED else (0.0, False)
@@ -83,7 +82,7 @@ class World:
     async def committed(self) -> dict[TopicPartition, int]:
         return {TIER: self.retries.lanes[TIER].tracker.frontier}
 
-    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         self.delivered += [record.offset for record in delivery.records]
         return [ACK] * len(delivery.records)
 
@@ -105,7 +104,7 @@ class World:
 async def seek_back(keys: Sequence[bytes], writes: Sequence[tuple[float, bool]], after: float, offset: int) -> World:
     """Write entries without copies, pass their records, begin to end the entries, and seek back in between."""
     world = World(keys)
-    await world.parked.park(world.records)
+    await world.parked.block(world.records)
     world.writes = [*writes]
     service = StaleEntries("s", world.parked, world.pump.lanes, world.ends, world.committed, world.clock, 30.0)
     for each in (world.pump, world.retries, service):

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
-from headrace.delivery.parked import KeyOrder, ParkedKeys
-from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Outcome, Verdict
-from headrace.delivery.pump import Pump
-from headrace.delivery.tiers import TierDestination, Tiers, waiting_of
+from headrace.delivery.blocked_keys import BlockedKeys, KeyOrder
+from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Reply
+from headrace.delivery.pump import Pump, PumpHooks
+from headrace.delivery.retry_topics import RetryTopicDestination, RetryTopics, delayed_of
 from headrace.errors import DestinationUnavailable
 from headrace.kafka import RAW_BYTES
 from headrace.lifecycle import Deadline, ManualClock
@@ -70,7 +70,7 @@ class World:
             process.news.set()
         return Produced(0, len(log) - 1)
 
-    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         if self.down:
             raise DestinationUnavailable("down")
         outcomes = []
@@ -83,7 +83,7 @@ class World:
                 self._end(record)
                 outcomes.append(ACK)
             else:
-                outcomes.append(Outcome(Verdict.RETRY, "E", "again"))
+                outcomes.append(Reply("E", "again"))
         return outcomes
 
     async def write(self, letters: Sequence[DeadLetter]) -> None:
@@ -102,11 +102,11 @@ class World:
 
     def is_safe(self, record: Record) -> bool:
         """Whether a record has ended or lies somewhere behind the place it is committed at."""
-        origin = waiting_of(record).origin.offset
+        origin = delayed_of(record).origin.offset
         if any(other.offset == origin for other in self.ended):
             return True
         later = self.tiers if record.topic == SOURCE else self.tiers[self.tiers.index(record.topic) + 1 :]
-        return any(waiting_of(other).origin.offset == origin for tier in later for other in self.logs[tier])
+        return any(delayed_of(other).origin.offset == origin for tier in later for other in self.logs[tier])
 
 
 class Process:
@@ -121,12 +121,12 @@ class Process:
         self.topics = [SOURCE] if name == "source" else world.tiers
         retry = world.retry
         self.table = memory_table(PARKED, RAW_BYTES, self.produce, lambda: len(world.logs[PARKED]), loaded=False)
-        self.parked = ParkedKeys(self.table) if retry.keep_key_order else None
-        writer = Tiers(GROUP, retry, self.produce, world.clock, dead_letters=self, parked=self.parked)
+        self.parked = BlockedKeys(self.table) if retry.keep_key_order else None
+        writer = RetryTopics(GROUP, retry, self.produce, world.clock, dead_letters=self, blocked=self.parked)
         if name == "source":
             destination = KeyOrder(self, self.parked, writer.write) if self.parked else self
         else:
-            destination = TierDestination(self, writer)
+            destination = RetryTopicDestination(self, writer)
             retry = retry.model_copy(update={"attempts": 4}) if retry.keep_key_order else retry
         # Its own breaker, as in a process that reads nothing but tiers.
         beside = Pump("unused", GROUP, self, None, delivery=DeliveryConfig(), clock=world.clock, chance=Random(1))
@@ -144,10 +144,10 @@ class Process:
             delivery=config,
             clock=world.clock,
             chance=Random(1),
-            beside=beside if name == "tiers" else None,
+            shares_with=beside if name == "tiers" else None,
+            hooks=PumpHooks(delayed=delayed_of if name == "tiers" else None),
         )
-        self.pump.waiting = waiting_of if name == "tiers" else None
-        self.pump.source = self
+        self.pump.connect(self)
         self.position: dict[str, int] = {}
         self.read_up_to = 0
         self.news = asyncio.Event()
@@ -195,7 +195,7 @@ class Process:
         await self._alive()
         await self.world.write(letters)
 
-    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         await asyncio.sleep(0)
         await self._alive()
         if self.world.refused == self.name:

@@ -11,18 +11,17 @@ from typing import Any
 import pytest
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
-from headrace.delivery.parked import KeyOrder, ParkedKeys
-from headrace.delivery.protocols import ACK, ELSEWHERE, DeadLetter, Delivery, Outcome, Verdict
-from headrace.delivery.pump import Pump
-from headrace.delivery.stale_entries import StaleEntries
-from headrace.delivery.tiers import TierDestination, Tiers, waiting_of
+from headrace.delivery.blocked_keys import BlockedKeys, KeyOrder, StaleEntries
+from headrace.delivery.protocols import ACK, DELEGATED, DeadLetter, Delivery, Reply
+from headrace.delivery.pump import Pump, PumpHooks
+from headrace.delivery.retry_topics import RetryTopicDestination, RetryTopics, delayed_of
 from headrace.errors import DeadLetterFailed, DestinationUnavailable, KafkaUnavailable, RecordTooLarge
 from headrace.kafka import RAW_BYTES, CompactedTable
 from headrace.lifecycle import ManualClock
 from headrace.records import Committed, Header, OutgoingRecord, Produced, Record, TopicPartition
 from tests.memory_table import memory_table
 
-RETRY = Outcome(Verdict.RETRY, "E", "again")
+RETRY = Reply("E", "again")
 P3 = TopicPartition("t", 3)
 OWN: list[Header] = [("headrace.retry.due", b"mine"), ("h", None), ("h", b"\x00\xff")]
 
@@ -34,11 +33,11 @@ class Broker:
         self.logs: dict[str, list[Record]] = {}
         self.letters: list[DeadLetter] = []
         self.delivered: list[Delivery] = []
-        self.answer: Callable[[Record], Outcome] = lambda record: ACK
+        self.answer: Callable[[Record], Reply] = lambda record: ACK
         self.refuses = ""
         self.too_large = b""
         self.away = False
-        self.parked: ParkedKeys | None = None
+        self.parked: BlockedKeys | None = None
         self.table: CompactedTable[bytes] | None = None
 
     async def produce(self, records: Sequence[OutgoingRecord]) -> list[Any]:
@@ -61,7 +60,7 @@ class Broker:
             raise DeadLetterFailed("no room", missing=[0])
         self.letters += letters
 
-    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         if self.away:
             raise DestinationUnavailable("away")
         self.delivered.append(delivery)
@@ -70,20 +69,20 @@ class Broker:
     def end(self) -> int:
         return len(self.logs.get("parked", ()))
 
-    def tiers(self, clock: ManualClock, *, letters: bool = True, **retry: Any) -> Tiers:
+    def tiers(self, clock: ManualClock, *, letters: bool = True, **retry: Any) -> RetryTopics:
         if retry.get("keep_key_order"):
             self.table = memory_table("parked", RAW_BYTES, self.produce, self.end)
-            self.parked = ParkedKeys(self.table)
+            self.parked = BlockedKeys(self.table)
         settings = RetryConfig.model_validate({"attempts": 2, **retry})
         dead_letters = self if letters else None
-        return Tiers("g", settings, self.produce, clock, dead_letters=dead_letters, parked=self.parked)
+        return RetryTopics("g", settings, self.produce, clock, dead_letters=dead_letters, blocked=self.parked)
 
 
 def record(offset: int, key: bytes | None = b"k") -> Record:
     return Record("t", 3, offset, 42, key, b"v", lambda: OWN, 2)
 
 
-def letter(of: Record, attempts: int, outcome: Outcome = RETRY, first: float = 5.0) -> DeadLetter:
+def letter(of: Record, attempts: int, outcome: Reply = RETRY, first: float = 5.0) -> DeadLetter:
     return DeadLetter(of, "g", attempts, outcome, first, first + 1)
 
 
@@ -104,14 +103,14 @@ def test_a_record_goes_from_tier_to_tier_and_then_to_the_dead_letters() -> None:
         assert len(await tiers.write([letter(record(8), 2)])) == 1
         (first,) = broker.logs["g.retry.10s"]
         assert (first.key, first.value, first.headers[:3]) == (b"k", b"v", OWN)
-        waiting = waiting_of(first)
-        assert (waiting.attempts, waiting.first_failed_at, waiting.due, waiting.parked) == (2, 5.0, 110.0, None)
+        waiting = delayed_of(first)
+        assert (waiting.attempts, waiting.first_failed_at, waiting.due, waiting.entry) == (2, 5.0, 110.0, None)
         origin = waiting.origin
         assert (origin.topic, origin.partition, origin.offset, origin.timestamp_ms) == ("t", 3, 8, 42)
         assert (origin.key, origin.value, origin.headers) == (b"k", b"v", OWN)
         assert len(await tiers.write([letter(first, 3)])) == 1
         (second,) = broker.logs["g.retry.60s"]
-        assert (waiting_of(second).attempts, waiting_of(second).due) == (3, 160.0)
+        assert (delayed_of(second).attempts, delayed_of(second).due) == (3, 160.0)
         assert len(await tiers.write([letter(second, 4)._replace(group="g.retry")])) == 0
         (dead,) = broker.letters
         assert (dead.record.topic, dead.record.offset, dead.record.headers) == ("t", 8, OWN)
@@ -123,13 +122,13 @@ def test_a_record_goes_from_tier_to_tier_and_then_to_the_dead_letters() -> None:
 @pytest.mark.parametrize(
     ("settings", "outcome"),
     [
-        ({}, Outcome(Verdict.DEAD_LETTER, "E", "never")),
-        ({}, Outcome(Verdict.RETRY, "HTTP 400", "", 400)),
+        ({}, Reply("E", "never", permanent=True)),
+        ({}, Reply("HTTP 400", "", 400)),
         ({"errors": {"E": "dead_letter"}}, RETRY),
         ({"deadline_seconds": 104.0}, RETRY),
     ],
 )
-def test_what_would_not_get_better_waits_in_no_tier(settings: dict[str, Any], outcome: Outcome) -> None:
+def test_what_would_not_get_better_waits_in_no_tier(settings: dict[str, Any], outcome: Reply) -> None:
     """Failed for good, by the destination's word or the policy's, or due after its deadline."""
 
     async def test() -> None:
@@ -151,7 +150,7 @@ def test_what_is_written_is_not_written_again_because_another_is_not(
         broker = Broker()
         tiers = broker.tiers(ManualClock(), tiers=[10])
         broker.refuses = where
-        letters = [letter(record(1), 2), letter(record(2), 2, Outcome(Verdict.DEAD_LETTER, "E"))]
+        letters = [letter(record(1), 2), letter(record(2), 2, Reply("E", permanent=True))]
         with pytest.raises(DeadLetterFailed) as failure:
             await tiers.write(letters)
         assert failure.value.parameters == {"missing": missing, "delayed": delayed}
@@ -167,17 +166,17 @@ def test_an_outage_of_the_dead_letter_topic_writes_no_copies_into_the_retry_topi
         tiers = broker.tiers(clock, tiers=[10])
         pump, _ = pump_of(broker, tiers, clock, max_records=2)
         broker.refuses = "dead"
-        broker.answer = lambda record: Outcome(Verdict.DEAD_LETTER, "E") if record.offset == 1 else RETRY
+        broker.answer = lambda record: Reply("E", permanent=True) if record.offset == 1 else RETRY
         await pump.start()
         pump.on_assigned({P3: 1}, {})
         pump.on_records(P3, 1, [record(1), record(2)])
         await clock.advance(3600)
-        assert [waiting_of(copy).origin.offset for copy in broker.logs["g.retry.10s"]] == [2]
-        assert (pump.counts.delayed, pump.counts.dead_letters) == (1, 0)
+        assert [delayed_of(copy).origin.offset for copy in broker.logs["g.retry.10s"]] == [2]
+        assert (pump.numbers()["delayed"], pump.numbers()["dead_letters"]) == (1, 0)
         broker.refuses = ""
         await clock.advance(60)
         assert [dead.record.offset for dead in broker.letters] == [1]
-        assert (pump.counts.delayed, pump.counts.dead_letters) == (1, 1)
+        assert (pump.numbers()["delayed"], pump.numbers()["dead_letters"]) == (1, 1)
         await pump.stop()
 
     run(test)
@@ -194,8 +193,8 @@ def test_a_record_too_large_for_its_retry_topic_is_a_dead_letter_and_others_wait
         large = Record("t", 3, 1, 42, b"large", b"v")
         assert await tiers.write([letter(large, 2), letter(record(2), 2)]) == [1]
         assert [dead.record.offset for dead in broker.letters] == [1]
-        assert [waiting_of(copy).origin.offset for copy in broker.logs["g.retry.10s"]] == [2]
-        assert not tiers.parked or not tiers.parked.of(large)
+        assert [delayed_of(copy).origin.offset for copy in broker.logs["g.retry.10s"]] == [2]
+        assert not tiers.blocked or not tiers.blocked.of(large)
 
     run(test)
 
@@ -213,7 +212,7 @@ def test_a_record_too_large_to_go_behind_its_key_waits_where_it_is() -> None:
         with pytest.raises(DeadLetterFailed):
             await order.deliver(delivery(record(2)))
         assert (broker.letters, broker.delivered, dict(broker.parked.of(record(2)))) == ([], [], {1: 0})
-        await broker.parked.end(record(1))
+        await broker.parked.unblock(record(1))
         assert await order.deliver(delivery(record(2))) == [ACK]
 
     run(test)
@@ -227,7 +226,6 @@ def test_a_record_that_has_gone_behind_its_key_is_not_delivered_here_when_the_de
         tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
         assert broker.parked
         pump, _ = pump_of(broker, tiers, clock, max_records=2)
-        pump.destination = KeyOrder(broker, broker.parked, tiers.write)
         await tiers.write([letter(record(1), 2)])
         broker.away = True
         await pump.start()
@@ -238,7 +236,7 @@ def test_a_record_that_has_gone_behind_its_key_is_not_delivered_here_when_the_de
             await tiers.end(copy)
         broker.away = False
         await clock.advance(60)
-        assert [waiting_of(copy).origin.offset for copy in broker.logs["g.retry.10s"]] == [1, 2]
+        assert [delayed_of(copy).origin.offset for copy in broker.logs["g.retry.10s"]] == [1, 2]
         assert {r.offset for d in broker.delivered for r in d.records} == {3}
         assert not pump.lanes[P3].tracker.has_open
         await pump.stop()
@@ -254,7 +252,6 @@ def test_a_record_that_cannot_go_behind_its_key_holds_no_other() -> None:
         tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
         assert broker.parked
         pump, _ = pump_of(broker, tiers, clock, max_records=2)
-        pump.destination = KeyOrder(broker, broker.parked, tiers.write)
         await tiers.write([letter(record(1), 2)])
         broker.refuses = "g.retry.10s"
         await pump.start()
@@ -272,7 +269,7 @@ def test_a_record_that_cannot_go_behind_its_key_holds_no_other() -> None:
 
 
 @pytest.mark.parametrize("outcome", [ACK, RETRY])
-def test_a_record_whose_key_cannot_be_unblocked_yet_is_delivered_and_buried_once(outcome: Outcome) -> None:
+def test_a_record_whose_key_cannot_be_unblocked_yet_is_delivered_and_buried_once(outcome: Reply) -> None:
     """The topic of parked keys cannot be written: only that is repeated."""
 
     async def test() -> None:
@@ -291,7 +288,7 @@ def test_a_record_whose_key_cannot_be_unblocked_yet_is_delivered_and_buried_once
         broker.refuses = ""
         await clock.advance(60)
         assert (len(broker.delivered), len(broker.letters)) == (1, int(outcome is RETRY))
-        assert not tiers.parked or not tiers.parked.of(record(1))
+        assert not tiers.blocked or not tiers.blocked.of(record(1))
         assert not pump.lanes[place].tracker.has_open
         await pump.stop()
 
@@ -321,18 +318,19 @@ def test_what_somebody_else_wrote_into_a_tier_is_what_it_is(headers: list[Header
         await tiers.write([letter(record(8), 2)])
         garbled = [(name, b"?") for name, _ in broker.logs["g.retry.10s"][0].headers]
         other = Record("g.retry.10s", 0, 5, 0, None, None, lambda: garbled if headers is None else headers)
-        assert waiting_of(other) == (other, 0, 0.0, 0.0, None, math.inf)
-        assert await TierDestination(broker, tiers).deliver(delivery(other)) == [ACK]
+        assert delayed_of(other) == (other, 0, 0.0, 0.0, None, math.inf)
+        assert await RetryTopicDestination(broker, tiers).deliver(delivery(other)) == [ACK]
         assert broker.delivered[0].records == [other]
 
     run(test)
 
 
-def pump_of(broker: Broker, tiers: Tiers, clock: ManualClock, max_records: int = 1) -> tuple[Pump, Pump]:
+def pump_of(broker: Broker, tiers: RetryTopics, clock: ManualClock, max_records: int = 1) -> tuple[Pump, Pump]:
     """Return the pump of the consumer, and that of its tiers."""
     config = DeliveryConfig(ordering="none", batch=BatchConfig(max_records=max_records), retry=tiers.retry)
-    beside = Pump("p", "g", broker, tiers, delivery=config, clock=clock, chance=Random(1))
-    destination = TierDestination(broker, tiers, beside.epoch_of)
+    live = KeyOrder(broker, tiers.blocked, tiers.write) if tiers.blocked else broker
+    beside = Pump("p", "g", live, tiers, delivery=config, clock=clock, chance=Random(1))
+    destination = RetryTopicDestination(broker, tiers, beside.epoch_of)
     retries = Pump(
         "r",
         "g.retry",
@@ -341,9 +339,9 @@ def pump_of(broker: Broker, tiers: Tiers, clock: ManualClock, max_records: int =
         delivery=config,
         clock=clock,
         chance=Random(1),
-        beside=beside,
+        shares_with=beside,
+        hooks=PumpHooks(delayed=tiers.delayed),
     )
-    retries.waiting = tiers.waiting
     return beside, retries
 
 
@@ -354,12 +352,13 @@ def test_what_comes_from_a_tier_carries_the_live_epoch_of_its_origin() -> None:
         broker, clock = Broker(), ManualClock()
         tiers = broker.tiers(clock, tiers=[10])
         await tiers.write([letter(record(8), 2)])
-        beside, retries = pump_of(broker, tiers, clock)
+        live, _ = pump_of(broker, tiers, clock)
+        retries = RetryTopicDestination(broker, tiers, live.epoch_of)
         (copy,) = broker.logs["g.retry.10s"]
-        beside.on_assigned({P3: 90}, {})
-        await retries.destination.deliver(delivery(copy))
-        beside.on_lost([P3])
-        await retries.destination.deliver(delivery(copy))
+        live.on_assigned({P3: 90}, {})
+        await retries.deliver(delivery(copy))
+        live.on_lost([P3])
+        await retries.deliver(delivery(copy))
         assert [delivered.epoch for delivered in broker.delivered] == [90, 0]
 
     run(test)
@@ -381,7 +380,7 @@ def test_a_lane_waits_until_its_head_is_due_and_says_so() -> None:
         pump.on_records(place, 1, broker.logs["g.retry.10s"])
         await clock.advance(5.9)
         assert broker.delivered == []
-        assert pump.lanes[place].sleeps == "offset 0 is due at 1970-01-12 13:46:50 UTC"
+        assert pump.lanes[place].condition.reason == "offset 0 is due at 1970-01-12 13:46:50 UTC"
         assert pump.readiness().ready
         await clock.advance(0.1)
         assert [(d.group, d.partition, d.attempt, d.records[0].offset) for d in broker.delivered] == [
@@ -390,7 +389,7 @@ def test_a_lane_waits_until_its_head_is_due_and_says_so() -> None:
         ]
         await clock.advance(4)
         assert broker.delivered[-1].records[0].offset == 3
-        assert (pump.counts.delivered, pump.lanes[place].sleeps) == (3, "")
+        assert (pump.numbers()["delivered"], pump.lanes[place].condition.reason) == (3, "")
         await pump.stop()
 
     run(test)
@@ -412,7 +411,7 @@ def test_a_writer_whose_clock_is_ahead_holds_nobody_longer_than_the_delay() -> N
         pump.on_records(place, 1, broker.logs["g.retry.10s"])
         await clock.advance(9.9)
         assert broker.delivered == []
-        assert pump.lanes[place].sleeps == "offset 0 is due at 1970-01-12 13:46:50 UTC"
+        assert pump.lanes[place].condition.reason == "offset 0 is due at 1970-01-12 13:46:50 UTC"
         await clock.advance(0.2)
         assert [d.records[0].offset for d in broker.delivered] == [1, 2, 3]
         await pump.stop()
@@ -507,7 +506,7 @@ def test_nothing_but_bad_records_in_a_tier_end_as_dead_letters() -> None:
         await tiers.write([letter(record(offset), 2) for offset in range(50)])
         pump.on_records(place, 1, broker.logs["g.retry.10s"])
         await clock.advance(30)
-        assert (len(broker.letters), pump.counts.dead_letters) == (50, 50)
+        assert (len(broker.letters), pump.numbers()["dead_letters"]) == (50, 50)
         await pump.stop()
 
     run(test)
@@ -532,7 +531,7 @@ def test_a_destination_that_is_doubted_gets_nothing_from_the_tiers() -> None:
         assert broker.letters == []
         broker.answer = lambda record: ACK
         await clock.advance(60)
-        assert pump.counts.delivered >= 50
+        assert pump.numbers()["delivered"] >= 50
         assert broker.letters == []
         await beside.stop()
         await pump.stop()
@@ -550,10 +549,10 @@ def test_records_go_behind_those_of_their_key_and_others_do_not_wait() -> None:
         order = KeyOrder(broker, broker.parked, tiers.write)
         await tiers.write([letter(record(1), 2)])
         batch = delivery(record(2), record(3, b"other"), record(4, None))
-        assert await order.deliver(batch) == [ELSEWHERE, ACK, ACK]
+        assert await order.deliver(batch) == [DELEGATED, ACK, ACK]
         assert [r.offset for r in broker.delivered[0].records] == [3, 4]
-        waiting = [waiting_of(entry) for entry in broker.logs["g.retry.10s"]]
-        assert [(w.origin.offset, w.attempts, w.parked) for w in waiting] == [(1, 2, 0), (2, 0, 1)]
+        waiting = [delayed_of(entry) for entry in broker.logs["g.retry.10s"]]
+        assert [(w.origin.offset, w.attempts, w.entry) for w in waiting] == [(1, 2, 0), (2, 0, 1)]
         assert dict(broker.parked.of(record(9))) == {1: 0, 2: 1}
 
     run(test)
@@ -569,18 +568,18 @@ def test_a_record_below_one_that_waits_has_ended_unless_it_waits_itself() -> Non
         order = KeyOrder(broker, broker.parked, tiers.write)
         await tiers.write([letter(record(1), 2)])
         await order.deliver(delivery(record(2)))
-        await broker.parked.end(record(1))
-        assert await order.deliver(delivery(record(1))) == [ELSEWHERE]
-        assert await order.deliver(delivery(record(2))) == [ELSEWHERE]
+        await broker.parked.unblock(record(1))
+        assert await order.deliver(delivery(record(1))) == [DELEGATED]
+        assert await order.deliver(delivery(record(2))) == [DELEGATED]
         assert broker.delivered == []
-        assert [waiting_of(entry).origin.offset for entry in broker.logs["g.retry.10s"]] == [1, 2, 2]
-        assert [waiting_of(entry).parked for entry in broker.logs["g.retry.10s"]] == [0, 1, 1]
+        assert [delayed_of(entry).origin.offset for entry in broker.logs["g.retry.10s"]] == [1, 2, 2]
+        assert [delayed_of(entry).entry for entry in broker.logs["g.retry.10s"]] == [0, 1, 1]
 
     run(test)
 
 
-@pytest.mark.parametrize("outcome", [ACK, Outcome(Verdict.RETRY, "HTTP 409", "", 409)])
-def test_a_key_is_free_once_its_record_has_ended_and_a_copy_is_known_as_one(outcome: Outcome) -> None:
+@pytest.mark.parametrize("outcome", [ACK, Reply("HTTP 409", "", 409)])
+def test_a_key_is_free_once_its_record_has_ended_and_a_copy_is_known_as_one(outcome: Reply) -> None:
     """Handled, or skipped by policy; a second copy in the tier is not delivered."""
 
     async def test() -> None:
@@ -590,11 +589,11 @@ def test_a_key_is_free_once_its_record_has_ended_and_a_copy_is_known_as_one(outc
         broker.answer = lambda record: outcome
         await tiers.write([letter(record(1), 2)])
         await tiers.write([letter(record(1), 2)])
-        destination = TierDestination(broker, tiers)
+        destination = RetryTopicDestination(broker, tiers)
         first, second = broker.logs["g.retry.10s"]
         assert await destination.deliver(delivery(first)) == [outcome]
         assert not broker.parked.of(record(1))
-        assert await destination.deliver(delivery(second)) == [ELSEWHERE]
+        assert await destination.deliver(delivery(second)) == [DELEGATED]
         assert len(broker.delivered) == 1
 
     run(test)
@@ -610,7 +609,7 @@ def test_a_dead_letter_frees_its_key_and_a_failure_keeps_it() -> None:
         broker.answer = lambda record: RETRY
         await tiers.write([letter(record(1), 2)])
         (entry,) = broker.logs["g.retry.10s"]
-        assert await TierDestination(broker, tiers).deliver(delivery(entry, attempt=3)) == [RETRY]
+        assert await RetryTopicDestination(broker, tiers).deliver(delivery(entry, attempt=3)) == [RETRY]
         assert broker.parked.of(record(1))
         await tiers.write([letter(entry, 4)])
         assert not broker.parked.of(record(1))
@@ -630,7 +629,7 @@ def test_parked_keys_that_cannot_be_read_or_written_hold_the_delivery() -> None:
         def unavailable() -> int:
             raise KafkaUnavailable("no broker")
 
-        blind = ParkedKeys(memory_table("parked", RAW_BYTES, broker.produce, unavailable))
+        blind = BlockedKeys(memory_table("parked", RAW_BYTES, broker.produce, unavailable))
         with pytest.raises(DestinationUnavailable, match="the table of blocked keys is not read: no broker"):
             await KeyOrder(broker, blind, tiers.write).deliver(delivery(record(1)))
         broker.refuses = "parked"

@@ -1,4 +1,4 @@
-"""The witness of a pump is told of everything that has ended, once, and of nothing else."""
+"""`on_ended` of a pump gets everything that has ended, once, and nothing else."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
-from headrace.delivery.protocols import ACK, ELSEWHERE, DeadLetter, Delivery, Outcome, Verdict
-from headrace.delivery.pump import Pump
+from headrace.delivery.protocols import ACK, DELEGATED, DeadLetter, Delivery, Outcome, Reply
+from headrace.delivery.pump import Pump, PumpHooks
 from headrace.errors import DestinationUnavailable
 from headrace.lifecycle import ManualClock
 from headrace.records import Committed, Record, TopicPartition
 
 P0 = TopicPartition("t", 0)
-RETRY, DEAD = Outcome(Verdict.RETRY, "E"), Outcome(Verdict.DEAD_LETTER, "Bad")
-SKIPPED, TOGETHER = Outcome(Verdict.RETRY, "HTTP 404", "", 404), Outcome(Verdict.RETRY, "HTTP 500", "", 500)
+RETRY, DEAD = Reply("E"), Reply("Bad", permanent=True)
+SKIPPED, TOGETHER = Reply("HTTP 404", "", 404), Reply("HTTP 500", "", 500)
 SCRIPTS = st.lists(
-    st.lists(st.sampled_from([ACK, ELSEWHERE, RETRY, DEAD, SKIPPED, TOGETHER, None]), max_size=4), max_size=12
+    st.lists(st.sampled_from([ACK, DELEGATED, RETRY, DEAD, SKIPPED, TOGETHER, None]), max_size=4), max_size=12
 )
 
 
 class World:
     """Source, destination and dead letters of a pump; each record has its script, and is taken behind its end."""
 
-    def __init__(self, scripts: Sequence[Sequence[Outcome | None]], ordering: Any, **retry: Any) -> None:
+    def __init__(self, scripts: Sequence[Sequence[Reply | None]], ordering: Any, **retry: Any) -> None:
         self.scripts = [list(script) for script in scripts]
         self.told: list[tuple[int, str]] = []
         self.sizes = self.elsewhere = 0
@@ -38,14 +38,15 @@ class World:
         )
         batch = BatchConfig(max_records=4)
         delivery = DeliveryConfig(ordering=ordering, batch=batch, retry=policy)
-        self.pump = Pump("pump", "g", self, self, delivery=delivery, clock=self.clock, chance=Random(1))
-        self.pump.source, self.pump.witness, self.pump.replay = self, self.witness, "job"
+        hooks = PumpHooks(on_ended=self.on_ended, replay="job")
+        self.pump = Pump("p", "g", self, self, delivery=delivery, clock=self.clock, chance=Random(1), hooks=hooks)
+        self.pump.connect(self)
 
-    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         said = [(self.scripts[record.offset] or [ACK]).pop(0) for record in delivery.records]
         if None in said:
             raise DestinationUnavailable("down")
-        self.elsewhere += said.count(ELSEWHERE)
+        self.elsewhere += said.count(DELEGATED)
         return [outcome for outcome in said if outcome]
 
     async def write(self, letters: Sequence[DeadLetter]) -> list[int]:
@@ -57,11 +58,11 @@ class World:
     def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
         """Nothing is kept."""
 
-    def witness(
-        self, records: Sequence[Record], size_bytes: int, how: str, outcomes: Sequence[Outcome], replay: str
+    def on_ended(
+        self, records: Sequence[Record], size_bytes: int, how: Outcome, replies: Sequence[Reply], replay: str
     ) -> None:
         assert replay == "job"
-        assert len(outcomes) == (0 if how == "delivered" else len(records))
+        assert len(replies) == (0 if how == "delivered" else len(records))
         self.sizes += size_bytes
         self.told += [(record.offset, how) for record in records]
 
@@ -77,18 +78,18 @@ class World:
 
 
 @given(SCRIPTS, st.sampled_from(["partition", "key", "none"]), st.booleans())
-def test_each_end_is_told_once(scripts: list[list[Outcome | None]], ordering: str, last_retry: bool) -> None:
+def test_each_end_is_told_once(scripts: list[list[Reply | None]], ordering: str, last_retry: bool) -> None:
     """Whatever the destination says; what waits in a tier or was no delivery is told by others."""
     world = World(scripts, ordering, last_retry=last_retry)
     asyncio.run(world.run())
-    counts = world.pump.counts
+    counts = world.pump.numbers()
     hows = [how for _, how in world.told]
     assert len({offset for offset, _ in world.told}) == len(world.told)
     assert world.sizes == 2 * len(world.told)
     assert {how: hows.count(how) for how in ("dead letter", "skipped", "given up")} == {
-        "dead letter": counts.dead_letters,
-        "skipped": counts.skipped,
-        "given up": counts.given_up,
+        "dead letter": counts["dead_letters"],
+        "skipped": counts["skipped"],
+        "given up": counts["given_up"],
     }
-    assert (hows.count("delivered"), world.elsewhere) == (counts.delivered, counts.delegated)
-    assert len(world.told) == len(scripts) - counts.delayed - world.elsewhere
+    assert (hows.count("delivered"), world.elsewhere) == (counts["delivered"], counts["delegated"])
+    assert len(world.told) == len(scripts) - counts["delayed"] - world.elsewhere

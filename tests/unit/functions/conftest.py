@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from headrace.delivery.protocols import Delivery, Outcome
+from headrace.delivery.protocols import Delivery, Reply
 from headrace.formats.registry import RegisteredSchema, SchemaRegistry
 from headrace.functions import wire
 from headrace.functions.destination import FunctionDestination
@@ -45,7 +45,7 @@ class Running:
             topics=cast(TopicDirectory, self),
         )
 
-    async def deliver(self, *values: bytes | None, first: int = 0, **fields: Any) -> Sequence[Outcome]:
+    async def deliver(self, *values: bytes | None, first: int = 0, **fields: Any) -> Sequence[Reply]:
         records = [
             Record("flights", 3, first + index, 1_700_000_000_123, b"key", value, **fields)
             for index, value in enumerate(values)

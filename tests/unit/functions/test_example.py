@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from headrace.delivery.protocols import ACK, Verdict
+from headrace.delivery.protocols import ACK
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "function"
 
@@ -19,7 +19,7 @@ def test_the_example_runs(running: Any) -> None:
         async with running(EXAMPLE) as function:
             flights = [{"carrier": "UA", "arr_delay": delay} for delay in (90, -3, None)]
             outcomes = await function.deliver(*(json.dumps(flight).encode() for flight in flights), b"no flight")
-            assert outcomes[:3] == [ACK] * 3 and outcomes[3].verdict is Verdict.DEAD_LETTER
+            assert outcomes[:3] == [ACK] * 3 and outcomes[3].permanent
             assert [json.loads(record.value)["arrival"] for record in function.written] == ["very late", "on time"]
             assert function.written[0].headers == [("carrier", b"UA")]
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
+from live_pump import kind_of
 
-from headrace.delivery.protocols import ACK, Delivery, Outcome, Verdict
+from headrace.delivery.protocols import ACK, Delivery, Reply
 from headrace.errors import (
     DestinationUnavailable,
     KafkaTimeout,
@@ -122,7 +123,7 @@ def test_outputs_keep_the_key_of_their_record() -> None:
     )
     kafka = Kafka()
     answered = asyncio.run(destination(FakeWorkers(lambda work: results), kafka).deliver(delivery(3)))
-    assert answered == [ACK, ACK, Outcome(Verdict.RETRY, "E", "r")]
+    assert answered == [ACK, ACK, Reply("E", "r")]
     assert kafka.written == [
         OutgoingRecord("out", b"k1", b"a", [("h", b"1")]),
         OutgoingRecord("out", b"k1", b"b", None),
@@ -155,7 +156,7 @@ def test_an_output_that_is_too_large_fails_its_own_record() -> None:
     kafka.results = [[Produced(0, 0), RecordTooLarge("2 MB")]]
     assert asyncio.run(destination(FakeWorkers(outputs), kafka).deliver(delivery(2))) == [
         ACK,
-        Outcome(Verdict.RETRY, "RecordTooLarge", "its output: 2 MB"),
+        Reply("RecordTooLarge", "its output: 2 MB"),
     ]
 
 
@@ -179,7 +180,7 @@ def test_undecodable_records_are_dead_letters() -> None:
     """Another attempt cannot help them; the handler saw none of them, so they say nothing of it."""
     results = wire.Results([wire.Result(error="DecodeError", reason="not JSON", undecodable=True)])
     target = destination(FakeWorkers(lambda work: results), Kafka())
-    undecodable = Outcome(Verdict.DEAD_LETTER, "DecodeError", "not JSON", reached=False)
+    undecodable = Reply("DecodeError", "not JSON", reached=False, permanent=True)
     assert asyncio.run(target.deliver(delivery(1))) == [undecodable]
 
 
@@ -207,7 +208,7 @@ def test_the_record_at_work_when_a_worker_died_comes_again_alone() -> None:
     target = destination(workers, Kafka())
     outcomes = asyncio.run(target.deliver(delivery(5)))
     assert workers.frames == [[0, 1, 2, 3, 4], [0, 1], [2], [2], [3, 4]]
-    assert [outcome.verdict.name for outcome in outcomes] == ["ACK", "ACK", "DEAD_LETTER", "ACK", "ACK"]
+    assert [kind_of(reply) for reply in outcomes] == ["success", "success", "permanent", "success", "success"]
     assert outcomes[2].error == "timeout"
     assert not target._crashes
 
@@ -237,7 +238,7 @@ def test_what_ended_before_a_suspect_does_not_run_again_because_no_worker_takes_
     target = destination(FakeWorkers(answer), Kafka())
     target._crashes[P, 2] = 1
     outcomes = asyncio.run(target.deliver(delivery(3)))
-    assert [outcome.verdict for outcome in outcomes] == [Verdict.ACK, Verdict.ACK, Verdict.NOT_TAKEN]
+    assert [kind_of(reply) for reply in outcomes] == ["success", "success", "not taken"]
 
 
 def test_the_memory_of_suspects_is_bounded() -> None:
@@ -299,7 +300,7 @@ def test_a_handlers_exception_is_logged_once_with_its_stack_and_then_counted(cap
         clock = ManualClock()
         to = destination(FakeWorkers(lambda work: wire.Results(list(kinds))), Kafka(), clock)
         outcomes = await to.deliver(delivery(3))
-        assert outcomes[0] == Outcome(Verdict.RETRY, "ValueError", "ValueError: boom", stack=kinds[0].stack)
+        assert outcomes[0] == Reply("ValueError", "ValueError: boom", stack=kinds[0].stack)
         assert await to.deliver(delivery(3)) == outcomes
         await clock.advance(61)
         await to.deliver(delivery(3))

@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 import uvloop
+from live_pump import kind_of
 
-from headrace.delivery.protocols import ACK, Verdict
+from headrace.delivery.protocols import ACK
 from headrace.errors import DestinationUnavailable, RegistryUnavailable, SchemaNotFound
 from headrace.formats.codec import header_of
 from headrace.formats.codec_avro import AvroCodec
@@ -163,7 +164,7 @@ def test_each_record_of_a_frame_ends_by_itself(write_function: Write, running: R
     async def run() -> None:
         async with running(write_function(code, outputTopic="out", outputFormat="binary")) as function:
             outcomes = await function.deliver(b"ok", b"raise", b"exit", b"status", b"kind", None, b"ok")
-            assert [outcome.verdict.name for outcome in outcomes] == ["ACK", *["RETRY"] * 4, "ACK", "ACK"]
+            assert [kind_of(reply) for reply in outcomes] == ["success", *["failure"] * 4, "success", "success"]
             assert [outcome.error for outcome in outcomes[1:5]] == [
                 "ValueError",
                 "SystemExit",
@@ -191,8 +192,8 @@ def test_avro_is_decoded_by_the_schema_each_record_names(write_function: Write, 
             values = [good, b"plain", good[:-1], framed(9, {"carrier": "x"}), framed(10, {"carrier": "x"}), good]
             for _ in range(2):
                 outcomes = await function.deliver(*values, header_of(8) + b"\x04AA\x06")
-                names = [outcome.verdict.name for outcome in outcomes]
-                assert names == ["ACK", *["DEAD_LETTER"] * 4, "ACK", "ACK"]
+                kinds = [kind_of(reply) for reply in outcomes]
+                assert kinds == ["success", *["permanent"] * 4, "success", "success"]
                 assert {outcome.error for outcome in outcomes[1:5]} == {"DecodeError"}
                 assert all(outcome.reason.startswith("value: ") for outcome in outcomes[1:5])
             assert [record.value for record in function.written[:3]] == [
@@ -273,7 +274,7 @@ def test_keys_and_values_are_decoded(
         folder = write_function(code, keyFormat="string", valueFormat=name, outputTopic="out")
         async with running(folder) as function:
             outcomes = await function.deliver(good, bad, None)
-            assert [outcome.verdict for outcome in outcomes] == [Verdict.ACK, Verdict.DEAD_LETTER, Verdict.ACK]
+            assert [kind_of(reply) for reply in outcomes] == ["success", "permanent", "success"]
             assert [record.value.decode() for record in function.written] == [f"key {seen}", "key None"]
 
     uvloop.run(run())
@@ -301,7 +302,7 @@ def test_a_record_that_kills_three_workers_is_a_dead_letter(
             function.written.clear()
             values = [b"%d" % n for n in range(10)] + [b"poison"] + [b"%d" % n for n in range(10, 20)]
             outcomes = await function.deliver(*values, first=first + 10)
-            letters = [index for index, outcome in enumerate(outcomes) if outcome.verdict is Verdict.DEAD_LETTER]
+            letters = [index for index, outcome in enumerate(outcomes) if outcome.permanent]
             assert letters == [10] and outcomes.count(ACK) == 20
             assert outcomes[10].error == "WorkerLost"
             assert how in outcomes[10].reason and "last words" in outcomes[10].reason
@@ -406,7 +407,7 @@ def test_a_hung_event_is_ended_by_its_time_limit(write_function: Write, running:
     async def run() -> None:
         async with running(write_function(code, spec={"eventTimeout": "500ms"})) as function:
             outcomes = await function.deliver(b"a", b"b", b"hang", *[b"c"] * 6)
-            assert outcomes[2].verdict is Verdict.DEAD_LETTER and outcomes[2].error == "timeout"
+            assert outcomes[2].permanent and outcomes[2].error == "timeout"
             assert outcomes.count(ACK) == 8, "a frame may take longer than one event may"
 
     uvloop.run(run())

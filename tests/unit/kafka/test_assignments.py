@@ -14,7 +14,7 @@ import pytest
 from group_client import P0, P1, Member, Message, truncated, with_member
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl
-from headrace.delivery.protocols import ACK, Delivery, Outcome
+from headrace.delivery.protocols import ACK, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.errors import DestinationUnavailable
 from headrace.kafka.loop_proxy import LoopProxy
@@ -34,7 +34,7 @@ class Backend:
         self.delivered: list[tuple[int, int]] = []
         """Epoch and offset."""
 
-    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         await self.open.wait()
         self.delivered += [(delivery.epoch, record.offset) for record in delivery.records]
         return [ACK] * len(delivery.records)
@@ -101,7 +101,7 @@ def test_a_truncated_log_is_a_gap_and_its_records_are_delivered_once(
 
     async def test(member: Member) -> None:
         pump, client = member.listener, member.client
-        pump.source = pump.member = member.consumer
+        pump.connect(member.consumer, member.consumer)
         await pump.start()
         client.committed_offsets[P0], client.marks[P0] = 10, (0, 20)
         client.assign(P0)
@@ -135,7 +135,7 @@ def test_an_assignment_without_a_revoke_before_lets_go_of_what_is_there(monkeypa
         client.give(*(Message(P0, offset) for offset in range(10)))
         await member.until(lambda: len(heard.records) == 10, "the records")
         client.commits_fail = True
-        seek = asyncio.ensure_future(member.consumer.seek(P0, heard.epochs[P0], 3))
+        seek = asyncio.ensure_future(member.consumer.seek(P0, heard.epochs[P0], Committed(3)))
         await member.until(lambda: (P0, 3) in client.commits, "the seek's commit")
         client.assign(P0)
         await member.until(lambda: len(heard.assigned) == 2, "the second assignment")
@@ -202,7 +202,7 @@ def test_a_commit_of_before_a_seek_never_counts_for_the_epoch_behind_it(monkeypa
         client.give(*(Message(P0, offset) for offset in range(7)))
         await member.until(lambda: len(heard.records) == 7, "the records")
         monkeypatch.setattr(LoopProxy, "post", post_and_commit)
-        assert await member.consumer.seek(P0, heard.epochs[P0], 2)
+        assert await member.consumer.seek(P0, heard.epochs[P0], Committed(2))
         await member.turns()
         assert client.commits[-1] == (P0, 2)
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.delivery.dead_letter import REDRIVE_OF
-from headrace.delivery.protocols import ACK, Delivery, Verdict
+from headrace.delivery.protocols import ACK, Delivery
 from headrace.errors import DestinationRefused
 from headrace.records import Header, Record, TopicPartition
-from headrace.sidecar.reactive.envelope import array_of, outcomes_of
+from headrace.sidecar.reactive.envelope import array_of, replies_of
 
 HEADERS: list[Header] = [("a", b"1"), ("a", b"2"), ('quote"', None), ("bytes", b"\xff")]
 
@@ -90,7 +90,7 @@ def result(offset: int, processed: bool, name: str = "record", **more: Any) -> d
 
 
 def outcomes(answer: Any, *offsets: int) -> list[Any]:
-    return list(outcomes_of(json.dumps(answer).encode(), [record(offset) for offset in offsets or (7,)]))
+    return list(replies_of(json.dumps(answer).encode(), [record(offset) for offset in offsets or (7,)]))
 
 
 @pytest.mark.parametrize("name", ["record", "consumerRecord"])
@@ -98,7 +98,7 @@ def test_results_are_matched_by_coordinates(name: str) -> None:
     """A backend may answer in any order if it echoes the records, under either name."""
     found = outcomes([result(8, False, name), result(7, True, name)], 7, 8)
     assert found[0] is ACK
-    assert found[1].verdict is Verdict.RETRY
+    assert found[1].error and not found[1].permanent
 
 
 @given(st.integers(1, 50), st.data())
@@ -132,7 +132,7 @@ def test_either_echo_may_hold_the_coordinates(record: Any) -> None:
 def test_what_is_not_said_to_be_done_is_not_done(answer: dict[str, Any]) -> None:
     """A missing `processed` is a failure."""
     (found,) = outcomes([answer])
-    assert (found.verdict, found.error) == (Verdict.RETRY, "not processed")
+    assert (found.permanent, found.error) == (False, "not processed")
 
 
 def test_what_a_backend_says_of_a_failed_record_is_kept() -> None:
@@ -223,7 +223,7 @@ ONE = result(7, True)
 def test_an_answer_that_is_not_as_agreed_is_refused(answer: Any, says: str) -> None:
     """Nothing is taken as done by mistake, and the words say what is wrong."""
     with pytest.raises(DestinationRefused, match=says):
-        outcomes_of(answer if isinstance(answer, bytes) else json.dumps(answer).encode(), [record()])
+        replies_of(answer if isinstance(answer, bytes) else json.dumps(answer).encode(), [record()])
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ ANSWERS = st.lists(st.dictionaries(st.sampled_from(NAMES), VALUES | ECHOES | st.
 def test_whatever_a_backend_answers_is_outcomes_or_refused(answer: bytes) -> None:
     """And a record is done only if a result says so."""
     try:
-        found = outcomes_of(answer, [record(7), record(8)])
+        found = replies_of(answer, [record(7), record(8)])
     except DestinationRefused as error:
         assert "the backend" in error.description
     else:

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.config.backend import BackendConfig, BackendMode
 from headrace.config.consumers import RetryConfig
-from headrace.delivery.protocols import ACK, Delivery, Outcome, Verdict
+from headrace.delivery.protocols import ACK, Delivery, Reply
 from headrace.errors import DestinationRefused, DestinationUnavailable, RegistryUnavailable
 from headrace.formats.codecs import Codecs
 from headrace.lifecycle.clock import ManualClock
@@ -51,7 +51,7 @@ def destination(client: FakeClient, mode: Any = "results", **retry: Any) -> Http
     return made
 
 
-def deliver(to: HttpDestination, what: Delivery) -> list[Outcome]:
+def deliver(to: HttpDestination, what: Delivery) -> list[Reply]:
     return list(asyncio.run(to.deliver(what)))
 
 
@@ -136,8 +136,8 @@ def test_a_backend_says_how_long_to_wait() -> None:
 def test_any_other_failure_is_one_of_each_record(status: int) -> None:
     """With its status and the beginning of what was said, for the policy to judge."""
     outcomes = deliver(destination(FakeClient(status, b"\xffno" + b"x" * 9999)), TWO)
-    assert [(o.verdict, o.error, o.status, o.reason[:3]) for o in outcomes] == [
-        (Verdict.RETRY, f"HTTP {status}", status, "\ufffdno")
+    assert [(o.permanent, o.error, o.status, o.reason[:3]) for o in outcomes] == [
+        (False, f"HTTP {status}", status, "\ufffdno")
     ] * 2
     assert len(outcomes[0].reason) == 2000
 
@@ -154,7 +154,7 @@ def test_records_that_cannot_be_read_do_not_keep_the_others_back() -> None:
     """They are dead letters at once, and each outcome stands in the place of its record."""
     client = FakeClient(200, DONE)
     outcomes = deliver(destination(client), delivery(b"{", b"2", b"\xff", b"4"))
-    assert [outcome.verdict for outcome in outcomes] == [Verdict.DEAD_LETTER, Verdict.ACK] * 2
+    assert [outcome.permanent for outcome in outcomes] == [True, False] * 2
     assert outcomes[0].error == "DecodeError"
     assert [entry["offset"] for entry in json.loads(client.posts[0][0])] == [1, 3]
 
@@ -164,8 +164,8 @@ def test_nothing_is_posted_when_nothing_can_be_read(mode: str) -> None:
     """A request without records would mean nothing."""
     client = FakeClient(200, b"[]")
     (outcome,) = deliver(destination(client, mode), delivery(b"{"))
-    assert isinstance(outcome, Outcome)
-    assert outcome.verdict is Verdict.DEAD_LETTER
+    assert isinstance(outcome, Reply)
+    assert outcome.permanent
     assert client.posts == []
 
 

@@ -17,13 +17,12 @@ from typing import Any
 import pytest
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
-from headrace.delivery.attempt import Attempts
 from headrace.delivery.dead_letter import headers_of
+from headrace.delivery.deliverer import Deliverer
 from headrace.delivery.lane import Lane
 from headrace.delivery.limit import AdaptiveLimit
-from headrace.delivery.protocols import ACK, ELSEWHERE, DeadLetter, Delivery, Outcome, Verdict
+from headrace.delivery.protocols import ACK, DELEGATED, DeadLetter, Delivery, Outcome, Reply
 from headrace.delivery.pump import Pump
-from headrace.delivery.skips import Skips
 from headrace.delivery.tracker import AckTracker
 from headrace.errors import DeadLetterFailed
 from headrace.lifecycle import Deadline, ManualClock
@@ -54,7 +53,7 @@ class Member:
             retry=RetryConfig(attempts=3, first_delay_seconds=0.5, max_delay_seconds=1),
         )
         self.pump = Pump("pump", "g", world, world, delivery=delivery, clock=world.clock, chance=Random(1))
-        self.pump.source = self.pump.member = self
+        self.pump.connect(self, self)
 
     keeps_offsets_elsewhere = False
 
@@ -64,10 +63,10 @@ class Member:
     def pause_reason(self, partition: TopicPartition) -> str:
         return ""
 
-    async def seek(self, partition: TopicPartition, epoch: int, offset: int) -> bool:
+    async def seek(self, partition: TopicPartition, epoch: int, to: Committed) -> bool:
         world = self._world
         await world.clock.sleep(0.1)
-        world.commit(Committed(offset))
+        world.commit(to)
         await world.clock.sleep(0.1)
         world.assign(self)
         return True
@@ -119,14 +118,14 @@ class World:
 
     # What the members meet ---------------------------------------------------------------------------------------
 
-    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         at, delay = self.clock.time(), self.aimed_delay_seconds or 0.1
         self.failures[delivery.records[0].offset] += int(self.aimed_failures)
         if self.aimed_delay_seconds:
             self.aimed = delivery.records[0].offset
         self.aimed_delay_seconds = self.aimed_failures = 0.0
         self.requests += 1
-        again = Outcome(Verdict.RETRY, "E", "again")
+        again = Reply("E", "again")
         outcomes = [ACK if delivery.attempt > self.failures[r.offset] else again for r in delivery.records]
         for record, outcome in zip(delivery.records, outcomes, strict=True):
             # Once it has come it is handled, whether anybody still waits for the answer or not.
@@ -184,7 +183,8 @@ class World:
         """Skip what hangs, send the group back and forth with deliveries in flight, and let it stand still a while."""
         await self._hit(delay_seconds=1000.0)
         begin = self.clock.time()
-        pump.skip(P0, self.aimed, "it hangs")
+        skip = asyncio.ensure_future(pump.skip(P0, self.aimed, "it hangs"))
+        await self._run(skip.done)
         self.operations.append(Skip(begin, self.clock.time(), self.aimed))
         await self._run(lambda: self.clock.time() > begin + 1)
         for step in (-20, 10):
@@ -193,12 +193,12 @@ class World:
             seek = asyncio.ensure_future(pump.seek(P0, offset))
             await self._run(seek.done)
             self.operations.append(Seek(begin, self.clock.time(), offset))
-        pump.hold([P0], "paused")
+        pump.pause([P0], "paused")
         await self._run(lambda: not pump.status().partitions[P0].in_flight)
         begin = self.clock.time()
         await self._run(lambda: self.clock.time() > begin + 5)
         self.operations.append(Pause(begin, self.clock.time()))
-        pump.release_hold([P0])
+        pump.resume([P0])
 
     async def _member(self) -> Member:
         member = Member(self)
@@ -251,20 +251,22 @@ class BadDeploy:
         delivery = DeliveryConfig(ordering="none", max_in_flight=4, batch=BatchConfig(max_records=1))
         for name in ("live", "replay"):
             beside = self.pumps[0] if self.pumps else None
-            pump = Pump(name, "g", self, self, delivery=delivery, clock=self.clock, chance=Random(1), beside=beside)
-            pump.source = self
+            pump = Pump(
+                name, "g", self, self, delivery=delivery, clock=self.clock, chance=Random(1), shares_with=beside
+            )
+            pump.connect(self)
             self.pumps.append(pump)
 
-    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         if delivery.records[0].offset % 2:
-            return [ELSEWHERE]
+            return [DELEGATED]
         self.in_flight += 1
         self.most = max(self.most, self.in_flight)
         try:
             await self.clock.sleep(0.1)
         finally:
             self.in_flight -= 1
-        return [Outcome(Verdict.RETRY, "E", "again")]
+        return [Reply("E", "again")]
 
     async def write(self, letters: Sequence[DeadLetter]) -> None:
         self.letters += len(letters)
@@ -310,16 +312,16 @@ def verdicts(seed: int) -> set[str]:
 
 # The sabotages -------------------------------------------------------------------------------------------------------
 
-real_write, real_on_records, real_skipped = Attempts._write, Pump.on_records, Skips._ended
-real_to_blame = Attempts._to_blame
+real_write, real_on_records, real_unblock = Deliverer._write, Pump.on_records, Pump._unblock
+real_is_to_blame = Deliverer._is_to_blame
 real_delivered, real_on_revoked, real_on_lost, real_take = (
     AckTracker.delivered, Pump.on_revoked, Pump.on_lost, Lane.take,
 )  # fmt: skip
 
 
 async def commit_before_the_letter_is_acknowledged(self: Any, lane: Any, batch: Any) -> None:
-    self._on_ended(lane, batch.records, "dead letter", ())
-    await real_write(self, lane, self._rules.dead_letters, batch.letters)
+    self._on_ended(lane, batch.records, Outcome.DEAD_LETTER, ())
+    await real_write(self, lane, self._dead_letters, batch.letters)
 
 
 async def swallow_the_error_of_a_letter(self: Any, lane: Any, writer: Any, letters: Any) -> Any:
@@ -332,7 +334,7 @@ def commit_what_was_handed_out(self: Any, partition: Any, epoch: Any, records: A
     self.source.commit({partition: Committed(records[-1].offset + 1)})
 
 
-def believe_results_of_another_epoch(self: Any, lanes: Any) -> None:
+def believe_results_of_another_epoch(self: Any, lanes: Any, why: str = "") -> None:
     """Nothing is fenced and nothing forgotten."""
 
 
@@ -358,7 +360,7 @@ async def fence_first_and_drain_second(self: Any, partitions: Any, deadline: Any
 
 
 async def wait_without_limit(self: Any, partitions: Any, deadline: Any) -> Any:
-    return await real_on_revoked(self, partitions, Deadline(self.clock, 1e9))
+    return await real_on_revoked(self, partitions, Deadline(self._context.clock, 1e9))
 
 
 def let_go_of_a_key_when_it_begins(self: Any) -> Any:
@@ -367,33 +369,34 @@ def let_go_of_a_key_when_it_begins(self: Any) -> Any:
     return batch
 
 
-def skip_the_one_beside_it_too(self: Any, lane: Any, record: Any, reason: str) -> None:
-    real_skipped(self, lane, record, reason)
-    if mate := lane.remove(next(lane.waiting()).offset):
-        lane.tracker.done([mate.offset], lane.tracker.epoch)
+async def skip_the_one_beside_it_too(self: Any, lane: Any, record: Any) -> None:
+    await real_unblock(self, lane, record)
+    last = (lane.tracker.position or 0) - 1
+    mate = next(offset for offset in range(last, record.offset, -1) if lane.tracker.is_open(offset))
+    lane.tracker.done([mate], lane.tracker.epoch)
 
 
-def forget_what_was_with_it(self: Any, batch: Any) -> None:
-    """What was delivered with a skipped record is not given back."""
+async def drain_for_a_skip_and_not_seek(self: Any, lane: Any, records: Any, answer: Any) -> None:
+    """What was delivered with a skipped record is not delivered again."""
 
 
 def begin_though_it_is_held(self: Any) -> None:
     """No lane is told of a hold."""
 
 
-def trust_for_what_went_elsewhere(self: Any, lane: Any, batch: Any, ticket: int, judged: Any, outcomes: Any) -> bool:
-    if judged.elsewhere:
-        self._rules.breaker.answered(ticket, len(judged.elsewhere))
-    return real_to_blame(self, lane, batch, ticket, judged, outcomes)
+def trust_for_what_was_delegated(self: Any, lane: Any, batch: Any, attempt: int, judged: Any, replies: Any) -> bool:
+    if delegated := judged.get(Outcome.DELEGATED):
+        self._context.breaker.answered(attempt, len(delegated))
+    return real_is_to_blame(self, lane, batch, attempt, judged, replies)
 
 
 def limit_each_pump_for_itself(self: Any, user: Any) -> int:
-    return self.places - user.in_flight
+    return self.concurrency - user.in_flight
 
 
 SABOTAGES: list[tuple[str, list[tuple[type, str]], Any]] = [
-    ("ahead", [(Attempts, "_bury")], commit_before_the_letter_is_acknowledged),
-    ("lost", [(Attempts, "_write")], swallow_the_error_of_a_letter),
+    ("ahead", [(Deliverer, "_write_dead_letters")], commit_before_the_letter_is_acknowledged),
+    ("lost", [(Deliverer, "_write")], swallow_the_error_of_a_letter),
     ("ahead", [(Pump, "on_records")], commit_what_was_handed_out),
     ("back", [(Pump, "_fence"), (Pump, "_forget")], believe_results_of_another_epoch),
     ("back", [(Pump, "on_lost")], commit_what_is_lost),
@@ -402,10 +405,10 @@ SABOTAGES: list[tuple[str, list[tuple[type, str]], Any]] = [
     ("repeat", [(Pump, "on_revoked")], fence_first_and_drain_second),
     ("behind", [(Pump, "on_revoked")], wait_without_limit),
     ("order", [(Lane, "take")], let_go_of_a_key_when_it_begins),
-    ("skipped", [(Skips, "_ended")], skip_the_one_beside_it_too),
-    ("behind", [(Lane, "_keep")], forget_what_was_with_it),
-    ("paused", [(Pump, "_apply_holds")], begin_though_it_is_held),
-    ("spilled", [(Attempts, "_to_blame")], trust_for_what_went_elsewhere),
+    ("skipped", [(Pump, "_unblock")], skip_the_one_beside_it_too),
+    ("behind", [(Pump, "_skip")], drain_for_a_skip_and_not_seek),
+    ("paused", [(Pump, "_apply_pauses")], begin_though_it_is_held),
+    ("spilled", [(Deliverer, "_is_to_blame")], trust_for_what_was_delegated),
     ("bound", [(AdaptiveLimit, "free_for")], limit_each_pump_for_itself),
 ]
 """The verdict that catches it, what is replaced, and by what."""

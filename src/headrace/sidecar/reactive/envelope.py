@@ -1,4 +1,4 @@
-"""A delivery as a JSON array of records, and the answer as outcomes.
+"""A delivery as a JSON array of records, and the answer as replies.
 
 Source: sidecar.md 6.5 (record), 7.3 (request), 7.4 (answer); decisions.md 8 (identity of a delivery).
 """
@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from headrace.delivery.dead_letter import REDRIVE_OF
-from headrace.delivery.protocols import ACK, Delivery, Outcome, Verdict
+from headrace.delivery.protocols import ACK, Delivery, Reply
 from headrace.errors import DestinationRefused
 from headrace.records import Header, Record
 
@@ -97,8 +97,8 @@ def array_of(
     return f"[{','.join(entries)}]".encode()
 
 
-def outcomes_of(answer: bytes, sent: Sequence[Record]) -> list[Outcome]:
-    """Return one outcome per sent record from a backend's answer, matched by coordinates where it echoes them.
+def replies_of(answer: bytes, sent: Sequence[Record]) -> list[Reply]:
+    """Return one reply per sent record from a backend's answer, matched by coordinates where it echoes them.
 
     Raises:
         DestinationRefused: The answer is not one result per record.
@@ -140,7 +140,7 @@ def _by_place(
     return [found[record.topic, record.partition, record.offset] for record in sent]
 
 
-def _failed(result: _Result) -> Outcome:
+def _failed(result: _Result) -> Reply:
     reason, stack = (result.stacktrace or "the backend answered processed: false")[:_REASON_CHARACTERS], ""
     if reason.lstrip().startswith(_TRACEBACK):  # it ends with what went wrong, so the end is kept
         stack = (result.stacktrace or "").strip()[-_REASON_CHARACTERS:]
@@ -152,7 +152,7 @@ def _failed(result: _Result) -> Outcome:
         "result_timestamp": result.timestamp,
     }
     details = tuple((name, str(value)) for name, value in said.items() if value is not None)
-    return Outcome(Verdict.RETRY, _class_of(result.stacktrace or ""), reason, details=details, stack=stack)
+    return Reply(_class_of(result.stacktrace or ""), reason, details=details, stack=stack)
 
 
 def _class_of(trace: str) -> str:

@@ -1,4 +1,4 @@
-"""A backend as a destination: a POST per delivery over kept-alive connections, an outcome per record."""
+"""A backend as a destination: a POST per delivery over kept-alive connections, a reply per record."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Final
 
 from headrace.config.backend import BackendConfig
 from headrace.config.consumers import RetryConfig
-from headrace.delivery.protocols import ACK, Delivery, Outcome, Verdict
+from headrace.delivery.protocols import ACK, Delivery, Reply
 from headrace.errors import DecodeError, DestinationUnavailable, RegistryUnavailable
 from headrace.lifecycle import Clock, Service
 from headrace.records import Record
 from headrace.sidecar.reactive import cloud_events
 from headrace.sidecar.reactive.client import client_of
 from headrace.sidecar.reactive.connection import Answer
-from headrace.sidecar.reactive.envelope import array_of, outcomes_of
+from headrace.sidecar.reactive.envelope import array_of, replies_of
 from headrace.sidecar.reactive.retry_after import retry_after_seconds
 from headrace.sidecar.reactive.single import Request, replay_header, single
 from headrace.sidecar.reactive.stored import Stored
@@ -57,7 +57,7 @@ class HttpDestination(Service):
     async def stop(self) -> None:
         self.client.close()
 
-    async def deliver(self, delivery: Delivery) -> Sequence[Outcome]:
+    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         """Post the records that can be decoded; the others are dead letters at once."""
         try:
             await self._stored.prepare(delivery.records)
@@ -67,21 +67,21 @@ class HttpDestination(Service):
             body, headers = self._request(delivery, delivery.records)
         except DecodeError:
             return await self._deliver_sound(delivery)
-        return self._outcomes(await self.client.post(body, headers), delivery.records)
+        return self._replies(await self.client.post(body, headers), delivery.records)
 
-    async def _deliver_sound(self, delivery: Delivery) -> Sequence[Outcome]:
-        outcomes: dict[int, Outcome] = {}
+    async def _deliver_sound(self, delivery: Delivery) -> Sequence[Reply]:
+        replies: dict[int, Reply] = {}
         for record in delivery.records:
             try:
                 self._request(delivery, [record])
             except DecodeError as error:
-                outcomes[record.offset] = Outcome(Verdict.DEAD_LETTER, "DecodeError", error.description, reached=False)
-        if sound := [record for record in delivery.records if record.offset not in outcomes]:
+                replies[record.offset] = Reply("DecodeError", error.description, reached=False, permanent=True)
+        if sound := [record for record in delivery.records if record.offset not in replies]:
             answer = await self.client.post(*self._request(delivery, sound))
-            outcomes.update(zip([record.offset for record in sound], self._outcomes(answer, sound), strict=True))
-        return [outcomes[record.offset] for record in delivery.records]
+            replies.update(zip([record.offset for record in sound], self._replies(answer, sound), strict=True))
+        return [replies[record.offset] for record in delivery.records]
 
-    def _outcomes(self, answer: Answer, sent: Sequence[Record]) -> list[Outcome]:
+    def _replies(self, answer: Answer, sent: Sequence[Record]) -> list[Reply]:
         """Say what an answer means.
 
         Raises:
@@ -90,14 +90,14 @@ class HttpDestination(Service):
         """
         status = answer.status
         if status < 300:
-            return outcomes_of(answer.body, sent) if self._results else [ACK] * len(sent)
+            return replies_of(answer.body, sent) if self._results else [ACK] * len(sent)
         if self._retry.action_of_status(status) == "unavailable":
             wait = retry_after_seconds(answer.headers.get("retry-after", ""), self._clock.time())
             place = self.client.place
             why = f"waiting for the backend {place}: it answers HTTP {status}"
             raise DestinationUnavailable(why, wait_seconds=wait, url=place)
         excerpt = answer.body[:_EXCERPT_BYTES].decode(errors="replace")
-        return [Outcome(Verdict.RETRY, f"HTTP {status}", excerpt, status)] * len(sent)
+        return [Reply(f"HTTP {status}", excerpt, status)] * len(sent)
 
 
 def _records(stored: Stored, delivery: Delivery, records: Sequence[Record]) -> Request:

@@ -1,0 +1,334 @@
+"""Blocked keys: the order of a key is kept while a record of it waits in a retry topic.
+
+A compacted topic holds which records wait: an entry per record, and its tombstone once the record has ended. While a
+key has entries, its later records follow them into the retry topic. The order of the writes keeps this correct:
+
+1. The entry is acknowledged before the record is written to the retry topic, and that before the record has ended in
+   its own topic. So a key is never free while a record of it waits.
+2. The tombstone is acknowledged after the record was delivered from the retry topic, and before it has ended there. So
+   a copy that a crash leaves in the retry topic is recognised, and not delivered after later records of its key.
+3. A process that takes over a partition first reads the topic up to its present end.
+
+A record that is delivered again after a crash has ended before, if it has no entry and a later record of its key has
+one: the later one would not wait otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from headrace.delivery.lane import Lane
+from headrace.delivery.protocols import DELEGATED, DeadLetter, Delivery, Destination, Reply, not_taken
+from headrace.errors import DeadLetterFailed, DeliveryError, DestinationUnavailable, HeadraceError
+from headrace.lifecycle import Clock, Service
+from headrace.records import Record, TopicPartition
+
+log = logging.getLogger(__name__)
+
+_ENTRY = b"waits"
+_READ_SECONDS = 30.0
+_WRITE_SECONDS = 150.0
+"""Longer than the producer tries to deliver a record, so its own error comes first."""
+_MOST_RECORDS = 250_000
+_ROUND_SECONDS = 60.0
+_MOST_ENTRIES = 1000
+_BLOCKED = Reply("Blocked", "an earlier record of its key waits in a retry topic")
+_Key = tuple[str, int, int, bytes]
+Offsets = Mapping[TopicPartition, int]
+_NONE: Mapping[int, int] = {}
+
+
+class BlockedEntry(NamedTuple):
+    """A record that blocks its key."""
+
+    partition: TopicPartition
+    key: bytes | None
+    offset: int
+    """Of the record."""
+    position: int
+    """Offset of the entry itself."""
+
+    @property
+    def record(self) -> Record:
+        """The record, without its value."""
+        return Record(*self.partition, self.offset, 0, self.key, None)
+
+
+class EntryTable(Protocol):
+    """The compacted topic of blocked keys as a table: the key of an entry names a record that waits."""
+
+    def watch(self, prefix: str, on_change: Callable[[str, bytes | None], None]) -> None:
+        """Call a function with every entry, and with every change."""
+
+    def offset_of(self, key: str) -> int:
+        """Return the offset of an entry; -1 if there is none."""
+
+    async def put_all(self, entries: Mapping[str, bytes | None], limit_seconds: float) -> list[int]:
+        """Write entries, wait until they are read back, and return their offsets."""
+
+    async def read_to_end(self, limit_seconds: float) -> None:
+        """Wait until everything is read that is written now."""
+
+    async def reach(self, position: int, limit_seconds: float) -> None:
+        """Wait until everything before an offset is read."""
+
+
+class BlockedKeys:
+    """Which records wait in a retry topic, and writing that they wait."""
+
+    def __init__(self, table: EntryTable, most_records: int = _MOST_RECORDS) -> None:
+        """Prepare.
+
+        Args:
+            table: Holds an entry for each record that waits.
+            most_records: Limit of records that wait, because each process keeps all of them in memory.
+        """
+        self._table = table
+        self._keys: dict[tuple[TopicPartition, bytes | None], dict[int, int]] = {}
+        self._most_records, self._records = most_records, 0
+        self._caught_up: dict[TopicPartition, int] = {}
+        self._ending: dict[tuple[TopicPartition, int], asyncio.Event] = {}
+        """Records whose tombstones are being written; set where a write failed, and may have happened."""
+        table.watch("", self._take)
+
+    def _take(self, entry: str, value: bytes | None) -> None:
+        topic, partition, offset, key = msgspec.json.decode(entry, type=_Key)
+        blocked = TopicPartition(topic, partition), key
+        if value is not None:
+            waiting = self._keys.setdefault(blocked, {})
+            self._records += offset not in waiting
+            waiting[offset] = self._table.offset_of(entry)
+        elif blocked in self._keys:
+            self._records -= self._keys[blocked].pop(offset, None) is not None
+            if not self._keys[blocked]:
+                del self._keys[blocked]
+
+    def of(self, record: Record) -> Mapping[int, int]:
+        """Return the records of a record's key that wait: their offsets, each with the offset of its entry."""
+        return self._keys.get((record.topic_partition, record.key), _NONE)
+
+    def entries(self) -> Iterator[BlockedEntry]:
+        """Yield what waits: keys blocked for longest first, the last record of a key first."""
+        for (partition, key), waiting in self._keys.items():
+            for offset, position in sorted(waiting.items(), reverse=True):
+                yield BlockedEntry(partition, key, offset, position)
+
+    async def read_to_end(self) -> None:
+        """Wait until everything is read that is written by now.
+
+        Raises:
+            HeadraceError: It takes too long.
+        """
+        await self._table.read_to_end(_READ_SECONDS)
+
+    async def catch_up(self, delivery: Delivery, entry: int = -1) -> None:
+        """Wait until an entry is read, and once per assignment until everything written before is read.
+
+        Raises:
+            DestinationUnavailable: It takes too long; the delivery is to be repeated.
+        """
+        try:
+            if self._caught_up.get(delivery.partition) != delivery.epoch:
+                await self.read_to_end()
+                self._caught_up[delivery.partition] = delivery.epoch
+            await self._table.reach(entry + 1, _READ_SECONDS)
+        except HeadraceError as cause:
+            raise DestinationUnavailable(f"the table of blocked keys is not read: {cause}") from cause
+
+    async def block(self, records: Sequence[Record]) -> list[int]:
+        """Write entries of records, and return their offsets.
+
+        An entry whose tombstone is in flight, or may have been written, counts no more: a new one is written after it.
+
+        Raises:
+            DeadLetterFailed: It is not written.
+        """
+        ending = [self._ending.get(_identity(record)) for record in records] if self._ending else ()
+        for event in filter(None, ending):
+            await event.wait()
+        known = [
+            None if _identity(record) in self._ending else self.of(record).get(record.offset) for record in records
+        ]
+        fresh = [record for record, entry in zip(records, known, strict=True) if entry is None]
+        if fresh and self._records + len(fresh) > self._most_records:
+            raise DeadLetterFailed(
+                f"{self._records} records wait in the retry topic with blocked keys, and that is the most: "
+                "repair what makes them fail, or skip records (headrace reactive skip)"
+            )
+        written = iter(await self._write(fresh, _ENTRY) if fresh else ())
+        for record in fresh:
+            self._ending.pop(_identity(record), None)
+        return [next(written) if entry is None else entry for entry in known]
+
+    async def unblock(self, record: Record) -> None:
+        """Write the tombstone of a record.
+
+        Raises:
+            DeadLetterFailed: It is not written.
+        """
+        ending = self._ending[_identity(record)] = asyncio.Event()
+        try:
+            await self._write([record], None)
+            self._ending.pop(_identity(record), None)
+        finally:
+            ending.set()
+
+    async def _write(self, records: Sequence[Record], value: bytes | None) -> list[int]:
+        """Write entries or tombstones, read them back, and return their offsets."""
+        keys = [
+            msgspec.json.encode((*record.topic_partition, record.offset, record.key)).decode() for record in records
+        ]
+        try:
+            return await self._table.put_all(dict.fromkeys(keys, value), _WRITE_SECONDS)
+        except HeadraceError as cause:
+            raise DeadLetterFailed(f"blocked keys are not written: {cause}") from cause
+
+
+def _identity(record: Record) -> tuple[TopicPartition, int]:
+    return record.topic_partition, record.offset
+
+
+class KeyOrder:
+    """A destination that sends records of blocked keys to the retry topic, and delivers the others."""
+
+    def __init__(
+        self, inner: Destination, blocked: BlockedKeys, delay: Callable[[Sequence[DeadLetter]], Awaitable[Any]]
+    ) -> None:
+        """Prepare.
+
+        Args:
+            inner: Takes the other records.
+            blocked: The blocked keys.
+            delay: Writes records to the retry topic, as if they had failed.
+        """
+        self._inner = inner
+        self._blocked = blocked
+        self._delay = delay
+
+    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
+        """Deliver the records whose keys are free, and delay the others; those have ended here.
+
+        Raises:
+            DeliveryError: No record has ended. If one has, the replies tell which have not.
+        """
+        await self._blocked.catch_up(delivery)
+        free, blocked = [], []
+        for record in delivery.records:
+            waiting = self._blocked.of(record) if record.key is not None else _NONE
+            if not waiting:
+                free.append(record)
+            elif record.offset in waiting or record.offset > max(waiting):
+                blocked.append(record)
+        replies = await self._delay_all(delivery, blocked) if blocked else {}
+        if free:
+            try:
+                answered = await self._inner.deliver(delivery._replace(records=free))
+            except DeliveryError as cause:
+                if len(free) + len(replies) == len(delivery.records):
+                    raise
+                answered = [not_taken(cause)] * len(free)
+            replies |= zip([record.offset for record in free], answered, strict=True)
+        return [replies.get(record.offset, DELEGATED) for record in delivery.records]
+
+    async def _delay_all(self, delivery: Delivery, records: Sequence[Record]) -> dict[int, Reply]:
+        """Write records to the retry topic; return replies for those that it did not take, by their offsets."""
+        try:
+            await self._delay([DeadLetter(record, delivery.group, 0, _BLOCKED, 0.0, 0.0) for record in records])
+        except DeadLetterFailed as failure:
+            missing = failure.parameters.get("missing", range(len(records)))
+            if len(missing) == len(delivery.records):
+                raise
+            return {records[index].offset: not_taken(failure) for index in missing}
+        return {}
+
+
+class StaleEntries(Service):
+    """Unblocks keys whose record is not in the retry topic and never will be.
+
+    An entry is written before its record. A seek past the record, a crash between the two writes, or the retention
+    of the retry topic leaves an entry without a record. It is stale when the source partition is
+    committed past the record and then the retry topic is committed past everything written by that time.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        blocked: BlockedKeys,
+        lanes: Mapping[TopicPartition, Lane],
+        ends: Callable[[], Awaitable[Offsets]],
+        committed: Callable[[], Awaitable[Offsets]],
+        clock: Clock,
+        late_seconds: float,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            name: Name of the service.
+            blocked: The blocked keys.
+            lanes: The source partitions of this process.
+            ends: Returns the ends of the retry topic.
+            committed: Returns what is committed there.
+            clock: Time.
+            late_seconds: How long a write of a process that died may still succeed.
+        """
+        super().__init__(name)
+        self._blocked, self._lanes, self._clock = blocked, lanes, clock
+        self._ends, self._committed, self._late_seconds = ends, committed, late_seconds
+
+    async def start(self) -> None:
+        self.spawn(self._watch(), "watch")
+
+    async def _watch(self) -> None:
+        while True:
+            await self._clock.sleep(_ROUND_SECONDS)
+            try:
+                await self._unblock_stale()
+            except HeadraceError as error:
+                log.info("%s: repeated in a minute: %s", self.name, error.description)
+
+    async def _unblock_stale(self) -> None:
+        passed = {
+            entry: self._lanes[entry.partition].tracker.epoch
+            for entry in islice(filter(self._is_passed, self._blocked.entries()), _MOST_ENTRIES)
+        }
+        if not passed:
+            return
+        await self._clock.sleep(self._late_seconds)
+        ends = await self._ends()
+        while passed:
+            committed = await self._committed()
+            await self._blocked.read_to_end()
+            left = {*self._blocked.entries()}
+            passed = {
+                entry: epoch for entry, epoch in passed.items() if entry in left and self._is_assigned(entry, epoch)
+            }
+            if all(committed.get(partition, 0) >= end for partition, end in ends.items()):
+                break
+            await self._clock.sleep(_ROUND_SECONDS)
+        for entry, epoch in passed.items():
+            # Each write takes time. The last record of a key comes first: one that is delivered again before one that
+            # waits counts as ended.
+            if not self._is_assigned(entry, epoch):
+                continue
+            await self._blocked.unblock(entry.record)
+            log.warning(
+                "%s: the key of offset %d of %s is free again: no record of it is in the retry topic",
+                self.name,
+                entry.offset,
+                entry.partition,
+            )
+
+    def _is_passed(self, entry: BlockedEntry) -> bool:
+        lane = self._lanes.get(entry.partition)
+        return lane is not None and lane.tracker.frontier > entry.offset
+
+    def _is_assigned(self, entry: BlockedEntry, epoch: int) -> bool:
+        """Whether the partition is in the same assignment; a seek back may bring the record again."""
+        lane = self._lanes.get(entry.partition)
+        return lane is not None and lane.tracker.epoch == epoch and not lane.condition.is_ending

@@ -1,0 +1,110 @@
+"""What the parts of one pump share: its settings, its counters, and what is delivered together."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Sequence, Sized
+from random import Random
+from typing import NamedTuple
+
+from headrace.config.consumers import BatchConfig, Ordering, RetryConfig
+from headrace.delivery.breaker import Breaker
+from headrace.delivery.limit import DeliveryRate
+from headrace.delivery.protocols import DeadLetter, DelayedRecord, Outcome
+from headrace.lifecycle import Clock
+from headrace.records import Record
+
+_NAMES = {
+    Outcome.DELIVERED: "delivered",
+    Outcome.DELEGATED: "delegated",
+    Outcome.DEAD_LETTER: "dead_letters",
+    Outcome.DELAYED: "delayed",
+    Outcome.SKIPPED: "skipped",
+    Outcome.SKIPPED_BY_HAND: "skipped_by_hand",
+    Outcome.GIVEN_UP: "given_up",
+}
+
+
+class Counts:
+    """What a pump has done since it began."""
+
+    def __init__(self) -> None:
+        self.ended = dict.fromkeys(_NAMES, 0)
+        """Records that ended, by outcome."""
+        self.taken = 0
+        """Records the source handed over."""
+        self.redeliveries = 0
+        """Attempts after the first, in records."""
+        self.refusals = 0
+        """Deliveries the destination as a whole did not take."""
+        self.gap = 0
+        """Offsets that were removed from the log before they were read, and passed because `on_gap` says so."""
+        self.spared = 0
+        """Records that had ended before a restart, a rebalance or a seek, and are not delivered again."""
+        self.abandoned = 0
+        """Records in flight when their partition had to be given up: so many duplicates to expect."""
+        self.late = 0
+        """Records that ended after their partition was given up; they are delivered again by its next owner."""
+
+    def read(self) -> dict[str, int]:
+        """Return every count by its name."""
+        others = {name: count for name, count in vars(self).items() if name != "ended"}
+        return {**others, **{_NAMES[outcome]: count for outcome, count in self.ended.items()}}
+
+
+@dataclasses.dataclass(slots=True)
+class PumpContext:
+    """What the lanes and the deliverer of one pump share."""
+
+    group: str
+    ordering: Ordering
+    ordered_null_keys: bool
+    batch: BatchConfig
+    """Size of deliveries; changes while the pump runs."""
+    retry: RetryConfig
+    clock: Clock
+    chance: Random
+    counts: Counts
+    breaker: Breaker
+    rate: DeliveryRate
+    lanes: Sized
+    """The lanes of the present assignment."""
+    later: Callable[[float, Callable[[], None]], asyncio.Task[None]]
+    """Calls something after a pause, unless the task is cancelled."""
+    delayed: Callable[[Record], DelayedRecord] | None
+    """In a pump of retry topics: decodes a record. Such records are delivered one by one, when they are due."""
+
+
+class Batch(NamedTuple):
+    """Records that are delivered together, and their history."""
+
+    records: Sequence[Record]
+    attempt: int = 1
+    first_failed_at: float = 0.0
+    """Seconds since the epoch; 0 before the first failure."""
+    refusals: int = 0
+    """How often the destination did not take these records though it took others."""
+    began_at: float = 0.0
+    """In order `key` and at the first attempt: when it was taken, by the monotonic clock."""
+    isolated: bool = False
+    """Whether it has a slow key, or one that may be."""
+
+
+class DeadLetterBatch(NamedTuple):
+    """Dead letters that are to be written; their records have not ended before."""
+
+    letters: Sequence[DeadLetter]
+
+    @property
+    def records(self) -> list[Record]:
+        return [letter.record for letter in self.letters]
+
+    @property
+    def attempt(self) -> int:
+        """Deliveries of the first record so far."""
+        return self.letters[0].attempts
+
+
+Work = Batch | DeadLetterBatch
+"""What a worker does for a lane."""

@@ -1,0 +1,369 @@
+"""Begins deliveries in turns, makes their attempts, and writes dead letters.
+
+Partitions take turns, and a busy one leaves slots for those that have nothing in flight. Workers are tasks: one is
+created when there is something to begin and no other is free, and ends when there is nothing to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from typing import Any
+
+from headrace.delivery.breaker import Failure
+from headrace.delivery.context import Batch, DeadLetterBatch, PumpContext, Work
+from headrace.delivery.lane import Lane
+from headrace.delivery.policy import Judged, judge, last_error
+from headrace.delivery.protocols import (
+    ACK,
+    DeadLetter,
+    DeadLetterWriter,
+    Delivery,
+    Destination,
+    EpochOf,
+    Outcome,
+    Reply,
+)
+from headrace.errors import DeadLetterFailed, DeliveryError
+from headrace.lifecycle.failpoints import reach
+from headrace.records import Record
+
+log = logging.getLogger(__name__)
+
+_RESERVED = 4
+"""One in so many slots is reserved for partitions with nothing in flight."""
+_SLOW_SECONDS = 5.0
+_ENDED = (Outcome.DELIVERED, Outcome.DELEGATED, Outcome.SKIPPED)
+
+
+class Deliverer:
+    """Delivers the records of all lanes of one pump."""
+
+    def __init__(
+        self,
+        context: PumpContext,
+        destination: Destination,
+        dead_letters: DeadLetterWriter | None,
+        *,
+        epoch_of: EpochOf,
+        spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]],
+        on_ended: Callable[[Lane, Sequence[Record], Outcome, Sequence[Reply]], None],
+        replay: str = "",
+        live: bool = True,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            context: Settings, counters, breaker and rate.
+            destination: Where records are delivered.
+            dead_letters: Writes what failed for good; None if dead letters are off.
+            epoch_of: Returns the epoch that deliveries of a partition carry.
+            spawn: Runs a coroutine as a task of the pump.
+            on_ended: Called with records of a lane that have ended.
+            replay: Id of the replay job; empty for deliveries of the group.
+            live: Whether one slot of the limit is reserved for this pump.
+        """
+        self.in_flight = self.last_turn = 0
+        self._context = context
+        self._limit = context.breaker.limit
+        self._destination, self._dead_letters = destination, dead_letters
+        self._epoch_of, self._spawn, self._on_ended, self._replay = epoch_of, spawn, on_ended, replay
+        self._turns: deque[Lane] = deque()
+        self._queued: set[Lane] = set()
+        self._busy = 0
+        """Lanes with something in flight."""
+        self._workers: dict[asyncio.Task[None], tuple[Lane, int]] = {}
+        self._limit.join(self, live=live)
+
+    def offer(self, lane: Lane) -> None:
+        """Begin deliveries; a lane may have something to begin."""
+        self._queue(lane)
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin what may begin now, in this pump or in others that share the limit."""
+        self._limit.begin()
+
+    def close(self) -> None:
+        """Begin nothing more."""
+        self._limit.leave(self)
+        self._limit.begin()
+
+    # Turns -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def waits(self) -> bool:
+        return bool(self._turns)
+
+    def begin_one(self) -> bool:
+        lane = self._next()
+        if lane is None:
+            return False
+        work, attempt_id = self._take(lane)
+        self._queue(lane)
+        worker = self._spawn(self._work(lane, work, attempt_id), "delivery")
+        self._enter(worker, lane, work, attempt_id)
+        worker.add_done_callback(self._worker_ended)
+        return True
+
+    def _queue(self, lane: Lane) -> None:
+        if lane not in self._queued and lane.startable:
+            self._queued.add(lane)
+            self._turns.append(lane)
+
+    def _next(self) -> Lane | None:
+        """Return the lane whose turn it is, if a delivery may begin; it is no longer queued."""
+        turns, context = self._turns, self._context
+        if not turns:
+            return None
+        # A worker that writes dead letters has no slot of the limit.
+        free = self._limit.free_for(self) - (len(self._workers) - self.in_flight)
+        if free <= 0 or not context.breaker.admits or not context.rate.admits:
+            return None
+        for _ in range(len(turns)):
+            lane = turns.popleft()
+            startable = lane.startable
+            if startable and lane.in_flight and self._is_reserved(free):
+                turns.append(lane)
+                continue
+            self._queued.discard(lane)
+            if startable:
+                return lane
+        return None
+
+    def _is_reserved(self, free: int) -> bool:
+        """Whether the free slots are reserved for lanes with nothing in flight."""
+        return free <= min(self._limit.concurrency // _RESERVED, len(self._context.lanes) - self._busy)
+
+    def _take(self, lane: Lane) -> tuple[Work, int]:
+        """Return the next work of a lane, and its attempt id; 0 for dead letters, which the limit does not count."""
+        work = lane.take()
+        if isinstance(work, DeadLetterBatch):
+            return work, 0
+        self._context.rate.take(len(work.records))
+        self._limit.take(self)
+        return work, self._context.breaker.begin()
+
+    def _enter(self, worker: asyncio.Task[None], lane: Lane, work: Work, attempt_id: int) -> None:
+        self._workers[worker] = lane, attempt_id
+        self._busy += not lane.in_flight
+        lane.begin(worker, work)
+
+    async def _work(self, lane: Lane, work: Work, attempt_id: int) -> None:
+        worker = asyncio.current_task()
+        assert worker
+        if attempt_id and self._context.breaker.stops(attempt_id):
+            lane.give_back(work)
+            return  # `_worker_ended` does the rest
+        while True:
+            letters = work if isinstance(work, DeadLetterBatch) else await self._attempt(lane, work, attempt_id)
+            if letters:
+                if letters is not work:
+                    lane.replace(worker, letters)
+                await self._write_dead_letters(lane, letters)
+            self._leave(worker)
+            self._queue(lane)
+            following = None if self._limit.others_wait(self) else self._next()
+            if following is None:
+                self.begin()
+                return
+            lane = following
+            work, attempt_id = self._take(lane)
+            self._enter(worker, lane, work, attempt_id)
+            self.offer(lane)
+
+    def _leave(self, worker: asyncio.Task[None]) -> Lane | None:
+        lane, attempt_id = self._workers.pop(worker, (None, 0))
+        if lane:
+            lane.leave(worker)
+            self._busy -= not lane.in_flight
+            if attempt_id:
+                self._limit.give_back(self)
+                self._context.breaker.leave(attempt_id)
+        return lane
+
+    def _worker_ended(self, worker: asyncio.Task[None]) -> None:
+        # A worker that was cancelled, stopped before it began, or failed by a defect has not left yet.
+        if lane := self._leave(worker):
+            self.offer(lane)
+
+    # One attempt -----------------------------------------------------------------------------------------------------
+
+    async def _attempt(self, lane: Lane, batch: Batch, attempt_id: int) -> DeadLetterBatch | None:
+        """Deliver a batch; return the dead letters that are to be written.
+
+        A destination that is down uses up no attempt.
+        """
+        context, records = self._context, batch.records
+        partition = lane.partition
+        delivery = Delivery(context.group, partition, self._epoch_of(partition), records, batch.attempt, self._replay)
+        reach("delivery.before")
+        try:
+            replies = await self._destination.deliver(delivery)
+        except DeadLetterFailed as failure:
+            # Kafka did not take it, which proves nothing about the destination.
+            if not lane.is_fenced:
+                lane.try_later(batch._replace(refusals=batch.refusals + 1), failure.description)
+            return None
+        except DeliveryError as error:
+            reach("delivery.refused")
+            self._refused(lane, batch, attempt_id, error.description, error.wait_seconds)
+            return None
+        reach("delivery.after")
+        if lane.is_fenced:
+            context.counts.late += len(records)
+            return None
+        if replies.count(ACK) == len(records):
+            context.breaker.answered(attempt_id, len(records))
+            lane.succeeded(batch)
+            self._end(lane, records, Outcome.DELIVERED)
+            return None
+        return self._settle(lane, batch, attempt_id, replies)
+
+    def _refused(self, lane: Lane, batch: Batch, attempt_id: int, why: str, wait_seconds: float | None = None) -> bool:
+        """Keep a batch that the destination did not take; return whether the destination is to blame."""
+        self._context.counts.refusals += 1
+        if lane.is_fenced:
+            return False
+        if self._context.breaker.refused(attempt_id, why, wait_seconds):
+            lane.give_back(batch)
+            return True
+        lane.try_later(batch._replace(refusals=batch.refusals + 1), why)
+        return False
+
+    def _settle(self, lane: Lane, batch: Batch, attempt_id: int, replies: Sequence[Reply]) -> DeadLetterBatch | None:
+        """Do with each record what the policy decides; return the dead letters that are to be written."""
+        context, now, why = self._context, self._context.clock.time(), last_error(replies)
+        first = batch.first_failed_at or now
+        judged = judge(batch.records, replies, context.retry, attempt=batch.attempt, age_seconds=now - first)
+        failed = judged.get(Outcome.DEAD_LETTER, ())
+        again = _records(judged.get(Outcome.RETRY, ())) or _records(judged.get(Outcome.ROLL_BACK, ()))
+        if self._is_to_blame(lane, batch, attempt_id, judged, replies):
+            kept = again + [record for record, reply in failed if not reply.permanent]
+            if kept:
+                lane.give_back(batch._replace(records=sorted(kept, key=lambda record: record.offset)))
+            failed, again = [one for one in failed if one[1].permanent], []
+        elif Outcome.UNAVAILABLE not in judged:
+            lane.progressed()
+        for outcome in _ENDED:
+            if ended := judged.get(outcome):
+                replies_of = [reply for _, reply in ended] if outcome is Outcome.SKIPPED else ()
+                self._end(lane, _records(ended), outcome, replies_of)
+        if skipped := judged.get(Outcome.SKIPPED):
+            log.info("%s: skipped=%d by policy: %s", lane.label, len(skipped), why)
+        if again:
+            reach("retry.before")
+            context.counts.redeliveries += len(again)
+            text = f"offset {again[0].offset} failed {batch.attempt} of {context.retry.attempts} times"
+            lane.try_later(Batch(again, batch.attempt + 1, first), text)
+        if split := _records(judged.get(Outcome.SPLIT, ())):
+            text = f"{len(split)} records from offset {split[0].offset} on failed together: {why}"
+            lane.halve(batch._replace(records=split), text)
+        letters = [DeadLetter(record, context.group, batch.attempt, reply, first, now) for record, reply in failed]
+        return DeadLetterBatch(letters) if letters else None
+
+    def _is_to_blame(self, lane: Lane, batch: Batch, attempt_id: int, judged: Judged, replies: Sequence[Reply]) -> bool:
+        """Report replies to the breaker; return whether the destination is to blame for the failures."""
+        breaker, why = self._context.breaker, last_error(replies)
+        succeeded = len(judged.get(Outcome.DELIVERED, ())) + len(judged.get(Outcome.SKIPPED, ()))
+        if unavailable := judged.get(Outcome.UNAVAILABLE):
+            if succeeded:
+                breaker.answered(attempt_id, succeeded)
+            return self._refused(lane, batch._replace(records=_records(unavailable)), attempt_id, why)
+        if not any(reply.reached for reply in replies):
+            return False  # the destination saw none of them
+        # Records of retry topics were counted as failures at their first attempt. Counting them again would keep the
+        # breaker open in a process that delivers nothing else.
+        is_first = batch.attempt == 1 and not self._context.delayed
+        failures = _failures(batch, judged, replies) if is_first else []
+        return not breaker.answered(attempt_id, succeeded, failures, why)
+
+    def _end(self, lane: Lane, records: Sequence[Record], how: Outcome, replies: Sequence[Reply] = ()) -> None:
+        self._context.counts.ended[how] += len(records)
+        self._on_ended(lane, records, how, replies)
+
+    # Dead letters ----------------------------------------------------------------------------------------------------
+
+    async def _write_dead_letters(self, lane: Lane, batch: DeadLetterBatch) -> None:
+        """Write dead letters; a record whose dead letter is not acknowledged has not ended, and its lane backs off."""
+        letters, writer = batch.letters, self._dead_letters
+        if self._context.retry.last_retry:
+            for letter in letters:  # each is named, because nothing else holds it
+                failed = f"offset {letter.record.offset} failed {letter.attempts} times ({letter.reply.error})"
+                log.warning("%s: %s and is given up, because retry.last_retry is on", lane.label, failed)
+            return self._end_all(lane, letters, Outcome.GIVEN_UP)
+        if writer is None:
+            first = letters[0]
+            return lane.stop(
+                batch,
+                f"offset {first.record.offset} failed {first.attempts} times ({first.reply.error}) and dead letters "
+                "are off: repair the destination, or turn dead_letter.enabled on, and start again",
+            )
+        reach("letter.before")
+        result = await self._write(lane, writer, letters)
+        reach("letter.after")
+        if lane.is_fenced:
+            self._context.counts.late += len(letters)
+            return None
+        failure = result if isinstance(result, DeadLetterFailed) else None
+        delayed: Collection[int] = () if isinstance(result, DeadLetterFailed) else result
+        missing: Collection[int] = ()
+        if failure:
+            missing = failure.parameters.get("missing", range(len(letters)))
+            delayed = failure.parameters.get("delayed", ())
+        if len(missing) < len(letters):
+            lane.progressed()
+            dead = [letter for at, letter in enumerate(letters) if at not in delayed and at not in missing]
+            self._log_written(lane, dead, [letters[at] for at in delayed])
+            self._end_all(lane, dead, Outcome.DEAD_LETTER)
+            self._end_all(lane, [letters[at] for at in delayed], Outcome.DELAYED)
+        if failure:
+            if lane.condition.reason != failure.description:
+                log.warning("%s waits, so that no record is lost: %s", lane.label, failure.description)
+            lane.back_off(DeadLetterBatch([letters[at] for at in missing]), failure.description)
+        return None
+
+    async def _write(
+        self, lane: Lane, writer: DeadLetterWriter, letters: Sequence[DeadLetter]
+    ) -> DeadLetterFailed | Collection[int]:
+        """Write dead letters, and log if that takes long: Kafka may hold a write for minutes before it fails.
+
+        Returns the indexes of those that a retry topic took, or why the write failed.
+        """
+        why = f"dead letters={len(letters)} from offset {letters[0].record.offset} on are not acknowledged"
+        if not lane.condition.in_trouble:
+            lane.delay(why)
+        alarm = self._context.later(_SLOW_SECONDS, lambda: log.warning("%s waits, %s yet", lane.label, why))
+        try:
+            return await writer.write(letters) or ()
+        except DeadLetterFailed as failure:
+            return failure
+        finally:
+            alarm.cancel()
+
+    def _log_written(self, lane: Lane, dead: Sequence[DeadLetter], delayed: Sequence[DeadLetter]) -> None:
+        what = f"dead letters={len(dead)}" + (f", delayed={len(delayed)}" if delayed else "")
+        first = min([*dead, *delayed], key=lambda letter: letter.record.offset)
+        level = logging.WARNING if dead else logging.INFO
+        offset, error = first.record.offset, first.reply.error
+        log.log(level, "%s: %s, the first is offset %d: %s", lane.label, what, offset, error)
+
+    def _end_all(self, lane: Lane, letters: Sequence[DeadLetter], how: Outcome) -> None:
+        if letters:
+            self._end(lane, [letter.record for letter in letters], how, [letter.reply for letter in letters])
+
+
+def _failures(batch: Batch, judged: Judged, replies: Sequence[Reply]) -> list[Failure]:
+    """Return first failures that count against the destination; records that it never received do not."""
+    partition = batch.records[0].topic_partition
+    if split := judged.get(Outcome.SPLIT):
+        return [(partition, split[0][0].offset, len(split))]
+    skipped = {record.offset for record, _ in judged.get(Outcome.SKIPPED, ())}
+    failed = [r for r, reply in zip(batch.records, replies, strict=True) if reply.error and not reply.permanent]
+    return [(partition, record.offset, 1) for record in failed if record.offset not in skipped]
+
+
+def _records(judged: Sequence[tuple[Record, Reply]]) -> list[Record]:
+    return [record for record, _ in judged]

@@ -1,0 +1,262 @@
+"""Retry topics: a record that has used up its attempts waits in a topic of its delay, and is delivered again when due.
+
+Key, value and the record's own headers stay byte for byte; its origin and due time are in headers after them. All
+records of a topic wait equally long, so they are due in the order of the topic.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from headrace.config.consumers import RetryConfig
+from headrace.delivery.blocked_keys import BlockedKeys
+from headrace.delivery.dead_letter import iso, write_each
+from headrace.delivery.policy import action_of
+from headrace.delivery.protocols import (
+    DELEGATED,
+    DeadLetter,
+    DeadLetterWriter,
+    DelayedRecord,
+    Delivery,
+    Destination,
+    EpochOf,
+    Reply,
+    no_epoch,
+)
+from headrace.errors import DeadLetterFailed, HeadraceError, RecordTooLarge
+from headrace.lifecycle import Clock
+from headrace.records import Header, OutgoingRecord, Record, TopicPartition
+
+PREFIX = "headrace.retry."
+_NAMES = tuple(
+    PREFIX + name
+    for name in ("topic", "partition", "offset", "timestamp", "attempts", "first_failure", "error", "due", "parked")
+)
+_ERROR_BYTES = 256
+
+
+class RetryTopics:
+    """Writes failed records to the next retry topic, and those that have been through all of them as dead letters."""
+
+    def __init__(
+        self,
+        group: str,
+        retry: RetryConfig,
+        produce: Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Any]]],
+        clock: Clock,
+        *,
+        dead_letters: DeadLetterWriter | None,
+        blocked: BlockedKeys | None = None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            group: Group of the consumer the records come from.
+            retry: Delays, deadline, and what counts as failed for good.
+            produce: Writes records; returns an error in the place of each that failed.
+            clock: For due times.
+            dead_letters: Where records go after the last retry topic; without it their partition is stalled.
+            blocked: Keys whose order is kept across the delay.
+        """
+        self.group = group
+        self.retry = retry
+        self.blocked = blocked
+        self._produce = produce
+        self._clock = clock
+        self._dead_letters = dead_letters
+        self._topics = retry.tier_topics(group)
+        self._unmarked: set[tuple[TopicPartition, int]] = set()  # of retry topics: ended, but their keys are blocked
+
+    async def write(self, letters: Sequence[DeadLetter]) -> Collection[int]:
+        """See `DeadLetterWriter`. What is too large for its retry topic becomes a dead letter."""
+        now = self._clock.time()
+        letters, copies = list(letters), dict[int, Record]()
+        levels: dict[int, int] = {}
+        for index, letter in enumerate(letters):
+            topic, level = letter.record.topic, 0
+            if topic in self._topics:
+                copies[index] = letter.record
+                letters[index] = letter = letter._replace(record=delayed_of(letter.record).origin, group=self.group)
+                level = self._topics.index(topic) + 1
+            if self._may_delay(letter, level, now):
+                levels[index] = level
+        failed = await self._delay(letters, levels, now) if levels else {}
+        delayed = [index for index in levels if index not in failed]
+        too_large = [index for index, why in failed.items() if isinstance(why, RecordTooLarge)]
+        # One that was never delivered is no dead letter: it waits for its key in its own topic.
+        dead = [index for index in range(len(letters)) if index not in levels]
+        dead += [index for index in too_large if letters[index].attempts]
+        failed = {index: why for index, why in failed.items() if index not in dead}
+        unwritten = [index for index in dead if not (index in copies and self.has_ended(copies[index]))]
+        failed |= await self._write_dead_letters(letters, unwritten) if unwritten else {}
+        for index in too_large:
+            if index not in failed or index not in dead:
+                with contextlib.suppress(DeadLetterFailed):
+                    await self.unblock(letters[index].record)
+        failed |= await self._end_all({index: copy for index, copy in copies.items() if index not in failed})
+        if failed:
+            why = next(iter(failed.values())).description
+            raise DeadLetterFailed(why, missing=[*failed], delayed=[index for index in delayed if index not in failed])
+        return delayed
+
+    async def _end_all(self, copies: Mapping[int, Record]) -> dict[int, HeadraceError]:
+        """Unblock the keys of records of a retry topic; return why that failed, by index."""
+        problems: dict[int, HeadraceError] = {}
+        for index, copy in copies.items():
+            try:
+                await self.end(copy)
+            except DeadLetterFailed as failure:
+                problems[index] = failure
+        return problems
+
+    def delayed(self, copy: Record) -> DelayedRecord:
+        """Decode a record of a retry topic, with its longest wait."""
+        if copy.topic not in self._topics:
+            return delayed_of(copy)
+        return delayed_of(copy)._replace(delay_seconds=self.retry.tiers[self._topics.index(copy.topic)])
+
+    def has_ended(self, copy: Record) -> bool:
+        """Whether a record of a retry topic was delivered or dead-lettered, and only its key is still blocked."""
+        return (copy.topic_partition, copy.offset) in self._unmarked
+
+    async def end(self, copy: Record) -> None:
+        """Unblock the key of a record of a retry topic, which has ended.
+
+        Raises:
+            DeadLetterFailed: It is not written. `has_ended` is true until it is, so nothing is delivered twice.
+        """
+        delayed = delayed_of(copy)
+        if self.blocked and delayed.entry is not None:
+            identity = (copy.topic_partition, copy.offset)
+            self._unmarked.add(identity)
+            await self.blocked.unblock(delayed.origin)
+            self._unmarked.discard(identity)
+
+    async def unblock(self, origin: Record) -> None:
+        """Unblock the key of a record that is skipped, whether or not it has reached a retry topic.
+
+        Raises:
+            DeadLetterFailed: The tombstone is not written; so the record has not ended.
+        """
+        if self.blocked:
+            await self.blocked.unblock(origin)
+
+    def _may_delay(self, letter: DeadLetter, level: int, now: float) -> bool:
+        retry = self.retry
+        if level >= len(retry.tiers) or action_of(letter.reply, retry) != "retry":
+            return False
+        first = letter.first_failed_at or now
+        return not retry.deadline_seconds or now + retry.tiers[level] <= first + retry.deadline_seconds
+
+    async def _delay(
+        self, letters: Sequence[DeadLetter], levels: Mapping[int, int], now: float
+    ) -> dict[int, HeadraceError]:
+        """Write records to their retry topics, and before that the entries that block their keys.
+
+        Returns:
+            Why records are not written, by index.
+        """
+        records = {index: letters[index].record for index in levels}
+        keyed = [index for index, record in records.items() if record.key is not None]
+        entries: dict[int, int] = {}
+        if self.blocked and keyed:
+            try:
+                entries = dict(zip(keyed, await self.blocked.block([records[p] for p in keyed]), strict=True))
+            except DeadLetterFailed as failure:
+                return dict.fromkeys(levels, failure)
+        outgoing = []
+        for index, level in levels.items():
+            record, due = records[index], now + self.retry.tiers[level]
+            headers = [*record.headers, *delayed_headers(letters[index], due, entries.get(index))]
+            outgoing.append(OutgoingRecord(self._topics[level], record.key, record.value, headers))
+        results = zip(levels, await write_each(self._produce, outgoing), strict=True)
+        return {index: result for index, result in results if isinstance(result, HeadraceError)}
+
+    async def _write_dead_letters(
+        self, letters: Sequence[DeadLetter], indexes: Sequence[int]
+    ) -> dict[int, HeadraceError]:
+        """Write dead letters; return why some are not written, by index."""
+        if self._dead_letters is None:
+            first = letters[indexes[0]]
+            off = DeadLetterFailed(
+                f"offset {first.record.offset} of {first.record.topic_partition} failed {first.attempts} times "
+                f"({first.reply.error}) and dead letters are off: repair the destination, or turn "
+                "dead_letter.enabled on, and start again"
+            )
+            return dict.fromkeys(indexes, off)
+        try:
+            await self._dead_letters.write([letters[index] for index in indexes])
+        except DeadLetterFailed as failure:
+            missing = failure.parameters.get("missing", range(len(indexes)))
+            return dict.fromkeys([indexes[index] for index in missing], failure)
+        return {}
+
+
+class RetryTopicDestination:
+    """Delivers the records of retry topics as they were at their origin, one by one."""
+
+    def __init__(self, inner: Destination, topics: RetryTopics, epoch_of: EpochOf = no_epoch) -> None:
+        """Prepare; `epoch_of` returns the live epochs of the partitions that the records came from."""
+        self._inner, self._epoch_of = inner, epoch_of
+        self._topics = topics
+
+    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
+        """Deliver; a record that has ended while its copy was still in the retry topic is not delivered again."""
+        return [await self._deliver(delivery, record) for record in delivery.records]
+
+    async def _deliver(self, delivery: Delivery, copy: Record) -> Reply:
+        topics, delayed = self._topics, delayed_of(copy)
+        origin, reply = delayed.origin, DELEGATED
+        if topics.blocked and delayed.entry is not None:
+            await topics.blocked.catch_up(delivery, delayed.entry)
+            if origin.offset not in topics.blocked.of(origin):
+                return DELEGATED
+        if not topics.has_ended(copy):
+            partition = origin.topic_partition
+            one = delivery._replace(
+                group=topics.group, partition=partition, epoch=self._epoch_of(partition), records=[origin]
+            )
+            reply = (await self._inner.deliver(one))[0]
+        if not reply.error or action_of(reply, topics.retry) == "skip":
+            await topics.end(copy)
+        return reply
+
+
+def delayed_of(record: Record) -> DelayedRecord:
+    """Decode a record of a retry topic; one that Headrace did not write is its own origin."""
+    headers = record.headers
+    own, added = headers[: -len(_NAMES)], headers[-len(_NAMES) :]
+    if tuple(name for name, _ in added) != _NAMES:
+        return DelayedRecord(record)
+    try:
+        topic, partition, offset, timestamp, attempts, first, _, due, entry = ((v or b"").decode() for _, v in added)
+        origin = Record(
+            topic, int(partition), int(offset), int(timestamp), record.key, record.value, lambda: own, record.size_bytes
+        )
+        return DelayedRecord(origin, int(attempts), _seconds(first), _seconds(due), int(entry) if entry else None)
+    except ValueError:
+        return DelayedRecord(record)
+
+
+def delayed_headers(letter: DeadLetter, due: float, entry: int | None = None) -> list[Header]:
+    """Return the last headers of a record in a retry topic: its origin, history and due time."""
+    record = letter.record
+    texts = (
+        record.topic,
+        str(record.partition),
+        str(record.offset),
+        str(record.timestamp_ms),
+        str(letter.attempts),
+        iso(letter.first_failed_at) if letter.first_failed_at else "",
+        letter.reply.error,
+        iso(due),
+        "" if entry is None else str(entry),
+    )
+    return [(name, text.encode()[:_ERROR_BYTES]) for name, text in zip(_NAMES, texts, strict=True)]
+
+
+def _seconds(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp() if text else 0.0

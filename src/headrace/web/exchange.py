@@ -213,14 +213,12 @@ def _too_large(limit_bytes: int) -> PayloadTooLarge:
 class Reply:
     """A whole answer. A struct is encoded as JSON; bytes are sent as they are."""
 
-    def __init__(
-        self, body: object, status: int = 200, content_type: str = "application/json", headers: Headers = ()
-    ) -> None:
+    def __init__(self, body: object, status: int = 200, content_type: bytes = JSON, headers: Headers = ()) -> None:
         self.status = status
         self.body = body if isinstance(body, bytes) else msgspec.json.encode(body)
-        text = "; charset=utf-8" if content_type.startswith("text/") and "charset" not in content_type else ""
-        length = str(len(self.body)).encode()
-        self.headers = [(b"content-type", (content_type + text).encode()), (b"content-length", length), *headers]
+        if content_type.startswith(b"text/") and b"charset" not in content_type:
+            content_type += b"; charset=utf-8"
+        self.headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(self.body)), *headers]
 
     async def send(self, send: Send) -> None:
         """Send the answer."""

@@ -74,23 +74,23 @@ class DocumentEndpoints:
 
     @as_json.at("GET", "/spec.yaml", "getSpecification", summary="This document as YAML", answers={200: YAML})
     async def as_yaml(self, call: Call[None, DocumentQuery]) -> Reply:
-        return Reply(await run_blocking(_yaml, call.query.version), 200, YAML)
+        return Reply(await run_blocking(_yaml, call.query.version), 200, YAML.encode())
 
     @Endpoint("GET", "/specui.html", "getSpecificationPage", "This document to read and to try out", OPEN, {200: HTML})
     async def page(self, call: Call[None, None]) -> Reply:
-        return Reply(_PAGE, 200, HTML, headers=[(b"content-security-policy", _POLICY)])
+        return Reply(_PAGE, 200, HTML.encode(), headers=[(b"content-security-policy", _POLICY)])
 
     @Endpoint("GET", "/specui/start.js", "getStart", "Start of that page", OPEN, {200: SCRIPT}, described=False)
     async def start(self, call: Call[None, None]) -> Reply:
-        return Reply(_START, 200, SCRIPT)
+        return Reply(_START, 200, SCRIPT.encode())
 
     @start.at("GET", "/specui/swagger-ui-bundle.js", "getCode", summary="Code of that page")
     async def code(self, call: Call[None, None]) -> Reply:
-        return Reply(await _asset("swagger-ui-bundle.js"), 200, SCRIPT)
+        return Reply(await _asset("swagger-ui-bundle.js"), 200, SCRIPT.encode())
 
     @start.at("GET", "/specui/swagger-ui.css", "getStyle", summary="Style of that page", answers={200: STYLE})
     async def style(self, call: Call[None, None]) -> Reply:
-        return Reply(await _asset("swagger-ui.css"), 200, STYLE)
+        return Reply(await _asset("swagger-ui.css"), 200, STYLE.encode())
 
 
 ENDPOINTS: Final[Sequence[Endpoint]] = [

@@ -80,8 +80,8 @@ class HealthEndpoints:
                 f"/health/{self._service_id} (audit.service_id)"
             )
         ready = all(service.ready for service in self._readiness().values())
-        return Reply(b"OK" if ready else b"ERROR", 200 if ready else 400, TEXT)
+        return Reply(b"OK" if ready else b"ERROR", 200 if ready else 400, TEXT.encode())
 
     @Endpoint("GET", "/metrics", "getMetrics", "All metrics, for Prometheus", Rule((METRICS, ADMIN)), {200: TEXT})
     async def metrics(self, call: Call[None, None]) -> Reply:
-        return Reply(self._metrics.render(), 200, CONTENT_TYPE)
+        return Reply(self._metrics.render(), 200, CONTENT_TYPE.encode())

@@ -210,28 +210,17 @@ def _looks_like(schema: Any, known: Named) -> Callable[[Any], bool]:
     return fits
 
 
-def _array(schema: Any, known: Named) -> Convert:
-    inner = converter(schema["items"], known)
+def _collection(schema: Any, known: Named) -> Convert:
+    inner = converter(_element(schema), known)
+    is_array = schema["type"] == "array"
+    kind: type[Any] = list if is_array else dict
+    what = "an array" if is_array else "an object (map)"
 
     def convert(value: Any) -> Any:
-        if type(value) is not list:
-            expected("an array", value)
+        if type(value) is not kind:
+            expected(what, value)
         try:
-            return [inner(item) for item in value]
-        except Misfit as misfit:
-            raise misfit.under("[...]") from None
-
-    return convert
-
-
-def _map(schema: Any, known: Named) -> Convert:
-    inner = converter(schema["values"], known)
-
-    def convert(value: Any) -> Any:
-        if type(value) is not dict:
-            expected("an object (map)", value)
-        try:
-            return {key: inner(item) for key, item in value.items()}
+            return [inner(item) for item in value] if is_array else {key: inner(item) for key, item in value.items()}
         except Misfit as misfit:
             raise misfit.under("[...]") from None
 
@@ -315,8 +304,8 @@ _COMPOSED: Final[dict[str, Callable[[Any, Named], Convert]]] = {
     "error": _record,
     "enum": _enum,
     "fixed": _fixed,
-    "array": _array,
-    "map": _map,
+    "array": _collection,
+    "map": _collection,
 }
 
 

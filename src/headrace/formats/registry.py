@@ -11,7 +11,7 @@ import asyncio
 import base64
 import hashlib
 from collections.abc import Awaitable, Callable, Hashable, Iterable
-from typing import Annotated, Any, Generic, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple
 from urllib.parse import quote
 
 import aiohttp
@@ -22,7 +22,6 @@ from headrace.config.kafka import SchemaRegistryConfig
 from headrace.errors import FormatError, HeadraceError, RegistryUnavailable, SchemaInvalid, SchemaNotFound
 from headrace.lifecycle import Clock, Readiness, Service
 
-T = TypeVar("T")
 _CACHE_BYTES = 16_777_216
 _ENTRY_BYTES = 8192
 """Each entry counts for at least this, which bounds their number too."""
@@ -75,7 +74,7 @@ class SchemaRegistry:
         self._settings = settings
         self._url = settings.url.rstrip("/")
         self._session: aiohttp.ClientSession | None = None
-        self._cache: _AnswerCache[Any] = _AnswerCache(settings.latest_seconds, clock)
+        self._cache = _AnswerCache(settings.latest_seconds, clock)
 
     async def close(self) -> None:
         """Close every connection."""
@@ -261,16 +260,16 @@ class RegistryWatch(Service):
             await self._clock.sleep(_DOWN_WATCH_SECONDS if self._problem else _WATCH_SECONDS)
 
 
-class _AnswerCache(Generic[T]):
+class _AnswerCache:
     """Answers of the registry by typed key, with their age; a "not found" is an answer too."""
 
     def __init__(self, not_found_seconds: float, clock: Clock) -> None:
         self._clock = clock
         self._not_found_seconds = not_found_seconds
-        self._entries: LRUCache[Hashable, tuple[float, T | HeadraceError]] = LRUCache(_CACHE_BYTES, _size_of)
-        self._flights: dict[Hashable, asyncio.Future[T]] = {}
+        self._entries: LRUCache[Hashable, tuple[float, Any]] = LRUCache(_CACHE_BYTES, _size_of)
+        self._flights: dict[Hashable, asyncio.Future[Any]] = {}
 
-    async def get(self, key: Hashable, fresh_seconds: float, request: Callable[[], Awaitable[T]]) -> T:
+    async def get(self, key: Hashable, fresh_seconds: float, request: Callable[[], Awaitable[Any]]) -> Any:
         """Return the answer of a key; `request` is called if there is no fresh one."""
         known = self._entries.get(key)
         if known:
@@ -290,13 +289,13 @@ class _AnswerCache(Generic[T]):
         """Drop an answer."""
         self._entries.pop(key, None)
 
-    async def _share(self, key: Hashable, request: Callable[[], Awaitable[T]]) -> T:
+    async def _share(self, key: Hashable, request: Callable[[], Awaitable[Any]]) -> Any:
         flight = self._flights.get(key)
         if flight:
             return await asyncio.shield(flight)
         flight = self._flights[key] = asyncio.get_running_loop().create_future()
         # If this task is cancelled, the others get this error instead of a cancellation.
-        answer: T | HeadraceError = RegistryUnavailable("the look-up was broken off: send the request again")
+        answer: Any = RegistryUnavailable("the look-up was broken off: send the request again")
         try:
             answer = await request()
         except (FormatError, RegistryUnavailable) as error:
@@ -312,16 +311,16 @@ class _AnswerCache(Generic[T]):
             self._keep(key, answer)
         return _value(answer)
 
-    def _keep(self, key: Hashable, answer: T | HeadraceError) -> None:
+    def _keep(self, key: Hashable, answer: Any) -> None:
         self._entries[key] = self._clock.monotonic(), answer
 
 
-def _size_of(entry: tuple[float, object]) -> int:
+def _size_of(entry: tuple[float, Any]) -> int:
     text = len(entry[1].text) if isinstance(entry[1], RegisteredSchema) else 0
     return min(max(text, _ENTRY_BYTES), _CACHE_BYTES)
 
 
-def _value(answer: T | HeadraceError) -> T:
+def _value(answer: Any) -> Any:
     if isinstance(answer, HeadraceError):
         raise answer.with_traceback(None)  # the shared error would collect the frames of every caller
     return answer

@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn, Protocol
 
 import msgspec
 
-from headrace.errors import DecodeError, EncodeError, EnvironmentProblem, SchemaInvalid
+from headrace.errors import DecodeError, EncodeError
 
 _HEADER: Final = struct.Struct(">BI")
 _check_json = msgspec.json.Decoder(msgspec.Raw).decode
@@ -41,13 +41,6 @@ class Codec(Protocol):
         Raises:
             DecodeError: The bytes are not of this format.
         """
-
-
-class SchemaCodec(Codec, Protocol):
-    """A codec of one schema."""
-
-    record_name: str
-    """Name of the schema's record, message or title, for subject strategies that use it; empty without one."""
 
 
 class Misfit(Exception):
@@ -162,46 +155,3 @@ def unframe(data: bytes) -> tuple[int, bytes]:
             "they were not written through a schema registry, so read them in another format"
         )
     return schema_id, data[_HEADER.size :]
-
-
-def compile_schema(
-    schema_type: str,
-    text: str,
-    references: Mapping[str, str],
-    message: str | None = None,
-    *,
-    plain_unions: bool = False,
-) -> SchemaCodec:
-    """Return the codec of a schema; keep it, because compiling takes milliseconds.
-
-    Args:
-        schema_type: `AVRO`, `JSON` or `PROTOBUF`.
-        text: The schema.
-        references: Texts of the referenced schemas by name, each after those that it refers to itself.
-        message: Of a Protobuf schema: full name of the message type to write; None for the first.
-        plain_unions: Of an Avro schema: whether JSON has the values of unions without the branch's name.
-
-    Raises:
-        SchemaInvalid: No such type, or the text is not usable.
-        EnvironmentProblem: The library of the format is not installed.
-    """
-    try:  # each library is loaded with the first schema of its format
-        if schema_type == "AVRO":
-            from headrace.formats.codec_avro import AvroCodec
-
-            return AvroCodec(text, references.values(), plain_unions=plain_unions)
-        if schema_type == "JSON":
-            from headrace.formats.codec_jsonschema import JsonSchemaCodec
-
-            return JsonSchemaCodec(text, references)
-        if schema_type == "PROTOBUF":
-            from headrace.formats.codec_protobuf import ProtobufCodec
-
-            return ProtobufCodec(text, references, message)
-    except ImportError as cause:
-        extra = next(name for name, kind in SCHEMA_TYPES.items() if kind == schema_type)
-        raise EnvironmentProblem(
-            f"a schema of type {schema_type} is in use, and {cause.name} is not installed: "
-            f"pip install 'headrace[{extra}]', then start again"
-        ) from cause
-    raise SchemaInvalid(f"the registry holds a schema of type {schema_type}, which no format here reads")

@@ -14,13 +14,12 @@ from headrace.formats.codec import (
     SCHEMA_TYPES,
     Codec,
     JsonCodec,
-    SchemaCodec,
-    compile_schema,
     header_of,
     schema_id_of,
     unframe,
 )
 from headrace.formats.registry import Reference, RegisteredSchema, SchemaRegistry
+from headrace.formats.schema_codec import SchemaCodec, compile_schema
 
 _COMPILED_BYTES: Final = 4_194_304
 """Limit for the texts of compiled schemas; a codec takes several times the memory of its text."""

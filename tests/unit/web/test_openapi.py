@@ -18,7 +18,7 @@ from openapi_spec_validator import OpenAPIV30SpecValidator, OpenAPIV31SpecValida
 
 import headrace
 from headrace import errors
-from headrace.formats.codec import compile_schema
+from headrace.formats.schema_codec import compile_schema
 from headrace.lifecycle import Readiness
 from headrace.web.endpoint import JSON_BODY
 from headrace.web.openapi import document, errors_of

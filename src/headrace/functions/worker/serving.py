@@ -50,7 +50,7 @@ def _decoder_of(schema: wire.Schema) -> Decode:
         from headrace.formats.codec_avro import AvroCodec
 
         return AvroCodec(schema.text, schema.references.values()).decode_python
-    from headrace.formats.codec import compile_schema
+    from headrace.formats.schema_codec import compile_schema
 
     codec = compile_schema(schema.schema_type, schema.text, schema.references)
     return lambda payload: _decode_json(codec.decode(payload))

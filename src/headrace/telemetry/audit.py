@@ -119,6 +119,8 @@ class Audit(Service):
 
     async def drain(self, deadline: Deadline) -> None:
         self._draining.set()
+        if self._missing > self._reported_missing:
+            self._queue.empty.clear()  # the number of missing notes is still to be written
         self._queue.filled.set()
         await asyncio.wait_for(self._queue.empty.wait(), deadline.remaining_seconds)
 
@@ -296,11 +298,7 @@ class Audit(Service):
                 log.exception("audit: a defect, for which %d notes are lost", batch.number)
                 del lines[made:]
                 self._miss("lost", batch.number)
-        try:
-            lost = await self._target.write(lines)
-        except Exception:  # boundary: the user sees lost notes counted and logged, and work goes on
-            log.exception("audit: a defect, for which %d notes are lost", len(lines))
-            lost = len(lines)
+        lost = await self._store(lines)
         self._metrics.audit_notes("written", len(lines) - lost)
         self._miss("lost", lost)
 
@@ -309,5 +307,13 @@ class Audit(Service):
         missing = self._missing
         note = self._note("DROPPED", "FAILURE", reason="notes that are missing before this one")
         note.id, note.count = new_correlation_id().decode(), missing - self._reported_missing
-        if not await self._target.write([note.line]):
+        if not await self._store([note.line]):
             self._reported_missing = missing
+
+    async def _store(self, lines: Sequence[Line]) -> int:
+        """Have lines written, and return how many are lost."""
+        try:
+            return await self._target.write(lines)
+        except Exception:  # boundary: the user sees lost notes counted and logged, and work goes on
+            log.exception("audit: a defect, for which %d notes are lost", len(lines))
+            return len(lines)

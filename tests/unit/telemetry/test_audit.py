@@ -317,6 +317,29 @@ def test_missing_notes_are_alarmed_at_once_and_then_once_a_minute(caplog: pytest
     assert [text.split()[1] for text in alarms] == ["1", "61", "121"]
 
 
+def test_a_drain_reports_what_is_missing_also_without_further_notes() -> None:
+    """And a defect of the target does not end the audit."""
+
+    async def main() -> None:
+        target, clock = Target(), ManualClock()
+        audit = Audit(AuditConfig(to="file"), target, Metrics(), clock)
+        await audit.start()
+        for _ in range(101):
+            audit.refused("GET /", "127.0.0.1", AuthTokenScopeMismatch())
+        await asyncio.sleep(0.2)
+        for _ in range(3):
+            audit.refused("GET /", "127.0.0.1", AuthTokenScopeMismatch())
+        await audit.drain(Deadline(clock, 1))
+        assert sum(note["count"] for note in target.notes if note["auditType"] == "DROPPED") == 4
+        target.write = None  # type: ignore[assignment, method-assign]
+        audit.control("pause", "reactive orders")
+        await audit.drain(Deadline(clock, 1))
+        assert audit.death is None
+        await audit.stop()
+
+    asyncio.run(main())
+
+
 def test_a_note_that_cannot_be_made_is_lost_and_work_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     """It is counted, and what comes after it is noted."""
 

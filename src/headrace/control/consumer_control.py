@@ -36,7 +36,6 @@ _PENDING = (
     "no process of this deployment has run it yet for the pending partitions: none has them now, or it is busy; the "
     "command waits for one. DELETE cancels it"
 )
-_COMMITTED_SECONDS = 5.0
 
 Entry = Mapping[str, Any]
 
@@ -257,8 +256,6 @@ class ConsumerControl(Reconciler):
             )
             if outcomes:
                 await self.table.put_all(outcomes)
-                if any(entry["outcome"] == "skipped" for entry in outcomes.values()):
-                    await self._clock.sleep(_COMMITTED_SECONDS)  # until its commit is certain
                 if finished := [key for key, entry in outcomes.items() if entry["outcome"] != "will be skipped"]:
                     await self.table.put_all(dict.fromkeys(finished))
             del self._unwritten[consumer.name]

@@ -48,7 +48,7 @@ class Command(NamedTuple):
     @property
     def is_finished(self) -> bool:
         """Whether nothing is left to do; a record that will be skipped is left."""
-        return self.outcome not in ("", "skipped", "will be skipped")
+        return self.outcome not in ("", "will be skipped")
 
 
 def key_of(prefix: str, *parts: object) -> str:

@@ -191,7 +191,6 @@ async def ask(
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test waits."""
-    monkeypatch.setattr(consumer_control, "_COMMITTED_SECONDS", 0.0)
     monkeypatch.setattr(consumer_control, "_AGAIN_SECONDS", 0.001)
 
 

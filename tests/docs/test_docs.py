@@ -34,7 +34,7 @@ from headrace.pipelines.load import load_pipeline
 from headrace.records import Record
 from headrace.sidecar import produce_answer
 from headrace.sidecar.reactive.http_destination import _WRITERS, HttpDestination
-from headrace.sidecar.reactive.stored import Stored
+from headrace.sidecar.reactive.payload_decoder import PayloadDecoder
 from headrace.telemetry.metrics import BY_NAME
 
 ROOT = Path(__file__).parents[2]
@@ -247,7 +247,7 @@ def test_the_backends_shown_take_what_their_mode_sends(mode: Any, tmp_path: Path
     try:
         server.wait_until(lambda: not is_free(port), 60)
         codecs = Codecs(None)  # type: ignore[arg-type]
-        stored = Stored(codecs.for_reading("string"), "string", codecs.for_reading("json"), "json")
+        stored = PayloadDecoder(codecs.for_reading("string"), "string", codecs.for_reading("json"), "json")
         backend = BackendConfig(url=f"http://127.0.0.1:{port}/", mode=mode)
         record = Record("parcels", 0, 0, 1767225600000, b"p1", b'{"grams": 250}')
         delivery = Delivery("tracking", record.topic_partition, 1, [record], 1)

@@ -27,10 +27,10 @@ from headrace.pipelines.load import load_pipelines
 from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.spec import PipelineSpec
 from headrace.security import BackendTlsFiles
-from headrace.sidecar.reactive.health_wait import AfterHealth
+from headrace.sidecar.reactive.external_offsets import ExternalOffsets
+from headrace.sidecar.reactive.healthy_start import StartWhenHealthy
 from headrace.sidecar.reactive.http_destination import HttpDestination
-from headrace.sidecar.reactive.kept_offsets import KeptOffsets
-from headrace.sidecar.reactive.stored import Stored
+from headrace.sidecar.reactive.payload_decoder import PayloadDecoder
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class Assembly:
         tls, destination = self._backend(label, reactive)
         dead_letters = self._dead_letters(reactive.dead_letter, reactive.topics)
         matches = self._matches(reactive)
-        offsets_of = KeptOffsets(destination.client, backend.offsets_path).ask if backend.offsets_path else None
+        offsets_of = ExternalOffsets(destination.client, backend.offsets_path).ask if backend.offsets_path else None
         hooks = PumpHooks(on_ended=context.on_ended("REACTIVE_CONSUMER", reactive.group))
         retries: list[Service] = []
         retry_pump = None
@@ -144,15 +144,15 @@ class Assembly:
     def _backend(self, label: str, reactive: ReactiveConsumerConfig) -> tuple[list[BackendTlsFiles], HttpDestination]:
         backend, codecs, clock = reactive.backend, self._context.codecs, self._context.clock
         keys, values = codecs.for_reading(reactive.key_format), codecs.for_reading(reactive.value_format)
-        stored = Stored(keys, reactive.key_format, values, reactive.value_format)
+        payloads = PayloadDecoder(keys, reactive.key_format, values, reactive.value_format)
         tls = [BackendTlsFiles(f"{label} backend.tls", backend.tls, clock)] if backend.secure else []
         tls_context = tls[0].context if tls else None
-        return tls, HttpDestination(f"{label} backend", backend, reactive.retry, stored, clock, tls_context)
+        return tls, HttpDestination(f"{label} backend", backend, reactive.retry, payloads, clock, tls_context)
 
     def _when_healthy(self, consumer: Service, destination: HttpDestination, backend: BackendConfig) -> Service:
         if backend.health is None:
             return consumer
-        return AfterHealth(consumer, destination.client, backend.health, self._context.clock)
+        return StartWhenHealthy(consumer, destination.client, backend.health, self._context.clock)
 
     def _matches(self, reactive: ReactiveConsumerConfig) -> Callable[[str], bool] | None:
         matches, may_read = self.internal.fits_of(reactive), self._may_read

@@ -13,7 +13,7 @@ from headrace.control.consumer_control import ConsumerControl
 from headrace.control.entries import Command, iso_time, paused_text
 from headrace.control.lag import PartitionLag
 from headrace.control.running_consumer import RunningConsumer
-from headrace.delivery import status as live
+from headrace.delivery.status import PartitionStatus
 from headrace.errors import HeadraceError
 from headrace.lifecycle import Clock
 from headrace.records import TopicPartition
@@ -223,7 +223,7 @@ class ConsumerStatuses:
     def _here(
         self,
         partition: TopicPartition,
-        here: live.PartitionStatus,
+        here: PartitionStatus,
         lag: PartitionLag | None,
         hold: Pause | None,
         why: str,

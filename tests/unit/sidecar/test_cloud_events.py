@@ -16,7 +16,7 @@ from headrace.errors import DecodeError
 from headrace.formats.codecs import Codecs
 from headrace.records import Header, Record, TopicPartition
 from headrace.sidecar.reactive.cloud_events import binary, structured
-from headrace.sidecar.reactive.stored import Stored
+from headrace.sidecar.reactive.payload_decoder import PayloadDecoder
 
 DELIVERY = Delivery("g", TopicPartition("orders", 3), 5, [], 2)
 CODECS = Codecs(None)  # type: ignore[arg-type]
@@ -24,9 +24,9 @@ EVENT = {"specversion": "1.0", "id": "e 1", "source": "/shop/\u00e4", "type": "s
 STRUCTURED: list[Header] = [("content-type", b"application/cloudevents+json; charset=UTF-8")]
 
 
-def stored(key_format: str = "string", value_format: str = "json") -> Stored:
+def stored(key_format: str = "string", value_format: str = "json") -> PayloadDecoder:
     keys, values = CODECS.for_reading(key_format), CODECS.for_reading(value_format)
-    return Stored(keys, key_format, values, value_format)
+    return PayloadDecoder(keys, key_format, values, value_format)
 
 
 def record(value: bytes | None, headers: list[Header] | None = None, key: bytes | None = None, at: int = 0) -> Record:
@@ -38,13 +38,13 @@ def as_binary(content_type: bytes | None = b"application/json") -> list[Header]:
     return [*attributes, *([("content-type", content_type)] if content_type else [])]
 
 
-def event(sent: Record, read: Stored | None = None) -> Any:
+def event(sent: Record, read: PayloadDecoder | None = None) -> Any:
     body, lines = structured(read or stored(), DELIVERY, [sent])
     assert lines[0] == ("Content-Type", "application/cloudevents+json")
     return json.loads(body)
 
 
-def request(sent: Record, read: Stored | None = None) -> tuple[bytes, dict[str, str]]:
+def request(sent: Record, read: PayloadDecoder | None = None) -> tuple[bytes, dict[str, str]]:
     body, lines = binary(read or stored(), DELIVERY, [sent])
     return body, {name: value for name, value in lines if name.startswith("ce-") or name == "Content-Type"}
 

@@ -18,7 +18,7 @@ from headrace.lifecycle.clock import ManualClock
 from headrace.records import Record, TopicPartition
 from headrace.sidecar.reactive.connection import Answer
 from headrace.sidecar.reactive.http_destination import HttpDestination
-from headrace.sidecar.reactive.stored import Stored
+from headrace.sidecar.reactive.payload_decoder import PayloadDecoder
 
 CODECS = Codecs(None)  # type: ignore[arg-type]
 ONE = b'[{"processed":true}]'
@@ -45,7 +45,7 @@ class FakeClient:
 
 def destination(client: FakeClient, mode: Any = "results", **retry: Any) -> HttpDestination:
     backend = BackendConfig(url="http://localhost/", mode=mode)
-    stored = Stored(CODECS.for_reading("string"), "string", CODECS.for_reading("json"), "json")
+    stored = PayloadDecoder(CODECS.for_reading("string"), "string", CODECS.for_reading("json"), "json")
     made = HttpDestination("backend", backend, RetryConfig(**retry), stored, ManualClock(1_800_000_000))
     made.client = client  # type: ignore[assignment]
     return made
@@ -175,7 +175,7 @@ def test_a_registry_that_is_down_costs_nobody_an_attempt(monkeypatch: pytest.Mon
     async def prepare(_: Any, __: Any) -> None:
         raise RegistryUnavailable("it hangs")
 
-    monkeypatch.setattr(Stored, "prepare", prepare)
+    monkeypatch.setattr(PayloadDecoder, "prepare", prepare)
     with pytest.raises(DestinationUnavailable, match="waiting for the schema registry: it hangs"):
         deliver(destination(FakeClient(200)), TWO)
 

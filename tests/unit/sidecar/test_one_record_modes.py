@@ -18,8 +18,8 @@ from headrace.errors import DecodeError
 from headrace.formats.codecs import Codecs
 from headrace.records import Header, Record, TopicPartition
 from headrace.sidecar.reactive.cloud_events import binary, structured
+from headrace.sidecar.reactive.payload_decoder import PayloadDecoder
 from headrace.sidecar.reactive.single import safe, single
-from headrace.sidecar.reactive.stored import Stored
 
 DELIVERY = Delivery("g", TopicPartition("orders", 3), 5, [], 2)
 PARENT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -27,9 +27,9 @@ CODECS = Codecs(None)  # type: ignore[arg-type]
 VISIBLE = re.compile(r"[!-~][ -~]*")
 
 
-def stored(key_format: str = "string", value_format: str = "json") -> Stored:
+def stored(key_format: str = "string", value_format: str = "json") -> PayloadDecoder:
     keys, values = CODECS.for_reading(key_format), CODECS.for_reading(value_format)
-    return Stored(keys, key_format, values, value_format)
+    return PayloadDecoder(keys, key_format, values, value_format)
 
 
 def record(
@@ -38,7 +38,7 @@ def record(
     return Record("orders", 3, 7, timestamp, key, value, lambda: headers)
 
 
-def headers_of(sent: Record, read: Stored | None = None, write: Any = single) -> dict[str, str]:
+def headers_of(sent: Record, read: PayloadDecoder | None = None, write: Any = single) -> dict[str, str]:
     lines = write(read or stored(), DELIVERY, [sent])[1]
     names = [name.lower() for name, _ in lines]
     assert len(names) == len(set(names))
@@ -109,7 +109,7 @@ class Decoded:
 
 def test_a_value_with_a_schema_is_sent_as_json() -> None:
     """Its stored bytes mean nothing to who has no registry."""
-    read = Stored(CODECS.for_reading("string"), "string", Decoded(), "avro")  # type: ignore[arg-type]
+    read = PayloadDecoder(CODECS.for_reading("string"), "string", Decoded(), "avro")  # type: ignore[arg-type]
     body, lines = single(read, DELIVERY, [record(b"\x00\x00\x00\x00\x01\x02")])
     assert (body, dict(lines)["Content-Type"]) == (b'{"n":1}', "application/json")
     assert single(read, DELIVERY, [record(None)])[0] == b""

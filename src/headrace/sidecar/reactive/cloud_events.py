@@ -19,8 +19,8 @@ from headrace.errors import DecodeError
 from headrace.formats.codec import JsonCodec
 from headrace.records import Record
 from headrace.sidecar.reactive.envelope import delivery_id
+from headrace.sidecar.reactive.payload_decoder import PayloadDecoder
 from headrace.sidecar.reactive.single import Request, delivery_headers, headers_text, safe, trace_of
-from headrace.sidecar.reactive.stored import Stored
 
 _REQUIRED: Final = ("specversion", "id", "source", "type")
 _VERSION: Final = "1.0"
@@ -44,32 +44,32 @@ class Event(NamedTuple):
     data: bytes | None
 
 
-def structured(stored: Stored, delivery: Delivery, records: Sequence[Record]) -> Request:
+def structured(payloads: PayloadDecoder, delivery: Delivery, records: Sequence[Record]) -> Request:
     """Return the request of mode `cloudevents_structured`."""
     (record,) = records
-    event = _json_of(_event_of(stored, delivery, record))
+    event = _json_of(_event_of(payloads, delivery, record))
     head = ("Content-Type", "application/cloudevents+json")
-    return _encode(event), [head, *delivery_headers(stored, delivery, record)]
+    return _encode(event), [head, *delivery_headers(payloads, delivery, record)]
 
 
-def binary(stored: Stored, delivery: Delivery, records: Sequence[Record]) -> Request:
+def binary(payloads: PayloadDecoder, delivery: Delivery, records: Sequence[Record]) -> Request:
     """Return the request of mode `cloudevents_binary`."""
     (record,) = records
-    event = _event_of(stored, delivery, record)
+    event = _event_of(payloads, delivery, record)
     lines = [(f"ce-{name}", safe(_canonical(value))) for name, value in event.attributes.items()]
     if event.data is not None:
         lines.append(("Content-Type", event.content_type))
-    return event.data or b"", lines + delivery_headers(stored, delivery, record)
+    return event.data or b"", lines + delivery_headers(payloads, delivery, record)
 
 
-def _event_of(stored: Stored, delivery: Delivery, record: Record) -> Event:
-    event = _own_event(stored, delivery, record)
+def _event_of(payloads: PayloadDecoder, delivery: Delivery, record: Record) -> Event:
+    event = _own_event(payloads, delivery, record)
     if delivery.replay:
         event.attributes["headracereplay"] = delivery.replay
     return event
 
 
-def _own_event(stored: Stored, delivery: Delivery, record: Record) -> Event:
+def _own_event(payloads: PayloadDecoder, delivery: Delivery, record: Record) -> Event:
     own = {name: (data or b"").decode(errors="replace") for name, data in record.headers}
     kind = own.get("content-type", "")
     if record.value is not None and kind.lower().startswith("application/cloudevents+json"):
@@ -82,11 +82,11 @@ def _own_event(stored: Stored, delivery: Delivery, record: Record) -> Event:
     is_event = all(attributes.get(name) for name in _REQUIRED) and attributes["specversion"] == _VERSION
     if is_event and _MEDIA_TYPE.fullmatch(kind):
         return Event(attributes, kind, record.value)
-    data = None if record.value is None else stored.body(record)
-    return Event(attributes if is_event else _wrapper(stored, delivery, record), stored.content_type, data)
+    data = None if record.value is None else payloads.body(record)
+    return Event(attributes if is_event else _wrapper(payloads, delivery, record), payloads.content_type, data)
 
 
-def _wrapper(stored: Stored, delivery: Delivery, record: Record) -> dict[str, str | int | bool]:
+def _wrapper(payloads: PayloadDecoder, delivery: Delivery, record: Record) -> dict[str, str | int | bool]:
     headers = record.headers
     attributes: dict[str, str | int | bool] = {
         "specversion": _VERSION,
@@ -101,7 +101,7 @@ def _wrapper(stored: Stored, delivery: Delivery, record: Record) -> dict[str, st
     if 0 <= record.timestamp_ms < _YEAR_10000_MS:
         time = datetime.fromtimestamp(record.timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds")
         attributes["time"] = time.replace("+00:00", "Z")
-    if (key := stored.key_text(record)) is not None:
+    if (key := payloads.key_text(record)) is not None:
         attributes["partitionkey"] = key
     if headers:
         attributes["recordheaders"] = headers_text(headers)

@@ -17,9 +17,9 @@ from headrace.sidecar.reactive import cloud_events
 from headrace.sidecar.reactive.client import client_of
 from headrace.sidecar.reactive.connection import Answer
 from headrace.sidecar.reactive.envelope import array_of, replies_of
+from headrace.sidecar.reactive.payload_decoder import PayloadDecoder
 from headrace.sidecar.reactive.retry_after import retry_after_seconds
 from headrace.sidecar.reactive.single import Request, replay_header, single
-from headrace.sidecar.reactive.stored import Stored
 
 _EXCERPT_BYTES: Final = 2000
 
@@ -32,7 +32,7 @@ class HttpDestination(Service):
         name: str,
         backend: BackendConfig,
         retry: RetryConfig,
-        stored: Stored,
+        payloads: PayloadDecoder,
         clock: Clock,
         tls: ssl.SSLContext | None = None,
     ) -> None:
@@ -42,7 +42,7 @@ class HttpDestination(Service):
             name: Name of the service.
             backend: Where, how, with which limits.
             retry: Which statuses blame the backend as a whole.
-            stored: Reads keys and values.
+            payloads: Decodes keys and values.
             clock: Tells what a date in `Retry-After` means.
             tls: Context of `https` connections; the system's authorities when None.
         """
@@ -50,9 +50,9 @@ class HttpDestination(Service):
         self.client = client_of(backend, clock, tls)
         self._results = backend.mode == "results"
         self._retry = retry
-        self._stored = stored
+        self._payloads = payloads
         self._clock = clock
-        self._request = functools.partial(_WRITERS[backend.mode], stored)
+        self._request = functools.partial(_WRITERS[backend.mode], payloads)
 
     async def stop(self) -> None:
         self.client.close()
@@ -60,7 +60,7 @@ class HttpDestination(Service):
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         """Post the records that can be decoded; the others are dead letters at once."""
         try:
-            await self._stored.prepare(delivery.records)
+            await self._payloads.prepare(delivery.records)
         except RegistryUnavailable as cause:
             raise DestinationUnavailable(f"waiting for the schema registry: {cause.description}") from cause
         try:
@@ -100,13 +100,13 @@ class HttpDestination(Service):
         return [Reply(f"HTTP {status}", excerpt, status)] * len(sent)
 
 
-def _records(stored: Stored, delivery: Delivery, records: Sequence[Record]) -> Request:
-    body = array_of(delivery, records, stored.keys(records), stored.values(records))
+def _records(payloads: PayloadDecoder, delivery: Delivery, records: Sequence[Record]) -> Request:
+    body = array_of(delivery, records, payloads.keys(records), payloads.values(records))
     return body, [_JSON, *replay_header(delivery)]
 
 
 _JSON: Final = ("Content-Type", "application/json")
-_WRITERS: Final[dict[str, Callable[[Stored, Delivery, Sequence[Record]], Request]]] = {
+_WRITERS: Final[dict[str, Callable[[PayloadDecoder, Delivery, Sequence[Record]], Request]]] = {
     "results": _records,
     "status": _records,
     "single": single,

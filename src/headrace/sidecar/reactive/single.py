@@ -15,7 +15,7 @@ from urllib.parse import quote
 from headrace.delivery.protocols import REPLAY, Delivery
 from headrace.records import Header, Record
 from headrace.sidecar.reactive.envelope import CORRELATION_ID, TRACEABILITY_ID, delivery_id
-from headrace.sidecar.reactive.stored import Stored
+from headrace.sidecar.reactive.payload_decoder import PayloadDecoder
 
 Request = tuple[bytes, list[tuple[str, str]]]
 """Body and headers of one POST."""
@@ -26,13 +26,16 @@ _TRACE_PARENT: Final = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a
 _TRACE_STATE: Final = re.compile(rb"[ -~]{1,512}")
 
 
-def single(stored: Stored, delivery: Delivery, records: Sequence[Record]) -> Request:
+def single(payloads: PayloadDecoder, delivery: Delivery, records: Sequence[Record]) -> Request:
     """Return the request of mode `single`; see `delivery_headers`."""
     (record,) = records
-    return stored.body(record), [("Content-Type", stored.content_type), *delivery_headers(stored, delivery, record)]
+    return payloads.body(record), [
+        ("Content-Type", payloads.content_type),
+        *delivery_headers(payloads, delivery, record),
+    ]
 
 
-def delivery_headers(stored: Stored, delivery: Delivery, record: Record) -> list[tuple[str, str]]:
+def delivery_headers(payloads: PayloadDecoder, delivery: Delivery, record: Record) -> list[tuple[str, str]]:
     """Return what a request with one record says of it beside its value: identity, place, key, headers, trace.
 
     Raises:
@@ -52,7 +55,7 @@ def delivery_headers(stored: Stored, delivery: Delivery, record: Record) -> list
     lines += replay_header(delivery)
     if record.value is None:
         lines.append(("X-Headrace-Tombstone", "true"))
-    if (key := stored.key_text(record)) is not None:
+    if (key := payloads.key_text(record)) is not None:
         lines.append(("X-Headrace-Key", safe(key)))
     if not own:
         return [*lines, (CORRELATION_ID, identity)]

@@ -10,7 +10,7 @@ from headrace.errors import DestinationUnavailable
 from headrace.lifecycle import Deadline, Readiness, Service
 from headrace.lifecycle.clock import ManualClock
 from headrace.sidecar.reactive.connection import Answer
-from headrace.sidecar.reactive.health_wait import AfterHealth
+from headrace.sidecar.reactive.healthy_start import StartWhenHealthy
 
 
 class FakeBackend:
@@ -50,9 +50,9 @@ class Consumer(Service):
         return Readiness(False, "not joined yet")
 
 
-def run(backend: FakeBackend, then: Callable[[AfterHealth, Consumer, ManualClock], Awaitable[None]]) -> Consumer:
+def run(backend: FakeBackend, then: Callable[[StartWhenHealthy, Consumer, ManualClock], Awaitable[None]]) -> Consumer:
     consumer, clock = Consumer(), ManualClock()
-    gate = AfterHealth(consumer, backend, BackendHealth(path="/ready?x=1", interval_seconds=2), clock)  # type: ignore[arg-type]
+    gate = StartWhenHealthy(consumer, backend, BackendHealth(path="/ready?x=1", interval_seconds=2), clock)  # type: ignore[arg-type]
 
     async def all_of_it() -> None:
         await gate.start()
@@ -70,7 +70,7 @@ def test_consumption_begins_with_the_first_success() -> None:
     """Not before, whatever else is answered; readiness says what it waits for; one question per interval."""
     backend = FakeBackend(0, 503, 302, 204)
 
-    async def then(gate: AfterHealth, consumer: Consumer, clock: ManualClock) -> None:
+    async def then(gate: StartWhenHealthy, consumer: Consumer, clock: ManualClock) -> None:
         for says in ("nobody listens there", "http://localhost/ answers HTTP 503", "HTTP 302"):
             ready, reason = gate.readiness()
             assert (ready, consumer.calls) == (False, [])
@@ -90,7 +90,7 @@ def test_a_consumer_that_has_not_begun_never_does_after_a_drain() -> None:
     """It has nothing to drain or stop, and nobody asks any more."""
     backend = FakeBackend(503)
 
-    async def then(gate: AfterHealth, consumer: Consumer, clock: ManualClock) -> None:
+    async def then(gate: StartWhenHealthy, consumer: Consumer, clock: ManualClock) -> None:
         await gate.drain(Deadline(clock, 1))
         backend.statuses = [200]
         await clock.advance(100)
@@ -103,7 +103,7 @@ def test_the_death_of_the_consumer_is_told() -> None:
     """Whoever watches knows the one it was given."""
     told: list[Service] = []
 
-    async def then(gate: AfterHealth, consumer: Consumer, clock: ManualClock) -> None:
+    async def then(gate: StartWhenHealthy, consumer: Consumer, clock: ManualClock) -> None:
         gate.on_death = told.append
         cause = DestinationUnavailable("broken")
         consumer.die(cause)

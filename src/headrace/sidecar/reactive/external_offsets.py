@@ -1,4 +1,4 @@
-"""Where a group goes on, asked of a backend that keeps offsets with its own data (delivery.md 4.6)."""
+"""The offsets of a group, requested from a backend that keeps them with its own data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Kept(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Kept).decode
 
 
-class KeptOffsets:
+class ExternalOffsets:
     """Asks `GET path?group=&topic=&partition=&epoch=`; the answer is `{"offset": n}`, null for none."""
 
     def __init__(self, client: Client, path: str) -> None:

@@ -1,4 +1,4 @@
-"""Stored keys and values on their way into a request, by the formats of the consumer."""
+"""Decodes stored keys and values for requests, by the formats of the consumer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _AS_STORED: Final = ("binary", "string", "json")
 _decode_text = msgspec.json.Decoder(str).decode
 
 
-class Stored:
+class PayloadDecoder:
     """Reads keys and values of one consumer's records."""
 
     def __init__(self, keys: Reader, key_format: str, values: Reader, value_format: str) -> None:

@@ -1,4 +1,4 @@
-"""A consumer that begins when its backend is ready. Source: sidecar.md 7.1 and defect 21: only when asked for."""
+"""Starts a consumer when its backend is ready, where `backend.health` is set."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from headrace.sidecar.reactive.client import Client
 log = logging.getLogger(__name__)
 
 
-class AfterHealth(Service):
-    """Starts a service when a backend answers its health question for the first time, and is that service then."""
+class StartWhenHealthy(Service):
+    """Starts a service when its backend is healthy for the first time, and stands for it from then on."""
 
     def __init__(self, waiting: Service, client: Client, health: BackendHealth, clock: Clock) -> None:
         super().__init__(waiting.name)

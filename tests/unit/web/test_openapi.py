@@ -121,30 +121,6 @@ def test_nothing_is_changed_for_a_page_of_another_site(opened: Any) -> None:
     assert DeadLetterEndpoints.redeliver_by_get.changes
 
 
-def test_the_seeds_names_are_kept() -> None:
-    """Operation id, path, type names, fields, security scheme: clients made of the seed document go on."""
-    described = document(ENDPOINTS)
-    post = described["paths"][POST]["post"]
-    assert post["operationId"] == "postData"
-    assert post["requestBody"]["content"]["application/json"]["schema"] == {
-        "$ref": "#/components/schemas/ProduceRequest"
-    }
-    assert post["security"] == [{"kafka_auth": ["kafka:w"]}]
-    schemas = described["components"]["schemas"]
-    seed = {f"{part}{name}" for part in ("key", "value") for name in ("Format", "Schema", "SchemaId")}
-    seed |= {f"{part}Schema{name}" for part in ("key", "value") for name in ("Version", "Subject")} | {"records"}
-    assert seed <= set(schemas["ProduceRequest"]["properties"])
-    assert schemas["ProduceRequest"]["required"] == ["records"]
-    assert {"enum": [0, 1, 2, 3, 4, 5], "type": "integer"}.items() <= next(
-        kind for kind in schemas["ProduceRequest"]["properties"]["keyFormat"]["anyOf"] if kind["type"] == "integer"
-    ).items()
-    assert {"statusCode", "code", "message", "description"} <= set(schemas["Status"]["properties"])
-    scheme = described["components"]["securitySchemes"]["kafka_auth"]
-    flow = scheme["flows"]["clientCredentials"]
-    assert (scheme["type"], flow["tokenUrl"]) == ("oauth2", "https://localhost:6882/token")
-    assert {"kafka:w": "Kafka producer", "kafka:r": "Kafka consumer"}.items() <= flow["scopes"].items()
-
-
 def test_a_body_that_may_be_left_out_is_not_required(opened: Any) -> None:
     """The document and the server agree: what is taken without a body is described so, and nothing else is."""
 

@@ -20,8 +20,8 @@ from headrace.security.principals import ADMIN, CHANGE_OWN, SEE_OWN
 from headrace.telemetry.correlation import caller
 from headrace.web.exchange import (
     AsgiApp,
+    HttpResponse,
     Receive,
-    Reply,
     Scope,
     Send,
     decode_body,
@@ -234,7 +234,7 @@ def _application(endpoint: Endpoint, handler: Handler, settings: HttpConfig, aud
             raise
         if call.note:
             note(call.note)
-        await (answer if isinstance(answer, Reply) else Reply(answer)).send(send)
+        await (answer if isinstance(answer, HttpResponse) else HttpResponse(answer)).send(send)
 
     def note(what: CallNote) -> None:
         if audit:

@@ -210,7 +210,7 @@ def _too_large(limit_bytes: int) -> PayloadTooLarge:
     )
 
 
-class Reply:
+class HttpResponse:
     """A whole answer. A struct is encoded as JSON; bytes are sent as they are."""
 
     def __init__(self, body: object, status: int = 200, content_type: bytes = JSON, headers: Headers = ()) -> None:
@@ -235,12 +235,12 @@ async def answer_error(receive: Receive, send: Send, error: HeadraceError) -> No
         headers.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, _ENDS_CONNECTION):
         headers.append((b"connection", b"close"))
-    reply = Reply(error.body(), error.status, headers=headers)
+    response = HttpResponse(error.body(), error.status, headers=headers)
     if not isinstance(error, PayloadTooLarge):
-        await reply.send(send)
+        await response.send(send)
         return
-    await send({"type": "http.response.start", "status": reply.status, "headers": reply.headers})
-    await send({"type": "http.response.body", "body": reply.body, "more_body": True})
+    await send({"type": "http.response.start", "status": response.status, "headers": response.headers})
+    await send({"type": "http.response.body", "body": response.body, "more_body": True})
     # Closing with unread bytes resets the connection, and the client may lose the answer. So the bytes that arrive
     # within a second are discarded first.
     with contextlib.suppress(TimeoutError):

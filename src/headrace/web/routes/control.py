@@ -15,7 +15,7 @@ from headrace.control.consumer_status import ConsumerStatuses, Details, Summary
 from headrace.control.running_consumer import RunningConsumer
 from headrace.errors import NotFound
 from headrace.web.endpoint import CHANGE, KAFKA, SEE, Call, CallNote, Endpoint, Errors, caller_name, may_control
-from headrace.web.exchange import Reply
+from headrace.web.exchange import HttpResponse
 
 CONSUMERS: Final = "/adm/reactive-consumers"
 CONSUMER: Final = CONSUMERS + "/{name}"
@@ -101,9 +101,9 @@ class ControlEndpoints:
         errors=(*_ERRORS, errors.OffsetsKeptElsewhere),
         audited="seek",
     )
-    async def seek(self, call: Call[SeekRequest, WaitQuery]) -> Reply:
+    async def seek(self, call: Call[SeekRequest, WaitQuery]) -> HttpResponse:
         consumer = self._noted(call)
-        return _reply(await self._commands.seek(consumer, call.body, caller_name(), call.query.wait_seconds))
+        return _response(await self._commands.seek(consumer, call.body, caller_name(), call.query.wait_seconds))
 
     @Endpoint(
         "POST",
@@ -116,9 +116,9 @@ class ControlEndpoints:
         errors=_ERRORS,
         audited="skip",
     )
-    async def skip(self, call: Call[SkipRequest, WaitQuery]) -> Reply:
+    async def skip(self, call: Call[SkipRequest, WaitQuery]) -> HttpResponse:
         consumer = self._noted(call)
-        return _reply(await self._commands.skip(consumer, call.body, caller_name(), call.query.wait_seconds))
+        return _response(await self._commands.skip(consumer, call.body, caller_name(), call.query.wait_seconds))
 
     @Endpoint(
         "PATCH",
@@ -173,5 +173,5 @@ class ControlEndpoints:
         return consumer
 
 
-def _reply(answer: CommandAnswer) -> Reply:
-    return Reply(answer, 202 if answer.pending else 200)
+def _response(answer: CommandAnswer) -> HttpResponse:
+    return HttpResponse(answer, 202 if answer.pending else 200)

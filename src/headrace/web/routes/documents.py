@@ -14,7 +14,7 @@ from openapi_ui_bundles import swagger_ui
 
 from headrace.lifecycle import run_blocking
 from headrace.web.endpoint import HTML, JSON, OPEN, SCRIPT, STYLE, YAML, Call, Endpoint, endpoints_of
-from headrace.web.exchange import Reply
+from headrace.web.exchange import HttpResponse
 from headrace.web.openapi import document, older
 from headrace.web.routes.audit import AuditEndpoints
 from headrace.web.routes.control import ControlEndpoints
@@ -69,28 +69,28 @@ class DocumentEndpoints:
         return Index(importlib.metadata.version("headrace"), _INDEX)
 
     @Endpoint("GET", "/openapi.json", "getOpenApi", "This document as JSON", OPEN, {200: JSON})
-    async def as_json(self, call: Call[None, DocumentQuery]) -> Reply:
-        return Reply(await run_blocking(_json, call.query.version))
+    async def as_json(self, call: Call[None, DocumentQuery]) -> HttpResponse:
+        return HttpResponse(await run_blocking(_json, call.query.version))
 
     @as_json.at("GET", "/spec.yaml", "getSpecification", summary="This document as YAML", answers={200: YAML})
-    async def as_yaml(self, call: Call[None, DocumentQuery]) -> Reply:
-        return Reply(await run_blocking(_yaml, call.query.version), 200, YAML.encode())
+    async def as_yaml(self, call: Call[None, DocumentQuery]) -> HttpResponse:
+        return HttpResponse(await run_blocking(_yaml, call.query.version), 200, YAML.encode())
 
     @Endpoint("GET", "/specui.html", "getSpecificationPage", "This document to read and to try out", OPEN, {200: HTML})
-    async def page(self, call: Call[None, None]) -> Reply:
-        return Reply(_PAGE, 200, HTML.encode(), headers=[(b"content-security-policy", _POLICY)])
+    async def page(self, call: Call[None, None]) -> HttpResponse:
+        return HttpResponse(_PAGE, 200, HTML.encode(), headers=[(b"content-security-policy", _POLICY)])
 
     @Endpoint("GET", "/specui/start.js", "getStart", "Start of that page", OPEN, {200: SCRIPT}, described=False)
-    async def start(self, call: Call[None, None]) -> Reply:
-        return Reply(_START, 200, SCRIPT.encode())
+    async def start(self, call: Call[None, None]) -> HttpResponse:
+        return HttpResponse(_START, 200, SCRIPT.encode())
 
     @start.at("GET", "/specui/swagger-ui-bundle.js", "getCode", summary="Code of that page")
-    async def code(self, call: Call[None, None]) -> Reply:
-        return Reply(await _asset("swagger-ui-bundle.js"), 200, SCRIPT.encode())
+    async def code(self, call: Call[None, None]) -> HttpResponse:
+        return HttpResponse(await _asset("swagger-ui-bundle.js"), 200, SCRIPT.encode())
 
     @start.at("GET", "/specui/swagger-ui.css", "getStyle", summary="Style of that page", answers={200: STYLE})
-    async def style(self, call: Call[None, None]) -> Reply:
-        return Reply(await _asset("swagger-ui.css"), 200, STYLE.encode())
+    async def style(self, call: Call[None, None]) -> HttpResponse:
+        return HttpResponse(await _asset("swagger-ui.css"), 200, STYLE.encode())
 
 
 ENDPOINTS: Final[Sequence[Endpoint]] = [

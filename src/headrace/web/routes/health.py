@@ -12,7 +12,7 @@ from headrace.lifecycle import Readiness
 from headrace.security.principals import ADMIN, METRICS
 from headrace.telemetry.metrics import CONTENT_TYPE, Metrics
 from headrace.web.endpoint import OPEN, TEXT, Call, Endpoint, Rule, is_known
-from headrace.web.exchange import Reply
+from headrace.web.exchange import HttpResponse
 
 
 class Liveness(msgspec.Struct):
@@ -56,11 +56,11 @@ class HealthEndpoints:
     @Endpoint(
         "GET", "/health/readiness", "getReadiness", _READINESS, OPEN, {200: ReadinessReport, 503: ReadinessReport}
     )
-    async def readiness(self, call: Call[None, None]) -> Reply:
+    async def readiness(self, call: Call[None, None]) -> HttpResponse:
         services = {name: ServiceReadiness(one.ready, one.reason) for name, one in self._readiness().items()}
         ready = all(one.ready for one in services.values())
         report = ReadinessReport(ready, services if is_known(call.scope) else msgspec.UNSET)
-        return Reply(report, 200 if ready else 503)
+        return HttpResponse(report, 200 if ready else 503)
 
     ready = readiness.at("GET", "/ready", "getReady")
 
@@ -73,15 +73,15 @@ class HealthEndpoints:
         {200: TEXT, 400: TEXT},
         errors=(PathNotFound,),
     )
-    async def health(self, call: Call[None, None]) -> Reply:
+    async def health(self, call: Call[None, None]) -> HttpResponse:
         if call.parameters["serviceId"] != self._service_id:
             raise PathNotFound(
                 f"{call.scope['path'][:200]}: there are /health/liveness, /health/readiness and "
                 f"/health/{self._service_id} (audit.service_id)"
             )
         ready = all(service.ready for service in self._readiness().values())
-        return Reply(b"OK" if ready else b"ERROR", 200 if ready else 400, TEXT.encode())
+        return HttpResponse(b"OK" if ready else b"ERROR", 200 if ready else 400, TEXT.encode())
 
     @Endpoint("GET", "/metrics", "getMetrics", "All metrics, for Prometheus", Rule((METRICS, ADMIN)), {200: TEXT})
-    async def metrics(self, call: Call[None, None]) -> Reply:
-        return Reply(self._metrics.render(), 200, CONTENT_TYPE.encode())
+    async def metrics(self, call: Call[None, None]) -> HttpResponse:
+        return HttpResponse(self._metrics.render(), 200, CONTENT_TYPE.encode())

@@ -13,7 +13,7 @@ from headrace.control.replays import DryRun, ReplayMetadata, ReplayRequest, Repl
 from headrace.errors import ReplayMetadataInvalid
 from headrace.records import Produced
 from headrace.web.endpoint import ADMINISTER, JSON, KAFKA, Call, CallNote, Endpoint, Errors, caller_name
-from headrace.web.exchange import Reply
+from headrace.web.exchange import HttpResponse
 
 JOBS: Final = "/adm/jobs"
 JOB: Final = JOBS + "/{job}"
@@ -70,7 +70,7 @@ class JobEndpoints:
         errors=_BEGIN,
         audited="replay",
     )
-    async def replay(self, call: Call[ReplayRequest, None]) -> Reply:
+    async def replay(self, call: Call[ReplayRequest, None]) -> HttpResponse:
         call.note = CallNote(call.body.topic)
         return _begun(call, await self._replays.begin(self._jobs, call.body, caller_name()))
 
@@ -108,7 +108,7 @@ class JobEndpoints:
         errors=_BEGIN,
         audited="redrive",
     )
-    async def redrive(self, call: Call[LettersRequest, None]) -> Reply:
+    async def redrive(self, call: Call[LettersRequest, None]) -> HttpResponse:
         return await self._begin("redrive", call)
 
     @redrive.at(
@@ -119,7 +119,7 @@ class JobEndpoints:
         example={**_SELECTION, "reason": "test data"},
         audited="drop",
     )
-    async def drop(self, call: Call[LettersRequest, None]) -> Reply:
+    async def drop(self, call: Call[LettersRequest, None]) -> HttpResponse:
         return await self._begin("drop", call)
 
     @redrive.at(
@@ -129,10 +129,10 @@ class JobEndpoints:
         summary="Move dead letters to the quarantine topic",
         audited="quarantine",
     )
-    async def quarantine(self, call: Call[LettersRequest, None]) -> Reply:
+    async def quarantine(self, call: Call[LettersRequest, None]) -> HttpResponse:
         return await self._begin("quarantine", call)
 
-    async def _begin(self, kind: Kind, call: Call[LettersRequest, None]) -> Reply:
+    async def _begin(self, kind: Kind, call: Call[LettersRequest, None]) -> HttpResponse:
         topic = call.parameters["topic"]
         call.note = CallNote(topic, call.body.reason)
         return _begun(call, await self._dead_letters.begin(self._jobs, kind, topic, call.body, caller_name()))
@@ -163,11 +163,11 @@ class JobEndpoints:
         return await self._jobs.wish(job, desired, caller_name())
 
 
-def _begun(call: Call[Any, Any], begun: JobView | DryRun | LettersReport) -> Reply:
+def _begun(call: Call[Any, Any], begun: JobView | DryRun | LettersReport) -> HttpResponse:
     """Return the answer to a request for a job. A dry run is not noted in the audit."""
     if not isinstance(begun, JobView):
         call.note = None
-        return Reply(begun)
+        return HttpResponse(begun)
     assert call.note
     call.note = call.note._replace(target=f"{call.note.target} as {begun.id}")
-    return Reply(begun, 202)
+    return HttpResponse(begun, 202)

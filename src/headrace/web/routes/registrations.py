@@ -15,7 +15,7 @@ from headrace.errors import InvalidRequest
 from headrace.lifecycle import Readiness
 from headrace.security.principals import ADMIN, CHANGE_OWN
 from headrace.web.endpoint import CHANGE, JSON, KAFKA, SEE, Call, CallNote, Endpoint, Rule, caller_name, principal_of
-from headrace.web.exchange import Reply
+from headrace.web.exchange import HttpResponse
 
 REGISTRATIONS: Final = "/reactive-consumers"
 REGISTRATION: Final = REGISTRATIONS + "/{name}"
@@ -100,7 +100,7 @@ class RegistrationEndpoints:
         audited="register",
         decoded=False,
     )
-    async def put(self, call: Call[bytes, None]) -> Reply:
+    async def put(self, call: Call[bytes, None]) -> HttpResponse:
         name = call.parameters["name"]
         try:
             config = msgspec.json.decode(call.body)
@@ -108,7 +108,7 @@ class RegistrationEndpoints:
             raise InvalidRequest(f"the body is not valid JSON: {str(cause)[:200]}") from cause
         call.note = CallNote(f"reactive {name}")
         one, new = await self._registrations.put(caller_name(), principal_of(call.scope), name, config)
-        return Reply(self._details(one), 201 if new else 200)
+        return HttpResponse(self._details(one), 201 if new else 200)
 
     @Endpoint(
         "DELETE",

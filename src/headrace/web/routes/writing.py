@@ -27,8 +27,8 @@ from headrace.web.exchange import (
     TRACE_PARENT,
     TRACEABILITY,
     Headers,
+    HttpResponse,
     Receive,
-    Reply,
     Scope,
     Send,
     given_id,
@@ -93,7 +93,7 @@ class Writing:
         """Count an answer and send it."""
         self._metrics.produced(answer.requested_records, answer.written_records)
         headers = [*retry_after(answer.retry_after_seconds), *headers]
-        await Reply(answer.body, answer.status, headers=headers).send(send)
+        await HttpResponse(answer.body, answer.status, headers=headers).send(send)
 
     async def produce_once(
         self, send: Send, key: bytes, topic: str, request: bytes, prepare: Callable[[], Awaitable[Prepared]]

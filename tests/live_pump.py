@@ -8,8 +8,9 @@ from random import Random
 from typing import Any
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
+from headrace.delivery.context import PumpHooks
 from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Reply
-from headrace.delivery.pump import Pump, PumpHooks
+from headrace.delivery.pump import Pump
 from headrace.errors import DeadLetterFailed, DestinationUnavailable
 from headrace.lifecycle import ManualClock
 from headrace.records import Committed, Record, TopicPartition

@@ -13,9 +13,10 @@ from headrace.config.consumers import BatchConfig, DeadLetterConfig, DeliveryCon
 from headrace.config.internal_topics import InternalTopics
 from headrace.config.model import HeadraceConfig
 from headrace.control.running_consumer import RunningConsumer
+from headrace.delivery.context import PumpHooks
 from headrace.delivery.dead_letter import DeadLetterTopic
 from headrace.delivery.protocols import DeadLetterWriter, Destination
-from headrace.delivery.pump import Pump, PumpHooks
+from headrace.delivery.pump import Pump
 from headrace.errors import FunctionInvalid, PipelineInvalid
 from headrace.functions.destination import FunctionDestination
 from headrace.functions.load import load_function

@@ -5,8 +5,9 @@ from __future__ import annotations
 from headrace.app.context import ProcessContext
 from headrace.config.consumers import BatchConfig, ReactiveConsumerConfig, RetryConfig
 from headrace.delivery.blocked_keys import BlockedKeys, KeyOrder, Offsets, StaleEntries
+from headrace.delivery.context import PumpHooks
 from headrace.delivery.protocols import DeadLetterWriter, Destination
-from headrace.delivery.pump import Pump, PumpHooks
+from headrace.delivery.pump import Pump
 from headrace.delivery.retry_topics import RetryTopicDestination, RetryTopics, delayed_of
 from headrace.kafka import RAW_BYTES, CompactedTable, InternalTopic
 from headrace.lifecycle import Service

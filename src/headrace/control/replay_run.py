@@ -18,9 +18,10 @@ from headrace.control.replay import Limits, Standing, WindowSource
 from headrace.control.replay_targets import Produce, ReplayLetters, RestoredLetters, TopicDestination
 from headrace.control.running_consumer import RunningConsumer
 from headrace.control.selection import Matcher, Selection, Window
+from headrace.delivery.context import PumpHooks
 from headrace.delivery.dead_letter import origin_of, redriven_count, restored, write_all
 from headrace.delivery.protocols import DeadLetterWriter, Destination
-from headrace.delivery.pump import Pump, PumpHooks
+from headrace.delivery.pump import Pump
 from headrace.errors import DestinationUnavailable, HeadraceError, InvalidRequest, LeaseTaken
 from headrace.kafka import Admin, Lease, read_records
 from headrace.lifecycle import Clock, Deadline, Service

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence, Sized
 from random import Random
 from typing import NamedTuple
 
 from headrace.config.consumers import BatchConfig, Ordering, RetryConfig
 from headrace.delivery.breaker import Breaker
 from headrace.delivery.limit import DeliveryRate
-from headrace.delivery.protocols import DeadLetter, DelayedRecord, Outcome
-from headrace.lifecycle import Clock
-from headrace.records import Record
+from headrace.delivery.protocols import DeadLetter, DelayedRecord, OnEnded, Outcome
+from headrace.lifecycle import Clock, Deadline
+from headrace.records import Record, TopicPartition
 
 _NAMES = {
     Outcome.DELIVERED: "delivered",
@@ -51,6 +51,25 @@ class Counts:
         """Return every count by its name."""
         others = {name: count for name, count in vars(self).items() if name != "ended"}
         return {**others, **{_NAMES[outcome]: count for outcome, count in self.ended.items()}}
+
+
+class PumpHooks(NamedTuple):
+    """What else a pump calls or is; all of it is optional."""
+
+    on_ended: OnEnded | None = None
+    """Called with what has ended."""
+    on_drained: Callable[[Collection[TopicPartition], Deadline], Coroutine[None, None, None]] | None = None
+    """Called before partitions are given up, when nothing of them is in flight, and after a loss."""
+    unblock: Callable[[Record], Awaitable[None]] | None = None
+    """Unblocks the key of a record that is skipped by hand."""
+    delayed: Callable[[Record], DelayedRecord] | None = None
+    """Decodes a record of a retry topic. The pump is paused with the one it shares with, and under the same rate."""
+    original: Callable[[Record], Record] | None = None
+    """Returns a copy as the record it was at first."""
+    replay: str = ""
+    """Id of the replay job; empty for deliveries of the group."""
+    drain_seconds: float = 20.0
+    """What is in flight when a seek or skip begins may take so long to end."""
 
 
 @dataclasses.dataclass(slots=True)

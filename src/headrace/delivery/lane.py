@@ -313,8 +313,10 @@ class Lane:
         return next((record for record in records if record.offset == offset), None)
 
     def _check_idle(self) -> None:
-        if not any(work.records for work, _ in self.in_flight.values()):
-            self.idle.set()
+        for work, _ in self.in_flight.values():
+            if work.records:
+                return
+        self.idle.set()
 
     def _admit(self) -> None:
         """Move records to the backlog that are due and within the window of the offset map."""

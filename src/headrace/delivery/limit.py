@@ -13,6 +13,8 @@ from headrace.lifecycle.token_bucket import TokenBucket
 
 _BURST_SECONDS = 0.1
 """What was not used is kept for so long, so that late timers do not lower the rate."""
+_NO_DEBT_SECONDS = 1e-6
+"""A shorter wait is a rounding error: a timer for it could elapse without the clock having moved."""
 
 
 class SlotUser(Protocol):
@@ -200,14 +202,14 @@ class DeliveryRate:
         if self._bucket is None:
             return True
         seconds = self._bucket.seconds_until()
-        if seconds > 0 and not self._pause:
+        if seconds > _NO_DEBT_SECONDS and not self._pause:
             self._pause = self._later(seconds, self._over)
-        return seconds <= 0
+        return seconds <= _NO_DEBT_SECONDS
 
     @property
     def waits_for(self) -> str:
         """Why nothing begins, in one sentence; empty while it may."""
-        if self._bucket is None or not self._bucket.seconds_until():
+        if self._bucket is None or self._bucket.seconds_until() <= _NO_DEBT_SECONDS:
             return ""
         return f"deliveries are limited to {self._bucket.per_second:g} records a second"
 

@@ -7,23 +7,20 @@ import contextlib
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from random import Random
-from typing import NamedTuple
 
 from headrace.config.consumers import DeliveryConfig
 from headrace.delivery.breaker import Breaker
-from headrace.delivery.context import Counts, PumpContext
+from headrace.delivery.context import Counts, PumpContext, PumpHooks
 from headrace.delivery.deliverer import Deliverer
 from headrace.delivery.lane import Lane
 from headrace.delivery.limit import DeliveryRate
 from headrace.delivery.offset_map import SPAN_OFFSETS
 from headrace.delivery.protocols import (
     DeadLetterWriter,
-    DelayedRecord,
     Destination,
     Membership,
-    OnEnded,
     Outcome,
     Reply,
     Source,
@@ -41,25 +38,6 @@ _COMMIT_TURN_SECONDS, _COMMIT_PAUSE_SECONDS = 0.01, 0.03
 """Time of the loop for commits, and the pause after it: the map of a partition with many open records takes a
 millisecond."""
 _UNBLOCK_AGAIN_SECONDS = 1.0
-
-
-class PumpHooks(NamedTuple):
-    """What else a pump calls or is; all of it is optional."""
-
-    on_ended: OnEnded | None = None
-    """Called with what has ended."""
-    on_drained: Callable[[Collection[TopicPartition], Deadline], Coroutine[None, None, None]] | None = None
-    """Called before partitions are given up, when nothing of them is in flight, and after a loss."""
-    unblock: Callable[[Record], Awaitable[None]] | None = None
-    """Unblocks the key of a record that is skipped by hand."""
-    delayed: Callable[[Record], DelayedRecord] | None = None
-    """Decodes a record of a retry topic. The pump is paused with the one it shares with, and under the same rate."""
-    original: Callable[[Record], Record] | None = None
-    """Returns a copy as the record it was at first."""
-    replay: str = ""
-    """Id of the replay job; empty for deliveries of the group."""
-    drain_seconds: float = 20.0
-    """What is in flight when a seek or skip begins may take so long to end."""
 
 
 class Pump(Service):

@@ -9,8 +9,9 @@ from typing import Any
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl
 from headrace.control.replay import Limits, WindowSource
+from headrace.delivery.context import PumpHooks
 from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Reply
-from headrace.delivery.pump import Pump, PumpHooks
+from headrace.delivery.pump import Pump
 from headrace.errors import KafkaError, KafkaUnavailable
 from headrace.lifecycle import Deadline, ManualClock
 from headrace.records import Committed, Record, TopicPartition

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
+from headrace.delivery.context import PumpHooks
 from headrace.delivery.offset_map import decode
 from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Reply
-from headrace.delivery.pump import Pump, PumpHooks
+from headrace.delivery.pump import Pump
 from headrace.delivery.status import LiveSettings
 from headrace.errors import DeadLetterFailed, DestinationUnavailable
 from headrace.lifecycle import Deadline, ManualClock

@@ -9,8 +9,9 @@ import pytest
 from live_pump import BURY, P0, P1, RETRY, Bed, run
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig
+from headrace.delivery.context import PumpHooks
 from headrace.delivery.protocols import DelayedRecord
-from headrace.delivery.pump import Pump, PumpHooks
+from headrace.delivery.pump import Pump
 from headrace.delivery.status import LiveSettings
 from headrace.errors import InvalidRequest, OffsetsKeptElsewhere
 from headrace.lifecycle import Deadline

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
-from headrace.delivery.limit import SharedSlots
+from headrace.delivery.limit import AdaptiveLimit, SharedSlots
 from headrace.delivery.offset_map import SPAN_OFFSETS
 from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Reply
 from headrace.delivery.pump import Pump
@@ -446,3 +446,13 @@ def test_a_call_beside_the_pump_waits_for_a_slot_of_its_own() -> None:
         await crowd.stop()
 
     run(test)
+
+
+def test_no_slot_stays_reserved_for_a_live_pump_that_has_left() -> None:
+    """A replay that outlives its consumer uses the whole limit."""
+    limit, live, replay = AdaptiveLimit(2), SharedSlots(AdaptiveLimit(1)), SharedSlots(AdaptiveLimit(1))
+    limit.join(live, live=True)
+    limit.join(replay)
+    assert limit.free_for(replay) == 1
+    limit.leave(live)
+    assert limit.free_for(replay) == 2

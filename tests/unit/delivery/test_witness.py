@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
+from headrace.delivery.context import PumpHooks
 from headrace.delivery.protocols import ACK, DELEGATED, DeadLetter, Delivery, Outcome, Reply
-from headrace.delivery.pump import Pump, PumpHooks
+from headrace.delivery.pump import Pump
 from headrace.errors import DestinationUnavailable
 from headrace.lifecycle import ManualClock
 from headrace.records import Committed, Record, TopicPartition

@@ -24,12 +24,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     skip = pytest.mark.skip(reason="a long test: run it with --long")
     unit = Path(__file__).parent / "unit"
     for item in items:
+        if group := _group_of(item, unit):
+            item.add_marker(pytest.mark.xdist_group(group))
         if item.get_closest_marker("long") and not config.getoption("--long"):
             item.add_marker(skip)
         if unit not in item.path.parents:
             # A machine that is busy elsewhere can miss any deadline once. The summary shows each with its first
             # failure, and each is a defect to look into; one that fails twice is red.
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def _group_of(item: pytest.Item, unit: Path) -> str:
+    """Return the name of the tests that run one after the other in one worker; empty if the test stands alone."""
+    if "kafka_three" in getattr(item, "fixturenames", ()):
+        return "three-brokers"  # they break the brokers they share
+    if unit in item.path.parents or item.path.parent.name == "faults":
+        return ""
+    return item.path.name  # its tests share a process
 
 
 @pytest.fixture(autouse=True)

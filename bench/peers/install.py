@@ -48,9 +48,10 @@ def dapr() -> Path:
     if not (folder / "go.mod").exists():
         run(folder, "go", "mod", "init", "daprd")
     run(folder, "go", "get", f"github.com/dapr/dapr@{DAPR}")
-    module = run(folder, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/dapr/dapr").strip()
     source = folder / "dapr"
-    shutil.copytree(module, source, dirs_exist_ok=True, copy_function=shutil.copyfile)
+    if not source.exists():  # else the module is this folder, from a build that did not end
+        module = run(folder, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/dapr/dapr").strip()
+        shutil.copytree(module, source, copy_function=shutil.copyfile)
     # Ends a program that was built with neither all components nor all stable ones.
     components = source / "cmd" / "daprd" / "components"
     (components / "zz_notag.go").write_text("package components\n")

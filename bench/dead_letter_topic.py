@@ -24,13 +24,15 @@ def fill(servers: str, topic: str, records: int) -> float:
     """Write dead letters as fast as the client can."""
     client = confluent_kafka.Producer({"bootstrap.servers": servers, "linger.ms": 5, "acks": "all"})
     failed = Reply("HTTP 400", "no such order", status=400)
-    origin = Record("orders", 0, 17, 1, b"key", b'"' + b"x" * 98 + b'"')
-    headers: Any = headers_of(DeadLetter(origin, "billing", 5, failed, 1.0, 2.0))
+    value, origin = b'"' + b"x" * 98 + b'"', topic.removesuffix(".dlq")
+    records_of = [Record(origin, number, 17, 1, b"key", value) for number in range(PARTITIONS)]
+    headers: Any = [headers_of(DeadLetter(record, "billing", 5, failed, 1.0, 2.0)) for record in records_of]
     start = time.perf_counter()
     for number in range(records):
         while True:
             try:
-                client.produce(topic, origin.value, b"k%d" % number, number % PARTITIONS, headers=headers)
+                partition = number % PARTITIONS
+                client.produce(topic, value, b"k%d" % number, partition, headers=headers[partition])
                 break
             except BufferError:
                 client.poll(0.01)

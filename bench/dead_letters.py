@@ -42,10 +42,12 @@ def dead_letters(bench: Bench) -> int:
 
 
 def redrive(bench: Bench, *options: str) -> Measured:
-    """Redrive a topic to another one by the command; return what lies between the first records and the last."""
-    records, target = dead_letters(bench), bench.topic("back", PARTITIONS)
-    source = filled(bench, records)
-    words = ["dlq", "redrive", source, "--to-topic", target, "-b", bench.cluster.bootstrap_servers, *options]
+    """Redrive a topic by the command; return what lies between the first records in their origin and the last."""
+    records, origin = dead_letters(bench), bench.topic("back", PARTITIONS)
+    source = f"{origin}.dlq"
+    bench.cluster.create_topic(source, PARTITIONS)
+    fill(bench, source, records)
+    words = ["dlq", "redrive", source, "-b", bench.cluster.bootstrap_servers, *options]
     process = subprocess.Popen(
         [sys.executable, "-m", "headrace.cli.main", *words],
         cwd=bench.folder,
@@ -54,7 +56,7 @@ def redrive(bench: Bench, *options: str) -> Measured:
         stderr=subprocess.PIPE,
         text=True,
     )
-    seen = watched(bench, target, process)
+    seen = watched(bench, origin, process)
     assert process.stderr
     if process.wait():
         raise RuntimeError(f"the redrive ended with {process.returncode}: {process.stderr.read()}")
@@ -96,7 +98,7 @@ class DeadLetterTable:
 
     title = "Dead letters"
     text = """\
-Medians in turns: `headrace dlq redrive --to-topic`, from the first records in the target to the last. The bare loop
+Medians in turns: `headrace dlq redrive`, from the first records in their origin to the last. The bare loop
 reads dead letters and produces them as they are, with the same client."""
 
     def __init__(self, bench: Bench) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from headrace.config.kafka import KafkaConfig
-from headrace.control import marks, redrive
-from headrace.control.marks import MARKS_TOPIC, Marks
+from headrace.control import ended_offsets, redrive
+from headrace.control.ended_offsets import ENDED_TOPIC, EndedOffsets
 from headrace.delivery.dead_letter import headers_of
 from headrace.delivery.protocols import DeadLetter, Reply
 from headrace.errors import (
@@ -29,6 +29,8 @@ HOUR_MS = 3_600_000
 
 class FakeKafka:
     """Topics, a log for each partition, ids of topics, and a lease: what redrive needs of a cluster."""
+
+    config = KafkaConfig()
 
     config = KafkaConfig()
 
@@ -105,10 +107,10 @@ class FakeKafka:
 
     # The producer.
 
-    def send(self, records: Sequence[OutgoingRecord], done: Callable[[list[Any]], None]) -> None:
+    async def produce(self, records: Sequence[OutgoingRecord]) -> list[Any]:
         self.sends.append(len(records))
         batch_fails = len(records) > 1 and any(record.value in self.too_large for record in records)
-        done([self._write(record, batch_fails) for record in records])
+        return [self._write(record, batch_fails) for record in records]
 
     def _write(self, record: OutgoingRecord, too_large: bool = False) -> Any:
         self.calls += 1
@@ -116,8 +118,8 @@ class FakeKafka:
             return KafkaTimeout("no answer")
         if too_large or record.value in self.too_large:
             return RecordTooLarge("too large")
-        if record.topic == MARKS_TOPIC:
-            self._append(MARKS_TOPIC, 0, record)
+        if record.topic == ENDED_TOPIC:
+            self._append(ENDED_TOPIC, 0, record)
         else:
             self.produced.append(record)
         return Produced(0, 0)
@@ -129,13 +131,17 @@ class FakeKafka:
             if records := self.logs.get(place, [])[start : ends[place]]:
                 yield records
 
+    async def read_back(self, admin: Any, topic: Any, *, settled: bool) -> AsyncGenerator[list[Record], None]:
+        if records := self.logs.get(TopicPartition(topic.name, 0), []):
+            yield records
+
     @property
     def values(self) -> list[bytes | None]:
         return [record.value for record in self.produced]
 
     def ended(self) -> set[int]:
         """Return the offsets of partition 0 that a new process finds marked."""
-        found = Marks(KafkaConfig(), self, DLQ)  # type: ignore[arg-type]
+        found = EndedOffsets(self, DLQ)  # type: ignore[arg-type]
         asyncio.run(found.load())
         return {o for o in range(len(self.logs.get(TopicPartition(DLQ, 0), []))) if found.is_ended(0, o)}
 
@@ -187,7 +193,7 @@ class FakeSession:
 
 
 def install(fake: FakeKafka, patch: pytest.MonkeyPatch) -> None:
-    for module in (redrive, marks):
-        patch.setattr(module, "read_window", fake.read)
-    patch.setattr(redrive, "Lease", lambda *_, **__: FakeLease(fake))
+    patch.setattr(ended_offsets, "read_back", fake.read_back)
+    patch.setattr(redrive, "read_window", fake.read)
+    patch.setattr(ended_offsets, "Lease", lambda *_, **__: FakeLease(fake))
     patch.setattr(redrive, "TransactionSession", lambda *_: FakeSession(fake))

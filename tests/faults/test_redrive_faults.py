@@ -19,7 +19,7 @@ import pytest
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
-from headrace.control.redrive import SLICE_LETTERS
+from headrace.control.redrive import REPEATS_AT_MOST
 from headrace.delivery.dead_letter import headers_of
 from headrace.delivery.protocols import DeadLetter, Reply
 from headrace.kafka import Admin, Producer, read_records
@@ -103,7 +103,7 @@ def killed(bed: Bed, point: str, *words: str) -> None:
     """Kill a run when it comes to a point for the second time; the next one ends."""
     assert bed.run(*words, failpoints=f"{point}=crash@2") == -signal.SIGKILL
     assert bed.run(*words) == 0
-    bed.check(0 if words == EXACT else SLICE_LETTERS)
+    bed.check(0 if words == EXACT else REPEATS_AT_MOST)
 
 
 def overtaken(bed: Bed) -> None:
@@ -149,4 +149,4 @@ def test_killed_at_random_points(kafka: Any, words: tuple[str, ...]) -> None:
             time.sleep(chance.uniform(0, 2))
             process.kill()
     assert bed.run(*words) == 0
-    bed.check(0 if words else SLICE_LETTERS * KILLS)
+    bed.check(0 if words else REPEATS_AT_MOST * KILLS)

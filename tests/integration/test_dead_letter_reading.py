@@ -13,10 +13,9 @@ from urllib.parse import urlencode
 import pytest
 
 from headrace.config.kafka import SchemaRegistryConfig
+from headrace.control.dead_letter_pages import DeadLetterPage, DeadLetterPages, Order, ScanOptions
 from headrace.control.dead_letters import DeadLetterTopics
-from headrace.control.letter_pages import DeadLetters, LetterPage
-from headrace.control.letter_scan import Order, ScanOptions
-from headrace.control.marks import Marks
+from headrace.control.ended_offsets import EndedOffsets
 from headrace.control.selection import Selection
 from headrace.delivery.dead_letter import DeadLetterTopic
 from headrace.delivery.protocols import DeadLetter, Reply
@@ -62,12 +61,12 @@ def buried(site: Any, kafka: Any, topic: str, values: Sequence[bytes], partition
     return dlq
 
 
-def paged(site: Any, dlq: str, selection: Selection, options: ScanOptions, most: int) -> LetterPage:
+def paged(site: Any, dlq: str, selection: Selection, options: ScanOptions, most: int) -> DeadLetterPage:
     """Return a page as the command and the endpoint have it."""
 
-    async def main() -> LetterPage:
+    async def main() -> DeadLetterPage:
         registry = SchemaRegistry(SchemaRegistryConfig(), SystemClock())
-        letters = DeadLetters(site.kafka, Admin(site.kafka), Codecs(registry), SystemClock())
+        letters = DeadLetterPages(Admin(site.kafka), Codecs(registry), SystemClock())
         try:
             return await letters.page(dlq, selection, options, most)
         finally:
@@ -81,7 +80,7 @@ def test_a_list_is_made_of_offsets_and_reads_no_letter(
 ) -> None:
     """Numbers and times of many topics; whoever read a letter for them would fail here."""
     dlqs = [buried(site, kafka, topic(), [b"v"] * count, 2) for count in (3, 0, 7)]
-    monkeypatch.setattr("headrace.control.marks.read_window", None)
+    monkeypatch.setattr("headrace.control.ended_offsets.read_back", None)
     monkeypatch.setattr("headrace.kafka.reader.confluent_kafka.Consumer", None)
 
     async def main() -> dict[str, Any]:
@@ -91,10 +90,10 @@ def test_a_list_is_made_of_offsets_and_reads_no_letter(
             return False
 
         monkeypatch.setattr(admin, "has_topic", no_marks)
-        return {row.topic: row for row in await DeadLetterTopics(site.kafka, admin).counts()}
+        return {row.topic: row for row in await DeadLetterTopics(admin).counts()}
 
     rows = asyncio.run(main())
-    assert [(rows[d].letters, rows[d].left, rows[d].partitions) for d in dlqs] == [(3, 3, 2), (0, 0, 2), (7, 7, 2)]
+    assert [(rows[d].dead_letters, rows[d].left, rows[d].partitions) for d in dlqs] == [(3, 3, 2), (0, 0, 2), (7, 7, 2)]
     assert rows[dlqs[1]].oldest is rows[dlqs[1]].newest is None
     oldest, newest = rows[dlqs[2]].oldest, rows[dlqs[2]].newest
     assert oldest is not None
@@ -107,10 +106,10 @@ def test_what_has_ended_is_left_no_more(site: Any, kafka: Any, topic: Any) -> No
 
     async def main() -> list[Any]:
         admin = Admin(site.kafka)
-        marks = Marks(site.kafka, admin, one)
-        await marks.prepare()
-        await marks.load()
-        return [*marks.records_for(0, [0, 2]), *marks.records_for(1, [1])]
+        ended = EndedOffsets(admin, one)
+        await ended.prepare()
+        await ended.load()
+        return ended.records_for({0: [0, 2], 1: [1]})
 
     site.write("_headrace-redriven", *asyncio.run(main()))
     rows = {row["topic"]: row for row in json.loads(site.cli("dlq", "list", "--output", "json").stdout)}
@@ -151,7 +150,7 @@ def test_pages_over_partitions_hold_every_letter_once(site: Any, kafka: Any, top
     foreign, cursor, pages = 0, "", 0
     while pages == 0 or cursor:
         page = paged(site, dlq, Selection(), ScanOptions(order, cursor), 16)
-        seen += [(letter.partition, letter.offset) for letter in page.letters]
+        seen += [(letter.partition, letter.offset) for letter in page.dead_letters]
         foreign, cursor, pages = foreign + page.foreign, page.cursor, pages + 1
     assert len(seen) == len(set(seen)) == 70
     assert foreign == 5
@@ -166,22 +165,22 @@ def test_a_search_ends_at_its_limit_and_goes_on(site: Any, kafka: Any, topic: An
     name = topic()
     dlq = buried(site, kafka, name, [b"%d" % n for n in range(30)], 2)
 
-    def search(options: ScanOptions | None = None, **selection: Any) -> LetterPage:
+    def search(options: ScanOptions | None = None, **selection: Any) -> DeadLetterPage:
         return paged(site, dlq, Selection(**selection), options or ScanOptions(), 50)
 
     now = datetime.now(UTC)
-    assert len(search(errors=["HTTP 500"]).letters) == 10
-    assert [bytes(letter.key) for letter in search(keys=["k7"]).letters] == [b'"k7"']
-    assert len(search(headers={"tenant": "acme"}).letters) == 30
-    assert search(headers={"tenant": "other"}).letters == []
-    assert [bytes(letter.key) for letter in search(ScanOptions(text="ORDER 12")).letters] == [b'"k12"']
-    assert search(until=now - timedelta(days=1)).letters == []
-    assert len(search(since=now - timedelta(hours=1)).letters) == 30
+    assert len(search(errors=["HTTP 500"]).dead_letters) == 10
+    assert [bytes(letter.key) for letter in search(keys=["k7"]).dead_letters] == [b'"k7"']
+    assert len(search(headers={"tenant": "acme"}).dead_letters) == 30
+    assert search(headers={"tenant": "other"}).dead_letters == []
+    assert [bytes(letter.key) for letter in search(ScanOptions(text="ORDER 12")).dead_letters] == [b'"k12"']
+    assert search(until=now - timedelta(days=1)).dead_letters == []
+    assert len(search(since=now - timedelta(hours=1)).dead_letters) == 30
     some = search(ScanOptions(limit_records=10), errors=["HTTP 500"])
     assert (some.scanned, some.remaining) == (10, 20)
     rest = search(ScanOptions(cursor=some.cursor), errors=["HTTP 500"])
     assert (rest.scanned, rest.remaining, rest.cursor) == (20, 0, "")
-    assert len(some.letters) + len(rest.letters) == 10
+    assert len(some.dead_letters) + len(rest.dead_letters) == 10
     with pytest.raises(InvalidRequest, match="oldest is asked for"):
         search(ScanOptions("oldest", some.cursor))
     said = site.cli("dlq", "search", dlq, "--error", "HTTP 500", "--max", "1").stderr

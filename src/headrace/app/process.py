@@ -98,14 +98,13 @@ class App:
             families.append(registered.endpoints)
         if config.durability == "report" and (config.reactive_consumers or config.functions):
             self.services.append(Durability(self._examine, clock))
-        redelivery, dead_letter_endpoints = dead_letters(context, running)
 
         self.supervisor = Supervisor(self.services, clock, config.drain_seconds)
-        self.web = self._web(assembly, [*families, dead_letter_endpoints], redelivery)
+        self.web = self._web(assembly, [*families, dead_letters(context, running)])
         # Last to start and first to drain; and it answers health questions while the others drain.
         self.supervisor.add(self.web)
 
-    def _web(self, assembly: Assembly, families: Sequence[object], redelivery: Service) -> WebService:
+    def _web(self, assembly: Assembly, families: Sequence[object]) -> WebService:
         """Make the HTTP server, and add the services that its endpoints need."""
         context, supervisor = self.context, self.supervisor
         config, clock = context.config, context.clock
@@ -123,7 +122,6 @@ class App:
         for service in [*(authenticator.services if authenticator else ()), *([tls] if tls else ())]:
             supervisor.add(service)
         writing = self._writing(produce)
-        supervisor.add(redelivery)
         readiness = supervisor.readiness
         register_gauge("headrace_ready", lambda: int(all(service.ready for service in readiness().values())))
         audit, metrics = context.audit, context.metrics

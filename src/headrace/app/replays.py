@@ -7,10 +7,10 @@ from typing import Any
 
 from headrace.app.context import ProcessContext
 from headrace.config.internal_topics import InternalTopics
+from headrace.control.dead_letter_jobs import DeadLetterJobs
 from headrace.control.jobs import Jobs
-from headrace.control.letter_jobs import LetterJobs
 from headrace.control.origins import Origins
-from headrace.control.replay_run import Place
+from headrace.control.replay import RunContext
 from headrace.control.replays import Replays, conflict
 from headrace.control.running_consumer import RunningConsumer
 from headrace.kafka import CompactedTable, Lease
@@ -26,14 +26,13 @@ def jobs_of(
     """Return the service that runs jobs, to start after all that carries records, and its endpoints."""
     config, admin, clock = context.config, context.admin, context.clock
     audited = context.audited_produce("STREAMING_PRODUCER")
-    place = Place(config.kafka, admin, context.inner_producer.produce, audited, clock)
-    replays = Replays(place, consumers, internal, producing=config.producer.enabled)
-
-    letters = LetterJobs(config.kafka, admin, context.inner_producer, clock, replays, Origins(internal))
-    letters.on_sent = context.audit.produced if context.audit else None
+    run_context = RunContext(admin, context.inner_producer.produce, audited, clock)
+    replays = Replays(run_context, consumers, internal, producing=config.producer.enabled)
+    on_sent = context.audit.produced if context.audit else None
+    dead_letter_jobs = DeadLetterJobs(run_context, replays, Origins(internal), on_sent)
 
     def lease_of(name: str) -> Lease:
         return Lease(config.kafka, admin, name, clock)
 
-    jobs = Jobs(table, lease_of, letters.make, conflict, clock)
-    return jobs, JobEndpoints(jobs, replays, letters)
+    jobs = Jobs(table, lease_of, dead_letter_jobs.make, conflict, clock)
+    return jobs, JobEndpoints(jobs, replays, dead_letter_jobs)

@@ -14,9 +14,14 @@ from headrace.cli.dlq_redrive import drop, quarantine, redrive
 from headrace.cli.output import counted, print_rows
 from headrace.cli.records import open_codecs
 from headrace.cli.selection_options import selection_options, with_options
-from headrace.control.letter_pages import DeadLetters, LetterPage
-from headrace.control.letter_scan import Order, ScanOptions, State
-from headrace.control.letter_text import ShownLetter
+from headrace.control.dead_letter_pages import (
+    DeadLetterPage,
+    DeadLetterPages,
+    DeadLetterRecord,
+    Order,
+    ScanOptions,
+    State,
+)
 from headrace.control.selection import Selection
 from headrace.kafka import Admin
 from headrace.lifecycle import SystemClock
@@ -56,7 +61,7 @@ async def list_(topic: str | None, cluster: ClusterSettings, output: str) -> Non
     Example: headrace dlq list
     """
     async with _letters(cluster) as letters:
-        rows = [msgspec.structs.asdict(row) for row in await letters.topics.counts(topic)]
+        rows = [msgspec.to_builtins(row) for row in await letters.topics.counts(topic)]
     print_rows(rows, output, "no dead letter topics")
 
 
@@ -79,9 +84,9 @@ async def show(topic: str, selection: Selection, cluster: ClusterSettings, outpu
         page = await letters.page(topic, selection, scan, asked["most"])
     if output == "json":
         return _print(page)
-    for letter in page.letters:
+    for letter in page.dead_letters:
         click.echo(_block(topic, letter) + "\n")
-    click.echo(_went(page), err=bool(page.letters))
+    click.echo(_went(page), err=bool(page.dead_letters))
     return None
 
 
@@ -106,7 +111,7 @@ async def stats(
     if output == "json":
         return _print(found)
     window = f"since {found.since}" if found.since else "in all"
-    click.echo(f"{counted(found.letters, 'letter')} in {topic} {window}, {found.left} left")
+    click.echo(f"{counted(found.dead_letters, 'letter')} in {topic} {window}, {found.left} left")
     for title in ("errors", "topics", "statuses", "times"):
         for name, count in getattr(found, title).items():
             click.echo(f"{title:10}{count:>8}  {name}")
@@ -117,10 +122,10 @@ async def stats(
 
 
 @contextlib.asynccontextmanager
-async def _letters(cluster: ClusterSettings) -> AsyncIterator[DeadLetters]:
+async def _letters(cluster: ClusterSettings) -> AsyncIterator[DeadLetterPages]:
     consumers = cluster.file.reactive_consumers.values() if cluster.file else ()
     async with open_codecs(cluster.registry) as codecs:
-        yield DeadLetters(cluster.kafka, Admin(cluster.kafka), codecs, SystemClock(), consumers)
+        yield DeadLetterPages(Admin(cluster.kafka), codecs, SystemClock(), consumers)
 
 
 def _scan(asked: dict[str, Any]) -> ScanOptions:
@@ -131,7 +136,7 @@ def _print(found: msgspec.Struct) -> None:
     click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
 
 
-def _block(topic: str, letter: ShownLetter) -> str:
+def _block(topic: str, letter: DeadLetterRecord) -> str:
     origin, result = letter.origin, msgspec.to_builtins(letter.result)
     lines = {
         "letter": f"{topic}-{letter.partition} offset {letter.offset}" + (", ended" if letter.ended else ""),
@@ -155,8 +160,8 @@ def _block(topic: str, letter: ShownLetter) -> str:
     return "\n".join(shown)
 
 
-def _went(page: LetterPage) -> str:
-    said = f"scanned {page.scanned} of up to {page.scanned + page.remaining}, found {len(page.letters)}"
+def _went(page: DeadLetterPage) -> str:
+    said = f"scanned {page.scanned} of up to {page.scanned + page.remaining}, found {len(page.dead_letters)}"
     foreign = f"; {counted(page.foreign, 'record')} passed over: no dead letter" if page.foreign else ""
     if not page.scanned and not page.remaining:
         return f"no dead letters in {page.topic}"

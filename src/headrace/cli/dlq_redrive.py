@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import getpass
 import socket
@@ -19,8 +20,8 @@ from headrace.cli.selection_options import RateOption, selection_options, with_o
 from headrace.config.internal_topics import InternalTopics
 from headrace.config.model import HeadraceConfig
 from headrace.control.origins import Origins
-from headrace.control.redrive import Redrive, Redriven, RedriveOptions
-from headrace.control.redrive_target import Target
+from headrace.control.redrive import Redrive
+from headrace.control.redrive_spec import Redriven, RedriveOptions, RedriveSpec, Target
 from headrace.control.selection import Selection
 from headrace.delivery.dead_letter import MAX_REDRIVES
 from headrace.errors import ConfigError
@@ -158,20 +159,15 @@ async def _run(
     doing, *_ = _VERBS[target.kind]
     gc.freeze()
     gc.set_threshold(*_COLLECT_AFTER)
-    async with open_producer(cluster.kafka) as sender:
-        work = Redrive(
-            cluster.kafka,
-            Admin(cluster.kafka),
-            topic,
-            sender,
-            SystemClock(),
-            selection=selection,
-            target=target,
-            options=options,
-        )
-        work.origins = _origins(cluster.file or HeadraceConfig())
-        with progress(f"{doing} {topic}") as show_progress:
-            done = await work.run(show_progress)
+    spec, origins = RedriveSpec(topic, selection, target, options), _origins(cluster.file or HeadraceConfig())
+    with progress(f"{doing} {topic}") as show_progress:
+
+        async def on_progress(done: int, total: int) -> None:
+            show_progress(done, total)
+
+        async with open_producer(cluster.kafka) as producer:
+            run = Redrive(Admin(cluster.kafka), producer.produce, SystemClock(), spec, origins)
+            done = await run.run(asyncio.Event(), on_progress)
     if output == "json":
         print_json({"topic": topic, "dry_run": options.dry_run, **msgspec.structs.asdict(done)})
     else:

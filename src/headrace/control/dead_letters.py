@@ -1,4 +1,4 @@
-"""Dead letter topics as operators meet them: which there are, and how many letters each holds, by offsets alone."""
+"""Dead letter topics: which there are, and how many dead letters each holds, by offsets alone."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from headrace.config.consumers import ReactiveConsumerConfig
-from headrace.config.kafka import KafkaConfig
 from headrace.config.section import fits_any
-from headrace.control.marks import Marks, load_marks
+from headrace.control.ended_offsets import EndedOffsets, load_ended
 from headrace.control.selection import iso_ms
 from headrace.errors import InvalidRequest
 from headrace.kafka import Admin
@@ -18,33 +17,32 @@ from headrace.records import TopicPartition
 _ENDINGS = (".dlq", ".quarantine")
 
 
-class LetterCount(msgspec.Struct, frozen=True, rename="camel"):
+class DeadLetterCount(msgspec.Struct, frozen=True, rename="camel"):
     """A dead letter topic in numbers."""
 
     topic: str
     partitions: int
-    letters: int
-    """Letters in the topic at most: offsets, of which transactions, compaction and foreign records take some."""
+    dead_letters: int = msgspec.field(name="letters")
+    """Dead letters at most: offsets, of which transactions, compaction and foreign records take some."""
     left: int
-    """Those of them that have not ended; of 0 offsets are sure, statistics read the letters and count them."""
+    """Those of them that have not ended. Statistics read the dead letters and count them."""
     oldest: str | None
-    """Time of the first letter; None without any. ISO 8601, UTC."""
+    """Time of the first dead letter; None without any. ISO 8601, UTC."""
     newest: str | None
-    """Time of the newest letter."""
+    """Time of the newest dead letter."""
 
 
-class LetterCounts(msgspec.Struct, frozen=True):
+class DeadLetterCounts(msgspec.Struct, frozen=True):
     """Every dead letter topic in numbers."""
 
-    topics: list[LetterCount]
+    topics: list[DeadLetterCount]
 
 
 class DeadLetterTopics:
     """The dead letter topics of a cluster: those of the configuration, and those named `*.dlq` or `*.quarantine`."""
 
-    def __init__(self, kafka: KafkaConfig, admin: Admin, consumers: Iterable[ReactiveConsumerConfig] = ()) -> None:
-        """Look there; `consumers` are those whose dead letter topics are known by their settings."""
-        self._kafka = kafka
+    def __init__(self, admin: Admin, consumers: Iterable[ReactiveConsumerConfig] = ()) -> None:
+        """Prepare; `consumers` are those whose dead letter topics are known by their settings."""
         self._admin = admin
         self._consumers = list(consumers)
 
@@ -58,12 +56,12 @@ class DeadLetterTopics:
         chosen = (name for name in sizes if name.endswith(_ENDINGS) or name in writers)
         return {name: (sizes[name], writers.get(name)) for name in chosen}
 
-    async def counts(self, only: str | None = None) -> list[LetterCount]:
-        """Return every dead letter topic, or one, in numbers. No letter is read.
+    async def counts(self, only: str | None = None) -> list[DeadLetterCount]:
+        """Return every dead letter topic, or one, in numbers. No record is read.
 
         Raises:
             TopicNotFound: The cluster does not have the topic.
-            InvalidRequest: It is no dead letter topic.
+            InvalidRequest: It is not a dead letter topic.
         """
         names = await self.names()
         if only is not None:
@@ -76,14 +74,14 @@ class DeadLetterTopics:
         partitions = [TopicPartition(name, number) for name, (size, _) in names.items() for number in range(size)]
         starts, ends = await self._admin.start_offsets(partitions), await self._admin.end_offsets(partitions)
         times = await self._admin.time_bounds(partitions)
-        ended = await load_marks(self._kafka, self._admin, names)
+        ended = await load_ended(self._admin, names)
         return [
             _count(topic, [p for p in partitions if p.topic == topic], starts, ends, times, ended) for topic in names
         ]
 
 
 def not_one(topic: str, why: str) -> InvalidRequest:
-    """Return the error for a topic that is no dead letter topic."""
+    """Return the error for a topic that is not a dead letter topic."""
     return InvalidRequest(f"{topic} is no dead letter topic: {why}. See headrace dlq list", topic=topic)
 
 
@@ -93,16 +91,16 @@ def _count(
     starts: Mapping[TopicPartition, int],
     ends: Mapping[TopicPartition, int],
     times: Mapping[TopicPartition, tuple[int, int]],
-    ended: Mapping[str, Marks],
-) -> LetterCount:
-    letters = sum(ends[p] - starts[p] for p in partitions)
+    ended: Mapping[str, EndedOffsets],
+) -> DeadLetterCount:
+    dead_letters = sum(ends[p] - starts[p] for p in partitions)
     gone = sum(ended[topic].ended_count(p.partition, starts[p], ends[p]) for p in partitions)
     known = [times[p] for p in partitions if p in times]
-    return LetterCount(
+    return DeadLetterCount(
         topic,
         len(partitions),
-        letters,
-        letters - gone,
+        dead_letters,
+        dead_letters - gone,
         oldest=iso_ms(min(first for first, _ in known)) if known else None,
         newest=iso_ms(max(last for _, last in known)) if known else None,
     )

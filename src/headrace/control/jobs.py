@@ -1,9 +1,9 @@
-"""Long work that operators ask for: started at one process, steered at any, and carried on by another after a death.
+"""Jobs: long work that operators request of any process, and that another process continues when one dies.
 
-A job is two entries of the control table: `job/<id>`, what is wanted, written by whoever is asked, and
-`job/<id>/report`, how far it is, written by whoever runs it. One process at a time does, by a lease; a job nobody was
-heard of for a while is taken over by any process that has what it needs. A report carries the number of its run, so
-that one of an earlier run, late by a pause of its process, counts no more.
+A job is two entries of the control table: `job/<id>`, its desired state, written by the process that gets the request,
+and `job/<id>/report`, its status, written by the process that runs it. One process at a time runs it, by a lease. A job
+whose status is old is taken over by any process that has what it needs. A status has the number of its run, so that a
+late one of an earlier run is ignored.
 """
 
 from __future__ import annotations
@@ -32,36 +32,36 @@ _PREFIX = "job/"
 _REPORT = "/report"
 _LOOK_SECONDS = 1.0
 _SILENT_SECONDS = 5.0
-"""After so long without a word of whoever runs a job, others try to get its lease."""
+"""After so long without a new status of a job, other processes try to get its lease."""
 _AT_ONCE = 10
-"""Jobs a process runs; the others wait, for each may hold as many records as a consumer."""
+"""Jobs a process runs at a time; the others wait, for each may hold as many records as a consumer."""
 _KEPT_SECONDS = 7 * 86_400.0
 _KEPT_JOBS = 100
 _SAVE_AGAIN_SECONDS = 0.5
 
-Wish = Literal["run", "pause", "stop"]
+DesiredState = Literal["run", "pause", "stop"]
 State = Literal["waiting", "running", "paused", "stopped", "done", "failed"]
 ENDED: tuple[State, ...] = ("stopped", "done", "failed")
-_STANDS: Mapping[Wish, State] = {"run": "waiting", "pause": "paused", "stop": "stopped"}
+_REACHED: Mapping[DesiredState, State] = {"run": "waiting", "pause": "paused", "stop": "stopped"}
 
 
 class Job(msgspec.Struct, frozen=True, rename="camel"):
-    """What is wanted. Times are ISO 8601, UTC."""
+    """A job and its desired state. Times are ISO 8601, UTC."""
 
     id: str
     kind: str
     spec: dict[str, Any]
-    """What was asked for, in full."""
+    """The request, in full."""
     by: str
-    """Who asked for it."""
+    """Who requested it."""
     since: str
-    wish: Wish = "run"
-    wished_by: str = ""
+    desired: DesiredState = msgspec.field(default="run", name="wish")
+    desired_by: str = msgspec.field(default="", name="wishedBy")
     """Who paused, stopped or resumed it last."""
-    wished_at: str = ""
+    desired_at: str = msgspec.field(default="", name="wishedAt")
 
 
-class Report(msgspec.Struct, frozen=True, rename="camel"):
+class JobStatus(msgspec.Struct, frozen=True, rename="camel"):
     """How far it is."""
 
     state: State = "waiting"
@@ -77,82 +77,82 @@ class JobView(Job, frozen=True, rename="camel", kw_only=True):
 
     state: State
     message: str
-    """Why it waits or failed, or what is to be said of the end."""
+    """Why it waits or failed, or a remark on its end."""
     owner: str
     """The process that runs it, or ran it last."""
     updated: str
-    """When it was heard of last."""
+    """When its status was written last."""
     progress: dict[str, Any]
 
 
-Tell = Callable[[Mapping[str, Any]], Awaitable[bool]]
-"""Writes progress down; says whether that succeeded, for it may be tried again."""
+SaveProgress = Callable[[Mapping[str, Any]], Awaitable[bool]]
+"""Writes progress and says whether that succeeded; it may be tried again."""
 
 
-class Work(Protocol):
-    """What a kind of job does. Made anew for each run."""
+class JobRunner(Protocol):
+    """Runs one kind of job. Made anew for each run."""
 
-    async def run(self, progress: Mapping[str, Any], tell: Tell, stop: asyncio.Event) -> str:
-        """Go on where earlier runs have told they were, until it is done or `stop` is set; then tell where it is.
+    async def run(self, progress: Mapping[str, Any], save_progress: SaveProgress, stop: asyncio.Event) -> str:
+        """Continue from the progress of earlier runs until the job is done or `stop` is set, then save progress.
 
         Returns:
-            What is to be said of it, in a sentence; may be empty.
+            A remark on the end, in a sentence; may be empty.
 
         Raises:
             HeadraceError: It failed for good.
         """
 
 
-class _Known:
+class _KnownJob:
     """A job as this process knows it."""
 
     stop: asyncio.Event | None = None
     """Set to end its run; None while it does not run here."""
-    asked = False
-    """Whether somebody asked this process for it, so that it begins at once."""
+    requested = False
+    """Whether this process got the request, so that it starts at once."""
 
-    def __init__(self, job: Job, heard_at: float) -> None:
-        self.job, self.heard_at = job, heard_at
-        self.report = Report()
+    def __init__(self, job: Job, updated_at: float) -> None:
+        self.job, self.updated_at = job, updated_at
+        self.status = JobStatus()
 
     @property
     def state(self) -> State:
-        if self.report.state in ENDED:
-            return self.report.state
-        if self.job.wish != "run":
-            return _STANDS[self.job.wish]
-        return "running" if self.report.state == "running" else "waiting"
+        if self.status.state in ENDED:
+            return self.status.state
+        if self.job.desired != "run":
+            return _REACHED[self.job.desired]
+        return "running" if self.status.state == "running" else "waiting"
 
     def end_run(self) -> None:
-        """Let it end where it is, if it runs here."""
+        """End its run early, if it runs here."""
         if self.stop:
             self.stop.set()
 
 
 class Jobs(Reconciler):
-    """Runs jobs, and tells of all there are."""
+    """Runs jobs, and shows all there are."""
 
     def __init__(
         self,
         table: CompactedTable[Any],
         lease_of: Callable[[str], Lease],
-        make: Callable[[Job], Work | None],
+        make: Callable[[Job], JobRunner | None],
         conflict: Callable[[Job, Job], bool],
         clock: Clock,
     ) -> None:
         """Prepare.
 
         Args:
-            table: Where jobs are kept.
+            table: Holds the jobs.
             lease_of: Makes the lease of a name.
-            make: Makes what runs a job, or None if this process has not what that needs.
-            conflict: Whether two jobs must not run beside each other.
+            make: Makes what runs a job, or None if this process does not have what that needs.
+            conflict: Whether two jobs must not run at the same time.
             clock: For everything that waits.
         """
         super().__init__("jobs", table, clock)
         self._lease_of, self._make, self._conflict = lease_of, make, conflict
         self._owner = f"{socket.gethostname()} process {os.getpid()}"
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _KnownJob] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = self._removing = False
@@ -162,46 +162,46 @@ class Jobs(Reconciler):
         await super().start()
 
     async def drain(self, deadline: Deadline) -> None:
-        """Let the runs here end where they are; others go on with them, or this process when it is there again."""
+        """End the runs here early; other processes continue them, or this one after its restart."""
         self._draining = True
         for known in self._known.values():
             known.end_run()
         await asyncio.wait_for(self._idle.wait(), deadline.remaining_seconds)
 
     async def create(self, kind: str, spec: dict[str, Any], by: str) -> JobView:
-        """Begin a job and return it.
+        """Start a job and return it.
 
         Raises:
-            JobConflict: One that must not run beside it has not ended.
-            KafkaError: It is not, or perhaps not, written down.
+            JobConflict: One that must not run at the same time has not ended.
+            KafkaError: It is not, or perhaps not, written.
         """
         job = Job(f"{kind}-{secrets.token_hex(5)}", kind, spec, by, self._now())
         self._refuse_conflict(job)
         await self.table.put(_PREFIX + job.id, msgspec.to_builtins(job, str_keys=True))
         try:
-            self._refuse_conflict(job)  # another process was asked at the same time, and came before in the log
+            self._refuse_conflict(job)  # another process got a request at the same time, earlier in the log
         except JobConflict:
             await self.table.put(_PREFIX + job.id, None)
             raise
-        self._find(job.id).asked = True
+        self._find(job.id).requested = True
         self.wake()
         return self.show(job.id)
 
-    async def wish(self, name: str, wish: Wish, by: str) -> JobView:
-        """Pause a job, stop it for good, or let it go on; return it.
+    async def change(self, name: str, desired: DesiredState, by: str) -> JobView:
+        """Pause a job, stop it for good, or resume it; return it.
 
         Raises:
             NotFound: There is no such job.
             JobConflict: It has ended.
-            KafkaError: The wish is not, or perhaps not, written down.
+            KafkaError: The desired state is not, or perhaps not, written.
         """
         known = self._find(name)
         if known.state in ENDED:
             raise JobConflict(f"job {name} is {known.state} already: start another one", job=name)
-        job = msgspec.structs.replace(known.job, wish=wish, wished_by=by, wished_at=self._now())
+        job = msgspec.structs.replace(known.job, desired=desired, desired_by=by, desired_at=self._now())
         await self.table.put(_PREFIX + name, msgspec.to_builtins(job, str_keys=True))
-        if wish == "run":
-            known.asked = True
+        if desired == "run":
+            known.requested = True
             self.wake()
         return self.show(name)
 
@@ -226,26 +226,26 @@ class Jobs(Reconciler):
             NotFound: There is no such job.
         """
         known = self._find(name)
-        job, report = known.job, known.report
-        silent = self._clock.monotonic() - known.heard_at > 2 * _SILENT_SECONDS
-        state, message = known.state, report.message
+        job, status = known.job, known.status
+        silent = self._clock.monotonic() - known.updated_at > 2 * _SILENT_SECONDS
+        state, message = known.state, status.message
         if state in ("running", "waiting") and silent:
             state = "waiting"
-            message = message or "no process with room for it and what it needs was heard of; then it goes on"
-        progress = {name: value for name, value in report.progress.items() if name != "positions"}
+            message = message or "no process runs it: it waits for one that has what it needs and runs few enough jobs"
+        progress = {name: value for name, value in status.progress.items() if name != "positions"}
         return JobView(
             **msgspec.structs.asdict(job),
             state=state,
             message=message,
-            owner=report.owner,
-            updated=report.at,
+            owner=status.owner,
+            updated=status.at,
             progress=progress,
         )
 
     def _now(self) -> str:
         return iso(self._clock.time())
 
-    def _find(self, name: str) -> _Known:
+    def _find(self, name: str) -> _KnownJob:
         self.table.require()
         if name not in self._known:
             raise NotFound(f"there is no job {name[:60]!r}: see headrace jobs list", job=name[:60])
@@ -255,10 +255,10 @@ class Jobs(Reconciler):
         self.table.require()
         for other in self._known.values():
             if other.job.id == job.id:
-                return  # those behind it in the log give way to it
+                return  # those later in the log give way to it
             if other.state not in ENDED and self._conflict(job, other.job):
                 raise JobConflict(
-                    f"job {other.job.id} does that already ({other.state}, asked for by {other.job.by}): wait for it, "
+                    f"job {other.job.id} does that already ({other.state}, requested by {other.job.by}): wait for it, "
                     f"or stop it (headrace jobs stop {other.job.id})",
                     job=other.job.id,
                 )
@@ -268,92 +268,92 @@ class Jobs(Reconciler):
         known = self._known.get(name)
         try:
             if key.endswith(_REPORT):
-                report = msgspec.convert(entry or {}, Report)
-                if known and report.run >= known.report.run:
-                    known.report, known.heard_at = report, self._clock.monotonic()
+                status = msgspec.convert(entry or {}, JobStatus)
+                if known and status.run >= known.status.run:
+                    known.status, known.updated_at = status, self._clock.monotonic()
             elif entry is not None:
                 self._take(msgspec.convert(entry, Job))
             elif known:
                 del self._known[name]
                 known.end_run()
         except msgspec.ValidationError as cause:
-            log.error("entry %s of the control table is no job and is passed over: %s", key, cause)
+            log.error("entry %s of the control table is not a job and is ignored: %s", key, cause)
 
     def _take(self, job: Job) -> None:
         known = self._known.get(job.id)
         if known is None:
-            known = self._known[job.id] = _Known(job, self._clock.monotonic())
-            if (report := self.table.get(_PREFIX + job.id + _REPORT)) is not None:  # it may lie before its job
-                known.report = msgspec.convert(report, Report)
-        known.job, known.heard_at = job, self._clock.monotonic()
-        if job.wish != "run":
+            known = self._known[job.id] = _KnownJob(job, self._clock.monotonic())
+            if (status := self.table.get(_PREFIX + job.id + _REPORT)) is not None:  # it may lie before its job
+                known.status = msgspec.convert(status, JobStatus)
+        known.job, known.updated_at = job, self._clock.monotonic()
+        if job.desired != "run":
             known.end_run()
 
     def reconcile(self) -> float:
         """Start each job that no process runs, and remove old ones."""
         for known in list(self._known.values()):
-            if self._is_free(known) and (work := self._work_of(known)):
+            if self._is_free(known) and (runner := self._runner_of(known)):
                 known.stop = asyncio.Event()
                 self._idle.clear()
-                self.spawn(self._carry(known, work), known.job.id)
+                self.spawn(self._carry(known, runner), known.job.id)
         if self._old_jobs() and not self._removing:
             self._removing = True
             self.spawn(self._remove_old_jobs(), "remove old jobs")
         return _LOOK_SECONDS
 
-    def _work_of(self, known: _Known) -> Work | None:
+    def _runner_of(self, known: _KnownJob) -> JobRunner | None:
         try:
             return self._make(known.job)
-        except HeadraceError as error:  # somebody else, or another version, has written it
-            self._say(known, error)
+        except HeadraceError as error:  # another version may have written it
+            self._set_message(known, error)
             return None
 
-    def _say(self, known: _Known, error: HeadraceError) -> None:
-        known.report = msgspec.structs.replace(known.report, message=error.description)
+    def _set_message(self, known: _KnownJob, error: HeadraceError) -> None:
+        known.status = msgspec.structs.replace(known.status, message=error.description)
 
-    def _is_free(self, known: _Known) -> bool:
-        if self._draining or known.stop or known.job.wish != "run" or known.report.state in ENDED:
+    def _is_free(self, known: _KnownJob) -> bool:
+        if self._draining or known.stop or known.job.desired != "run" or known.status.state in ENDED:
             return False
         if sum(1 for other in self._known.values() if other.stop) >= _AT_ONCE:
             return False
-        return known.asked or self._clock.monotonic() - known.heard_at > _SILENT_SECONDS
+        return known.requested or self._clock.monotonic() - known.updated_at > _SILENT_SECONDS
 
-    async def _carry(self, known: _Known, work: Work) -> None:
+    async def _carry(self, known: _KnownJob, runner: JobRunner) -> None:
         job, stop = known.job, known.stop
         assert stop
         lease = self._lease_of(f"job.{job.id}")
         try:
             if await lease.acquire():
-                known.asked = False
-                await self.table.catch_up()  # whoever had it may have gone on, or ended it, just before
-                if not stop.is_set() and known.report.state not in ENDED:
-                    await self._run(known, work, lease, stop)
+                known.requested = False
+                await self.table.catch_up()  # the process that had it may have continued or ended it just before
+                if not stop.is_set() and known.status.state not in ENDED:
+                    await self._run(known, runner, lease, stop)
         except HeadraceError as error:
             log.warning("job %s does not run here now: %s", job.id, error.description)
-            self._say(known, error)
-            known.asked = False
+            self._set_message(known, error)
+            known.requested = False
         finally:
             await lease.release()
-            known.stop, known.heard_at = None, self._clock.monotonic()
+            known.stop, known.updated_at = None, self._clock.monotonic()
             if not any(other.stop for other in self._known.values()):
                 self._idle.set()
 
-    async def _run(self, known: _Known, work: Work, lease: Lease, stop: asyncio.Event) -> None:
-        """Run a job under its lease; whatever happens to it ends the job and nothing else."""
-        number, before = known.report.run + 1, known.report.progress
+    async def _run(self, known: _KnownJob, runner: JobRunner, lease: Lease, stop: asyncio.Event) -> None:
+        """Run a job under its lease; any failure ends the job and nothing else."""
+        number, before = known.status.run + 1, known.status.progress
         last = dict(before)
 
-        async def tell(progress: Mapping[str, Any], state: State = "running", message: str = "") -> bool:
+        async def save(progress: Mapping[str, Any], state: State = "running", message: str = "") -> bool:
             last.update(progress)
-            report = Report(state, number, self._owner, last, message, self._now())
+            status = JobStatus(state, number, self._owner, last, message, self._now())
             try:
                 await lease.check()
-                await self.table.put(f"{_PREFIX}{known.job.id}{_REPORT}", msgspec.to_builtins(report))
+                await self.table.put(f"{_PREFIX}{known.job.id}{_REPORT}", msgspec.to_builtins(status))
             except LeaseLost:
                 stop.set()
                 return False
             except HeadraceError as error:
-                log.warning("job %s cannot write down how far it is: %s", known.job.id, error.description)
+                log.warning("job %s cannot save its progress: %s", known.job.id, error.description)
                 await self._clock.sleep(_SAVE_AGAIN_SECONDS)
                 return False
             return True
@@ -362,16 +362,16 @@ class Jobs(Reconciler):
         watch = self.spawn(_stop_if(lease.lost, stop), f"{known.job.id} lease")
         end: tuple[State, str]
         try:
-            await tell(before)
-            message = await work.run(before, tell, stop)
-            end = (_STANDS[known.job.wish], "") if stop.is_set() else ("done", message)
-        except Exception as cause:  # boundary: the job says that it failed, and why
+            await save(before)
+            message = await runner.run(before, save, stop)
+            end = (_REACHED[known.job.desired], "") if stop.is_set() else ("done", message)
+        except Exception as cause:  # boundary: the status says that it failed, and why
             end = _end_of(cause)
             log.error("job %s: %s", known.job.id, end[1], exc_info=None if isinstance(cause, HeadraceError) else cause)
         finally:
             watch.cancel()
         log.info("job %s is %s here %s", known.job.id, *end)
-        while not await tell({}, *end) and not (lease.lost.is_set() or self._draining):
+        while not await save({}, *end) and not (lease.lost.is_set() or self._draining):
             pass
 
     def _old_jobs(self) -> Sequence[str]:
@@ -389,7 +389,7 @@ class Jobs(Reconciler):
 
 
 def _end_of(cause: Exception) -> tuple[State, str]:
-    """Return how a run ends by an error: what may pass, as a broker that is away, is tried again."""
+    """Return how a run ends by an error: what may pass, as an unreachable broker, is tried again."""
     if not isinstance(cause, HeadraceError):
         return "failed", f"{type(cause).__name__}: {cause}"
     return "waiting" if cause.retriable else "failed", cause.description

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from headrace.config.internal_topics import InternalTopics, Kind, Owner
 from headrace.config.section import fits_any
-from headrace.control.redrive_target import QUARANTINE
 from headrace.delivery.dead_letter import Origin
 
+QUARANTINE = ".quarantine"
+"""Ending of the name of the topic that holds dead letters apart, so that no redrive finds them by mistake."""
 _ENDING = ".dlq"
 _MOST_KNOWN = 10_000
 _MOST_CHARACTERS = 255
@@ -21,7 +22,6 @@ class Origins:
 
     def __init__(self, internal: InternalTopics) -> None:
         self._internal = internal
-        self.kind_of = internal.kind_of
         self._known: dict[tuple[str, str, str], str] = {}
         self._registrations = internal.registrations
 
@@ -44,7 +44,7 @@ class Origins:
             source = source.removesuffix(QUARANTINE)
         usual = source == topic + _ENDING
         owners = [one for one in self._internal.owners if group in (one.group, f"{one.group}.retry")]
-        kind = self.kind_of(topic)
+        kind = self._internal.kind_of(topic)
         if topic == source or kind == "state":
             return f"they name {topic} as their origin, which takes no records back"
         if not owners:

@@ -1,26 +1,34 @@
 """Dead letters delivered again by the backend of their consumer, a batch per call, without joining its group.
 
-A letter is marked as ended after its delivery is judged, so a call that dies repeats letters and loses none.
-Source: sidecar.md 8.3 and defects 26 and 46.
+Each is delivered once, and judged by the consumer's policy as its own records are. A dead letter is saved as ended
+after its delivery is judged, so a call that dies repeats dead letters and loses none. The endpoint and its answer are
+those of light-4j kafka-sidecar.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence, Set
-from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
+from collections.abc import Container, Mapping, Sequence, Set
+from datetime import datetime
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 
-from headrace.config.kafka import KafkaConfig
-from headrace.control.redelivered import Letter, OneOrigin, Redelivered
+from headrace.control.dead_letter_pages import FoundDeadLetter, Scan, ScanOptions
+from headrace.control.ended_offsets import EndedOffsets, Produce, dead_letter_lease
 from headrace.control.running_consumer import RunningConsumer
-from headrace.delivery.dead_letter import MAX_REDRIVES, origin_of, redriven_count, restored, write_all
-from headrace.delivery.protocols import Delivery
+from headrace.control.selection import Selection
+from headrace.delivery.dead_letter import MAX_REDRIVES, Origin, redriven_count, restored
+from headrace.delivery.limit import SharedSlots
+from headrace.delivery.policy import judge, last_error
+from headrace.delivery.protocols import DeadLetter, Delivery, Outcome, Reply
 from headrace.errors import (
+    DeadLetterFailed,
+    DestinationRefused,
     DestinationUnavailable,
     InvalidRequest,
     InvalidTopicName,
@@ -30,131 +38,99 @@ from headrace.errors import (
     ReadFailed,
     TopicNotFound,
 )
-from headrace.kafka import Admin, Lease, read_records
-from headrace.lifecycle import Clock, Service
-from headrace.records import OutgoingRecord, TopicPartition
+from headrace.kafka import Admin
+from headrace.lifecycle import Clock
+from headrace.records import Record, TopicPartition
 
 log = logging.getLogger(__name__)
 
 _READ_SECONDS: Final = 10.0
 _MOST_READ_SECONDS: Final = 60.0
-_ENDED_RECORDS: Final = 5_000
-_IDLE_SECONDS: Final = 2.0
-_WAIT_SECONDS: Final = 5.0
-"""For a lease: longer than another process keeps one that it does not use."""
-_SWEEP_SECONDS: Final = 1.0
-
-
-class Marks(Protocol):
-    """Which letters of one topic have ended."""
-
-    async def prepare(self) -> None:
-        """Make what keeps the marks."""
-
-    async def load(self, *, settled: bool = False) -> None:
-        """Read them anew."""
-
-    def is_ended(self, partition: int, offset: int) -> bool:
-        """Return whether a letter has ended."""
-
-    def first_left(self, partition: int, start: int, end: int) -> int:
-        """Return the first offset from `start` to before `end` that has not ended; `end` if all have."""
-
-    def records_for(self, partition: int, offsets: Iterable[int]) -> list[OutgoingRecord]:
-        """Mark letters as ended, and return the records that say so."""
+_ROUND_SECONDS: Final = 0.5
+"""How long the round of reading that has begun when the time is over may take."""
+_LEASE_SECONDS: Final = 5.0
 
 
 class RedeliveryRequest(msgspec.Struct, frozen=True):
-    """Which dead letters are delivered again; other fields are ignored, as in the original."""
+    """Which dead letters are delivered again; other fields are ignored, as in light-4j kafka-sidecar."""
 
     group: str | None = None
-    """Group of a consumer, to choose it; any other name is only told back. By default the topics choose."""
+    """Group of a consumer, to choose it; another name is only repeated in the answer. By default the topics choose."""
     topic: str | None = None
-    """Topics that the letters came from, with commas between; by default those in the consumer's `topics`."""
+    """Topics that the dead letters came from, with commas between; by default those in the consumer's `topics`."""
     timeout: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """How long to read letters at most, in milliseconds; 10 s by default, a minute at most."""
+    """How long to read dead letters at most, in milliseconds; 10 s by default, a minute at most."""
     lastretry: bool = False
     """Whether what fails again has ended, instead of being a dead letter once more. Of this call only."""
 
 
 class RedeliveryAnswer(msgspec.Struct, frozen=True):
-    """What became of a batch of dead letters; ask again until there are no records."""
+    """What became of a batch of dead letters; call again until there are no records."""
 
     group: str
     instance: str
     topics: list[str]
-    """Dead letter topics that were looked into."""
+    """Dead letter topics that were searched."""
     records: int
-    """Letters that were delivered to the backend."""
+    """Dead letters that were delivered to the backend."""
     description: str
     status: Literal["empty", "processed", "rolledBack"]
-    """`rolledBack` when some or all of them have not ended and will come again."""
+    """`rolledBack` when some or all of them have not ended and will be delivered again."""
 
 
-class Looked(NamedTuple):
-    """A dead letter topic and whose letters in it are meant."""
+class Restored(NamedTuple):
+    """A dead letter, its history, and the record it was."""
 
-    consumer: RunningConsumer
-    topic: str
-
-
-class _Passed:
-    """How far calls for one consumer found no dead letter to deliver, as long as the consumers stay the same."""
-
-    def __init__(self, scope: object) -> None:
-        """Prepare; `scope` is what decides which dead letters are the consumer's."""
-        self.scope = scope
-        self.positions: dict[TopicPartition, int] = {}
-        """Next offsets to read."""
-        self.unproved = 0
-        """Dead letters before them whose origin the consumer does not read."""
+    record: Record
+    origin: Origin
+    was: Record
 
 
-class _Kept(NamedTuple):
-    lease: Lease
-    marks: Marks
-    used: float
-    passed: dict[tuple[str, bool], _Passed]
-    """By group, and by whether `lastretry` was set."""
+@dataclasses.dataclass(slots=True)
+class Redelivered:
+    """What became of a batch of dead letters."""
 
-    def passed_for(self, scope: object, group: str, last_retry: bool) -> _Passed:
-        """Return how far calls came with this scope."""
-        passed = self.passed.get((group, last_retry))
-        if passed is None or passed.scope != scope:
-            passed = self.passed[group, last_retry] = _Passed(scope)
-        return passed
+    last: Restored
+    ended: int = 0
+    again: int = 0
+    """Those of them that are dead letters once more."""
+    given_up: int = 0
+    """Those of them that failed for the last time."""
+    left: int = 0
+    """Dead letters that were delivered and have not ended."""
+    why: str = ""
+    """Why they are left."""
 
 
-class Redelivery(Service):
-    """Serves the calls; keeps a topic's lease for some seconds after one, because the next usually follows."""
+class _Passed(NamedTuple):
+    """How far calls of one kind found no dead letter to deliver, while the consumers stay the same."""
+
+    scope: object
+    """What decides which dead letters the consumer gets."""
+    cursor: str = ""
+    unproved: int = 0
+    """Dead letters before the cursor whose origin the consumer does not read."""
+
+
+class Redelivery:
+    """Serves the calls."""
 
     def __init__(
         self,
-        kafka: KafkaConfig,
         admin: Admin,
         consumers: Mapping[str, RunningConsumer],
-        produce: Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Any]]],
-        marks_of: Callable[[str], Marks],
+        produce: Produce,
         clock: Clock,
         host: str,
     ) -> None:
-        """Prepare; `consumers` may come and go, `marks_of` tells what has ended, `host` is for the answer."""
-        super().__init__("dead letter redelivery")
-        self._kafka, self._admin, self._consumers, self._produce = kafka, admin, consumers, produce
-        self._marks_of, self._clock = marks_of, clock
+        """Prepare; `consumers` may change at any time, `host` is for the answer."""
+        self._admin, self._consumers, self._produce, self._clock = admin, consumers, produce, clock
         self._instance = f"Reactive-Replay-{host}"
-        self._kept: dict[str, _Kept] = {}
         self._busy: set[str] = set()
-
-    async def start(self) -> None:
-        self.spawn(self._sweep(), "sweep")
-
-    async def stop(self) -> None:
-        for topic in [*self._kept]:
-            await self._kept.pop(topic).lease.release()
+        self._passed: dict[tuple[str, str, bool], _Passed] = {}
 
     def chosen(self, request: RedeliveryRequest) -> list[tuple[str, RunningConsumer]]:
-        """Return the topics whose dead letters are meant, each with every consumer that reads it.
+        """Return the topics whose dead letters are requested, each with every consumer that reads it.
 
         Raises:
             InvalidTopicName: No consumer of this process reads one of the topics.
@@ -162,12 +138,12 @@ class Redelivery(Service):
         consumers = [each for each in self._consumers.values() if each.kind == "reactive"]
         of_group = [consumer for consumer in consumers if consumer.group == request.group]
         consumers = of_group or consumers
-        asked = [name.strip() for name in (request.topic or "").split(",") if name.strip()]
+        names = [name.strip() for name in (request.topic or "").split(",") if name.strip()]
         found: list[tuple[str, RunningConsumer]] = []
-        for name in dict.fromkeys(asked or [topic for consumer in consumers for topic in consumer.topics]):
-            reads = [consumer for consumer in consumers if consumer.reads(name)]
-            found += [(name, consumer) for consumer in reads]
-            if not reads:
+        for name in dict.fromkeys(names or [topic for consumer in consumers for topic in consumer.topics]):
+            readers = [consumer for consumer in consumers if consumer.reads(name)]
+            found += [(name, consumer) for consumer in readers]
+            if not readers:
                 group = f" of group {request.group}" if of_group else ""
                 raise InvalidTopicName(
                     f"{name[:249]} is consumed by no reactive consumer{group} here: name topics as they stand in its "
@@ -176,39 +152,40 @@ class Redelivery(Service):
         return found
 
     async def run(self, request: RedeliveryRequest) -> RedeliveryAnswer:
-        """Deliver one batch of letters that are left, of the first topic that has any.
+        """Deliver one batch of dead letters that are left, of the first topic that has any.
 
         Raises:
             InvalidTopicName: See `chosen`.
             InvalidRequest: The backend keeps offsets.
-            LeaseTaken: Others work on the letters of the topic.
+            LeaseTaken: Another run works on the dead letters of the topic.
             ReadFailed: Kafka or the backend does not answer; what had not ended is left.
         """
         chosen = self.chosen(request)
         if kept := next((c.group for _, c in chosen if c.no_replay), ""):
             raise InvalidRequest(
-                f"the backend of group {kept} keeps the group's offsets (backend.offsets_path), and a letter would "
-                "move them back: redrive its letters instead (headrace dlq redrive)"
+                f"the backend of group {kept} keeps the group's offsets (backend.offsets_path), and a dead letter "
+                "would move them back: redrive its dead letters instead (headrace dlq redrive)"
             )
-        places = [(consumer, consumer.dead_letter.topic_for(name)) for name, consumer in chosen]
-        looked = {(consumer.group, topic): Looked(consumer, topic) for consumer, topic in places}
-        topics = list(dict.fromkeys(topic for _, topic in looked))
-        group, unproved = request.group or next((group for group, _ in looked), ""), Counter[str]()
+        searched = {(c.group, c.dead_letter.topic_for(name)): c for name, c in chosen}
+        topics = list(dict.fromkeys(topic for _, topic in searched))
+        group = request.group or next((group for group, _ in searched), "")
+        unproved = Counter[str]()
         try:
-            for look in looked.values():
+            for (_, topic), consumer in searched.items():
                 with contextlib.suppress(TopicNotFound):
-                    if done := await self._of_topic(look, request, unproved):
-                        return RedeliveryAnswer(group, self._instance, topics, *_told(done, look.topic, unproved))
+                    if done := await self._of_topic(topic, consumer, request, unproved):
+                        return self._answer(group, topics, topic, done, unproved)
         except (KafkaUnavailable, KafkaTimeout, DestinationUnavailable) as cause:
             raise ReadFailed(f"dead letters are not delivered, and none is lost: {cause.description}") from cause
         nothing = (
-            f"nothing is left in {', '.join(topics)}, but for letters whose record came back {MAX_REDRIVES} times "
+            f"nothing is left in {', '.join(topics)}, but for dead letters whose record came back {MAX_REDRIVES} times "
             "(lastretry=true takes them): nothing was processed"
-        ) + _said(unproved)
-        return RedeliveryAnswer(group, self._instance, topics, 0, nothing, "empty")
+        )
+        return RedeliveryAnswer(group, self._instance, topics, 0, nothing + _unproved(unproved), "empty")
 
-    async def _of_topic(self, look: Looked, request: RedeliveryRequest, unproved: Counter[str]) -> Redelivered | None:
-        topic = look.topic
+    async def _of_topic(
+        self, topic: str, consumer: RunningConsumer, request: RedeliveryRequest, unproved: Counter[str]
+    ) -> Redelivered | None:
         if topic in self._busy:
             raise LeaseTaken(f"another call delivers letters of {topic} just now: call again when it is answered")
         self._busy.add(topic)
@@ -216,155 +193,230 @@ class Redelivery(Service):
             offsets = await self._admin.topic_offsets(topic)
             if all(first >= end for first, end in offsets.values()):
                 return None
-            kept = await self._keep(topic)
-            letters = await self._read(look, offsets, kept, request, unproved)
-            return await self._deliver(look, kept, letters, request.lastretry) if letters else None
+            async with dead_letter_lease(self._admin, topic, self._clock, _LEASE_SECONDS) as lease:
+                ended = EndedOffsets(self._admin, topic)
+                await ended.prepare()
+                await ended.load(settled=True)
+                items = await self._read(topic, consumer, ended, request, unproved)
+                if not items:
+                    return None
+                done = Redelivered(items[-1])
+                by_origin: defaultdict[tuple[str, TopicPartition], list[Restored]] = defaultdict(list)
+                for item in items:
+                    by_origin[item.origin.group, item.origin.partition].append(item)
+                for (group, partition), own in by_origin.items():
+                    await lease.check()
+                    epoch = consumer.pump.epoch_of(partition) if group == consumer.group else 0
+                    delivery = Delivery(group, partition, epoch, [], 1, self._instance)
+                    over = await PartitionRedelivery(
+                        consumer, delivery, done, self._clock, last_retry=request.lastretry
+                    ).deliver(own)
+                    await ended.save(self._produce, _by_partition(over))
+                return done
         finally:
-            if topic in self._kept:
-                self._kept[topic] = self._kept[topic]._replace(used=self._clock.monotonic())
             self._busy.discard(topic)
-
-    async def _deliver(self, look: Looked, kept: _Kept, letters: Sequence[Letter], last_retry: bool) -> Redelivered:
-        """Deliver letters by origin, and mark what has ended after each."""
-        done = Redelivered(letters[-1])
-        by_origin: defaultdict[tuple[str, TopicPartition], list[Letter]] = defaultdict(list)
-        for letter in letters:
-            by_origin[letter.origin.group, letter.origin.partition].append(letter)
-        for (group, partition), own in by_origin.items():
-            await kept.lease.check()
-            epoch = look.consumer.pump.epoch_of(partition) if group == look.consumer.group else 0
-            delivery = Delivery(group, partition, epoch, [], 1, self._instance)
-            ended = await OneOrigin(look.consumer, delivery, done, last_retry, self._clock).deliver(own)
-            marks: list[OutgoingRecord] = []
-            for number in {letter.record.partition for letter in ended}:
-                marks += kept.marks.records_for(
-                    number, [e.record.offset for e in ended if e.record.partition == number]
-                )
-            try:
-                await write_all(self._produce, marks, "marks") if marks else None
-            except BaseException:
-                self._kept.pop(look.topic, None)
-                await kept.lease.release()  # what it believes of the marks is not so
-                raise
-        return done
 
     async def _read(
         self,
-        look: Looked,
-        offsets: Mapping[TopicPartition, tuple[int, int]],
-        kept: _Kept,
+        topic: str,
+        consumer: RunningConsumer,
+        ended: EndedOffsets,
         request: RedeliveryRequest,
         unproved: Counter[str],
-    ) -> list[Letter]:
-        """Return letters that are left: one batch of the consumer at most; count those of origins it does not read."""
-        consumer = look.consumer
+    ) -> list[Restored]:
+        """Return dead letters that are left: one batch of the consumer at most.
+
+        Those of origins that the consumer does not read are counted and passed over. The next call resumes behind them.
+        """
+        limits, found, size = consumer.delivery.batch, list[Restored](), 0
         others = {each.group for each in self._consumers.values() if each.kind == "reactive"} - {consumer.group}
-        passed = kept.passed_for((consumer, others), consumer.group, request.lastretry)
-        unproved[look.topic] += passed.unproved
-        ahead = {place: max(first, passed.positions.get(place, first)) for place, (first, _) in offsets.items()}
-        ends = {place: end for place, (_, end) in offsets.items()}
-        limits, found, size = consumer.delivery.batch, list[Letter](), 0
-        stops: dict[TopicPartition, int] = {}
+        key, scope = (topic, consumer.group, request.lastretry), (consumer, others)
+        passed = self._passed.get(key, _Passed(scope))
+        if passed.scope != scope:
+            passed = _Passed(scope)
+        unproved[topic] += passed.unproved
         seconds = min(request.timeout / 1000, _MOST_READ_SECONDS) if request.timeout else _READ_SECONDS
+        options = ScanOptions("oldest", passed.cursor, "left", limit_records=2**31, limit_seconds=seconds)
+        scan = Scan(self._admin, topic, ended, self._clock, options)
         try:
             async with (
-                asyncio.timeout(seconds),
-                contextlib.aclosing(self._left(others, ahead, ends, kept.marks)) as letters,
+                asyncio.timeout(seconds + _ROUND_SECONDS),
+                contextlib.aclosing(scan.dead_letters(Selection())) as dead_letters,
             ):
-                async for letter in letters:
-                    place = letter.record.topic_partition
-                    if not consumer.is_origin(letter.was.topic):
-                        unproved[look.topic] += 1
-                        passed.unproved += place not in stops
+                async for one in dead_letters:
+                    takes, is_unproved = _takes(one, consumer, others, request.lastretry)
+                    unproved[topic] += is_unproved
+                    if not takes:
+                        if not found:
+                            passed = passed._replace(cursor=scan.cursor, unproved=passed.unproved + is_unproved)
                         continue
-                    if redriven_count(letter.was.headers) > MAX_REDRIVES and not request.lastretry:
-                        continue  # kept back, or a caller that loops would never come to an end
-                    stops.setdefault(place, letter.record.offset)
-                    size += letter.record.size_bytes
+                    size += one.record.size_bytes
                     if found and size > limits.max_bytes:
                         break
-                    found.append(letter)
+                    found.append(Restored(one.record, one.origin, restored(one.record)))
                     if len(found) == limits.max_records:
                         break
-        except TimeoutError:
-            if not found:
-                behind = f"{_said(unproved)}: call again within {_IDLE_SECONDS:g} s, and reading resumes behind them"
-                none = f"no letter of {look.topic} came within {seconds:g} s"
-                raise KafkaUnavailable(none + (behind if unproved[look.topic] else "")) from None
+        except (TimeoutError, InvalidRequest):  # or the topic holds other records only
+            pass
         finally:
-            passed.positions = ahead | stops
+            self._passed[key] = passed
+        if not found and scan.remaining:
+            resumes = f"{_unproved(unproved)}: call again, and reading resumes behind them" if unproved[topic] else ""
+            raise KafkaUnavailable(f"no letter of {topic} came within {seconds:g} s{resumes}")
         return found
 
-    async def _left(
-        self, others: Set[str], ahead: dict[TopicPartition, int], ends: Mapping[TopicPartition, int], marks: Marks
-    ) -> AsyncGenerator[Letter, None]:
-        """Yield letters that are left and no other consumer's; where many have ended, they are gone past unread.
+    def _answer(
+        self, group: str, topics: list[str], topic: str, done: Redelivered, unproved: Counter[str]
+    ) -> RedeliveryAnswer:
+        last = done.last.record
+        where = f"partition:{last.partition}| offset:{last.offset}"
+        counts = f"{done.ended} ended" + (f", {done.again} of them as dead letters once more" if done.again else "")
+        counts += f", {done.given_up} of them failed for the last time" if done.given_up else ""
+        counts += _unproved(unproved)
+        if done.left:
+            text = (
+                f"processing error and rollback: of {topic} {counts}, {done.left} are left ({done.why}); up to {where}"
+            )
+            return RedeliveryAnswer(group, self._instance, topics, done.ended + done.left, text, "rolledBack")
+        text = f"success, letters of {topic} are processed: {counts}; up to {where}"
+        return RedeliveryAnswer(group, self._instance, topics, done.ended, text, "processed")
 
-        `ahead` is where to begin, and is kept at the next offset of each partition.
+
+class PartitionRedelivery:
+    """Delivers dead letters that came from one partition and group, each once."""
+
+    def __init__(
+        self,
+        consumer: RunningConsumer,
+        delivery: Delivery,
+        done: Redelivered,
+        clock: Clock,
+        *,
+        last_retry: bool = False,
+    ) -> None:
+        """Prepare; `delivery` is what all have in common, `done` is added to; `last_retry`: what fails has ended."""
+        self._consumer, self._delivery, self._done = consumer, delivery, done
+        self._clock, self._last_retry = clock, last_retry
+        self._slots = SharedSlots(consumer.pump.breaker.limit)
+        # One attempt, but a threshold looks at what another attempt would be for.
+        self._policy = consumer.delivery.retry.model_copy(update={"attempts": 2, "deadline_seconds": None})
+
+    async def deliver(self, items: Sequence[Restored]) -> list[Restored]:
+        """Deliver dead letters and return those that have ended.
+
+        A record that has several dead letters, as after a crash, is delivered once for all of them.
+
+        Raises:
+            DestinationUnavailable: The backend does not answer, or its answer is about itself.
         """
-        ended = _ENDED_RECORDS
-        while ended >= _ENDED_RECORDS:
-            ended = 0
-            for place, first in ahead.items():
-                ahead[place] = marks.first_left(place.partition, first, ends[place])
-            async with contextlib.aclosing(read_records(self._kafka, dict(ahead), ends)) as reader:
-                async for records in reader:
-                    for record in records:
-                        ahead[record.topic_partition] = record.offset + 1
-                        if marks.is_ended(record.partition, record.offset):
-                            ended += 1
-                        elif (origin := origin_of(record.headers)) and origin.group not in others:
-                            yield Letter(record, origin, restored(record))
-                    if ended >= _ENDED_RECORDS:
-                        break
+        by_offset: defaultdict[int, list[Restored]] = defaultdict(list)
+        for item in items:
+            by_offset[item.was.offset].append(item)
+        ended = await self._deliver([by_offset[offset][0] for offset in sorted(by_offset)])
+        every = [copy for item in ended for copy in by_offset[item.was.offset]]
+        self._done.ended += len(every)
+        return every
 
-    async def _keep(self, topic: str) -> _Kept:
-        """Return the lease and the marks of a topic, taken now if they are not held."""
-        kept = self._kept.get(topic)
-        if kept and not kept.lease.lost.is_set():
-            return kept
-        if kept:
-            await self._kept.pop(topic).lease.release()
-        lease = Lease(self._kafka, self._admin, f"redrive.{topic}", self._clock, source=topic)
-        if not await lease.acquire(_WAIT_SECONDS):
-            raise LeaseTaken(f"{lease.holder} works on the letters of {topic}: wait until it is done, or end it")
-        marks = self._marks_of(topic)
+    async def _deliver(self, items: Sequence[Restored]) -> list[Restored]:
+        records = [item.was for item in items]
+        attempt = 1 + max(item.origin.attempts for item in items)
         try:
-            await marks.prepare()
-            await marks.load(settled=True)
-        except BaseException:
-            await lease.release()
-            raise
-        kept = self._kept[topic] = _Kept(lease, marks, self._clock.monotonic(), {})
-        return kept
+            async with self._slots.slot():
+                delivery = self._delivery._replace(records=records, attempt=attempt)
+                replies = await self._consumer.destination.deliver(delivery)
+        except DestinationRefused as refusal:
+            return self._leave(items, refusal.description)
+        now = self._clock.time()
+        judged, why = judge(records, replies, self._policy), last_error(replies)
+        if Outcome.ROLL_BACK in judged:
+            return self._leave(items, f"more failed than the roll-back threshold allows: {why}")
+        of = {item.was.offset: (item, reply) for item, reply in zip(items, replies, strict=True)}
 
-    async def _sweep(self) -> None:
-        while True:
-            await self._clock.sleep(_SWEEP_SECONDS)
-            old = self._clock.monotonic() - _IDLE_SECONDS
-            for topic, kept in [*self._kept.items()]:
-                if topic not in self._busy and kept.used < old:
-                    del self._kept[topic]
-                    await kept.lease.release()
+        def found(outcome: Outcome) -> list[Record]:
+            return [record for record, _ in judged.get(outcome, ())]
+
+        delivered, skipped = found(Outcome.DELIVERED), found(Outcome.SKIPPED)
+        ended = [of[record.offset][0] for record in (*delivered, *skipped)]
+        self._report(delivered, Outcome.DELIVERED)
+        self._report(skipped, Outcome.SKIPPED, [of[record.offset][1] for record in skipped])
+        failed = [*found(Outcome.RETRY), *found(Outcome.DEAD_LETTER)]
+        ended += await self._bury([of[record.offset] for record in failed], now)
+        self._leave([of[record.offset][0] for record in found(Outcome.UNAVAILABLE)], why)
+        together = [of[record.offset][0] for record in found(Outcome.SPLIT)]
+        middle = len(together) // 2
+        for half, rest in ((together[:middle], together[middle:]), (together[middle:], [])):
+            try:
+                ended += await self._deliver(half) if half else []
+            except DestinationUnavailable as cause:
+                if not ended:
+                    raise
+                self._leave([*half, *rest], cause.description)
+                break
+        return ended
+
+    async def _bury(self, failed: Sequence[tuple[Restored, Reply]], now: float) -> list[Restored]:
+        """Write what failed as dead letters once more, or give it up; return what has ended."""
+        if not failed:
+            return []
+        writer, why = self._consumer.dead_letters, ""
+        missing: Container[int] = ()
+        if self._last_retry:
+            for item, reply in failed:
+                what = f"{item.was.topic_partition} offset {item.was.offset}"
+                log.warning("dead letter of %s failed at its last retry (%s) and has ended", what, reply.error)
+        elif writer is None:
+            missing, why = range(len(failed)), f"{failed[0][1].error}, and dead letters are off"
+        else:
+            try:
+                await writer.write([_again(item, reply, self._delivery.group, now) for item, reply in failed])
+            except DeadLetterFailed as failure:
+                missing, why = failure.parameters.get("missing", range(len(failed))), failure.description
+        self._leave([item for index, (item, _) in enumerate(failed) if index in missing], why)
+        over = [pair for index, pair in enumerate(failed) if index not in missing]
+        if self._last_retry:
+            self._done.given_up += len(over)
+        else:
+            self._done.again += len(over)
+        how = Outcome.GIVEN_UP if self._last_retry else Outcome.DEAD_LETTER
+        self._report([item.was for item, _ in over], how, [reply for _, reply in over])
+        return [item for item, _ in over]
+
+    def _report(self, records: Sequence[Record], how: Outcome, replies: Sequence[Reply] = ()) -> None:
+        if records and (on_ended := self._consumer.pump.hooks.on_ended):
+            size_bytes = sum([record.size_bytes for record in records])
+            on_ended(records, size_bytes, how, replies, self._delivery.replay)
+
+    def _leave(self, items: Sequence[Restored], why: str) -> list[Restored]:
+        self._done.left += len(items)
+        self._done.why = why if items else self._done.why
+        return []
 
 
-def _said(unproved: Counter[str]) -> str:
-    left = (f"{count} of {topic}" for topic, count in unproved.items())
-    return (
-        f"; dead letters left are {', '.join(left)}, which name an origin that the consumer does not read"
-        if unproved
-        else ""
-    )
+def _takes(one: FoundDeadLetter, consumer: RunningConsumer, others: Set[str], last_retry: bool) -> tuple[bool, bool]:
+    """Return whether a dead letter is delivered, and whether its origin is unproved."""
+    if one.origin.group in others:
+        return False, False
+    if not consumer.is_origin(one.origin.partition.topic):
+        return False, True
+    # A caller repeats the call until nothing is left: a record that always fails must not return forever.
+    return last_retry or redriven_count(one.record.headers) < MAX_REDRIVES, False
 
 
-def _told(done: Redelivered, topic: str, unproved: Counter[str]) -> tuple[int, str, Literal["processed", "rolledBack"]]:
-    """Return the last fields of an answer. Source: sidecar.md 8.3 (the end of the text)."""
-    last = done.last.record
-    where = f"partition:{last.partition}| offset:{last.offset}"
-    counts = f"{done.ended} ended" + (f", {done.again} of them as dead letters once more" if done.again else "")
-    counts += f", {done.given_up} of them failed for the last time" if done.given_up else ""
-    counts += _said(unproved)
-    if done.left:
-        text = f"processing error and rollback: of {topic} {counts}, {done.left} are left ({done.why}); up to {where}"
-        return done.ended + done.left, text, "rolledBack"
-    return done.ended, f"success, letters of {topic} are processed: {counts}; up to {where}", "processed"
+def _again(item: Restored, reply: Reply, group: str, now: float) -> DeadLetter:
+    try:
+        first = datetime.fromisoformat(item.origin.first_failure).timestamp()
+    except ValueError:
+        first = now
+    return DeadLetter(item.was, group, item.origin.attempts + 1, reply, first, now)
+
+
+def _by_partition(items: Sequence[Restored]) -> Mapping[int, Sequence[int]]:
+    found: defaultdict[int, list[int]] = defaultdict(list)
+    for item in items:
+        found[item.record.partition].append(item.record.offset)
+    return found
+
+
+def _unproved(counts: Counter[str]) -> str:
+    left = ", ".join(f"{count} of {topic}" for topic, count in counts.items() if count)
+    return f"; dead letters left are {left}, which name an origin that the consumer does not read" if left else ""

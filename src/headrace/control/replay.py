@@ -1,200 +1,227 @@
-"""A stretch of a topic delivered once more, beside the group and without touching it.
+"""A replay job: one run over a window of a topic, to a consumer's backend, a function or another topic.
 
-Nothing is joined and nothing committed. How far a replay is stays with its job, as the offset and the map that a group
-would commit; so after a restart what had ended is not delivered again, but for what was not written down by then.
+Its progress is saved with the job. A redrive to a consumer is the same job over dead letters, which it saves as ended.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
-import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from typing import NamedTuple
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
-from headrace.config.consumers import FlowControl
+import msgspec
+
+from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl
+from headrace.control.ended_offsets import EndedOffsets, Produce, dead_letter_lease
+from headrace.control.jobs import Job, SaveProgress
+from headrace.control.run import Limits, Progress, Run, WindowSource
+from headrace.control.running_consumer import RunningConsumer
+from headrace.control.selection import Matcher, Selection, Window
+from headrace.control.sinks import CopyToTopic, ReplayDeadLetters, RestoredDelivery
+from headrace.delivery.context import PumpHooks
+from headrace.delivery.dead_letter import origin_of, redriven_count, restored
+from headrace.delivery.protocols import DeadLetterWriter, Destination
 from headrace.delivery.pump import Pump
-from headrace.errors import HeadraceError
-from headrace.lifecycle import Clock, Deadline, Service
+from headrace.errors import DestinationUnavailable, InvalidRequest
+from headrace.kafka import Admin, Lease, read_records
+from headrace.lifecycle import Clock
 from headrace.lifecycle.failpoints import reach
 from headrace.records import Committed, Record, TopicPartition
 
-log = logging.getLogger(__name__)
-
-_AGAIN_SECONDS = 1.0
-_SLICE_RECORDS = 500
-_SLICES_PER_SECOND = 10
-_PARTS = 4
-"""What may be held is handed over, and written down as ended, in so many parts."""
-
-Read = Callable[[Mapping[TopicPartition, int], Mapping[TopicPartition, int]], AsyncGenerator[list[Record], None]]
-"""Reads partitions from offsets to before offsets, as `read_records`."""
-StartOffsets = Callable[[Sequence[TopicPartition]], Awaitable[Mapping[TopicPartition, int]]]
-"""Asks for the first offset that is still in each partition."""
+TO_TOPIC_FLOW = FlowControl()
+_TO_TOPIC = DeliveryConfig(batch=BatchConfig(max_records=500, max_bytes=1_048_576))
+_LEASE_SECONDS = 20.0
+_MAPS_CHARACTERS = 500_000
+_COUNTED = ("delivered", "dead_letters", "given_up", "skipped", "redeliveries", "refusals")
+_NO_ENDINGS = ("redeliveries", "refusals")
 
 
-class Limits(NamedTuple):
-    """What a replay may hold, let a kill repeat, and deliver in a second."""
+ConsumerOf = Callable[[Mapping[str, str]], RunningConsumer | None]
+"""Returns the consumer of a name as it is now; None for a topic, or if it does not run here."""
 
-    flow: FlowControl
+
+def repeats_of(flow: FlowControl) -> int:
+    """Return how many records may be repeated after a kill: enough that saving progress costs little."""
+    return 2 * flow.max_records
+
+
+class ReplaySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """What is replayed, and where to."""
+
+    window: Window
+    to: dict[str, str]
+    """`consumer`, `function` or `topic`, and its name."""
+    rate: float | None = None
+    """Records per second at most."""
+    last_retry: bool = False
+    dead_letters: bool = msgspec.field(default=False, name="letters")
+    """Whether they are dead letters, which go to a consumer or function as the records they were."""
+    select: Selection | None = None
+    """Of a redrive: only these dead letters, and only those that have not ended; each that ends is saved as ended."""
+    redrives_below: int | None = None
+    """Of a redrive: only dead letters whose record was redriven less often than this."""
     repeats_at_most: int
-    """Records that may be handed over and are not written down as ended."""
-    rate_records: float | None = None
+    """Records that are repeated at most when the process is killed."""
 
 
-class Standing(NamedTuple):
-    """How far a replay is at one moment."""
+class RunContext(NamedTuple):
+    """What runs take from the process."""
 
-    positions: Mapping[TopicPartition, Committed]
-    """What a group would have committed."""
-    ended: int
-    """Records that ended in this run."""
-    counts: Mapping[str, int]
-    """How they ended, by the names of `Counts`."""
+    admin: Admin
+    produce: Produce
+    audited_produce: Produce
+    """The same, and the audit has a note of it."""
+    clock: Clock
 
 
-class WindowSource(Service):
-    """Reads a window for a pump, and holds only so much that has not ended or is not written down as ended."""
+class ReplayJob:
+    """See `JobRunner`."""
 
-    def __init__(
-        self,
-        pump: Pump,
-        starts: Mapping[TopicPartition, Committed],
-        ends: Mapping[TopicPartition, int],
-        *,
-        read: Read,
-        start_offsets: StartOffsets,
-        limits: Limits,
-        clock: Clock,
-    ) -> None:
-        """Prepare; sets itself as the pump's source.
+    def __init__(self, job: Job, spec: ReplaySpec, context: RunContext, target_of: ConsumerOf) -> None:
+        """Prepare; without a target it goes to a topic."""
+        self._job, self._spec, self._target, self._target_of = job, spec, target_of(spec.to), target_of
+        target = self._target
+        self._context = context._replace(admin=target.admin) if target else context
+        self._matcher = Matcher(spec.select) if spec.select is not None else None
+        self._run = Run(context.clock)
+        self._ended: EndedOffsets | None = None
+        self._lease: Lease | None = None
+        self._restored: RestoredDelivery | None = None
+        self._earlier: dict[str, int] = {}
 
-        Args:
-            pump: Delivers.
-            starts: Where to begin, and what had ended above by an earlier run.
-            ends: Where to end, for the same partitions.
-            read: Reads.
-            start_offsets: Tells what is gone when reading fails.
-            limits: How much and how fast.
-            clock: For the rate and for pauses.
+    async def run(self, progress: Mapping[str, Any], save_progress: SaveProgress, stop: asyncio.Event) -> str:
+        spec, context = self._spec, self._context
+        found = await context.admin.topic_ids([spec.window.topic])
+        if found.get(spec.window.topic) != spec.window.topic_id:
+            raise InvalidRequest(f"topic {spec.window.topic} was deleted or created again: the window is gone")
+        self._earlier = dict(progress.get("counts", {}))
+        if not progress:
+            await save_progress({"done": 0, "total": spec.window.total})
+        if spec.select is None:
+            return await self._deliver(progress, save_progress, stop)
+        topic = spec.window.topic
+        async with dead_letter_lease(context.admin, topic, context.clock, _LEASE_SECONDS) as self._lease:
+            self._ended = EndedOffsets(context.admin, topic)
+            await self._ended.prepare()
+            await self._ended.load(settled=True)
+            return await self._deliver(progress, save_progress, stop)
+
+    async def _deliver(self, progress: Mapping[str, Any], save_progress: SaveProgress, stop: asyncio.Event) -> str:
+        spec, context, target = self._spec, self._context, self._target
+        pump = await self._pump()
+        source = WindowSource(
+            pump,
+            _starts(spec.window, progress),
+            spec.window.ends,
+            read=functools.partial(read_records, context.admin.config),
+            start_offsets=context.admin.start_offsets,
+            limits=Limits(target.flow if target else TO_TOPIC_FLOW, spec.repeats_at_most, spec.rate),
+            clock=context.clock,
+        )
+
+        async def save(reached: Progress) -> bool:
+            reach("replay.save")
+            await self._save_ended(reached)
+            saved = await save_progress(self._to_save(reached))
+            if saved:
+                reach("replay.saved")
+            return saved
+
+        finished = await self._run.deliver(pump, source, save, stop, self._check)
+        return self._message(source.progress, resumed=bool(progress)) if finished else ""
+
+    def _check(self) -> None:
+        if self._target_of(self._spec.to) is not self._target:
+            raise DestinationUnavailable("its target was changed or removed: it continues when the target is there")
+
+    async def _save_ended(self, reached: Progress) -> None:
+        if self._restored:
+            ended = self._restored.take_ended(reached.positions)
+            if self._ended and self._lease:
+                await self._lease.check()
+                await self._ended.save(self._context.produce, ended)
+
+    def _to_save(self, reached: Progress) -> dict[str, Any]:
+        positions = {str(p.partition): list(at) for p, at in reached.positions.items()}
+        if sum(len(at.metadata) for at in reached.positions.values()) > _MAPS_CHARACTERS:
+            positions = {number: [offset, ""] for number, (offset, _) in positions.items()}
+        left = sum(end - reached.positions[p].offset for p, end in self._spec.window.ends.items())
+        total = self._spec.window.total
+        return {"positions": positions, "counts": self._counts(reached), "total": total, "done": total - left}
+
+    def _counts(self, reached: Progress) -> dict[str, int]:
+        counts = {name: self._earlier.get(name, 0) + reached.counts.get(name, 0) for name in _COUNTED}
+        if self._restored:
+            counts["passed"] = self._earlier.get("passed", 0) + self._restored.passed
+        return counts
+
+    def _message(self, reached: Progress, *, resumed: bool) -> str:
+        """Return what is to be said of the whole window.
+
+        Raises:
+            InvalidRequest: It was a redrive, and no dead letter was selected.
         """
-        super().__init__(f"{pump.name} source")
-        self.standing = Standing(starts, 0, pump.counts.read())
-        self.news = asyncio.Event()
-        """Set whenever there is more to write down, or nothing more to come."""
-        self.finished = False
-        """Whether the whole window has ended."""
-        self._pump = pump
-        self._ends = ends
-        self._positions = {partition: start.offset for partition, start in starts.items()}
-        self._read, self._start_offsets = read, start_offsets
-        self._limits, self._clock, self._rate = limits, clock, limits.rate_records
-        self._some = max(1, limits.repeats_at_most // _PARTS)
-        self._slice = min(_SLICE_RECORDS, max(1, limits.flow.max_records // _PARTS), self._some)
-        self._epoch = int(clock.time() * 1000)
-        self._handed = self._ended = self._saved = self._bytes = 0
-        self._room = asyncio.Event()
-        self._due = 0.0
-        self._is_read = False
-        self._reading: asyncio.Task[None] | None = None
-        pump.connect(self)
+        counts, topic = self._counts(reached), self._spec.window.topic
+        unproved = self._restored.unproved if self._restored else 0
+        nothing = counts.get("passed") == sum(counts.values())
+        if self._spec.select is not None and nothing and not (resumed or unproved):
+            raise InvalidRequest(f"nothing matches: no letter that is left in {topic} is selected")
+        gone = self._spec.window.total - sum(count for name, count in counts.items() if name not in _NO_ENDINGS)
+        plural = "offset of the window holds" if gone == 1 else "offsets of the window hold"
+        said = [f"{gone} {plural} no record any more (expired, compacted, aborted, or a marker)"] if gone > 0 else []
+        if unproved:
+            said.append(f"{unproved} dead letters left: they name an origin that the consumer does not read")
+        return "; ".join(said)
 
-    @property
-    def unsaved(self) -> int:
-        """Records handed over and not written down as ended: so many come again after a kill."""
-        return self._handed - self._saved
+    async def _pump(self) -> Pump:
+        spec, target, job = self._spec, self._target, self._job.id
+        destination: Destination
+        dead_letters: DeadLetterWriter | None = None
+        if target is None:
+            topic = spec.to["topic"]
+            partitions = len((await self._context.admin.describe_topic(topic)).partitions)
+            destination = CopyToTopic(topic, partitions, self._context.audited_produce, job)
+            delivery, group = _TO_TOPIC, job
+        else:
+            destination, delivery, group = target.destination, target.delivery, target.group
+            dead_letters = target.dead_letters
+            if spec.dead_letters:
+                destination = self._restored = RestoredDelivery(
+                    destination, self._selects, target.is_origin, target.pump.epoch_of
+                )
+        # Retry topics are for a partition that others wait for. A replay has none.
+        retry = delivery.retry.model_copy(
+            update={"tiers": [], "keep_key_order": False, "last_retry": spec.last_retry or delivery.retry.last_retry}
+        )
+        original = restored if self._restored else None
+        return Pump(
+            f"job {job}",
+            group,
+            destination,
+            ReplayDeadLetters(dead_letters, job, restores=self._restored is not None, fail=self._run.fail),
+            delivery=delivery.model_copy(update={"retry": retry}),
+            clock=self._context.clock,
+            shares_with=target.pump if target else None,
+            hooks=PumpHooks(original=original, replay=job),
+        )
 
-    @property
-    def is_urgent(self) -> bool:
-        """Whether so much has ended, or all of it, that it should be written down now."""
-        return self.finished or self._ended - self._saved >= self._some
-
-    async def start(self) -> None:
-        self._pump.on_assigned(dict.fromkeys(self._ends, self._epoch), self.standing.positions)
-        self._reading = self.spawn(self._follow(), "read")
-
-    async def close(self, deadline: Deadline) -> None:
-        """Read no more, and let what is in flight end."""
-        if self._reading:
-            self._reading.cancel()
-        self.commit(await self._pump.on_revoked(list(self._ends), deadline))
-
-    def saved(self, standing: Standing) -> None:
-        """Take note that a standing is written down."""
-        self._saved = standing.ended
-        self._room.set()
-
-    def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None:
-        self._ended += records
-        self._bytes -= size_bytes
-        self._room.set()
-        if self.is_urgent:
-            self.news.set()
-
-    def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
-        # The pump commits all that has ended since it did so last, so these numbers and offsets belong together.
-        positions = {**self.standing.positions, **offsets}
-        self.standing = Standing(positions, self._ended, self._pump.counts.read())
-        self._look()
-        self.news.set()
-
-    def _look(self) -> None:
-        if self._is_read and self.standing.ended == self._handed:
-            self.finished = True
-            self.news.set()
-
-    async def _follow(self) -> None:
-        while left := {p: at for p, at in self._positions.items() if at < self._ends[p]}:
-            try:
-                async with contextlib.aclosing(self._read(left, {p: self._ends[p] for p in left})) as batches:
-                    async for batch in batches:
-                        for part in self._parts(batch):
-                            await self._hand_over(part)
-                self._positions = dict(self._ends)
-            except HeadraceError as error:
-                starts: Mapping[TopicPartition, int] = {}
-                with contextlib.suppress(HeadraceError):
-                    starts = await self._start_offsets(list(left))
-                passed = {p: starts[p] for p in left if starts.get(p, 0) > self._positions[p]}
-                if not passed and not error.retriable:
-                    raise
-                log.warning("%s: %s; going on", self.name, error.description)
-                self._positions.update({p: min(start, self._ends[p]) for p, start in passed.items()})
-                await self._clock.sleep(_AGAIN_SECONDS)
-        self._is_read = True
-        for partition, end in self._ends.items():
-            self._pump.on_end(partition, self._epoch, end)
-        self._look()
-
-    def _parts(self, batch: list[Record]) -> list[list[Record]]:
-        """Return neighbours of one partition, at most a tenth of a second of the rate."""
-        most = self._slice
-        if self._rate:
-            most = max(1, min(most, int(self._rate / _SLICES_PER_SECOND)))
-        if most >= len(batch) and len({record.partition for record in batch}) == 1:
-            return [batch]
-        runs = [list(run) for _, run in itertools.groupby(batch, key=lambda record: record.partition)]
-        return [run[n : n + most] for run in runs for n in range(0, len(run), most)]
-
-    async def _hand_over(self, records: list[Record]) -> None:
-        partition, size = records[0].topic_partition, sum([record.size_bytes for record in records])
-        while not self._fits(len(records), size):
-            self._room.clear()
-            await self._room.wait()
-        if self._rate:
-            now = self._clock.monotonic()
-            await self._clock.sleep(self._due - now)
-            self._due = max(self._due, now) + len(records) / self._rate
-        self._handed += len(records)
-        self._bytes += size
-        self._positions[partition] = records[-1].offset + 1
-        reach("replay.read")
-        self._pump.on_records(partition, self._epoch, records)
-        await asyncio.sleep(0)
-
-    def _fits(self, records: int, size_bytes: int) -> bool:
-        flow, held = self._limits.flow, self._handed - self._ended
-        if self.unsaved and self.unsaved + records > self._limits.repeats_at_most:
+    def _selects(self, record: Record) -> bool:
+        headers = record.headers
+        origin = origin_of(headers)
+        if origin is None or (self._ended and self._ended.is_ended(record.partition, record.offset)):
             return False
-        return not held or (held + records <= flow.max_records and self._bytes + size_bytes <= flow.max_bytes)
+        if not self._matcher:
+            return self._target is None or origin.group == self._target.group  # others may write there too
+        limit = self._spec.redrives_below
+        if limit is not None and redriven_count(headers) >= limit:
+            return False
+        return self._matcher.matches(record, origin, headers)
+
+
+def _starts(window: Window, progress: Mapping[str, Any]) -> dict[TopicPartition, Committed]:
+    reached = progress.get("positions", {})
+    return {
+        TopicPartition(window.topic, number): Committed(*reached.get(str(number), (start,)))
+        for number, (start, _) in window.ranges.items()
+    }

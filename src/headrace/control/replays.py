@@ -1,4 +1,4 @@
-"""What operators ask of replays, checked and made into jobs. Nothing is begun unless all of it can be."""
+"""Requests for replays, checked and made into jobs. Nothing starts unless all of it can."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import msgspec
 
 from headrace.config.internal_topics import InternalTopics
-from headrace.control.jobs import Job, Jobs, JobView, Work, spec_of
-from headrace.control.replay_run import TO_TOPIC_FLOW, Place, ReplaySpec, ReplayWork, repeats_of
+from headrace.control.jobs import Job, JobRunner, Jobs, JobView, spec_of
+from headrace.control.replay import TO_TOPIC_FLOW, ReplayJob, ReplaySpec, RunContext, repeats_of
 from headrace.control.running_consumer import RunningConsumer, find_consumer
 from headrace.control.selection import Moment, Selection, Span, Window
 from headrace.errors import (
@@ -21,8 +21,6 @@ from headrace.errors import (
     RequestError,
 )
 from headrace.kafka import Admin, check_topic
-
-_LETTER_KINDS = ("redrive", "drop", "quarantine")
 
 
 class Offsets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,20 +60,20 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     last_retry: bool = False
     """What fails is counted, and no dead letter again."""
     dry_run: bool = False
-    """Say what would be replayed, and begin nothing."""
+    """Say what would be replayed, and start nothing."""
 
 
 class DryRun(msgspec.Struct, frozen=True, rename="camel"):
-    """What would be done, and is not."""
+    """What a replay would do."""
 
     total: int
-    """Offsets or letters in all."""
+    """Offsets in all."""
     spec: dict[str, Any]
     dry_run: bool = True
 
 
 class ReplayMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What `POST /adm/messagereplaymetadata` takes. Source: sidecar.md 8.6."""
+    """What `POST /adm/messagereplaymetadata` takes, as light-4j kafka-sidecar does."""
 
     topic_name: str = ""
     dlq_indicator: bool = False
@@ -90,11 +88,11 @@ class ReplayMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Replays:
-    """Begins replays, and makes what runs them."""
+    """Starts replays, and makes what runs them."""
 
     def __init__(
         self,
-        place: Place,
+        context: RunContext,
         consumers: Mapping[str, RunningConsumer],
         internal: InternalTopics,
         *,
@@ -103,29 +101,29 @@ class Replays:
         """Prepare.
 
         Args:
-            place: Kafka, a producer and a clock.
-            consumers: The consumers of this process by name; registered ones come and go.
+            context: Kafka, a producer and a clock.
+            consumers: The consumers of this process by name; registered ones may be added and removed.
             internal: Topics that nothing is replayed to.
-            producing: Whether producing is on, which the seed's endpoint needs as it always did.
+            producing: Whether producing is on, which `begin_by_metadata` needs.
         """
-        self._place, self._consumers, self._producing = place, consumers, producing
+        self._context, self._consumers, self._producing = context, consumers, producing
         self._internal = internal
 
-    def make(self, job: Job) -> Work | None:
-        """Return what runs a replay, or None if this process has not what it delivers to."""
+    def make(self, job: Job) -> JobRunner | None:
+        """Return what runs a replay, or None if its target does not run in this process."""
         spec: ReplaySpec = spec_of(job, ReplaySpec)
         if "topic" not in spec.to and self._target_of(spec.to) is None:
             return None
-        return ReplayWork(job, spec, self._place, self._target_of)
+        return ReplayJob(job, spec, self._context, self._target_of)
 
     def _target_of(self, to: Mapping[str, str]) -> RunningConsumer | None:
         return find_consumer(self._consumers.values(), *next(iter(to.items()), ("", "")))
 
     async def begin(self, jobs: Jobs, request: ReplayRequest, by: str) -> JobView | DryRun:
-        """Begin a replay and return its job, or say what it would be.
+        """Start a replay and return its job, or say what it would be.
 
         Raises:
-            InvalidRequest: What is asked for makes no sense, and why.
+            InvalidRequest: The request makes no sense, and why.
             NotFound: There is no such topic, partition, consumer or function.
             JobConflict: It runs already.
         """
@@ -134,10 +132,10 @@ class Replays:
             return DryRun(spec.window.total, msgspec.to_builtins(spec, str_keys=True))
         return await jobs.create("replay", msgspec.to_builtins(spec, str_keys=True), by)
 
-    async def letters_spec(
+    async def redrive_spec(
         self, topic: str, selection: Selection, consumer: str, rate: float | None, last_retry: bool
     ) -> ReplaySpec:
-        """Return what redrives selected dead letters to the backend of a consumer: those of its group, or as asked.
+        """Return what redrives selected dead letters to a consumer: those of its group unless groups are selected.
 
         Raises:
             NotFound: There is no such consumer, topic or partition.
@@ -152,60 +150,60 @@ class Replays:
             to={"consumer": consumer},
             rate=rate,
             last_retry=last_retry,
-            letters=True,
+            dead_letters=True,
             select=selection,
             repeats_at_most=repeats_of(target.flow),
         )
 
-    async def begin_as_seed(self, jobs: Jobs, asked: ReplayMetadata, by: str) -> JobView | DryRun:
-        """Begin the replay that the seed's endpoint describes and return its job.
+    async def begin_by_metadata(self, jobs: Jobs, metadata: ReplayMetadata, by: str) -> JobView | DryRun:
+        """Start the replay that the metadata describes and return its job.
 
         Raises:
             ProducerNotEnabled: Producing is off.
-            ReplayMetadataInvalid: What is asked for makes no sense, and why in one line.
+            ReplayMetadataInvalid: The request makes no sense, and why in one line.
             JobConflict: It runs already.
         """
         if not self._producing:
             raise ProducerNotEnabled()
         try:
-            return await self.begin(jobs, self._as_request(asked), by)
+            return await self.begin(jobs, self._as_request(metadata), by)
         except (JobConflict, ReplayMetadataInvalid):
             raise
         except RequestError as error:
             raise ReplayMetadataInvalid(error.description) from error
 
-    def _as_request(self, asked: ReplayMetadata) -> ReplayRequest:
-        topic, group = asked.topic_name[:249], asked.consumer_group[:100]
-        readers = [each for each in self._consumers.values() if each.reads(asked.topic_name)]
-        chosen = [each for each in readers if each.group == asked.consumer_group]
-        if not any(each.group == asked.consumer_group for each in self._consumers.values()):
-            chosen = readers  # a group of the caller's own, which the original advises: it stays unused
-        several = len(chosen) > 1 and (asked.dlq_indicator or not asked.streaming_app)
+    def _as_request(self, metadata: ReplayMetadata) -> ReplayRequest:
+        topic, group = metadata.topic_name[:249], metadata.consumer_group[:100]
+        readers = [each for each in self._consumers.values() if each.reads(metadata.topic_name)]
+        chosen = [each for each in readers if each.group == metadata.consumer_group]
+        if not any(each.group == metadata.consumer_group for each in self._consumers.values()):
+            chosen = readers  # a group of the caller's own, which light-4j kafka-sidecar advises: it stays unused
+        several = len(chosen) > 1 and (metadata.dlq_indicator or not metadata.streaming_app)
         problems = {
             "topicName is missing": not topic,
-            "partition must be 0 or greater": asked.partition < 0,
-            "startOffset and endOffset must be 0 or greater": min(asked.start_offset, asked.end_offset) < 0,
-            "startOffset must be less than endOffset": asked.start_offset >= asked.end_offset,
+            "partition must be 0 or greater": metadata.partition < 0,
+            "startOffset and endOffset must be 0 or greater": min(metadata.start_offset, metadata.end_offset) < 0,
+            "startOffset must be less than endOffset": metadata.start_offset >= metadata.end_offset,
             "consumerGroup is missing": not group,
             f"topicName {topic} is read by no consumer here": not readers,
             f"topicName {topic} is not read by the group {group}": not chosen,
             f"topicName {topic} is read by several groups: set consumerGroup to one of them": several,
-            "destinationTopic is missing, and streamingApp is true": asked.streaming_app
-            and not asked.destination_topic,
+            "destinationTopic is missing, and streamingApp is true": metadata.streaming_app
+            and not metadata.destination_topic,
         }
         if problem := next((text for text, holds in problems.items() if holds), ""):
             raise ReplayMetadataInvalid(problem)
-        target, letters = chosen[0], None
-        if asked.dlq_indicator and (letters := target.dead_letters) is None:
+        target, dead_letters = chosen[0], None
+        if metadata.dlq_indicator and (dead_letters := target.dead_letters) is None:
             raise ReplayMetadataInvalid(f"the group {target.group} has no dead letters")
         kind = "consumer" if target.kind == "reactive" else "function"
-        to = {"topic": asked.destination_topic} if asked.streaming_app else {kind: target.name}
+        to = {"topic": metadata.destination_topic} if metadata.streaming_app else {kind: target.name}
         return ReplayRequest(
-            topic=letters.topic_for(asked.topic_name) if letters else asked.topic_name,
-            partition=asked.partition,
-            offsets=Offsets(asked.start_offset, asked.end_offset),
+            topic=dead_letters.topic_for(metadata.topic_name) if dead_letters else metadata.topic_name,
+            partition=metadata.partition,
+            offsets=Offsets(metadata.start_offset, metadata.end_offset),
             to=Destination(**to),
-            last_retry=asked.last_retry,
+            last_retry=metadata.last_retry,
         )
 
     async def _spec(self, request: ReplayRequest) -> ReplaySpec:
@@ -216,13 +214,13 @@ class Replays:
             raise InvalidRequest("name offsets or time, not both")
         ((kind, name),) = to.items()
         target = self._target(kind, name) if kind != "topic" else None
-        topic, admin, of_letters = check_topic(request.topic), self._place.admin, False
+        topic, admin, holds_dead_letters = check_topic(request.topic), self._context.admin, False
         if request.dead_letter:
             if not (target and target.dead_letters):
                 raise InvalidRequest("deadLetter needs a consumer or function that has dead letters: name their topic")
             topic = target.dead_letters.topic_for(topic)
         if target:
-            admin, of_letters = target.admin, self._check(target, topic, f"{kind} {name}")
+            admin, holds_dead_letters = target.admin, self._check(target, topic, f"{kind} {name}")
         elif topic == name:
             raise InvalidRequest(f"{topic} is where the records come from: replay it to another topic", topic=topic)
         else:
@@ -234,14 +232,14 @@ class Replays:
             to=to,
             rate=request.rate,
             last_retry=request.last_retry,
-            letters=of_letters,
+            dead_letters=holds_dead_letters,
             repeats_at_most=repeats_of(target.flow if target else TO_TOPIC_FLOW),
         )
 
     def _span(self, request: ReplayRequest) -> Span:
         """Return the part of a topic that a request names."""
         times, offsets = request.time or Times(), request.offsets
-        if times.until is not None and times.until.timestamp() > self._place.clock.time():
+        if times.until is not None and times.until.timestamp() > self._context.clock.time():
             raise InvalidRequest("the window ends in the future: leave until out to go up to what is there now")
         if offsets is None:
             return Span(partition=request.partition, since=times.since, until=times.until)
@@ -254,7 +252,7 @@ class Replays:
 
     async def _window(self, admin: Admin, topic: str, span: Span, *, cut_until: bool = True) -> Window:
         """Return a window that holds an offset."""
-        window = await Window.resolve(admin, topic, span, self._place.clock.time(), cut_until=cut_until)
+        window = await Window.resolve(admin, topic, span, self._context.clock.time(), cut_until=cut_until)
         ranges = {number: bounds for number, bounds in window.ranges.items() if bounds[0] < bounds[1]}
         if not ranges:
             raise InvalidRequest(f"the window is empty: {topic} holds no record in it", topic=topic)
@@ -264,9 +262,8 @@ class Replays:
         if target := find_consumer(self._consumers.values(), kind, name):
             return target
         running = [each for each in self._consumers.values() if (each.kind == "function") == (kind == "function")]
-        known = (
-            ", ".join(sorted({each.name for each in running}.union(each.function for each in running) - {""})) or "none"
-        )
+        names = sorted({each.name for each in running}.union(each.function for each in running) - {""})
+        known = ", ".join(names) or "none"
         raise NotFound(f"there is no {kind} {name[:100]!r} in this process: known are {known}")
 
     def _check(self, target: RunningConsumer, topic: str, label: str) -> bool:
@@ -283,20 +280,20 @@ class Replays:
 
 
 def conflict(one: Job, other: Job) -> bool:
-    """Whether two jobs must not run beside each other: they would send the same records to the same place."""
+    """Whether two jobs must not run at the same time: they would send the same records to the same target."""
     try:
-        if letters := _letters_topic(one):
-            return letters == _letters_topic(other)
+        if topic := _dead_letter_topic(one):
+            return topic == _dead_letter_topic(other)
         if one.kind != "replay" or other.kind != "replay":
             return False
         first, second = spec_of(one, ReplaySpec), spec_of(other, ReplaySpec)
-    except (InvalidRequest, LookupError, TypeError):  # nobody can run what nobody can read
+    except (InvalidRequest, LookupError, TypeError):  # a job that cannot be read cannot run
         return False
     return bool(first.to == second.to and first.window.overlaps(second.window))
 
 
-def _letters_topic(job: Job) -> str:
-    """Return the dead letter topic whose letters a job ends."""
-    if job.kind not in _LETTER_KINDS:
+def _dead_letter_topic(job: Job) -> str:
+    """Return the topic whose dead letters a job ends; empty for a replay."""
+    if job.kind == "replay":
         return ""
     return str(job.spec.get("topic") or job.spec["window"]["topic"])

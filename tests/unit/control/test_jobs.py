@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.control.jobs import Job, Jobs, Tell
+from headrace.control.jobs import Job, Jobs, SaveProgress
 from headrace.delivery.dead_letter import iso
 from headrace.errors import InvalidRequest, JobConflict, KafkaUnavailable, LeaseLost, NotFound
 from headrace.lifecycle import Deadline, ManualClock
@@ -71,12 +71,12 @@ class House:
         self.clock = ManualClock(1_000_000.0)
         self.holders: dict[str, Lease] = {}
         self.runs: list[tuple[str, str, Mapping[str, Any]]] = []
-        self.end: Callable[[Tell, asyncio.Event], Awaitable[str]] = until_told
+        self.end: Callable[[SaveProgress, asyncio.Event], Awaitable[str]] = until_stopped
         self.processes: list[Jobs] = []
 
     async def process(self, name: str, able: bool = True) -> Jobs:
         def make(job: Job) -> Any:
-            return Work(self, name, job) if able else None
+            return Runner(self, name, job) if able else None
 
         jobs = Jobs(
             self.table,  # type: ignore[arg-type]
@@ -123,23 +123,23 @@ class Lease:
             del self.house.holders[self.name]
 
 
-class Work:
+class Runner:
     def __init__(self, house: House, process: str, job: Job) -> None:
         self.house, self.process, self.job = house, process, job
 
-    async def run(self, progress: Mapping[str, Any], tell: Tell, stop: asyncio.Event) -> str:
+    async def run(self, progress: Mapping[str, Any], save: SaveProgress, stop: asyncio.Event) -> str:
         self.house.runs.append((self.job.id, self.process, dict(progress)))
-        return await self.house.end(tell, stop)
+        return await self.house.end(save, stop)
 
 
-async def until_told(tell: Tell, stop: asyncio.Event) -> str:
-    await tell({"done": 5})
+async def until_stopped(save: SaveProgress, stop: asyncio.Event) -> str:
+    await save({"done": 5})
     await stop.wait()
     return ""
 
 
-async def at_once(tell: Tell, stop: asyncio.Event) -> str:
-    await tell({"done": 9, "positions": {"0": [9, ""]}})
+async def at_once(save: SaveProgress, stop: asyncio.Event) -> str:
+    await save({"done": 9, "positions": {"0": [9, ""]}})
     return "all of it"
 
 
@@ -168,7 +168,7 @@ def test_a_job_is_done_and_says_so() -> None:
         assert (shown.message, shown.progress) == ("all of it", {"done": 9})
         assert [job.id for job in jobs.list()] == [begun.id]
         with pytest.raises(JobConflict, match="done already"):
-            await jobs.wish(begun.id, "pause", "ann")
+            await jobs.change(begun.id, "pause", "ann")
         with pytest.raises(NotFound, match="no job 'x'"):
             jobs.show("x")
 
@@ -182,15 +182,15 @@ def test_a_job_is_paused_goes_on_and_is_stopped_by_any_process() -> None:
         jobs, other = await house.process("a"), await house.process("b")
         job = (await jobs.create("replay", {"place": 1}, "ann")).id
         await house.wait(lambda: len(house.runs) == 1 and bool(jobs.show(job).progress))
-        paused = await other.wish(job, "pause", "bob")
-        assert (paused.state, paused.wished_by) == ("paused", "bob")
+        paused = await other.change(job, "pause", "bob")
+        assert (paused.state, paused.desired_by) == ("paused", "bob")
         await house.wait(lambda: not house.holders)
         await house.clock.advance(60)
         assert len(house.runs) == 1
-        await other.wish(job, "run", "bob")
+        await other.change(job, "run", "bob")
         await house.wait(lambda: len(house.runs) == 2)
         assert house.runs[1] == (job, "b", {"done": 5})
-        await jobs.wish(job, "stop", "ann")
+        await jobs.change(job, "stop", "ann")
         await house.wait(lambda: not house.holders)
         assert {jobs.show(job).state, other.show(job).state} == {"stopped"}
 
@@ -284,7 +284,7 @@ def test_a_process_runs_so_many_jobs_and_no_more() -> None:
             await jobs.create("replay", {"place": place}, "ann")
         await house.clock.advance(30)
         assert len(house.runs) == 10
-        await jobs.wish(house.runs[0][0], "stop", "ann")
+        await jobs.change(house.runs[0][0], "stop", "ann")
         await house.wait(lambda: len(house.runs) == 11)
 
     run(test)
@@ -300,7 +300,7 @@ def test_a_failure_ends_the_job_and_nothing_else(caplog: pytest.LogCaptureFixtur
             (ZeroDivisionError("by 0"), "ZeroDivisionError: by 0"),
         ):
 
-            async def fail(tell: Tell, stop: asyncio.Event, cause: Exception = cause) -> str:
+            async def fail(save: SaveProgress, stop: asyncio.Event, cause: Exception = cause) -> str:
                 raise cause
 
             house.end = fail
@@ -316,7 +316,7 @@ def test_what_may_pass_is_tried_again() -> None:
     """A broker that is away ends no job; what it waits for is said."""
 
     async def test(house: House) -> None:
-        async def away(tell: Tell, stop: asyncio.Event) -> str:
+        async def away(save: SaveProgress, stop: asyncio.Event) -> str:
             house.end = at_once
             raise KafkaUnavailable("no broker answers")
 
@@ -339,7 +339,7 @@ def test_the_same_again_is_refused_while_it_runs() -> None:
         with pytest.raises(JobConflict, match=f"job {first} does that already"):
             await other.create("replay", {"place": 1}, "bob")
         await other.create("replay", {"place": 2}, "bob")
-        await jobs.wish(first, "stop", "ann")
+        await jobs.change(first, "stop", "ann")
 
         before, put = house.table.put, house.table.put
 
@@ -360,7 +360,7 @@ def test_what_is_not_written_down_is_told_again() -> None:
     """The end of a job must be known, or it would run once more."""
 
     async def test(house: House) -> None:
-        async def end(tell: Tell, stop: asyncio.Event) -> str:
+        async def end(save: SaveProgress, stop: asyncio.Event) -> str:
             house.table.fails = 3
             return ""
 

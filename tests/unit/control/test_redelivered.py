@@ -9,10 +9,8 @@ from typing import Any, cast
 import pytest
 
 from headrace.config.consumers import ReactiveConsumerConfig
-from headrace.config.kafka import KafkaConfig
 from headrace.config.section import fits_any
-from headrace.control.redelivered import Letter, OneOrigin, Redelivered
-from headrace.control.redelivery import Redelivery, RedeliveryRequest
+from headrace.control.redelivery import PartitionRedelivery, Redelivered, Redelivery, RedeliveryRequest, Restored
 from headrace.control.running_consumer import RunningConsumer
 from headrace.delivery.dead_letter import headers_of, letter_of, restored
 from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Reply
@@ -44,12 +42,12 @@ class House:
         self.written += letters
 
     def redeliver(
-        self, letters: Sequence[Letter], last_retry: bool = False, writes: bool = True
-    ) -> tuple[list[Letter], Redelivered]:
+        self, letters: Sequence[Restored], last_retry: bool = False, writes: bool = True
+    ) -> tuple[list[Restored], Redelivered]:
         done = Redelivered(letters[-1])
         consumer = running_consumer(self.config, self, self if writes else None)
         delivery = Delivery("g", TopicPartition("t", 0), 0, [], 1, "replay")
-        one = OneOrigin(consumer, delivery, done, last_retry, ManualClock())
+        one = PartitionRedelivery(consumer, delivery, done, ManualClock(), last_retry=last_retry)
         return asyncio.run(one.deliver(letters)), done
 
     @property
@@ -79,10 +77,10 @@ def consumer_config(**settings: Any) -> ReactiveConsumerConfig:
     return ReactiveConsumerConfig.model_validate({**base, **settings})
 
 
-def letter(offset: int, at: int, attempts: int = 3) -> Letter:
+def letter(offset: int, at: int, attempts: int = 3) -> Restored:
     failed = DeadLetter(Record("t", 0, offset, 5, None, b"v"), "g", attempts, FAILED, 1.0, 2.0)
     stored = Record("t.dlq", 0, at, 9, None, b"v", lambda: headers_of(failed))
-    return Letter(stored, letter_of(stored), restored(stored))
+    return Restored(stored, letter_of(stored), restored(stored))
 
 
 def fails(*bad: int, outcome: Reply = FAILED) -> Callable[[Sequence[int]], Sequence[Reply]]:
@@ -204,7 +202,7 @@ def test_which_consumers_are_meant() -> None:
         "c": one("c", topics=[], topic_patterns=[r"metrics\..*"]),
     }
     nothing = cast(Any, None)
-    redelivery = Redelivery(KafkaConfig(), nothing, consumers, nothing, nothing, ManualClock(), "h")
+    redelivery = Redelivery(nothing, consumers, nothing, ManualClock(), "h")
 
     def chosen(**asked: Any) -> list[tuple[str, str]]:
         return [(topic, c.group) for topic, c in redelivery.chosen(RedeliveryRequest(**asked))]

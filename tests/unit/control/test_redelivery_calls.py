@@ -10,6 +10,7 @@ import pytest
 
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.kafka import KafkaConfig
+from headrace.control import dead_letter_pages, ended_offsets
 from headrace.control import redelivery as module
 from headrace.control.redelivery import Redelivery, RedeliveryAnswer, RedeliveryRequest
 from headrace.control.running_consumer import RunningConsumer
@@ -27,7 +28,7 @@ from headrace.errors import (
     TopicNotFound,
 )
 from headrace.lifecycle import ManualClock
-from headrace.records import Header, OutgoingRecord, Record, TopicPartition
+from headrace.records import Header, Record, TopicPartition
 
 FAILED = Reply("ValueError", "no")
 
@@ -42,19 +43,20 @@ def letter_at(offset: int, group: str = "g", size: int = 1, redrives: int = 0, t
 class World:
     """A dead letter topic of two partitions, marks, leases and a backend; what happens is written down in order."""
 
+    config = KafkaConfig()
+
     def __init__(self, letters: Sequence[Record]) -> None:
         self.letters = letters
         self.ended: set[tuple[int, int]] = set()
         self.log: list[str] = []
-        self.taken = self.kafka_away = self.silent = self.marks_fail = False
+        self.taken = self.kafka_away = self.silent = self.save_fails = False
         self.failure: Exception | None = None
         self.clock = ManualClock()
         self.leases: list[World] = []
         self.lost = asyncio.Event()
         self.holder = "somebody"
         self.reads = self.read_records = 0
-        self.records_in_time: int | None = None
-        """Records that one read returns; then it waits. None for all."""
+        self.seconds_per_read = 0.0
         self.epochs: list[tuple[str, int]] = []
         """Group and epoch of each delivery."""
 
@@ -72,11 +74,10 @@ class World:
         self.reads += 1
         if self.silent:
             await asyncio.Event().wait()
-        last = None if self.records_in_time is None else self.read_records + self.records_in_time
+        await self.clock.advance(self.seconds_per_read)
         for record in self.letters:
-            if starts[record.topic_partition] <= record.offset < ends[record.topic_partition]:
-                if self.read_records == last:
-                    await asyncio.Event().wait()
+            p = record.topic_partition
+            if starts.get(p, record.offset + 1) <= record.offset < ends[p]:
                 self.read_records += 1
                 yield [record]
 
@@ -101,25 +102,22 @@ class World:
 
     async def load(self, *, settled: bool = False) -> None:
         self.log.append("load")
-        self.pending: set[tuple[int, int]] = set()
 
     def is_ended(self, partition: int, offset: int) -> bool:
-        return (partition, offset) in self.ended | self.pending
+        return (partition, offset) in self.ended
 
     def first_left(self, partition: int, start: int, end: int) -> int:
         return next((o for o in range(start, end) if not self.is_ended(partition, o)), end)
 
-    def records_for(self, partition: int, offsets: Iterable[int]) -> list[OutgoingRecord]:
-        self.pending |= {(partition, offset) for offset in offsets}
-        return [OutgoingRecord("marks", b"%d:%d" % (partition, offset), b"") for offset in offsets]
+    async def save(self, produce: Any, ended: Mapping[int, Iterable[int]]) -> None:
+        if self.save_fails:
+            raise DeadLetterFailed("ended dead letters are not written")
+        found = {(partition, offset) for partition, offsets in ended.items() for offset in offsets}
+        self.ended |= found
+        self.log.append(f"save {len(found)}")
 
-    async def produce(self, records: Sequence[OutgoingRecord]) -> list[Any]:
-        if self.marks_fail:
-            return [KafkaUnavailable("away")] * len(records)
-        self.log.append(f"marks {len(records)}")
-        places = [(record.key or b"").split(b":") for record in records]
-        self.ended |= {(int(partition), int(offset)) for partition, offset in places}
-        return [None] * len(records)
+    async def topic_ids(self, names: Iterable[str]) -> dict[str, str]:
+        return dict.fromkeys(names, "id")
 
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         if self.failure:
@@ -137,24 +135,21 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Play:
     """Run a scene in a world, given the service and what asks it once."""
 
     def run(world: World, scene: Callable[[Redelivery, Callable[..., Any]], Any]) -> None:
-        monkeypatch.setattr(module, "Lease", world.lease)
-        monkeypatch.setattr(module, "read_records", world.read)
+        monkeypatch.setattr(ended_offsets, "Lease", world.lease)
+        monkeypatch.setattr(module, "EndedOffsets", lambda *_: world)
+        monkeypatch.setattr(dead_letter_pages, "read_window", world.read)
 
         async def main() -> None:
             consumers = {name: consumer(world, group=name) for name in ("g", "other")}
             keeping = {"url": "http://127.0.0.1:1", "mode": "single", "offsets_path": "/offsets"}
             consumers["keeps"] = consumer(world, group="keeps", backend=keeping, batch={})
             anything = cast(Any, world)
-            redelivery = Redelivery(
-                KafkaConfig(), anything, consumers, world.produce, lambda _: anything, world.clock, "h"
-            )
-            await redelivery.start()
+            redelivery = Redelivery(anything, consumers, anything, world.clock, "h")
 
             async def ask(**asked: Any) -> RedeliveryAnswer:
                 return await redelivery.run(RedeliveryRequest(**{"group": "g", **asked}))
 
             await scene(redelivery, ask)
-            await redelivery.stop()
 
         asyncio.run(main())
 
@@ -181,18 +176,23 @@ def consumer(world: World, **settings: Any) -> RunningConsumer:
 
 
 def test_a_batch_is_delivered_and_then_marked(play: Play) -> None:
-    """Never the other way round; and the lease and the marks serve the next call too."""
+    """Never the other way round; and each call takes the lease and releases it."""
     world = World([letter_at(n) for n in range(5)])
 
     async def scene(redelivery: Redelivery, ask: Callable[..., Any]) -> None:
         assert [(await ask()).records for _ in range(3)] == [3, 2, 0]
-        assert world.log == ["lease", "load", "deliver 3", "marks 3", "deliver 2", "marks 2"]
+        one, two = ("deliver 3", "save 3"), ("deliver 2", "save 2")
+        assert world.log == [*around(*one), *around(*two), *around()]
         last = await ask()
         assert world.epochs == [("g", 7)] * 2, "the live one of the partition they came from"
         assert (last.status, last.topics, last.instance) == ("empty", ["t.dlq", "missing.dlq"], "Reactive-Replay-h")
 
     play(world, scene)
-    assert world.log[-1] == "release"
+
+
+def around(*steps: str) -> list[str]:
+    """Return what a call does that takes the lease."""
+    return ["lease", "load", *steps, "release"]
 
 
 def test_letters_of_others_and_other_records_stay(play: Play) -> None:
@@ -221,20 +221,24 @@ def test_letters_of_an_origin_that_the_consumer_does_not_read_stay(play: Play) -
     play(world, scene)
 
 
-def test_many_dead_letters_of_a_forged_origin_do_not_hide_those_behind_them(play: Play) -> None:
+def test_many_dead_letters_of_a_forged_origin_do_not_hide_those_behind_them(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A call that reads nothing else in its time says so, and the next one resumes behind them."""
     world = World([*(letter_at(n, topic="p1") for n in range(5)), letter_at(5, redrives=9), letter_at(7)])
-    world.records_in_time = 3
+    monkeypatch.setattr(dead_letter_pages, "_FIRST_ROUND", 1)
+    world.seconds_per_read = 2.0
 
     async def scene(redelivery: Redelivery, ask: Callable[..., Any]) -> None:
-        with pytest.raises(ReadFailed, match=r"3 of t\.dlq, which name an origin .* call again within 2 s"):
-            await ask(timeout=1)
-        with pytest.raises(ReadFailed, match=r"5 of t\.dlq, which name an origin .* call again within 2 s"):
-            await ask(timeout=1)
+        for count in (2, 4, 5):
+            with pytest.raises(
+                ReadFailed, match=rf"{count} of t\.dlq, which name an origin .* call again, and reading"
+            ):
+                await ask(timeout=1)
         answer = await ask(timeout=1)
         assert (answer.records, answer.status) == (1, "processed")
         assert "dead letters left are 5 of t.dlq" in answer.description
-        world.records_in_time = None
+        world.seconds_per_read = 0.0
         assert (await ask()).status == "empty"
         assert (await ask(lastretry=True)).records == 1, "the one that came back too often was not passed over for good"
 
@@ -293,14 +297,14 @@ def test_a_batch_ends_at_its_bytes(play: Play) -> None:
 
 def test_what_has_ended_is_gone_past(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     """A letter that stays at the start does not let every call read all that ended behind it."""
-    monkeypatch.setattr(module, "_ENDED_RECORDS", 10)
+    monkeypatch.setattr(dead_letter_pages, "_FIRST_ROUND", 10)
     world = World([letter_at(0, "other"), *(letter_at(n) for n in range(2, 400, 2))])
     world.ended = {(0, offset) for offset in range(1, 198)}
 
     async def scene(redelivery: Redelivery, ask: Callable[..., Any]) -> None:
         answer = await ask()
         assert answer.records == 2
-        assert (world.reads, world.read_records) == (2, 13)
+        assert (world.reads, world.read_records) == (2, 12)
 
     play(world, scene)
 
@@ -308,14 +312,14 @@ def test_what_has_ended_is_gone_past(play: Play, monkeypatch: pytest.MonkeyPatch
 def test_marks_that_are_not_written_leave_the_letters(play: Play) -> None:
     """The call fails, its marks are forgotten, and the letters come again: twice rather than never."""
     world = World([letter_at(n) for n in range(2)])
-    world.marks_fail = True
+    world.save_fails = True
 
     async def scene(redelivery: Redelivery, ask: Callable[..., Any]) -> None:
-        with pytest.raises(DeadLetterFailed, match="marks are not written"):
+        with pytest.raises(DeadLetterFailed, match="are not written"):
             await ask()
-        world.marks_fail = False
+        world.save_fails = False
         assert (await ask()).records == 2
-        assert world.log == ["lease", "load", "deliver 2", "release", "lease", "load", "deliver 2", "marks 2"]
+        assert world.log == [*around("deliver 2"), *around("deliver 2", "save 2")]
 
     play(world, scene)
 
@@ -330,7 +334,7 @@ def test_a_lease_that_is_lost_stops_the_call(play: Play) -> None:
             await ask()
         world.check = check  # type: ignore[method-assign]
         assert (await ask()).records == 1
-        assert world.log == ["lease", "load", "release", "lease", "load", "deliver 1", "marks 1"]
+        assert world.log == [*around(), *around("deliver 1", "save 1")]
 
     play(world, scene)
 
@@ -343,18 +347,13 @@ def lose(world: World) -> Any:
     return check
 
 
-def test_a_lease_is_let_go_when_nobody_comes(play: Play) -> None:
-    """So a redrive need not wait for long; and one that somebody has is said."""
+def test_a_topic_that_another_run_works_on_is_said(play: Play) -> None:
+    """As of a redrive."""
     world = World([letter_at(0)])
+    world.taken = True
 
     async def scene(redelivery: Redelivery, ask: Callable[..., Any]) -> None:
-        await ask()
-        await world.clock.advance(1.0)
-        assert world.log[-1] != "release"
-        await world.clock.advance(5.0)
-        assert world.log[-1] == "release"
-        world.taken = True
-        with pytest.raises(LeaseTaken, match="somebody works on the letters"):
+        with pytest.raises(LeaseTaken, match="worked on by somebody"):
             await ask()
 
     play(world, scene)

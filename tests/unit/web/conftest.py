@@ -17,8 +17,8 @@ from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.config.producer import IdempotencyConfig, ProducerConfig
 from headrace.control.consumer_control import CommandAnswer
 from headrace.control.consumer_status import BreakerDetails, Details, SettingsInForce, Summary
+from headrace.control.dead_letter_pages import DeadLetterPage, DeadLetterStatistics
 from headrace.control.jobs import JobView
-from headrace.control.letter_pages import LetterPage, LetterStatistics
 from headrace.control.redelivery import RedeliveryAnswer, RedeliveryRequest
 from headrace.control.registrations import Registration
 from headrace.control.replays import DryRun, ReplayMetadata
@@ -129,15 +129,15 @@ class DeadLetterFake:
         self._fail()
         return []
 
-    async def page(self, topic: str, *_: Any) -> LetterPage:
+    async def page(self, topic: str, *_: Any) -> DeadLetterPage:
         self._fail()
         if not topic.isprintable() or topic == "..":
             raise errors.TopicNotFound()
-        return LetterPage(topic, [], 0, 0, 0, "")
+        return DeadLetterPage(topic, [], 0, 0, 0, "")
 
-    async def statistics(self, topic: str, *_: Any) -> LetterStatistics:
+    async def statistics(self, topic: str, *_: Any) -> DeadLetterStatistics:
         self._fail()
-        return LetterStatistics(topic, None, None, 0, 0, {}, {}, {}, {}, 0, 0, False)
+        return DeadLetterStatistics(topic, None, None, 0, 0, {}, {}, {}, {}, 0, 0, False)
 
     def chosen(self, request: RedeliveryRequest) -> list[tuple[str, Any]]:
         self._fail()
@@ -175,14 +175,14 @@ class Work:
     def entry_of(self, name: str) -> int:
         return 7
 
-    async def wish(self, name: str, wish: str, by: str) -> JobView:
+    async def change(self, name: str, wish: str, by: str) -> JobView:
         return self.show(name)
 
     async def begin(self, jobs: Any, *asked: Any) -> JobView | DryRun:
         view = self.show("j")
         return DryRun(3, {}) if asked[-2].dry_run else view
 
-    async def begin_as_seed(self, jobs: Any, asked: ReplayMetadata, by: str) -> JobView:
+    async def begin_by_metadata(self, jobs: Any, asked: ReplayMetadata, by: str) -> JobView:
         return self.show("j")
 
 

@@ -185,7 +185,7 @@ class Ledger:
         return sum(end for _, end in (await self._admin.topic_offsets(topic)).values())
 
     async def _dead_letters_left(self) -> int:
-        (found,) = await DeadLetterTopics(self._kafka, self._admin).counts(self._dead_letters)
+        (found,) = await DeadLetterTopics(self._admin).counts(self._dead_letters)
         return found.left
 
     async def _lag(self) -> int:

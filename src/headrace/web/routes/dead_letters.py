@@ -9,9 +9,15 @@ import msgspec
 from msgspec import Meta
 
 from headrace import errors
-from headrace.control.dead_letters import LetterCounts
-from headrace.control.letter_pages import DeadLetters, LetterPage, LetterStatistics
-from headrace.control.letter_scan import Order, ScanOptions, State
+from headrace.control.dead_letter_pages import (
+    DeadLetterPage,
+    DeadLetterPages,
+    DeadLetterStatistics,
+    Order,
+    ScanOptions,
+    State,
+)
+from headrace.control.dead_letters import DeadLetterCounts
 from headrace.control.redelivery import Redelivery, RedeliveryAnswer, RedeliveryRequest
 from headrace.control.selection import Selection, Span
 from headrace.errors import AuthTokenScopeMismatch, InvalidRequest
@@ -66,7 +72,7 @@ class _Window(Span, frozen=True, kw_only=True):
         )
 
 
-class LetterQuery(_Window, frozen=True, kw_only=True):
+class DeadLetterQuery(_Window, frozen=True, kw_only=True):
     """Selects dead letters, their order, and where the page starts."""
 
     order: Order = "newest"
@@ -83,18 +89,18 @@ class StatisticsQuery(_Window, frozen=True, kw_only=True):
 class DeadLetterEndpoints:
     """Shows dead letters, and delivers them again as the light-4j sidecar does."""
 
-    def __init__(self, dead_letters: DeadLetters, redelivery: Redelivery) -> None:
+    def __init__(self, dead_letters: DeadLetterPages, redelivery: Redelivery) -> None:
         self._dead_letters = dead_letters
         self._redelivery = redelivery
 
     @Endpoint(
         "GET", "/adm/dead-letters", "getDeadLetterTopics", "Number of dead letters by topic", ADMINISTER, errors=KAFKA
     )
-    async def topics(self, call: Call[None, None]) -> LetterCounts:
-        return LetterCounts(await self._dead_letters.topics.counts())
+    async def topics(self, call: Call[None, None]) -> DeadLetterCounts:
+        return DeadLetterCounts(await self._dead_letters.topics.counts())
 
     @Endpoint("GET", "/adm/dead-letters/{topic}", "getDeadLetters", "Dead letters in pages", ADMINISTER, errors=KAFKA)
-    async def page(self, call: Call[None, LetterQuery]) -> LetterPage:
+    async def page(self, call: Call[None, DeadLetterQuery]) -> DeadLetterPage:
         query = call.query
         options = query.options(query.order, query.cursor)
         return await self._dead_letters.page(call.parameters["topic"], query.selection(), options, query.limit)
@@ -107,7 +113,7 @@ class DeadLetterEndpoints:
         ADMINISTER,
         errors=KAFKA,
     )
-    async def statistics(self, call: Call[None, StatisticsQuery]) -> LetterStatistics:
+    async def statistics(self, call: Call[None, StatisticsQuery]) -> DeadLetterStatistics:
         query = call.query
         return await self._dead_letters.statistics(
             call.parameters["topic"], query.selection(), query.options(), query.bucket_seconds

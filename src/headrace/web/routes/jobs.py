@@ -7,8 +7,8 @@ from typing import Any, Final
 import msgspec
 
 from headrace import errors
-from headrace.control.jobs import Jobs, JobView, Wish
-from headrace.control.letter_jobs import Kind, LetterJobs, LettersReport, LettersRequest
+from headrace.control.dead_letter_jobs import DeadLetterJobRequest, DeadLetterJobs, DryRunReport, Kind
+from headrace.control.jobs import DesiredState, Jobs, JobView
 from headrace.control.replays import DryRun, ReplayMetadata, ReplayRequest, Replays
 from headrace.errors import ReplayMetadataInvalid
 from headrace.records import Produced
@@ -48,7 +48,7 @@ class ReplayAccepted(msgspec.Struct):
 class JobEndpoints:
     """Starts jobs, shows them, and pauses, resumes or stops them."""
 
-    def __init__(self, jobs: Jobs, replays: Replays, dead_letters: LetterJobs) -> None:
+    def __init__(self, jobs: Jobs, replays: Replays, dead_letters: DeadLetterJobs) -> None:
         self._jobs = jobs
         self._replays = replays
         self._dead_letters = dead_letters
@@ -92,7 +92,7 @@ class JobEndpoints:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
             raise ReplayMetadataInvalid(str(cause)[:200].replace("\n", " ")) from cause
         call.note = CallNote(metadata.topic_name)
-        job = await self._replays.begin_as_seed(self._jobs, metadata, caller_name())
+        job = await self._replays.begin_by_metadata(self._jobs, metadata, caller_name())
         assert isinstance(job, JobView), "a replay by metadata is never a dry run"
         _begun(call, job)
         return ReplayAccepted([Produced(0, self._jobs.entry_of(job.id))], "OK", job.id)
@@ -103,12 +103,12 @@ class JobEndpoints:
         "redriveLetters",
         "Send dead letters back to their origin or to another destination",
         ADMINISTER,
-        {200: LettersReport, 202: JobView},
+        {200: DryRunReport, 202: JobView},
         example=_SELECTION,
         errors=_BEGIN,
         audited="redrive",
     )
-    async def redrive(self, call: Call[LettersRequest, None]) -> HttpResponse:
+    async def redrive(self, call: Call[DeadLetterJobRequest, None]) -> HttpResponse:
         return await self._begin("redrive", call)
 
     @redrive.at(
@@ -119,7 +119,7 @@ class JobEndpoints:
         example={**_SELECTION, "reason": "test data"},
         audited="drop",
     )
-    async def drop(self, call: Call[LettersRequest, None]) -> HttpResponse:
+    async def drop(self, call: Call[DeadLetterJobRequest, None]) -> HttpResponse:
         return await self._begin("drop", call)
 
     @redrive.at(
@@ -129,10 +129,10 @@ class JobEndpoints:
         summary="Move dead letters to the quarantine topic",
         audited="quarantine",
     )
-    async def quarantine(self, call: Call[LettersRequest, None]) -> HttpResponse:
+    async def quarantine(self, call: Call[DeadLetterJobRequest, None]) -> HttpResponse:
         return await self._begin("quarantine", call)
 
-    async def _begin(self, kind: Kind, call: Call[LettersRequest, None]) -> HttpResponse:
+    async def _begin(self, kind: Kind, call: Call[DeadLetterJobRequest, None]) -> HttpResponse:
         topic = call.parameters["topic"]
         call.note = CallNote(topic, call.body.reason)
         return _begun(call, await self._dead_letters.begin(self._jobs, kind, topic, call.body, caller_name()))
@@ -157,13 +157,13 @@ class JobEndpoints:
     async def stop(self, call: Call[None, None]) -> JobView:
         return await self._set(call, "stop")
 
-    async def _set(self, call: Call[None, None], desired: Wish) -> JobView:
+    async def _set(self, call: Call[None, None], desired: DesiredState) -> JobView:
         job = call.parameters["job"]
         call.note = CallNote(job)
-        return await self._jobs.wish(job, desired, caller_name())
+        return await self._jobs.change(job, desired, caller_name())
 
 
-def _begun(call: Call[Any, Any], begun: JobView | DryRun | LettersReport) -> HttpResponse:
+def _begun(call: Call[Any, Any], begun: JobView | DryRun | DryRunReport) -> HttpResponse:
     """Return the answer to a request for a job. A dry run is not noted in the audit."""
     if not isinstance(begun, JobView):
         call.note = None

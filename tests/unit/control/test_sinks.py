@@ -12,10 +12,10 @@ from live_pump import kind_of
 
 from headrace.config.internal_topics import InternalTopics
 from headrace.config.model import HeadraceConfig
-from headrace.control.replay_run import Place
-from headrace.control.replay_targets import ReplayLetters, RestoredLetters, TopicDestination
+from headrace.control.replay import RunContext
 from headrace.control.replays import Destination, DryRun, Offsets, ReplayRequest, Replays, Times
 from headrace.control.selection import Window, moment
+from headrace.control.sinks import CopyToTopic, ReplayDeadLetters, RestoredDelivery
 from headrace.delivery.dead_letter import headers_of
 from headrace.delivery.offset_map import encode
 from headrace.delivery.protocols import ACK, DELEGATED, DeadLetter, Delivery, Reply
@@ -66,22 +66,22 @@ def test_letters_are_delivered_as_the_records_they_were() -> None:
     backend.fails = {6}
     first, other = record("t", 0, 5), record("t", 1, 6)
     letters = [letter(10, first), letter(11, other), letter(12, first), letter(13, record("t", 0, 8)), record(*DLQ, 14)]
-    to = RestoredLetters(backend, lambda one: one.offset < 14, everywhere, {P0: 7, P1: 0}.__getitem__)
+    to = RestoredDelivery(backend, lambda one: one.offset < 14, everywhere, {P0: 7, P1: 0}.__getitem__)
     outcomes = asyncio.run(to.deliver(Delivery("g", DLQ, 1, letters, 1, "job")))
     assert backend.got == [(P0, [5]), (P1, [6]), (P0, [5, 8])]
     assert backend.epochs == [7, 0, 7], "those of the partitions they came from, not of the dead letter topic"
     assert outcomes == [ACK, FAILED, ACK, ACK, DELEGATED]
     assert to.passed == 1
     above = encode(11, 14, [11])
-    assert to.take_ended({DLQ: Committed(11, above)}) == {DLQ: [10, 12, 13]}
-    assert to.take_ended({DLQ: Committed(14)}) == {DLQ: [11]}
-    assert to.take_ended({DLQ: Committed(14)}) == {DLQ: []}
+    assert to.take_ended({DLQ: Committed(11, above)}) == {0: [10, 12, 13]}
+    assert to.take_ended({DLQ: Committed(14)}) == {0: [11]}
+    assert to.take_ended({DLQ: Committed(14)}) == {0: []}
 
 
 def test_dead_letters_that_name_a_forged_origin_are_left_and_counted_once() -> None:
     """Also when the backend is away first, so that the batch comes again."""
     backend = Busy(1)
-    to = RestoredLetters(backend, lambda one: True, {"t"}.__contains__)
+    to = RestoredDelivery(backend, lambda one: True, {"t"}.__contains__)
     delivery = Delivery("g", DLQ, 1, [letter(10, record("p1", 0, 5)), letter(11, record("t", 0, 6))], 1, "job")
     with pytest.raises(DestinationUnavailable):
         asyncio.run(to.deliver(delivery))
@@ -89,7 +89,7 @@ def test_dead_letters_that_name_a_forged_origin_are_left_and_counted_once() -> N
     assert asyncio.run(to.deliver(delivery)) == [DELEGATED, ACK]
     assert backend.got == [(P0, [6])]
     assert (to.unproved, to.passed) == (1, 1)
-    assert to.take_ended({DLQ: Committed(12)}) == {DLQ: [11]}, "it has not ended"
+    assert to.take_ended({DLQ: Committed(12)}) == {0: [11]}, "it has not ended"
 
 
 class Busy(Backend):
@@ -107,7 +107,7 @@ class Busy(Backend):
 
 
 def kinds(backend: Backend, letters: Sequence[Record]) -> list[str]:
-    to = RestoredLetters(backend, lambda one: True, everywhere)
+    to = RestoredDelivery(backend, lambda one: True, everywhere)
     return [kind_of(reply) for reply in asyncio.run(to.deliver(Delivery("g", DLQ, 1, letters, 1, "job")))]
 
 
@@ -136,18 +136,18 @@ def test_an_attempt_ends_at_the_first_refused_delivery() -> None:
 def test_what_fails_is_a_letter_of_the_record_it_was() -> None:
     """It says which job failed; where there are no dead letters, the job ends and nothing is passed over."""
     written: list[DeadLetter] = []
-    problems: list[str] = []
+    problems: list[Exception] = []
 
     class Writer:
         async def write(self, letters: Sequence[DeadLetter]) -> None:
             written.extend(letters)
 
     failed = DeadLetter(letter(10, record("t", 0, 5)), "g", 3, FAILED, 1.0, 2.0)
-    asyncio.run(ReplayLetters(Writer(), "job", of_letters=True, fail=problems.append).write([failed]))
+    asyncio.run(ReplayDeadLetters(Writer(), "job", restores=True, fail=problems.append).write([failed]))
     assert (written[0].record.topic_partition, written[0].record.offset) == (P0, 5)
     assert dict(headers_of(written[0]))["headrace.dlq.replay"] == b"job"
     with pytest.raises(DeadLetterFailed, match="replay with lastRetry"):
-        asyncio.run(ReplayLetters(None, "job", of_letters=False, fail=problems.append).write([failed]))
+        asyncio.run(ReplayDeadLetters(None, "job", restores=False, fail=problems.append).write([failed]))
     assert len(problems) == 1
 
 
@@ -160,7 +160,7 @@ def test_a_topic_takes_all_or_says_why() -> None:
         sent.extend(records)
         return answers
 
-    to = TopicDestination("copy", 1, produce, "job-2")
+    to = CopyToTopic("copy", 1, produce, "job-2")
     earlier = [("headrace.replay", b"job-1"), ("h", None)]
     delivery = Delivery("g", P1, 1, [record("t", 1, 5, earlier), record("t", 1, 6)], 1)
     outcomes = asyncio.run(to.deliver(delivery))
@@ -191,7 +191,7 @@ class FakeAdmin:
 def window(offsets: tuple[int, int] | None = None, partition: int | None = None, **times: int) -> Window:
     nothing: Any = None
     replays = Replays(
-        Place(nothing, FakeAdmin(), nothing, nothing, ManualClock(2000.0)),  # type: ignore[arg-type]
+        RunContext(FakeAdmin(), nothing, nothing, ManualClock(2000.0)),  # type: ignore[arg-type]
         {},
         InternalTopics(HeadraceConfig()),
     )

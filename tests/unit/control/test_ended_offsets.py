@@ -9,13 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.config.kafka import KafkaConfig
-from headrace.control import marks
-from headrace.control.marks import BLOCK_OFFSETS, MARKS_TOPIC, Marks, load_marks
+from headrace.control import ended_offsets
+from headrace.control.ended_offsets import BLOCK_OFFSETS, ENDED_TOPIC, EndedOffsets, load_ended
 from headrace.errors import TopicNotFound
 from headrace.records import OutgoingRecord, Record, TopicPartition
 
-_PLACE = TopicPartition(MARKS_TOPIC, 0)
 _offsets = st.one_of(st.integers(0, 40), st.integers(BLOCK_OFFSETS - 20, BLOCK_OFFSETS + 20), st.integers(0, 2**40))
 
 
@@ -29,7 +27,7 @@ class FakeAdmin:
 
     def append(self, records: Iterable[OutgoingRecord]) -> None:
         for record in records:
-            self.log.append(Record(MARKS_TOPIC, 0, len(self.log), 0, record.key, record.value))
+            self.log.append(Record(ENDED_TOPIC, 0, len(self.log), 0, record.key, record.value))
 
     async def topic_ids(self, names: Iterable[str]) -> dict[str, str]:
         return {name: self.ids[name] for name in names if name in self.ids}
@@ -37,21 +35,13 @@ class FakeAdmin:
     async def has_topic(self, name: str) -> bool:
         return self.exists
 
-    async def start_offsets(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        return {_PLACE: 0}
-
-    async def end_offsets(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        return {_PLACE: len(self.log)}
-
-    written_offsets = end_offsets
-
-    async def read(self, kafka: Any, starts: Any, ends: Any) -> AsyncGenerator[list[Record], None]:
+    async def read(self, admin: Any, topic: Any, *, settled: bool) -> AsyncGenerator[list[Record], None]:
         yield self.log
 
-    def marks(self, topic: str = "a.dlq") -> Marks:
+    def ended(self, topic: str = "a.dlq") -> EndedOffsets:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(marks, "read_window", self.read)
-            made = Marks(KafkaConfig(), self, topic)  # type: ignore[arg-type]
+            patch.setattr(ended_offsets, "read_back", self.read)
+            made = EndedOffsets(self, topic)  # type: ignore[arg-type]
             asyncio.run(made.load())
             return made
 
@@ -62,23 +52,23 @@ def test_what_was_marked_is_found_by_another_process(steps: list[tuple[int, set[
     admin = FakeAdmin()
     expected: set[tuple[int, int]] = set()
     for partition, offsets in steps:
-        admin.append(admin.marks().records_for(partition, offsets))
+        admin.append(admin.ended().records_for({partition: offsets}))
         expected |= {(partition, offset) for offset in offsets}
-    found = admin.marks()
+    found = admin.ended()
     near = {(p, o + step) for p, o in expected for step in (-1, 0, 1) if o + step >= 0}
     assert {place for place in near if found.is_ended(*place)} == expected
-    assert not any(admin.marks("b.dlq").is_ended(*place) for place in expected)
+    assert not any(admin.ended("b.dlq").is_ended(*place) for place in expected)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), _offsets), max_size=20), st.permutations(range(4)))
 def test_nobody_takes_back_what_another_marked(steps: list[tuple[int, int]], landing: list[int]) -> None:
     """Writers that know nothing of each other, as one that was asleep while another took over: all marks count."""
     admin = FakeAdmin()
-    writers = [admin.marks() for _ in range(4)]
-    written = [[writers[n].records_for(0, [offset])[0] for m, offset in steps if m == n] for n in range(4)]
+    writers = [admin.ended() for _ in range(4)]
+    written = [[writers[n].records_for({0: [offset]})[0] for m, offset in steps if m == n] for n in range(4)]
     for writer in landing:
         admin.append(written[writer])
-    found = admin.marks()
+    found = admin.ended()
     assert all(found.is_ended(0, offset) for _, offset in steps)
 
 
@@ -86,10 +76,10 @@ def test_nobody_takes_back_what_another_marked(steps: list[tuple[int, int]], lan
 def test_counts_and_first_left_are_those_of_the_offsets(ended: set[int], start: int, end: int) -> None:
     """Counting and skipping look at bits, and say what looking at every offset would."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(marks, "BLOCK_OFFSETS", 16)
-        patch.setattr(marks, "_BLOCK_BYTES", 2)
-        found = FakeAdmin().marks()
-        found.records_for(0, ended)
+        patch.setattr(ended_offsets, "BLOCK_OFFSETS", 16)
+        patch.setattr(ended_offsets, "_BLOCK_BYTES", 2)
+        found = FakeAdmin().ended()
+        found.records_for({0: ended})
         window = range(start, end)
         assert found.ended_count(0, start, end) == len(ended & {*window})
         assert found.first_left(0, start, end) == next((o for o in window if o not in ended), end)
@@ -99,34 +89,34 @@ def test_counts_and_first_left_are_those_of_the_offsets(ended: set[int], start: 
 def test_a_topic_made_anew_has_no_marks_and_what_is_none_is_passed_over() -> None:
     """The id counts; tombstones, foreign records and broken values leave letters where they are."""
     admin = FakeAdmin()
-    admin.append(admin.marks().records_for(0, [1, 2]))
+    admin.append(admin.ended().records_for({0: [1, 2]}))
     bomb = zlib.compress(bytes(10_000_000))
     for key, value in ((b"ida:0:1", b"broken"), (b"ida:x:0", b""), (b"\xff", b""), (None, b""), (b"ida:0:2", bomb)):
-        admin.append([OutgoingRecord(MARKS_TOPIC, key, value)])
-    found = admin.marks()
+        admin.append([OutgoingRecord(ENDED_TOPIC, key, value)])
+    found = admin.ended()
     assert found.is_ended(0, 2)
     assert not found.is_ended(0, BLOCK_OFFSETS)
-    admin.append(found.outlived({TopicPartition("a.dlq", 0): BLOCK_OFFSETS}))
-    assert not admin.marks().is_ended(0, 2)
+    admin.append(found.tombstones_for_expired({TopicPartition("a.dlq", 0): BLOCK_OFFSETS}))
+    assert not admin.ended().is_ended(0, 2)
     admin.ids["a.dlq"] = "other"
-    assert not admin.marks().is_ended(0, 2)
+    assert not admin.ended().is_ended(0, 2)
 
 
 def test_marks_of_several_topics_are_read_at_once() -> None:
     """Each topic gets its own; without the topic of marks nobody has any."""
     admin = FakeAdmin()
     for topic, offset in (("a.dlq", 1), ("b.dlq", 2)):
-        admin.append(admin.marks(topic).records_for(0, [offset]))
+        admin.append(admin.ended(topic).records_for({0: [offset]}))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(marks, "read_window", admin.read)
-        both = asyncio.run(load_marks(KafkaConfig(), admin, ["a.dlq", "b.dlq", "gone.dlq"]))  # type: ignore[arg-type]
+        patch.setattr(ended_offsets, "read_back", admin.read)
+        both = asyncio.run(load_ended(admin, ["a.dlq", "b.dlq", "gone.dlq"]))  # type: ignore[arg-type]
         assert [both[topic].ended_count(0, 0, 10) for topic in both] == [1, 1, 0]
         admin.exists = False
-        none = asyncio.run(load_marks(KafkaConfig(), admin, ["a.dlq"]))  # type: ignore[arg-type]
+        none = asyncio.run(load_ended(admin, ["a.dlq"]))  # type: ignore[arg-type]
         assert none["a.dlq"].ended_count(0, 0, 10) == 0
 
 
 def test_marks_of_a_topic_that_is_not_there_are_refused() -> None:
     """One topic that does not exist is named."""
     with pytest.raises(TopicNotFound, match=r"gone\.dlq"):
-        FakeAdmin().marks("gone.dlq")
+        FakeAdmin().ended("gone.dlq")

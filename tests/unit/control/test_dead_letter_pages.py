@@ -14,11 +14,17 @@ from hypothesis import strategies as st
 
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
-from headrace.control import letter_pages, letter_scan
+from headrace.control import dead_letter_pages
+from headrace.control.dead_letter_pages import (
+    DeadLetterPages,
+    DeadLetterReader,
+    FoundDeadLetter,
+    Order,
+    Scan,
+    ScanOptions,
+    parsed,
+)
 from headrace.control.dead_letters import DeadLetterTopics
-from headrace.control.letter_pages import DeadLetters
-from headrace.control.letter_scan import Letter, Order, Scan, ScanOptions, parsed
-from headrace.control.letter_text import LetterText
 from headrace.control.selection import Selection, iso_ms
 from headrace.delivery.dead_letter import Origin, headers_of
 from headrace.delivery.protocols import DeadLetter, Reply
@@ -46,6 +52,7 @@ class Cluster:
     """One topic: every partition has offsets 0 to its end, and records at some of them."""
 
     servers = "nowhere"
+    config = KafkaConfig()
 
     def __init__(self, log: Log, ends: Mapping[int, int], foreign: frozenset[int] = frozenset()) -> None:
         self.log, self.ends, self.foreign = log, ends, foreign
@@ -90,13 +97,16 @@ class Cluster:
     def is_ended(self, partition: int, offset: int) -> bool:
         return offset % 3 == 0
 
+    def first_left(self, partition: int, start: int, end: int) -> int:
+        return min(start + (start % 3 == 0), end)
+
 
 async def page_of(
     cluster: Cluster, options: ScanOptions, most: int, selection: Selection | None = None
 ) -> tuple[list[tuple[int, int]], Scan]:
-    scan = Scan(KafkaConfig(), cast(Any, cluster), "t.dlq", cast(Any, cluster), ManualClock(), options)
+    scan = Scan(cast(Any, cluster), "t.dlq", cast(Any, cluster), ManualClock(), options)
     found = []
-    async for record, _, _ in scan.letters(selection or Selection()):
+    async for record, _, _ in scan.dead_letters(selection or Selection()):
         found.append((record.partition, record.offset))
         if len(found) == most:
             break
@@ -127,8 +137,8 @@ def test_pages_hold_every_letter_once_and_in_order(
             cursor, step = scan.cursor, step + 1
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(letter_scan, "read_window", cluster.read)
-        patch.setattr(letter_scan, "_FIRST_ROUND", first_round)
+        patch.setattr(dead_letter_pages, "read_window", cluster.read)
+        patch.setattr(dead_letter_pages, "_FIRST_ROUND", first_round)
         asyncio.run(main())
     assert sorted(seen) == sorted((p, offset) for p, offsets in cluster.log.items() for offset in offsets)
     for partition in cluster.log:
@@ -139,7 +149,7 @@ def test_pages_hold_every_letter_once_and_in_order(
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     made = Cluster({0: range(0, 400, 2), 1: range(300)}, {0: 400, 1: 300})
-    monkeypatch.setattr(letter_scan, "read_window", made.read)
+    monkeypatch.setattr(dead_letter_pages, "read_window", made.read)
     return made
 
 
@@ -168,7 +178,7 @@ def test_rounds_grow_and_shrink_with_the_size_of_letters(cluster: Cluster) -> No
     asyncio.run(page_of(cluster, ScanOptions(), 1000))
     assert cluster.rounds == [75, 300, 125]
     cluster.rounds.clear()
-    cluster.size = letter_scan._ROUND_BYTES // 10
+    cluster.size = dead_letter_pages._ROUND_BYTES // 10
     found, _ = asyncio.run(page_of(cluster, ScanOptions(), 1000))
     assert len(found) == 500
     assert max(cluster.rounds) <= 30
@@ -180,10 +190,10 @@ def test_time_ends_a_scan_behind_a_round(cluster: Cluster) -> None:
     assert scan.scanned == 0
     clock = ManualClock()
     clock.monotonic = iter(range(100)).__next__  # type: ignore[method-assign]
-    scan = Scan(KafkaConfig(), cast(Any, cluster), "t.dlq", cast(Any, cluster), clock, ScanOptions(limit_seconds=1.5))
+    scan = Scan(cast(Any, cluster), "t.dlq", cast(Any, cluster), clock, ScanOptions(limit_seconds=1.5))
 
     async def main() -> None:
-        async for _ in scan.letters(Selection()):
+        async for _ in scan.dead_letters(Selection()):
             pass
 
     asyncio.run(main())
@@ -242,11 +252,11 @@ def test_values_are_decoded_as_far_as_they_can_be(
 
     async def main() -> None:
         registry = Registry(SchemaRegistryConfig(), ManualClock())
-        reader = LetterText(Codecs(registry), None, wanted)
+        reader = DeadLetterReader(Codecs(registry), None, wanted)
         record = Record("t.dlq", 0, 1, 5, None, data, headers)
-        letter = Letter(record, Origin(TopicPartition("t", 0), 7, 5, "g", 3, "", "", "E"), False)
+        letter = FoundDeadLetter(record, Origin(TopicPartition("t", 0), 7, 5, "g", 3, "", "", "E"), False)
         for _ in range(2):
-            shown = await reader.shown(letter)
+            shown = await reader.read(letter)
             assert (shown.value_format, bytes(shown.value)) == (format_name, text)
         assert registry.asked <= 1
         await registry.close()
@@ -266,9 +276,11 @@ def test_values_with_a_schema_are_decoded_by_the_registry(wanted: str | None, fo
 
     async def main() -> None:
         registry = Answers(SchemaRegistryConfig(), ManualClock())
-        reader = LetterText(Codecs(registry), None, wanted)
+        reader = DeadLetterReader(Codecs(registry), None, wanted)
         record = Record("t.dlq", 0, 1, 5, None, b"\0\0\0\0\x01\x0e", headers)
-        shown = await reader.shown(Letter(record, Origin(TopicPartition("t", 0), 7, 5, "g", 3, "", "", "E"), True))
+        shown = await reader.read(
+            FoundDeadLetter(record, Origin(TopicPartition("t", 0), 7, 5, "g", 3, "", "", "E"), True)
+        )
         assert (shown.value_format, msgspec.json.decode(shown.value)) == (format_name, {"n": 7})
         assert (shown.ended, shown.stack_trace) == (True, "Too LATE for it")
         await registry.close()
@@ -280,7 +292,7 @@ def test_no_more_than_two_read_at_a_time(cluster: Cluster, monkeypatch: pytest.M
     """The third is told to wait; and a reader that failed makes room."""
     gate = asyncio.Event()
 
-    class Marks:
+    class Ended:
         def __init__(self, *_: Any) -> None:
             pass
 
@@ -291,11 +303,11 @@ def test_no_more_than_two_read_at_a_time(cluster: Cluster, monkeypatch: pytest.M
     async def names() -> dict[str, Any]:
         return {}
 
-    monkeypatch.setattr(letter_pages, "Marks", Marks)
+    monkeypatch.setattr(dead_letter_pages, "EndedOffsets", Ended)
 
     async def main() -> None:
         registry = Registry(SchemaRegistryConfig(), ManualClock())
-        letters = DeadLetters(KafkaConfig(), cast(Any, cluster), Codecs(registry), ManualClock())
+        letters = DeadLetterPages(cast(Any, cluster), Codecs(registry), ManualClock())
         monkeypatch.setattr(letters.topics, "names", names)
         asks = [asyncio.ensure_future(letters.page("t.dlq", Selection(), ScanOptions(), 1)) for _ in range(2)]
         await asyncio.sleep(0)
@@ -318,16 +330,16 @@ def test_letters_are_counted_back_from_the_newest(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, now_ms: int, day_ms: int, since: str, letters: int
 ) -> None:
     """Not from now, when nothing may have come for days; nor from a time that a wrong clock put into the future."""
-    monkeypatch.setattr(letter_pages, "Marks", lambda *_: cluster)
-    monkeypatch.setattr(letter_pages, "_DAY_MS", day_ms)
+    monkeypatch.setattr(dead_letter_pages, "EndedOffsets", lambda *_: cluster)
+    monkeypatch.setattr(dead_letter_pages, "_DAY_MS", day_ms)
 
     async def main() -> None:
         registry = Registry(SchemaRegistryConfig(), ManualClock())
         clock = ManualClock(now_ms / 1000)
-        reader = DeadLetters(KafkaConfig(), cast(Any, cluster), Codecs(registry), clock)
+        reader = DeadLetterPages(cast(Any, cluster), Codecs(registry), clock)
         found = await reader.statistics("t.dlq", Selection(), ScanOptions(), 1)
         assert found.since == f"1970-01-01T00:00:0{since}+00:00"
-        assert (found.letters, sum(found.times.values()), found.partial) == (letters, letters, False)
+        assert (found.dead_letters, sum(found.times.values()), found.partial) == (letters, letters, False)
         assert found.errors["ValueError"] + found.errors["HTTP 500"] == letters
         assert 0 < found.left < letters
         some = await reader.statistics("t.dlq", Selection(), ScanOptions(limit_records=20), 1)
@@ -340,7 +352,7 @@ def test_letters_are_counted_back_from_the_newest(
 def test_more_names_than_anybody_reads_are_other() -> None:
     """A hundred by name, the rest together."""
     counts = Counter({f"E{n}": n for n in range(1, 121)})
-    most = letter_pages._most(counts)
+    most = dead_letter_pages._most(counts)
     assert (len(most), most["E120"], most["other"]) == (101, 120, sum(range(1, 21)))
 
 
@@ -360,7 +372,7 @@ def test_which_topics_are_dead_letter_topics() -> None:
         consumer(topics=["orders"], dead_letter={"topic": "letters"}),
         consumer(topic_patterns=[r"metrics\..*"], dead_letter={"topic": "{topic}-failed"}),
     ]
-    found = asyncio.run(DeadLetterTopics(KafkaConfig(), cast(Any, Topics()), consumers).names())
+    found = asyncio.run(DeadLetterTopics(cast(Any, Topics()), consumers).names())
     assert list(found) == ["a.dlq", "a.quarantine", "letters", "metrics.1-failed"]
     assert found["letters"] == (1, consumers[0])
     assert found["a.dlq"] == (1, None)

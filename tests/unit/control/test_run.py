@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl
-from headrace.control.replay import Limits, WindowSource
+from headrace.control.run import Limits, WindowSource
 from headrace.delivery.context import PumpHooks
 from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Reply
 from headrace.delivery.pump import Pump
@@ -98,7 +98,7 @@ def test_a_window_is_delivered_in_order_and_no_further() -> None:
         pump, source = await world.open(Committed(1), 10)
         await world.until(lambda: source.finished)
         assert (world.seen, world.replays) == ([1, 2, 5, 6, 9], {"job-1"})
-        assert (source.standing.ended, source.standing.positions) == (5, {P: Committed(10)})
+        assert (source.progress.ended, source.progress.positions) == (5, {P: Committed(10)})
         await close(source, pump)
 
     run(test)
@@ -126,17 +126,17 @@ def test_what_had_ended_in_an_earlier_run_is_not_delivered_again() -> None:
         )
         world.answer = lambda record: ACK if record.offset != 3 else Reply("E")
         pump, source = await world.open(Committed(0), 20)
-        await world.until(lambda: source.standing.ended == 19)
+        await world.until(lambda: source.progress.ended == 19)
         await source.close(Deadline(world.clock, 0))
-        standing = source.standing
-        assert standing.positions[P].offset == 3
+        progress = source.progress
+        assert progress.positions[P].offset == 3
         await close(source, pump)
 
         world.seen, world.answer = [], lambda record: ACK
-        pump, source = await world.open(standing.positions[P], 20)
+        pump, source = await world.open(progress.positions[P], 20)
         await world.until(lambda: source.finished)
         assert world.seen == [3]
-        assert standing.counts["delivered"] + source.standing.counts["delivered"] == 20
+        assert progress.counts["delivered"] + source.progress.counts["delivered"] == 20
         await close(source, pump)
 
     run(test)
@@ -151,7 +151,7 @@ def test_no_more_is_held_than_a_kill_may_repeat() -> None:
         await world.clock.advance(60)
         assert world.seen == list(range(28))  # it is read in sevens
         assert source.unsaved == 28
-        source.saved(source.standing)
+        source.saved(source.progress)
         await world.clock.advance(60)
         assert len(world.seen) == 56
         await close(source, pump)

@@ -1,4 +1,4 @@
-"""Where a replay delivers to: what a reactive consumer or a function delivers to, or another topic."""
+"""Where a run delivers to: another topic, or a backend or function as if the records had just been read."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Produce = Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Any]]]
 """Writes records and returns a result per record; an error stands in the place of each that failed."""
 
 
-class TopicDestination:
+class CopyToTopic:
     """Writes records to another topic: their bytes, headers and timestamp, and the partition if it is there too."""
 
     def __init__(self, topic: str, partitions: int, produce: Produce, job: str) -> None:
@@ -54,8 +54,8 @@ class TopicDestination:
 
     def _outgoing(self, record: Record) -> OutgoingRecord:
         headers: list[Header] = [header for header in record.headers if header[0] not in (REPLAY, REPLAY_OF)]
-        place = f"{record.topic}:{record.partition}:{record.offset}".encode()
-        headers += [(REPLAY, self._job.encode()), (REPLAY_OF, place)]
+        position = f"{record.topic}:{record.partition}:{record.offset}".encode()
+        headers += [(REPLAY, self._job.encode()), (REPLAY_OF, position)]
         partition = record.partition if record.partition < self._partitions else None
         time_ms = max(0, record.timestamp_ms)
         return OutgoingRecord(self._topic, record.key, record.value, headers, partition, time_ms)
@@ -65,17 +65,17 @@ class TopicDestination:
             return ACK
         if isinstance(result, RecordTooLarge | RecordRefused):
             return Reply(type(result).__name__, result.description, permanent=True)
-        # The whole delivery comes again, or a later record of a key would be followed by an earlier one.
+        # The whole delivery is repeated, or a later record of a key would be followed by an earlier one.
         raise DestinationUnavailable(f"{self._topic} does not acknowledge: {result.description}") from result
 
 
-class RestoredLetters:
-    """Delivers dead letters as the records they were, each group of one partition together; others are passed over."""
+class RestoredDelivery:
+    """Delivers dead letters as the records they were, grouped by their origin; others are passed over."""
 
     def __init__(
         self,
         inner: Destination,
-        wants: Callable[[Record], bool],
+        selects: Callable[[Record], bool],
         is_origin: Callable[[str], bool],
         epoch_of: EpochOf = no_epoch,
     ) -> None:
@@ -83,32 +83,32 @@ class RestoredLetters:
 
         Args:
             inner: Where the records are delivered.
-            wants: Says of a record of the dead letter topic whether it is to be delivered.
+            selects: Says of a record of the dead letter topic whether it is to be delivered.
             is_origin: Says of a topic whether dead letters may name it as their origin.
             epoch_of: Tells the live epochs of the partitions that the records came from.
         """
         self.passed = 0
-        """Records that were not delivered: not wanted, or unproved."""
+        """Records that were not delivered: not selected, or unproved."""
         self.unproved = 0
         """Dead letters whose origin is not proved."""
-        self._inner, self._wants, self._is_origin, self._epoch_of = inner, wants, is_origin, epoch_of
+        self._inner, self._selects, self._is_origin, self._epoch_of = inner, selects, is_origin, epoch_of
         self._begun: dict[TopicPartition, set[int]] = {}
 
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         replies: list[Reply] = [DELEGATED] * len(delivery.records)
-        wanted = {index: restored(record) for index, record in enumerate(delivery.records) if self._wants(record)}
-        proved = {index: record for index, record in wanted.items() if self._is_origin(record.topic)}
+        selected = {index: restored(record) for index, record in enumerate(delivery.records) if self._selects(record)}
+        proved = {index: record for index, record in selected.items() if self._is_origin(record.topic)}
         groups = _groups(proved)
         for number, group in enumerate(groups):
             records = list(group.values())
-            place = records[0].topic_partition
-            part = delivery._replace(partition=place, epoch=self._epoch_of(place), records=records)
+            origin = records[0].topic_partition
+            part = delivery._replace(partition=origin, epoch=self._epoch_of(origin), records=records)
             try:
                 answered = await self._inner.deliver(part)
             except DeliveryError as cause:
                 if not number:
                     raise
-                # Delivered records do not come again. Later groups wait: one may hold later records of this partition.
+                # Delivered records are not repeated. Later groups wait: one may hold later records of this partition.
                 for index in itertools.chain.from_iterable(groups[number:]):
                     replies[index] = not_taken(cause)
                 break
@@ -116,23 +116,23 @@ class RestoredLetters:
                 replies[index] = reply
         self._begun.setdefault(delivery.partition, set()).update(delivery.records[index].offset for index in proved)
         self.passed += len(replies) - len(proved)
-        self.unproved += len(wanted) - len(proved)
+        self.unproved += len(selected) - len(proved)
         return replies
 
-    def take_ended(self, positions: Mapping[TopicPartition, Committed]) -> dict[TopicPartition, list[int]]:
-        """Return letters that ended since it was asked last, as what would be committed says."""
-        found: dict[TopicPartition, list[int]] = {}
+    def take_ended(self, positions: Mapping[TopicPartition, Committed]) -> dict[int, list[int]]:
+        """Return the dead letters that ended since the last call, as the positions say, by partition."""
+        found: dict[int, list[int]] = {}
         for partition, begun in self._begun.items():
             at = positions[partition]
             above = decode(at.metadata, at.offset) if at.metadata else None
             done = [offset for offset in begun if offset < at.offset or (above and above.has(offset))]
-            found[partition] = sorted(done)
+            found[partition.partition] = sorted(done)
             begun.difference_update(done)
         return found
 
 
 def _groups(records: Mapping[int, Record]) -> list[dict[int, Record]]:
-    """Return records by the partition they came from; one that comes twice is in two groups."""
+    """Return records by the partition they came from; one that is there twice is in two groups."""
     groups: list[dict[int, Record]] = []
     open_groups: dict[TopicPartition, tuple[dict[int, Record], set[int]]] = {}
     for index, record in records.items():
@@ -146,14 +146,19 @@ def _groups(records: Mapping[int, Record]) -> list[dict[int, Record]]:
     return groups
 
 
-class ReplayLetters:
-    """Writes what fails in a replay as dead letters that say so; those of dead letters as of the record they were."""
+class ReplayDeadLetters:
+    """Writes what fails in a replay as dead letters that name the job; a dead letter fails as the record it was."""
 
     def __init__(
-        self, inner: DeadLetterWriter | None, job: str, *, of_letters: bool, fail: Callable[[str], None]
+        self,
+        inner: DeadLetterWriter | None,
+        job: str,
+        *,
+        restores: bool,
+        fail: Callable[[HeadraceError], None],
     ) -> None:
-        """Prepare; without `inner` there is nowhere to write to, and `fail` ends the job with the reason."""
-        self._inner, self._job, self._of_letters, self._fail = inner, job, of_letters, fail
+        """Prepare; without `inner` there are no dead letters, and `fail` ends the job with the reason."""
+        self._inner, self._job, self._restores, self._fail = inner, job, restores, fail
 
     async def write(self, letters: Sequence[DeadLetter]) -> Collection[int] | None:
         if self._inner is None:
@@ -163,11 +168,11 @@ class ReplayLetters:
                 f"({first.reply.error}: {first.reply.reason[:200]}), and there are no dead letters here: replay "
                 "with lastRetry to pass over what fails"
             )
-            self._fail(why)
+            self._fail(HeadraceError(why))
             raise DeadLetterFailed(why)
         return await self._inner.write([self._of(letter) for letter in letters])
 
     def _of(self, letter: DeadLetter) -> DeadLetter:
         reply = letter.reply._replace(details=(*letter.reply.details, ("replay", self._job)))
-        record = restored(letter.record) if self._of_letters else letter.record
+        record = restored(letter.record) if self._restores else letter.record
         return letter._replace(record=record, reply=reply)

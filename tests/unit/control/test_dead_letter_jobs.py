@@ -11,12 +11,16 @@ from typing import Any
 import pytest
 
 from headrace.config.consumers import DeliveryConfig, FlowControl
-from headrace.control import letter_jobs
+from headrace.config.internal_topics import InternalTopics
+from headrace.config.model import HeadraceConfig
+from headrace.control import dead_letter_jobs
+from headrace.control.dead_letter_jobs import DeadLetterJobRequest, DeadLetterJobs, RedriveJob
 from headrace.control.jobs import Job
-from headrace.control.letter_jobs import LetterJobs, LettersRequest, _LetterWork
-from headrace.control.redrive import Redrive, Redriven
-from headrace.control.replay import Standing
-from headrace.control.replay_run import Place, ReplaySpec, ReplayWork
+from headrace.control.origins import Origins
+from headrace.control.redrive import Redrive
+from headrace.control.redrive_spec import Redriven
+from headrace.control.replay import ReplayJob, ReplaySpec, RunContext
+from headrace.control.run import Progress
 from headrace.control.running_consumer import RunningConsumer
 from headrace.control.selection import Selection, Window
 from headrace.delivery.dead_letter import headers_of
@@ -42,9 +46,9 @@ DLQ = TopicPartition("t.dlq", 0)
 def test_what_would_not_be_done_as_asked_is_refused(kind: Any, asked: dict[str, Any], said: str) -> None:
     """Nothing that somebody relies on is passed over in silence."""
     nothing: Any = None
-    letters = LetterJobs(nothing, nothing, nothing, ManualClock(1.0), nothing)
+    letters = jobs_of(nothing)
     with pytest.raises(InvalidRequest, match=said):
-        asyncio.run(letters.begin(nothing, kind, "t.dlq", LettersRequest(**asked), "ann"))
+        asyncio.run(letters.begin(nothing, kind, "t.dlq", DeadLetterJobRequest(**asked), "ann"))
 
 
 @pytest.mark.parametrize(
@@ -53,11 +57,17 @@ def test_what_would_not_be_done_as_asked_is_refused(kind: Any, asked: dict[str, 
 def test_a_consumer_gets_the_letters_of_its_own_group(selection: Selection | None, wanted: Any) -> None:
     """Consumers of one topic share its dead letter topic; another's letters come only to who asks for them."""
     work = push_work(selection)
-    found = [group for group in ("mine", "theirs") if work._wants(dead_letter(1, group))]
+    found = [group for group in ("mine", "theirs") if work._selects(dead_letter(1, group))]
     assert found == (["mine", "theirs"] if wanted == "both" else wanted)
 
 
-def push_work(selection: Selection | None = None) -> ReplayWork:
+def jobs_of(admin: Any, replays: Any = None) -> DeadLetterJobs:
+    nothing: Any = None
+    context = RunContext(admin, nothing, nothing, ManualClock(1.0))
+    return DeadLetterJobs(context, replays, Origins(InternalTopics(HeadraceConfig())))
+
+
+def push_work(selection: Selection | None = None) -> ReplayJob:
     """Return a replay of dead letters to a consumer of group `mine` that reads topic `t`."""
     clock, delivery, flow = ManualClock(1.0), DeliveryConfig(), FlowControl()
     pump = Pump("live", "mine", Acknowledging(), None, delivery=delivery, clock=clock)
@@ -76,11 +86,11 @@ def push_work(selection: Selection | None = None) -> ReplayWork:
     spec = ReplaySpec(
         window=Window("t.dlq", "id", {0: (0, 9)}),
         to={"consumer": "push"},
-        letters=True,
+        dead_letters=True,
         select=selection,
         repeats_at_most=1,
     )
-    return ReplayWork(JOB, spec, Place(nothing, nothing, nothing, nothing, clock), lambda to: target)
+    return ReplayJob(JOB, spec, RunContext(nothing, nothing, nothing, clock), lambda to: target)
 
 
 class Acknowledging:
@@ -113,8 +123,8 @@ def test_dead_letters_whose_origin_is_forged_are_left_and_counted() -> None:
         del letters, outcomes
         kept_bytes, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert kept_bytes < 10 * count
-        said = work._said(Standing({DLQ: Committed(9)}, 9, {}))
+        assert kept_bytes < 20 * count
+        said = work._message(Progress({DLQ: Committed(9)}, 9, {}), resumed=False)
         assert said == f"{count} dead letters left: they name an origin that the consumer does not read"
 
     asyncio.run(test())
@@ -127,7 +137,7 @@ def test_what_came_back_too_often_is_kept_from_a_backend(
     """As from a topic; the last retry takes it, because nothing comes back from there."""
 
     class Replays:
-        async def letters_spec(self, topic: str, selection: Selection, *_: Any) -> ReplaySpec:
+        async def redrive_spec(self, topic: str, selection: Selection, *_: Any) -> ReplaySpec:
             window = Window(topic, "id", {0: (0, 9)})
             return ReplaySpec(window=window, to={"consumer": "push"}, select=selection, repeats_at_most=1)
 
@@ -138,11 +148,10 @@ def test_what_came_back_too_often_is_kept_from_a_backend(
         async def create(self, kind: str, spec: dict[str, Any], by: str) -> Any:
             return spec.get("redrivesBelow")
 
-    nothing: Any = None
     admin: Any = Members([])
-    letters = LetterJobs(nothing, admin, nothing, ManualClock(1.0), Replays())  # type: ignore[arg-type]
-    request = LettersRequest(to_consumer="push", **asked)
-    monkeypatch.setattr(letters, "_refuse", found_some)
+    letters = jobs_of(admin, Replays())
+    request = DeadLetterJobRequest(to_consumer="push", **asked)
+    monkeypatch.setattr(letters, "_check_ready", found_some)
     assert asyncio.run(letters.begin(Jobs(), "redrive", "t.dlq", request, "ann")) == limit  # type: ignore[arg-type, comparison-overlap]
 
 
@@ -159,82 +168,63 @@ class Members:
 
 def test_letters_that_somebody_works_on_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that could not begin is none: whoever asks is told who is at work."""
-    nothing: Any = None
     admin: Any = Members(["headrace-lease-here-process-7"])
-    letters = LetterJobs(nothing, admin, nothing, ManualClock(1.0), nothing)
-    monkeypatch.setattr(letter_jobs, "_LET_GO_SECONDS", 0.0)
+    letters = jobs_of(admin)
+    monkeypatch.setattr(dead_letter_jobs, "_RELEASE_SECONDS", 0.0)
     with pytest.raises(LeaseTaken, match="worked on by here-process-7"):
-        asyncio.run(letters._refuse("t.dlq", Selection()))
+        asyncio.run(letters._check_ready("t.dlq", Selection()))
 
 
 def test_a_dry_run_of_very_many_letters_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks over HTTP waits for it."""
 
     class Endless:
-        async def run(self) -> Redriven:
+        async def run(self, stop: asyncio.Event) -> Redriven:
             return await asyncio.Event().wait()  # type: ignore[return-value]
 
     nothing: Any = None
-    letters = LetterJobs(nothing, nothing, nothing, ManualClock(1.0), nothing)
-    monkeypatch.setattr(letters, "_redrive", lambda _: Endless())
-    monkeypatch.setattr(letter_jobs, "_DRY_RUN_SECONDS", 0.01)
+    letters = jobs_of(nothing)
+    monkeypatch.setattr(letters, "_redrive", lambda _, **__: Endless())
+    monkeypatch.setattr(dead_letter_jobs, "_DRY_RUN_SECONDS", 0.01)
     with pytest.raises(InvalidRequest, match="narrow it"):
-        asyncio.run(letters.begin(nothing, "redrive", "t.dlq", LettersRequest(dry_run=True), "ann"))
+        asyncio.run(letters.begin(nothing, "redrive", "t.dlq", DeadLetterJobRequest(dry_run=True), "ann"))
 
 
 class Run:
     """A redrive that fails or is done at once."""
 
-    goes_on = False
-
-    def __init__(self, error: Exception | None) -> None:
+    def __init__(self, error: Exception | None = None) -> None:
         self.error = error
 
-    async def run(self, progress: Any) -> Redriven:
-        await asyncio.sleep(0)
+    async def run(self, stop: asyncio.Event, on_progress: Any) -> Redriven:
+        await on_progress(1, 2)
         if self.error:
             raise self.error
         return Redriven(0, {}, {}, {}, 0, [])
 
 
-def test_a_run_that_failed_tells_nothing_more() -> None:
-    """Or its job would be said to run, and be begun again."""
+def test_a_run_is_saved_before_it_starts_and_knows_whether_it_resumes_another() -> None:
+    """All dead letters may have ended by then, which is no mistake of the request; one that failed saves no more."""
 
     async def test() -> None:
-        told: list[Mapping[str, Any]] = []
+        saved: list[Mapping[str, Any]] = []
+        resumed: list[bool] = []
 
-        async def tell(progress: Mapping[str, Any]) -> bool:
-            told.append(progress)
+        async def save(progress: Mapping[str, Any]) -> bool:
+            saved.append(dict(progress))
             return True
+
+        def make(resumes: bool, error: Exception | None = None) -> Redrive:
+            resumed.append(resumes)
+            assert saved, "nothing was saved before the first dead letter went"
+            return Run(error)  # type: ignore[return-value]
 
         clock = ManualClock(1.0)
+        await RedriveJob(make, clock.monotonic).run({}, save, asyncio.Event())
+        assert saved == [{"done": 0}, {"done": 1, "total": 2, "records": 0, "targets": {}}]
         with pytest.raises(KafkaUnavailable):
-            await _LetterWork(_run(KafkaUnavailable("away")), clock).run({}, tell, asyncio.Event())
-        count = len(told)
-        await clock.advance(10)
-        assert len(told) == count
+            failing = RedriveJob(lambda resumes: make(resumes, KafkaUnavailable("away")), clock.monotonic)
+            await failing.run(saved[0], save, asyncio.Event())
+        assert (resumed, len(saved)) == ([False, True], 3)
 
     asyncio.run(test())
-
-
-def test_a_run_after_a_kill_knows_that_it_is_not_the_first() -> None:
-    """All letters may have been marked by then, which is no mistake of who asked."""
-
-    async def test() -> None:
-        told: list[Mapping[str, Any]] = []
-
-        async def tell(progress: Mapping[str, Any]) -> bool:
-            told.append(progress)
-            return True
-
-        first, second = _run(), _run()
-        await _LetterWork(first, ManualClock(1.0)).run({}, tell, asyncio.Event())
-        assert told[0], "nothing was written down before the first letter went"
-        await _LetterWork(second, ManualClock(1.0)).run(told[0], tell, asyncio.Event())
-        assert (first.goes_on, second.goes_on) == (False, True)
-
-    asyncio.run(test())
-
-
-def _run(error: Exception | None = None) -> Redrive:
-    return Run(error)  # type: ignore[return-value]

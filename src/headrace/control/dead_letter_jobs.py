@@ -1,0 +1,199 @@
+"""Redrive, drop and quarantine as jobs: one run over a dead letter topic each, which resumes at what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from headrace.control.dead_letter_pages import Scan, ScanOptions
+from headrace.control.ended_offsets import EndedOffsets, lease_name
+from headrace.control.jobs import Job, JobRunner, Jobs, JobView, SaveProgress, spec_of
+from headrace.control.origins import Origins
+from headrace.control.redrive import Redrive, Sent
+from headrace.control.redrive_spec import Redriven, RedriveOptions, RedriveSpec, Target
+from headrace.control.replay import RunContext
+from headrace.control.replays import Replays
+from headrace.control.selection import Selection
+from headrace.delivery.dead_letter import MAX_REDRIVES
+from headrace.errors import InvalidRequest, LeaseTaken
+from headrace.kafka import check_topic, lease_holder
+from headrace.lifecycle import Deadline
+
+Kind = Literal["redrive", "drop", "quarantine"]
+_LOOK_SECONDS, _RELEASE_SECONDS = 0.3, 5.0
+_WAIT_SECONDS = 20.0
+"""For the lease of a run that was killed."""
+_DRY_RUN_SECONDS = 60.0
+_SAVE_SECONDS = 0.5
+
+
+class DeadLetterJobRequest(Selection, frozen=True, kw_only=True, rename="camel"):
+    """Which dead letters, where to, and how; what is left out sets no condition."""
+
+    to_consumer: str = ""
+    """Of a redrive: the backend of this consumer, as the records they were."""
+    reason: str = ""
+    """Why they are dropped or moved; needed to drop."""
+    rate: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """Records per second at most."""
+    exactly_once: bool = False
+    max_redrives: Annotated[int, msgspec.Meta(ge=1)] = MAX_REDRIVES
+    """Dead letters whose record was redriven so often are kept back."""
+    last_retry: bool = False
+    """With `toConsumer`: what fails is counted, and no dead letter again."""
+    dry_run: bool = False
+
+    def selection(self) -> Selection:
+        """Return the part of the request that selects dead letters."""
+        return Selection(**{name: getattr(self, name) for name in Selection.__struct_fields__})
+
+
+class DryRunReport(Redriven, frozen=True, rename="camel"):
+    """What a run would do."""
+
+    dry_run: bool = True
+
+
+class DeadLetterJobs:
+    """Begins such jobs, and makes what runs them; any process can."""
+
+    def __init__(self, context: RunContext, replays: Replays, origins: Origins, on_sent: Sent | None = None) -> None:
+        """Prepare.
+
+        Args:
+            context: Kafka, a producer and a clock.
+            replays: Makes what redrives to a consumer.
+            origins: Knows the consumers whose dead letters may go back.
+            on_sent: Called with records that were written, or not.
+        """
+        self._context, self._replays, self._origins, self._on_sent = context, replays, origins, on_sent
+
+    def make(self, job: Job) -> JobRunner | None:
+        """Return what runs a job; None for a replay, or a redrive, to something that is not here."""
+        if job.kind == "replay" or "window" in job.spec:
+            return self._replays.make(job)
+        spec: RedriveSpec = spec_of(job, RedriveSpec)
+        return RedriveJob(lambda resumes: self._redrive(spec, resumes=resumes), self._context.clock.monotonic)
+
+    async def begin(
+        self, jobs: Jobs, kind: Kind, topic: str, asked: DeadLetterJobRequest, by: str
+    ) -> JobView | DryRunReport:
+        """Begin a job, or say what it would do.
+
+        Raises:
+            InvalidRequest: The request makes no sense, and why.
+            TopicNotFound, PartitionNotFound: The topic or partition does not exist.
+            NotFound: There is no such consumer.
+            JobConflict, LeaseTaken: Another run works on the topic.
+        """
+        spec = self._spec(kind, check_topic(topic), asked, by)
+        replay = None
+        if asked.to_consumer:
+            replay = await self._replays.redrive_spec(
+                topic, spec.select, asked.to_consumer, asked.rate, asked.last_retry
+            )
+            spec = msgspec.structs.replace(spec, select=replay.select or spec.select)
+        if asked.dry_run:
+            return await self._dry_run(spec, asked.to_consumer)
+        spec.check()
+        await self._check_ready(topic, spec.select)
+        if replay:
+            limit = None if asked.last_retry else asked.max_redrives
+            replay = msgspec.structs.replace(replay, redrives_below=limit)
+        return await jobs.create(kind, msgspec.to_builtins(replay or spec, str_keys=True), by)
+
+    async def _dry_run(self, spec: RedriveSpec, consumer: str) -> DryRunReport:
+        try:
+            async with asyncio.timeout(_DRY_RUN_SECONDS):
+                found = msgspec.structs.asdict(await self._redrive(spec).run(asyncio.Event()))
+        except TimeoutError:
+            raise InvalidRequest(
+                f"reading all these dead letters takes longer than {_DRY_RUN_SECONDS:g} s: narrow it by partition, "
+                "offsets or a start, or use the command: headrace dlq redrive --dry-run"
+            ) from None
+        if consumer:
+            found["targets"] = {consumer: found["records"]}
+        return DryRunReport(**found)
+
+    async def _check_ready(self, topic: str, selection: Selection) -> None:
+        """Return if a job could begin: nobody else works on the topic, and a dead letter is found at once.
+
+        Raises:
+            LeaseTaken: Another run works on the topic.
+            InvalidRequest: Nothing is selected, or the topic holds no dead letters.
+        """
+        admin, clock = self._context.admin, self._context.clock
+        deadline = Deadline(clock, _RELEASE_SECONDS)  # a run that is done releases its lease in a moment
+        while holder := await lease_holder(admin, lease_name(topic)):
+            if deadline.passed:
+                raise LeaseTaken(f"{topic} is worked on by {holder}: let it end, and ask again", topic=topic)
+            await clock.sleep(_LOOK_SECONDS)
+        ended = EndedOffsets(admin, topic)
+        await ended.load()
+        scan = Scan(admin, topic, ended, clock, ScanOptions("oldest", state="left"))
+        async with contextlib.aclosing(scan.dead_letters(selection)) as dead_letters:
+            async for _ in dead_letters:
+                return
+        if selection.has_conditions and not scan.remaining:
+            raise InvalidRequest(f"nothing matches: no letter of {topic} that is left is selected", topic=topic)
+
+    def _spec(self, kind: Kind, topic: str, asked: DeadLetterJobRequest, by: str) -> RedriveSpec:
+        if asked.to_consumer and kind != "redrive":
+            raise InvalidRequest("toConsumer is for a redrive only: leave it out")
+        if asked.to_consumer and asked.exactly_once:
+            raise InvalidRequest("exactlyOnce is for topics: leave it out, or toConsumer")
+        if asked.last_retry and not asked.to_consumer:
+            raise InvalidRequest("lastRetry is for a backend: name its consumer in toConsumer, or leave it out")
+        if kind == "drop" and not asked.reason:
+            raise InvalidRequest("reason is missing: dead letters that are dropped go nowhere, so say why")
+        target = Target() if kind == "redrive" else Target(kind, reason=asked.reason)
+        options = RedriveOptions(
+            dry_run=asked.dry_run,
+            exactly_once=asked.exactly_once,
+            rate_records=asked.rate,
+            max_redrives=asked.max_redrives,
+            wait_seconds=_WAIT_SECONDS,
+            by=by,
+        )
+        return RedriveSpec(topic, asked.selection(), target, options)
+
+    def _redrive(self, spec: RedriveSpec, *, resumes: bool = False) -> Redrive:
+        context = self._context
+        return Redrive(
+            context.admin,
+            context.produce,
+            context.clock,
+            spec,
+            self._origins,
+            resumes=resumes,
+            on_sent=self._on_sent,
+        )
+
+
+class RedriveJob:
+    """See `JobRunner`. Numbers are those of this run: what earlier ones ended is not met again."""
+
+    def __init__(self, make: Callable[[bool], Redrive], now: Callable[[], float]) -> None:
+        """Prepare; `make` makes the run, and is told whether it resumes another."""
+        self._make, self._now = make, now
+
+    async def run(self, progress: Mapping[str, Any], save_progress: SaveProgress, stop: asyncio.Event) -> str:
+        reached, saved_at = {"done": 0}, self._now()
+        await save_progress(reached)
+
+        async def on_progress(done: int, total: int) -> None:
+            nonlocal reached, saved_at
+            reached = {"done": done, "total": total}
+            if self._now() - saved_at >= _SAVE_SECONDS:
+                await save_progress(reached)
+                saved_at = self._now()
+
+        done = await self._make(bool(progress)).run(stop, on_progress)
+        await save_progress({**reached, "records": done.records, "targets": dict(done.targets)})
+        said = [f"{count} dead letters left: {why}" for why, count in done.unproved.items()]
+        said += [f"{done.kept_back} dead letters kept back: redriven too often"] if done.kept_back else []
+        return "; ".join([*said, *(f"not sent: {line}" for line in done.too_large[:10])])

@@ -1,0 +1,204 @@
+"""Which dead letters have ended: sent back, dropped, moved to quarantine, or delivered again.
+
+A compacted topic holds a bit for each, in a record per block of offsets, under the id of the dead letter topic. So dead
+letters may end in any order, and a topic that is deleted and created starts without any. No retention removes a bit. A
+writer that was stopped while another took over writes a block as it knew it, so a block is the union of all its
+records. Compaction keeps the last one, and waits long enough for the next writer to merge them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from headrace.delivery.dead_letter import write_all
+from headrace.errors import LeaseTaken, TopicNotFound
+from headrace.kafka import Admin, InternalTopic, Lease, read_back
+from headrace.lifecycle import Clock
+from headrace.records import Header, OutgoingRecord, TopicPartition
+
+ENDED_TOPIC: Final = "_headrace-redriven"
+BLOCK_OFFSETS: Final = 8192
+_BLOCK_BYTES: Final = BLOCK_OFFSETS // 8
+_CONFIGS: Final = {"cleanup.policy": "compact", "min.compaction.lag.ms": "86400000", "segment.bytes": "16777216"}
+"""A day for the next writer; and small segments, because the last one is never compacted, and every reader reads it."""
+Produce = Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Any]]]
+"""Writes records and returns a result per record; an error stands in the place of each that failed."""
+
+
+def lease_name(topic: str) -> str:
+    """Return the name of the lease under which dead letters of a topic end: blocks have one writer at a time."""
+    return f"redrive.{topic}"
+
+
+class EndedOffsets:
+    """The dead letters of one topic that have ended, as loaded and with what ended since."""
+
+    def __init__(self, admin: Admin, topic: str) -> None:
+        self._admin, self._topic = admin, topic
+        self._id = ""
+        self._blocks: dict[tuple[int, int], bytearray] = {}
+
+    async def prepare(self) -> None:
+        """Create the topic that holds the bits if it is missing.
+
+        Raises:
+            TopicNotFound: It may not be created here (`kafka.create_topics`).
+        """
+        await InternalTopic(ENDED_TOPIC, self._topic, _CONFIGS).ensure(self._admin)
+
+    async def load(self, *, settled: bool = False) -> None:
+        """Read all bits again.
+
+        Args:
+            settled: Wait for transactions that a lost process left open, until Kafka has ended them.
+
+        Raises:
+            TopicNotFound: The dead letter topic does not exist.
+        """
+        await _load(self._admin, {self._topic: self}, settled)
+        if not self._id:
+            raise TopicNotFound(f"topic {self._topic} does not exist: check its spelling", topic=self._topic)
+
+    def begin(self, topic_id: str) -> None:
+        """Forget all bits; from now on those of this id are taken."""
+        self._id = topic_id
+        self._blocks.clear()
+
+    def is_ended(self, partition: int, offset: int) -> bool:
+        """Return whether a dead letter has ended."""
+        block = self._blocks.get((partition, offset // BLOCK_OFFSETS))
+        return block is not None and bool(block[offset % BLOCK_OFFSETS >> 3] & 1 << (offset & 7))
+
+    def ended_count(self, partition: int, start: int, end: int) -> int:
+        """Return how many offsets from `start` to before `end` have ended."""
+        count = 0
+        for number in range(start // BLOCK_OFFSETS, -(-end // BLOCK_OFFSETS)):
+            if block := self._blocks.get((partition, number)):
+                first = number * BLOCK_OFFSETS
+                low, high = max(start - first, 0), min(end - first, BLOCK_OFFSETS)
+                bits = int.from_bytes(block, "little") >> low
+                count += (bits & (1 << max(high - low, 0)) - 1).bit_count()
+        return count
+
+    def first_left(self, partition: int, start: int, end: int) -> int:
+        """Return the first offset from `start` to before `end` that has not ended; `end` if all have."""
+        while start < end:
+            block = self._blocks.get((partition, start // BLOCK_OFFSETS))
+            if block is None:
+                return start
+            left = ~int.from_bytes(block, "little") >> start % BLOCK_OFFSETS
+            gap = (left & -left).bit_length() - 1
+            if gap < BLOCK_OFFSETS - start % BLOCK_OFFSETS:
+                return min(start + gap, end)
+            start += BLOCK_OFFSETS - start % BLOCK_OFFSETS
+        return end
+
+    def records_for(
+        self, ended: Mapping[int, Iterable[int]], headers: Sequence[Header] | None = None
+    ) -> list[OutgoingRecord]:
+        """Set the bits of dead letters and return the records that hold them.
+
+        They count as ended from now on. If the records cannot be written, load again.
+
+        Args:
+            ended: Partition of the dead letter topic to offsets.
+            headers: Who ended them and why, for people who read the topic.
+        """
+        by_block: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+        for partition, offsets in ended.items():
+            for offset in offsets:
+                by_block[partition, offset // BLOCK_OFFSETS].append(offset % BLOCK_OFFSETS)
+        records = []
+        for key, bits in sorted(by_block.items()):
+            block = self._blocks.setdefault(key, bytearray(_BLOCK_BYTES))
+            for bit in bits:
+                block[bit >> 3] |= 1 << (bit & 7)
+            value = zlib.compress(block, 1)
+            records.append(OutgoingRecord(ENDED_TOPIC, self._key(*key), value, list(headers or ()), 0))
+        return records
+
+    async def save(
+        self, produce: Produce, ended: Mapping[int, Iterable[int]], headers: Sequence[Header] | None = None
+    ) -> None:
+        """Write that dead letters have ended, and wait for the acknowledgement.
+
+        Raises:
+            DeadLetterFailed: It is not written.
+        """
+        if records := self.records_for(ended, headers):
+            await write_all(produce, records, "ended dead letters")
+
+    def tombstones_for_expired(self, starts: Mapping[TopicPartition, int]) -> list[OutgoingRecord]:
+        """Return the records that remove blocks of dead letters below the start of the log."""
+        firsts = {partition.partition: first for partition, first in starts.items()}
+        return [
+            OutgoingRecord(ENDED_TOPIC, self._key(partition, number), None, None, 0)
+            for partition, number in self._blocks
+            if (number + 1) * BLOCK_OFFSETS <= firsts.get(partition, 0)
+        ]
+
+    def take(self, position: str, value: bytes | None) -> None:
+        """Take one record of the topic that holds the bits, of this topic's id."""
+        partition, _, number = position.partition(":")
+        if not partition.isdecimal() or not number.isdecimal():
+            return
+        if value is None:
+            self._blocks.pop((int(partition), int(number)), None)
+            return
+        try:
+            block = zlib.decompressobj().decompress(value, _BLOCK_BYTES + 1)
+        except zlib.error:
+            return  # not written by Headrace: its dead letters count as left, and go back once more
+        if len(block) == _BLOCK_BYTES:
+            known = self._blocks.setdefault((int(partition), int(number)), bytearray(_BLOCK_BYTES))
+            both = int.from_bytes(known, "little") | int.from_bytes(block, "little")
+            known[:] = both.to_bytes(_BLOCK_BYTES, "little")
+
+    def _key(self, partition: int, number: int) -> bytes:
+        return f"{self._id}:{partition}:{number}".encode()
+
+
+@contextlib.asynccontextmanager
+async def dead_letter_lease(admin: Admin, topic: str, clock: Clock, wait_seconds: float) -> AsyncGenerator[Lease, None]:
+    """Hold the lease of a dead letter topic; nobody else ends dead letters of it meanwhile.
+
+    Raises:
+        LeaseTaken: Another run holds it.
+        KafkaUnavailable: Kafka does not give it.
+    """
+    lease = Lease(admin.config, admin, lease_name(topic), clock, source=topic)
+    if not await lease.acquire(wait_seconds):
+        raise LeaseTaken(
+            f"{topic} is worked on by {lease.holder}: let it end, or wait for it (--wait). One that was killed is "
+            "counted out after 10 s",
+            topic=topic,
+        )
+    try:
+        yield lease
+    finally:
+        await lease.release()
+
+
+async def load_ended(admin: Admin, topics: Iterable[str]) -> dict[str, EndedOffsets]:
+    """Return what has ended in each of some topics, by one reading; in a topic that does not exist nothing has."""
+    ended = {topic: EndedOffsets(admin, topic) for topic in topics}
+    await _load(admin, ended)
+    return ended
+
+
+async def _load(admin: Admin, ended: Mapping[str, EndedOffsets], settled: bool = False) -> None:
+    ids = await admin.topic_ids(ended)
+    for topic, of_topic in ended.items():
+        of_topic.begin(ids.get(topic, ""))
+    if not ids or not await admin.has_topic(ENDED_TOPIC):
+        return
+    by_id = {ids[topic]: of_topic for topic, of_topic in ended.items() if topic in ids}
+    async for batch in read_back(admin, InternalTopic(ENDED_TOPIC), settled=settled):
+        for record in batch:
+            topic_id, _, position = (record.key or b"").decode(errors="replace").partition(":")
+            if (taking := by_id.get(topic_id)) is not None:
+                taking.take(position, record.value)

@@ -1,0 +1,283 @@
+"""One run: the records of a window are delivered once, without joining a group and without commits.
+
+A run is a `WindowSource`, a pump and a sink, which is the pump's destination. How far it is stays with whoever saves
+it, as the offsets and maps that a group would commit. A restart repeats at most what was handed over and not saved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from headrace.config.consumers import FlowControl
+from headrace.delivery.pump import Pump
+from headrace.errors import HeadraceError
+from headrace.lifecycle import Clock, Deadline, Service
+from headrace.lifecycle.failpoints import reach
+from headrace.records import Committed, Record, TopicPartition
+
+log = logging.getLogger(__name__)
+
+_AGAIN_SECONDS = 1.0
+_SLICE_RECORDS = 500
+_SLICES_PER_SECOND = 10
+_PARTS = 4
+"""The records that may be held are handed over, and saved, in so many parts."""
+_LOOK_SECONDS, _SAVE_SECONDS, _DRAIN_SECONDS = 0.2, 1.0, 10.0
+
+Read = Callable[[Mapping[TopicPartition, int], Mapping[TopicPartition, int]], AsyncGenerator[list[Record], None]]
+"""Reads partitions from offsets to before offsets, as `read_records`."""
+StartOffsets = Callable[[Sequence[TopicPartition]], Awaitable[Mapping[TopicPartition, int]]]
+"""Returns the first offset that is still in each partition."""
+
+
+class Limits(NamedTuple):
+    """How much a run may hold, repeat after a kill, and deliver in a second."""
+
+    flow: FlowControl
+    repeats_at_most: int
+    """Records that may be handed over and are not saved as ended."""
+    rate_records: float | None = None
+
+
+class Progress(NamedTuple):
+    """How far a run is at one moment."""
+
+    positions: Mapping[TopicPartition, Committed]
+    """What a group would have committed."""
+    ended: int
+    """Records that ended in this run."""
+    counts: Mapping[str, int]
+    """How they ended, by the names of `Counts`."""
+
+
+class WindowSource(Service):
+    """Reads a window for a pump, and holds a bounded number of records that have not ended or are not saved."""
+
+    def __init__(
+        self,
+        pump: Pump,
+        starts: Mapping[TopicPartition, Committed],
+        ends: Mapping[TopicPartition, int],
+        *,
+        read: Read,
+        start_offsets: StartOffsets,
+        limits: Limits,
+        clock: Clock,
+    ) -> None:
+        """Prepare; sets itself as the pump's source.
+
+        Args:
+            pump: Delivers.
+            starts: Where each partition starts, and what had ended above in an earlier run.
+            ends: Where each of the same partitions ends.
+            read: Reads.
+            start_offsets: Tells what was removed from the log when reading fails.
+            limits: How much and how fast.
+            clock: For the rate and for pauses.
+        """
+        super().__init__(f"{pump.name} source")
+        self.progress = Progress(starts, 0, pump.counts.read())
+        self.changed = asyncio.Event()
+        """Set whenever there is more to save, or the window has ended."""
+        self.finished = False
+        """Whether the whole window has ended."""
+        self._pump, self._ends = pump, ends
+        self._positions = {partition: start.offset for partition, start in starts.items()}
+        self._read, self._start_offsets, self._limits, self._clock = read, start_offsets, limits, clock
+        self._epoch = int(clock.time() * 1000)
+        self._handed = self._ended = self._saved = self._bytes = 0
+        self._room = asyncio.Event()
+        self._due = 0.0
+        self._is_read = False
+        pump.connect(self)
+
+    @property
+    def unsaved(self) -> int:
+        """Records handed over and not saved as ended; a kill repeats so many."""
+        return self._handed - self._saved
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether so much has ended, or all of it, that it should be saved now."""
+        return self.finished or self._ended - self._saved >= max(1, self._limits.repeats_at_most // _PARTS)
+
+    async def start(self) -> None:
+        self._pump.on_assigned(dict.fromkeys(self._ends, self._epoch), self.progress.positions)
+        self.spawn(self._follow(), "read")
+
+    async def close(self, deadline: Deadline) -> None:
+        """Read no more, and let what is in flight end."""
+        await self.cancel_tasks()
+        self.commit(await self._pump.on_revoked(list(self._ends), deadline))
+
+    def saved(self, progress: Progress) -> None:
+        """Note that the progress is saved."""
+        self._saved = progress.ended
+        self._room.set()
+
+    def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None:
+        self._ended += records
+        self._bytes -= size_bytes
+        self._room.set()
+        if self.is_urgent:
+            self.changed.set()
+
+    def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
+        # The pump commits all that has ended since its last commit, so these numbers and offsets belong together.
+        self.progress = Progress({**self.progress.positions, **offsets}, self._ended, self._pump.counts.read())
+        self._look()
+        self.changed.set()
+
+    def _look(self) -> None:
+        if self._is_read and self.progress.ended == self._handed:
+            self.finished = True
+            self.changed.set()
+
+    async def _follow(self) -> None:
+        while left := {p: at for p, at in self._positions.items() if at < self._ends[p]}:
+            try:
+                async with contextlib.aclosing(self._read(left, {p: self._ends[p] for p in left})) as batches:
+                    async for batch in batches:
+                        for part in self._parts(batch):
+                            await self._hand_over(part)
+                self._positions = dict(self._ends)
+            except HeadraceError as error:
+                starts: Mapping[TopicPartition, int] = {}
+                with contextlib.suppress(HeadraceError):
+                    starts = await self._start_offsets(list(left))
+                passed = {p: starts[p] for p in left if starts.get(p, 0) > self._positions[p]}
+                if not passed and not error.retriable:
+                    raise
+                log.warning("%s: %s; reading continues", self.name, error.description)
+                self._positions.update({p: min(start, self._ends[p]) for p, start in passed.items()})
+                await self._clock.sleep(_AGAIN_SECONDS)
+        self._is_read = True
+        for partition, end in self._ends.items():
+            self._pump.on_end(partition, self._epoch, end)
+        self._look()
+
+    def _parts(self, batch: list[Record]) -> list[list[Record]]:
+        """Return neighbours of one partition, at most a tenth of a second of the rate."""
+        limits = self._limits
+        most = max(1, min(_SLICE_RECORDS, min(limits.flow.max_records, limits.repeats_at_most) // _PARTS))
+        if limits.rate_records:
+            most = max(1, min(most, int(limits.rate_records / _SLICES_PER_SECOND)))
+        if most >= len(batch) and len({record.partition for record in batch}) == 1:
+            return [batch]
+        runs = [list(run) for _, run in itertools.groupby(batch, key=lambda record: record.partition)]
+        return [run[n : n + most] for run in runs for n in range(0, len(run), most)]
+
+    async def _hand_over(self, records: list[Record]) -> None:
+        partition, size = records[0].topic_partition, sum([record.size_bytes for record in records])
+        while not self._fits(len(records), size):
+            self._room.clear()
+            await self._room.wait()
+        if rate := self._limits.rate_records:
+            now = self._clock.monotonic()
+            await self._clock.sleep(self._due - now)
+            self._due = max(self._due, now) + len(records) / rate
+        self._handed += len(records)
+        self._bytes += size
+        self._positions[partition] = records[-1].offset + 1
+        reach("replay.read")
+        self._pump.on_records(partition, self._epoch, records)
+        await asyncio.sleep(0)
+
+    def _fits(self, records: int, size_bytes: int) -> bool:
+        flow, held = self._limits.flow, self._handed - self._ended
+        if self.unsaved and self.unsaved + records > self._limits.repeats_at_most:
+            return False
+        return not held or (held + records <= flow.max_records and self._bytes + size_bytes <= flow.max_bytes)
+
+
+class Run:
+    """Delivers one window, and saves what has ended: often, at the end, and before it stops for any reason."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._problem: HeadraceError | None = None
+        self._source: WindowSource | None = None
+
+    def fail(self, problem: HeadraceError) -> None:
+        """End the run with an error; the first one counts."""
+        self._problem = self._problem or problem
+        if self._source:
+            self._source.changed.set()
+
+    async def deliver(
+        self,
+        pump: Pump,
+        source: WindowSource,
+        save: Callable[[Progress], Awaitable[bool]],
+        stop: asyncio.Event,
+        check: Callable[[], None] = lambda: None,
+    ) -> bool:
+        """Deliver the window.
+
+        Args:
+            pump: Delivers.
+            source: Reads for the pump.
+            save: Saves progress and says whether that succeeded; it is called again if not.
+            stop: Set to end the run early.
+            check: Raises if the run cannot continue.
+
+        Returns:
+            Whether the whole window has ended and is saved.
+
+        Raises:
+            HeadraceError: The run failed. What had ended is saved, as far as that is possible.
+        """
+        self._source = source
+        try:
+            for service in (pump, source):
+                service.on_death = self._died
+                await service.start()
+            return await self._save_often(pump, source, save, stop, check)
+        except (HeadraceError, asyncio.CancelledError):
+            with contextlib.suppress(HeadraceError, TimeoutError):
+                await asyncio.shield(self._close(source, save))
+            raise
+        finally:
+            for service in (source, pump):
+                await service.stop()
+
+    async def _save_often(
+        self,
+        pump: Pump,
+        source: WindowSource,
+        save: Callable[[Progress], Awaitable[bool]],
+        stop: asyncio.Event,
+        check: Callable[[], None],
+    ) -> bool:
+        saved_at, saved = self._clock.monotonic(), None
+        while not (source.finished and saved is source.progress):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(source.changed.wait(), _LOOK_SECONDS)
+            source.changed.clear()
+            if self._problem:
+                raise self._problem
+            check()
+            if stop.is_set():
+                await self._close(source, save)
+                return False
+            now = self._clock.monotonic()
+            if source.is_urgent or now - saved_at >= _SAVE_SECONDS:
+                pump.commit_now()
+                progress = source.progress
+                if await save(progress):
+                    source.saved(progress)
+                    saved_at, saved = now, progress
+        return True
+
+    async def _close(self, source: WindowSource, save: Callable[[Progress], Awaitable[bool]]) -> None:
+        await source.close(Deadline(self._clock, _DRAIN_SECONDS))
+        await save(source.progress)
+
+    def _died(self, service: Service) -> None:
+        cause = service.death
+        self.fail(cause if isinstance(cause, HeadraceError) else HeadraceError(f"{service.name} ended: {cause}"))

@@ -108,7 +108,7 @@ def killed(bed: Bed, point: str, *words: str) -> None:
 
 def overtaken(bed: Bed) -> None:
     """Stop a run with an open transaction until another has ended, then let it wake up."""
-    with bed.start(*EXACT, "--rate", "1000", failpoints="redrive.submitted=stop@2") as sleeper:
+    with bed.start(*EXACT, "--rate", "1000", failpoints="redrive.transaction.submitted=stop@2") as sleeper:
         assert sleeper.stdout
         assert "failpoint" in sleeper.stdout.readline()
         assert bed.run(*EXACT) == 0
@@ -125,8 +125,8 @@ def test_what_is_killed_or_overtaken_goes_on_where_it_was(kafka: Any) -> None:
     scenarios: list[Callable[[], None]] = [
         lambda: killed(Bed(kafka, 6000), "redrive.sent"),
         lambda: killed(Bed(kafka, 6000), "redrive.marked"),
-        lambda: killed(Bed(kafka, 30_000), "redrive.submitted", *EXACT),
-        lambda: killed(Bed(kafka, 30_000), "redrive.sent", *EXACT),
+        lambda: killed(Bed(kafka, 30_000), "redrive.transaction.submitted", *EXACT),
+        lambda: killed(Bed(kafka, 30_000), "redrive.transaction.sent", *EXACT),
         lambda: overtaken(Bed(kafka, 4000)),
     ]
     with ThreadPoolExecutor(len(scenarios)) as pool:

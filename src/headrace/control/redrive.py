@@ -390,14 +390,14 @@ class Redrive:
         await self._lease.check()
         records = [item.outgoing for item in items if item.outgoing]
         answer = self._session.submit([*records, *self._ended.records_for(_by_partition(items), self._headers)])
-        reach("redrive.submitted")
+        reach("redrive.transaction.submitted")
         results = await asyncio.shield(answer)
-        reach("redrive.sent")
+        reach("redrive.transaction.sent")
         self._note(items, records, results[: len(records)])
         self._unsure = items
         _check(results)
         self._unsure = ()
-        reach("redrive.marked")
+        reach("redrive.transaction.marked")
         self._tally.add(items)
         return items
 

@@ -328,12 +328,13 @@ def worst_registrations() -> dict[str, Any]:
 def test_no_registration_takes_long_to_check(case: str) -> None:
     """Whatever stands in 64 KiB; one of 200 KB took 24 s, and nothing else ran meanwhile."""
     settings = worst_registrations()[case]
-    for _ in range(2):  # the first is warm-up
+    seconds = []
+    for _ in range(5):  # a collection of what other tests left may fall into one of them
         began_at = time.thread_time()
         with contextlib.suppress(InvalidRequest):
             read_registration(settings, LIST, {})
-        seconds = time.thread_time() - began_at
-    assert seconds < 0.25, "generous: the aim is 0.05"
+        seconds.append(time.thread_time() - began_at)
+    assert min(seconds) < 0.25, "generous: the aim is 0.05"
 
 
 def test_a_body_above_the_limit_is_not_looked_at() -> None:

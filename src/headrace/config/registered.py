@@ -18,6 +18,16 @@ _MAX_PROBLEMS = 20
 _MAX_BYTES = 65_536
 
 
+def check_size(size_bytes: int) -> None:
+    """Return if a registration of this size may be decoded.
+
+    Raises:
+        InvalidRequest: It is too large.
+    """
+    if size_bytes > _MAX_BYTES:
+        raise InvalidRequest(f"it has {size_bytes} bytes, and registrations may have {_MAX_BYTES}: send less")
+
+
 def read_registration(settings: object, allowed: RegistrationsConfig, shared: Mapping[str, Any]) -> RegistrationConfig:
     """Return the settings of a registration.
 
@@ -32,8 +42,7 @@ def read_registration(settings: object, allowed: RegistrationsConfig, shared: Ma
     problems, broken = Problems(), set[KeyPath]()
     if not isinstance(settings, dict):
         raise InvalidRequest("the body is no JSON object of settings: send what is below a consumer's name in a file")
-    if (size_bytes := len(msgspec.json.encode(settings))) > _MAX_BYTES:
-        raise InvalidRequest(f"it has {size_bytes} bytes, and registrations may have {_MAX_BYTES}: send less")
+    check_size(len(msgspec.json.encode(settings)))
     _refuse_references(settings, (), problems, broken)
     try:
         found = RegistrationConfig.model_validate(settings, context={"registrations": allowed})

@@ -455,3 +455,17 @@ def test_a_closed_connection_is_free_at_once(opened: Any) -> None:
             runner.run(main())
     finally:
         gc.enable()
+
+
+def test_a_registration_above_its_limit_is_not_decoded(opened: Any) -> None:
+    """The size is compared first, so a refusal costs nothing."""
+    body = b"{" * 65_537
+    request = b"PUT /reactive-consumers/t HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+
+    async def main() -> None:
+        async with opened() as server:
+            answer = await server.ask(request + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            assert answer.status == 400
+            assert "65537 bytes, and registrations may have 65536" in answer.body.decode()
+
+    asyncio.run(main())

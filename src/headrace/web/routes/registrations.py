@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from headrace import errors
-from headrace.config.registered import shown
+from headrace.config.registered import check_size, shown
 from headrace.control.registrations import Registration, Registrations
 from headrace.errors import InvalidRequest
 from headrace.lifecycle import Readiness
@@ -102,6 +102,7 @@ class RegistrationEndpoints:
     )
     async def put(self, call: Call[bytes, None]) -> HttpResponse:
         name = call.parameters["name"]
+        check_size(len(call.body))
         try:
             config = msgspec.json.decode(call.body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:

@@ -257,7 +257,8 @@ class Run:
         saved_at, saved = self._clock.monotonic(), None
         while not (source.finished and saved is source.progress):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(source.changed.wait(), _LOOK_SECONDS)
+                async with asyncio.timeout(_LOOK_SECONDS):  # wait_for may lose a cancellation before Python 3.12
+                    await source.changed.wait()
             source.changed.clear()
             if self._problem:
                 raise self._problem

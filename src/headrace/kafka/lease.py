@@ -158,7 +158,8 @@ class Lease:
         while not deadline.passed:
             self._checked_at = self._clock.monotonic()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._assigned.wait(), _CHECK_SECONDS)
+                async with asyncio.timeout(_CHECK_SECONDS):
+                    await self._assigned.wait()
                 return not self.lost.is_set()
             members = await self._admin.group_members(self._group)
             if others := [m for m in members if m.partitions and not m.client.startswith(self._member)]:

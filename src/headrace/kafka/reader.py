@@ -105,7 +105,8 @@ async def read_window(
     async with contextlib.aclosing(read_records(kafka, starts, ends)) as reader:
         while True:
             try:
-                batch = await asyncio.wait_for(anext(reader), _SILENT_SECONDS)
+                async with asyncio.timeout(_SILENT_SECONDS):  # wait_for may lose a cancellation before Python 3.12
+                    batch = await anext(reader)
             except StopAsyncIteration:
                 return
             except TimeoutError as cause:

@@ -1,10 +1,16 @@
-"""What the client's records become."""
+"""What the client's records become, and the end of reading."""
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
+from collections.abc import AsyncGenerator
 from typing import Any
 
+import pytest
+
+from headrace.config.kafka import KafkaConfig
+from headrace.kafka import reader
 from headrace.kafka.reader import to_record
 
 
@@ -42,3 +48,32 @@ def test_a_header_whose_name_is_not_utf8_ends_nothing() -> None:
     record = to_record(Taken())
     for _ in range(2):
         assert record.headers == [("a", b"0"), ("\ufffd", b"1"), ("a", None)]
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_cancellation_is_never_lost(monkeypatch: pytest.MonkeyPatch, turns: int) -> None:
+    """Also in the turn of the loop in which a batch arrives."""
+
+    async def main() -> None:
+        batch = asyncio.get_running_loop().create_future()
+
+        async def records(*_: Any) -> AsyncGenerator[list[Any], None]:
+            yield await batch
+            await asyncio.Event().wait()
+
+        async def read() -> None:
+            async for _ in reader.read_window(KafkaConfig(), {}, {}):
+                await asyncio.sleep(0)
+
+        monkeypatch.setattr(reader, "read_records", records)
+        task = asyncio.create_task(read())
+        await asyncio.sleep(0.01)
+        batch.set_result([])
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        done, _ = await asyncio.wait([task], timeout=5)
+        assert done
+        assert task.cancelled()
+
+    asyncio.run(main())

@@ -14,9 +14,8 @@ import uvloop
 
 from headrace.app.assembly import Assembly
 from headrace.app.context import ProcessContext, make_context
-from headrace.app.dead_letters import dead_letters
+from headrace.app.jobs import dead_letters, jobs_of
 from headrace.app.registrations import RegisteredConsumers
-from headrace.app.replays import jobs_of
 from headrace.app.topic_requirements import examination
 from headrace.config.model import HeadraceConfig
 from headrace.control.commands import Commands

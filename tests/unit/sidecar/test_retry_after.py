@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.sidecar.reactive.retry_after import MAX_WAIT_SECONDS, retry_after_seconds
+from headrace.sidecar.reactive.http_destination import MAX_WAIT_SECONDS, retry_after_seconds
 
 NOW = 1_800_000_000.0
 

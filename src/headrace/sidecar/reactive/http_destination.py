@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import ssl
 from collections.abc import Callable, Sequence
+from email.utils import parsedate_to_datetime
 from typing import Final
 
 from headrace.config.backend import BackendConfig
@@ -18,7 +19,6 @@ from headrace.sidecar.reactive.client import client_of
 from headrace.sidecar.reactive.connection import Answer
 from headrace.sidecar.reactive.envelope import array_of, replies_of
 from headrace.sidecar.reactive.payload_decoder import PayloadDecoder
-from headrace.sidecar.reactive.retry_after import retry_after_seconds
 from headrace.sidecar.reactive.single import Request, replay_header, single
 
 _EXCERPT_BYTES: Final = 2000
@@ -113,3 +113,24 @@ _WRITERS: Final[dict[str, Callable[[PayloadDecoder, Delivery, Sequence[Record]],
     "cloudevents_structured": cloud_events.structured,
     "cloudevents_binary": cloud_events.binary,
 }
+
+
+MAX_WAIT_SECONDS: Final = 300.0
+
+
+def retry_after_seconds(value: str, now: float) -> float | None:
+    """Return how long to leave a backend alone, at most 300 s; None where its own words do not help.
+
+    Args:
+        value: The header: whole seconds or an HTTP date. Anything else, and what is not in the future, is no help.
+        now: Seconds since the epoch.
+    """
+    text = value.strip()
+    if text.isascii() and text.isdigit():
+        seconds = float(text[:20])
+    else:
+        try:
+            seconds = parsedate_to_datetime(text).timestamp() - now
+        except (ValueError, OverflowError, TypeError):
+            return None
+    return min(seconds, MAX_WAIT_SECONDS) if seconds > 0 else None

@@ -1,19 +1,23 @@
-"""Replays and jobs of one process."""
+"""Replays, jobs and dead letters of one process, with their endpoints."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from typing import Any
 
 from headrace.app.context import ProcessContext
 from headrace.config.internal_topics import InternalTopics
 from headrace.control.dead_letter_jobs import DeadLetterJobs
+from headrace.control.dead_letter_pages import DeadLetterPages
 from headrace.control.jobs import Jobs
 from headrace.control.origins import Origins
+from headrace.control.redelivery import Redelivery
 from headrace.control.replay import RunContext
 from headrace.control.replays import Replays, conflict
 from headrace.control.running_consumer import RunningConsumer
 from headrace.kafka import CompactedTable, Lease
+from headrace.web.routes.dead_letters import DeadLetterEndpoints
 from headrace.web.routes.jobs import JobEndpoints
 
 
@@ -36,3 +40,12 @@ def jobs_of(
 
     jobs = Jobs(table, lease_of, dead_letter_jobs.make, conflict, clock)
     return jobs, JobEndpoints(jobs, replays, dead_letter_jobs)
+
+
+def dead_letters(context: ProcessContext, consumers: Mapping[str, RunningConsumer]) -> DeadLetterEndpoints:
+    """Return the endpoints of dead letters; those of these consumers can be delivered again."""
+    config, admin, clock = context.config, context.admin, context.clock
+    produce = context.inner_producer.produce
+    redelivery = Redelivery(admin, consumers, produce, clock, socket.gethostname())
+    pages = DeadLetterPages(admin, context.codecs, clock, config.reactive_consumers.values())
+    return DeadLetterEndpoints(pages, redelivery)

@@ -37,7 +37,7 @@ class Times(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     until: Moment | None = None
 
 
-class Destination(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class ReplayTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Where to: one of them by its name."""
 
     consumer: str = ""
@@ -54,7 +54,7 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     partition: Annotated[int, msgspec.Meta(ge=0)] | None = None
     offsets: Offsets | None = None
     time: Times | None = None
-    to: Destination
+    to: ReplayTarget
     rate: Annotated[float, msgspec.Meta(gt=0)] | None = None
     """Records per second at most."""
     last_retry: bool = False
@@ -202,7 +202,7 @@ class Replays:
             topic=dead_letters.topic_for(metadata.topic_name) if dead_letters else metadata.topic_name,
             partition=metadata.partition,
             offsets=Offsets(metadata.start_offset, metadata.end_offset),
-            to=Destination(**to),
+            to=ReplayTarget(**to),
             last_retry=metadata.last_retry,
         )
 

@@ -13,7 +13,7 @@ from live_pump import kind_of
 from headrace.config.internal_topics import InternalTopics
 from headrace.config.model import HeadraceConfig
 from headrace.control.replay import RunContext
-from headrace.control.replays import Destination, DryRun, Offsets, ReplayRequest, Replays, Times
+from headrace.control.replays import DryRun, Offsets, ReplayRequest, Replays, ReplayTarget, Times
 from headrace.control.selection import Window, moment
 from headrace.control.sinks import CopyToTopic, ReplayDeadLetters, RestoredDelivery
 from headrace.delivery.dead_letter import headers_of
@@ -200,7 +200,7 @@ def window(offsets: tuple[int, int] | None = None, partition: int | None = None,
         partition=partition,
         offsets=Offsets(*offsets) if offsets else None,
         time=Times(**{name: moment(at) for name, at in times.items()}) if times else None,
-        to=Destination(topic="other"),
+        to=ReplayTarget(topic="other"),
         dry_run=True,
     )
     found = asyncio.run(replays.begin(nothing, request, "ann"))

@@ -55,10 +55,9 @@ class Client:
         parts = urlsplit(url)
         self.place = f"{parts.scheme}://{parts.netloc}{parts.path}"
         """The URL without its query, which may hold secrets."""
-        self._host = parts.hostname or ""
         self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
-        self._port = parts.port or (443 if self._tls else 80)
-        self._target = _target(parts.path, parts.query)
+        self._address = parts.hostname or "", parts.port or (443 if self._tls else 80)
+        """Host and port."""
         self._timeout_seconds = timeout_seconds
         self._max_answer_bytes = max_answer_bytes
         self._token = token
@@ -68,7 +67,7 @@ class Client:
         fixed = headers or {}
         self._fixed = f"Host: {parts.netloc}\r\nAccept-Encoding: identity\r\n{self._lines(list(fixed.items()))}"
         self._starts = {name.lower(): "" for name in [*fixed, *(["authorization"] if token else [])]}
-        self._post = f"POST {self._target} HTTP/1.1\r\n{self._fixed}"
+        self._post = f"POST {_target(parts.path, parts.query)} HTTP/1.1\r\n{self._fixed}"
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
         self._closed = False
@@ -165,7 +164,7 @@ class Client:
         problem: OSError | None = None
         try:
             async with asyncio.timeout_at(end):
-                found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+                found = await loop.getaddrinfo(*self._address, type=socket.SOCK_STREAM)
             addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
             for index, address in enumerate(addresses):
                 if why := self._forbidden(address):
@@ -182,12 +181,13 @@ class Client:
         raise Broken(_why(problem)) from problem
 
     async def _open_to(self, address: str) -> Connection:
+        host, port = self._address
         _, connection = await asyncio.get_running_loop().create_connection(
             lambda: Connection(self._max_answer_bytes),
             address,
-            self._port,
+            port,
             ssl=self._tls,
-            server_hostname=self._host if self._tls else None,
+            server_hostname=host if self._tls else None,
         )
         self._open.add(connection)
         return connection

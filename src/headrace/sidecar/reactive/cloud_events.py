@@ -35,7 +35,7 @@ _encode = msgspec.json.Encoder().encode
 _valid_json: Final = JsonCodec().decode
 
 
-class Event(NamedTuple):
+class CloudEvent(NamedTuple):
     """One event."""
 
     attributes: dict[str, str | int | bool]
@@ -62,14 +62,14 @@ def binary(payloads: PayloadDecoder, delivery: Delivery, records: Sequence[Recor
     return event.data or b"", lines + delivery_headers(payloads, delivery, record)
 
 
-def _event_of(payloads: PayloadDecoder, delivery: Delivery, record: Record) -> Event:
+def _event_of(payloads: PayloadDecoder, delivery: Delivery, record: Record) -> CloudEvent:
     event = _own_event(payloads, delivery, record)
     if delivery.replay:
         event.attributes["headracereplay"] = delivery.replay
     return event
 
 
-def _own_event(payloads: PayloadDecoder, delivery: Delivery, record: Record) -> Event:
+def _own_event(payloads: PayloadDecoder, delivery: Delivery, record: Record) -> CloudEvent:
     own = {name: (data or b"").decode(errors="replace") for name, data in record.headers}
     kind = own.get("content-type", "")
     if record.value is not None and kind.lower().startswith("application/cloudevents+json"):
@@ -81,9 +81,9 @@ def _own_event(payloads: PayloadDecoder, delivery: Delivery, record: Record) -> 
     }
     is_event = all(attributes.get(name) for name in _REQUIRED) and attributes["specversion"] == _VERSION
     if is_event and _MEDIA_TYPE.fullmatch(kind):
-        return Event(attributes, kind, record.value)
+        return CloudEvent(attributes, kind, record.value)
     data = None if record.value is None else payloads.body(record)
-    return Event(attributes if is_event else _wrapper(payloads, delivery, record), payloads.content_type, data)
+    return CloudEvent(attributes if is_event else _wrapper(payloads, delivery, record), payloads.content_type, data)
 
 
 def _wrapper(payloads: PayloadDecoder, delivery: Delivery, record: Record) -> dict[str, str | int | bool]:
@@ -109,7 +109,7 @@ def _wrapper(payloads: PayloadDecoder, delivery: Delivery, record: Record) -> di
     return attributes
 
 
-def _parse(value: bytes) -> Event:
+def _parse(value: bytes) -> CloudEvent:
     """Read an event in the JSON format.
 
     Raises:
@@ -132,7 +132,7 @@ def _parse(value: bytes) -> Event:
             f"its content-type says application/cloudevents+json, and it is no CloudEvent 1.0: missing={missing}, "
             f"wrong={len(wrong)} of {len(attributes)} attributes"
         )
-    return Event(attributes, content_type, data)
+    return CloudEvent(attributes, content_type, data)
 
 
 def _data_of(members: dict[str, msgspec.Raw], content_type: str) -> bytes | None:
@@ -145,7 +145,7 @@ def _data_of(members: dict[str, msgspec.Raw], content_type: str) -> bytes | None
     return text.encode() if isinstance(text, str) else data
 
 
-def _json_of(event: Event) -> dict[str, Any]:
+def _json_of(event: CloudEvent) -> dict[str, Any]:
     found: dict[str, Any] = {**event.attributes}
     if event.data is None:
         return found

@@ -354,7 +354,7 @@ def test_a_crash_at_any_point_costs_repeats_only(kafka: Any, headrace: Any, tmp_
     for point, scene in scenes.items():
         scene.wait_done()
         assert scene.check() == [], point
-        assert scene.dead_letters in ((2,) if (point, action) == ("letter.after", "crash") else (1, 2)), point
+        assert scene.dead_letters in ((2,) if (point, action) == ("dead_letter.after", "crash") else (1, 2)), point
     assert last.terminate() == 0
     backend.stop()
 

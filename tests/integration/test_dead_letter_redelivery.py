@@ -194,7 +194,7 @@ def test_two_calls_at_a_time_share_nothing(again: Any, letters: Letters, backend
     go.set()
     first.join(120)
     assert (second.status, second.body["code"]) == (409, "ERR40048")
-    assert "another call delivers letters" in second.body["description"]
+    assert "another call delivers dead letters" in second.body["description"]
     assert (found[0].body["records"], found[0].body["status"]) == (2, "processed")
     assert len(backend.accepted) == 2
 

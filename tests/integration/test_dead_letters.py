@@ -83,11 +83,11 @@ def test_letters_are_counted_and_redriven_byte_for_byte(headrace: Any, topic: An
     asyncio.run(write_letters(settings, name, 40))
     assert left(headrace, dlq) == 40
     said = headrace("dlq", "redrive", dlq, "--dry-run").stdout
-    assert said.startswith(f"40 letters of {dlq} would go back: 40 to {name}\n")
+    assert said.startswith(f"40 dead letters of {dlq} would go back: 40 to {name}\n")
     assert "  error  HTTP 400" in said
     assert len(asyncio.run(read_all(settings, name))) == 40
     said = headrace("dlq", "redrive", dlq).stdout
-    assert said == f"40 letters of {dlq} back and acknowledged: 40 to {name}\n"
+    assert said == f"40 dead letters of {dlq} back and acknowledged: 40 to {name}\n"
 
     records = asyncio.run(read_all(settings, name))
     first = {(r.partition, r.offset): r for r in records if not any(h[0].startswith("headrace.") for h in r.headers)}
@@ -113,7 +113,7 @@ def test_a_filtered_redrive_leaves_exactly_the_rest(headrace: Any, topic: Any, s
     asyncio.run(write_letters(settings, name, 40, errors=("HTTP 400", "KeyError", "KeyError", "KeyError")))
     words = ["dlq", "redrive", dlq, "--error", "HTTP 400", "--origin", name, "--since", "1h"]
     assert "10 letters" in headrace(*words, "--exactly-once").stdout
-    assert f"nothing matches: {dlq} has 30 letters left" in headrace(*words, "--dry-run", code=1).stderr
+    assert f"nothing matches: {dlq} has 30 dead letters left" in headrace(*words, "--dry-run", code=1).stderr
     done = json.loads(headrace("dlq", "redrive", dlq, "--output", "json").stdout)
     assert (done["records"], done["targets"], done["errors"]) == (30, {name: 30}, {"KeyError": 30})
     assert values(settings, name) == sorted([*values(settings, dlq)] * 2)
@@ -178,7 +178,7 @@ def test_a_forged_origin_is_left(headrace: Any, topic: Any, settings: KafkaConfi
 
     asyncio.run(forge())
     dry = headrace("dlq", "redrive", dlq, "--dry-run", code=1)
-    assert f"2 letters of {dlq} would go back: 2 to {name}" in dry.stdout
+    assert f"2 dead letters of {dlq} would go back: 2 to {name}" in dry.stdout
     assert f"not sent: 1 dead letter: they name {other} as their origin" in dry.stderr
     consumer = {"topics": [name], "group": "billing", "backend": {"url": "http://127.0.0.1:1"}}
     kafka = {"bootstrap_servers": settings.bootstrap_servers}

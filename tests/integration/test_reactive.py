@@ -198,7 +198,7 @@ def test_a_failed_record_is_retried_alone_and_becomes_a_dead_letter(
 
     backend.answer = Answer()
     said = site.cli("dlq", "redrive", f"{name}.dlq").stdout
-    assert said == f"2 letters of {name}.dlq back and acknowledged: 2 to {name}\n"
+    assert said == f"2 dead letters of {name}.dlq back and acknowledged: 2 to {name}\n"
     site.wait_committed(f"{name}-push", name, 7)
     again = backend.accepted[3:]
     assert offsets(again) == [5, 6]

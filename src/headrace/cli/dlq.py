@@ -1,4 +1,4 @@
-"""`headrace dlq`: list, show, search, stats; what changes letters is in `dlq_redrive.py`."""
+"""`headrace dlq`: list, show, search, stats; what changes dead letters is in `dlq_redrive.py`."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ from headrace.kafka import Admin
 from headrace.lifecycle import SystemClock
 
 _OPTIONS = (
-    click.option("--state", type=click.Choice(get_args(State)), default="all", help="Letters that are left, or ended."),
+    click.option(
+        "--state", type=click.Choice(get_args(State)), default="all", help="Dead letters that are left, or ended."
+    ),
     click.option("--text", default="", help="What error class, reason or excerpt contain, in any case."),
 )
 _PAGED = (
-    click.option("--max", "most", type=click.IntRange(1), default=10, show_default=True, help="Letters at most."),
+    click.option("--max", "most", type=click.IntRange(1), default=10, show_default=True, help="Dead letters at most."),
     click.option("--order", type=click.Choice(get_args(Order)), default="newest", show_default=True, help="First."),
     click.option("--cursor", default="", help="Go on behind the page that gave it."),
 )
@@ -53,15 +55,15 @@ for _command in (redrive, quarantine, drop):
 @click.argument("topic", required=False)
 @kafka_options
 async def list_(topic: str | None, cluster: ClusterSettings, output: str) -> None:
-    """Say how many letters each dead letter topic has at most, how many are left, and from when they are.
+    """Say how many dead letters each dead letter topic has at most, how many are left, and from when they are.
 
-    Looks at topics named *.dlq and *.quarantine, and with -c at those the file names. Reads no letter: transactions,
-    compaction and records that are no letters make the numbers larger than what there is; stats counts letters.
+    Looks at topics named *.dlq and *.quarantine, and with -c at those the file names. Reads no record, so compaction,
+    transactions and records that are no dead letters make the numbers too large; stats counts dead letters.
 
     Example: headrace dlq list
     """
-    async with _letters(cluster) as letters:
-        rows = [msgspec.to_builtins(row) for row in await letters.topics.counts(topic)]
+    async with _dead_letters(cluster) as dead_letters:
+        rows = [msgspec.to_builtins(row) for row in await dead_letters.topics.counts(topic)]
     print_rows(rows, output, "no dead letter topics")
 
 
@@ -73,19 +75,19 @@ async def list_(topic: str | None, cluster: ClusterSettings, output: str) -> Non
 @kafka_options
 @registry_option
 async def show(topic: str, selection: Selection, cluster: ClusterSettings, output: str, **asked: Any) -> None:
-    """Show letters: where each came from, what went wrong, its key and value.
+    """Show dead letters: where each came from, what went wrong, its key and value.
 
     The options say which; a search ends at its limits, and says how to go on. `show` and `search` are one command.
 
     Example: headrace dlq search orders.dlq --error "HTTP 500" --since 2h
     """
     scan = _scan(asked)._replace(order=asked["order"], cursor=asked["cursor"])
-    async with _letters(cluster) as letters:
-        page = await letters.page(topic, selection, scan, asked["most"])
+    async with _dead_letters(cluster) as dead_letters:
+        page = await dead_letters.page(topic, selection, scan, asked["most"])
     if output == "json":
         return _print(page)
-    for letter in page.dead_letters:
-        click.echo(_block(topic, letter) + "\n")
+    for dead_letter in page.dead_letters:
+        click.echo(_block(topic, dead_letter) + "\n")
     click.echo(_went(page), err=bool(page.dead_letters))
     return None
 
@@ -102,27 +104,27 @@ dlq.add_command(show, "search")
 async def stats(
     topic: str, selection: Selection, bucket_seconds: int, cluster: ClusterSettings, output: str, **asked: Any
 ) -> None:
-    """Count letters by error class, origin, status and time; by default those of the day before the newest.
+    """Count dead letters by error class, origin, status and time; by default those of the day before the newest.
 
     Example: headrace dlq stats orders.dlq --since 7d --bucket 86400
     """
-    async with _letters(cluster) as letters:
-        found = await letters.statistics(topic, selection, _scan(asked), bucket_seconds)
+    async with _dead_letters(cluster) as dead_letters:
+        found = await dead_letters.statistics(topic, selection, _scan(asked), bucket_seconds)
     if output == "json":
         return _print(found)
     window = f"since {found.since}" if found.since else "in all"
-    click.echo(f"{counted(found.dead_letters, 'letter')} in {topic} {window}, {found.left} left")
+    click.echo(f"{counted(found.dead_letters, 'dead letter')} in {topic} {window}, {found.left} left")
     for title in ("errors", "topics", "statuses", "times"):
         for name, count in getattr(found, title).items():
             click.echo(f"{title:10}{count:>8}  {name}")
     if found.partial:
         said = f"scanned {found.scanned} of up to {found.scanned + found.remaining}"
-        click.echo(f"partial, the newest letters only: {said}; take a smaller window")
+        click.echo(f"partial, the newest dead letters only: {said}; take a smaller window")
     return None
 
 
 @contextlib.asynccontextmanager
-async def _letters(cluster: ClusterSettings) -> AsyncIterator[DeadLetterPages]:
+async def _dead_letters(cluster: ClusterSettings) -> AsyncIterator[DeadLetterPages]:
     consumers = cluster.file.reactive_consumers.values() if cluster.file else ()
     async with open_codecs(cluster.registry) as codecs:
         yield DeadLetterPages(Admin(cluster.kafka), codecs, SystemClock(), consumers)
@@ -136,27 +138,27 @@ def _print(found: msgspec.Struct) -> None:
     click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
 
 
-def _block(topic: str, letter: DeadLetterRecord) -> str:
-    origin, result = letter.origin, msgspec.to_builtins(letter.result)
+def _block(topic: str, dead_letter: DeadLetterRecord) -> str:
+    origin, result = dead_letter.origin, msgspec.to_builtins(dead_letter.result)
     lines = {
-        "letter": f"{topic}-{letter.partition} offset {letter.offset}" + (", ended" if letter.ended else ""),
+        "dead letter": f"{topic}-{dead_letter.partition} offset {dead_letter.offset}{', ended' * dead_letter.ended}",
         "origin": f"{origin.topic}-{origin.partition} offset {origin.offset}",
-        "group": letter.group,
-        "attempts": letter.attempts,
-        "redrives": letter.redrives,
-        "first failure": letter.first_failure,
-        "last failure": letter.last_failure,
-        "error": letter.error,
-        "status": letter.status,
-        "reason": letter.reason,
+        "group": dead_letter.group,
+        "attempts": dead_letter.attempts,
+        "redrives": dead_letter.redrives,
+        "first failure": dead_letter.first_failure,
+        "last failure": dead_letter.last_failure,
+        "error": dead_letter.error,
+        "status": dead_letter.status,
+        "reason": dead_letter.reason,
         **{f"result {name}": text for name, text in result.items()},
-        f"key ({letter.key_format})": bytes(letter.key).decode(),
-        f"value ({letter.value_format})": bytes(letter.value).decode(),
-        "headers": ", ".join(f"{name}: {text}" for name, text in letter.headers),
+        f"key ({dead_letter.key_format})": bytes(dead_letter.key).decode(),
+        f"value ({dead_letter.value_format})": bytes(dead_letter.value).decode(),
+        "headers": ", ".join(f"{name}: {text}" for name, text in dead_letter.headers),
     }
     shown = [f"{name:16} {text}" for name, text in lines.items() if text not in ("", 0)]
-    if letter.stack_trace not in ("", letter.reason, letter.excerpt):
-        shown += ["stack", *(f"  {line}" for line in letter.stack_trace.splitlines())]
+    if dead_letter.stack_trace not in ("", dead_letter.reason, dead_letter.excerpt):
+        shown += ["stack", *(f"  {line}" for line in dead_letter.stack_trace.splitlines())]
     return "\n".join(shown)
 
 

@@ -1,4 +1,4 @@
-"""`headrace dlq`: redrive, quarantine, drop; one run over letters, and what becomes of them differs."""
+"""`headrace dlq`: redrive, quarantine, drop; one run over dead letters, and what becomes of them differs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from headrace.kafka import Admin
 from headrace.lifecycle import SystemClock
 
 _COLLECT_AFTER = 200_000, 50, 100
-"""Letters are many small objects that live shortly; looking through them every 700 took half of the time."""
+"""Dead letters are many small objects that live shortly; looking through them every 700 took half of the time."""
 _VERBS = {
     "origin": ("redrive", "would go back", "back and acknowledged"),
     "tier": ("redrive", "would be sent", "sent and acknowledged"),
@@ -42,7 +42,7 @@ _VERBS = {
 
 _OPTIONS = (
     click.option("--dry-run", is_flag=True, help="Say what would go where, and of which errors and hours it is."),
-    click.option("--rate", "rate_records", type=RateOption(), help="Letters a second at most."),
+    click.option("--rate", "rate_records", type=RateOption(), help="Dead letters a second at most."),
     click.option("--exactly-once", is_flag=True, help="In transactions: a run that is killed repeats nothing."),
     click.option(
         "--wait",
@@ -58,7 +58,7 @@ _OPTIONS = (
 @click.argument("topic")
 @click.option("--to-backend", metavar="CONSUMER", help="Have a running Headrace give them to its backend (--url).")
 @click.option("--to-tier", type=click.IntRange(1), metavar="DELAY", help="Send them to a retry tier of --consumer.")
-@click.option("--consumer", help="Reactive consumer in the file of -c; only letters of its group are sent.")
+@click.option("--consumer", help="Reactive consumer in the file of -c; only dead letters of its group are sent.")
 @click.option("--url", envvar="HEADRACE_URL", help="Base URL of that Headrace.")
 @click.option("--token", envvar="HEADRACE_TOKEN", default="", help="Token for it; better in HEADRACE_TOKEN.")
 @click.option("--max-redrives", type=click.IntRange(1), default=MAX_REDRIVES, show_default=True, help="See above.")
@@ -74,12 +74,12 @@ async def redrive(
     consumer: str | None,
     **chosen: Any,
 ) -> int:
-    """Send letters back to the partitions they came from, with the key, value and headers they had.
+    """Send dead letters back to the partitions they came from, with the key, value and headers they had.
 
-    Each letter is marked when it is acknowledged, so a redrive goes back to what is left: with other filters, or after
-    it was interrupted. One that is killed sends at most 2,000 letters again (with --rate, one second of it), with
-    --exactly-once none. Letters that arrive meanwhile wait for the next redrive. Every group that reads the topic gets
-    the records again; no group's offsets change.
+    Each dead letter is marked when it is acknowledged, so a later redrive takes what is left. One that is killed sends
+    at most 2,000 dead letters again (with --rate, one second of it), with --exactly-once none. Dead letters that arrive
+    meanwhile wait for the next redrive. Every group that reads the topic gets the records again; no group's offsets
+    change.
 
     A dead letter goes back only to a topic that its consumer reads, as the configuration says (-c). Without one it goes
     back only to the topic that its dead letter topic is named after. A record that was redriven --max-redrives times
@@ -102,14 +102,14 @@ async def redrive(
 
 @click.command()
 @click.argument("topic")
-@click.option("--reason", default="", help="Why; stands in each letter.")
+@click.option("--reason", default="", help="Why; stands in each dead letter.")
 @selection_options
 @with_options(_OPTIONS)
 @kafka_options
 async def quarantine(
     topic: str, cluster: ClusterSettings, output: str, selection: Selection, reason: str, **chosen: Any
 ) -> int:
-    """Move letters to the topic TOPIC.quarantine, as they are, where no redrive of TOPIC finds them.
+    """Move dead letters to the topic TOPIC.quarantine, as they are, where no redrive of TOPIC finds them.
 
     It is made like TOPIC if it is missing, and is a dead letter topic itself: list, show and redrive it by its name.
 
@@ -128,12 +128,12 @@ async def quarantine(
 async def drop(
     topic: str, cluster: ClusterSettings, output: str, selection: Selection, reason: str, yes: bool, **chosen: Any
 ) -> int:
-    """Give letters up: they are marked as ended and go nowhere. They stay readable until the topic's retention ends.
+    """Mark dead letters as ended and send them nowhere. They stay readable until the topic's retention ends.
 
     Example: headrace dlq drop orders.dlq --error DecodeError --until 2026-01-31 --reason "test data" --dry-run
     """
     if sys.stdout.isatty() and not yes and not chosen["dry_run"]:
-        click.confirm(f"Give up the selected letters of {topic}? --dry-run says which", abort=True, err=True)
+        click.confirm(f"Give up the selected dead letters of {topic}? --dry-run says which", abort=True, err=True)
     return await _run(topic, cluster, output, selection, Target("drop", reason=reason), **chosen)
 
 
@@ -183,7 +183,7 @@ def _print(topic: str, target: Target, options: RedriveOptions, done: Redriven) 
     doing, would, did = _VERBS[target.kind]
     if done.records:
         places = ", ".join(f"{count} to {name}" for name, count in sorted(done.targets.items()))
-        text = f"{counted(done.records, 'letter')} of {topic} {would if options.dry_run else did}"
+        text = f"{counted(done.records, 'dead letter')} of {topic} {would if options.dry_run else did}"
         text += f": {places}" if places else ""
     else:
         text = f"nothing left to {doing} in {topic}"

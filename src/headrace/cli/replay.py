@@ -85,5 +85,5 @@ def redrive_to_backend(api: Api, topic: str, consumer: str, selection: Selection
         print_json(found)
     else:
         errors = ", ".join(f"{count} {error}" for error, count in found["errors"].items())
-        click.echo(f"{counted(found['records'], 'letter')} of {topic} would go to {consumer}: {errors or 'none'}")
+        click.echo(f"{counted(found['records'], 'dead letter')} of {topic} would go to {consumer}: {errors or 'none'}")
     return 0

@@ -139,7 +139,7 @@ class DeadLetterJobs:
             async for _ in dead_letters:
                 return
         if selection.has_conditions and not scan.remaining:
-            raise InvalidRequest(f"nothing matches: no letter of {topic} that is left is selected", topic=topic)
+            raise InvalidRequest(f"nothing matches: no dead letter of {topic} that is left is selected", topic=topic)
 
     def _spec(self, kind: Kind, topic: str, asked: DeadLetterJobRequest, by: str) -> RedriveSpec:
         if asked.to_consumer and kind != "redrive":

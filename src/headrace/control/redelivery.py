@@ -187,7 +187,7 @@ class Redelivery:
         self, topic: str, consumer: RunningConsumer, request: RedeliveryRequest, unproved: Counter[str]
     ) -> Redelivered | None:
         if topic in self._busy:
-            raise LeaseTaken(f"another call delivers letters of {topic} just now: call again when it is answered")
+            raise LeaseTaken(f"another call delivers dead letters of {topic} just now: call again when it is answered")
         self._busy.add(topic)
         try:
             offsets = await self._admin.topic_offsets(topic)
@@ -262,7 +262,7 @@ class Redelivery:
             self._passed[key] = passed
         if not found and scan.remaining:
             resumes = f"{_unproved(unproved)}: call again, and reading resumes behind them" if unproved[topic] else ""
-            raise KafkaUnavailable(f"no letter of {topic} came within {seconds:g} s{resumes}")
+            raise KafkaUnavailable(f"no dead letter of {topic} came within {seconds:g} s{resumes}")
         return found
 
     def _answer(
@@ -278,7 +278,7 @@ class Redelivery:
                 f"processing error and rollback: of {topic} {counts}, {done.left} are left ({done.why}); up to {where}"
             )
             return RedeliveryAnswer(group, self._instance, topics, done.ended + done.left, text, "rolledBack")
-        text = f"success, letters of {topic} are processed: {counts}; up to {where}"
+        text = f"success, dead letters of {topic} are processed: {counts}; up to {where}"
         return RedeliveryAnswer(group, self._instance, topics, done.ended, text, "processed")
 
 

@@ -21,7 +21,7 @@ from headrace.control.origins import QUARANTINE, Origins
 from headrace.control.redrive_spec import Redriven, RedriveSpec
 from headrace.control.run import Limits, Progress, Run, WindowSource
 from headrace.control.selection import Matcher, Window, iso_ms
-from headrace.delivery.dead_letter import letter_of, origin_of, own_headers, redriven_count
+from headrace.delivery.dead_letter import origin_of, own_headers, redriven_count, require_origin
 from headrace.delivery.protocols import ACK, DELEGATED, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.errors import (
@@ -136,7 +136,7 @@ class _Planner:
         if position in tally.too_large or self._ended.is_ended(*position):
             return None
         headers = record.headers
-        origin = origin_of(headers) or letter_of(record)  # which says why it is none
+        origin = origin_of(headers) or require_origin(record)  # which says why it is none
         if not self._matcher.matches(record, origin, headers):
             return None
         tally.met = True
@@ -308,7 +308,7 @@ class Redrive:
             return tally.result()
         if spec.select.has_conditions and not tally.met and not self._resumes:
             left = sum(e - starts[p] - ended.ended_count(p.partition, starts[p], e) for p, e in ends.items())
-            raise InvalidRequest(f"nothing matches: {spec.topic} has {left} letters left, and none is selected")
+            raise InvalidRequest(f"nothing matches: {spec.topic} has {left} dead letters left, and none is selected")
         if not spec.options.dry_run and (
             expired := ended.tombstones_for_expired(await self._admin.start_offsets(starts))
         ):

@@ -59,8 +59,8 @@ class Target(msgspec.Struct, frozen=True, omit_defaults=True):
         headers = redriven_headers(own, origin)
         if self.kind == "tier":
             failed = Reply(origin.error)
-            letter = DeadLetter(restored(record), origin.group, origin.attempts, failed, 0.0, 0.0)
-            headers += delayed_headers(letter, now + self.delay_seconds)
+            dead_letter = DeadLetter(restored(record), origin.group, origin.attempts, failed, 0.0, 0.0)
+            headers += delayed_headers(dead_letter, now + self.delay_seconds)
         return OutgoingRecord(topic, record.key, record.value, headers, origin.partition.partition)
 
 

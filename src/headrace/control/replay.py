@@ -166,7 +166,7 @@ class ReplayJob:
         unproved = self._restored.unproved if self._restored else 0
         nothing = counts.get("passed") == sum(counts.values())
         if self._spec.select is not None and nothing and not (resumed or unproved):
-            raise InvalidRequest(f"nothing matches: no letter that is left in {topic} is selected")
+            raise InvalidRequest(f"nothing matches: no dead letter that is left in {topic} is selected")
         gone = self._spec.window.total - sum(count for name, count in counts.items() if name not in _NO_ENDINGS)
         plural = "offset of the window holds" if gone == 1 else "offsets of the window hold"
         said = [f"{gone} {plural} no record any more (expired, compacted, aborted, or a marker)"] if gone > 0 else []

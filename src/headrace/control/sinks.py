@@ -160,9 +160,9 @@ class ReplayDeadLetters:
         """Prepare; without `inner` there are no dead letters, and `fail` ends the job with the reason."""
         self._inner, self._job, self._restores, self._fail = inner, job, restores, fail
 
-    async def write(self, letters: Sequence[DeadLetter]) -> Collection[int] | None:
+    async def write(self, dead_letters: Sequence[DeadLetter]) -> Collection[int] | None:
         if self._inner is None:
-            first = letters[0]
+            first = dead_letters[0]
             why = (
                 f"offset {first.record.offset} of {first.record.topic_partition} failed {first.attempts} times "
                 f"({first.reply.error}: {first.reply.reason[:200]}), and there are no dead letters here: replay "
@@ -170,9 +170,9 @@ class ReplayDeadLetters:
             )
             self._fail(HeadraceError(why))
             raise DeadLetterFailed(why)
-        return await self._inner.write([self._of(letter) for letter in letters])
+        return await self._inner.write([self._of(dead_letter) for dead_letter in dead_letters])
 
-    def _of(self, letter: DeadLetter) -> DeadLetter:
-        reply = letter.reply._replace(details=(*letter.reply.details, ("replay", self._job)))
-        record = restored(letter.record) if self._restores else letter.record
-        return letter._replace(record=record, reply=reply)
+    def _of(self, dead_letter: DeadLetter) -> DeadLetter:
+        reply = dead_letter.reply._replace(details=(*dead_letter.reply.details, ("replay", self._job)))
+        record = restored(dead_letter.record) if self._restores else dead_letter.record
+        return dead_letter._replace(record=record, reply=reply)

@@ -113,16 +113,16 @@ class Batch(NamedTuple):
 class DeadLetterBatch(NamedTuple):
     """Dead letters that are to be written; their records have not ended before."""
 
-    letters: Sequence[DeadLetter]
+    dead_letters: Sequence[DeadLetter]
 
     @property
     def records(self) -> list[Record]:
-        return [letter.record for letter in self.letters]
+        return [dead_letter.record for dead_letter in self.dead_letters]
 
     @property
     def attempt(self) -> int:
         """Deliveries of the first record so far."""
-        return self.letters[0].attempts
+        return self.dead_letters[0].attempts
 
 
 Work = Batch | DeadLetterBatch

@@ -30,7 +30,7 @@ _COUNT_DIGITS = 10
 _REASON_BYTES = 1024
 _STACK_BYTES = 8192
 _GIVES_WAY = (STACK_TRACE, f"{PREFIX}reason", f"{PREFIX}excerpt")
-"""What a letter leaves out, one after the other, while it is too large; after these, everything of ours."""
+"""What a dead letter leaves out, one after the other, while it is too large; after these, everything of ours."""
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -67,14 +67,14 @@ _OPTIONAL = [
 ]
 
 
-def headers_of(letter: DeadLetter, left_out: int = 0) -> list[Header]:
+def headers_of(dead_letter: DeadLetter, left_out: int = 0) -> list[Header]:
     """Return the record's own headers followed by its history.
 
     Args:
-        letter: The record and how it failed.
-        left_out: How many parts of the history give way because the letter is too large: 0 for none.
+        dead_letter: The record and how it failed.
+        left_out: How many parts of the history give way because the dead letter is too large: 0 for none.
     """
-    record, reply = letter.record, letter.reply
+    record, reply = dead_letter.record, dead_letter.reply
     own = own_headers(record.headers)
     if left_out > len(_GIVES_WAY):
         return own
@@ -83,10 +83,10 @@ def headers_of(letter: DeadLetter, left_out: int = 0) -> list[Header]:
         "partition": str(record.partition),
         "offset": str(record.offset),
         "timestamp": str(record.timestamp_ms),
-        "group": letter.group,
-        "attempts": str(letter.attempts),
-        "first_failure": iso(letter.first_failed_at),
-        "last_failure": iso(letter.last_failed_at),
+        "group": dead_letter.group,
+        "attempts": str(dead_letter.attempts),
+        "first_failure": iso(dead_letter.first_failed_at),
+        "last_failure": iso(dead_letter.last_failed_at),
         "error": reply.error,
         "reason": reply.reason.split("\n", 1)[0],
         **dict(reply.details),
@@ -116,7 +116,7 @@ def own_headers(headers: Sequence[Header]) -> list[Header]:
     return own if len(own) == len(headers) else [header for header in own if header[0] != STACK_TRACE]
 
 
-def letter_of(record: Record) -> Origin:
+def require_origin(record: Record) -> Origin:
     """Return what the headers of a dead letter say.
 
     Raises:
@@ -155,7 +155,7 @@ def redriven_headers(own: Sequence[Header], origin: Origin) -> list[Header]:
     return [*kept, (REDRIVE_COUNT, count), (REDRIVE_OF, first)]
 
 
-def restored(letter: Record) -> Record:
+def restored(dead_letter: Record) -> Record:
     """Return a dead letter as the record it was, at its own place and time, with the headers of one that comes back.
 
     So a delivery of it has the identity of the first one (decisions.md 8), also if it had been redriven before.
@@ -163,11 +163,13 @@ def restored(letter: Record) -> Record:
     Raises:
         InvalidRequest: The record is no dead letter.
     """
-    origin = letter_of(letter)
-    own = redriven_headers(own_headers(letter.headers), origin)
+    origin = require_origin(dead_letter)
+    own = redriven_headers(own_headers(dead_letter.headers), origin)
     place, time_ms = origin.partition, origin.timestamp_ms
-    size = letter.size_bytes
-    return Record(place.topic, place.partition, origin.offset, time_ms, letter.key, letter.value, own.copy, size)
+    size = dead_letter.size_bytes
+    return Record(
+        place.topic, place.partition, origin.offset, time_ms, dead_letter.key, dead_letter.value, own.copy, size
+    )
 
 
 async def write_all(
@@ -244,45 +246,45 @@ class DeadLetterTopic:
                 await self._ensure(name, origin)
             self._known.add(name)
 
-    async def write(self, letters: Sequence[DeadLetter]) -> None:
-        """Write letters; see `DeadLetterWriter`."""
-        origin = letters[0].record.topic
+    async def write(self, dead_letters: Sequence[DeadLetter]) -> None:
+        """Write dead letters; see `DeadLetterWriter`."""
+        origin = dead_letters[0].record.topic
         try:
-            for topic in {letter.record.topic for letter in letters}:
+            for topic in {dead_letter.record.topic for dead_letter in dead_letters}:
                 await self.prepare(topic)
-            results = await self._produce([self._outgoing(letter) for letter in letters])
+            results = await self._produce([self._outgoing(dead_letter) for dead_letter in dead_letters])
             failed = {index: result for index, result in enumerate(results) if isinstance(result, HeadraceError)}
             if any(isinstance(result, RecordTooLarge) for result in failed.values()):
                 # One that is too large fails those that travelled with it, so now each goes by itself.
-                alone = {index: await self._write_alone(letters[index]) for index in failed}
+                alone = {index: await self._write_alone(dead_letters[index]) for index in failed}
                 failed = {index: result for index, result in alone.items() if result}
         except HeadraceError as cause:
             raise DeadLetterFailed(f"dead letters of {origin} are not written: {cause}") from cause
         if failed:
             self._known.clear()
             place, why = self.topic_for(origin), next(iter(failed.values()))
-            text = f"{len(failed)} of {len(letters)} dead letters of {origin} are not written to {place}: {why}"
+            text = f"{len(failed)} of {len(dead_letters)} dead letters of {origin} are not written to {place}: {why}"
             raise DeadLetterFailed(text, missing=[*failed])
 
-    async def _write_alone(self, letter: DeadLetter) -> HeadraceError | None:
-        """Write a letter with as much of its history as there is room for; return why it is not written."""
-        record = letter.record
+    async def _write_alone(self, dead_letter: DeadLetter) -> HeadraceError | None:
+        """Write a dead letter with as much of its history as there is room for; return why it is not written."""
+        record = dead_letter.record
         for left_out in range(len(_GIVES_WAY) + 2):
-            (result,) = await self._produce([self._outgoing(letter, left_out)])
+            (result,) = await self._produce([self._outgoing(dead_letter, left_out)])
             if not isinstance(result, RecordTooLarge):
                 break
         if isinstance(result, HeadraceError):
             return result
         if left_out > len(_GIVES_WAY):
-            what = f"offset {record.offset} (attempts={letter.attempts}, {letter.reply.error})"
+            what = f"offset {record.offset} (attempts={dead_letter.attempts}, {dead_letter.reply.error})"
             why = f"{self.topic_for(record.topic)} has no room for them: raise max.message.bytes there"
-            label = f"group {letter.group}, {record.topic_partition}"
+            label = f"group {dead_letter.group}, {record.topic_partition}"
             log.warning("%s: the dead letter of %s has no headers of ours, because %s", label, what, why)
         return None
 
-    def _outgoing(self, letter: DeadLetter, left_out: int = 0) -> OutgoingRecord:
-        record = letter.record
-        return OutgoingRecord(self.topic_for(record.topic), record.key, record.value, headers_of(letter, left_out))
+    def _outgoing(self, dead_letter: DeadLetter, left_out: int = 0) -> OutgoingRecord:
+        record = dead_letter.record
+        return OutgoingRecord(self.topic_for(record.topic), record.key, record.value, headers_of(dead_letter, left_out))
 
 
 def _cut(text: str, size_bytes: int) -> bytes:

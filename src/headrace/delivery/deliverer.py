@@ -158,11 +158,11 @@ class Deliverer:
             lane.give_back(work)
             return  # `_worker_ended` does the rest
         while True:
-            letters = work if isinstance(work, DeadLetterBatch) else await self._attempt(lane, work, attempt_id)
-            if letters:
-                if letters is not work:
-                    lane.replace(worker, letters)
-                await self._write_dead_letters(lane, letters)
+            dead_letters = work if isinstance(work, DeadLetterBatch) else await self._attempt(lane, work, attempt_id)
+            if dead_letters:
+                if dead_letters is not work:
+                    lane.replace(worker, dead_letters)
+                await self._write_dead_letters(lane, dead_letters)
             self._leave(worker)
             self._queue(lane)
             following = None if self._limit.others_wait(self) else self._next()
@@ -261,8 +261,8 @@ class Deliverer:
         if split := _records(judged.get(Outcome.SPLIT, ())):
             text = f"{len(split)} records from offset {split[0].offset} on failed together: {why}"
             lane.halve(batch._replace(records=split), text)
-        letters = [DeadLetter(record, context.group, batch.attempt, reply, first, now) for record, reply in failed]
-        return DeadLetterBatch(letters) if letters else None
+        dead_letters = [DeadLetter(record, context.group, batch.attempt, reply, first, now) for record, reply in failed]
+        return DeadLetterBatch(dead_letters) if dead_letters else None
 
     def _is_to_blame(self, lane: Lane, batch: Batch, attempt_id: int, judged: Judged, replies: Sequence[Reply]) -> bool:
         """Report replies to the breaker; return whether the destination is to blame for the failures."""
@@ -288,56 +288,58 @@ class Deliverer:
 
     async def _write_dead_letters(self, lane: Lane, batch: DeadLetterBatch) -> None:
         """Write dead letters; a record whose dead letter is not acknowledged has not ended, and its lane backs off."""
-        letters, writer = batch.letters, self._dead_letters
+        dead_letters, writer = batch.dead_letters, self._dead_letters
         if self._context.retry.last_retry:
-            for letter in letters:  # each is named, because nothing else holds it
-                failed = f"offset {letter.record.offset} failed {letter.attempts} times ({letter.reply.error})"
+            for record, _, attempts, reply, *_ in dead_letters:  # each is named, because nothing else holds it
+                failed = f"offset {record.offset} failed {attempts} times ({reply.error})"
                 log.warning("%s: %s and is given up, because retry.last_retry is on", lane.label, failed)
-            return self._end_all(lane, letters, Outcome.GIVEN_UP)
+            return self._end_all(lane, dead_letters, Outcome.GIVEN_UP)
         if writer is None:
-            first = letters[0]
+            first = dead_letters[0]
             return lane.stop(
                 batch,
                 f"offset {first.record.offset} failed {first.attempts} times ({first.reply.error}) and dead letters "
                 "are off: repair the destination, or turn dead_letter.enabled on, and start again",
             )
-        reach("letter.before")
-        result = await self._write(lane, writer, letters)
-        reach("letter.after")
+        reach("dead_letter.before")
+        result = await self._write(lane, writer, dead_letters)
+        reach("dead_letter.after")
         if lane.is_fenced:
-            self._context.counts.late += len(letters)
+            self._context.counts.late += len(dead_letters)
             return None
         failure = result if isinstance(result, DeadLetterFailed) else None
         delayed: Collection[int] = () if isinstance(result, DeadLetterFailed) else result
         missing: Collection[int] = ()
         if failure:
-            missing = failure.parameters.get("missing", range(len(letters)))
+            missing = failure.parameters.get("missing", range(len(dead_letters)))
             delayed = failure.parameters.get("delayed", ())
-        if len(missing) < len(letters):
+        if len(missing) < len(dead_letters):
             lane.progressed()
-            dead = [letter for at, letter in enumerate(letters) if at not in delayed and at not in missing]
-            self._log_written(lane, dead, [letters[at] for at in delayed])
+            dead = [
+                dead_letter for at, dead_letter in enumerate(dead_letters) if at not in delayed and at not in missing
+            ]
+            self._log_written(lane, dead, [dead_letters[at] for at in delayed])
             self._end_all(lane, dead, Outcome.DEAD_LETTER)
-            self._end_all(lane, [letters[at] for at in delayed], Outcome.DELAYED)
+            self._end_all(lane, [dead_letters[at] for at in delayed], Outcome.DELAYED)
         if failure:
             if lane.condition.reason != failure.description:
                 log.warning("%s waits, so that no record is lost: %s", lane.label, failure.description)
-            lane.back_off(DeadLetterBatch([letters[at] for at in missing]), failure.description)
+            lane.back_off(DeadLetterBatch([dead_letters[at] for at in missing]), failure.description)
         return None
 
     async def _write(
-        self, lane: Lane, writer: DeadLetterWriter, letters: Sequence[DeadLetter]
+        self, lane: Lane, writer: DeadLetterWriter, dead_letters: Sequence[DeadLetter]
     ) -> DeadLetterFailed | Collection[int]:
         """Write dead letters, and log if that takes long: Kafka may hold a write for minutes before it fails.
 
         Returns the indexes of those that a retry topic took, or why the write failed.
         """
-        why = f"dead letters={len(letters)} from offset {letters[0].record.offset} on are not acknowledged"
+        why = f"dead letters={len(dead_letters)} from offset {dead_letters[0].record.offset} on are not acknowledged"
         if not lane.condition.in_trouble:
             lane.delay(why)
         alarm = self._context.later(_SLOW_SECONDS, lambda: log.warning("%s waits, %s yet", lane.label, why))
         try:
-            return await writer.write(letters) or ()
+            return await writer.write(dead_letters) or ()
         except DeadLetterFailed as failure:
             return failure
         finally:
@@ -345,14 +347,19 @@ class Deliverer:
 
     def _log_written(self, lane: Lane, dead: Sequence[DeadLetter], delayed: Sequence[DeadLetter]) -> None:
         what = f"dead letters={len(dead)}" + (f", delayed={len(delayed)}" if delayed else "")
-        first = min([*dead, *delayed], key=lambda letter: letter.record.offset)
+        first = min([*dead, *delayed], key=lambda dead_letter: dead_letter.record.offset)
         level = logging.WARNING if dead else logging.INFO
         offset, error = first.record.offset, first.reply.error
         log.log(level, "%s: %s, the first is offset %d: %s", lane.label, what, offset, error)
 
-    def _end_all(self, lane: Lane, letters: Sequence[DeadLetter], how: Outcome) -> None:
-        if letters:
-            self._end(lane, [letter.record for letter in letters], how, [letter.reply for letter in letters])
+    def _end_all(self, lane: Lane, dead_letters: Sequence[DeadLetter], how: Outcome) -> None:
+        if dead_letters:
+            self._end(
+                lane,
+                [dead_letter.record for dead_letter in dead_letters],
+                how,
+                [dead_letter.reply for dead_letter in dead_letters],
+            )
 
 
 def _failures(batch: Batch, judged: Judged, replies: Sequence[Reply]) -> list[Failure]:

@@ -145,7 +145,7 @@ class DeadLetter(NamedTuple):
 class DeadLetterWriter(Protocol):
     """Writes dead letters."""
 
-    async def write(self, letters: Sequence[DeadLetter]) -> Collection[int] | None:
+    async def write(self, dead_letters: Sequence[DeadLetter]) -> Collection[int] | None:
         """Write every dead letter and return when all are acknowledged by all in-sync replicas.
 
         Returns:

@@ -70,32 +70,34 @@ class RetryTopics:
         self._topics = retry.tier_topics(group)
         self._unmarked: set[tuple[TopicPartition, int]] = set()  # of retry topics: ended, but their keys are blocked
 
-    async def write(self, letters: Sequence[DeadLetter]) -> Collection[int]:
+    async def write(self, dead_letters: Sequence[DeadLetter]) -> Collection[int]:
         """See `DeadLetterWriter`. What is too large for its retry topic becomes a dead letter."""
         now = self._clock.time()
-        letters, copies = list(letters), dict[int, Record]()
+        dead_letters, copies = list(dead_letters), dict[int, Record]()
         levels: dict[int, int] = {}
-        for index, letter in enumerate(letters):
-            topic, level = letter.record.topic, 0
+        for index, dead_letter in enumerate(dead_letters):
+            topic, level = dead_letter.record.topic, 0
             if topic in self._topics:
-                copies[index] = letter.record
-                letters[index] = letter = letter._replace(record=delayed_of(letter.record).origin, group=self.group)
+                copies[index] = dead_letter.record
+                dead_letters[index] = dead_letter = dead_letter._replace(
+                    record=delayed_of(dead_letter.record).origin, group=self.group
+                )
                 level = self._topics.index(topic) + 1
-            if self._may_delay(letter, level, now):
+            if self._may_delay(dead_letter, level, now):
                 levels[index] = level
-        failed = await self._delay(letters, levels, now) if levels else {}
+        failed = await self._delay(dead_letters, levels, now) if levels else {}
         delayed = [index for index in levels if index not in failed]
         too_large = [index for index, why in failed.items() if isinstance(why, RecordTooLarge)]
         # One that was never delivered is no dead letter: it waits for its key in its own topic.
-        dead = [index for index in range(len(letters)) if index not in levels]
-        dead += [index for index in too_large if letters[index].attempts]
+        dead = [index for index in range(len(dead_letters)) if index not in levels]
+        dead += [index for index in too_large if dead_letters[index].attempts]
         failed = {index: why for index, why in failed.items() if index not in dead}
         unwritten = [index for index in dead if not (index in copies and self.has_ended(copies[index]))]
-        failed |= await self._write_dead_letters(letters, unwritten) if unwritten else {}
+        failed |= await self._write_dead_letters(dead_letters, unwritten) if unwritten else {}
         for index in too_large:
             if index not in failed or index not in dead:
                 with contextlib.suppress(DeadLetterFailed):
-                    await self.unblock(letters[index].record)
+                    await self.unblock(dead_letters[index].record)
         failed |= await self._end_all({index: copy for index, copy in copies.items() if index not in failed})
         if failed:
             why = next(iter(failed.values())).description
@@ -144,22 +146,22 @@ class RetryTopics:
         if self.blocked:
             await self.blocked.unblock(origin)
 
-    def _may_delay(self, letter: DeadLetter, level: int, now: float) -> bool:
+    def _may_delay(self, dead_letter: DeadLetter, level: int, now: float) -> bool:
         retry = self.retry
-        if level >= len(retry.tiers) or action_of(letter.reply, retry) != "retry":
+        if level >= len(retry.tiers) or action_of(dead_letter.reply, retry) != "retry":
             return False
-        first = letter.first_failed_at or now
+        first = dead_letter.first_failed_at or now
         return not retry.deadline_seconds or now + retry.tiers[level] <= first + retry.deadline_seconds
 
     async def _delay(
-        self, letters: Sequence[DeadLetter], levels: Mapping[int, int], now: float
+        self, dead_letters: Sequence[DeadLetter], levels: Mapping[int, int], now: float
     ) -> dict[int, HeadraceError]:
         """Write records to their retry topics, and before that the entries that block their keys.
 
         Returns:
             Why records are not written, by index.
         """
-        records = {index: letters[index].record for index in levels}
+        records = {index: dead_letters[index].record for index in levels}
         keyed = [index for index, record in records.items() if record.key is not None]
         entries: dict[int, int] = {}
         if self.blocked and keyed:
@@ -170,17 +172,17 @@ class RetryTopics:
         outgoing = []
         for index, level in levels.items():
             record, due = records[index], now + self.retry.tiers[level]
-            headers = [*record.headers, *delayed_headers(letters[index], due, entries.get(index))]
+            headers = [*record.headers, *delayed_headers(dead_letters[index], due, entries.get(index))]
             outgoing.append(OutgoingRecord(self._topics[level], record.key, record.value, headers))
         results = zip(levels, await write_each(self._produce, outgoing), strict=True)
         return {index: result for index, result in results if isinstance(result, HeadraceError)}
 
     async def _write_dead_letters(
-        self, letters: Sequence[DeadLetter], indexes: Sequence[int]
+        self, dead_letters: Sequence[DeadLetter], indexes: Sequence[int]
     ) -> dict[int, HeadraceError]:
         """Write dead letters; return why some are not written, by index."""
         if self._dead_letters is None:
-            first = letters[indexes[0]]
+            first = dead_letters[indexes[0]]
             off = DeadLetterFailed(
                 f"offset {first.record.offset} of {first.record.topic_partition} failed {first.attempts} times "
                 f"({first.reply.error}) and dead letters are off: repair the destination, or turn "
@@ -188,7 +190,7 @@ class RetryTopics:
             )
             return dict.fromkeys(indexes, off)
         try:
-            await self._dead_letters.write([letters[index] for index in indexes])
+            await self._dead_letters.write([dead_letters[index] for index in indexes])
         except DeadLetterFailed as failure:
             missing = failure.parameters.get("missing", range(len(indexes)))
             return dict.fromkeys([indexes[index] for index in missing], failure)
@@ -241,17 +243,17 @@ def delayed_of(record: Record) -> DelayedRecord:
         return DelayedRecord(record)
 
 
-def delayed_headers(letter: DeadLetter, due: float, entry: int | None = None) -> list[Header]:
+def delayed_headers(dead_letter: DeadLetter, due: float, entry: int | None = None) -> list[Header]:
     """Return the last headers of a record in a retry topic: its origin, history and due time."""
-    record = letter.record
+    record = dead_letter.record
     texts = (
         record.topic,
         str(record.partition),
         str(record.offset),
         str(record.timestamp_ms),
-        str(letter.attempts),
-        iso(letter.first_failed_at) if letter.first_failed_at else "",
-        letter.reply.error,
+        str(dead_letter.attempts),
+        iso(dead_letter.first_failed_at) if dead_letter.first_failed_at else "",
+        dead_letter.reply.error,
         iso(due),
         "" if entry is None else str(entry),
     )

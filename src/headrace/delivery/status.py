@@ -111,8 +111,8 @@ def _in_flight(lane: Lane, work: Work, seconds: float) -> str:
     if seconds < _SLOW_SECONDS:
         return ""
     if isinstance(work, DeadLetterBatch):
-        first = work.letters[0].record.offset
-        return f"dead letters={len(work.letters)} from offset {first} on are not acknowledged for {seconds:.0f} s"
+        first = work.dead_letters[0].record.offset
+        return f"dead letters={len(work.dead_letters)} from offset {first} on are not acknowledged for {seconds:.0f} s"
     return (
         f"the handler is slow: offset {lane.tracker.frontier} is in flight for {seconds:.0f} s, "
         f"attempt {work.attempt}, and no answer has come"

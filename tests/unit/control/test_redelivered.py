@@ -12,7 +12,7 @@ from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.section import fits_any
 from headrace.control.redelivery import PartitionRedelivery, Redelivered, Redelivery, RedeliveryRequest, Restored
 from headrace.control.running_consumer import RunningConsumer
-from headrace.delivery.dead_letter import headers_of, letter_of, restored
+from headrace.delivery.dead_letter import headers_of, require_origin, restored
 from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.errors import DeadLetterFailed, DestinationRefused, DestinationUnavailable, InvalidTopicName
@@ -80,7 +80,7 @@ def consumer_config(**settings: Any) -> ReactiveConsumerConfig:
 def letter(offset: int, at: int, attempts: int = 3) -> Restored:
     failed = DeadLetter(Record("t", 0, offset, 5, None, b"v"), "g", attempts, FAILED, 1.0, 2.0)
     stored = Record("t.dlq", 0, at, 9, None, b"v", lambda: headers_of(failed))
-    return Restored(stored, letter_of(stored), restored(stored))
+    return Restored(stored, require_origin(stored), restored(stored))
 
 
 def fails(*bad: int, outcome: Reply = FAILED) -> Callable[[Sequence[int]], Sequence[Reply]]:

@@ -368,7 +368,7 @@ def test_who_is_away_is_said_with_one_code(play: Play) -> None:
         with pytest.raises(ReadFailed, match="none is lost: waiting for the backend"):
             await ask()
         world.failure, world.silent = None, True
-        with pytest.raises(ReadFailed, match=r"no letter of t\.dlq came within 0.001 s"):
+        with pytest.raises(ReadFailed, match=r"no dead letter of t\.dlq came within 0.001 s"):
             await ask(timeout=1)
         world.silent, world.kafka_away = False, True
         with pytest.raises(ReadFailed, match="no broker answers"):

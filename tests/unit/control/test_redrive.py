@@ -156,7 +156,7 @@ def test_a_filter_that_matches_nothing_is_said(fake: FakeKafka) -> None:
     """A dry run and a run refuse alike, with what is left."""
     fake.letter(1)
     for dry_run in (True, False):
-        with pytest.raises(InvalidRequest, match=r"nothing matches: orders\.dlq has 1 letters left"):
+        with pytest.raises(InvalidRequest, match=r"nothing matches: orders\.dlq has 1 dead letters left"):
             run(fake, errors=["Other"], dry_run=dry_run)
     assert fake.produced == []
 

@@ -321,7 +321,7 @@ real_delivered, real_on_revoked, real_on_lost, real_take = (
 
 async def commit_before_the_letter_is_acknowledged(self: Any, lane: Any, batch: Any) -> None:
     self._on_ended(lane, batch.records, Outcome.DEAD_LETTER, ())
-    await real_write(self, lane, self._dead_letters, batch.letters)
+    await real_write(self, lane, self._dead_letters, batch.dead_letters)
 
 
 async def swallow_the_error_of_a_letter(self: Any, lane: Any, writer: Any, letters: Any) -> Any:

@@ -17,7 +17,7 @@ from headrace.control.redrive import Redrive, Sent
 from headrace.control.redrive_spec import Redriven, RedriveOptions, RedriveSpec, Target
 from headrace.control.replay import RunContext
 from headrace.control.replays import Replays
-from headrace.control.selection import Selection
+from headrace.control.selection import Selection, Window
 from headrace.delivery.dead_letter import MAX_REDRIVES
 from headrace.errors import InvalidRequest, LeaseTaken
 from headrace.kafka import check_topic, lease_holder
@@ -104,6 +104,11 @@ class DeadLetterJobs:
         if replay:
             limit = None if asked.last_retry else asked.max_redrives
             replay = msgspec.structs.replace(replay, redrives_below=limit)
+        else:
+            now = self._context.clock.time()
+            window = await Window.resolve(self._context.admin, topic, spec.select, now, cut_until=False)
+            ends = {number: end for number, (_, end) in window.ranges.items()}
+            spec = msgspec.structs.replace(spec, topic_id=window.topic_id, ends=ends)
         return await jobs.create(kind, msgspec.to_builtins(replay or spec, str_keys=True), by)
 
     async def _dry_run(self, spec: RedriveSpec, consumer: str) -> DryRunReport:

@@ -215,7 +215,8 @@ class Redrive:
         self._lease: Lease | None = None
         self._session: TransactionSession | None = None
         self._unsure: Sequence[Item] = ()
-        self._unsaved: list[Item] = []
+        self._unsaved: list[tuple[int, int]] = []
+        self._ends = spec.ends
 
     async def run(
         self, stop: asyncio.Event, on_progress: Callable[[int, int], Awaitable[None]] | None = None
@@ -279,7 +280,13 @@ class Redrive:
         spec, ended, tally = self._spec, self._ended, self._tally
         now = self._clock.time()
         window = await Window.resolve(self._admin, spec.topic, spec.select, now, cut_until=False)
-        logs, ends = await self._admin.start_offsets(window.starts), window.ends
+        if spec.topic_id not in ("", window.topic_id):
+            raise InvalidRequest(f"topic {spec.topic} was deleted or created again: the window is gone")
+        if self._ends is None:
+            self._ends = {p.partition: end for p, end in window.ends.items()}
+        logs = await self._admin.start_offsets(window.starts)
+        # What a session or a process that continues finds behind these ends waits for the next run.
+        ends = {p: min(end, self._ends.get(p.partition, 0)) for p, end in window.ends.items()}
         starts = {p: ended.first_left(p.partition, max(at, logs[p]), ends[p]) for p, at in window.starts.items()}
         total = sum(ends.values()) - sum(starts.values())
         tally.kept_back = 0
@@ -363,7 +370,8 @@ class Redrive:
         results = await self._results(records) if records else [None] * len(items)
         self._note(items, records, results)
         ended = [item for item, result in zip(items, results, strict=True) if not isinstance(result, HeadraceError)]
-        self._unsaved += ended
+        self._unsaved += [item.position for item in ended]
+        self._tally.add(ended)
         for result in results:
             if isinstance(result, HeadraceError) and not isinstance(result, RecordTooLarge):
                 raise result
@@ -389,7 +397,9 @@ class Redrive:
         assert self._session and self._lease
         await self._lease.check()
         records = [item.outgoing for item in items if item.outgoing]
-        answer = self._session.submit([*records, *self._ended.records_for(_by_partition(items), self._headers)])
+        answer = self._session.submit(
+            [*records, *self._ended.records_for(_by_partition([item.position for item in items]), self._headers)]
+        )
         reach("redrive.transaction.submitted")
         results = await asyncio.shield(answer)
         reach("redrive.transaction.sent")
@@ -411,13 +421,13 @@ class Redrive:
 
     async def _save(self) -> None:
         """Save what has ended since the last call."""
-        items, self._unsaved = self._unsaved, []
-        if not items:
+        positions = list(self._unsaved)
+        if not positions:
             return
         reach("redrive.sent")
-        await self._ended.save(self._produce, _by_partition(items), self._headers)
+        await self._ended.save(self._produce, _by_partition(positions), self._headers)
         reach("redrive.marked")
-        self._tally.add(items)
+        del self._unsaved[: len(positions)]  # only now: what is not saved is saved by the next call
 
     @property
     def _headers(self) -> list[Header]:
@@ -426,10 +436,10 @@ class Redrive:
         return [("headrace.by", self._spec.options.by.encode()), ("headrace.why", why.encode())]
 
 
-def _by_partition(items: Sequence[Item]) -> Mapping[int, Sequence[int]]:
+def _by_partition(positions: Sequence[tuple[int, int]]) -> Mapping[int, Sequence[int]]:
     found: defaultdict[int, list[int]] = defaultdict(list)
-    for item in items:
-        found[item.record.partition].append(item.record.offset)
+    for partition, offset in positions:
+        found[partition].append(offset)
     return found
 
 

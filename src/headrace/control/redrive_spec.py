@@ -88,6 +88,10 @@ class RedriveSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     select: Selection = Selection()
     target: Target = Target()
     options: RedriveOptions = RedriveOptions()
+    topic_id: str = ""
+    """Id of the topic at the time of the request; empty for any."""
+    ends: dict[int, int] | None = None
+    """Partition to the offset where it ended then, which ends the run too; None takes the ends at its start."""
 
     def check(self) -> None:
         """Return if dead letters of the topic may go there.

@@ -137,10 +137,11 @@ class ReplayJob:
 
     async def _save_ended(self, reached: Progress) -> None:
         if self._restored:
-            ended = self._restored.take_ended(reached.positions)
+            ended = self._restored.ended(reached.positions)
             if self._ended and self._lease:
                 await self._lease.check()
                 await self._ended.save(self._context.produce, ended)
+            self._restored.forget(ended)
 
     def _to_save(self, reached: Progress) -> dict[str, Any]:
         positions = {str(p.partition): list(at) for p, at in reached.positions.items()}
@@ -154,6 +155,8 @@ class ReplayJob:
         counts = {name: self._earlier.get(name, 0) + reached.counts.get(name, 0) for name in _COUNTED}
         if self._restored:
             counts["passed"] = self._earlier.get("passed", 0) + self._restored.passed
+            if unproved := self._earlier.get("unproved", 0) + self._restored.unproved:
+                counts["unproved"] = unproved
         return counts
 
     def _message(self, reached: Progress, *, resumed: bool) -> str:
@@ -163,7 +166,7 @@ class ReplayJob:
             InvalidRequest: It was a redrive, and no dead letter was selected.
         """
         counts, topic = self._counts(reached), self._spec.window.topic
-        unproved = self._restored.unproved if self._restored else 0
+        unproved = counts.pop("unproved", 0)  # which are passed, too
         nothing = counts.get("passed") == sum(counts.values())
         if self._spec.select is not None and nothing and not (resumed or unproved):
             raise InvalidRequest(f"nothing matches: no dead letter that is left in {topic} is selected")

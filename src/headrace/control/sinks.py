@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -92,7 +93,7 @@ class RestoredDelivery:
         self.unproved = 0
         """Dead letters whose origin is not proved."""
         self._inner, self._selects, self._is_origin, self._epoch_of = inner, selects, is_origin, epoch_of
-        self._begun: dict[TopicPartition, set[int]] = {}
+        self._begun: defaultdict[int, set[int]] = defaultdict(set)
 
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         replies: list[Reply] = [DELEGATED] * len(delivery.records)
@@ -114,21 +115,25 @@ class RestoredDelivery:
                 break
             for index, reply in zip(group, answered, strict=True):
                 replies[index] = reply
-        self._begun.setdefault(delivery.partition, set()).update(delivery.records[index].offset for index in proved)
+        self._begun[delivery.partition.partition].update(delivery.records[index].offset for index in proved)
         self.passed += len(replies) - len(proved)
         self.unproved += len(selected) - len(proved)
         return replies
 
-    def take_ended(self, positions: Mapping[TopicPartition, Committed]) -> dict[int, list[int]]:
-        """Return the dead letters that ended since the last call, as the positions say, by partition."""
+    def ended(self, positions: Mapping[TopicPartition, Committed]) -> dict[int, list[int]]:
+        """Return the dead letters that have ended, as the positions say, and are not forgotten, by partition."""
         found: dict[int, list[int]] = {}
-        for partition, begun in self._begun.items():
-            at = positions[partition]
+        for (_, number), at in positions.items():
+            begun = self._begun.get(number, ())
             above = decode(at.metadata, at.offset) if at.metadata else None
             done = [offset for offset in begun if offset < at.offset or (above and above.has(offset))]
-            found[partition.partition] = sorted(done)
-            begun.difference_update(done)
+            found[number] = sorted(done)
         return found
+
+    def forget(self, ended: Mapping[int, Sequence[int]]) -> None:
+        """Return dead letters no more; call when they are saved as ended."""
+        for number, offsets in ended.items():
+            self._begun[number].difference_update(offsets)
 
 
 def _groups(records: Mapping[int, Record]) -> list[dict[int, Record]]:

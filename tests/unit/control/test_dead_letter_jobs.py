@@ -8,17 +8,20 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
+from redrive_kafka import DLQ as REDRIVE_DLQ
+from redrive_kafka import FakeKafka
 
 from headrace.config.consumers import DeliveryConfig, FlowControl
 from headrace.config.internal_topics import InternalTopics
 from headrace.config.model import HeadraceConfig
 from headrace.control import dead_letter_jobs
 from headrace.control.dead_letter_jobs import DeadLetterJobRequest, DeadLetterJobs, RedriveJob
-from headrace.control.jobs import Job
+from headrace.control.jobs import Job, spec_of
 from headrace.control.origins import Origins
 from headrace.control.redrive import Redrive
-from headrace.control.redrive_spec import Redriven
+from headrace.control.redrive_spec import Redriven, RedriveSpec
 from headrace.control.replay import ReplayJob, ReplaySpec, RunContext
 from headrace.control.run import Progress
 from headrace.control.running_consumer import RunningConsumer
@@ -126,6 +129,12 @@ def test_dead_letters_whose_origin_is_forged_are_left_and_counted() -> None:
         assert kept_bytes < 20 * count
         said = work._message(Progress({DLQ: Committed(9)}, 9, {}), resumed=False)
         assert said == f"{count} dead letters left: they name an origin that the consumer does not read"
+        counts = work._to_save(Progress({DLQ: Committed(9)}, 9, {}))["counts"]
+        resumed = push_work()
+        await resumed._pump()
+        resumed._earlier = counts
+        said = resumed._message(Progress({DLQ: Committed(9)}, 9, {}), resumed=True)
+        assert said == f"{count} dead letters left: they name an origin that the consumer does not read"
 
     asyncio.run(test())
 
@@ -153,6 +162,26 @@ def test_what_came_back_too_often_is_kept_from_a_backend(
     request = DeadLetterJobRequest(to_consumer="push", **asked)
     monkeypatch.setattr(letters, "_check_ready", found_some)
     assert asyncio.run(letters.begin(Jobs(), "redrive", "t.dlq", request, "ann")) == limit  # type: ignore[arg-type, comparison-overlap]
+
+
+def test_a_job_ends_where_the_topic_ended_when_it_was_requested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that waits, or that another process continues, must not drop what nobody has seen."""
+
+    async def found_some(topic: str, selection: Selection) -> None:
+        """There is a dead letter."""
+
+    class Jobs:
+        async def create(self, kind: str, spec: dict[str, Any], by: str) -> Any:
+            return Job("drop-1", kind, msgspec.json.decode(msgspec.json.encode(spec)), by, "")
+
+    cluster: Any = FakeKafka()
+    cluster.letter(1)
+    jobs = jobs_of(cluster)
+    monkeypatch.setattr(jobs, "_check_ready", found_some)
+    request = DeadLetterJobRequest(reason="r")
+    job: Any = asyncio.run(jobs.begin(Jobs(), "drop", REDRIVE_DLQ, request, "ann"))  # type: ignore[arg-type]
+    spec: RedriveSpec = spec_of(job, RedriveSpec)
+    assert (spec.topic_id, spec.ends) == ("first", {0: 1, 1: 0})
 
 
 class Members:

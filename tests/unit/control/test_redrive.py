@@ -243,6 +243,40 @@ def test_exactly_once_is_once_whatever_happens_to_commits(commits: list[str], le
         assert len(done.too_large) == len(stay)
 
 
+def test_what_could_not_be_saved_as_ended_is_saved_when_the_run_closes(fake: FakeKafka) -> None:
+    """A save that fails once repeats no dead letter, because the run saves again before it fails."""
+    fake.letter(0)
+    fake.fail_at = {2}  # the first call writes the dead letter
+    with pytest.raises(DeadLetterFailed, match="no answer"):
+        run(fake)
+    assert (fake.values, fake.ended()) == ([b"v0"], {0})
+
+
+def test_what_comes_after_the_request_is_left_for_the_next_run(fake: FakeKafka, monkeypatch: Any) -> None:
+    """Also when another session, or another process, continues the run: what is dropped was there at the request."""
+    offsets = fake.topic_offsets
+
+    async def grows(topic: str) -> Any:
+        fake.letter(len(fake.logs.get(TopicPartition(DLQ, 0), ())))
+        return await offsets(topic)
+
+    fake.letter(0)
+    monkeypatch.setattr(fake, "topic_offsets", grows)
+    fake.commits = ["commit", "abort"]
+    assert (run(fake, exactly_once=True).records, fake.ended()) == (2, {0, 1})
+    for topic_id, number in (("", 1), ("first", 1)):
+        spec = RedriveSpec(DLQ, target=Target("drop", reason="r"), topic_id=topic_id, ends={0: len(fake.ended()) + 1})
+        dropped = Redrive(fake, fake.produce, Impatient(), spec, Origins(InternalTopics(HeadraceConfig())))  # type: ignore[arg-type]
+        assert asyncio.run(dropped.run(asyncio.Event())).records == number
+    gone = RedriveSpec(DLQ, target=Target("drop", reason="r"), topic_id="another", ends={0: 9})
+    with pytest.raises(InvalidRequest, match="created again"):
+        asyncio.run(
+            Redrive(fake, fake.produce, Impatient(), gone, Origins(InternalTopics(HeadraceConfig()))).run(
+                asyncio.Event()
+            )
+        )  # type: ignore[arg-type]
+
+
 def test_rate_bounds_records_per_second(fake: FakeKafka) -> None:
     """The time that a run takes follows from its rate."""
     clock = Impatient()

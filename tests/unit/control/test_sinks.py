@@ -73,9 +73,10 @@ def test_letters_are_delivered_as_the_records_they_were() -> None:
     assert outcomes == [ACK, FAILED, ACK, ACK, DELEGATED]
     assert to.passed == 1
     above = encode(11, 14, [11])
-    assert to.take_ended({DLQ: Committed(11, above)}) == {0: [10, 12, 13]}
-    assert to.take_ended({DLQ: Committed(14)}) == {0: [11]}
-    assert to.take_ended({DLQ: Committed(14)}) == {0: []}
+    assert to.ended({DLQ: Committed(11, above)}) == {0: [10, 12, 13]}
+    assert to.ended({DLQ: Committed(14)}) == {0: [10, 11, 12, 13]}, "they are not saved yet"
+    to.forget({0: [10, 12, 13]})
+    assert to.ended({DLQ: Committed(14)}) == {0: [11]}
 
 
 def test_dead_letters_that_name_a_forged_origin_are_left_and_counted_once() -> None:
@@ -89,7 +90,7 @@ def test_dead_letters_that_name_a_forged_origin_are_left_and_counted_once() -> N
     assert asyncio.run(to.deliver(delivery)) == [DELEGATED, ACK]
     assert backend.got == [(P0, [6])]
     assert (to.unproved, to.passed) == (1, 1)
-    assert to.take_ended({DLQ: Committed(12)}) == {0: [11]}, "it has not ended"
+    assert to.ended({DLQ: Committed(12)}) == {0: [11]}, "it has not ended"
 
 
 class Busy(Backend):

@@ -105,7 +105,7 @@ class Assembly:
         retry_pump = None
         if reactive.retry.tiers:
             path = RetryPath(context, label, reactive, destination, dead_letters)
-            hooks = hooks._replace(unblock=path.writer.unblock)
+            hooks = hooks._replace(unblock=path.writer.unblock, rewind=path.writer.rewind)
             pump = self._pump(label, reactive.group, path.destination, path.writer, reactive, hooks)
             retry_pump = path.pump(pump)
             retry_consumer = self._retry_consumer(f"{label} retries", path, reactive, retry_pump)

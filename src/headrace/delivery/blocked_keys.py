@@ -166,18 +166,34 @@ class BlockedKeys:
             self._ending.pop(_identity(record), None)
         return [next(written) if entry is None else entry for entry in known]
 
-    async def unblock(self, record: Record) -> None:
-        """Write the tombstone of a record.
+    async def unblock(self, *records: Record) -> None:
+        """Write the tombstones of records.
+
+        Raises:
+            DeadLetterFailed: They are not written.
+        """
+        ending, identities = asyncio.Event(), [_identity(record) for record in records]
+        self._ending |= dict.fromkeys(identities, ending)
+        try:
+            await self._write(records, None)
+            for identity in identities:
+                self._ending.pop(identity, None)
+        finally:
+            ending.set()
+
+    async def rewind(self, partition: TopicPartition, offset: int) -> None:
+        """Unblock the keys of all records of a partition from an offset on.
 
         Raises:
             DeadLetterFailed: It is not written.
         """
-        ending = self._ending[_identity(record)] = asyncio.Event()
-        try:
-            await self._write([record], None)
-            self._ending.pop(_identity(record), None)
-        finally:
-            ending.set()
+        records = [Record(*partition, offset, 0, None, None)]  # once this is read back, so is every earlier entry
+        while records:
+            await self.unblock(*records)
+            entries = islice(
+                (e for e in self.entries() if e.partition == partition and e.offset >= offset), _MOST_ENTRIES
+            )
+            records = [entry.record for entry in entries]
 
     async def _write(self, records: Sequence[Record], value: bytes | None) -> list[int]:
         """Write entries or tombstones, read them back, and return their offsets."""

@@ -62,6 +62,8 @@ class PumpHooks(NamedTuple):
     """Called before partitions are given up, when nothing of them is in flight, and after a loss."""
     unblock: Callable[[Record], Awaitable[None]] | None = None
     """Unblocks the key of a record that is skipped by hand."""
+    rewind: Callable[[TopicPartition, int], Awaitable[None]] | None = None
+    """Unblocks the keys of records from an offset on, which come again after a seek."""
     delayed: Callable[[Record], DelayedRecord] | None = None
     """Decodes a record of a retry topic. The pump is paused with the one it shares with, and under the same rate."""
     original: Callable[[Record], Record] | None = None

@@ -97,6 +97,7 @@ class Pump(Service):
         self._pauses: dict[TopicPartition | None, str] = {}
         self._skips: dict[TopicPartition, dict[int, str]] = defaultdict(dict)
         self._seeks: dict[TopicPartition, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._rewinding: dict[TopicPartition, str] = {}
         self._dirty: dict[TopicPartition, None] = {}  # in the order they were marked
         self._changed = asyncio.Event()
 
@@ -379,7 +380,7 @@ class Pump(Service):
         return pump.epoch_of(partition) if pump else 0
 
     def _pause_of(self, partition: TopicPartition) -> str:
-        return self._pauses.get(None) or self._pauses.get(partition, "")
+        return self._rewinding.get(partition) or self._pauses.get(None) or self._pauses.get(partition, "")
 
     def _apply_pauses(self) -> None:
         for partition, lane in self._lanes.items():
@@ -403,15 +404,33 @@ class Pump(Service):
             if not lane or not member:
                 return
             reach("seek.before")
+            self._skips.pop(partition, None)  # what is skipped is what came next before the seek
             await self._drain(
                 [lane],
                 Deadline(self._context.clock, self.hooks.drain_seconds),
                 f"a seek to offset {offset} waits for what is in flight",
                 f"a seek to offset {offset} waits until Kafka has taken the commit of it",
             )
+            self._rewinding[partition] = "a seek unblocks the keys of the records that come again"
             if await member.seek(partition, lane.tracker.epoch, Committed(offset)):
                 log.warning("%s: continues at offset %d after a seek", lane.label, offset)
-                answer.set_result(None)
+                if await self._rewind(partition, offset):
+                    answer.set_result(None)
+            del self._rewinding[partition]
+            self._apply_pauses()
+
+    async def _rewind(self, partition: TopicPartition, offset: int) -> bool:
+        """Unblock the keys of the records that come again; return False if the partition was lost before."""
+        lane, rewind = self._lanes.get(partition), self.hooks.rewind
+        while rewind and lane and self._lanes.get(partition) is lane:
+            try:
+                await rewind(partition, offset)
+                break
+            except DeadLetterFailed as failure:
+                self._rewinding[partition] = failure.description
+                lane.pause(failure.description)
+                await self._context.clock.sleep(_UNBLOCK_AGAIN_SECONDS)
+        return rewind is None or (lane is not None and self._lanes.get(partition) is lane)
 
     def _begin_skips(self, lane: Lane) -> asyncio.Future[None] | None:
         """Begin to skip what was requested and is here; nothing of the lane begins from now on."""

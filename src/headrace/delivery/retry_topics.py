@@ -146,6 +146,15 @@ class RetryTopics:
         if self.blocked:
             await self.blocked.unblock(origin)
 
+    async def rewind(self, partition: TopicPartition, offset: int) -> None:
+        """Unblock the keys of records from an offset on, which are read again; so copies of them are not delivered.
+
+        Raises:
+            DeadLetterFailed: It is not written.
+        """
+        if self.blocked:
+            await self.blocked.rewind(partition, offset)
+
     def _may_delay(self, dead_letter: DeadLetter, level: int, now: float) -> bool:
         retry = self.retry
         if level >= len(retry.tiers) or action_of(dead_letter.reply, retry) != "retry":

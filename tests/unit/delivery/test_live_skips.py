@@ -295,3 +295,19 @@ def test_a_skip_too_far_ahead_for_an_offset_map_waits_until_it_is_not() -> None:
         assert (bed.pump.numbers()["skipped_by_hand"], bed.commits[P0]) == (2, Committed(60_001))
 
     run(lambda: Bed(ordering="none"), test)
+
+
+def test_a_seek_ends_the_skips_that_wait() -> None:
+    """They were meant for what would have come; a record that is to come again must not be skipped once more."""
+
+    async def test(bed: Bed) -> None:
+        assert await skip(bed, 3) == ["will be skipped"]
+        bed.feed(0, 1)
+        await bed.clock.settle()
+        assert await bed.pump.seek(P0, 0)
+        bed.feed_again()
+        bed.feed(2, 3)
+        await bed.clock.settle()
+        assert bed.delivered == [[0, 1], [0, 1], [2, 3]]
+
+    run(Bed, test)

@@ -110,6 +110,8 @@ class _KnownJob:
     """Set to end its run; None while it does not run here."""
     requested = False
     """Whether this process got the request, so that it starts at once."""
+    is_overwritten = False
+    """Whether a late status of an earlier run is the last one in the table."""
 
     def __init__(self, job: Job, updated_at: float) -> None:
         self.job, self.updated_at = job, updated_at
@@ -122,6 +124,11 @@ class _KnownJob:
         if self.job.desired != "run":
             return _REACHED[self.job.desired]
         return "running" if self.status.state == "running" else "waiting"
+
+    @property
+    def ended_at(self) -> str:
+        """When a job that has ended was written last."""
+        return max(self.job.since, self.job.desired_at, self.status.at)
 
     def end_run(self) -> None:
         """End its run early, if it runs here."""
@@ -193,8 +200,9 @@ class Jobs(Reconciler):
         Raises:
             NotFound: There is no such job.
             JobConflict: It has ended.
-            KafkaError: The desired state is not, or perhaps not, written.
+            KafkaError: The table is not read, or the desired state is not, or perhaps not, written.
         """
+        await self.table.catch_up()  # another process may have started or changed it just before
         known = self._find(name)
         if known.state in ENDED:
             raise JobConflict(f"job {name} is {known.state} already: start another one", job=name)
@@ -271,6 +279,8 @@ class Jobs(Reconciler):
                 status = msgspec.convert(entry or {}, JobStatus)
                 if known and status.run >= known.status.run:
                     known.status, known.updated_at = status, self._clock.monotonic()
+                elif known and entry is not None and known.status.state != "running":
+                    known.is_overwritten = True
             elif entry is not None:
                 self._take(msgspec.convert(entry, Job))
             elif known:
@@ -292,6 +302,9 @@ class Jobs(Reconciler):
     def reconcile(self) -> float:
         """Start each job that no process runs, and remove old ones."""
         for known in list(self._known.values()):
+            if known.is_overwritten:
+                known.is_overwritten = False
+                self.spawn(self._write_again(known), f"{known.job.id} status")
             if self._is_free(known) and (runner := self._runner_of(known)):
                 known.stop = asyncio.Event()
                 self._idle.clear()
@@ -300,6 +313,13 @@ class Jobs(Reconciler):
             self._removing = True
             self.spawn(self._remove_old_jobs(), "remove old jobs")
         return _LOOK_SECONDS
+
+    async def _write_again(self, known: _KnownJob) -> None:
+        """Write a status again, or a process that starts later would see that of the earlier run and repeat the job."""
+        try:
+            await self.table.put(_PREFIX + known.job.id + _REPORT, msgspec.to_builtins(known.status))
+        except HeadraceError:
+            known.is_overwritten = True
 
     def _runner_of(self, known: _KnownJob) -> JobRunner | None:
         try:
@@ -377,12 +397,13 @@ class Jobs(Reconciler):
     def _old_jobs(self) -> Sequence[str]:
         """Return the jobs that ended long ago."""
         ended = [known for known in self._known.values() if known.state in ENDED and not known.stop]
-        ended.sort(key=lambda known: known.job.since, reverse=True)
+        ended.sort(key=lambda known: known.ended_at, reverse=True)
         oldest = iso(self._clock.time() - _KEPT_SECONDS)
-        return [known.job.id for n, known in enumerate(ended) if n >= _KEPT_JOBS or known.job.since < oldest]
+        return [known.job.id for n, known in enumerate(ended) if n >= _KEPT_JOBS or known.ended_at < oldest]
 
     async def _remove_old_jobs(self) -> None:
-        keys = [_PREFIX + name + end for name in self._old_jobs() for end in (_REPORT, "")]
+        # The job first: one without its status would run again.
+        keys = [_PREFIX + name + end for name in self._old_jobs() for end in ("", _REPORT)]
         with contextlib.suppress(HeadraceError):
             await self.table.put_all(dict.fromkeys(keys))
         self._removing = False
@@ -408,5 +429,5 @@ def spec_of(job: Job, kind: type[msgspec.Struct]) -> Any:
     """
     try:
         return msgspec.convert(of_this_version(job.spec), kind, str_keys=True)
-    except msgspec.ValidationError as cause:
+    except (ValueError, OverflowError) as cause:
         raise InvalidRequest(f"job {job.id} was written by another version: {cause}") from cause

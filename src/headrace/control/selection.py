@@ -232,7 +232,7 @@ def of_this_version(spec: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the spec of a job that any version stored, as this one stores it.
 
     Raises:
-        msgspec.ValidationError: It has a selection that no version wrote.
+        ValueError, OverflowError: It has a selection that no version wrote.
     """
     if "selection" not in spec:
         return spec
@@ -242,8 +242,8 @@ def of_this_version(spec: Mapping[str, Any]) -> Mapping[str, Any]:
         **same,
         since=None if found.since_ms is None else moment(found.since_ms),
         until=None if found.until_ms is None else moment(found.until_ms),
-        keys=[key.decode() for key in found.keys],
-        headers={name: value.decode() for name, value in found.headers},
+        keys=[key.decode(errors="surrogateescape") for key in found.keys],
+        headers={name: value.decode(errors="surrogateescape") for name, value in found.headers},
     )
     rest = {name: value for name, value in spec.items() if name != "selection"}
     limit = {} if found.redrives_below is None else {"redrivesBelow": found.redrives_below}

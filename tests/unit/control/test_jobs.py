@@ -250,6 +250,10 @@ def test_who_lost_the_lease_writes_nothing_more() -> None:
         await house.clock.settle()
         await house.table.put(f"job/{job}/report", late)
         assert {jobs.show(job).state, other.show(job).state} == {"done"}
+        await house.wait(lambda: house.table.entries[f"job/{job}/report"]["state"] == "done")
+        runs, later = len(house.runs), await house.process("c")  # which reads the last status only
+        await house.clock.advance(30)
+        assert (later.show(job).state, len(house.runs)) == ("done", runs)
 
     run(test)
 
@@ -373,7 +377,7 @@ def test_what_is_not_written_down_is_told_again() -> None:
 
 
 def test_old_jobs_are_taken_away() -> None:
-    """Those that ended a week ago, and all but the newest hundred; what has not ended stays."""
+    """Those that ended a week ago, and all but the newest hundred; what has not ended, or not for so long, stays."""
 
     async def test(house: House) -> None:
         async def put(name: str, days: float, wish: str) -> None:
@@ -383,12 +387,18 @@ def test_old_jobs_are_taken_away() -> None:
 
         await put("old", 8, "stop")
         await put("paused", 8, "pause")
-        for n in range(101):
+        await put("long", 8, "run")
+        now = iso(house.clock.time())
+        await house.table.put("job/long/report", {"state": "done", "run": 1, "at": now})
+        removed: list[str] = []
+        house.table.watches.append(lambda key, entry: None if entry else removed.append(key))
+        for n in range(100):
             await put(f"new-{n}", 1 + n / 1000, "stop")
         jobs = await house.process("a")
         await house.wait(lambda: len(jobs.list()) == 101)
         left = {job.id for job in jobs.list()}
-        assert left == {"paused", *(f"new-{n}" for n in range(100))}
+        assert left == {"paused", "long", *(f"new-{n}" for n in range(99))}
+        assert removed.index("job/old") < removed.index("job/old/report"), "a job without its status would run again"
 
     run(test)
 

@@ -5,8 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.control.jobs import Job, spec_of
+from headrace.control.redrive_spec import RedriveSpec
 from headrace.control.selection import Matcher, Selection, moment, of_this_version, parse_time
 from headrace.delivery.dead_letter import Origin
+from headrace.errors import InvalidRequest
 from headrace.records import Record, TopicPartition
 
 _names = st.sampled_from(["a", "b", "c"])
@@ -89,3 +92,14 @@ def test_the_selection_of_a_job_of_an_earlier_version_is_read() -> None:
     select = msgspec.convert(found["select"], Selection)
     assert (select.partition, select.first, select.since, select.keys) == (0, 1, moment(5), ["a"])
     assert (select.headers, found["topic"], found["redrivesBelow"]) == ({"h": "1"}, "t.dlq", 3)
+
+
+def test_the_selection_of_a_job_that_cannot_be_read_ends_no_process() -> None:
+    """A key of any bytes is a key; a time outside the calendar is an error that the job shows."""
+    found = of_this_version({"topic": "t.dlq", "selection": {"keys": ["/w=="], "headers": [["h", "/w=="]]}})
+    spec: RedriveSpec = msgspec.convert({**found, "topic": "t.dlq"}, RedriveSpec)
+    record = _record(0, b"\xff", [("h", b"\xff")])
+    assert Matcher(spec.select).matches(record, None)
+    job = Job("drop-1", "drop", {"topic": "t.dlq", "selection": {"since_ms": 10**18}}, "ann", "")
+    with pytest.raises(InvalidRequest, match="another version"):
+        spec_of(job, RedriveSpec)

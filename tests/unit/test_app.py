@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from headrace.app import App
 from headrace.app.process import _Announcer
 from headrace.config.model import HeadraceConfig
+from headrace.errors import ConfigError
 from headrace.lifecycle import ManualClock, Readiness, Service, Supervisor, SystemClock
 
 
@@ -58,3 +61,18 @@ def test_dead_letters_have_a_producer_of_their_own(settings: dict[str, Any], nam
         return {app.context.producer.name, app.context.inner_producer.name}
 
     assert len(asyncio.run(producers())) == names
+
+
+def test_a_consumer_and_a_trigger_of_the_same_name_are_refused(tmp_path: Path) -> None:
+    """Pauses, seeks and replays go by the name, so one of them could not be controlled."""
+    (tmp_path / "work.py").write_text("def handle(context, event): ...\n")
+    trigger = {"kind": "kafka-cluster", "attributes": {"topics": ["t"], "consumerGroup": "h"}}
+    spec = {"handler": "work:handle", "runtime": "python", "triggers": {"in": trigger}}
+    (tmp_path / "function.yaml").write_text(json.dumps({"metadata": {"name": "work"}, "spec": spec}))
+    settings = {"reactive_consumers": {"work.in": PUSH["a"]}, "functions": [str(tmp_path)]}
+
+    async def make() -> None:
+        App(HeadraceConfig.model_validate(settings), SystemClock())
+
+    with pytest.raises(ConfigError, match=r"work\.in names a reactive consumer and a trigger of a function"):
+        asyncio.run(make())

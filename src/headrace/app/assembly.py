@@ -17,7 +17,7 @@ from headrace.delivery.context import PumpHooks
 from headrace.delivery.dead_letter import DeadLetterTopic
 from headrace.delivery.protocols import DeadLetterWriter, Destination
 from headrace.delivery.pump import Pump
-from headrace.errors import FunctionInvalid, PipelineInvalid
+from headrace.errors import ConfigError, FunctionInvalid, PipelineInvalid
 from headrace.functions.destination import FunctionDestination
 from headrace.functions.load import load_function
 from headrace.functions.service import FunctionService
@@ -64,7 +64,7 @@ class Assembly:
             may_read: Whether patterns may match a topic; None allows every topic that is not internal.
 
         Raises:
-            ConfigError: A client property is not allowed.
+            ConfigError: A client property is not allowed, or two consumers have the same name.
             FunctionInvalid: A function file is not usable.
             PipelineInvalid: A pipeline file is not usable.
         """
@@ -236,6 +236,12 @@ class Assembly:
     # Both kinds of consumers -----------------------------------------------------------------------------------------
 
     def _add(self, consumer: RunningConsumer) -> None:
+        if other := next((each for each in self.consumers if each.name == consumer.name), None):
+            kinds = {"reactive": "a reactive consumer", "function": "a trigger of a function"}
+            raise ConfigError(
+                f"{consumer.name} names {kinds[other.kind]} and {kinds[consumer.kind]}, and commands go by that name: "
+                "rename one of them"
+            )
         self.consumers.append(consumer)
         for pump in consumer.pumps:
             self._context.metrics.watch_deliveries(consumer.kind, consumer.name, pump.numbers)

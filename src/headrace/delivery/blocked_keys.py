@@ -98,7 +98,11 @@ class BlockedKeys:
         table.watch("", self._take)
 
     def _take(self, entry: str, value: bytes | None) -> None:
-        topic, partition, offset, key = msgspec.json.decode(entry, type=_Key)
+        try:
+            topic, partition, offset, key = msgspec.json.decode(entry, type=_Key)
+        except ValueError as cause:
+            log.error("the key %.200r in a table of blocked keys has an unknown form and is ignored: %s", entry, cause)
+            return
         blocked = TopicPartition(topic, partition), key
         if value is not None:
             waiting = self._keys.setdefault(blocked, {})

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -218,7 +218,11 @@ class CompactedTable(Service, Generic[T]):
         """Pass all entries to the watchers the first time the topic is read to its end, which is a position."""
         if not self.is_loaded.is_set():
             self.is_loaded.set()
+            gone, self._position.outdated = self._position.outdated - self._entries.keys(), set()
             for prefix, on_change in self._watches:
+                for key in gone:
+                    if key.startswith(prefix):
+                        on_change(key, None)
                 self._pass_all(prefix, on_change)
         self._position.passed(position)
         self.known.set()
@@ -235,14 +239,22 @@ class CompactedTable(Service, Generic[T]):
             await self._clock.sleep(_MISSING_SECONDS if self.missing else _RETRY_SECONDS)
 
     async def _load(self) -> None:
-        """Read to the present end: from the start, or from where an interruption ended the reading."""
-        position = self._position
+        """Read to the present end: from where an interruption ended the reading, or from the start.
+
+        A topic that was created again, or whose log was cut off, is read from the start.
+        """
+        position, name = self._position, self.topic.name
         if position.next is None:
             await self._ensure()
-            position.next = (await self._admin.start_offsets([self._partition]))[self._partition]
+        topic_id = (await self._admin.topic_ids([name])).get(name, position.topic_id)
         end = await self._end()
+        if position.next is None or end < position.next or topic_id != position.topic_id:
+            start = (await self._admin.start_offsets([self._partition]))[self._partition]
+            self.is_loaded.clear()
+            position.restart(topic_id, start, self._entries)
+            self._entries.clear()
         await self._read_to(end)
-        position.next = max(position.next, end)  # compaction may have removed the last records before the end
+        position.next = max(position.next or 0, end)  # compaction may have removed the last records before the end
         self.loaded(position.next)
 
     async def _read_to(self, end: int | None) -> None:
@@ -299,10 +311,18 @@ class _Position:
     """How far the topic is read and passed to the watchers, and waiting for that."""
 
     def __init__(self) -> None:
+        self.topic_id = ""
         self.next: int | None = None
         """The next offset to read; None before the first load."""
+        self.outdated: set[str] = set()
+        """Keys of entries that watchers know from before a restart."""
         self._passed = 0
         self._moved = asyncio.Event()
+
+    def restart(self, topic_id: str, start: int, known: Iterable[str]) -> None:
+        """Continue at the start of a topic, after so many keys were passed to the watchers."""
+        self.topic_id, self.next, self._passed = topic_id, start, 0
+        self.outdated.update(known)
 
     def passed(self, position: int) -> None:
         """Set the offset before which the watchers have received every record."""

@@ -630,7 +630,10 @@ def test_parked_keys_that_cannot_be_read_or_written_hold_the_delivery() -> None:
         def unavailable() -> int:
             raise KafkaUnavailable("no broker")
 
-        blind = BlockedKeys(memory_table("parked", RAW_BYTES, broker.produce, unavailable))
+        table = memory_table("parked", RAW_BYTES, broker.produce, unavailable)
+        blind = BlockedKeys(table)
+        table.read([Record("parked", 0, 0, 0, b'{"of":"another version"}', b"waits")], 1)
+        assert [*blind.entries()] == [], "it ends no process"
         with pytest.raises(DestinationUnavailable, match="the table of blocked keys is not read: no broker"):
             await KeyOrder(broker, blind, tiers.write).deliver(delivery(record(1)))
         broker.refuses = "parked"

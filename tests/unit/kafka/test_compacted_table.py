@@ -17,6 +17,7 @@ from headrace.kafka import JSON_OBJECTS, CompactedTable, InternalTopic, compacte
 from headrace.lifecycle import Clock, ManualClock, SystemClock
 from headrace.lifecycle.gauge_registry import GaugeKey, gauges
 from headrace.records import OutgoingRecord, Produced, Record
+from headrace.testing.memory_cluster import MemoryCluster
 
 TOPIC = "_control"
 
@@ -247,6 +248,9 @@ def test_an_interrupted_load_continues_where_it_ended(monkeypatch: pytest.Monkey
         async def has_topic(self, name: str) -> bool:
             return True
 
+        async def topic_ids(self, names: Any) -> dict[str, str]:
+            return {}
+
         async def start_offsets(self, partitions: Any) -> dict[Any, int]:
             return dict.fromkeys(partitions, 0)
 
@@ -266,4 +270,57 @@ def test_an_interrupted_load_continues_where_it_ended(monkeypatch: pytest.Monkey
         await view.stop()
 
     monkeypatch.setattr(compacted_table, "read_records", read)
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "topic_id, size", [("b", 2), ("b", 9), ("a", 2)], ids=["created again", "and longer", "cut off"]
+)
+def test_a_topic_that_was_created_again_is_read_from_its_start(
+    monkeypatch: pytest.MonkeyPatch, topic_id: str, size: int
+) -> None:
+    """What is not in it is removed, and what is written to it is read back."""
+
+    class Cluster(MemoryCluster):
+        config = KafkaConfig()
+        broken = asyncio.Event()
+
+        async def read_records(self, kafka: Any, starts: Any, ends: Any = None) -> AsyncGenerator[list[Record], None]:
+            ((place, start),) = starts.items()
+            while True:
+                if start > len(self.logs[place]) or self.broken.is_set():
+                    self.broken.clear()
+                    raise KafkaError("offset out of range")
+                if records := [each for each in self.logs[place] if each.offset >= start]:
+                    yield records
+                    start = records[-1].offset + 1
+                if ends and start >= ends[place]:
+                    return
+                await asyncio.sleep(0)
+
+        def fill(self, keys: Sequence[bytes]) -> None:
+            for key in keys:
+                self.write(OutgoingRecord(TOPIC, key, entry({"size": len(keys)}), None, 0))
+
+    async def main() -> None:
+        cluster, clock, seen = Cluster({TOPIC: 1}), ManualClock(), dict[str, Any]()
+        monkeypatch.setattr(compacted_table, "read_records", cluster.read_records)
+        cluster.ids[TOPIC] = "a"
+        cluster.fill([b"a", b"b", b"c"])
+        view = CompactedTable(cluster, InternalTopic(TOPIC), JSON_OBJECTS, cluster.produce, clock)  # type: ignore[arg-type]
+        view.watch("", lambda key, value: seen.update({key: value}))
+        await view.start()
+        await clock.settle()
+        assert set(seen) == {"a", "b", "c"}
+        cluster.logs.clear()
+        cluster.ids[TOPIC] = topic_id
+        cluster.fill([b"b", *[b"d"] * (size - 1)])
+        cluster.broken.set()
+        await clock.advance(3)
+        assert seen == {"a": None, "b": {"size": size}, "c": None, "d": {"size": size}}
+        assert view.readiness().ready
+        assert await view.put("e", {}) == size
+        assert seen["e"] == {}
+        await view.stop()
+
     asyncio.run(main())

@@ -22,7 +22,7 @@ def test_a_session_that_was_shut_out_writes_nothing_more(kafka: Any, topic: Call
         return result
 
     async def work() -> list[bytes | None]:
-        first, second, third = (TransactionSession(settings, f"{name}-session") for _ in range(3))
+        first, second, third = (TransactionSession(Admin(settings), f"{name}-session") for _ in range(3))
         for session in (first, second, third):
             await session.start()
         assert isinstance(await write(first, b"1"), Produced)

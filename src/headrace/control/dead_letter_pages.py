@@ -20,7 +20,7 @@ from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.control.dead_letters import DeadLetterTopics, not_one
 from headrace.control.ended_offsets import EndedOffsets
 from headrace.control.selection import Matcher, Selection, Window, iso_ms, milliseconds, moment
-from headrace.delivery.dead_letter import REDRIVE_COUNT, STACK_TRACE, Origin, origin_of, own_headers
+from headrace.delivery.dead_letter import STACK_TRACE, Origin, origin_of, own_headers, redriven_count
 from headrace.errors import DecodeError, InvalidRequest, RegistryUnavailable, TooManyRequests
 from headrace.formats.codec import SCHEMA_TYPES, schema_id_of
 from headrace.formats.codecs import Codecs
@@ -268,7 +268,7 @@ class DeadLetterReader:
         record, origin, ended = found
         headers = record.headers
         own = [(name, _text(data)) for name, data in own_headers(headers)]
-        redrives, trace = dict(own).get(REDRIVE_COUNT) or "", dict(headers).get(STACK_TRACE) or b""
+        trace = dict(headers).get(STACK_TRACE) or b""
         key_format, key = await self._decoded(record.key, self._formats[0])
         value_format, value = await self._decoded(record.value, self._formats[1])
         return DeadLetterRecord(
@@ -287,7 +287,7 @@ class DeadLetterReader:
             excerpt=origin.excerpt,
             stack_trace=trace.decode(errors="replace"),
             result=ResultDetails(origin.key, origin.correlation_id, origin.traceability_id, origin.result_timestamp),
-            redrives=int(redrives) if redrives.isdecimal() else 0,
+            redrives=redriven_count(headers),
             headers=own,
             key_format=key_format,
             key=key,

@@ -39,7 +39,8 @@ class EndedOffsets:
 
     def __init__(self, admin: Admin, topic: str) -> None:
         self._admin, self._topic = admin, topic
-        self._id = ""
+        self.topic_id = ""
+        """Id of the topic when it was loaded; empty before that, and if there is no topic."""
         self._blocks: dict[tuple[int, int], bytearray] = {}
 
     async def prepare(self) -> None:
@@ -60,12 +61,12 @@ class EndedOffsets:
             TopicNotFound: The dead letter topic does not exist.
         """
         await _load(self._admin, {self._topic: self}, settled)
-        if not self._id:
+        if not self.topic_id:
             raise TopicNotFound(f"topic {self._topic} does not exist: check its spelling", topic=self._topic)
 
     def begin(self, topic_id: str) -> None:
         """Forget all bits; from now on those of this id are taken."""
-        self._id = topic_id
+        self.topic_id = topic_id
         self._blocks.clear()
 
     def is_ended(self, partition: int, offset: int) -> bool:
@@ -159,7 +160,7 @@ class EndedOffsets:
             known[:] = both.to_bytes(_BLOCK_BYTES, "little")
 
     def _key(self, partition: int, number: int) -> bytes:
-        return f"{self._id}:{partition}:{number}".encode()
+        return f"{self.topic_id}:{partition}:{number}".encode()
 
 
 @contextlib.asynccontextmanager

@@ -103,7 +103,7 @@ class Redelivered:
 
 
 class _Passed(NamedTuple):
-    """How far calls of one kind found no dead letter to deliver, while the consumers stay the same."""
+    """How far calls of one kind found no dead letter to deliver, while topic and consumers stay the same."""
 
     scope: object
     """What decides which dead letters the consumer gets."""
@@ -230,7 +230,7 @@ class Redelivery:
         """
         limits, found, size = consumer.delivery.batch, list[Restored](), 0
         others = {each.group for each in self._consumers.values() if each.kind == "reactive"} - {consumer.group}
-        key, scope = (topic, consumer.group, request.lastretry), (consumer, others)
+        key, scope = (topic, consumer.group, request.lastretry), (consumer, others, ended.topic_id)
         passed = self._passed.get(key, _Passed(scope))
         if passed.scope != scope:
             passed = _Passed(scope)

@@ -255,7 +255,7 @@ class Redrive:
         """Run in sessions: each fences those before it, and then loads what they have committed."""
         failures = 0
         while True:
-            session = self._session = TransactionSession(self._admin.config, f"headrace-redrive-{self._spec.topic}")
+            session = self._session = TransactionSession(self._admin, f"headrace-redrive-{self._spec.topic}")
             await session.start()
             before = self._tally.records + len(self._tally.too_large)
             try:

@@ -311,10 +311,15 @@ class Registrations(Reconciler):
         """
         await self.table.catch_up()
         present = self.one_of(owner, name)
-        # Its pauses and settings are removed too, or the next one of this name would start paused.
+        # Its pauses and settings are removed too, or the next one of this name would start paused. Where another
+        # consumer has the name, they are that one's.
+        entries = self._entries.values()
+        has_name = present.key not in self._rules.refused(entries) or not (
+            name in self._rules.names or any(one.name == name and one.key != present.key for one in entries)
+        )
         control = [
             key
-            for kind in ("hold/", "settings/", "seek/", "skip/")
+            for kind in (("hold/", "settings/", "seek/", "skip/") if has_name else ())
             for key in self.table.items(key_of(kind, name))
             if f"{key}/".startswith(f"{key_of(kind, name)}/")
         ]

@@ -293,6 +293,7 @@ class TransactionalProducers(Service):
     """Writes requests as transactions. Nothing is opened before `open` or the first request."""
 
     _writer = _Writer
+    _gauge = "headrace_waiting_transactions"
 
     def __init__(
         self,
@@ -313,7 +314,8 @@ class TransactionalProducers(Service):
         self._threads: list[OwnedThread] = []
 
     async def start(self) -> None:
-        register_gauge("headrace_waiting_transactions", lambda: len(self._open_jobs))
+        if self._gauge:
+            register_gauge(self._gauge, lambda: len(self._open_jobs))
 
     def open(self) -> None:
         """Open the producers, which ends the transactions that a former process with their names left open."""
@@ -366,7 +368,8 @@ class TransactionalProducers(Service):
             await asyncio.wait_for(self._idle.wait(), deadline.remaining_seconds)
 
     async def stop(self) -> None:
-        unregister_gauge("headrace_waiting_transactions")
+        if self._gauge:
+            unregister_gauge(self._gauge)
         for thread in self._threads:
             thread.stop_requested.set()
         for thread in self._threads:
@@ -462,7 +465,9 @@ class TransactionSession(TransactionalProducers):
     """
 
     _writer = _SessionWriter
+    _gauge = ""
 
-    def __init__(self, kafka: KafkaConfig, name: str) -> None:
+    def __init__(self, admin: Admin, name: str) -> None:
         """Prepare; the next session of the same name fences this one."""
-        super().__init__(kafka, ProducerConfig(transactions=TransactionsConfig(producers=1)), name, f"session {name}")
+        settings = ProducerConfig(transactions=TransactionsConfig(producers=1))
+        super().__init__(admin.config, settings, name, f"session {name}", admin)

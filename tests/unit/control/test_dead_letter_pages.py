@@ -277,12 +277,13 @@ def test_values_with_a_schema_are_decoded_by_the_registry(wanted: str | None, fo
     async def main() -> None:
         registry = Answers(SchemaRegistryConfig(), ManualClock())
         reader = DeadLetterReader(Codecs(registry), None, wanted)
-        record = Record("t.dlq", 0, 1, 5, None, b"\0\0\0\0\x01\x0e", headers)
+        poison = ("headrace.redrive.count", b"9" * 5000)
+        record = Record("t.dlq", 0, 1, 5, None, b"\0\0\0\0\x01\x0e", lambda: [*headers(), poison])
         shown = await reader.read(
             FoundDeadLetter(record, Origin(TopicPartition("t", 0), 7, 5, "g", 3, "", "", "E"), True)
         )
         assert (shown.value_format, msgspec.json.decode(shown.value)) == (format_name, {"n": 7})
-        assert (shown.ended, shown.stack_trace) == (True, "Too LATE for it")
+        assert (shown.ended, shown.stack_trace, shown.redrives) == (True, "Too LATE for it", 0)
         await registry.close()
 
     asyncio.run(main())

@@ -44,6 +44,7 @@ class World:
     """A dead letter topic of two partitions, marks, leases and a backend; what happens is written down in order."""
 
     config = KafkaConfig()
+    topic_id = "id"
 
     def __init__(self, letters: Sequence[Record]) -> None:
         self.letters = letters
@@ -256,6 +257,19 @@ def test_dead_letters_that_were_passed_over_are_delivered_when_the_consumer_read
         assert (await ask(topic="t")).records == 1
         del consumers["other"]
         assert (await ask(topic="t")).records == 1
+
+    play(world, scene)
+
+
+def test_dead_letters_of_a_topic_that_was_created_again_are_delivered(play: Play) -> None:
+    """How far calls came in the one before counts no more."""
+    world = World([*(letter_at(n, topic="p1") for n in range(6)), letter_at(8)])
+
+    async def scene(redelivery: Redelivery, ask: Callable[..., Any]) -> None:
+        assert (await ask()).records == 1
+        world.letters, world.topic_id = [letter_at(0)], "another"
+        world.ended.clear()
+        assert (await ask()).records == 1
 
     play(world, scene)
 

@@ -399,6 +399,25 @@ def test_what_it_was_steered_with_goes_with_it() -> None:
     run(test)
 
 
+def test_what_another_consumer_of_its_name_was_paused_with_stays() -> None:
+    """A registration that is refused, because the file or another owner has its name, takes nothing of theirs along."""
+
+    async def test() -> None:
+        log: list[tuple[str, Entry | None]] = []
+        process = Process(log)
+        await process.put("a", "x", config())
+        for name, group in (("x", "other"), ("filed", "third")):
+            log += [(f"{PREFIX}b/{name}", {"config": config(group), "scopes": None, "at": 1}), (f"hold/{name}", {})]
+        await process.settle()
+        for name in ("x", "filed"):
+            await process.made.remove("b", name)
+        assert {"hold/x", "hold/filed"} < {*process.table.items("")}
+        await process.made.remove("a", "x")
+        assert "hold/x" not in process.table.items("")
+
+    run(test)
+
+
 OWNERS, NAMES, GROUPS = ("a", "b"), ("x", "y", "z"), ("g", "h")
 STEPS = st.lists(
     st.tuples(

@@ -11,7 +11,8 @@ import pytest
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
 from headrace.errors import KafkaTimeout, KafkaUnavailable, TransactionAborted
-from headrace.kafka import transactions
+from headrace.kafka import Admin, transactions
+from headrace.lifecycle.gauge_registry import GaugeKey, gauges
 from headrace.records import OutgoingRecord, Produced
 
 RECORD = OutgoingRecord("t", None, b"1")
@@ -59,3 +60,20 @@ def test_with_a_last_record_it_is_asked_for_until_it_is_known(monkeypatch: pytes
 def test_without_one_it_stays_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody holds anything until the outcome comes."""
     assert isinstance(outcome_of(monkeypatch, [KafkaUnavailable(), []], closing=False), KafkaTimeout)
+
+
+def test_a_session_leaves_the_gauge_of_the_process_alone() -> None:
+    """An exactly-once redrive in a process must not take the number of its waiting transactions away."""
+
+    async def main() -> None:
+        name, kafka = GaugeKey("headrace_waiting_transactions"), KafkaConfig()
+        producers = transactions.TransactionalProducers(kafka, ProducerConfig(), "x")
+        session = transactions.TransactionSession(Admin(kafka), "session")
+        await producers.start()
+        await session.start()
+        await session.stop()
+        assert gauges()[name] == 0
+        await producers.stop()
+        assert name not in gauges()
+
+    asyncio.run(main())

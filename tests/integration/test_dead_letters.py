@@ -112,7 +112,7 @@ def test_a_filtered_redrive_leaves_exactly_the_rest(headrace: Any, topic: Any, s
     dlq = f"{name}.dlq"
     asyncio.run(write_letters(settings, name, 40, errors=("HTTP 400", "KeyError", "KeyError", "KeyError")))
     words = ["dlq", "redrive", dlq, "--error", "HTTP 400", "--origin", name, "--since", "1h"]
-    assert "10 letters" in headrace(*words, "--exactly-once").stdout
+    assert "10 dead letters" in headrace(*words, "--exactly-once").stdout
     assert f"nothing matches: {dlq} has 30 dead letters left" in headrace(*words, "--dry-run", code=1).stderr
     done = json.loads(headrace("dlq", "redrive", dlq, "--output", "json").stdout)
     assert (done["records"], done["targets"], done["errors"]) == (30, {name: 30}, {"KeyError": 30})
@@ -154,8 +154,9 @@ def test_letters_go_elsewhere(headrace: Any, topic: Any, settings: KafkaConfig, 
         r for r in asyncio.run(read_all(settings, tier)) if dict(r.headers)["headrace.retry.topic"] == name.encode()
     ]
     assert waiting.value == b"v1\xff"
-    assert "2 letters" in headrace("dlq", "quarantine", dlq, "--key", "k2", "--key", "k3", "--reason", "later").stdout
-    assert "4 letters" in headrace("dlq", "drop", dlq, "--reason", "test data").stdout
+    moved = headrace("dlq", "quarantine", dlq, "--key", "k2", "--key", "k3", "--reason", "later").stdout
+    assert "2 dead letters" in moved
+    assert "4 dead letters" in headrace("dlq", "drop", dlq, "--reason", "test data").stdout
     assert left(headrace, dlq) == 0
     assert len(values(settings, name)) == 7
     assert f"2 to {name}" in headrace("dlq", "redrive", f"{dlq}.quarantine", "--exactly-once").stdout

@@ -422,7 +422,7 @@ def test_letters_are_redriven_dropped_and_moved_by_jobs(site: Any, topic: Any, p
     assert run("redrive", toConsumer="push", keys=["k1", "k3"])["progress"]["counts"]["passed"] == 7
     assert all_offsets(site) == before
     words = ["dlq", "redrive", f"{name}.dlq", "--to-backend", "push", "--url", process.url, "--key", "k6"]
-    assert f"1 dead letter of {name}.dlq would go to push: 1 " in site.cli(*words, "--dry-run").stdout
+    assert f"1 dead letter of {name}.dlq would go back: 1 to push" in site.cli(*words, "--dry-run").stdout
     assert "state     done" in site.cli(*words).stdout
     assert "nothing matches" in site.cli(*words, code=1).stderr
     no_letters = site.ask(f"{process.url}/adm/dead-letters/{name}/redrive", {})

@@ -8,11 +8,12 @@ from typing import Any
 
 from headrace.app.context import ProcessContext
 from headrace.config.internal_topics import InternalTopics
-from headrace.control.dead_letter_jobs import DeadLetterJobs
+from headrace.control.dead_letter_jobs import DRY_RUN_SECONDS, DeadLetterJobs
 from headrace.control.dead_letter_pages import DeadLetterPages
 from headrace.control.jobs import Jobs
 from headrace.control.origins import Origins
 from headrace.control.redelivery import Redelivery
+from headrace.control.redrive_spec import TO_ORIGIN, Target
 from headrace.control.replay import RunContext
 from headrace.control.replays import Replays, conflict
 from headrace.control.running_consumer import RunningConsumer
@@ -26,19 +27,35 @@ def jobs_of(
     table: CompactedTable[Any],
     consumers: Mapping[str, RunningConsumer],
     internal: InternalTopics,
+    *,
+    of_command: bool = False,
+    redrive_to: Target = TO_ORIGIN,
 ) -> tuple[Jobs, JobEndpoints]:
-    """Return the service that runs jobs, to start after all that carries records, and its endpoints."""
+    """Return the service that runs jobs, to start after all that carries records, and its endpoints.
+
+    Args:
+        context: The process.
+        table: Holds the jobs.
+        consumers: The consumers that run here, by name.
+        internal: The internal topics.
+        of_command: Whether a command waits for its jobs: they need no lease, a failure ends them, and a dry run may
+            take any time.
+        redrive_to: Where redrives send dead letters.
+    """
     config, admin, clock = context.config, context.admin, context.clock
     audited = context.audited_produce("STREAMING_PRODUCER")
     run_context = RunContext(admin, context.inner_producer.produce, audited, clock)
     replays = Replays(run_context, consumers, internal, producing=config.producer.enabled)
     on_sent = context.audit.produced if context.audit else None
-    dead_letter_jobs = DeadLetterJobs(run_context, replays, Origins(internal), on_sent)
+    dry_run_seconds = None if of_command else DRY_RUN_SECONDS
+    dead_letter_jobs = DeadLetterJobs(
+        run_context, replays, Origins(internal), on_sent, redrive_to=redrive_to, dry_run_seconds=dry_run_seconds
+    )
 
     def lease_of(name: str) -> Lease:
-        return Lease(config.kafka, admin, name, clock)
+        return (_HeldLease if of_command else Lease)(config.kafka, admin, name, clock)
 
-    jobs = Jobs(table, lease_of, dead_letter_jobs.make, conflict, clock)
+    jobs = Jobs(table, lease_of, dead_letter_jobs.make, conflict, clock, retries=not of_command)
     return jobs, JobEndpoints(jobs, replays, dead_letter_jobs)
 
 
@@ -49,3 +66,13 @@ def dead_letters(context: ProcessContext, consumers: Mapping[str, RunningConsume
     redelivery = Redelivery(admin, consumers, produce, clock, socket.gethostname())
     pages = DeadLetterPages(admin, context.codecs, clock, config.reactive_consumers.values())
     return DeadLetterEndpoints(pages, redelivery)
+
+
+class _HeldLease(Lease):
+    """The lease of a job that no other process knows."""
+
+    async def acquire(self, limit_seconds: float = 0.0) -> bool:
+        return True
+
+    async def check(self) -> None:
+        """Return: it cannot be lost."""

@@ -1,33 +1,54 @@
-"""The client of the HTTP API that commands use.
+"""The clients of the HTTP API that commands use: of a running Headrace, or of one inside the command.
 
 The URL comes from an option, the file, the environment (`HEADRACE_URL`) or is the default port of this machine.
 """
 
+from __future__ import annotations
+
+import asyncio
+import contextlib
 import functools
+import gc
+import getpass
 import http.client
 import json
+import logging
+import socket
+import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import click
 
-from headrace.cli.connection import config_option, find_settings
+from headrace.cli.connection import ClusterSettings, config_option, find_settings
 from headrace.cli.output import output_option
 from headrace.config.http import HttpConfig
 from headrace.config.model import HeadraceConfig
+from headrace.control.redrive_spec import Target
 from headrace.errors import EnvironmentProblem, HeadraceError
 from headrace.web.endpoint import Endpoint
 
+if TYPE_CHECKING:
+    from headrace.app.command import CommandProcess
+
+T = TypeVar("T")
 _LIMIT_SECONDS = 60.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_COLLECT_AFTER = 200_000, 50, 100
+"""Dead letters are many small objects that live shortly. Collecting after every 700 took half of the time."""
 
 
 class Api:
     """The HTTP API of one Headrace process."""
+
+    poll_seconds = 0.5
+    """Between two looks at a job."""
+    outlives_command = True
+    """Whether jobs go on when the command ends."""
 
     def __init__(self, url: str, token: str = "", limit_seconds: float = _LIMIT_SECONDS) -> None:
         """Prepare; nothing is contacted.
@@ -78,27 +99,101 @@ class Api:
         """
         if body is None and method not in ("GET", "DELETE"):
             body = {}
-        data = None if body is None else json.dumps(body).encode()
+        return self.answer(*self._send(method, path, None if body is None else json.dumps(body).encode()), expected)
+
+    def answer(self, status: int, text: bytes, expected: Collection[int]) -> dict[str, Any]:
+        """Return the JSON of an answer.
+
+        Raises:
+            HeadraceError: It is an error whose status is not expected.
+        """
+        try:
+            found: dict[str, Any] = json.loads(text) if text else {}
+            if status < 400 or status in expected:
+                return found
+            description, code = str(found["description"]), str(found["code"])
+        except (ValueError, LookupError, TypeError):
+            raise HeadraceError(
+                f"{self.url} answers {status} without an error of Headrace: it is no Headrace, or another server "
+                "stands before it",
+                status=status,
+                code="",
+            ) from None
+        raise HeadraceError(description, status=status, code=code)
+
+    def _send(self, method: str, path: str, data: bytes | None) -> tuple[int, bytes]:
         headers = {**self._headers, **({"Content-Type": "application/json"} if data is not None else {})}
         request = urllib.request.Request(self.url + path, data, headers, method=method)
         try:
-            with self._opener.open(request, timeout=self.limit_seconds) as answer:
-                text = answer.read()
-        except urllib.error.HTTPError as refused:
-            if refused.code not in expected:
-                raise _error_of(refused) from None
-            text = refused.read()
+            try:
+                with self._opener.open(request, timeout=self.limit_seconds) as answer:
+                    return answer.status, answer.read()
+            except urllib.error.HTTPError as refused:
+                return refused.code, refused.read()
         except (OSError, http.client.HTTPException) as cause:
             why = getattr(cause, "reason", cause)
             raise EnvironmentProblem(
                 f"no Headrace answers at {self.url} ({why}): start it (headrace run -c headrace.yaml), or say where it "
                 "is with --url or HEADRACE_URL"
             ) from cause
-        try:
-            found: dict[str, Any] = json.loads(text) if text else {}
-        except ValueError:
-            raise HeadraceError(f"{self.url} answers something else than JSON: it is no Headrace") from None
-        return found
+
+
+class CommandApi(Api):
+    """The HTTP API of a Headrace that runs inside the command, on a thread of its own."""
+
+    poll_seconds = 0.05
+    outlives_command = False
+
+    def __init__(self, process: CommandProcess, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__("http://localhost")
+        self._process, self._loop = process, loop
+
+    def call(
+        self, endpoint: Endpoint, body: Any = None, query: Mapping[str, Any] | None = None, /, **parameters: str
+    ) -> dict[str, Any]:
+        if body is None and endpoint.method not in ("GET", "DELETE"):
+            body = {}
+        status, text = _wait(self._process.call(endpoint, body, query, parameters), self._loop)
+        return self.answer(status, text, tuple(endpoint.answers))
+
+
+@contextlib.contextmanager
+def command_api(cluster: ClusterSettings, redrive_to: Target) -> Iterator[CommandApi]:
+    """Run a Headrace inside the command: it serves jobs on dead letters, and ends them when the command is interrupted.
+
+    Args:
+        cluster: Where Kafka is, and the file.
+        redrive_to: Where redrives send dead letters.
+    """
+    from headrace.app.command import CommandProcess  # with the web application, which other commands do not need
+
+    config = (cluster.file or HeadraceConfig()).model_copy(update={"kafka": cluster.kafka})
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="headrace", daemon=True).start()
+    logging.getLogger("headrace.control.jobs").setLevel(logging.CRITICAL)  # what ends a job is printed
+    gc.freeze()
+    gc.set_threshold(*_COLLECT_AFTER)
+
+    async def start() -> CommandProcess:
+        process = CommandProcess(config, f"{getpass.getuser()}@{socket.gethostname()}", redrive_to)
+        await process.start()
+        return process
+
+    process = _wait(start(), loop)
+    try:
+        yield CommandApi(process, loop)
+    finally:
+        _wait(process.stop(), loop)
+
+
+def _wait(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
+    """Run a coroutine on the loop of another thread; an interrupt cancels it."""
+    running = asyncio.run_coroutine_threadsafe(work, loop)
+    try:
+        return running.result()
+    except BaseException:
+        running.cancel()
+        raise
 
 
 def api_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -123,12 +218,3 @@ def address_of(settings: HeadraceConfig | None) -> str:
     http = settings.http if settings else HttpConfig()
     host = f"[{http.host}]" if ":" in http.host else http.host
     return f"{'https' if http.tls.certificate else 'http'}://{host}:{http.port}"
-
-
-def _error_of(refused: urllib.error.HTTPError) -> HeadraceError:
-    try:
-        body = json.loads(refused.read())
-        text, code = body["description"], body["code"]
-    except (OSError, ValueError, LookupError, TypeError):
-        text, code = f"{refused.url} answered {refused.code}: it is no Headrace, or another one stands before it", ""
-    return HeadraceError(str(text), status=refused.code, code=str(code))

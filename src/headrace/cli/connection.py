@@ -11,7 +11,7 @@ import functools
 import json
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,15 +49,16 @@ class ClusterSettings(NamedTuple):
     file: HeadraceConfig | None
 
 
-def kafka_options(command: Callable[..., Coroutine[Any, Any, int | None]]) -> Callable[..., Any]:
-    """Make a command of a coroutine function, with `-b`, `-c` and `--output`; it gets `cluster` and `output`.
+def kafka_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command, which may be a coroutine function, `-b`, `-c` and `--output`; it gets `cluster` and `output`.
 
     `registry_option` goes below it.
     """
 
     @functools.wraps(command)
     def run(bootstrap_servers: str | None, config: Path | None, registry: str | None = None, **others: Any) -> Any:
-        return asyncio.run(command(cluster=find_cluster(bootstrap_servers, config, registry), **others))
+        found = command(cluster=find_cluster(bootstrap_servers, config, registry), **others)
+        return asyncio.run(found) if asyncio.iscoroutine(found) else found
 
     servers = click.option("-b", "--bootstrap-servers", help="Kafka: host:port, comma separated.")
     return servers(config_option(output_option(run)))

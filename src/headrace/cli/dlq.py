@@ -1,19 +1,24 @@
-"""`headrace dlq`: list, show, search, stats; what changes dead letters is in `dlq_redrive.py`."""
+"""`headrace dlq`: reads dead letters from Kafka; redrives, moves and drops them through the application."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
-from typing import Any, get_args
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, NamedTuple, get_args
 
 import click
 import msgspec
 
+from headrace.cli.api import Api, address_of, command_api
 from headrace.cli.connection import ClusterSettings, kafka_options, registry_option
-from headrace.cli.dlq_redrive import drop, quarantine, redrive
-from headrace.cli.output import counted, print_rows
+from headrace.cli.jobs import follow, print_job
+from headrace.cli.options import RATE, selection_options, with_options
+from headrace.cli.output import counted, print_json, print_rows
 from headrace.cli.records import open_codecs
-from headrace.cli.selection_options import selection_options, with_options
+from headrace.control.dead_letter_jobs import Kind
 from headrace.control.dead_letter_pages import (
     DeadLetterPage,
     DeadLetterPages,
@@ -22,20 +27,23 @@ from headrace.control.dead_letter_pages import (
     ScanOptions,
     State,
 )
+from headrace.control.redrive_spec import TO_ORIGIN, Redriven, Target
 from headrace.control.selection import Selection
+from headrace.delivery.dead_letter import MAX_REDRIVES
+from headrace.errors import ConfigError, HeadraceError, JobConflict, LeaseTaken
 from headrace.kafka import Admin
 from headrace.lifecycle import SystemClock
+from headrace.web.routes.jobs import JobEndpoints
 
+_BUSY = (LeaseTaken.code, JobConflict.code)
 _OPTIONS = (
-    click.option(
-        "--state", type=click.Choice(get_args(State)), default="all", help="Dead letters that are left, or ended."
-    ),
+    click.option("--state", type=click.Choice(get_args(State)), default="all", help="Those that are left, or ended."),
     click.option("--text", default="", help="What error class, reason or excerpt contain, in any case."),
 )
 _PAGED = (
     click.option("--max", "most", type=click.IntRange(1), default=10, show_default=True, help="Dead letters at most."),
     click.option("--order", type=click.Choice(get_args(Order)), default="newest", show_default=True, help="First."),
-    click.option("--cursor", default="", help="Go on behind the page that gave it."),
+    click.option("--cursor", default="", help="Start after the page that printed it."),
 )
 
 
@@ -47,48 +55,44 @@ def dlq() -> None:
     """
 
 
-for _command in (redrive, quarantine, drop):
-    dlq.add_command(_command)
-
-
 @dlq.command("list")
 @click.argument("topic", required=False)
 @kafka_options
 async def list_(topic: str | None, cluster: ClusterSettings, output: str) -> None:
-    """Say how many dead letters each dead letter topic has at most, how many are left, and from when they are.
+    """List dead letter topics: how many dead letters each has at most, how many are left, and their times.
 
-    Looks at topics named *.dlq and *.quarantine, and with -c at those the file names. Reads no record, so compaction,
-    transactions and records that are no dead letters make the numbers too large; stats counts dead letters.
+    Looks at topics named *.dlq and *.quarantine, and with -c at those the file names. Reads no record: transactions,
+    compaction and foreign records make the numbers larger than what there is; stats counts dead letters.
 
     Example: headrace dlq list
     """
-    async with _dead_letters(cluster) as dead_letters:
-        rows = [msgspec.to_builtins(row) for row in await dead_letters.topics.counts(topic)]
+    async with _pages(cluster) as pages:
+        rows = [msgspec.to_builtins(row) for row in await pages.topics.counts(topic)]
     print_rows(rows, output, "no dead letter topics")
 
 
 @dlq.command()
 @click.argument("topic")
 @selection_options
-@with_options(_PAGED)
-@with_options(_OPTIONS)
+@with_options(*_PAGED, *_OPTIONS)
 @kafka_options
 @registry_option
 async def show(topic: str, selection: Selection, cluster: ClusterSettings, output: str, **asked: Any) -> None:
-    """Show dead letters: where each came from, what went wrong, its key and value.
+    """Show dead letters: the origin of each, what went wrong, its key and value.
 
-    The options say which; a search ends at its limits, and says how to go on. `show` and `search` are one command.
+    The options select them. A search ends at its limits, and prints how to continue. `show` and `search` are one
+    command.
 
     Example: headrace dlq search orders.dlq --error "HTTP 500" --since 2h
     """
     scan = _scan(asked)._replace(order=asked["order"], cursor=asked["cursor"])
-    async with _dead_letters(cluster) as dead_letters:
-        page = await dead_letters.page(topic, selection, scan, asked["most"])
+    async with _pages(cluster) as pages:
+        page = await pages.page(topic, selection, scan, asked["most"])
     if output == "json":
         return _print(page)
     for dead_letter in page.dead_letters:
         click.echo(_block(topic, dead_letter) + "\n")
-    click.echo(_went(page), err=bool(page.dead_letters))
+    click.echo(_summary(page), err=bool(page.dead_letters))
     return None
 
 
@@ -99,7 +103,7 @@ dlq.add_command(show, "search")
 @click.argument("topic")
 @selection_options
 @click.option("--bucket", "bucket_seconds", type=click.IntRange(1), default=3600, show_default=True, help="Seconds.")
-@with_options(_OPTIONS)
+@with_options(*_OPTIONS)
 @kafka_options
 async def stats(
     topic: str, selection: Selection, bucket_seconds: int, cluster: ClusterSettings, output: str, **asked: Any
@@ -108,8 +112,8 @@ async def stats(
 
     Example: headrace dlq stats orders.dlq --since 7d --bucket 86400
     """
-    async with _dead_letters(cluster) as dead_letters:
-        found = await dead_letters.statistics(topic, selection, _scan(asked), bucket_seconds)
+    async with _pages(cluster) as pages:
+        found = await pages.statistics(topic, selection, _scan(asked), bucket_seconds)
     if output == "json":
         return _print(found)
     window = f"since {found.since}" if found.since else "in all"
@@ -124,7 +128,7 @@ async def stats(
 
 
 @contextlib.asynccontextmanager
-async def _dead_letters(cluster: ClusterSettings) -> AsyncIterator[DeadLetterPages]:
+async def _pages(cluster: ClusterSettings) -> AsyncIterator[DeadLetterPages]:
     consumers = cluster.file.reactive_consumers.values() if cluster.file else ()
     async with open_codecs(cluster.registry) as codecs:
         yield DeadLetterPages(Admin(cluster.kafka), codecs, SystemClock(), consumers)
@@ -138,33 +142,222 @@ def _print(found: msgspec.Struct) -> None:
     click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
 
 
-def _block(topic: str, dead_letter: DeadLetterRecord) -> str:
-    origin, result = dead_letter.origin, msgspec.to_builtins(dead_letter.result)
+def _block(topic: str, found: DeadLetterRecord) -> str:
+    origin, result = found.origin, msgspec.to_builtins(found.result)
     lines = {
-        "dead letter": f"{topic}-{dead_letter.partition} offset {dead_letter.offset}{', ended' * dead_letter.ended}",
+        "dead letter": f"{topic}-{found.partition} offset {found.offset}" + (", ended" if found.ended else ""),
         "origin": f"{origin.topic}-{origin.partition} offset {origin.offset}",
-        "group": dead_letter.group,
-        "attempts": dead_letter.attempts,
-        "redrives": dead_letter.redrives,
-        "first failure": dead_letter.first_failure,
-        "last failure": dead_letter.last_failure,
-        "error": dead_letter.error,
-        "status": dead_letter.status,
-        "reason": dead_letter.reason,
+        "group": found.group,
+        "attempts": found.attempts,
+        "redrives": found.redrives,
+        "first failure": found.first_failure,
+        "last failure": found.last_failure,
+        "error": found.error,
+        "status": found.status,
+        "reason": found.reason,
         **{f"result {name}": text for name, text in result.items()},
-        f"key ({dead_letter.key_format})": bytes(dead_letter.key).decode(),
-        f"value ({dead_letter.value_format})": bytes(dead_letter.value).decode(),
-        "headers": ", ".join(f"{name}: {text}" for name, text in dead_letter.headers),
+        f"key ({found.key_format})": bytes(found.key).decode(),
+        f"value ({found.value_format})": bytes(found.value).decode(),
+        "headers": ", ".join(f"{name}: {text}" for name, text in found.headers),
     }
     shown = [f"{name:16} {text}" for name, text in lines.items() if text not in ("", 0)]
-    if dead_letter.stack_trace not in ("", dead_letter.reason, dead_letter.excerpt):
-        shown += ["stack", *(f"  {line}" for line in dead_letter.stack_trace.splitlines())]
+    if found.stack_trace not in ("", found.reason, found.excerpt):
+        shown += ["stack", *(f"  {line}" for line in found.stack_trace.splitlines())]
     return "\n".join(shown)
 
 
-def _went(page: DeadLetterPage) -> str:
+def _summary(page: DeadLetterPage) -> str:
     said = f"scanned {page.scanned} of up to {page.scanned + page.remaining}, found {len(page.dead_letters)}"
     foreign = f"; {counted(page.foreign, 'record')} passed over: no dead letter" if page.foreign else ""
     if not page.scanned and not page.remaining:
         return f"no dead letters in {page.topic}"
-    return said + foreign + (f"; go on with --cursor {page.cursor}" if page.cursor else "")
+    return said + foreign + (f"; continue with --cursor {page.cursor}" if page.cursor else "")
+
+
+_RUN = (
+    selection_options,
+    click.option("--dry-run", is_flag=True, help="Say what would go where, and of which errors and hours."),
+    click.option("--rate", type=RATE, help="Dead letters per second at most."),
+    click.option("--exactly-once", is_flag=True, help="Write in transactions: a kill repeats nothing."),
+    click.option(
+        "--wait",
+        "wait_seconds",
+        type=click.FloatRange(0),
+        default=0.0,
+        help="Seconds to wait for another run on the topic; one that was killed is counted out after 10.",
+    ),
+    click.option("--url", help="Have the Headrace with this base URL do it, as a job."),
+    click.option("--token", envvar="HEADRACE_TOKEN", default="", help="Token for it; better in HEADRACE_TOKEN."),
+    kafka_options,
+)
+_ENDPOINTS = {"redrive": JobEndpoints.redrive, "drop": JobEndpoints.drop, "quarantine": JobEndpoints.quarantine}
+_VERBS = {
+    "redrive": ("redrive", "would go back", "back and acknowledged"),
+    "tier": ("redrive", "would be sent", "sent and acknowledged"),
+    "quarantine": ("quarantine", "would be moved", "moved and acknowledged"),
+    "drop": ("drop", "would be dropped", "dropped"),
+}
+
+
+class _RunOptions(NamedTuple):
+    """Options of every run on dead letters."""
+
+    cluster: ClusterSettings
+    selection: Selection
+    dry_run: bool
+    rate: float | None
+    exactly_once: bool
+    wait_seconds: float
+    url: str | None
+    token: str
+    output: str
+
+
+@dlq.command()
+@click.argument("topic")
+@click.option("--to-backend", metavar="CONSUMER", help="Have a running Headrace deliver them to its backend (--url).")
+@click.option("--to-tier", type=click.IntRange(1), metavar="DELAY", help="Send them to a retry topic of --consumer.")
+@click.option("--consumer", help="Reactive consumer in the file of -c; only dead letters of its group are sent.")
+@click.option("--max-redrives", type=click.IntRange(1), default=MAX_REDRIVES, show_default=True, help="See above.")
+@with_options(*_RUN)
+def redrive(
+    topic: str, to_backend: str | None, to_tier: int | None, consumer: str | None, max_redrives: int, **chosen: Any
+) -> int:
+    """Send dead letters back to the partitions they came from, with the key, value and headers they had.
+
+    Each dead letter is saved as ended when it is acknowledged, so a redrive may be repeated for what is left: with
+    other conditions, or after an interruption. One that is killed sends at most 2,000 dead letters again (with --rate,
+    one second of it), with --exactly-once none. Dead letters that arrive meanwhile wait for the next redrive. Every
+    group that reads the topic gets the records again; no group's offsets change.
+
+    A dead letter goes back only to a topic that its consumer reads, as the configuration says (-c). Without one it goes
+    back only to the topic that its dead letter topic is named after. A record that was redriven --max-redrives times
+    already is kept back.
+
+    The command does it with your rights in Kafka, or with --url a running Headrace with its own.
+
+    Example: headrace dlq redrive orders.dlq --error "HTTP 400" --since 2h --rate 100
+    """
+    options, request = _RunOptions(**chosen), {"maxRedrives": max_redrives}
+    if to_backend:
+        if to_tier or options.exactly_once:
+            raise click.UsageError("--to-backend takes conditions, --rate and --dry-run, and no other option")
+        url = options.url or os.environ.get("HEADRACE_URL") or address_of(options.cluster.file)
+        return _run("redrive", topic, {**request, "toConsumer": to_backend}, options._replace(url=url))
+    if not to_tier and not consumer:
+        return _run("redrive", topic, request, options)
+    if options.url:
+        raise click.UsageError("--to-tier is done by the command itself: leave out --url")
+    target, group = _tier(options.cluster, consumer, to_tier)
+    selection = msgspec.structs.replace(options.selection, groups=[group])
+    return _run("redrive", topic, request, options._replace(selection=selection), target)
+
+
+@dlq.command()
+@click.argument("topic")
+@click.option("--reason", default="", help="Why; is kept in each dead letter.")
+@with_options(*_RUN)
+def quarantine(topic: str, reason: str, **chosen: Any) -> int:
+    """Move dead letters to the topic TOPIC.quarantine, as they are, where no redrive of TOPIC finds them.
+
+    It is created like TOPIC if it is missing, and is a dead letter topic itself: list, show and redrive it by its name.
+
+    Example: headrace dlq quarantine orders.dlq --header tenant=acme --reason "see issue 17"
+    """
+    return _run("quarantine", topic, {"reason": reason}, _RunOptions(**chosen))
+
+
+@dlq.command()
+@click.argument("topic")
+@click.option("--reason", required=True, help="Why; is kept with what has ended.")
+@click.option("--yes", is_flag=True, help="Do not ask, on a terminal.")
+@with_options(*_RUN)
+def drop(topic: str, reason: str, yes: bool, **chosen: Any) -> int:
+    """Drop dead letters: they are saved as ended and go nowhere. They stay readable until the topic's retention ends.
+
+    Example: headrace dlq drop orders.dlq --error DecodeError --until 2026-01-31 --reason "test data" --dry-run
+    """
+    if sys.stdout.isatty() and not yes and not chosen["dry_run"]:
+        click.confirm(f"Drop the selected dead letters of {topic}? --dry-run says which", abort=True, err=True)
+    return _run("drop", topic, {"reason": reason}, _RunOptions(**chosen))
+
+
+def _tier(cluster: ClusterSettings, name: str | None, delay_seconds: int | None) -> tuple[Target, str]:
+    """Return a consumer's retry topic, and its group."""
+    if not cluster.file or not name or not delay_seconds:
+        raise click.UsageError("a retry topic is named by --to-tier DELAY, --consumer NAME, and -c with its file")
+    consumer = cluster.file.reactive_consumers.get(name)
+    if consumer is None:
+        known = ", ".join(cluster.file.reactive_consumers) or "none"
+        raise ConfigError(f"the file has no reactive consumer {name}; it has: {known}")
+    if delay_seconds not in consumer.retry.tiers:
+        known = ", ".join(map(str, consumer.retry.tiers)) or "none"
+        raise ConfigError(f"consumer {name} has no retry topic of {delay_seconds} s; its retry.tiers: {known}")
+    topic = consumer.retry.tier_topics(consumer.group)[consumer.retry.tiers.index(delay_seconds)]
+    return Target("tier", topic, delay_seconds), consumer.group
+
+
+def _run(
+    kind: Kind, topic: str, request: Mapping[str, Any], options: _RunOptions, redrive_to: Target = TO_ORIGIN
+) -> int:
+    """Request a run of the application at the URL, or of one inside the command; wait for its end and print it."""
+    selection, dry_run = options.selection, options.dry_run
+    texts = [*selection.keys, *selection.headers.values()]
+    if any("\udc80" <= character <= "\udcff" for text in texts for character in text):
+        raise click.UsageError("--key and --header take UTF-8 text here")
+    body = {**msgspec.to_builtins(selection), **request}
+    body |= {"dryRun": dry_run, "rate": options.rate, "exactlyOnce": options.exactly_once}
+    api = Api(options.url, options.token) if options.url else None
+    with contextlib.nullcontext(api) if api else command_api(options.cluster, redrive_to) as api:
+        found = _begin(api, kind, topic, body, options.wait_seconds)
+        if not dry_run:
+            found = follow(api, found)
+    if "toConsumer" in request:
+        if dry_run and options.output == "json":
+            print_json(found)
+            return 0
+        if not dry_run:
+            return print_job(found, options.output)
+    if not dry_run and found["state"] != "done":
+        ended = f"job {found['id']} is {found['state']}: headrace jobs show {found['id']}"
+        raise HeadraceError(found["message"] or ended)
+    done = msgspec.convert(found if dry_run else found["progress"], Redriven)
+    if options.output == "json":
+        print_json({"topic": topic, "dry_run": dry_run, **msgspec.structs.asdict(done)})
+    else:
+        _print_run("tier" if redrive_to.kind == "tier" else kind, topic, body, done)
+    return 1 if done.too_large or done.unproved else 0
+
+
+def _begin(api: Api, kind: Kind, topic: str, body: Mapping[str, Any], wait_seconds: float) -> dict[str, Any]:
+    """Send a request until no other run works on the topic, at most for a time."""
+    end = time.monotonic() + wait_seconds
+    while True:
+        try:
+            return api.call(_ENDPOINTS[kind], body, topic=topic)
+        except HeadraceError as error:
+            if error.parameters.get("code") not in _BUSY or time.monotonic() >= end:
+                raise
+        time.sleep(api.poll_seconds)
+
+
+def _print_run(kind: str, topic: str, body: Mapping[str, Any], done: Redriven) -> None:
+    doing, would, did = _VERBS[kind]
+    if done.records:
+        targets = ", ".join(f"{count} to {name}" for name, count in sorted(done.targets.items()))
+        text = f"{counted(done.records, 'dead letter')} of {topic} {would if body['dryRun'] else did}"
+        text += f": {targets}" if targets else ""
+    else:
+        text = f"nothing left to {doing} in {topic}"
+    if done.kept_back:
+        text += f"; {done.kept_back} kept back: redriven {body['maxRedrives']} times or more"
+    click.echo(text)
+    if body["dryRun"] and done.records:
+        width = max(len(value) for value in (*done.errors, *done.hours))
+        for name, counts in (("error", done.errors), ("hour", done.hours)):
+            for value, count in counts.items():
+                bar = "#" * max(1, round(30 * count / max(counts.values())))
+                click.echo(f"  {name:5}  {value:{width}}  {count:>9}  {bar}")
+    unproved = [f"{counted(count, 'dead letter')}: {why}" for why, count in done.unproved.items()]
+    for line in (*done.too_large, *unproved):
+        click.echo(f"not sent: {line}", err=True)

@@ -12,9 +12,9 @@ from typing import Any
 import click
 
 from headrace.cli.api import Api, api_options
+from headrace.cli.options import MOMENT
 from headrace.cli.output import counted, print_json, print_rows
 from headrace.cli.reactive_top import top
-from headrace.cli.selection_options import Moment
 from headrace.config.references import ReferenceProblem, resolve
 from headrace.config.yaml_tree import Problems, read_text, read_tree
 from headrace.errors import ConfigError, HeadraceError
@@ -135,7 +135,7 @@ def seek(consumer: str, to: str, partitions: Mapping[str, Any], wait: float, api
     if to in ("begin", "end"):
         target: dict[str, Any] = {"to": to}
     else:
-        target = {"offset": int(to)} if to.isdecimal() else {"time": Moment()(to).isoformat()}
+        target = {"offset": int(to)} if to.isdecimal() else {"time": MOMENT(to).isoformat()}
     body = {**partitions, **target}
     return _print_results(api.call(ControlEndpoints.seek, body, {"waitSeconds": wait}, name=consumer), output)
 

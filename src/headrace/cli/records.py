@@ -13,8 +13,8 @@ import click
 import msgspec
 
 from headrace.cli.connection import ClusterSettings, kafka_options, open_producer, registry_option
+from headrace.cli.options import AliasedOption
 from headrace.cli.output import counted, print_json, progress
-from headrace.cli.selection_options import AliasedOption
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.config.section import FormatName
 from headrace.control.topics import read_window, window

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
@@ -14,7 +15,7 @@ from headrace.control.ended_offsets import EndedOffsets, lease_name
 from headrace.control.jobs import Job, JobRunner, Jobs, JobView, SaveProgress, spec_of
 from headrace.control.origins import Origins
 from headrace.control.redrive import Redrive, Sent
-from headrace.control.redrive_spec import Redriven, RedriveOptions, RedriveSpec, Target
+from headrace.control.redrive_spec import TO_ORIGIN, Redriven, RedriveOptions, RedriveSpec, Target
 from headrace.control.replay import RunContext
 from headrace.control.replays import Replays
 from headrace.control.selection import Selection, Window
@@ -27,8 +28,11 @@ Kind = Literal["redrive", "drop", "quarantine"]
 _LOOK_SECONDS, _RELEASE_SECONDS = 0.3, 5.0
 _WAIT_SECONDS = 20.0
 """For the lease of a run that was killed."""
-_DRY_RUN_SECONDS = 60.0
+DRY_RUN_SECONDS = 60.0
 _SAVE_SECONDS = 0.5
+_MOST_SAVED = 500
+"""Entries of each list and count that a job saves: its status is one record."""
+_MOST_CHARACTERS = 250
 
 
 class DeadLetterJobRequest(Selection, frozen=True, kw_only=True, rename="camel"):
@@ -61,7 +65,16 @@ class DryRunReport(Redriven, frozen=True, rename="camel"):
 class DeadLetterJobs:
     """Begins such jobs, and makes what runs them; any process can."""
 
-    def __init__(self, context: RunContext, replays: Replays, origins: Origins, on_sent: Sent | None = None) -> None:
+    def __init__(
+        self,
+        context: RunContext,
+        replays: Replays,
+        origins: Origins,
+        on_sent: Sent | None = None,
+        *,
+        redrive_to: Target = TO_ORIGIN,
+        dry_run_seconds: float | None = DRY_RUN_SECONDS,
+    ) -> None:
         """Prepare.
 
         Args:
@@ -69,8 +82,11 @@ class DeadLetterJobs:
             replays: Makes what redrives to a consumer.
             origins: Knows the consumers whose dead letters may go back.
             on_sent: Called with records that were written, or not.
+            redrive_to: Where a redrive sends dead letters that go to no consumer.
+            dry_run_seconds: Limit of a dry run; None for none.
         """
         self._context, self._replays, self._origins, self._on_sent = context, replays, origins, on_sent
+        self._redrive_to, self._dry_run_seconds = redrive_to, dry_run_seconds
 
     def make(self, job: Job) -> JobRunner | None:
         """Return what runs a job; None for a replay, or a redrive, to something that is not here."""
@@ -113,19 +129,19 @@ class DeadLetterJobs:
 
     async def _dry_run(self, spec: RedriveSpec, consumer: str) -> DryRunReport:
         try:
-            async with asyncio.timeout(_DRY_RUN_SECONDS):
+            async with asyncio.timeout(self._dry_run_seconds):
                 found = msgspec.structs.asdict(await self._redrive(spec).run(asyncio.Event()))
         except TimeoutError:
             raise InvalidRequest(
-                f"reading all these dead letters takes longer than {_DRY_RUN_SECONDS:g} s: narrow it by partition, "
-                "offsets or a start, or use the command: headrace dlq redrive --dry-run"
+                f"reading all these dead letters takes longer than {self._dry_run_seconds:g} s: narrow it by "
+                "partition, offsets or a start, or use the command: headrace dlq redrive --dry-run"
             ) from None
         if consumer:
             found["targets"] = {consumer: found["records"]}
         return DryRunReport(**found)
 
     async def _check_ready(self, topic: str, selection: Selection) -> None:
-        """Return if a job could begin: nobody else works on the topic, and a dead letter is found at once.
+        """Return if a job could begin: no other run works on the topic, and a dead letter is found at once.
 
         Raises:
             LeaseTaken: Another run works on the topic.
@@ -135,7 +151,11 @@ class DeadLetterJobs:
         deadline = Deadline(clock, _RELEASE_SECONDS)  # a run that is done releases its lease in a moment
         while holder := await lease_holder(admin, lease_name(topic)):
             if deadline.passed:
-                raise LeaseTaken(f"{topic} is worked on by {holder}: let it end, and ask again", topic=topic)
+                raise LeaseTaken(
+                    f"{topic} is worked on by {holder}: let it end, and send the request again (--wait of the command "
+                    "does that). One that was killed is counted out after 10 s",
+                    topic=topic,
+                )
             await clock.sleep(_LOOK_SECONDS)
         ended = EndedOffsets(admin, topic)
         await ended.load()
@@ -155,7 +175,7 @@ class DeadLetterJobs:
             raise InvalidRequest("lastRetry is for a backend: name its consumer in toConsumer, or leave it out")
         if kind == "drop" and not asked.reason:
             raise InvalidRequest("reason is missing: dead letters that are dropped go nowhere, so say why")
-        target = Target() if kind == "redrive" else Target(kind, reason=asked.reason)
+        target = self._redrive_to if kind == "redrive" else Target(kind, reason=asked.reason)
         options = RedriveOptions(
             dry_run=asked.dry_run,
             exactly_once=asked.exactly_once,
@@ -183,7 +203,7 @@ class RedriveJob:
     """See `JobRunner`. Numbers are those of this run: what earlier ones ended is not met again."""
 
     def __init__(self, make: Callable[[bool], Redrive], now: Callable[[], float]) -> None:
-        """Prepare; `make` makes the run, and is told whether it resumes another."""
+        """Prepare; `make` makes the run, and takes whether it resumes another."""
         self._make, self._now = make, now
 
     async def run(self, progress: Mapping[str, Any], save_progress: SaveProgress, stop: asyncio.Event) -> str:
@@ -198,7 +218,14 @@ class RedriveJob:
                 saved_at = self._now()
 
         done = await self._make(bool(progress)).run(stop, on_progress)
-        await save_progress({**reached, "records": done.records, "targets": dict(done.targets)})
+        found = {name: _first(value) for name, value in msgspec.to_builtins(done).items()}
+        await save_progress({**reached, **found})
         said = [f"{count} dead letters left: {why}" for why, count in done.unproved.items()]
         said += [f"{done.kept_back} dead letters kept back: redriven too often"] if done.kept_back else []
         return "; ".join([*said, *(f"not sent: {line}" for line in done.too_large[:10])])
+
+
+def _first(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name[:_MOST_CHARACTERS]: count for name, count in itertools.islice(value.items(), _MOST_SAVED)}
+    return value[:_MOST_SAVED] if isinstance(value, list) else value

@@ -64,6 +64,9 @@ class Target(msgspec.Struct, frozen=True, omit_defaults=True):
         return OutgoingRecord(topic, record.key, record.value, headers, origin.partition.partition)
 
 
+TO_ORIGIN = Target()
+
+
 class RedriveOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How dead letters go."""
 
@@ -86,7 +89,7 @@ class RedriveSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
     topic: str
     select: Selection = Selection()
-    target: Target = Target()
+    target: Target = TO_ORIGIN
     options: RedriveOptions = RedriveOptions()
     topic_id: str = ""
     """Id of the topic at the time of the request; empty for any."""

@@ -214,7 +214,7 @@ def test_a_dry_run_of_very_many_letters_ends(monkeypatch: pytest.MonkeyPatch) ->
     nothing: Any = None
     letters = jobs_of(nothing)
     monkeypatch.setattr(letters, "_redrive", lambda _, **__: Endless())
-    monkeypatch.setattr(dead_letter_jobs, "_DRY_RUN_SECONDS", 0.01)
+    monkeypatch.setattr(letters, "_dry_run_seconds", 0.01)
     with pytest.raises(InvalidRequest, match="narrow it"):
         asyncio.run(letters.begin(nothing, "redrive", "t.dlq", DeadLetterJobRequest(dry_run=True), "ann"))
 
@@ -250,7 +250,9 @@ def test_a_run_is_saved_before_it_starts_and_knows_whether_it_resumes_another() 
 
         clock = ManualClock(1.0)
         await RedriveJob(make, clock.monotonic).run({}, save, asyncio.Event())
-        assert saved == [{"done": 0}, {"done": 1, "total": 2, "records": 0, "targets": {}}]
+        ended: dict[str, Any] = {"records": 0, "targets": {}, "errors": {}, "hours": {}, "keptBack": 0}
+        ended |= {"tooLarge": [], "unproved": {}}
+        assert saved == [{"done": 0}, {"done": 1, "total": 2, **ended}]
         with pytest.raises(KafkaUnavailable):
             failing = RedriveJob(lambda resumes: make(resumes, KafkaUnavailable("away")), clock.monotonic)
             await failing.run(saved[0], save, asyncio.Event())

@@ -1,4 +1,4 @@
-"""Options that select records: one for each field of `Span` and `Selection`."""
+"""Options that several commands have, and the types of their values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import functools
 import re
 import time
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from typing import Any
 
 import click
@@ -24,73 +23,66 @@ class AliasedOption(click.Option):
         return click.Option.get_help_record(shown, ctx)
 
 
-class Moment(click.ParamType[datetime]):
-    """A point in time: ISO 8601, by default UTC, or an age (`90s`, `15m`, `2h`, `1d`)."""
+class ParsedType(click.ParamType[Any]):
+    """Takes a text that a function parses."""
 
-    name = "time"
+    def __init__(self, name: str, parse: Callable[[str], Any], takes: str) -> None:
+        """Prepare; `parse` raises ValueError or OverflowError for what is not a value, `takes` says what is one."""
+        self.name, self._parse, self._takes = name, parse, takes
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        if isinstance(value, datetime):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
             return value
         try:
-            return parse_time(value, time.time())
+            return self._parse(value)
         except (ValueError, OverflowError):
-            self.fail(f"{value!r} is neither a time such as 2026-01-31T08:00 nor an age such as 2h", param, ctx)
+            self.fail(f"{value!r} is {self._takes}", param, ctx)
 
 
-class RateOption(click.ParamType[float]):
-    """Records per second: more than 0, and neither `nan` nor `inf`."""
-
-    name = "rate"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        found = click.FLOAT.convert(value, param, ctx)
-        if not 0 < found < float("inf"):
-            self.fail(f"{value!r} is no rate: take a number above 0", param, ctx)
-        return found
+def _rate(text: str) -> float:
+    rate = float(text)
+    if not 0 < rate < float("inf"):
+        raise ValueError
+    return rate
 
 
-class OffsetRange(click.ParamType[tuple[int, int | None]]):
-    """One offset, or the first and the last: `17`, `17-40`, `17-`."""
-
-    name = "first-last"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int | None]:
-        if isinstance(value, tuple):
-            return value
-        found = re.fullmatch(r"(\d{1,18})(-(\d{0,18}))?", value)
-        if not found:
-            self.fail(f"{value!r} is no offset (17), and no first and last one (17-40, 17-)", param, ctx)
-        first = int(found[1])
-        last = first if found[2] is None else int(found[3]) if found[3] else None
-        return first, last
+def _offsets(text: str) -> tuple[int, int | None]:
+    found = re.fullmatch(r"(\d{1,18})(-(\d{0,18}))?", text)
+    if not found:
+        raise ValueError
+    first = int(found[1])
+    return first, first if found[2] is None else int(found[3]) if found[3] else None
 
 
-class Pair(click.ParamType[tuple[str, str]]):
-    """`NAME=VALUE`."""
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ValueError
+    return name, value
 
-    name = "name=value"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
-        if isinstance(value, tuple):
-            return value
-        name, equals, text = value.partition("=")
-        if not equals or not name:
-            self.fail(f"{value!r} is not NAME=VALUE", param, ctx)
-        return name, text
-
+MOMENT = ParsedType(
+    "time",
+    lambda text: parse_time(text, time.time()),
+    "neither a time such as 2026-01-31T08:00 nor an age such as 2h",
+)
+"""A point in time: ISO 8601, by default UTC, or an age (`90s`, `15m`, `2h`, `1d`)."""
+RATE = ParsedType("rate", _rate, "no rate: take a number above 0")
+"""Records per second: more than 0, and neither `nan` nor `inf`."""
+PAIR = ParsedType("name=value", _pair, "not NAME=VALUE")
+_OFFSETS = ParsedType("first-last", _offsets, "no offset (17), and no first and last one (17-40, 17-)")
 
 _SPAN = (
     click.option("--partition", type=click.IntRange(0), help="Only this partition of the topic."),
-    click.option("--offsets", type=OffsetRange(), help="One offset (17), or a range (17-40, 17-); needs --partition."),
+    click.option("--offsets", type=_OFFSETS, help="One offset (17), or a range (17-40, 17-); needs --partition."),
     click.option(
         "--since",
         "--from",
         cls=AliasedOption,
-        type=Moment(),
+        type=MOMENT,
         help="Records written at this time or later: 2026-01-31T08:00, or 2h (ago).",
     ),
-    click.option("--until", type=Moment(), help="Records written before this time."),
+    click.option("--until", type=MOMENT, help="Records written before this time."),
 )
 _CONDITIONS = (
     click.option("--origin", "topics", multiple=True, metavar="TOPIC", help="Dead letters of this topic of origin."),
@@ -98,12 +90,12 @@ _CONDITIONS = (
     click.option("--error", "errors", multiple=True, metavar="CLASS", help="Dead letters of this error class."),
     click.option("--key", "keys", multiple=True, help="Dead letters whose key is this text."),
     click.option(
-        "--header", "headers", multiple=True, type=Pair(), help="Dead letters that have this header; all, if several."
+        "--header", "headers", multiple=True, type=PAIR, help="Dead letters that have this header; all, if several."
     ),
 )
 
 
-def with_options(options: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Callable[..., Any]]:
+def with_options(*options: Callable[[Any], Any]) -> Callable[[Any], Callable[..., Any]]:
     """Give a command several options, in this order."""
     return lambda command: functools.reduce(lambda made, option: option(made), reversed(options), command)
 
@@ -116,7 +108,7 @@ def span_options(command: Callable[..., Any]) -> Callable[..., Any]:
         span = Span(**_fields_of(Span, given))
         return command(span=span, **given)
 
-    return with_options(_SPAN)(run)
+    return with_options(*_SPAN)(run)
 
 
 def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -129,7 +121,7 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
         selection = Selection(**_fields_of(Selection, given), headers=dict(headers))
         return command(selection=selection, **given)
 
-    return with_options((*_SPAN, *_CONDITIONS))(run)
+    return with_options(*_SPAN, *_CONDITIONS)(run)
 
 
 def _fields_of(kind: type[Span], given: dict[str, Any]) -> dict[str, Any]:

@@ -8,8 +8,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from headrace.cli.replay import redrive_to_backend
-from headrace.cli.selection_options import RateOption, selection_options
+from headrace.cli.dlq import dlq
+from headrace.cli.options import RATE, selection_options
 from headrace.control.selection import Selection, to_bytes
 
 
@@ -54,27 +54,21 @@ def test_keys_and_headers_are_bytes() -> None:
     assert to_bytes(found.headers["h"]) == b"\xff=1"
 
 
-@pytest.mark.parametrize(
-    ("selection", "said"),
-    [
-        (Selection(keys=["\udcff"]), "that are text"),
-        (Selection(headers={"a": "\udcff"}), "that are text"),
-    ],
-)
-def test_a_condition_that_cannot_be_told_is_not_dropped(selection: Selection, said: str) -> None:
-    """Or a backend would get letters that nobody asked for."""
-    nobody: Any = None
-    with pytest.raises(click.UsageError, match=said):
-        redrive_to_backend(nobody, "t.dlq", "push", selection)
+@pytest.mark.parametrize("condition", [("--key", "\udcff"), ("--header", "a=\udcff")])
+@pytest.mark.parametrize("where", [(), ("--url", "http://127.0.0.1:9"), ("--to-backend", "push")])
+def test_a_condition_that_cannot_be_sent_is_not_dropped(condition: tuple[str, str], where: tuple[str, ...]) -> None:
+    """Or dead letters would go that were not selected."""
+    done = CliRunner().invoke(dlq, ["redrive", "t.dlq", *condition, *where])
+    assert (done.exit_code, "take UTF-8 text" in done.output) == (2, True)
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf", "0", "-1", "many"])
 def test_what_is_no_rate_is_wrong_usage(text: str) -> None:
     """Python takes nan and inf for numbers."""
     with pytest.raises(click.BadParameter):
-        RateOption()(text)
+        RATE(text)
 
 
 def test_a_rate_may_be_a_fraction() -> None:
     """One record in two seconds, for one that is to be looked at."""
-    assert RateOption()("0.5") == 0.5
+    assert RATE("0.5") == 0.5

@@ -5,7 +5,6 @@ The URL comes from an option, the file, the environment (`HEADRACE_URL`) or is t
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import gc
@@ -14,12 +13,11 @@ import http.client
 import json
 import logging
 import socket
-import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import click
@@ -30,12 +28,12 @@ from headrace.config.http import HttpConfig
 from headrace.config.model import HeadraceConfig
 from headrace.control.redrive_spec import Target
 from headrace.errors import EnvironmentProblem, HeadraceError
+from headrace.lifecycle import LoopThread
 from headrace.web.endpoint import Endpoint
 
 if TYPE_CHECKING:
     from headrace.app.command import CommandProcess
 
-T = TypeVar("T")
 _LIMIT_SECONDS = 60.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _COLLECT_AFTER = 200_000, 50, 100
@@ -139,27 +137,28 @@ class Api:
 
 
 class CommandApi(Api):
-    """The HTTP API of a Headrace that runs inside the command, on a thread of its own."""
+    """The HTTP API of a Headrace inside the command."""
 
     poll_seconds = 0.05
     outlives_command = False
 
-    def __init__(self, process: CommandProcess, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, process: CommandProcess, thread: LoopThread) -> None:
         super().__init__("http://localhost")
-        self._process, self._loop = process, loop
+        self._process, self._thread = process, thread
 
     def call(
         self, endpoint: Endpoint, body: Any = None, query: Mapping[str, Any] | None = None, /, **parameters: str
     ) -> dict[str, Any]:
         if body is None and endpoint.method not in ("GET", "DELETE"):
             body = {}
-        status, text = _wait(self._process.call(endpoint, body, query, parameters), self._loop)
-        return self.answer(status, text, tuple(endpoint.answers))
+        return self.answer(
+            *self._thread.call(self._process.call(endpoint, body, query, parameters)), tuple(endpoint.answers)
+        )
 
 
 @contextlib.contextmanager
 def command_api(cluster: ClusterSettings, redrive_to: Target) -> Iterator[CommandApi]:
-    """Run a Headrace inside the command: it serves jobs on dead letters, and ends them when the command is interrupted.
+    """Run a Headrace inside the command; leaving ends its jobs early, with what has ended saved.
 
     Args:
         cluster: Where Kafka is, and the file.
@@ -167,33 +166,23 @@ def command_api(cluster: ClusterSettings, redrive_to: Target) -> Iterator[Comman
     """
     from headrace.app.command import CommandProcess  # with the web application, which other commands do not need
 
-    config = (cluster.file or HeadraceConfig()).model_copy(update={"kafka": cluster.kafka})
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="headrace", daemon=True).start()
     logging.getLogger("headrace.control.jobs").setLevel(logging.CRITICAL)  # what ends a job is printed
     gc.freeze()
     gc.set_threshold(*_COLLECT_AFTER)
+    config = (cluster.file or HeadraceConfig()).model_copy(update={"kafka": cluster.kafka})
 
     async def start() -> CommandProcess:
         process = CommandProcess(config, f"{getpass.getuser()}@{socket.gethostname()}", redrive_to)
         await process.start()
         return process
 
-    process = _wait(start(), loop)
+    thread = LoopThread("headrace")
+    process = thread.call(start())
     try:
-        yield CommandApi(process, loop)
+        yield CommandApi(process, thread)
     finally:
-        _wait(process.stop(), loop)
-
-
-def _wait(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
-    """Run a coroutine on the loop of another thread; an interrupt cancels it."""
-    running = asyncio.run_coroutine_threadsafe(work, loop)
-    try:
-        return running.result()
-    except BaseException:
-        running.cancel()
-        raise
+        thread.call(process.stop())
+        thread.stop()
 
 
 def api_options(command: Callable[..., Any]) -> Callable[..., Any]:

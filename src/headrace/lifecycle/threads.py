@@ -112,7 +112,7 @@ class OwnedThread:
 
 
 class LoopThread:
-    """A loop on a thread of its own, for callers without a loop (test tools, scripts)."""
+    """A loop on a thread of its own, for callers without a loop (commands, test tools, scripts)."""
 
     def __init__(self, name: str) -> None:
         """Start the loop; `name` is shown in stack dumps."""
@@ -120,8 +120,8 @@ class LoopThread:
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
-    def call(self, work: Coroutine[Any, Any, T], limit_seconds: float) -> T:
-        """Run a coroutine on the loop and wait for its result; past the limit it is cancelled.
+    def call(self, work: Coroutine[Any, Any, T], limit_seconds: float | None = None) -> T:
+        """Run a coroutine on the loop and wait for its result; past the limit, or by an interrupt, it is cancelled.
 
         Raises:
             TimeoutError: No result in time.

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import settings
 
 # How long an example takes says nothing of whether it is right.
-settings.register_profile("house", deadline=None)
-settings.load_profile("house")
+settings.register_profile("short", deadline=None)
+settings.register_profile("long", deadline=None, max_examples=500)
 
 # Whoever starts the tests in the background may have it ignored, and the programs under test would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -18,6 +18,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also run the long tests (tests/LONG.md)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("long" if config.getoption("--long") else "short")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

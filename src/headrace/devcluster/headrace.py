@@ -4,7 +4,7 @@ import os
 import re
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,10 @@ class HeadraceProcess:
         file = self._folder / "headrace.yaml"
         file.write_text(yaml.safe_dump(self._config))
         self.server.log.write_text("")
-        command = [sys.executable, "-m", "headrace.cli.main", "run", "-c", str(file)]
+        self._launch(["run", "-c", str(file)])
+
+    def _launch(self, words: Sequence[str]) -> None:
+        command = [sys.executable, "-m", "headrace.cli.main", *words]
         self.server.start(command, detached=False, cwd=self._folder, env=self._env)
 
     def wait_ready(self, limit_seconds: float = 120.0) -> None:

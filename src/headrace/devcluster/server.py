@@ -6,10 +6,10 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from headrace.errors import EnvironmentProblem, PortTaken
-from headrace.lifecycle import Child, start_child
+from headrace.lifecycle import start_child
 
 _ADDRESS_TAKEN = ("Address already in use", "Port already bound", "seems to be in use")
 _TRACE_LINES = 300
@@ -28,6 +28,14 @@ class ServerId(NamedTuple):
         return self.started != "" and _start_time(self.pid) == self.started
 
 
+class StartedProcess(Protocol):
+    """A child process, as much of `subprocess.Popen` as is used."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+
+
 class Server:
     """A JVM with a log file, in its own process group."""
 
@@ -36,7 +44,7 @@ class Server:
         self.name = name
         self.log = log
         self.id = found
-        self._child: Child | None = None
+        self._child: StartedProcess | None = None
 
     @property
     def running(self) -> bool:
@@ -54,8 +62,12 @@ class Server:
         self, command: Sequence[str], *, detached: bool, cwd: Path | None = None, env: Mapping[str, str] | None = None
     ) -> None:
         """Start it; a detached one outlives this process."""
-        self._child = start_child(command, output=self.log, die_with_parent=not detached, cwd=cwd, env=env)
-        self.id = ServerId(self._child.pid, _start_time(self._child.pid))
+        self.adopt(start_child(command, output=self.log, die_with_parent=not detached, cwd=cwd, env=env))
+
+    def adopt(self, process: StartedProcess) -> None:
+        """Take a process that was just started, in a process group of its own."""
+        self._child = process
+        self.id = ServerId(process.pid, _start_time(process.pid))
 
     def signal(self, number: int) -> None:
         """Send a signal to its process group, if it lives."""

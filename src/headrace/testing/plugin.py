@@ -14,6 +14,7 @@ import pytest
 
 from headrace.devcluster import Cluster, HeadraceProcess, RecordingBackend, Registry
 from headrace.errors import EnvironmentProblem
+from headrace.testing.forked import ForkedHeadrace
 from headrace.testing.proxy import FaultProxy
 
 AnyServers = TypeVar("AnyServers", Cluster, Registry)
@@ -102,7 +103,7 @@ def headrace(tmp_path: Path) -> Iterator[Callable[..., HeadraceProcess]]:
     started: list[HeadraceProcess] = []
 
     def start(config: Mapping[str, Any], *, wait: bool = True, env: Mapping[str, str] | None = None) -> HeadraceProcess:
-        process = HeadraceProcess(config, tmp_path / f"headrace-{len(started)}", env)
+        process = ForkedHeadrace(config, tmp_path / f"headrace-{len(started)}", env)
         started.append(process)
         process.start()
         if wait:

@@ -7,7 +7,7 @@ import http.client
 import json
 import os
 import subprocess
-import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -19,6 +19,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
 from headrace.kafka import Admin, Producer, read_records
 from headrace.records import OutgoingRecord, Record, TopicPartition
+from headrace.testing.forked import ForkedCommand
 
 PATIENCE_SECONDS = 150.0
 
@@ -88,10 +89,11 @@ class Scene:
     def cli(self, *words: str, given: str = "", code: int = 0) -> subprocess.CompletedProcess[str]:
         """Run a command as a user with `KAFKA` set, and check its exit code."""
         env = {**os.environ, "KAFKA": self.kafka.bootstrap_servers}
-        command = [sys.executable, "-m", "headrace.cli.main", *words]
-        done = subprocess.run(
-            command, input=given, env=env, cwd=self._folder, capture_output=True, text=True, timeout=240
-        )
+        with tempfile.TemporaryDirectory() as scratch:
+            stdin, output, errors = (Path(scratch, name) for name in ("stdin", "output", "errors"))
+            stdin.write_text(given)
+            ended = ForkedCommand(words, self._folder, env, output, errors, stdin).wait(240)
+            done = subprocess.CompletedProcess(words, ended, output.read_text(), errors.read_text())
         assert done.returncode == code, done.stderr
         assert "Traceback" not in done.stderr
         return done

@@ -152,7 +152,7 @@ def test_a_run_that_is_told_to_end_while_it_starts_ends_well(tmp_path: Path) -> 
         while opened is None and process.poll() is None and time.monotonic() < limit:
             with contextlib.suppress(OSError):  # until it reads the file
                 opened = os.open(file, os.O_WRONLY | os.O_NONBLOCK)
-        process.terminate()
-        assert process.wait(60) == 0
         assert opened is not None
-        os.close(opened)
+        process.terminate()
+        os.close(opened)  # a read that began between the signal and its handler would wait for ever
+        assert process.wait(60) == 0

@@ -172,4 +172,4 @@ class BreakerMachine(RuleBasedStateMachine):
 
 
 TestBreakerMachine = BreakerMachine.TestCase
-TestBreakerMachine.settings = settings(max_examples=2000, stateful_step_count=30, deadline=None)
+TestBreakerMachine.settings = settings(max_examples=4 * settings().max_examples, stateful_step_count=30)

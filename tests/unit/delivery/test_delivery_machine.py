@@ -360,4 +360,4 @@ class DeliveryMachine(RuleBasedStateMachine):
 
 
 TestDeliveryMachine = DeliveryMachine.TestCase
-TestDeliveryMachine.settings = settings(max_examples=2000, stateful_step_count=12, deadline=None)
+TestDeliveryMachine.settings = settings(max_examples=4 * settings().max_examples, stateful_step_count=12)

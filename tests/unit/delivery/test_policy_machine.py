@@ -222,4 +222,4 @@ class PolicyMachine(RuleBasedStateMachine):
 
 
 TestPolicyMachine = PolicyMachine.TestCase
-TestPolicyMachine.settings = settings(max_examples=2000, stateful_step_count=10, deadline=None)
+TestPolicyMachine.settings = settings(max_examples=4 * settings().max_examples, stateful_step_count=10)

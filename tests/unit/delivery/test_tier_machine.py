@@ -366,7 +366,7 @@ class TierMachine(RuleBasedStateMachine):
 
 
 TestTierMachine = TierMachine.TestCase
-TestTierMachine.settings = settings(max_examples=2000, stateful_step_count=8, deadline=None)
+TestTierMachine.settings = settings(max_examples=4 * settings().max_examples, stateful_step_count=8)
 
 
 class CalmTierMachine(TierMachine):
@@ -387,4 +387,4 @@ class CalmTierMachine(TierMachine):
 
 
 TestCalmTierMachine = CalmTierMachine.TestCase
-TestCalmTierMachine.settings = settings(max_examples=300, stateful_step_count=20, deadline=None)
+TestCalmTierMachine.settings = settings(max_examples=settings().max_examples, stateful_step_count=20)

@@ -234,4 +234,4 @@ class TrackerMachine(RuleBasedStateMachine):
 
 
 TestTrackerMachine = TrackerMachine.TestCase
-TestTrackerMachine.settings = settings(max_examples=2000, stateful_step_count=20, deadline=None)
+TestTrackerMachine.settings = settings(max_examples=4 * settings().max_examples, stateful_step_count=20)

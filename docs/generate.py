@@ -185,7 +185,7 @@ def consumer_keys_page() -> str:
 def _keys_page(title: str, text: list[str], names: str, keys: Mapping[str, Key]) -> str:
     rows = [
         f"| `{name}` | {f'`{key.light_4j}`' if key.light_4j else ''} | {f'`{key.client}`' if key.client else ''} | "
-        f"{key.ours} |"
+        f"{key.setting} |"
         for name, key in keys.items()
     ]
     head = [f"| {names} | Default of light-4j | Client (librdkafka) | Headrace |", "|---|---|---|---|"]

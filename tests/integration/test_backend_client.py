@@ -371,7 +371,7 @@ def test_who_cannot_be_reached_is_named_with_the_next_step() -> None:
         async with served(always(OK)) as server:
             pass
         with client_for(server.url) as client:
-            assert "nobody listens there: start it, or correct the port" in await why_not(client)
+            assert "no process listens there: start it, or correct the port" in await why_not(client)
         with client_for("http://nobody.invalid/") as client:
             assert "cannot be resolved" in await why_not(client)
         async with served(always(OK)) as server:

@@ -136,7 +136,7 @@ def test_a_letter_says_where_it_came_from_and_what_it_holds(site: Any, kafka: An
     assert (third["valueFormat"], third["value"]) == ("binary", base64.b64encode(b"\xfe\x01").decode())
     said = site.cli("dlq", "show", dlq, "--order", "oldest", "--max", "1")
     assert 'value (json)     {"count": 12345678901234567890.10}' in said.stdout
-    assert "go on with --cursor oldest.0-1" in said.stderr
+    assert "continue with --cursor oldest.0-1" in said.stderr
 
 
 @pytest.mark.parametrize("order", ["newest", "oldest"])
@@ -181,10 +181,10 @@ def test_a_search_ends_at_its_limit_and_goes_on(site: Any, kafka: Any, topic: An
     rest = search(ScanOptions(cursor=some.cursor), errors=["HTTP 500"])
     assert (rest.scanned, rest.remaining, rest.cursor) == (20, 0, "")
     assert len(some.dead_letters) + len(rest.dead_letters) == 10
-    with pytest.raises(InvalidRequest, match="oldest is asked for"):
+    with pytest.raises(InvalidRequest, match="oldest is requested"):
         search(ScanOptions("oldest", some.cursor))
     said = site.cli("dlq", "search", dlq, "--error", "HTTP 500", "--max", "1").stderr
-    assert "found 1; go on with --cursor newest.0-" in said
+    assert "found 1; continue with --cursor newest.0-" in said
 
 
 def test_letters_are_counted(site: Any, kafka: Any, topic: Any) -> None:

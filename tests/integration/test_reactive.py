@@ -236,7 +236,7 @@ def test_answers_that_are_not_as_agreed_end_nothing(site: Any, topic: Any, headr
         "text": (Answer(body="<html>"), "not a JSON array of results"),
         "redirect": (Answer(status=301), "HTTP 301"),
         "missing": (Answer(status=404), "HTTP 404"),
-        "slow": (Answer(delay_seconds=3), "no answer came in time"),
+        "slow": (Answer(delay_seconds=3), "no answer arrived in time"),
     }
     topics = {case: topic() for case in cases}
     answers = {topics[case]: answer for case, (answer, _) in cases.items()}

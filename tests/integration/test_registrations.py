@@ -310,7 +310,7 @@ def test_a_consumer_that_dies_ends_nobody_else(deployment: Deployment, topic: An
     assert ask(process, "PUT", f"{PLACE}/sound", deployment.consumer(other)).status == 201
     deployment.wait_state(process, "broken", "waiting", "ended by itself")
     site.write_json(name, 1)
-    deployment.wait_state(process, "unready", "waiting", "nobody listens there")
+    deployment.wait_state(process, "unready", "waiting", "no process listens there")
     site.write_json(other, *range(5))
     site.wait_committed(f"{other}-group", other, 5)
     assert deployment.wait_state(process, "sound", "running")

@@ -128,7 +128,7 @@ class Assembly:
             topics=reactive.topics,
             matches=matches,
             destination=destination,
-            destination_name=destination.client.place,
+            destination_name=destination.client.url,
             dead_letter=reactive.dead_letter,
             dead_letters=dead_letters,
             pump=pump,

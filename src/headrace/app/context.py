@@ -38,7 +38,7 @@ class ProcessContext:
     codecs: Codecs
     audit: Audit | None
     audit_producer: Producer | None
-    """Writes the audit's topic, with a byte budget of its own: notes never take the room of records."""
+    """Writes the audit's topic, with a byte budget of its own: notes never take the budget of records."""
 
     @property
     def services(self) -> list[Service]:

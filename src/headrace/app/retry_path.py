@@ -62,7 +62,7 @@ class RetryPath:
         settings = {
             "ordering": "key" if self.blocked_keys else "none",
             "batch": BatchConfig(max_records=1, max_bytes=consumer.batch.max_bytes),
-            "retry": in_the_tier(consumer.retry),
+            "retry": retry_of_topic(consumer.retry),
         }
         return Pump(
             f"{self._name} retries",
@@ -97,7 +97,7 @@ class RetryPath:
         return [StaleEntries(name, blocked, live.lanes, ends, committed, self._context.clock, late_seconds)]
 
 
-def in_the_tier(retry: RetryConfig) -> RetryConfig:
+def retry_of_topic(retry: RetryConfig) -> RetryConfig:
     """Return the attempts of a record in a retry topic: one, or `attempts` more where it blocks its key."""
     if not retry.keep_key_order:
         return retry

@@ -46,7 +46,7 @@ def counted(number: int, noun: str) -> str:
 
 @contextlib.contextmanager
 def progress(doing: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Show a bar on a terminal, nothing elsewhere.
+    """Show a bar on a terminal, nothing in a file or pipe.
 
     Yields:
         A function that takes how much is done and how much there is (None: unknown).
@@ -62,7 +62,7 @@ def progress(doing: str) -> Iterator[Callable[[int, int | None], None]]:
 
 @contextlib.contextmanager
 def install_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Show the downloads of a first start: a bar on a terminal, a line per step elsewhere.
+    """Show the downloads of a first start: a bar on a terminal, a line per step in a file or pipe.
 
     Yields:
         A `headrace.jvm.Progress`.

@@ -208,7 +208,7 @@ async def consume(cluster: ClusterSettings, **given: Any) -> None:
 @contextlib.asynccontextmanager
 async def _reporting_outages(cluster: ClusterSettings) -> AsyncGenerator[None, None]:
     """Report on standard error when Kafka stops to answer, and when it answers again."""
-    reachability = Reachability(cluster.kafka, SystemClock(), tell=functools.partial(click.echo, err=True))
+    reachability = Reachability(cluster.kafka, SystemClock(), report=functools.partial(click.echo, err=True))
     await reachability.start()
     try:
         yield

@@ -178,7 +178,7 @@ class BackendConfig(Section):
         for name, url in (("url", self.url), ("oauth.token_url", self.oauth.token_url if self.oauth else "")):
             why = "" if self.allow_link_local else forbidden_host(urlsplit(url).hostname or "")
             if why:
-                raise ValueError(f"{name} is refused: {why}; if that is meant, set allow_link_local: true")
+                raise ValueError(f"{name} is refused: {why}; to allow it, set allow_link_local: true")
         return self
 
     @model_validator(mode="after")

@@ -91,8 +91,8 @@ class RetryConfig(Section):
     """Delays, in seconds, of further deliveries after `attempts` are used up, such as `[10, 60, 600]`: the record
     waits in the topic `<group>.retry.<delay>s` while others are delivered. After the last it becomes a dead letter."""
     keep_key_order: bool = False
-    """With one tier and order `key`: records wait for an earlier record of their key that is in the retry topic. There
-    it has `attempts` again, a delay apart, and its key is blocked until it has ended."""
+    """With one retry topic and order `key`: records wait for an earlier record of their key that is in the retry topic.
+    There it has `attempts` again, a delay apart, and its key is blocked until it has ended."""
 
     @model_validator(mode="after")
     def _tiers_fit(self) -> RetryConfig:
@@ -103,7 +103,7 @@ class RetryConfig(Section):
         if self.deadline_seconds and sum(self.tiers) > self.deadline_seconds:
             raise ValueError(
                 f"deadline_seconds is {self.deadline_seconds:g} and tiers take {sum(self.tiers)} s together, so the "
-                "last one is never used: raise the deadline or drop the tier"
+                "last one is never used: raise the deadline or drop that delay"
             )
         return self
 
@@ -141,7 +141,7 @@ class DeadLetterConfig(Section):
     """The topic for records that cannot be delivered."""
 
     enabled: bool = True
-    """When false, a record that has used up its attempts stalls its partition, and the status says so."""
+    """When false, a record that has used up its attempts stalls its partition, and the status shows it."""
     topic: Annotated[str, Field(pattern=r"^([A-Za-z0-9._-]|\{topic\})+$", max_length=249), NotDots] = "{topic}.dlq"
     """Name of the dead letter topic; `{topic}` is the origin's name."""
 
@@ -242,12 +242,12 @@ class ReactiveConsumerConfig(DeliveryConfig):
             )
         if self.retry.tiers and not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", self.group):
             raise ValueError(
-                f"group is {self.group!r}, and retry tiers are topics named after it: use up to 200 letters, digits, "
+                f"group is {self.group!r}, and retry topics are named after it: use up to 200 letters, digits, "
                 "dots, underscores and hyphens"
             )
         tiers = self.retry.tier_topics(self.group)
         if taken := next((name for name in (*self.topics, self.dead_letter.topic) if name in tiers), ""):
-            raise ValueError(f"topics or dead_letter.topic is {taken}, a retry tier of this group: name another topic")
+            raise ValueError(f"topics or dead_letter.topic is {taken}, a retry topic of this group: name another topic")
 
     def _fit_offsets(self) -> None:
         """Refuse settings under which a record may end before an earlier one, if one offset per partition is stored."""
@@ -269,7 +269,7 @@ class ReactiveConsumerConfig(DeliveryConfig):
             if "max_records" in batch.model_fields_set and batch.max_records != 1:
                 raise ValueError(
                     f"batch.max_records is {batch.max_records}, and backend.mode {backend.mode} posts one record per "
-                    "request: leave it out (max_in_flight says how many requests are under way) or choose another mode"
+                    "request: leave it out (max_in_flight says how many requests are in flight) or choose another mode"
                 )
             self.__dict__["batch"] = batch.model_copy(update={"max_records": 1})
         elif backend.mode == "results" and "max_answer_bytes" not in backend.model_fields_set:

@@ -93,7 +93,7 @@ class InternalTopics:
             raise TopicInternal(f"{topic} is {text}; only Headrace writes there, so name a topic of yours", topic=topic)
 
     def fits_of(self, reactive: ReactiveConsumerConfig) -> Callable[[str], bool] | None:
-        """Return a function that tells whether a consumer's patterns match a topic; None if it has no patterns."""
+        """Return a function that returns whether a consumer's patterns match a topic; None if it has no patterns."""
         if not reactive.topic_patterns:
             return None
         fits = fits_any(reactive.topic_patterns)

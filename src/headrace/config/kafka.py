@@ -20,7 +20,7 @@ class Key(NamedTuple):
     """Its default in light-4j; empty if the file does not have it."""
     client: str
     """librdkafka's name; empty if it has none."""
-    ours: str
+    setting: str
     """The setting to use, or `nothing:` and why none is needed."""
 
 
@@ -82,7 +82,7 @@ def _replacement(name: str, tables: tuple[dict[str, Key], ...]) -> str:
     name = _OTHER_NAMES.get(name, name)
     for keys in tables:
         if found := keys.get(name) or next((key for key in keys.values() if key.client == name), None):
-            return found.ours
+            return found.setting
     return ""
 
 

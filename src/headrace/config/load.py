@@ -228,7 +228,7 @@ def _override_value(text: str) -> Any:
 
 
 def unprotected(config: HeadraceConfig) -> Iterator[tuple[KeyPath, str]]:
-    """Yield each setting that is meant to protect and has no effect: its path and what to do.
+    """Yield each protective setting that has no effect: its path and what to do.
 
     Such a setting is refused, because a start with it would look protected.
     """

@@ -18,7 +18,7 @@ Assignor = Literal["cooperative-sticky", "range", "roundrobin"]
 _CLIENT_NAME: Final = {
     named.partition(".")[2]: key.client
     for key in CONSUMER_KEYS.values()
-    for named in key.ours.split("`")[1:2]
+    for named in key.setting.split("`")[1:2]
     if named.startswith("consumer.") and key.client
 }
 """Our setting to the client's property."""
@@ -145,7 +145,9 @@ class ConsumerConfig(Section):
                     f"{name} is {properties[name]}, above batch.max_bytes, {batch_bytes}: one fetch brings more than "
                     "one delivery takes, and the rest waits in memory; lower it, or raise batch.max_bytes"
                 )
-        brokers = {name for ours in _DECIDED_BY_BROKER if (name := _CLIENT_NAME[ours]) in shared} - properties.keys()
+        brokers = {
+            name for setting in _DECIDED_BY_BROKER if (name := _CLIENT_NAME[setting]) in shared
+        } - properties.keys()
         found += [f"{name} has no effect with group.protocol consumer: the broker decides" for name in sorted(brokers)]
         return found
 
@@ -156,13 +158,13 @@ class ConsumerConfig(Section):
 
     def _leave_to_broker(self, found: dict[str, Any]) -> None:
         """Source: KIP-848; the client refuses these properties."""
-        for ours, brokers in _DECIDED_BY_BROKER.items():
-            if ours in self.model_fields_set:
+        for setting, brokers in _DECIDED_BY_BROKER.items():
+            if setting in self.model_fields_set:
                 raise ValueError(
-                    f"{ours} is set, and with group_protocol: consumer the broker decides that: leave it out, and set "
-                    f"{brokers} {'as remote_assignor' if ours == 'assignors' else 'on the brokers'}"
+                    f"{setting} is set, and with group_protocol: consumer the broker decides that: omit it, and set "
+                    f"{brokers} {'as remote_assignor' if setting == 'assignors' else 'on the brokers'}"
                 )
-            found.pop(_CLIENT_NAME[ours], None)
+            found.pop(_CLIENT_NAME[setting], None)
 
 
 def _to_client(name: str, value: Any) -> Any:

@@ -60,8 +60,7 @@ def _variable(reference: str, environ: Mapping[str, str]) -> str:
     name, has_default, default = reference.partition(":")
     if not _NAME.fullmatch(name):
         raise ReferenceProblem(
-            "holds a malformed reference: write ${env:NAME}, ${file:/path} or ${NAME:default}, "
-            "and $${ where a plain ${ is meant"
+            "holds a malformed reference: write ${env:NAME}, ${file:/path} or ${NAME:default}, and $${ for a plain ${"
         )
     if has_default:
         return environ.get(name) or default

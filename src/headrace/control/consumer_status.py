@@ -137,7 +137,7 @@ class Details(Summary):
 
 
 class ConsumerStatuses:
-    """The status of consumers, from what this process knows; Kafka is asked only for the members of groups."""
+    """The status of consumers, from what this process knows; only members of groups are read from Kafka."""
 
     def __init__(
         self,

@@ -96,7 +96,7 @@ class DeadLetterJobs:
         return RedriveJob(lambda resumes: self._redrive(spec, resumes=resumes), self._context.clock.monotonic)
 
     async def begin(
-        self, jobs: Jobs, kind: Kind, topic: str, asked: DeadLetterJobRequest, by: str
+        self, jobs: Jobs, kind: Kind, topic: str, request: DeadLetterJobRequest, by: str
     ) -> JobView | DryRunReport:
         """Begin a job, or say what it would do.
 
@@ -106,19 +106,19 @@ class DeadLetterJobs:
             NotFound: There is no such consumer.
             JobConflict, LeaseTaken: Another run works on the topic.
         """
-        spec = self._spec(kind, check_topic(topic), asked, by)
+        spec = self._spec(kind, check_topic(topic), request, by)
         replay = None
-        if asked.to_consumer:
+        if request.to_consumer:
             replay = await self._replays.redrive_spec(
-                topic, spec.select, asked.to_consumer, asked.rate, asked.last_retry
+                topic, spec.select, request.to_consumer, request.rate, request.last_retry
             )
             spec = msgspec.structs.replace(spec, select=replay.select or spec.select)
-        if asked.dry_run:
-            return await self._dry_run(spec, asked.to_consumer)
+        if request.dry_run:
+            return await self._dry_run(spec, request.to_consumer)
         spec.check()
         await self._check_ready(topic, spec.select)
         if replay:
-            limit = None if asked.last_retry else asked.max_redrives
+            limit = None if request.last_retry else request.max_redrives
             replay = msgspec.structs.replace(replay, redrives_below=limit)
         else:
             now = self._context.clock.time()
@@ -166,25 +166,25 @@ class DeadLetterJobs:
         if selection.has_conditions and not scan.remaining:
             raise InvalidRequest(f"nothing matches: no dead letter of {topic} that is left is selected", topic=topic)
 
-    def _spec(self, kind: Kind, topic: str, asked: DeadLetterJobRequest, by: str) -> RedriveSpec:
-        if asked.to_consumer and kind != "redrive":
+    def _spec(self, kind: Kind, topic: str, request: DeadLetterJobRequest, by: str) -> RedriveSpec:
+        if request.to_consumer and kind != "redrive":
             raise InvalidRequest("toConsumer is for a redrive only: leave it out")
-        if asked.to_consumer and asked.exactly_once:
+        if request.to_consumer and request.exactly_once:
             raise InvalidRequest("exactlyOnce is for topics: leave it out, or toConsumer")
-        if asked.last_retry and not asked.to_consumer:
+        if request.last_retry and not request.to_consumer:
             raise InvalidRequest("lastRetry is for a backend: name its consumer in toConsumer, or leave it out")
-        if kind == "drop" and not asked.reason:
+        if kind == "drop" and not request.reason:
             raise InvalidRequest("reason is missing: dead letters that are dropped go nowhere, so say why")
-        target = self._redrive_to if kind == "redrive" else Target(kind, reason=asked.reason)
+        target = self._redrive_to if kind == "redrive" else Target(kind, reason=request.reason)
         options = RedriveOptions(
-            dry_run=asked.dry_run,
-            exactly_once=asked.exactly_once,
-            rate_records=asked.rate,
-            max_redrives=asked.max_redrives,
+            dry_run=request.dry_run,
+            exactly_once=request.exactly_once,
+            rate_records=request.rate,
+            max_redrives=request.max_redrives,
             wait_seconds=_WAIT_SECONDS,
             by=by,
         )
-        return RedriveSpec(topic, asked.selection(), target, options)
+        return RedriveSpec(topic, request.selection(), target, options)
 
     def _redrive(self, spec: RedriveSpec, *, resumes: bool = False) -> Redrive:
         context = self._context

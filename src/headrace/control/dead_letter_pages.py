@@ -1,6 +1,6 @@
 """Dead letters in pages and in numbers: read newest or oldest first, within limits that no client can lift.
 
-Nobody joins a group and nothing is committed. Where a page ends is a cursor, which its client sends with the next
+No group is joined and nothing is committed. Where a page ends is a cursor, which its client sends with the next
 request, so no process remembers a client.
 """
 
@@ -44,7 +44,7 @@ _ANY_SCHEMA: Final = "schema"
 
 
 class FoundDeadLetter(NamedTuple):
-    """A dead letter as it lies in its topic, and its history."""
+    """A dead letter as stored in its topic, and its history."""
 
     record: Record
     origin: Origin
@@ -137,15 +137,15 @@ class Scan:
                 self._open[p] = [first, min(at, ends[p])] if self._newest else [max(at, first), ends[p]]
 
     def _next_windows(self, passed_seconds: float) -> dict[TopicPartition, tuple[int, int]]:
-        room = self._options.limit_records - self.scanned
+        allowed = self._options.limit_records - self.scanned
         if not self._newest and self._options.state == "left":
             for p, at in self._open.items():  # where many have ended, they are not read
                 first, at[0] = at[0], self._ended.first_left(p.partition, at[0], at[1])
                 self._met = self._met or at[0] > first
         ahead = {p: at for p, at in self._open.items() if at[0] < at[1]}
-        if not ahead or room <= 0 or passed_seconds >= self._options.limit_seconds:
+        if not ahead or allowed <= 0 or passed_seconds >= self._options.limit_seconds:
             return {}
-        step = max(1, min(self._step, room // len(ahead)))
+        step = max(1, min(self._step, allowed // len(ahead)))
         if self._newest:
             return {p: (max(first, end - step), end) for p, (first, end) in ahead.items()}
         return {p: (first, min(end, first + step)) for p, (first, end) in ahead.items()}
@@ -186,7 +186,7 @@ class Scan:
     def _selects(self, ended: bool, origin: Origin, text: str) -> bool:
         if self._options.state != "all" and ended != (self._options.state == "ended"):
             return False
-        return not text or any(text in said.casefold() for said in (origin.error, origin.reason, origin.excerpt))
+        return not text or any(text in part.casefold() for part in (origin.error, origin.reason, origin.excerpt))
 
 
 def parsed(cursor: str, order: str) -> dict[int, int]:
@@ -199,8 +199,8 @@ def parsed(cursor: str, order: str) -> dict[int, int]:
         return {}
     found = _CURSOR.fullmatch(cursor)
     if not found or found[1] != order:
-        why = f"is one of the order {found[1]}, and {order} is asked for" if found else "is not one of Headrace"
-        raise InvalidRequest(f"the cursor {why}: send the one that came with the page before, with its order")
+        why = f"is one of the order {found[1]}, and {order} is requested" if found else "is not one of Headrace"
+        raise InvalidRequest(f"the cursor {why}: send the one of the page before, with its order")
     pairs = (pair.split("-") for pair in found[2].split(".")[1:])
     return {int(partition): int(offset) for partition, offset in pairs}
 
@@ -215,7 +215,7 @@ class DeadLetterOrigin(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ResultDetails(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """What the backend's result said beside the failure."""
+    """Fields of the backend's result other than the failure."""
 
     key: str = ""
     correlation_id: str = ""
@@ -295,12 +295,12 @@ class DeadLetterReader:
             value=value,
         )
 
-    async def _decoded(self, data: bytes | None, wanted: str | None) -> tuple[str, msgspec.Raw]:
+    async def _decoded(self, data: bytes | None, named: str | None) -> tuple[str, msgspec.Raw]:
         if data is None:
             return "null", msgspec.Raw(b"null")
-        framed = [_ANY_SCHEMA] if schema_id_of(data) is not None and wanted not in SCHEMA_TYPES else []
+        framed = [_ANY_SCHEMA] if schema_id_of(data) is not None and named not in SCHEMA_TYPES else []
         guesses = [*framed, *(["json"] if data[:1] in (b"{", b"[") else []), "string"]
-        for name in [wanted, *guesses] if wanted else guesses:
+        for name in [named, *guesses] if named else guesses:
             if name in (*SCHEMA_TYPES, _ANY_SCHEMA) and self._without_registry:
                 continue
             reader = self._codecs.for_reading("avro" if name == _ANY_SCHEMA else name)
@@ -343,7 +343,7 @@ class DeadLetterStatistics(msgspec.Struct, frozen=True, rename="camel"):
     errors: dict[str, int]
     """Error class to dead letters."""
     topics: dict[str, int]
-    """Topic that they came from to dead letters."""
+    """Origin topic to dead letters."""
     statuses: dict[str, int]
     """HTTP status to dead letters, of those that have one."""
     times: dict[str, int]

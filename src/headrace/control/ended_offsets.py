@@ -26,7 +26,7 @@ _BLOCK_BYTES: Final = BLOCK_OFFSETS // 8
 _CONFIGS: Final = {"cleanup.policy": "compact", "min.compaction.lag.ms": "86400000", "segment.bytes": "16777216"}
 """A day for the next writer; and small segments, because the last one is never compacted, and every reader reads it."""
 Produce = Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Any]]]
-"""Writes records and returns a result per record; an error stands in the place of each that failed."""
+"""Writes records and returns a result per record; an error stands for each that failed."""
 
 
 def lease_name(topic: str) -> str:
@@ -165,7 +165,7 @@ class EndedOffsets:
 
 @contextlib.asynccontextmanager
 async def dead_letter_lease(admin: Admin, topic: str, clock: Clock, wait_seconds: float) -> AsyncGenerator[Lease, None]:
-    """Hold the lease of a dead letter topic; nobody else ends dead letters of it meanwhile.
+    """Hold the lease of a dead letter topic; no other process ends dead letters of it meanwhile.
 
     Raises:
         LeaseTaken: Another run holds it.

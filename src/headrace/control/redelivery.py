@@ -57,7 +57,7 @@ class RedeliveryRequest(msgspec.Struct, frozen=True):
     group: str | None = None
     """Group of a consumer, to choose it; another name is only repeated in the answer. By default the topics choose."""
     topic: str | None = None
-    """Topics that the dead letters came from, with commas between; by default those in the consumer's `topics`."""
+    """Origin topics of the dead letters, with commas between; by default those in the consumer's `topics`."""
     timeout: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """How long to read dead letters at most, in milliseconds; 10 s by default, a minute at most."""
     lastretry: bool = False
@@ -178,7 +178,7 @@ class Redelivery:
         except (KafkaUnavailable, KafkaTimeout, DestinationUnavailable) as cause:
             raise ReadFailed(f"dead letters are not delivered, and none is lost: {cause.description}") from cause
         nothing = (
-            f"nothing is left in {', '.join(topics)}, but for dead letters whose record came back {MAX_REDRIVES} times "
+            f"nothing is left in {', '.join(topics)}, but for dead letters that were redriven {MAX_REDRIVES} times "
             "(lastretry=true takes them): nothing was processed"
         )
         return RedeliveryAnswer(group, self._instance, topics, 0, nothing + _unproved(unproved), "empty")
@@ -262,7 +262,7 @@ class Redelivery:
             self._passed[key] = passed
         if not found and scan.remaining:
             resumes = f"{_unproved(unproved)}: call again, and reading resumes behind them" if unproved[topic] else ""
-            raise KafkaUnavailable(f"no dead letter of {topic} came within {seconds:g} s{resumes}")
+            raise KafkaUnavailable(f"no dead letter of {topic} arrived within {seconds:g} s{resumes}")
         return found
 
     def _answer(
@@ -283,7 +283,7 @@ class Redelivery:
 
 
 class PartitionRedelivery:
-    """Delivers dead letters that came from one partition and group, each once."""
+    """Delivers dead letters of one original partition and group, each once."""
 
     def __init__(
         self,

@@ -81,7 +81,7 @@ class RedriveOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     wait_seconds: float = 0.0
     """How long to wait for another run on the same topic to end."""
     by: str = ""
-    """Who does it; is kept beside what has ended."""
+    """Who does it; stored with the ended offsets."""
 
 
 class RedriveSpec(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -63,7 +63,7 @@ class Registration:
 
     @property
     def rank(self) -> tuple[int, str]:
-        """Its place in the order in which names, quotas and topics are given."""
+        """Its rank in the order in which names, quotas and topics are given."""
         return self.since, self.key
 
     @property

@@ -172,10 +172,10 @@ class ReplayJob:
             raise InvalidRequest(f"nothing matches: no dead letter that is left in {topic} is selected")
         gone = self._spec.window.total - sum(count for name, count in counts.items() if name not in _NO_ENDINGS)
         plural = "offset of the window holds" if gone == 1 else "offsets of the window hold"
-        said = [f"{gone} {plural} no record any more (expired, compacted, aborted, or a marker)"] if gone > 0 else []
+        notes = [f"{gone} {plural} no record any more (expired, compacted, aborted, or a marker)"] if gone > 0 else []
         if unproved:
-            said.append(f"{unproved} dead letters left: they name an origin that the consumer does not read")
-        return "; ".join(said)
+            notes.append(f"{unproved} dead letters left: they name an origin that the consumer does not read")
+        return "; ".join(notes)
 
     async def _pump(self) -> Pump:
         spec, target, job = self._spec, self._target, self._job.id

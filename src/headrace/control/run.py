@@ -1,7 +1,7 @@
 """One run: the records of a window are delivered once, without joining a group and without commits.
 
-A run is a `WindowSource`, a pump and a sink, which is the pump's destination. How far it is stays with whoever saves
-it, as the offsets and maps that a group would commit. A restart repeats at most what was handed over and not saved.
+A run is a `WindowSource`, a pump and a sink, which is the pump's destination. Its caller saves its progress as
+the offsets and maps that a group would commit. A restart repeats at most what was handed over and not saved.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class WindowSource(Service):
             starts: Where each partition starts, and what had ended above in an earlier run.
             ends: Where each of the same partitions ends.
             read: Reads.
-            start_offsets: Tells what was removed from the log when reading fails.
+            start_offsets: Finds what was removed from the log when reading fails.
             limits: How much and how fast.
             clock: For the rate and for pauses.
         """
@@ -91,7 +91,7 @@ class WindowSource(Service):
         self._read, self._start_offsets, self._limits, self._clock = read, start_offsets, limits, clock
         self._epoch = int(clock.time() * 1000)
         self._handed = self._ended = self._saved = self._bytes = 0
-        self._room = asyncio.Event()
+        self._has_capacity = asyncio.Event()
         self._due = 0.0
         self._is_read = False
         pump.connect(self)
@@ -118,12 +118,12 @@ class WindowSource(Service):
     def saved(self, progress: Progress) -> None:
         """Note that the progress is saved."""
         self._saved = progress.ended
-        self._room.set()
+        self._has_capacity.set()
 
     def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None:
         self._ended += records
         self._bytes -= size_bytes
-        self._room.set()
+        self._has_capacity.set()
         if self.is_urgent:
             self.changed.set()
 
@@ -175,8 +175,8 @@ class WindowSource(Service):
     async def _hand_over(self, records: list[Record]) -> None:
         partition, size = records[0].topic_partition, sum([record.size_bytes for record in records])
         while not self._fits(len(records), size):
-            self._room.clear()
-            await self._room.wait()
+            self._has_capacity.clear()
+            await self._has_capacity.wait()
         if rate := self._limits.rate_records:
             now = self._clock.monotonic()
             await self._clock.sleep(self._due - now)

@@ -39,7 +39,7 @@ class Selection(Span, frozen=True, kw_only=True, omit_defaults=True):
     """A part of a topic, and conditions that its records must all meet. Empty selects everything."""
 
     topics: Sequence[str] = ()
-    """Dead letters that came from one of these topics."""
+    """Dead letters of one of these origin topics."""
     groups: Sequence[str] = ()
     """Dead letters of one of these groups."""
     errors: Sequence[str] = ()
@@ -267,15 +267,15 @@ def _check(span: Span, now_seconds: float) -> None:
 
 def _check_offsets(span: Span, partition: TopicPartition, start: int, end: int) -> None:
     """Return if offsets of a partition are there; some of them may have been removed from the log."""
-    asked = [offset for offset in (span.first, span.last) if offset is not None]
-    if asked[-1] >= end:
+    given = [offset for offset in (span.first, span.last) if offset is not None]
+    if given[-1] >= end:
         problem = "beyond the log"
     elif span.last is not None and span.last < start:
         problem = "no longer in the log"
     else:
         return
     held = f"it holds {start} to {end - 1}" if end > start else "it is empty"
-    said = " to ".join(map(str, dict.fromkeys(asked)))
+    offsets = " to ".join(map(str, dict.fromkeys(given)))
     raise InvalidRequest(
-        f"offset {said} is {problem} of {partition}: {held}", topic=partition.topic, partition=partition.partition
+        f"offset {offsets} is {problem} of {partition}: {held}", topic=partition.topic, partition=partition.partition
     )

@@ -34,10 +34,10 @@ from headrace.records import Committed, Header, OutgoingRecord, Record, TopicPar
 REPLAY = "headrace.replay"
 """Header of a record that a replay wrote to a topic: the id of the job."""
 REPLAY_OF = "headrace.replay.of"
-"""Header beside it: `topic:partition:offset` of the record it was made from."""
+"""Header with it: `topic:partition:offset` of the record it was made from."""
 
 Produce = Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Any]]]
-"""Writes records and returns a result per record; an error stands in the place of each that failed."""
+"""Writes records and returns a result per record; an error stands for each that failed."""
 
 
 class CopyToTopic:
@@ -86,7 +86,7 @@ class RestoredDelivery:
             inner: Where the records are delivered.
             selects: Says of a record of the dead letter topic whether it is to be delivered.
             is_origin: Says of a topic whether dead letters may name it as their origin.
-            epoch_of: Tells the live epochs of the partitions that the records came from.
+            epoch_of: Returns the live epochs of the records' original partitions.
         """
         self.passed = 0
         """Records that were not delivered: not selected, or unproved."""
@@ -137,7 +137,7 @@ class RestoredDelivery:
 
 
 def _groups(records: Mapping[int, Record]) -> list[dict[int, Record]]:
-    """Return records by the partition they came from; one that is there twice is in two groups."""
+    """Return records by their original partition; one that is there twice is in two groups."""
     groups: list[dict[int, Record]] = []
     open_groups: dict[TopicPartition, tuple[dict[int, Record], set[int]]] = {}
     for index, record in records.items():

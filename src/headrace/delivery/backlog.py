@@ -185,7 +185,7 @@ class Backlog:
                 break
             records.append(ready.popleft())
         if self._context.ordering == "key":
-            # A key whose turn came late may be before others; within a delivery offsets ascend.
+            # The key at the end of the queue may have the lowest offset; within a delivery offsets ascend.
             records.sort(key=_OFFSET)
         return records
 

@@ -235,7 +235,7 @@ class KeyOrder:
         """Deliver the records whose keys are free, and delay the others; those have ended here.
 
         Raises:
-            DeliveryError: No record has ended. If one has, the replies tell which have not.
+            DeliveryError: No record has ended. If one has, the replies show which have not.
         """
         await self._blocked.catch_up(delivery)
         free, blocked = [], []

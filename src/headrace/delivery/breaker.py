@@ -4,7 +4,7 @@ Closed; open for a pause; half-open, when one delivery tries; then closed, or op
 the destination does not take uses up no attempt and is kept.
 
 **What is to blame.** The destination is, if it raised and no other delivery has succeeded since this one began, or if
-it asked for a pause (`Retry-After`). When others did succeed, that one delivery is repeated after a pause of its own.
+it requested a pause (`Retry-After`). When others did succeed, that one delivery is repeated after a pause of its own.
 
 A destination that answers and fails records costs failure tokens. A record takes one when it fails for the first time.
 A delivery that one answer fails as a whole takes one, and so does each half of it. Each record that succeeds returns

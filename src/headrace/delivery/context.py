@@ -39,7 +39,7 @@ class Counts:
         self.refusals = 0
         """Deliveries the destination as a whole did not take."""
         self.gap = 0
-        """Offsets that were removed from the log before they were read, and passed because `on_gap` says so."""
+        """Offsets that were removed from the log before they were read, and passed as `on_gap` allows."""
         self.spared = 0
         """Records that had ended before a restart, a rebalance or a seek, and are not delivered again."""
         self.abandoned = 0

@@ -1,6 +1,6 @@
 """What a dead letter looks like, and writing it so that nothing is lost on the way.
 
-Key, value and the record's own headers stay byte for byte; the history is in headers of our own (decisions.md 9).
+Key, value and the record's own headers stay byte for byte; the history is in headers of Headrace.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ log = logging.getLogger(__name__)
 PREFIX = "headrace.dlq."
 STACK_TRACE = "StackTrace"
 REDRIVE_COUNT = "headrace.redrive.count"
-"""How often a record came back after it was a dead letter."""
+"""How often a record was redriven."""
 MAX_REDRIVES = 5
-"""A record that came back so often already is kept back, unless somebody wants otherwise: it would go on for ever."""
+"""A record that was redriven this often is kept back by default: it would be redriven for ever."""
 REDRIVE_OF = "headrace.redrive.of"
 """`topic:partition:offset` of the record a redriven one was first, so its deliveries keep their identity."""
 _COUNT_DIGITS = 10
 _REASON_BYTES = 1024
 _STACK_BYTES = 8192
 _GIVES_WAY = (STACK_TRACE, f"{PREFIX}reason", f"{PREFIX}excerpt")
-"""What a dead letter leaves out, one after the other, while it is too large; after these, everything of ours."""
+"""What a dead letter leaves out, one after the other, while it is too large; after these, every header of Headrace."""
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -93,13 +93,13 @@ def headers_of(dead_letter: DeadLetter, left_out: int = 0) -> list[Header]:
     }
     if reply.status is not None:
         history |= {"status": str(reply.status), "excerpt": reply.reason}
-    ours: list[Header] = [(PREFIX + name, _cut(text, _REASON_BYTES)) for name, text in history.items()]
-    ours.append((STACK_TRACE, _cut(reply.stack or reply.reason, _STACK_BYTES)))
-    return own + [header for header in ours if header[0] not in _GIVES_WAY[:left_out]]
+    history_headers: list[Header] = [(PREFIX + name, _cut(text, _REASON_BYTES)) for name, text in history.items()]
+    history_headers.append((STACK_TRACE, _cut(reply.stack or reply.reason, _STACK_BYTES)))
+    return own + [header for header in history_headers if header[0] not in _GIVES_WAY[:left_out]]
 
 
 def origin_of(headers: Sequence[Header]) -> Origin | None:
-    """Return the history a dead letter carries, or None if the record is no dead letter of ours."""
+    """Return the history a dead letter carries, or None if Headrace did not write it."""
     found = dict(headers)
     try:
         topic, group, first, last, error = [(found[name] or b"").decode("utf-8", "replace") for name in _TEXTS]
@@ -111,7 +111,7 @@ def origin_of(headers: Sequence[Header]) -> Origin | None:
 
 
 def own_headers(headers: Sequence[Header]) -> list[Header]:
-    """Return the headers without an earlier history of ours: what the record had when it was produced."""
+    """Return the headers without Headrace's history: those that the record had when it was produced."""
     own = [header for header in headers if header[0][:_PREFIX_LENGTH] != PREFIX]
     return own if len(own) == len(headers) else [header for header in own if header[0] != STACK_TRACE]
 
@@ -133,7 +133,7 @@ def require_origin(record: Record) -> Origin:
 
 
 def redriven_count(headers: Sequence[Header]) -> int:
-    """Return how often a record with these headers came back."""
+    """Return how often a record with these headers was redriven."""
     for name, value in headers:
         if name == REDRIVE_COUNT:
             return int(value) if value and value.isdigit() and len(value) < _COUNT_DIGITS else 0
@@ -156,19 +156,19 @@ def redriven_headers(own: Sequence[Header], origin: Origin) -> list[Header]:
 
 
 def restored(dead_letter: Record) -> Record:
-    """Return a dead letter as the record it was, at its own place and time, with the headers of one that comes back.
+    """Return a dead letter as the original record: its offset, its time, and the headers of a redriven one.
 
-    So a delivery of it has the identity of the first one (decisions.md 8), also if it had been redriven before.
+    So a delivery of it has the identity of the first one, also if it had been redriven before.
 
     Raises:
         InvalidRequest: The record is no dead letter.
     """
     origin = require_origin(dead_letter)
     own = redriven_headers(own_headers(dead_letter.headers), origin)
-    place, time_ms = origin.partition, origin.timestamp_ms
+    partition, time_ms = origin.partition, origin.timestamp_ms
     size = dead_letter.size_bytes
     return Record(
-        place.topic, place.partition, origin.offset, time_ms, dead_letter.key, dead_letter.value, own.copy, size
+        partition.topic, partition.partition, origin.offset, time_ms, dead_letter.key, dead_letter.value, own.copy, size
     )
 
 
@@ -221,7 +221,7 @@ class DeadLetterTopic:
 
         Args:
             topic: Name of the dead letter topic; `{topic}` in it is the origin's name.
-            produce: Writes records; an error stands in the place of each that failed.
+            produce: Writes records; an error stands for each that failed.
             ensure: Creates a dead letter topic like the origin named second; None leaves creation to others.
         """
         self._topic = topic
@@ -262,12 +262,12 @@ class DeadLetterTopic:
             raise DeadLetterFailed(f"dead letters of {origin} are not written: {cause}") from cause
         if failed:
             self._known.clear()
-            place, why = self.topic_for(origin), next(iter(failed.values()))
-            text = f"{len(failed)} of {len(dead_letters)} dead letters of {origin} are not written to {place}: {why}"
+            topic, why = self.topic_for(origin), next(iter(failed.values()))
+            text = f"{len(failed)} of {len(dead_letters)} dead letters of {origin} are not written to {topic}: {why}"
             raise DeadLetterFailed(text, missing=[*failed])
 
     async def _write_alone(self, dead_letter: DeadLetter) -> HeadraceError | None:
-        """Write a dead letter with as much of its history as there is room for; return why it is not written."""
+        """Write a dead letter with as much of its history as fits; return why it is not written."""
         record = dead_letter.record
         for left_out in range(len(_GIVES_WAY) + 2):
             (result,) = await self._produce([self._outgoing(dead_letter, left_out)])
@@ -277,9 +277,9 @@ class DeadLetterTopic:
             return result
         if left_out > len(_GIVES_WAY):
             what = f"offset {record.offset} (attempts={dead_letter.attempts}, {dead_letter.reply.error})"
-            why = f"{self.topic_for(record.topic)} has no room for them: raise max.message.bytes there"
+            why = f"{self.topic_for(record.topic)} does not take records of that size: raise max.message.bytes there"
             label = f"group {dead_letter.group}, {record.topic_partition}"
-            log.warning("%s: the dead letter of %s has no headers of ours, because %s", label, what, why)
+            log.warning("%s: the dead letter of %s has no headrace.dlq headers, because %s", label, what, why)
         return None
 
     def _outgoing(self, dead_letter: DeadLetter, left_out: int = 0) -> OutgoingRecord:

@@ -114,7 +114,7 @@ class Deliverer:
             self._turns.append(lane)
 
     def _next(self) -> Lane | None:
-        """Return the lane whose turn it is, if a delivery may begin; it is no longer queued."""
+        """Remove and return the next lane of the queue, if a delivery may begin."""
         turns, context = self._turns, self._context
         if not turns:
             return None

@@ -179,7 +179,7 @@ class Lane:
     def replace(self, task: asyncio.Task[None], work: Work) -> None:
         """Record that a task delivers no more, and does this work instead."""
         before, _ = self.in_flight[task]
-        if isinstance(before, Batch):  # not `leave`, which tells a drain that nothing is in flight
+        if isinstance(before, Batch):  # not `leave`, which reports to a drain that nothing is in flight
             self.backlog.isolated -= before.isolated
         self.in_flight[task] = work, self._context.clock.monotonic()
 

@@ -1,7 +1,7 @@
-"""The offset map: which records above the committed offset have ended, as text beside the committed offset.
+"""The offset map: which records above the committed offset have ended, as text in the commit's metadata.
 
 With it a restart repeats only what had not ended. Every map of at most `SPAN_OFFSETS` offsets fits Kafka's limit of
-4,096 characters, in any pattern, so no map is ever left out. Source: delivery.md 4.1, points 6 to 9.
+4,096 characters, in any pattern, so no map is ever left out.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ def encode(base: int, end: int, open_offsets: Sequence[int]) -> str:
 
 
 def decode(text: str, base: int) -> OffsetMap | None:
-    """Return the map in a commit's metadata, or None if it is not one of ours for exactly this committed offset.
+    """Return the map in a commit's metadata, or None if it is not a map of exactly this committed offset.
 
-    Whoever sets the group to another offset, with any tool, thereby ends the map.
+    So the map ends when any tool sets the group to another offset.
     """
     try:
         data = base64.b64decode(text, validate=True)

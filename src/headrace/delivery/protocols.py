@@ -93,7 +93,7 @@ class DelayedRecord(NamedTuple):
     """A record in a retry topic: what it was, its history, and when it is due."""
 
     origin: Record
-    """The record as it is in the topic it came from."""
+    """The record as it is in its original topic."""
     attempts: int = 0
     """Deliveries so far."""
     first_failed_at: float = 0.0
@@ -165,7 +165,7 @@ class OnEnded(Protocol):
         """Record the end of records.
 
         Args:
-            records: As they are in the topic they came from.
+            records: As they are in their original topic.
             size_bytes: Their size together.
             how: `DELIVERED`, `DEAD_LETTER`, `SKIPPED`, `GIVEN_UP` or `SKIPPED_BY_HAND`.
             replies: The reply for each record, if it was not delivered; its `error` is the reason of a skip by hand.
@@ -177,14 +177,14 @@ class Source(Protocol):
     """Where records come from: a consumer of Kafka, or a fake."""
 
     def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None:
-        """Free the room of records of a partition that have ended."""
+        """Release the bytes of records of a partition that have ended."""
 
     def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
         """Commit offsets and their metadata; returns at once, the newest call per partition wins."""
 
 
 class Membership(Protocol):
-    """A consumer's place in its group: why nothing arrives, and how to move to another offset."""
+    """A consumer's membership of its group: why nothing arrives, and how to move to another offset."""
 
     @property
     def keeps_offsets_elsewhere(self) -> bool:
@@ -197,7 +197,7 @@ class Membership(Protocol):
         """Return why a partition is not fetched just now although nothing failed; empty while it is fetched."""
 
     async def seek(self, partition: TopicPartition, epoch: int, to: Committed) -> bool:
-        """Commit another offset, in the place of everything that was reached in this epoch, and read on from there.
+        """Commit another offset instead of everything reached in this epoch, and read on from there.
 
         Nothing that was fetched before is handed over afterwards; the partition is assigned anew, in a new epoch.
 

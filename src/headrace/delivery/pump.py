@@ -287,7 +287,7 @@ class Pump(Service):
     def skip(self, partition: TopicPartition, offset: int, reason: str) -> Coroutine[None, None, str]:
         """End a record without a delivery; the log has the reason.
 
-        A skip is a seek to the same place: its commit carries an offset map in which the record has ended. Attempts
+        A skip is a seek to the same offset: its commit carries an offset map in which the record has ended. Attempts
         that hold the record are cancelled; what else is in flight may end first. A record that is not here yet, or
         beyond the span of the offset map, is skipped later, as long as the partition is assigned here. The request
         counts from the call on; await its result.
@@ -295,12 +295,12 @@ class Pump(Service):
         Returns:
             "skipped", once Kafka has acknowledged the commit; "will be skipped"; "ended already"; "not assigned".
         """
-        lane, said = self._lanes.get(partition), ""
+        lane, known = self._lanes.get(partition), ""
         answer: asyncio.Future[None] | None = None
         if lane is None:
-            said = "not assigned"
+            known = "not assigned"
         elif not lane.tracker.is_open(offset) and offset < (lane.tracker.position or 0):
-            said = "ended already"
+            known = "ended already"
         else:
             self._skips[partition][offset] = reason
             answer = self._begin_skips(lane)
@@ -308,8 +308,8 @@ class Pump(Service):
         async def result() -> str:
             if answer:
                 await asyncio.wait([answer])
-            if said or offset in self._skips.get(partition, ()):
-                return said or "will be skipped"
+            if known or offset in self._skips.get(partition, ()):
+                return known or "will be skipped"
             return "skipped" if answer and not answer.cancelled() else "not assigned"
 
         return result()
@@ -512,7 +512,7 @@ class Pump(Service):
             self._begin_skips(lane)
 
     def _release(self, partition: TopicPartition, records: Sequence[Record]) -> int:
-        """Free the room of records that have ended; return how many bytes that is."""
+        """Release the bytes of records that have ended; return how many."""
         size_bytes = sum([record.size_bytes for record in records])
         if self.source:
             self.source.release(partition, len(records), size_bytes)

@@ -56,7 +56,7 @@ class RetryTopics:
         Args:
             group: Group of the consumer the records come from.
             retry: Delays, deadline, and what counts as failed for good.
-            produce: Writes records; returns an error in the place of each that failed.
+            produce: Writes records; returns an error for each that failed.
             clock: For due times.
             dead_letters: Where records go after the last retry topic; without it their partition is stalled.
             blocked: Keys whose order is kept across the delay.
@@ -210,7 +210,7 @@ class RetryTopicDestination:
     """Delivers the records of retry topics as they were at their origin, one by one."""
 
     def __init__(self, inner: Destination, topics: RetryTopics, epoch_of: EpochOf = no_epoch) -> None:
-        """Prepare; `epoch_of` returns the live epochs of the partitions that the records came from."""
+        """Prepare; `epoch_of` returns the live epochs of the records' original partitions."""
         self._inner, self._epoch_of = inner, epoch_of
         self._topics = topics
 

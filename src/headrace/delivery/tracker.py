@@ -1,6 +1,6 @@
 """Which delivered offsets of one partition have ended, and therefore what may be committed.
 
-Source: delivery.md 4.1. Only offsets that were delivered count: compaction, aborted transactions and markers leave
+Only offsets that were delivered count: compaction, aborted transactions and markers leave
 holes, and a hole has ended as soon as a higher record was delivered.
 """
 
@@ -29,11 +29,11 @@ class AckTracker:
         """Begin at what the group has committed; records that the offset map has ended are not open again."""
         self.epoch = epoch
         self.stale = 0
-        """Completions that came with another epoch and were ignored."""
+        """Completions of another epoch, which were ignored."""
         self._offsets: list[int] = []
         self._status = bytearray()
         self._first_open = 0
-        self._end = 0  # of the partition, as it was said last
+        self._end = 0  # of the partition, as last reported
         self._commit = committed.offset if committed else None
         self._earlier: OffsetMap | None = decode(committed.metadata, committed.offset) if committed else None
 
@@ -89,7 +89,7 @@ class AckTracker:
         return Committed(self._commit, encode(self._commit, end, open_offsets + unseen))
 
     def delivered(self, offsets: Sequence[int]) -> frozenset[int]:
-        """Take offsets in the order they came.
+        """Take offsets in the order of arrival.
 
         Returns:
             Those that had ended before this assignment, as the offset map says; they are not open.
@@ -102,12 +102,12 @@ class AckTracker:
         last = self._offsets[-1] if self._offsets else -1
         for offset in offsets:
             if offset <= last:
-                raise ValueError(f"offset {offset} came after {last}")
+                raise ValueError(f"offset {offset} follows {last}")
             last = offset
         if self._commit is None:
             self._commit = offsets[0]
         elif self._first_open == len(self._offsets):
-            # Nothing was open, so what lies between the last commit point and this record does not exist.
+            # Nothing was open, so no record exists between the last commit point and this one.
             self._commit = max(self._commit, offsets[0])
         self._offsets.extend(offsets)
         if self._earlier is None:
@@ -196,7 +196,7 @@ class AckTracker:
         return moved
 
     def _prune(self) -> None:
-        # One finished offset stays, so that `delivered` still sees what came last.
+        # One finished offset stays, so that `delivered` still sees the last one.
         keep = self._first_open - 1
         del self._offsets[:keep]
         del self._status[:keep]

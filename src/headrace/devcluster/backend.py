@@ -126,7 +126,7 @@ class RecordingBackend:
         while not met(self):
             if time.monotonic() > end:
                 had = f"{len(self.requests)} requests, {self.accepted_records} records accepted"
-                raise EnvironmentProblem(f"The backend waited {limit_seconds:.0f} s in vain; it had {had}.")
+                raise EnvironmentProblem(f"The backend waited {limit_seconds:.0f} s and gave up; it had {had}.")
             time.sleep(0.01)
 
     async def _listen(self) -> None:
@@ -170,14 +170,14 @@ class RecordingBackend:
             await asyncio.wait({self._hurry}, timeout=answer.delay_seconds)
         results = self._results(received, answer)
         self._note(number, ended=[i for i, result in enumerate(results) if result["processed"]])
-        said = results if answer.body is None else answer.body
-        return await self._say(request, answer, said if isinstance(said, bytes) else msgspec.json.encode(said))
+        body = results if answer.body is None else answer.body
+        return await self._send(request, answer, body if isinstance(body, bytes) else msgspec.json.encode(body))
 
     def _note(self, number: int, **what: list[Any]) -> None:
         if self._journal:
             self._journal.write(msgspec.json.encode({"request": number, "at": time.time(), **what}) + b"\n")
 
-    async def _say(self, request: web.Request, answer: Answer, body: bytes) -> web.StreamResponse:
+    async def _send(self, request: web.Request, answer: Answer, body: bytes) -> web.StreamResponse:
         from aiohttp import web
 
         headers = {"Content-Type": "application/json", **answer.headers}

@@ -33,7 +33,7 @@ class JavaProgram(NamedTuple):
     java: Java
     folder: Path
     archive_flags: tuple[str, ...] | None = None
-    """Flags that take the place of those that use the archive."""
+    """Flags that replace those that use the archive."""
 
     def command(self, *arguments: str) -> list[str]:
         """Return the command that runs the program, with its archive unless this Java could not make one."""

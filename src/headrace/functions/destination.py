@@ -159,7 +159,7 @@ class FunctionDestination:
             try:
                 return await self._produce(outgoing)
             except ProducerQueueFull:
-                # The handler has finished, so wait for room instead of running it again.
+                # The handler has finished, so wait for the producer instead of running it again.
                 await self._clock.sleep(_QUEUE_FULL_PAUSE_SECONDS)
             except HeadraceError as cause:
                 raise self._unavailable(cause) from cause

@@ -69,10 +69,10 @@ def load_function(file: Path, *, check_handler: bool = False) -> FunctionSpec:
     file = (file / "function.yaml" if file.is_dir() else file).absolute()
     problems = Problems()
     text = read_text(file, FunctionInvalid, "Check the path under functions")
-    tree, places = read_tree(text, str(file), problems)
+    tree, locations = read_tree(text, str(file), problems)
     function = None
     if not problems.found:
-        function = _FunctionFile(tree, {**places, (): str(file)}, problems).function(file.parent, check_handler)
+        function = _FunctionFile(tree, {**locations, (): str(file)}, problems).function(file.parent, check_handler)
     if problems.found or not function:
         raise FunctionInvalid("\n".join(problems.ordered))
     return function
@@ -87,7 +87,7 @@ class _Section:
         self.paths: dict[str, KeyPath] = {}
 
     def take(self, name: str, other: _Section, other_name: str = "") -> None:
-        """Take a value over from another place of the file."""
+        """Copy a value from another part of the file."""
         self.values[name], self.paths[name] = other.values[other_name or name], other.paths[other_name or name]
 
     def path_of(self, name: str) -> KeyPath:
@@ -97,9 +97,9 @@ class _Section:
 class _FunctionFile:
     """A function file that has been parsed."""
 
-    def __init__(self, tree: Any, places: dict[KeyPath, str], problems: Problems) -> None:
+    def __init__(self, tree: Any, locations: dict[KeyPath, str], problems: Problems) -> None:
         self._tree = tree
-        self._places = places
+        self._locations = locations
         self._problems = problems
 
     def function(self, folder: Path, check_handler: bool) -> FunctionSpec | None:
@@ -228,17 +228,17 @@ class _FunctionFile:
         except ValidationError as cause:
             errors = cause.errors(include_url=False, include_input=False)
             for error in errors:
-                place = error["loc"][1:] if error["loc"][:1] == ("kafka",) else error["loc"]  # no key of the file
-                first, *rest = place or ("",)
+                key = error["loc"][1:] if error["loc"][:1] == ("kafka",) else error["loc"]  # no key of the file
+                first, *rest = key or ("",)
                 error["loc"] = (*section.path_of(str(first)), *rest) if first else section.path
-            explain(errors, self._tree, self._places, set(), self._problems)
+            explain(errors, self._tree, self._locations, set(), self._problems)
             return None
 
     def _wrong(self, path: KeyPath, sentence: str) -> None:
-        self._problems.add(location_of(path, self._places), path, sentence)
+        self._problems.add(location_of(path, self._locations), path, sentence)
 
     def _text_of(self, path: KeyPath, sentence: str) -> str:
-        return ": ".join(part for part in (location_of(path, self._places), dotted(path), sentence) if part)
+        return ": ".join(part for part in (location_of(path, self._locations), dotted(path), sentence) if part)
 
 
 def handler_problem(handler: str, folder: Path) -> str:

@@ -203,7 +203,7 @@ class FunctionSpec(_Part):
 
     @property
     def env(self) -> Mapping[str, str]:
-        """Environment of the workers, beside this process's own."""
+        """Environment of the workers, added to this process's own."""
         return {variable.name: variable.value for variable in self.variables if variable.value_from is None}
 
 

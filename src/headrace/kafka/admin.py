@@ -92,7 +92,7 @@ class Admin:
         """The cluster, and how its clients are set."""
         self._limit = kafka.request_timeout_seconds
         self.servers = kafka.bootstrap_servers
-        """Brokers that are asked first."""
+        """Brokers for the first connection."""
         self.reachability = reachability or Reachability(kafka, SystemClock())
         """Whether the cluster answers; gets the errors of every client."""
         self.batch_limits = BatchLimits(self.topic_configs)
@@ -387,7 +387,7 @@ class Admin:
 
     async def _ask(self, doing: str, call: Callable[[], T], limit_seconds: float | None = None) -> T:
         limit = limit_seconds or self._limit
-        timer = asyncio.get_running_loop().call_later(_WAIT_SECONDS, self._say_waiting, limit)
+        timer = asyncio.get_running_loop().call_later(_WAIT_SECONDS, self._log_waiting, limit)
         try:
             answer = await run_blocking(call)
             self.reachability.answered()
@@ -403,7 +403,7 @@ class Admin:
             timer.cancel()
             self._client.poll(0)  # serves `error_cb`, and the client's log
 
-    def _say_waiting(self, limit_seconds: float) -> None:
+    def _log_waiting(self, limit_seconds: float) -> None:
         self._client.poll(0)
         if Admin.on_wait:
             why = self.reachability.last_error() or "no answer yet"

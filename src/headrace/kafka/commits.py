@@ -69,7 +69,7 @@ class Commits:
         self._in_flight = False
         self._retry_at = 0.0
 
-    def want(self, offsets: Mapping[TopicPartition, Committed], epochs: Mapping[TopicPartition, int]) -> None:
+    def request(self, offsets: Mapping[TopicPartition, Committed], epochs: Mapping[TopicPartition, int]) -> None:
         """Take offsets that were reached in these epochs; the newest per partition wins."""
         for partition, at in offsets.items():
             epoch = epochs.get(partition)
@@ -111,6 +111,6 @@ class Commits:
             log.warning("%s: commit failed: %s", self._name, error or failed[0].error)
             newer = self._newest
             self._newest = {}
-            self.want(from_client(failed), self._sent)
+            self.request(from_client(failed), self._sent)
             self._newest |= newer
             self._retry_at = self._clock.monotonic() + _RETRY_SECONDS

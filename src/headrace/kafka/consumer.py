@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 _WAKE_PART = 0.1
 """Part of the flow budget that must be released before the thread is woken to poll: less would make tiny polls."""
 _FIRST_STORE_SECONDS, _STORE_SECONDS, _STORE_QUESTIONS = 2.0, 30.0, 32
-"""How long the first answer for one partition may take, how long a later one, and how many are asked for at a time."""
+"""How long the first answer for one partition may take, how long a later one, and how many are requested at a time."""
 _THREAD_STOP_SECONDS = 30.0
 _LOOK_SECONDS = 5.0
 _DEFAULT_POLICY = ReadPolicy()
@@ -144,7 +144,7 @@ class Consumer(Service):
     def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
         assert self._poll
         epochs = {partition: self._epochs.get(partition, 0) for partition in offsets}
-        self._commands.append(functools.partial(self._poll.commits.want, dict(offsets), epochs))
+        self._commands.append(functools.partial(self._poll.commits.request, dict(offsets), epochs))
 
     @property
     def keeps_offsets_elsewhere(self) -> bool:

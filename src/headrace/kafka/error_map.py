@@ -1,4 +1,4 @@
-"""Translates the client's errors to ours; used where a client call can fail."""
+"""Translates the client's errors to those of `errors.py`; used where a client call can fail."""
 
 from __future__ import annotations
 

@@ -132,11 +132,11 @@ class PollThread:
         self._assignment = _Assignment(client, whole=resolver.policy.member.stops_everything)
         self._seeks: dict[TopicPartition, Callable[[bool], None]] = {}
 
-    def run(self, stop_asked: threading.Event) -> None:
-        """Poll until it is asked to stop, then leave the group."""
+    def run(self, stop_requested: threading.Event) -> None:
+        """Poll until the stop is requested, then leave the group."""
         client = self._client
         try:
-            while not stop_asked.is_set():
+            while not stop_requested.is_set():
                 self._commands.run()
                 self.commits.send_due(client)
                 self._resolve_positions()
@@ -180,7 +180,7 @@ class PollThread:
         self.epochs[partition] = start.epoch
         self.resolver.wait_for_commit(partition, start)
         self._client.pause(_plain([partition]))
-        self.commits.want({partition: to}, {partition: start.epoch})
+        self.commits.request({partition: to}, {partition: start.epoch})
 
     def restart_topic(self, topic: str, after: float) -> None:
         """Read a recreated topic from its start, also if its offsets have passed the present positions already."""
@@ -275,12 +275,12 @@ class PollThread:
         reach("assign.after")
 
     def _pass_assigned(self, starts: Mapping[TopicPartition, StartPosition]) -> None:
-        """Tell the listener of an assignment, before its records."""
+        """Report an assignment to the listener, before its records."""
         epochs = {partition: start.epoch for partition, start in starts.items()}
         self.epochs.update(epochs)
         self._flow.assigned(epochs)
         committed = {partition: start.committed for partition, start in starts.items() if start.committed}
-        self.commits.want({p: committed[p] for p, start in starts.items() if start.is_new}, epochs)
+        self.commits.request({p: committed[p] for p, start in starts.items() if start.is_new}, epochs)
         self.resolver.read_to({partition: start.offset for partition, start in starts.items()})
         loop = self.loop
 

@@ -79,7 +79,7 @@ class OffsetGap(NamedTuple):
         return f"offsets {self.first} to {self.end - 1} ({self.end - self.first}) are no longer in the log: {why}"
 
 
-class _Stored(NamedTuple):
+class _StoredOffset(NamedTuple):
     """A question to the backend that keeps a group's offsets, or its answer."""
 
     epoch: int
@@ -119,7 +119,7 @@ class PositionResolver:
         self._committed: set[TopicPartition] = set()
         """Sought partitions whose commit is acknowledged."""
         self._positions: dict[TopicPartition, int] = {}
-        self._stored: dict[TopicPartition, _Stored] = {}
+        self._stored: dict[TopicPartition, _StoredOffset] = {}
         self._topics_read: set[str] = set()
         self._at_end: set[TopicPartition] = set()
         """Partitions that start at their end, which is not known yet. By then another partition may have a committed
@@ -134,7 +134,7 @@ class PositionResolver:
 
     def starts(self, client: Any, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, StartPosition]:
         """Return where to start, with a new epoch; partitions without an answer stay open."""
-        asked_at = self._clock.monotonic()
+        started_at = self._clock.monotonic()
         self._open.update(dict.fromkeys(partitions))
         ready = self._with_stored_offset(partitions) if self._ask_store else partitions
         answers: Mapping[TopicPartition, Any] = {}
@@ -153,12 +153,12 @@ class PositionResolver:
             self._topics_read.add(partition.topic)
             self._open.pop(partition, None)
             self._at_end.discard(partition)
-            stored = self._stored.pop(partition, None) or _Stored(self.new_epoch(), 0)
+            stored = self._stored.pop(partition, None) or _StoredOffset(self.new_epoch(), 0)
             found[partition] = start._replace(epoch=stored.epoch)
             if stored.offset is not None and (start.committed is None or start.committed.offset != stored.offset):
                 offset = stored.offset
                 found[partition] = StartPosition(offset, Committed(offset), is_new=True, epoch=stored.epoch)
-        self._pause_questions(asked_at)
+        self._pause_questions(started_at)
         return found
 
     def read_to(self, positions: Mapping[TopicPartition, int]) -> None:
@@ -202,7 +202,7 @@ class PositionResolver:
             yield partition, self._sought.pop(partition)
         if not self._open or self._clock.monotonic() < self._ask_at:
             return
-        asked_at = self._clock.monotonic()
+        started_at = self._clock.monotonic()
         yield from self.starts(client, [p for p, position in self._open.items() if position is None]).items()
         limit = Deadline(self._clock, _ROUND_SECONDS)
         for partition, position in list(self._open.items()):
@@ -217,7 +217,7 @@ class PositionResolver:
                 del self._open[partition]
                 self._report(str(partition), "")
                 yield partition, position if gap is None else gap
-        self._pause_questions(asked_at)
+        self._pause_questions(started_at)
 
     def _find_starts(
         self, client: Any, partitions: Sequence[TopicPartition]
@@ -226,7 +226,7 @@ class PositionResolver:
 
         What was added to what the group reads already starts at its beginning, whatever the policy says, because its
         first records would be skipped otherwise: a partition, a topic that was recreated, and a topic that is added
-        to others if the policy says so. An error stands in for each start that is not known.
+        to others if the policy allows it. An error stands in for each start that is not known.
 
         Raises:
             KafkaException: The group's coordinator did not answer.
@@ -256,10 +256,10 @@ class PositionResolver:
                     starts[partition] = cause.args[0]
         return starts
 
-    def _pause_questions(self, asked_at: float) -> None:
+    def _pause_questions(self, started_at: float) -> None:
         """Ask nothing for as long as the last round took, so that the thread polls."""
         now = self._clock.monotonic()
-        self._ask_at = now + max(_RETRY_SECONDS, now - asked_at)
+        self._ask_at = now + max(_RETRY_SECONDS, now - started_at)
 
     def _ask_last(self, partition: TopicPartition) -> None:
         """Ask for the other partitions first: each that does not answer takes from the time of the others."""
@@ -268,18 +268,18 @@ class PositionResolver:
     # Offsets that a backend keeps ------------------------------------------------------------------------------------
 
     def answered(self, partition: TopicPartition, epoch: int, offset: int | None) -> None:
-        """Take a stored offset that was asked for in this epoch."""
-        if self._is_asked(partition, epoch):
-            self._stored[partition] = _Stored(epoch, math.inf, is_answered=True, offset=offset)
+        """Take a stored offset that was requested in this epoch."""
+        if self._is_unanswered(partition, epoch):
+            self._stored[partition] = _StoredOffset(epoch, math.inf, is_answered=True, offset=offset)
             self._ask_at = 0.0
 
     def failed(self, partition: TopicPartition, epoch: int, why: str) -> None:
         """Ask again after a pause: the backend did not answer."""
-        if self._is_asked(partition, epoch):
-            self._stored[partition] = _Stored(0, self._clock.monotonic() + _RETRY_SECONDS)
+        if self._is_unanswered(partition, epoch):
+            self._stored[partition] = _StoredOffset(0, self._clock.monotonic() + _RETRY_SECONDS)
             self._report(str(partition), f"{partition}: its offset is kept by the backend, which does not say: {why}")
 
-    def _is_asked(self, partition: TopicPartition, epoch: int) -> bool:
+    def _is_unanswered(self, partition: TopicPartition, epoch: int) -> bool:
         known = self._stored.get(partition)
         return known is not None and known.epoch == epoch and not known.is_answered
 
@@ -290,7 +290,7 @@ class PositionResolver:
         missing = [p for p in partitions if p not in self._stored or self._stored[p].ask_at <= now]
         if missing:
             epochs = {partition: self.new_epoch() for partition in missing}
-            self._stored.update({partition: _Stored(epoch, math.inf) for partition, epoch in epochs.items()})
+            self._stored.update({partition: _StoredOffset(epoch, math.inf) for partition, epoch in epochs.items()})
             self._ask_store(epochs)
         return [partition for partition in partitions if self._stored[partition].is_answered]
 

@@ -280,7 +280,7 @@ class Producer(Service):
         if not self._work.is_set():
             self._work.set()
 
-    def check_room(self, topic: str, size_bytes: int) -> None:
+    def check_capacity(self, topic: str, size_bytes: int) -> None:
         """Return if a request to several partitions of a topic fits, before it is encoded.
 
         Raises:
@@ -378,8 +378,8 @@ class Producer(Service):
         if not self._open_requests:
             self._idle.set()
 
-    def _serve_reports(self, stop_asked: threading.Event) -> None:
-        while not stop_asked.is_set():
+    def _serve_reports(self, stop_requested: threading.Event) -> None:
+        while not stop_requested.is_set():
             client = self._client
             if time.monotonic() - self._crowded_at < _CROWD_SECONDS:
                 client.poll(_POLL_SECONDS)
@@ -389,7 +389,7 @@ class Producer(Service):
                 client.flush(_FLUSH_SECONDS)
             else:
                 self._work.clear()
-                # Race: a record that came before the flag was cleared is seen here, one that comes later sets it.
+                # Race: a record that arrives before the flag is cleared is seen here, a later one sets it.
                 if not len(client):
                     self._work.wait(_POLL_SECONDS)
                 client.poll(0)

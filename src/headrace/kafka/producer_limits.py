@@ -38,7 +38,7 @@ SEVERAL: Final = -1
 
 
 class BatchLimits:
-    """The batch limits of topics, each asked for once. `of` and `refusal` may be called on any thread."""
+    """The batch limits of topics, each requested once. `of` and `refusal` may be called on any thread."""
 
     def __init__(self, topic_configs: Callable[[str], Awaitable[Mapping[str, str]]]) -> None:
         """Prepare; `topic_configs` asks Kafka for the configuration of a topic."""

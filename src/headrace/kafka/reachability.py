@@ -38,7 +38,7 @@ _THREAD_STOP_SECONDS = 5.0
 _UP = "headrace_kafka_up"
 _AGO = re.compile(r" \(after \d+ms in state \w+.*$")
 _PORT = re.compile(r":\d+$")
-_SILENT = "neither an answer nor an error came"
+_SILENT = "neither an answer nor an error arrived"
 _Error = confluent_kafka.KafkaError
 
 
@@ -66,7 +66,7 @@ class Reachability(Service):
     """Whether one cluster answers. Every client reports to it, from any thread."""
 
     def __init__(
-        self, kafka: KafkaConfig, clock: Clock, name: str = "kafka", tell: Callable[[str], None] | None = None
+        self, kafka: KafkaConfig, clock: Clock, name: str = "kafka", report: Callable[[str], None] | None = None
     ) -> None:
         """Prepare; no broker is contacted.
 
@@ -74,14 +74,14 @@ class Reachability(Service):
             kafka: The cluster.
             clock: Time.
             name: Name of the service.
-            tell: Called with a sentence when an outage begins, lasts and ends; by default it is logged.
+            report: Called with a sentence when an outage begins, lasts and ends; by default it is logged.
         """
         super().__init__(name)
         self.servers = kafka.bootstrap_servers
         """The addresses, as they are configured."""
         self._properties = client_properties(kafka, "headrace-reachability")
         self._clock = clock
-        self._tell = tell or log.warning
+        self._report = report or log.warning
         self._answered_at = clock.monotonic()
         self._has_answered = False
         self._unanswered: _Unanswered | None = None
@@ -89,7 +89,7 @@ class Reachability(Service):
         self._last_error = ""
         self._refused_requests = 0
         self._none_left = threading.Event()
-        """Set when a client reports that it reaches no broker, so that the brokers are asked at once."""
+        """Set when a client reports that it reaches no broker, so that the brokers are tried at once."""
         self._own_none_left = False
         self._seen_alive = threading.Event()
         """Set when another client gets an answer during an outage."""
@@ -109,7 +109,9 @@ class Reachability(Service):
     def readiness(self) -> Readiness:
         if outage := self.outage:
             return Readiness(False, outage.why)
-        return Readiness(self._has_answered, "" if self._has_answered else f"Kafka at {self.servers} is being asked")
+        return Readiness(
+            self._has_answered, "" if self._has_answered else f"Kafka at {self.servers} has not answered yet"
+        )
 
     @property
     def outage(self) -> Outage | None:
@@ -171,26 +173,26 @@ class Reachability(Service):
 
     # On the thread ---------------------------------------------------------------------------------------------------
 
-    def _watch(self, stop_asked: threading.Event) -> None:
+    def _watch(self, stop_requested: threading.Event) -> None:
         own: dict[str, Any] = {
             "group.id": "headrace.reachability",  # required by the client; never joined
             "allow.auto.create.topics": False,
             "reconnect.backoff.max.ms": 500,
-            "socket.timeout.ms": int(_ATTEMPT_SECONDS * 1000),  # then another broker is asked
+            "socket.timeout.ms": int(_ATTEMPT_SECONDS * 1000),  # then another broker is tried
             "error_cb": self._own_failed,
         }
         client = confluent_kafka.Consumer({**self._properties, **own})
         try:
-            while not stop_asked.is_set():
-                asked_at = self._clock.monotonic()
-                answered = self._ask(client, stop_asked)
-                if not stop_asked.is_set():
-                    self.asked(asked_at, answered)
-                self._wait(client, stop_asked)
+            while not stop_requested.is_set():
+                started_at = self._clock.monotonic()
+                answered = self._ask(client, stop_requested)
+                if not stop_requested.is_set():
+                    self.record_attempt(started_at, answered)
+                self._wait(client, stop_requested)
         finally:
             client.close()
 
-    def asked(self, asked_at: float, answered: bool) -> None:
+    def record_attempt(self, started_at: float, answered: bool) -> None:
         """Take the result of a question to the brokers: start an outage, remind of it, or end it."""
         now = self._clock.monotonic()
         outage = self.outage
@@ -199,24 +201,24 @@ class Reachability(Service):
             self._answered_at = now
             if outage:
                 refused = f"; {self._refused_requests} requests were answered 503" if self._refused_requests else ""
-                self._tell(f"Kafka at {self.servers} answers again after {outage.seconds:.0f} s{refused}")
+                self._report(f"Kafka at {self.servers} answers again after {outage.seconds:.0f} s{refused}")
             self._refused_requests = 0
-        elif self._answered_at <= asked_at or outage:  # else another client has had an answer meanwhile
+        elif self._answered_at <= started_at or outage:  # else another client has had an answer meanwhile
             reason, known = self._last_error or _SILENT, self._unanswered
             if known and now < known.remind_at:
                 self._unanswered = known._replace(reason=reason)
                 return
             pause = min(3 * known.pause_seconds, _LONGEST_REMINDER_SECONDS) if known else _FIRST_REMINDER_SECONDS
             self._unanswered = _Unanswered(reason, known.began_at if known else now, now + pause, pause)
-            self._tell(self.outage.why if self.outage else "")
+            self._report(self.outage.why if self.outage else "")
 
-    def _ask(self, client: confluent_kafka.Consumer, stop_asked: threading.Event) -> bool:
+    def _ask(self, client: confluent_kafka.Consumer, stop_requested: threading.Event) -> bool:
         """Ask any broker; ask again only if the client reports that it reaches none."""
         end = self._clock.monotonic() + _LIMIT_SECONDS
         self._none_left.clear()
         self._seen_alive.clear()
         self._own_none_left = False
-        while not stop_asked.is_set():
+        while not stop_requested.is_set():
             try:
                 client.list_topics(_TOPIC, timeout=_ATTEMPT_SECONDS)
             except confluent_kafka.KafkaException:
@@ -229,10 +231,10 @@ class Reachability(Service):
                 return True
         return False
 
-    def _wait(self, client: confluent_kafka.Consumer, stop_asked: threading.Event) -> None:
-        """Wait until the brokers should be asked again."""
+    def _wait(self, client: confluent_kafka.Consumer, stop_requested: threading.Event) -> None:
+        """Wait until the next attempt is due."""
         began = self._clock.monotonic()
-        while not stop_asked.is_set():
+        while not stop_requested.is_set():
             now = self._clock.monotonic()
             if self._unanswered:
                 if now - began >= _RETRY_SECONDS:

@@ -31,7 +31,7 @@ class TopicDirectory(Service):
         self._clock = clock
         self._partitions: dict[str, int] = {}
         self._missing: dict[str, float] = {}
-        self._problem: HeadraceError | None = KafkaUnavailable("Kafka has not answered yet; it is being asked")
+        self._problem: HeadraceError | None = KafkaUnavailable("Kafka has not answered yet")
         self._asked = asyncio.Event()
 
     async def start(self) -> None:
@@ -49,7 +49,7 @@ class TopicDirectory(Service):
     async def partitions_of(self, topic: str) -> int:
         """Return the number of partitions of a topic, and learn its limit for batches.
 
-        Kafka is asked for an unknown topic at most twice a second. So a name without a topic is refused at once, and a
+        An unknown topic is looked up at most twice a second. So a name without a topic is refused at once, and a
         new topic is found.
 
         Raises:

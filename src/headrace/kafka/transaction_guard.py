@@ -72,7 +72,7 @@ class TransactionGuard:
         """Whether the statistics are younger than the end of the last transaction."""
         return self._latest is not None and self._latest.ts >= self._since * 1_000_000
 
-    def doubt(self) -> str:
+    def problem(self) -> str:
         """Return why the client must not begin another transaction; empty if it may, as far as is known."""
         if self._before is None or self._latest is None:
             return ""
@@ -81,8 +81,8 @@ class TransactionGuard:
         for sign, meaning in _SIGNS.items():
             if self._latest.count(sign) != self._before.count(sign):
                 return meaning
-        return "the end of a transaction was asked for twice" if self._latest.ends > self._before.ends + 1 else ""
+        return "the end of a transaction was requested twice" if self._latest.ends > self._before.ends + 1 else ""
 
     def begin(self) -> None:
-        """Compare from now on with the present statistics, which `doubt` has found to be in order."""
+        """Compare from now on with the present statistics, which `problem` has found to be in order."""
         self._before = self._latest

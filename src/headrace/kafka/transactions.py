@@ -64,7 +64,7 @@ class _Job:
     def __init__(self, records: Sequence[OutgoingRecord], receipt: Receipt | None) -> None:
         self.records = list(records)
         self.receipt = receipt
-        self.wanted = len(self.records)
+        self.record_count = len(self.records)
         self.results: list[Any] = []
         self.in_doubt = False
         self.answer: asyncio.Future[list[ProduceResult]] = asyncio.get_running_loop().create_future()
@@ -115,7 +115,7 @@ class _Job:
 
     def fail(self, reason: errors.HeadraceError) -> None:
         """Fail every record as certainly not visible: a refused one with its own error, the others with `reason`."""
-        found = self.results[: self.wanted] or [None] * self.wanted
+        found = self.results[: self.record_count] or [None] * self.record_count
         self.results = [
             result if isinstance(result, errors.HeadraceError) and not result.retriable else reason for result in found
         ]
@@ -141,16 +141,16 @@ class _Writer:
         self._guard = TransactionGuard()
         self._in_doubt: list[_Job] = []
 
-    def run(self, stop_asked: threading.Event) -> None:
-        """Write requests until it is asked to stop."""
-        while not stop_asked.is_set():
+    def run(self, stop_requested: threading.Event) -> None:
+        """Write requests until the stop is requested."""
+        while not stop_requested.is_set():
             if self._client is None and not self._open():
-                stop_asked.wait(_REOPEN_SECONDS)
+                stop_requested.wait(_REOPEN_SECONDS)
             elif jobs := self._take():
                 self._write(jobs)
             else:
                 self._poll(0)
-                self._close_if(self._guard.doubt())
+                self._close_if(self._guard.problem())
         self._close()
 
     def _open(self) -> bool:
@@ -178,11 +178,11 @@ class _Writer:
             self._client.purge()
             self._client = None
 
-    def _close_if(self, doubt: str) -> bool:
-        if doubt:
-            log.info("transactional producer %s is replaced: %s", self._properties["transactional.id"], doubt)
+    def _close_if(self, problem: str) -> bool:
+        if problem:
+            log.info("transactional producer %s is replaced: %s", self._properties["transactional.id"], problem)
             self._close()
-        return bool(doubt)
+        return bool(problem)
 
     def _poll(self, seconds: float) -> None:
         try:
@@ -195,21 +195,21 @@ class _Writer:
         """Return waiting requests, as many as one transaction takes; wait a moment for the first."""
         jobs: list[_Job] = []
         with contextlib.suppress(queue.Empty):
-            while sum(job.wanted for job in jobs) < _TOGETHER_RECORDS:
+            while sum(job.record_count for job in jobs) < _TOGETHER_RECORDS:
                 job = self._jobs.get_nowait() if jobs else self._jobs.get(timeout=_STATISTICS_SECONDS)
                 if job.claim():
                     jobs.append(job)
         return jobs
 
     def _write(self, jobs: list[_Job]) -> None:
-        client = self._client_without_doubt()
+        client = self._usable_client()
         if client is None:
             self._fail(jobs, errors.KafkaUnavailable("no transactional producer could be opened: send it again"))
             return
         try:
             client.begin_transaction()
             self._send(client, jobs)
-        except _BROKEN as cause:  # no commit was asked for
+        except _BROKEN as cause:  # no commit was requested
             why = cause.__cause__ or cause
             self._fail(jobs, errors.TransactionAborted(f"{errors.TransactionAborted.__doc__} {why}"))
             self._close_if(f"{why}. If it was fenced, another process has its name: producer.transactions.id")
@@ -219,7 +219,7 @@ class _Writer:
         else:
             self._abort(client, jobs)
 
-    def _client_without_doubt(self) -> confluent_kafka.Producer | None:
+    def _usable_client(self) -> confluent_kafka.Producer | None:
         while self._client or self._open():
             end = time.monotonic() + _STATISTICS_LIMIT_SECONDS
             while self._client and not self._guard.fresh and time.monotonic() < end:
@@ -227,7 +227,7 @@ class _Writer:
             if not self._guard.fresh:
                 self._close_if("it sends no statistics")
                 break
-            if self._client and not self._close_if(self._guard.doubt()):
+            if self._client and not self._close_if(self._guard.problem()):
                 self._guard.begin()
                 return self._client
         return None
@@ -238,7 +238,7 @@ class _Writer:
             self._limits.learn_from_thread(topic, self._loop)
         batches = Batches(self._limits, self._properties["batch.size"], client.flush)
         for job in jobs:
-            job.records = job.records[: job.wanted]
+            job.records = job.records[: job.record_count]
             job.results = []
             job.send(client, 0, batches)
         client.flush()
@@ -246,7 +246,7 @@ class _Writer:
             for job in jobs:
                 if job.receipt:
                     job.records.append(job.receipt(job.results))
-                    job.send(client, job.wanted, batches)
+                    job.send(client, job.record_count, batches)
             client.flush()
 
     def _commit(self, client: confluent_kafka.Producer, jobs: list[_Job]) -> None:
@@ -377,7 +377,7 @@ class TransactionalProducers(Service):
         await super().stop()
         unknown = errors.KafkaTimeout("this process stops before the outcome of the transaction is known")
         for job in list(self._open_jobs):
-            self._settle(job, [unknown] * job.wanted)
+            self._settle(job, [unknown] * job.record_count)
 
     def _withdraw(self, job: _Job) -> None:
         if not job.answer.done() and job.claim():
@@ -405,9 +405,9 @@ class TransactionalProducers(Service):
                 what = f"whether a transaction with {partition} offset {written.offset} was committed"
                 log.warning("%s is unknown: %s", what, cause or type(cause).__name__)
                 if job.receipt is None:
-                    self._settle(job, [errors.KafkaTimeout()] * job.wanted)
+                    self._settle(job, [errors.KafkaTimeout()] * job.record_count)
                     return
-            await asyncio.sleep(_LOOK_AGAIN_SECONDS)  # with a receipt it is asked until it is known
+            await asyncio.sleep(_LOOK_AGAIN_SECONDS)  # with a receipt the question is repeated until it is answered
         log.info("a transaction in doubt was %s", "committed" if visible else "aborted")
         if not visible:
             job.fail(errors.TransactionAborted())
@@ -418,7 +418,7 @@ class TransactionalProducers(Service):
         if job.limit:
             job.limit.cancel()  # it holds the records
         if not job.answer.done():
-            job.answer.set_result(results[: job.wanted])
+            job.answer.set_result(results[: job.record_count])
         if not self._open_jobs:
             self._idle.set()
 
@@ -450,9 +450,9 @@ class _SessionWriter(_Writer):
         return False
 
     def _doubted(self, jobs: list[_Job]) -> None:
-        unknown = errors.KafkaTimeout("a commit was not confirmed: the next session tells whether it was made")
+        unknown = errors.KafkaTimeout("a commit was not confirmed: the next session finds out whether it was made")
         for job in jobs:
-            job.results = [unknown] * job.wanted
+            job.results = [unknown] * job.record_count
             self._post(job)
 
 

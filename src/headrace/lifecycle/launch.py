@@ -2,7 +2,7 @@
 
 usage: launch.py PARENT_PID COMMAND...
 
-Linux only: there the kernel sends SIGKILL when the thread that started this process ends. Elsewhere the command
+Linux only: there the kernel sends SIGKILL when the thread that started this process ends. On other systems the command
 just runs. An exec in between, rather than a hook between fork and exec, keeps the parent's threads out of it.
 """
 

@@ -40,7 +40,7 @@ def sources_of(spec: PipelineSpec, flow: str) -> list[str]:
 def _clashes(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
     for name in spec.views:
         if name in spec.sources:
-            yield ("views", name), "has the name of a source: SQL could not tell them apart, rename one of them"
+            yield ("views", name), "has the name of a source: SQL cannot distinguish them, rename one of them"
 
 
 def _unknown(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:

@@ -45,19 +45,19 @@ def load_pipeline(path: Path, *, check: bool = False) -> PipelineSpec:
         PipelineInvalid: One line per problem with file and line, all problems at once.
     """
     problems = Problems()
-    tree, places = read_tree(read_text(path, PipelineInvalid, "Correct the path"), str(path), problems)
+    tree, locations = read_tree(read_text(path, PipelineInvalid, "Correct the path"), str(path), problems)
     try:
         spec = PipelineSpec.model_validate(tree)
     except ValidationError as cause:
-        explain(cause.errors(include_url=False, include_input=False), tree, places, set(), problems, PipelineSpec)
+        explain(cause.errors(include_url=False, include_input=False), tree, locations, set(), problems, PipelineSpec)
         raise PipelineInvalid("\n".join(problems.ordered)) from None
     for where, sentence in problems_of(spec):
-        problems.add(location_of(where, places), where, sentence)
+        problems.add(location_of(where, locations), where, sentence)
     for found in check_sql(spec) if check else ():
         if found.is_problem:
-            problems.add(location_of(found.path, places), found.path, found.sentence)
+            problems.add(location_of(found.path, locations), found.path, found.sentence)
         else:
-            parts = (location_of(found.path, places), dotted(found.path), found.sentence)
+            parts = (location_of(found.path, locations), dotted(found.path), found.sentence)
             log.warning(": ".join(part for part in parts if part))
     if problems.found:
         raise PipelineInvalid("\n".join(problems.ordered))

@@ -39,7 +39,7 @@ def tables_read(sql: str) -> list[str]:
     """
     words = list(_words(sql))
     own = set(_ctes(words))
-    found = [name for at in _table_places(words) if (name := _name_at(words, at)) and name not in own]
+    found = [name for at in _table_positions(words) if (name := _name_at(words, at)) and name not in own]
     return list(dict.fromkeys(found))
 
 
@@ -76,7 +76,7 @@ def _opening(words: list[str], closing: int) -> int:
     return 0
 
 
-def _table_places(words: list[str]) -> Iterator[int]:
+def _table_positions(words: list[str]) -> Iterator[int]:
     """Yield where a table's name should begin."""
     queries = [True]  # per open parenthesis: whether it holds a query, so that FROM in it means a table
     listing = [False]  # ... and whether a comma in it separates tables

@@ -28,7 +28,7 @@ class RateLimit:
             TooManyRequests: The key has used up its limit.
         """
         if not self._bucket_of(key).try_take():
-            raise TooManyRequests("more requests came than this caller may send: wait, and send again")
+            raise TooManyRequests("this caller sends more requests than it may: wait, and send again")
 
 
 class FailureDelay:

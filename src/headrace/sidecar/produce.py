@@ -126,7 +126,7 @@ class ProduceService:
         if len(records) > SHORT_RECORDS and len(slices_of(records)) > 1:
             return None
         if len(records) > 1 and records[0].partition is None:
-            self._producer.check_room(topic, len(body))  # before the work of encoding
+            self._producer.check_capacity(topic, len(body))  # before the work of encoding
         keys = self._codecs.without_schema(
             choice_of(request, "key", settings.format_codes), settings.key_format, self._rules
         )

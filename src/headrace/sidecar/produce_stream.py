@@ -1,6 +1,6 @@
 """A stream of records: lines in, receipts out, one per line and in their order.
 
-Lines in flight are bounded: `feed` returns when there is room for more, and its caller reads nothing meanwhile.
+Lines in flight are bounded: `feed` returns when more fit, and its caller reads nothing meanwhile.
 A bad line fails alone, because the lines after it are not known yet.
 """
 
@@ -36,7 +36,7 @@ _BATCH_RECORDS: Final = 500
 _SINGLE_RECORDS: Final = 50
 _RECEIPTS_BYTES: Final = 65_536
 _PAUSE_SECONDS: Final = 0.02
-_ROOM_SECONDS: Final = 30.0
+_BUDGET_WAIT_SECONDS: Final = 30.0
 _decode_record = msgspec.json.Decoder(ProduceRecord).decode
 _encode_lines = msgspec.json.Encoder().encode_lines
 
@@ -132,7 +132,7 @@ class ProduceStream:
         """Why no more lines are read; True if the client ended the stream."""
 
     async def feed(self, chunk: bytes, last: bool = False) -> bool:
-        """Process the next bytes, and return, when there is room for more, whether more are read."""
+        """Process the next bytes, wait until more fit, and return whether more are read."""
         self._feeding = True
         try:
             await self._process(self._lines.split(chunk))
@@ -141,7 +141,7 @@ class ProduceStream:
             if last:
                 await self._process([bytes(self._lines.rest)])
                 self.end()
-        except Exception as defect:  # boundary: the client gets a last line that says so
+        except Exception as defect:  # boundary: the client gets a last line with the error
             log.error("defect while reading a stream", exc_info=defect)
             self.end(errors.InternalError())
         self._feeding = False
@@ -156,7 +156,7 @@ class ProduceStream:
     async def receipts(self) -> Receipts | None:
         """Return the next receipts when they are ready; None when every line has its receipt and the stream ended.
 
-        The receipts of the previous call count as sent, which makes room for as many lines.
+        The receipts of the previous call count as sent, so as many lines may follow.
         """
         self._records -= sum(len(batch.numbers) for batch in self._sent)
         self._bytes -= sum(batch.size_bytes for batch in self._sent)
@@ -236,8 +236,8 @@ class ProduceStream:
         return entries
 
     async def _send(self, batch: _LineBatch) -> None:
-        """Hand a batch over, waiting for room in the produce budget."""
-        deadline = Deadline(self._clock, _ROOM_SECONDS)
+        """Hand a batch over, waiting for the produce budget."""
+        deadline = Deadline(self._clock, _BUDGET_WAIT_SECONDS)
         prepared = Prepared(batch.records, size_bytes=batch.size_bytes)
         while True:
             try:

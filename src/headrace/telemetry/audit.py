@@ -66,7 +66,7 @@ class _NoteQueue:
         self._size_bytes = 0
         self._batches: deque[_NoteBatch] = deque()
 
-    def has_room(self, size_bytes: int) -> bool:
+    def has_capacity(self, size_bytes: int) -> bool:
         """Return whether so many bytes more fit; into an empty queue everything fits."""
         return not self._size_bytes or self._size_bytes + size_bytes <= self._max_bytes
 
@@ -135,7 +135,7 @@ class Audit(Service):
 
     def put(self, notes: Iterable[AuditNote], count: int, size_bytes: int) -> None:
         """Write `count` notes later; an iterator may make them then, and keeps `size_bytes` until they are written."""
-        if self._queue.has_room(size_bytes):
+        if self._queue.has_capacity(size_bytes):
             self._queue.put(_NoteBatch(notes, count, size_bytes))
         else:
             self._miss("dropped", count)
@@ -214,9 +214,9 @@ class Audit(Service):
         """Audit what a client reports of records that it fetched, whatever `audit.records` says; return the notes.
 
         Raises:
-            ProducerQueueFull: There is no room; nothing is audited.
+            ProducerQueueFull: The queue is full; nothing is audited.
         """
-        if not self._queue.has_room(_NOTE_BYTES * len(reports)):
+        if not self._queue.has_capacity(_NOTE_BYTES * len(reports)):
             raise ProducerQueueFull("too many notes wait to be written (audit.max_pending_bytes): send this again")
         notes: list[AuditNote] = []
         for topic, partition, offset, processed, key, correlation, traceability, timestamp in reports:
@@ -294,7 +294,7 @@ class Audit(Service):
                     lines.append(note.line)
                     if len(lines) % _SLICE_NOTES == 0:
                         await next_slice()
-            except Exception:  # boundary: the user sees lost notes counted and logged, and work goes on
+            except Exception:  # boundary: the user sees lost notes counted and logged, and work continues
                 log.exception("audit: a defect, for which %d notes are lost", batch.number)
                 del lines[made:]
                 self._miss("lost", batch.number)
@@ -314,6 +314,6 @@ class Audit(Service):
         """Have lines written, and return how many are lost."""
         try:
             return await self._target.write(lines)
-        except Exception:  # boundary: the user sees lost notes counted and logged, and work goes on
+        except Exception:  # boundary: the user sees lost notes counted and logged, and work continues
             log.exception("audit: a defect, for which %d notes are lost", len(lines))
             return len(lines)

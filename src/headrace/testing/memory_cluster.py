@@ -37,11 +37,11 @@ class MemoryCluster:
 
     def write(self, record: OutgoingRecord, timestamp_ms: int = 0) -> Produced:
         """Write a record to its partition, or to 0 if it names none."""
-        place = TopicPartition(record.topic, record.partition or 0)
-        offset = self._end(place)
+        partition = TopicPartition(record.topic, record.partition or 0)
+        offset = self._end(partition)
         headers = list(record.headers or ())
-        self.append(Record(*place, offset, timestamp_ms, record.key, record.value, headers.copy, 4))
-        return Produced(place.partition, offset)
+        self.append(Record(*partition, offset, timestamp_ms, record.key, record.value, headers.copy, 4))
+        return Produced(partition.partition, offset)
 
     async def has_topic(self, topic: str) -> bool:
         self._answer()
@@ -63,30 +63,30 @@ class MemoryCluster:
 
     async def topic_offsets(self, topic: str) -> dict[TopicPartition, tuple[int, int]]:
         info = await self.describe_topic(topic)
-        places = [TopicPartition(topic, partition.partition) for partition in info.partitions]
-        return {place: (self.first.get(place, 0), self._end(place)) for place in places}
+        found = [TopicPartition(topic, partition.partition) for partition in info.partitions]
+        return {partition: (self.first.get(partition, 0), self._end(partition)) for partition in found}
 
     async def start_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         self._answer()
-        return {place: self.first.get(place, 0) for place in partitions}
+        return {partition: self.first.get(partition, 0) for partition in partitions}
 
     async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         self._answer()
-        return {place: self._end(place) for place in partitions}
+        return {partition: self._end(partition) for partition in partitions}
 
     async def written_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         self._answer()
-        return {place: self.written.get(place, self._end(place)) for place in partitions}
+        return {partition: self.written.get(partition, self._end(partition)) for partition in partitions}
 
     async def offsets_since(self, partitions: Iterable[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
         self._answer()
         found = {p: [r.offset for r in self.logs.get(p, ()) if r.timestamp_ms >= timestamp_ms] for p in partitions}
-        return {place: offsets[0] for place, offsets in found.items() if offsets}
+        return {partition: offsets[0] for partition, offsets in found.items() if offsets}
 
     async def time_bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
         self._answer()
         times = {p: [record.timestamp_ms for record in self.logs.get(p, ())] for p in partitions}
-        return {place: (min(found), max(found)) for place, found in times.items() if found}
+        return {partition: (min(found), max(found)) for partition, found in times.items() if found}
 
     async def committed(self, group: str) -> dict[TopicPartition, int]:
         self._answer()
@@ -109,14 +109,16 @@ class MemoryCluster:
     ) -> AsyncGenerator[list[Record], None]:
         """Yield the records of a window, as `read_window` does: a batch per partition."""
         self._answer()
-        for place, start in starts.items():
-            if records := [record for record in self.logs.get(place, ()) if start <= record.offset < ends[place]]:
+        for partition, start in starts.items():
+            if records := [
+                record for record in self.logs.get(partition, ()) if start <= record.offset < ends[partition]
+            ]:
                 yield records
 
     def _answer(self) -> None:
         if self.failure:
             raise self.failure
 
-    def _end(self, place: TopicPartition) -> int:
-        log = self.logs.get(place)
-        return self.ends.get(place, log[-1].offset + 1 if log else self.first.get(place, 0))
+    def _end(self, partition: TopicPartition) -> int:
+        log = self.logs.get(partition)
+        return self.ends.get(partition, log[-1].offset + 1 if log else self.first.get(partition, 0))

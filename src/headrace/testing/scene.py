@@ -109,7 +109,7 @@ class Scene:
                     return
             except (ConnectionError, TimeoutError, http.client.HTTPException):
                 pass
-            assert time.monotonic() < end, f"waited {limit_seconds:.0f} s for {what} in vain"
+            assert time.monotonic() < end, f"waited {limit_seconds:.0f} s, without {what}"
             time.sleep(0.05)
 
     @staticmethod

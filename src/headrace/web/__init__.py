@@ -1,1 +1,1 @@
-"""The HTTP edge: the only door to the ASGI library and its server."""
+"""The HTTP edge: the only package that uses the ASGI library and its server."""

@@ -57,7 +57,7 @@ _BYTE_SECONDS: Final = 1e-7
 
 
 class ConnectionLimit:
-    """Admits connections to send requests. Of the others it closes the oldest to make room for new ones."""
+    """Admits connections to send requests. Of the others it closes the oldest in favour of new ones."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -65,7 +65,7 @@ class ConnectionLimit:
         self._others: dict[ClientConnection, float] = {}
         """Not admitted: they sent nothing, half a head, or only health requests. The least recently active first."""
 
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Return whether one more may be opened. For it the oldest is closed, if it had time to send a request."""
         if self._admitted + len(self._others) < self.limit + RESERVED_CONNECTIONS:
             return True
@@ -344,7 +344,7 @@ class ClientConnection(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def dismiss(self) -> None:
-        """Close a connection without a request, to make room for a new one."""
+        """Close a connection without a request, in favour of a new one."""
         if self.transport is None:
             self.opening.cancel()
         elif not self._refused:

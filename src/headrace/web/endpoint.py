@@ -1,4 +1,4 @@
-"""An HTTP endpoint: one declaration beside its handler.
+"""An HTTP endpoint: one declaration at its handler.
 
 The router, the access rule, the API document, the audit note and the clients of the command line are made from it.
 """

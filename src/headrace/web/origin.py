@@ -1,7 +1,7 @@
 """Which requests are fit to be looked at: by their Host, their Origin, and a head that can be read in one way only.
 
-A page in a browser can make the browser send requests to loopback, under its own name (DNS rebinding) or under ours;
-so an unknown Host and a foreign Origin are refused, in every mode. Source: RFC 9112 sections 3.2 and 6.3.
+A page in a browser can make the browser send requests to loopback, under its own name (DNS rebinding) or under the
+listener's. So an unknown Host and a foreign Origin are refused, in every mode. Source: RFC 9112 sections 3.2 and 6.3.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ONCE: Final = (
 )
 _VERSIONS: Final = ("1.1", "1.0")
 _OWN_SITE: Final = (b"same-origin", b"none")
-"""`Sec-Fetch-Site` of a browser: the page is ours, or the user typed the address."""
+"""`Sec-Fetch-Site` of a browser: the page is of this origin, or the user typed the address."""
 _MAX_HEADERS: Final = 100
 _MAX_PATH_BYTES: Final = 8192
 
@@ -45,7 +45,7 @@ class RequestChecks:
         Raises:
             AmbiguousRequest: It can be read in two ways.
             HeadersTooLarge: It has too many headers, or is too long.
-            OriginRefused: It is meant for another site, or comes from one.
+            OriginRefused: It is for another site, or comes from one.
             TransferCodingUnknown: Its body is coded in another way than `chunked`.
         """
         given = len(scope["headers"])

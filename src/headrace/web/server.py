@@ -215,7 +215,7 @@ class Acceptor:
 
     def _accept(self) -> None:
         for _ in range(_ACCEPTS_PER_TURN):
-            if not self._limit.has_room():
+            if not self._limit.has_capacity():
                 self._pause(_FULL_SECONDS)
                 return
             try:

@@ -82,13 +82,13 @@ def test_a_producer_key_is_taken_or_answered_with_the_way_out(name: str) -> None
 def test_every_setting_the_table_names_exists() -> None:
     """A name in it is a section, a field of one, or a property that is taken."""
     for key in CONSUMER_KEYS.values():
-        if not key.ours.startswith("nothing: "):
-            section, _, field = key.ours.split("`")[1].partition(".")
+        if not key.setting.startswith("nothing: "):
+            section, _, field = key.setting.split("`")[1].partition(".")
             model = ReactiveConsumerConfig if section in ReactiveConsumerConfig.model_fields else HeadraceConfig
             kind = model.model_fields[section].annotation
-            assert not field or field in kind.model_fields, key.ours  # type: ignore[union-attr]
+            assert not field or field in kind.model_fields, key.setting  # type: ignore[union-attr]
     for key in PRODUCER_KEYS.values():
-        for named in key.ours.split("`")[1::2]:
+        for named in key.setting.split("`")[1::2]:
             section, _, field = named.partition(".")
             if section not in HeadraceConfig.model_fields or not field:
                 continue

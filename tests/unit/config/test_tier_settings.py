@@ -40,9 +40,9 @@ def test_tiers_are_topics_named_after_group_and_delay() -> None:
         ({"tiers": [10, 60], "deadline_seconds": 69}, {}, "take 70 s together, so the last one is never used"),
         (KEEP, {}, "does not go with ordering: partition"),
         (KEEP, {"ordering": "key", "null_keys": "ordered"}, "and null_keys: ordered"),
-        ({"tiers": [1]}, {"group": "my group"}, "topics named after it"),
-        ({"tiers": [1]}, {"topics": ["t", "g.retry.1s"]}, "is g.retry.1s, a retry tier of this group"),
-        ({"tiers": [1, 5]}, {"dead_letter": {"topic": "g.retry.5s"}}, "is g.retry.5s, a retry tier of this group"),
+        ({"tiers": [1]}, {"group": "my group"}, "retry topics are named after it"),
+        ({"tiers": [1]}, {"topics": ["t", "g.retry.1s"]}, "is g.retry.1s, a retry topic of this group"),
+        ({"tiers": [1, 5]}, {"dead_letter": {"topic": "g.retry.5s"}}, "is g.retry.5s, a retry topic of this group"),
     ],
 )
 def test_what_tiers_cannot_keep_is_refused(retry: dict[str, Any], settings: dict[str, Any], says: str) -> None:

@@ -282,7 +282,7 @@ def test_who_loops_until_nothing_is_left_comes_to_an_end(play: Play) -> None:
         assert (await ask()).records == 1
         kept = await ask()
         assert (kept.status, kept.records) == ("empty", 0)
-        assert "came back 5 times" in kept.description
+        assert "redriven 5 times" in kept.description
         assert (await ask(lastretry=True)).records == 2
 
     play(world, scene)
@@ -382,7 +382,7 @@ def test_who_is_away_is_said_with_one_code(play: Play) -> None:
         with pytest.raises(ReadFailed, match="none is lost: waiting for the backend"):
             await ask()
         world.failure, world.silent = None, True
-        with pytest.raises(ReadFailed, match=r"no dead letter of t\.dlq came within 0.001 s"):
+        with pytest.raises(ReadFailed, match=r"no dead letter of t\.dlq arrived within 0.001 s"):
             await ask(timeout=1)
         world.silent, world.kafka_away = False, True
         with pytest.raises(ReadFailed, match="no broker answers"):

@@ -601,7 +601,7 @@ def test_two_records_out_of_order_are_a_defect() -> None:
     async def test() -> None:
         bed = await opened(Bed(FakeDestination()))
         bed.feed(4)
-        with pytest.raises(ValueError, match="came after"):
+        with pytest.raises(ValueError, match="follows"):
             bed.feed(4)
         await bed.pump.stop()
 

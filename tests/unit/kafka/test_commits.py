@@ -33,7 +33,7 @@ class Bench:
         self.sent += [item.offset for item in offsets]
 
     def want(self, offset: int, epoch: int) -> None:
-        self.commits.want({PLACE: Committed(offset)}, {PLACE: epoch})
+        self.commits.request({PLACE: Committed(offset)}, {PLACE: epoch})
         self.commits.send_due(self)
 
     def report(self, offset: int, *, failed: bool) -> None:

@@ -31,13 +31,13 @@ class Bed:
     def __init__(self, servers: str = "kafka:9092") -> None:
         self.clock = ManualClock()
         self.said: list[str] = []
-        self.seen = Reachability(KafkaConfig(bootstrap_servers=servers), self.clock, tell=self.said.append)
+        self.seen = Reachability(KafkaConfig(bootstrap_servers=servers), self.clock, report=self.said.append)
 
     def asked(self, answered: bool, seconds: float = 1.0) -> None:
         """Ask the brokers; their answer, or that there is none, comes after some seconds."""
         began = self.clock.monotonic()
         self.clock._now += seconds
-        self.seen.asked(began, answered)
+        self.seen.record_attempt(began, answered)
 
 
 def test_an_outage_has_a_beginning_a_reason_and_an_end() -> None:
@@ -75,7 +75,7 @@ def test_an_outage_without_an_error_says_one_time_only() -> None:
     bed = Bed()
     bed.asked(True)
     bed.asked(False)
-    assert bed.said[-1].endswith("has not answered for 1 s: neither an answer nor an error came")
+    assert bed.said[-1].endswith("has not answered for 1 s: neither an answer nor an error arrived")
 
 
 def test_an_answer_to_another_client_is_no_outage() -> None:
@@ -86,7 +86,7 @@ def test_an_answer_to_another_client_is_no_outage() -> None:
     bed.clock._now += 2
     bed.seen.answered()
     bed.clock._now += 1
-    bed.seen.asked(began, False)
+    bed.seen.record_attempt(began, False)
     assert bed.seen.outage is None
 
 

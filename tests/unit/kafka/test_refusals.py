@@ -32,7 +32,7 @@ def test_nothing_is_handed_over_when_no_broker_has_answered_for_a_while() -> Non
             await service.start()
         began = clock.monotonic()
         await clock.advance(3)
-        seen.asked(began, False)
+        seen.record_attempt(began, False)
         for submit in (producer.produce([RECORD]), _submitted(transactions)):
             with pytest.raises(KafkaUnavailable, match="nothing of this request was sent"):
                 await submit

@@ -39,7 +39,7 @@ class Bench:
         return start
 
     def want(self, partition: TopicPartition, offset: int, epoch: int) -> None:
-        self.commits.want({partition: Committed(offset)}, {partition: epoch})
+        self.commits.request({partition: Committed(offset)}, {partition: epoch})
         self.commits.send_due(self)
 
     def report(self, partition: TopicPartition, offset: int, failed: str | None = None) -> None:

@@ -48,7 +48,7 @@ def test_one_request_that_ended_the_transaction_is_in_order() -> None:
     for number in (1, 2, 3):
         guard.ended(10.0 + number)
         guard.observe(statistics(10.5 + number, ends=number))
-        assert guard.doubt() == ""
+        assert guard.problem() == ""
         guard.begin()
 
 
@@ -58,9 +58,9 @@ def test_any_sign_of_a_lost_or_repeated_request_is_a_doubt(sign: str) -> None:
     guard = begun(**{sign: 3})
     guard.ended(11.0)
     guard.observe(statistics(12.0, ends=1, **{sign: 3}))
-    assert guard.doubt() == ""
+    assert guard.problem() == ""
     guard.observe(statistics(13.0, ends=1, **{sign: 4}))
-    assert guard.doubt() != ""
+    assert guard.problem() != ""
 
 
 def test_a_second_request_to_end_a_transaction_is_a_doubt() -> None:
@@ -68,21 +68,21 @@ def test_a_second_request_to_end_a_transaction_is_a_doubt() -> None:
     guard = begun()
     guard.ended(11.0)
     guard.observe(statistics(12.0, ends=2))
-    assert "twice" in guard.doubt()
+    assert "twice" in guard.problem()
 
 
 def test_a_connection_that_is_gone_is_a_doubt() -> None:
     """Its counters go with it."""
     guard = begun(req_timeouts=1)
     guard.observe(json.dumps({"ts": 12_000_000, "brokers": {}}))
-    assert guard.doubt() != ""
+    assert guard.problem() != ""
 
 
 def test_a_client_is_replaced_before_its_epochs_end() -> None:
     """Sixteen bits, and nobody looks."""
     guard = begun()
     for number in range(MOST_TRANSACTIONS):
-        assert guard.doubt() == ""
+        assert guard.problem() == ""
         guard.begin()
         guard.ended(11.0 + number)
-    assert str(MOST_TRANSACTIONS) in guard.doubt()
+    assert str(MOST_TRANSACTIONS) in guard.problem()

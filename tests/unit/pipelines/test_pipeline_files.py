@@ -163,7 +163,7 @@ def test_every_problem_is_told_at_once_with_line_and_path(tmp_path: Path) -> Non
         (
             "late: SELECT",
             "flights: SELECT",
-            "delays.yaml:5: views.flights: has the name of a source: SQL could not tell them apart, rename one of them",
+            "delays.yaml:5: views.flights: has the name of a source: SQL cannot distinguish them, rename one of them",
         ),
         (
             "sink: {topic: late,",

@@ -183,7 +183,7 @@ def test_each_request_on_a_connection_has_its_own_deadline(first: float, second:
         assert (await earlier).body == b"hello"
         later = connection.ask((b"x",), now() + second)
         if second < first:
-            with pytest.raises(Broken, match="no answer came in time"):
+            with pytest.raises(Broken, match="no answer arrived in time"):
                 await asyncio.wait_for(later, 60)
         else:
             await asyncio.wait({later}, timeout=4 * first)

@@ -17,7 +17,7 @@ EPOCHS = {TopicPartition("a.b", 0): 7, TopicPartition("c", 12): 8}
 
 
 class Client:
-    place = "http://b"
+    url = "http://b"
 
     def __init__(self, *answers: tuple[int, bytes]) -> None:
         self.asked: list[str] = []

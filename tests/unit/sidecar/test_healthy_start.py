@@ -16,7 +16,7 @@ from headrace.sidecar.reactive.healthy_start import StartWhenHealthy
 class FakeBackend:
     """Answers with the statuses it is given, the last one for ever; 0 is no answer."""
 
-    place = "http://localhost/"
+    url = "http://localhost/"
 
     def __init__(self, *statuses: int) -> None:
         self.statuses, self.asked = list(statuses), 0
@@ -26,7 +26,7 @@ class FakeBackend:
         self.asked += 1
         status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
         if not status:
-            raise DestinationUnavailable("waiting for the backend: nobody listens there")
+            raise DestinationUnavailable("waiting for the backend: no process listens there")
         return Answer(status, {}, b"")
 
 
@@ -71,7 +71,7 @@ def test_consumption_begins_with_the_first_success() -> None:
     backend = FakeBackend(0, 503, 302, 204)
 
     async def then(gate: StartWhenHealthy, consumer: Consumer, clock: ManualClock) -> None:
-        for says in ("nobody listens there", "http://localhost/ answers HTTP 503", "HTTP 302"):
+        for says in ("no process listens there", "http://localhost/ answers HTTP 503", "HTTP 302"):
             ready, reason = gate.readiness()
             assert (ready, consumer.calls) == (False, [])
             assert reason.startswith("waiting for 2xx of GET /ready: ")  # a query may hold a secret

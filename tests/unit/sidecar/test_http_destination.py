@@ -28,7 +28,7 @@ DONE = b'[{"processed":true},{"processed":true}]'
 class FakeClient:
     """Answers every post in the same way."""
 
-    place = "http://localhost/"
+    url = "http://localhost/"
 
     def __init__(self, status: int, body: bytes = b"", **headers: str) -> None:
         self.answer = Answer(status, headers, body)

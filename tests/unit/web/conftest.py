@@ -100,7 +100,7 @@ class Kafka:
         task = asyncio.ensure_future(self.produce(records))
         task.add_done_callback(lambda task: done(task.result()))
 
-    def check_room(self, topic: str, size_bytes: int) -> None:
+    def check_capacity(self, topic: str, size_bytes: int) -> None:
         if isinstance(self.failure, errors.ProducerQueueFull):
             raise self.failure
 

@@ -49,7 +49,7 @@ def demo(keep: bool) -> int:
     """
     quiet_client()
     with tempfile.TemporaryDirectory(prefix="headrace-demo-") as folder:
-        return asyncio.run(Story(Path(folder)).tell(keep))
+        return asyncio.run(Story(Path(folder)).run(keep))
 
 
 class Story:
@@ -70,7 +70,7 @@ class Story:
         self._began = time.monotonic()
         self._times: dict[str, float] = {}
 
-    async def tell(self, keep: bool) -> int:
+    async def run(self, keep: bool) -> int:
         """Run the demo. Returns the exit code."""
         try:
             self._print("Starting Kafka, the schema registry, a backend")
@@ -103,13 +103,13 @@ class Story:
 
     async def _flow(self, kafka: KafkaConfig, headrace: HeadraceProcess, keep: bool) -> int:
         self._mark("started")
-        want, ledger = expected(), Ledger(kafka, self._backend, _GROUPS, DEAD_LETTERS, _RETRY_TOPIC)
-        self._print(f"Posting {want.flights:,} flights as Avro, {_BATCH_RECORDS} per request")
-        posted = await self._post(f"{headrace.url}/producers/flights", want.flights)
+        planned, ledger = expected(), Ledger(kafka, self._backend, _GROUPS, DEAD_LETTERS, _RETRY_TOPIC)
+        self._print(f"Posting {planned.flights:,} flights as Avro, {_BATCH_RECORDS} per request")
+        posted = await self._post(f"{headrace.url}/producers/flights", planned.flights)
         self._mark("posted")
         self._print("Waiting for the function, the pipeline and the reactive consumer")
         at_rest = await self._until(
-            headrace, ledger, want, lambda c: c.settled(want.flights, want.long_delays, want.refused)
+            headrace, ledger, planned, lambda c: c.settled(planned.flights, planned.long_delays, planned.refused)
         )
         self._mark("settled")
         self._backend.answer = Answer()
@@ -118,9 +118,9 @@ class Story:
         errors = ", ".join(f"{count} of {error}" for error, count in counts.items())
         self._print(f"Repairing the backend and redriving the dead letters: {errors or 'none'}")
         await run_blocking(redrive, {})
-        final = await self._until(headrace, ledger, want, lambda c: c.finished(want.long_delays))
+        final = await self._until(headrace, ledger, planned, lambda c: c.finished(planned.long_delays))
         self._mark("redriven")
-        ok = self._table(want, posted, at_rest, final)
+        ok = self._table(planned, posted, at_rest, final)
         if keep:
             await self._wait_for_interrupt(headrace.url)
         return 0 if ok else 1
@@ -148,7 +148,7 @@ class Story:
         return acknowledged
 
     async def _until(
-        self, headrace: HeadraceProcess, ledger: Ledger, want: Expected, done: Callable[[Counts], bool]
+        self, headrace: HeadraceProcess, ledger: Ledger, planned: Expected, done: Callable[[Counts], bool]
     ) -> Counts:
         """Count until the condition holds or the time is up; the table then shows what is missing."""
         end = time.monotonic() + _SETTLE_SECONDS
@@ -157,29 +157,29 @@ class Story:
                 if not headrace.server.running:
                     raise EnvironmentProblem(f"Headrace ended. Its last lines:\n{headrace.server.log_tail(30)}")
                 counts = await ledger.quick()
-                show(counts.enriched + counts.delivered, want.flights + want.long_delays)
+                show(counts.enriched + counts.delivered, planned.flights + planned.long_delays)
                 if done(counts) or time.monotonic() > end:
                     return await ledger.exact()
                 await asyncio.sleep(0.5)
 
-    def _table(self, want: Expected, posted: int, at_rest: Counts, final: Counts) -> bool:
+    def _table(self, planned: Expected, posted: int, at_rest: Counts, final: Counts) -> bool:
         rows = [
-            ("flights in the file = posted and acknowledged", want.flights, posted),
-            ("= enriched by the function", want.flights, final.enriched),
-            ("= sum of `flights` over the newest row per key", want.flights, final.aggregated),
-            ("long delays in the file = rows from the pipeline", want.long_delays, final.long_delays),
-            ("= delivered to the backend", want.long_delays, final.delivered),
-            ("waited in the retry topic for a second try", want.refused, at_rest.delayed),
-            ("dead letters before the redrive", want.refused, at_rest.dead_letters_left),
+            ("flights in the file = posted and acknowledged", planned.flights, posted),
+            ("= enriched by the function", planned.flights, final.enriched),
+            ("= sum of `flights` over the newest row per key", planned.flights, final.aggregated),
+            ("long delays in the file = rows from the pipeline", planned.long_delays, final.long_delays),
+            ("= delivered to the backend", planned.long_delays, final.delivered),
+            ("waited in the retry topic for a second try", planned.refused, at_rest.delayed),
+            ("dead letters before the redrive", planned.refused, at_rest.dead_letters_left),
             ("dead letters left after it", 0, final.dead_letters_left),
             ("lag of every group", 0, final.lag),
         ]
         click.echo()
-        for text, wanted, found in rows:
-            mark = "ok" if wanted == found else f"WRONG, expected {wanted:,}"
+        for text, expected_count, found in rows:
+            mark = "ok" if expected_count == found else f"WRONG, expected {expected_count:,}"
             click.echo(f"  {text:<50} {found:>9,}  {mark}")
-        self._print_times(want.flights)
-        return all(wanted == found for _, wanted, found in rows)
+        self._print_times(planned.flights)
+        return all(expected_count == found for _, expected_count, found in rows)
 
     def _print_times(self, flights: int) -> None:
         started, posted, settled = (self._times[name] for name in ("started", "posted", "settled"))

@@ -111,7 +111,7 @@ class Worker:
         self._stop_requested = True
         if self._idle:
             # Raised out of the read. A frame that arrives in this instant is lost with the process, and the parent,
-            # which sees that none of its records was begun, delivers it elsewhere.
+            # which sees that none of its records was begun, delivers it to another worker.
             sys.exit(0)
 
     def receive_setup(self) -> wire.Setup:

@@ -1,7 +1,7 @@
 """The plan that the driver process gets at its start, and the events that it sends.
 
 The plan is one JSON document on standard input, so nothing of it is in the process list. Events leave as one
-JSON line each on the original standard output of the process.
+JSON line each on the standard output that the process started with.
 """
 
 from collections.abc import Callable

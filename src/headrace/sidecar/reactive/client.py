@@ -1,7 +1,7 @@
 """A client of one backend: kept-alive connections, one request at a time on each, one deadline per request.
 
 Names are resolved for every connection, redirects are never followed, nothing is decompressed.
-Source: RFC 9110, RFC 9112; building-blocks.md, Consume -> JSON -> HTTP POST.
+Source: RFC 9110, RFC 9112.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Client:
         forbidden: Callable[[str], str] = forbidden_address,
         what: str = "backend",
     ) -> None:
-        """Prepare; nobody is contacted.
+        """Prepare; no connection is opened.
 
         Args:
             url: Where requests are posted.
@@ -49,11 +49,11 @@ class Client:
             headers: Sent with every request.
             tls: Context of `https` connections; the system's authorities when None.
             token: Goes with every request; one that is refused (401) is replaced once, and the request repeated.
-            forbidden: Says why an IP address must not be connected to, or nothing; asked before every connection.
+            forbidden: Says why an IP address must not be connected to, or nothing; called before every connection.
             what: What the server is, for error texts.
         """
         parts = urlsplit(url)
-        self.place = f"{parts.scheme}://{parts.netloc}{parts.path}"
+        self.url = f"{parts.scheme}://{parts.netloc}{parts.path}"
         """The URL without its query, which may hold secrets."""
         self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
         self._address = parts.hostname or "", parts.port or (443 if self._tls else 80)
@@ -82,7 +82,7 @@ class Client:
                 request.
 
         Raises:
-            DestinationUnavailable: No complete answer came within the limits of time and size.
+            DestinationUnavailable: No complete answer arrived within the limits of time and size.
         """
         return self._send(f"{self._post}{self._lines(headers)}Content-Length: {len(body)}\r\n", body)
 
@@ -90,13 +90,13 @@ class Client:
         """Return the answer to `GET path` of the same server, with or without a query.
 
         Raises:
-            DestinationUnavailable: No complete answer came within the limits of time and size.
+            DestinationUnavailable: No complete answer arrived within the limits of time and size.
         """
         name, _, query = path.partition("?")
         return self._send(f"GET {_target(name, query)} HTTP/1.1\r\n{self._fixed}", b"")
 
     def close(self) -> None:
-        """Close every connection; requests under way, and all that come, end as unavailable."""
+        """Close every connection; requests in flight and later ones end as unavailable."""
         self._closed = True
         for connection in [*self._open]:
             connection.abort()
@@ -112,8 +112,8 @@ class Client:
                 return await self._ask((f"{head}\r\n".encode(), body), end)
             return await self._ask_with(self._token, head, body, end)
         except Broken as cause:
-            text = f"waiting for the {self._what} {self.place}: {cause}"
-            raise DestinationUnavailable(text, url=self.place) from cause
+            text = f"waiting for the {self._what} {self.url}: {cause}"
+            raise DestinationUnavailable(text, url=self.url) from cause
 
     async def _ask_with(self, token: Token, head: str, body: bytes, end: float) -> Answer:
         for again in (False, True):
@@ -121,7 +121,7 @@ class Client:
                 async with asyncio.timeout_at(end):
                     value = await token.value()
             except TimeoutError as cause:
-                raise Broken("no token came in time (timeout_seconds)") from cause
+                raise Broken("no token arrived in time (timeout_seconds)") from cause
             answer = await self._ask((f"{head}Authorization: Bearer {value}\r\n\r\n".encode(), body), end)
             if answer.status != 401 or again:
                 break
@@ -257,7 +257,7 @@ def _why(cause: OSError | None) -> str:
         case socket.gaierror():
             return f"its name cannot be resolved ({cause.strerror}): correct the host in url"
         case ConnectionRefusedError():
-            return "nobody listens there: start it, or correct the port in url"
+            return "no process listens there: start it, or correct the port in url"
         case TimeoutError():
             return "no connection in time (timeout_seconds): is it up, and does a firewall stand between?"
         case _:

@@ -1,4 +1,4 @@
-"""Records as CloudEvents: one that is an event already goes on as that event, any other is wrapped into one.
+"""Records as CloudEvents: a record that is an event is sent as it is, any other is wrapped.
 
 Source: CloudEvents 1.0.2 with its JSON format, HTTP binding and Kafka binding; extensions Partitioning and Distributed
 Tracing.

@@ -1,6 +1,6 @@
 """One connection to a backend: a request goes out, its whole answer comes back, nothing else is believed.
 
-Source: RFC 9112; reliability.md E5 to E7 (limits).
+Source: RFC 9112.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Answer(NamedTuple):
 
 
 class Broken(Exception):
-    """No complete answer came; the text says why.
+    """No complete answer arrived; the text says why.
 
     `silent` is set when the connection had ended before the first byte of an answer.
     """
@@ -78,7 +78,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._waiter is None or self._waiter.done():
-            self.abort()  # nobody asked
+            self.abort()  # unsolicited
             return
         self._bare_bytes += len(data)
         problem = ""
@@ -91,7 +91,7 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError as cause:
             problem = f"it answered something that is not HTTP/1.1 ({cause})"
         if self._answer:
-            # A problem behind a complete answer is what nobody asked for.
+            # Bytes after a complete answer are unsolicited.
             self._finish(self._answer, self._keep and not problem)
         elif problem:
             self._fail(problem)
@@ -137,7 +137,7 @@ class Connection(asyncio.Protocol):
         framed = headers.get("transfer-encoding", "").lower()
         packed = headers.get("content-encoding", "").lower()
         if framed not in ("", "chunked") or packed not in ("", "identity"):
-            raise Broken(f"its answer is compressed ({packed or framed}), though it was asked for a plain one")
+            raise Broken(f"its answer is compressed ({packed or framed}), though the request accepts none")
         if int(headers.get("content-length", "0")) > self._max_body_bytes:
             raise self._too_large()
         self._until_close = not framed and "content-length" not in headers and status not in _BODILESS
@@ -191,5 +191,5 @@ class Connection(asyncio.Protocol):
         if self._loop.time() < self._end:
             self._set_timer()
         else:
-            got = "an answer came and did not end" if self._status or self._bare_bytes else "no answer came"
+            got = "the answer did not end" if self._status or self._bare_bytes else "no answer arrived"
             self._fail(f"{got} in time (timeout_seconds)")

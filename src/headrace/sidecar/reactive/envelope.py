@@ -1,6 +1,6 @@
 """A delivery as a JSON array of records, and the answer as replies.
 
-Source: sidecar.md 6.5 (record), 7.3 (request), 7.4 (answer); decisions.md 8 (identity of a delivery).
+Source: light-4j kafka-sidecar, `/consumers` (the fields of a record, and the array of results).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TRACEBACK: Final = "Traceback (most recent call last):"
 _ERROR_CLASS: Final = re.compile(rf"((?:{_NAME}\.){{,9}}(?:[A-Z][\w$]{{,99}}|{_NAME}(?:Error|Exception)))(?::|$)")
 
 
-class _Place(msgspec.Struct):
+class _Echo(msgspec.Struct):
     """Where an echoed record lives; what else is echoed is not looked at."""
 
     topic: str | None = None
@@ -36,8 +36,8 @@ class _Result(msgspec.Struct):
     """One entry of a backend's answer; unknown fields are ignored."""
 
     processed: bool | None = None
-    record: _Place | None = None
-    consumer_record: _Place | None = msgspec.field(default=None, name="consumerRecord")
+    record: _Echo | None = None
+    consumer_record: _Echo | None = msgspec.field(default=None, name="consumerRecord")
     key: str | int | float | None = None
     stacktrace: str | None = None
     correlation_id: str | None = msgspec.field(default=None, name="correlationId")
@@ -45,11 +45,11 @@ class _Result(msgspec.Struct):
     timestamp: int | None = None
 
     @property
-    def place(self) -> tuple[str | None, int | None, int | None] | None:
+    def position(self) -> tuple[str | None, int | None, int | None] | None:
         """Topic, partition and offset, if the result names any of them."""
         for echo in (self.record, self.consumer_record):
-            if echo and (place := (echo.topic, echo.partition, echo.offset)) != (None, None, None):
-                return place
+            if echo and (position := (echo.topic, echo.partition, echo.offset)) != (None, None, None):
+                return position
         return None
 
 
@@ -59,8 +59,8 @@ _encode = msgspec.json.Encoder().encode
 
 def delivery_id(delivery: Delivery, record: Record, headers: Sequence[Header]) -> str:
     """Return the id of a delivery, which is the same in every attempt and after a redrive."""
-    place = next((data for name, data in headers if name == REDRIVE_OF and data), None) if headers else None
-    where = place.decode(errors="replace") if place else f"{record.topic}:{record.partition}:{record.offset}"
+    position = next((data for name, data in headers if name == REDRIVE_OF and data), None) if headers else None
+    where = position.decode(errors="replace") if position else f"{record.topic}:{record.partition}:{record.offset}"
     return f"{delivery.group}:{where}"
 
 
@@ -76,7 +76,7 @@ def array_of(
         values: Their values as JSON text.
     """
     partition, topic = delivery.partition.partition, _quote(delivery.partition.topic)
-    place = f'{{"topic":{topic},"partition":{partition},"offset":'
+    prefix = f'{{"topic":{topic},"partition":{partition},"offset":'
     # A record's id begins like all others of the delivery, and without one of its own it is its correlation id too.
     start = _quote(f"{delivery.group}:{delivery.partition.topic}:{partition}:")[:-1]
     mine, other = f',"headers":{{"{CORRELATION_ID}":{start}', f',"deliveryId":{start}'
@@ -93,7 +93,7 @@ def array_of(
             head, tail = f'{mine}{offset}"}}', f'{other}{offset}"'
         key = "" if key is None else f',"key":{key}'
         value = "" if value is None else f',"value":{value}'
-        entries.append(f'{place}{offset},"timestamp":{record.timestamp_ms}{head}{key}{value}{tail}{end}')
+        entries.append(f'{prefix}{offset},"timestamp":{record.timestamp_ms}{head}{key}{value}{tail}{end}')
     return f"[{','.join(entries)}]".encode()
 
 
@@ -114,29 +114,31 @@ def replies_of(answer: bytes, sent: Sequence[Record]) -> list[Reply]:
         raise DestinationRefused(
             f"the backend answered {len(results)} results for {len(sent)} records: answer one per record"
         )
-    places = [result.place for result in results]
-    if any(places):
-        results = _by_place(results, places, sent)
+    positions = [result.position for result in results]
+    if any(positions):
+        results = _by_position(results, positions, sent)
     return [ACK if result.processed else _failed(result) for result in results]
 
 
-def _by_place(
-    results: Sequence[_Result], places: Sequence[tuple[object, ...] | None], sent: Sequence[Record]
+def _by_position(
+    results: Sequence[_Result], positions: Sequence[tuple[object, ...] | None], sent: Sequence[Record]
 ) -> list[_Result]:
     """Return results in the order of the records. As many as records, so without repeats each record has its own."""
     found: dict[tuple[object, ...], _Result] = {}
     known = {(record.topic, record.partition, record.offset) for record in sent}
-    for index, (result, place) in enumerate(zip(results, places, strict=True)):
+    for index, (result, position) in enumerate(zip(results, positions, strict=True)):
         problem = ""
-        if place is None or None in place:
+        if position is None or None in position:
             problem = "names no topic, partition and offset, and others do: name all or none"
-        elif place not in known:
-            problem = f"is of {place[0]}-{place[1]} offset {place[2]}, which was not sent: echo the record as it came"
-        elif place in found:
-            problem = f"is the second of offset {place[2]}: answer one per record"
-        if problem or place is None:
+        elif position not in known:
+            problem = (
+                f"is of {position[0]}-{position[1]} offset {position[2]}, which was not sent: echo the record unchanged"
+            )
+        elif position in found:
+            problem = f"is the second of offset {position[2]}: answer one per record"
+        if problem or position is None:
             raise DestinationRefused(f"the backend's result {index} {problem}")
-        found[place] = result
+        found[position] = result
     return [found[record.topic, record.partition, record.offset] for record in sent]
 
 
@@ -145,13 +147,13 @@ def _failed(result: _Result) -> Reply:
     if reason.lstrip().startswith(_TRACEBACK):  # it ends with what went wrong, so the end is kept
         stack = (result.stacktrace or "").strip()[-_REASON_CHARACTERS:]
         reason = stack.splitlines()[-1]
-    said = {
+    values = {
         "key": result.key,
         "correlation_id": result.correlation_id,
         "traceability_id": result.traceability_id,
         "result_timestamp": result.timestamp,
     }
-    details = tuple((name, str(value)) for name, value in said.items() if value is not None)
+    details = tuple((name, str(value)) for name, value in values.items() if value is not None)
     return Reply(_class_of(result.stacktrace or ""), reason, details=details, stack=stack)
 
 

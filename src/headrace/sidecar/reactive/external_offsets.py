@@ -12,11 +12,11 @@ from headrace.records import TopicPartition
 from headrace.sidecar.reactive.client import Client
 
 
-class _Kept(msgspec.Struct):
+class _Answer(msgspec.Struct):
     offset: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None
 
 
-_decode = msgspec.json.Decoder(_Kept).decode
+_decode = msgspec.json.Decoder(_Answer).decode
 
 
 class ExternalOffsets:
@@ -40,4 +40,4 @@ class ExternalOffsets:
             why = f"HTTP {answer.status}"
         except (msgspec.MsgspecError, RecursionError) as cause:
             why = f'a body that is not {{"offset": n}}: {cause}'
-        raise DestinationUnavailable(f"GET {self._path} of {self._client.place} answers {why}")
+        raise DestinationUnavailable(f"GET {self._path} of {self._client.url} answers {why}")

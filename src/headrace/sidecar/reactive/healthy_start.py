@@ -56,7 +56,7 @@ class StartWhenHealthy(Service):
             answer = await self._client.get(self._health.path)
         except DestinationUnavailable as error:
             return error.description
-        return "" if answer.status < 300 else f"{self._client.place} answers HTTP {answer.status}"
+        return "" if answer.status < 300 else f"{self._client.url} answers HTTP {answer.status}"
 
     def _died(self, service: Service) -> None:
         self.death = service.death

@@ -25,7 +25,7 @@ _EXCERPT_BYTES: Final = 2000
 
 
 class HttpDestination(Service):
-    """Posts records to a backend in the way its mode says (sidecar.md 7.3)."""
+    """Posts records to a backend in the way its mode says."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class HttpDestination(Service):
             backend: Where, how, with which limits.
             retry: Which statuses blame the backend as a whole.
             payloads: Decodes keys and values.
-            clock: Tells what a date in `Retry-After` means.
+            clock: Converts a date in `Retry-After`.
             tls: Context of `https` connections; the system's authorities when None.
         """
         super().__init__(name)
@@ -93,9 +93,9 @@ class HttpDestination(Service):
             return replies_of(answer.body, sent) if self._results else [ACK] * len(sent)
         if self._retry.action_of_status(status) == "unavailable":
             wait = retry_after_seconds(answer.headers.get("retry-after", ""), self._clock.time())
-            place = self.client.place
-            why = f"waiting for the backend {place}: it answers HTTP {status}"
-            raise DestinationUnavailable(why, wait_seconds=wait, url=place)
+            url = self.client.url
+            why = f"waiting for the backend {url}: it answers HTTP {status}"
+            raise DestinationUnavailable(why, wait_seconds=wait, url=url)
         excerpt = answer.body[:_EXCERPT_BYTES].decode(errors="replace")
         return [Reply(f"HTTP {status}", excerpt, status)] * len(sent)
 

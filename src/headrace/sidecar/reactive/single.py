@@ -1,6 +1,6 @@
 """One record per request: its value as body, and all else of it in headers that any byte survives.
 
-Source: decisions.md 8 (identity); W3C Trace Context; sidecar.md 2.7 (ids); reliability.md G1, H6.
+Source: W3C Trace Context; light-4j (the names of the id headers).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def single(payloads: PayloadDecoder, delivery: Delivery, records: Sequence[Recor
 
 
 def delivery_headers(payloads: PayloadDecoder, delivery: Delivery, record: Record) -> list[tuple[str, str]]:
-    """Return what a request with one record says of it beside its value: identity, place, key, headers, trace.
+    """Return the headers of a request with one record: identity, topic, partition, offset, key, headers, trace.
 
     Raises:
         DecodeError: The key is not of its format.
@@ -68,7 +68,7 @@ def delivery_headers(payloads: PayloadDecoder, delivery: Delivery, record: Recor
 
 
 def replay_header(delivery: Delivery) -> list[tuple[str, str]]:
-    """Return what tells a delivery of a replay from one of the group."""
+    """Return the headers that distinguish a delivery of a replay from one of the group."""
     return [(REPLAY, delivery.replay)] if delivery.replay else []
 
 

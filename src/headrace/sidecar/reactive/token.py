@@ -46,15 +46,15 @@ def token_headers(oauth: OAuth) -> dict[str, str]:
 
 
 class Token:
-    """The token in use; asked for when needed, by one at a time, and kept until shortly before its end."""
+    """The token in use; requested when needed, by one task at a time, and kept until shortly before its end."""
 
     def __init__(
         self, oauth: OAuth, ask: Callable[[bytes], Awaitable[Answer]], close: Callable[[], None], clock: Clock
     ) -> None:
         """Prepare; `ask` posts a form to the token server, `close` ends the connections to it."""
         self.close = close
-        asked_for = {"scope": oauth.scope, "audience": oauth.audience}
-        self._form = urlencode({"grant_type": "client_credentials", **{k: v for k, v in asked_for.items() if v}})
+        parameters = {"scope": oauth.scope, "audience": oauth.audience}
+        self._form = urlencode({"grant_type": "client_credentials", **{k: v for k, v in parameters.items() if v}})
         self._url = oauth.token_url.partition("?")[0]
         """Without its query, which may hold secrets."""
         self._ask = ask
@@ -73,7 +73,7 @@ class Token:
         if since < self._until:
             return self._value
         async with self._lock:
-            if self._failed_at > since:  # who waited beside the one who asked has the same answer
+            if self._failed_at > since:  # those that waited meanwhile get the same answer
                 raise DestinationUnavailable(self._problem, url=self._url)
             if self._clock.monotonic() >= self._until:
                 await self._fetch()
@@ -100,11 +100,11 @@ class Token:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             granted = _Granted()
         if answer.status != 200:
-            said = f" ({granted.error})" if _ERROR.fullmatch(granted.error) else ""
+            named = f" ({granted.error})" if _ERROR.fullmatch(granted.error) else ""
             check = (
                 ": check oauth.client_id, oauth.client_secret and oauth.scope" if answer.status in (400, 401) else ""
             )
-            why = f"it answered HTTP {answer.status}{said}{check}"
+            why = f"it answered HTTP {answer.status}{named}{check}"
         elif granted.token_type.lower() != "bearer" or not _TOKEN.fullmatch(granted.access_token):
             why = "its answer holds no bearer token: is oauth.token_url the token endpoint?"
         else:

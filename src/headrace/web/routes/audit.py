@@ -85,14 +85,14 @@ def _results(body: bytes) -> list[AuditedResult]:
         text = str(cause)[:_CAUSE_CHARACTERS]  # it may quote the body
         index = _INDEX.search(text)
         raise AuditNotTaken(
-            f"the body is no array of results, nothing is noted: {text}", index=int(index[1]) if index else None
+            f"the body is no array of results, nothing is audited: {text}", index=int(index[1]) if index else None
         ) from cause
 
 
 def _reported(index: int, result: AuditedResult) -> ClientReport:
     record = result.record or result.consumer_record
     if record is None:
-        raise AuditNotTaken(f"result {index} has no record, nothing is noted: send it as it was fetched", index=index)
+        raise AuditNotTaken(f"result {index} has no record, nothing is audited: send it as it was fetched", index=index)
     headers = record.headers or {}
     return ClientReport(
         record.topic,

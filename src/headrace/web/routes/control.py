@@ -71,7 +71,7 @@ class ControlEndpoints:
         audited="pause",
     )
     async def pause(self, call: Call[PartitionsRequest, None]) -> Details:
-        consumer = self._noted(call)
+        consumer = self._consumer_of(call)
         await self._commands.pause(consumer, call.body, caller_name())
         return await self._statuses.details(consumer)
 
@@ -86,7 +86,7 @@ class ControlEndpoints:
         audited="resume",
     )
     async def resume(self, call: Call[PartitionsRequest, None]) -> Details:
-        consumer = self._noted(call)
+        consumer = self._consumer_of(call)
         await self._commands.resume(consumer, call.body)
         return await self._statuses.details(consumer)
 
@@ -102,7 +102,7 @@ class ControlEndpoints:
         audited="seek",
     )
     async def seek(self, call: Call[SeekRequest, WaitQuery]) -> HttpResponse:
-        consumer = self._noted(call)
+        consumer = self._consumer_of(call)
         return _response(await self._commands.seek(consumer, call.body, caller_name(), call.query.wait_seconds))
 
     @Endpoint(
@@ -117,7 +117,7 @@ class ControlEndpoints:
         audited="skip",
     )
     async def skip(self, call: Call[SkipRequest, WaitQuery]) -> HttpResponse:
-        consumer = self._noted(call)
+        consumer = self._consumer_of(call)
         return _response(await self._commands.skip(consumer, call.body, caller_name(), call.query.wait_seconds))
 
     @Endpoint(
@@ -131,7 +131,7 @@ class ControlEndpoints:
         audited="change settings",
     )
     async def change_settings(self, call: Call[SettingsRequest, None]) -> Details:
-        consumer = self._noted(call)
+        consumer = self._consumer_of(call)
         await self._commands.change(consumer, call.body, caller_name())
         return await self._statuses.details(consumer)
 
@@ -145,7 +145,7 @@ class ControlEndpoints:
         audited="cancel",
     )
     async def cancel(self, call: Call[None, None]) -> CancelledCommand:
-        consumer, identity = self._noted(call, call.parameters["id"]), call.parameters["id"]
+        consumer, identity = self._consumer_of(call, call.parameters["id"]), call.parameters["id"]
         partitions = await self._control.cancel(consumer, identity)
         if not partitions:
             raise NotFound(f"no command {identity[:60]} of {consumer.name} is pending: it is done, or there was none")
@@ -162,8 +162,8 @@ class ControlEndpoints:
     def _visible(self, call: Call[Any, Any]) -> Sequence[RunningConsumer]:
         return [one for one in self._control.consumers.values() if may_control(call.scope, one.owner)]
 
-    def _noted(self, call: Call[Any, Any], detail: str = "") -> RunningConsumer:
-        """Return the consumer, and have the request noted in the audit with its values."""
+    def _consumer_of(self, call: Call[Any, Any], detail: str = "") -> RunningConsumer:
+        """Return the consumer, and have the request audited with its values."""
         consumer = self._consumer(call)
         fields = {} if call.body is None else msgspec.structs.asdict(call.body)
         reason = fields.pop("reason", "")

@@ -164,7 +164,7 @@ class JobEndpoints:
 
 
 def _begun(call: Call[Any, Any], begun: JobView | DryRun | DryRunReport) -> HttpResponse:
-    """Return the answer to a request for a job. A dry run is not noted in the audit."""
+    """Return the answer to a request for a job. A dry run is not audited."""
     if not isinstance(begun, JobView):
         call.note = None
         return HttpResponse(begun)

@@ -46,7 +46,7 @@ class Api:
     poll_seconds = 0.5
     """Between two looks at a job."""
     outlives_command = True
-    """Whether jobs go on when the command ends."""
+    """Whether jobs continue when the command ends."""
 
     def __init__(self, url: str, token: str = "", limit_seconds: float = _LIMIT_SECONDS) -> None:
         """Prepare; nothing is contacted.

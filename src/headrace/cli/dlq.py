@@ -49,7 +49,7 @@ _PAGED = (
 
 @click.group()
 def dlq() -> None:
-    """Dead letters: how many are left and why, one by one, and back to where they came from.
+    """Dead letters: how many are left and why, one by one, and redrive, quarantine and drop.
 
     Example: headrace dlq redrive orders.dlq --dry-run
     """
@@ -77,7 +77,7 @@ async def list_(topic: str | None, cluster: ClusterSettings, output: str) -> Non
 @with_options(*_PAGED, *_OPTIONS)
 @kafka_options
 @registry_option
-async def show(topic: str, selection: Selection, cluster: ClusterSettings, output: str, **asked: Any) -> None:
+async def show(topic: str, selection: Selection, cluster: ClusterSettings, output: str, **options: Any) -> None:
     """Show dead letters: the origin of each, what went wrong, its key and value.
 
     The options select them. A search ends at its limits, and prints how to continue. `show` and `search` are one
@@ -85,9 +85,9 @@ async def show(topic: str, selection: Selection, cluster: ClusterSettings, outpu
 
     Example: headrace dlq search orders.dlq --error "HTTP 500" --since 2h
     """
-    scan = _scan(asked)._replace(order=asked["order"], cursor=asked["cursor"])
+    scan = _scan(options)._replace(order=options["order"], cursor=options["cursor"])
     async with _pages(cluster) as pages:
-        page = await pages.page(topic, selection, scan, asked["most"])
+        page = await pages.page(topic, selection, scan, options["most"])
     if output == "json":
         return _print(page)
     for dead_letter in page.dead_letters:
@@ -106,14 +106,14 @@ dlq.add_command(show, "search")
 @with_options(*_OPTIONS)
 @kafka_options
 async def stats(
-    topic: str, selection: Selection, bucket_seconds: int, cluster: ClusterSettings, output: str, **asked: Any
+    topic: str, selection: Selection, bucket_seconds: int, cluster: ClusterSettings, output: str, **options: Any
 ) -> None:
     """Count dead letters by error class, origin, status and time; by default those of the day before the newest.
 
     Example: headrace dlq stats orders.dlq --since 7d --bucket 86400
     """
     async with _pages(cluster) as pages:
-        found = await pages.statistics(topic, selection, _scan(asked), bucket_seconds)
+        found = await pages.statistics(topic, selection, _scan(options), bucket_seconds)
     if output == "json":
         return _print(found)
     window = f"since {found.since}" if found.since else "in all"
@@ -122,8 +122,8 @@ async def stats(
         for name, count in getattr(found, title).items():
             click.echo(f"{title:10}{count:>8}  {name}")
     if found.partial:
-        said = f"scanned {found.scanned} of up to {found.scanned + found.remaining}"
-        click.echo(f"partial, the newest dead letters only: {said}; take a smaller window")
+        summary = f"scanned {found.scanned} of up to {found.scanned + found.remaining}"
+        click.echo(f"partial, the newest dead letters only: {summary}; take a smaller window")
     return None
 
 
@@ -134,8 +134,8 @@ async def _pages(cluster: ClusterSettings) -> AsyncIterator[DeadLetterPages]:
         yield DeadLetterPages(Admin(cluster.kafka), codecs, SystemClock(), consumers)
 
 
-def _scan(asked: dict[str, Any]) -> ScanOptions:
-    return ScanOptions(state=asked["state"], text=asked["text"])
+def _scan(options: dict[str, Any]) -> ScanOptions:
+    return ScanOptions(state=options["state"], text=options["text"])
 
 
 def _print(found: msgspec.Struct) -> None:
@@ -167,11 +167,11 @@ def _block(topic: str, found: DeadLetterRecord) -> str:
 
 
 def _summary(page: DeadLetterPage) -> str:
-    said = f"scanned {page.scanned} of up to {page.scanned + page.remaining}, found {len(page.dead_letters)}"
+    summary = f"scanned {page.scanned} of up to {page.scanned + page.remaining}, found {len(page.dead_letters)}"
     foreign = f"; {counted(page.foreign, 'record')} passed over: no dead letter" if page.foreign else ""
     if not page.scanned and not page.remaining:
         return f"no dead letters in {page.topic}"
-    return said + foreign + (f"; continue with --cursor {page.cursor}" if page.cursor else "")
+    return summary + foreign + (f"; continue with --cursor {page.cursor}" if page.cursor else "")
 
 
 _RUN = (
@@ -223,7 +223,7 @@ class _RunOptions(NamedTuple):
 def redrive(
     topic: str, to_backend: str | None, to_tier: int | None, consumer: str | None, max_redrives: int, **chosen: Any
 ) -> int:
-    """Send dead letters back to the partitions they came from, with the key, value and headers they had.
+    """Send dead letters back to their original partitions, with the key, value and headers they had.
 
     Each dead letter is saved as ended when it is acknowledged, so a redrive may be repeated for what is left: with
     other conditions, or after an interruption. One that is killed sends at most 2,000 dead letters again (with --rate,

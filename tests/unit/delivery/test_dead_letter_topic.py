@@ -130,7 +130,10 @@ def test_ours_give_way_when_a_letter_is_too_large(room: int, left: list[str], ca
     assert [name for name in names if name in ("reason", "status", "excerpt", "StackTrace")] == left
     assert bool(names) == bool(caplog.messages == [])
     if not names:
-        assert "group g, t-2: the dead letter of offset 7 (attempts=3, HTTP 500) has no headrace.dlq headers" in caplog.text
+        assert (
+            "group g, t-2: the dead letter of offset 7 (attempts=3, HTTP 500) has no headrace.dlq headers"
+            in caplog.text
+        )
 
 
 def test_one_that_is_too_large_does_not_cost_the_others_their_headers() -> None:

@@ -30,7 +30,15 @@ _COMMANDS = {
     "doctor": "Check what durability needs, and say what to do.",
 }
 """Command to its line in the help. Each is the object of the same name in its module."""
-_MODULES = {"ready": "run", "produce": "records", "consume": "records", "replay": "jobs"}
+_MODULES = {
+    "ready": "run",
+    "config": "run",
+    "topics": "cluster",
+    "groups": "cluster",
+    "produce": "records",
+    "consume": "records",
+    "replay": "jobs",
+}
 """Modules of commands that share one; any other has the command's name."""
 
 _WELCOME = """\

@@ -1,19 +1,34 @@
-"""`headrace run`, and `headrace ready`, which waits for it."""
+"""`headrace run`, `headrace ready`, which waits for it, and `headrace config`."""
 
+import asyncio
+import contextlib
+import functools
+import logging
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
 
 from headrace.cli.api import Api, api_options
-from headrace.cli.config import file_option
-from headrace.cli.connection import variables, with_environment
-from headrace.cli.output import print_json
-from headrace.config.load import load_config
-from headrace.errors import EnvironmentProblem
+from headrace.cli.connection import DEFAULT_FILE, variables, with_environment
+from headrace.cli.output import output_option, print_json
+from headrace.config.explain import json_schema, masked
+from headrace.config.load import load_config, read_config
+from headrace.config.model import HeadraceConfig
+from headrace.errors import ConfigError, EnvironmentProblem, HeadraceError
 from headrace.web.routes.health import HealthEndpoints
 
 _POLL_SECONDS = 0.2
+file_option = click.option(
+    "-c",
+    "--config",
+    "file",
+    type=click.Path(path_type=Path),
+    default=DEFAULT_FILE,
+    show_default=True,
+    help="The configuration file.",
+)
 
 
 @click.command()
@@ -66,3 +81,121 @@ def _state(api: Api) -> tuple[bool, str]:
         return False, f"no Headrace answers at {api.url} yet"
     waiting = [f"{name}: {one['reason']}" for name, one in answer.get("services", {}).items() if not one["ready"]]
     return bool(answer.get("ready")), waiting[0] if waiting else "" if answer.get("ready") else "it is not ready"
+
+
+@click.group()
+def config() -> None:
+    """Check and show the configuration; print the schema of the file.
+
+    Example: headrace config check -c headrace.yaml
+    """
+
+
+@config.command()
+@file_option
+@output_option
+def check(file: Path, output: str) -> None:
+    """Report every problem of the file and of those it names, with line numbers; exit code 78 if there is one.
+
+    Example: headrace config check -c headrace.yaml
+    """
+    with _warnings() as warnings:
+        try:
+            settings, problems, files = read_config(file, variables())
+        except ConfigError as unreadable:
+            settings, problems, files = None, [unreadable.description], {}
+        problems += _problems_of(files)
+        if settings and not problems:
+            problems += _problems_of_assembly(settings)
+    if output == "json":
+        print_json({"ok": not problems, "problems": problems, "warnings": warnings})
+    else:
+        click.echo("".join(f"warning: {warning}\n" for warning in warnings), err=True, nl=False)
+    if problems or not settings:
+        raise ConfigError("\n".join(problems))
+    if output == "text":
+        parts = ("reactive_consumers", "functions", "pipelines")
+        counts = ", ".join(f"{part.replace('_', ' ')}: {len(getattr(settings, part))}" for part in parts)
+        click.echo(f"{file}: ok ({counts})")
+
+
+@config.command()
+def schema() -> None:
+    """Print the JSON Schema of the file, for editors and checks.
+
+    Example: headrace config schema > headrace.schema.json
+    """
+    print_json(json_schema())
+
+
+@config.command()
+@file_option
+@output_option
+def show(file: Path, output: str) -> None:
+    """Print the effective configuration, secrets masked. Without a file: defaults and environment.
+
+    Example: headrace config show -c headrace.yaml
+    """
+    path = None if file == DEFAULT_FILE and not file.exists() else file
+    shown = masked(with_environment(load_config(path, variables())))
+    if output == "json":
+        print_json(shown)
+    else:
+        import yaml
+
+        click.echo(yaml.safe_dump(shown, sort_keys=False), nl=False)
+
+
+@contextlib.contextmanager
+def _warnings() -> Iterator[list[str]]:
+    """Collect the logged warnings, each text once."""
+    found: list[str] = []
+
+    def collect(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        if record.levelno >= logging.WARNING and text not in found:
+            found.append(text)
+        return False
+
+    handler, logger = logging.Handler(), logging.getLogger("headrace")
+    handler.addFilter(collect)
+    logger.addHandler(handler)
+    logger.propagate, before = False, logger.propagate
+    try:
+        yield found
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = before
+
+
+def _problems_of(files: Mapping[str, Sequence[Path]]) -> list[str]:
+    from headrace.functions.load import load_function
+    from headrace.pipelines.load import load_pipeline
+
+    problems: list[str] = []
+    load: dict[str, Callable[[Path], object]] = {
+        "functions": functools.partial(load_function, check_handler=True),
+        "pipelines": functools.partial(load_pipeline, check=True),
+    }
+    for section, paths in files.items():
+        for path in paths:
+            try:
+                load[section](path)
+            except HeadraceError as problem:
+                problems += problem.description.splitlines()
+    return problems
+
+
+def _problems_of_assembly(settings: HeadraceConfig) -> list[str]:
+    """Make the services of `headrace run` and start none: report what it would refuse, and log its warnings."""
+    from headrace.app import App
+    from headrace.lifecycle import SystemClock
+
+    async def make() -> None:
+        App(settings, SystemClock())
+
+    try:
+        asyncio.run(make())
+    except HeadraceError as problem:
+        return problem.description.splitlines()
+    return []

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.cli import records as records_module
 from headrace.cli.output import print_rows, progress
-from headrace.cli.records import ProduceOptions, codec_for, encode_lines, json_to_line, open_codecs, read_lines
+from headrace.cli.records import encode_lines, encoder, json_to_line, open_codecs, read_lines
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.errors import DecodeError, InvalidRequest
 from headrace.records import OutgoingRecord
@@ -18,11 +18,10 @@ from headrace.records import OutgoingRecord
 def encode(lines: list[bytes], value_format: str = "string", keys: bool = False) -> Any:
     async def make() -> Any:
         async with open_codecs(SchemaRegistryConfig()) as codecs:
-            key_codec = await codec_for(codecs, "string", "t-key") if keys else None
-            return key_codec, await codec_for(codecs, value_format, "t-value")
+            encode_key = await encoder(codecs, "string", "t-key") if keys else None
+            return encode_key, await encoder(codecs, value_format, "t-value")
 
-    options = ProduceOptions("t", io.BytesIO(), keys, value_format, "string", "text")
-    return encode_lines(lines, 0, options, asyncio.run(make()))
+    return encode_lines("t", lines, 0, *asyncio.run(make()))
 
 
 def decode(data: bytes | None, name: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from headrace.cli.reactive_top import Poll, drawn, rows
+from headrace.cli.reactive import Poll, drawn, rows
 
 URL = "http://127.0.0.1:8082"
 

@@ -1,11 +1,13 @@
-"""`headrace topics`: list, describe, create."""
+"""`headrace topics` and `headrace groups`."""
 
 from collections.abc import Sequence
 
 import click
 
 from headrace.cli.connection import ClusterSettings, kafka_options
+from headrace.cli.options import PAIR
 from headrace.cli.output import counted, print_json, print_rows
+from headrace.control.lag import lag_of
 from headrace.control.topics import unhealthy
 from headrace.kafka import Admin
 from headrace.records import TopicPartition
@@ -23,7 +25,7 @@ def topics() -> None:
 
 @topics.command("list")
 @kafka_options
-async def list_(cluster: ClusterSettings, output: str) -> None:
+async def list_topics(cluster: ClusterSettings, output: str) -> None:
     """List topics with partitions, replication factor and partitions that are not healthy.
 
     Example: headrace topics list
@@ -75,14 +77,14 @@ async def describe_(topic: str, cluster: ClusterSettings, output: str) -> None:
 @click.argument("topic")
 @click.option("--partitions", type=click.IntRange(1), default=1, show_default=True, help="Number of partitions.")
 @click.option("--replication-factor", type=click.IntRange(1), help="Replicas; the brokers' default if not given.")
-@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Topic configuration by Kafka's name.")
+@click.option("--set", "settings", multiple=True, type=PAIR, help="Topic configuration by Kafka's name.")
 @click.option("--if-not-exists", is_flag=True, help="Succeed if the topic exists already.")
 @kafka_options
 async def create(
     topic: str,
     partitions: int,
     replication_factor: int | None,
-    settings: Sequence[str],
+    settings: Sequence[tuple[str, str]],
     if_not_exists: bool,
     cluster: ClusterSettings,
     output: str,
@@ -91,8 +93,7 @@ async def create(
 
     Example: headrace topics create orders --partitions 3 --set retention.ms=86400000
     """
-    configs = dict(_setting(text) for text in settings)
-    created = await Admin(cluster.kafka).create_topic(topic, partitions, replication_factor or -1, configs)
+    created = await Admin(cluster.kafka).create_topic(topic, partitions, replication_factor or -1, dict(settings))
     if output == "json":
         print_json({"topic": topic, "created": created})
     elif created:
@@ -102,8 +103,46 @@ async def create(
     return 0 if created or if_not_exists else 1
 
 
-def _setting(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise click.BadParameter(f"{text!r} is not NAME=VALUE, such as retention.ms=86400000", param_hint="--set")
-    return name, value
+@click.group()
+def groups() -> None:
+    """List consumer groups; see their lag.
+
+    Example: headrace groups lag billing
+    """
+
+
+@groups.command("list")
+@kafka_options
+async def list_groups(cluster: ClusterSettings, output: str) -> None:
+    """List consumer groups with state and number of members.
+
+    Example: headrace groups list
+    """
+    found = await Admin(cluster.kafka).list_groups()
+    rows = [{"group": group.name, "state": group.state, "members": group.members} for group in found]
+    print_rows(rows, output, "no consumer groups yet")
+
+
+@groups.command()
+@click.argument("group", nargs=-1)
+@kafka_options
+async def lag(group: Sequence[str], cluster: ClusterSettings, output: str) -> None:
+    """Show the lag of groups on each partition; of all groups if none is named.
+
+    Example: headrace groups lag billing
+    """
+    admin = Admin(cluster.kafka)
+    names = group or [known.name for known in await admin.list_groups()]
+    rows = [
+        {
+            "group": name,
+            "topic": entry.partition.topic,
+            "partition": entry.partition.partition,
+            "committed": entry.committed,
+            "end": entry.end,
+            "lag": entry.lag,
+        }
+        for name in names
+        for entry in await lag_of(admin, name)
+    ]
+    print_rows(rows, output, "no group has committed an offset yet")

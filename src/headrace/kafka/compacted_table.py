@@ -158,7 +158,7 @@ class CompactedTable(Service, Generic[T]):
                 if failed := next((result for result in results if isinstance(result, HeadraceError)), None):
                     raise failed
                 offsets = [result.offset for result in results]
-                await self._position.reach(max(offsets) + 1)
+                await self._position.reach(max(offsets, default=-1) + 1)
         except TimeoutError as cause:
             raise KafkaTimeout(
                 f"{', '.join(entries)}: not read back from {topic} within {limit_seconds:g} s, so it may be written "

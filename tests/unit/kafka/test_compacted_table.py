@@ -132,6 +132,7 @@ def test_put_returns_once_the_own_view_holds_it() -> None:
         assert await view.put("hold/g", {"by": "me"}) == 0
         assert view.items("hold/") == {"hold/g": {"by": "me"}}
         assert await view.put_all({"hold/g": None, "hold/h": {}}) == [1, 2]
+        assert await view.put_all({}) == [], "another process may have removed all that was to be removed"
         log.reads = None
         waiting = asyncio.ensure_future(view.put("hold/g", {"by": "you"}))
         await asyncio.sleep(0)

@@ -28,7 +28,7 @@ class Origins:
     def refusal(self, source: str, origin: Origin) -> str:
         """Return why a dead letter of a topic may not go back to its origin; empty if it may."""
         key = source, origin.group, origin.partition.topic
-        if max(map(len, key)) > _MOST_CHARACTERS:
+        if not origin.partition.topic or max(map(len, key)) > _MOST_CHARACTERS:
             return "they name an origin or a group that cannot be one"
         if self._registrations != self._internal.registrations:
             self._registrations = self._internal.registrations

@@ -325,13 +325,14 @@ class Redrive:
     async def _read(
         self, run: Run, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
     ) -> AsyncGenerator[list[Record], None]:
-        """Read partitions; an error ends the run, which may be repeated at any time."""
+        """Read partitions; an outage ends the run, which may be repeated at any time."""
         try:
             async with contextlib.aclosing(read_window(self._admin.config, starts, ends)) as batches:
                 async for batch in batches:
                     yield batch
         except HeadraceError as error:
-            run.fail(error)
+            if error.retriable:  # any other is that of records that have expired, or ends the source
+                run.fail(error)
             raise
 
     @property

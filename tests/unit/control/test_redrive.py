@@ -26,6 +26,7 @@ from headrace.errors import (
     DeadLetterFailed,
     HeadraceError,
     InvalidRequest,
+    KafkaError,
     KafkaTimeout,
     LeaseLost,
     LeaseTaken,
@@ -275,6 +276,33 @@ def test_what_comes_after_the_request_is_left_for_the_next_run(fake: FakeKafka, 
                 asyncio.Event()
             )
         )  # type: ignore[arg-type]
+
+
+def test_dead_letters_that_expire_while_a_run_reads_do_not_end_it(fake: FakeKafka, monkeypatch: Any) -> None:
+    """A slow run may be overtaken by the retention of the topic; what is still there goes."""
+    for number in range(4):
+        fake.letter(number)
+
+    async def expired(kafka: Any, starts: Any, ends: Any) -> Any:
+        if not fake.first:
+            fake.first[TopicPartition(DLQ, 0)] = 2
+            raise KafkaError("offset out of range")
+        async for batch in fake.read(kafka, starts, ends):
+            yield batch
+
+    monkeypatch.setattr(redrive, "read_window", expired)
+    assert (run(fake).records, fake.values) == (2, [b"v2", b"v3"])
+
+
+def test_a_dead_letter_without_an_origin_stays_and_the_others_go(fake: FakeKafka) -> None:
+    """Also where its group reads every topic: it must not count as dropped, and not end the run."""
+    consumer = {"topic_patterns": [".*"], "group": "billing", "dead_letter": {"topic": DLQ}}
+    config = HeadraceConfig.model_validate({"reactive_consumers": {"b": {**consumer, "backend": {"url": "http://h"}}}})
+    fake.letter(0, topic="")
+    fake.letter(1)
+    done = run(fake, origins=Origins(InternalTopics(config)))
+    assert (done.records, fake.ended()) == (1, {1})
+    assert sum(done.unproved.values()) == 1
 
 
 def test_rate_bounds_records_per_second(fake: FakeKafka) -> None:

@@ -489,7 +489,8 @@ class Pump(Service):
         reach("drain.before")
         for lane in lanes:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(lane.idle.wait(), deadline.remaining_seconds)
+                async with asyncio.timeout(deadline.remaining_seconds):  # wait_for may lose a cancellation
+                    await lane.idle.wait()
         self._fence(lanes, fenced)
         reach("drain.fenced")
 

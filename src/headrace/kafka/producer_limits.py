@@ -64,7 +64,8 @@ class BatchLimits:
             if self.knows(topic):
                 return
             try:
-                configs = await asyncio.wait_for(self._topic_configs(topic), _LIMIT_SECONDS)
+                async with asyncio.timeout(_LIMIT_SECONDS):  # wait_for may lose a cancellation
+                    configs = await self._topic_configs(topic)
                 most = min(float(configs.get(name, math.inf)) for name in _SETTINGS) - _FRAME_BYTES
                 size, until = self._refused.get(topic, (0, 0.0))
                 refused = until > time.monotonic()

@@ -69,7 +69,8 @@ class TopicDirectory(Service):
             raise TopicNotFound(f"topic {topic} does not exist: create it or check its spelling", topic=topic)
         if not self._asked.is_set():
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._asked.wait(), _FIRST_ANSWER_SECONDS)
+                async with asyncio.timeout(_FIRST_ANSWER_SECONDS):
+                    await self._asked.wait()
         if self._admin.reachability.outage:
             raise self._admin.reachability.error(f"look up topic {topic}")
         if self._problem:

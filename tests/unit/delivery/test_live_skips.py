@@ -311,3 +311,28 @@ def test_a_seek_ends_the_skips_that_wait() -> None:
         assert bed.delivered == [[0, 1], [0, 1], [2, 3]]
 
     run(Bed, test)
+
+
+@pytest.mark.parametrize("turns", range(8))
+def test_a_pump_stops_though_what_a_skip_waits_for_ends_at_that_moment(turns: int) -> None:
+    """The cancellation that meets the end of the wait counts; else the skip would go on, to a write of minutes."""
+
+    async def unblock(_: Record) -> None:
+        await asyncio.Event().wait()
+
+    async def test(bed: Bed) -> None:
+        bed.free.clear()
+        bed.feed(0, 1)
+        await bed.clock.settle()
+        bed.feed(2)
+        skipped = asyncio.ensure_future(bed.pump.skip(P0, 2, "it is wrong"))
+        await bed.clock.settle()
+        bed.free.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        stopped = asyncio.ensure_future(bed.pump.stop())
+        await asyncio.wait([stopped], timeout=1)
+        assert stopped.done()
+        await skipped
+
+    run(lambda: Bed(hooks={"unblock": unblock}), test)

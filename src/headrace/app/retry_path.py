@@ -73,7 +73,7 @@ class RetryPath:
             clock=self._context.clock,
             shares_with=live,
             hooks=PumpHooks(
-                unblock=lambda copy: self.writer.unblock(delayed_of(copy).origin),
+                unblock=self.writer.end,
                 delayed=self.writer.delayed,
                 original=lambda copy: delayed_of(copy).origin,
             ),

@@ -185,6 +185,19 @@ class BlockedKeys:
         finally:
             ending.set()
 
+    async def end(self, record: Record, entry: int) -> None:
+        """Unblock the key of a record that has ended in the retry topic, unless it has come again and waits anew.
+
+        Raises:
+            DeadLetterFailed: It is not written.
+        """
+        try:
+            await self._table.reach(entry + 1, _READ_SECONDS)
+        except HeadraceError as cause:
+            raise DeadLetterFailed(f"the table of blocked keys is not read: {cause}") from cause
+        if self.of(record).get(record.offset) == entry:
+            await self.unblock(record)
+
     async def rewind(self, partition: TopicPartition, offset: int) -> None:
         """Unblock the keys of all records of a partition from an offset on.
 

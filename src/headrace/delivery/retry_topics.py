@@ -125,7 +125,7 @@ class RetryTopics:
         return (copy.topic_partition, copy.offset) in self._unmarked
 
     async def end(self, copy: Record) -> None:
-        """Unblock the key of a record of a retry topic, which has ended.
+        """Unblock the key of a record of a retry topic, which has ended or is skipped.
 
         Raises:
             DeadLetterFailed: It is not written. `has_ended` is true until it is, so nothing is delivered twice.
@@ -134,7 +134,7 @@ class RetryTopics:
         if self.blocked and delayed.entry is not None:
             identity = (copy.topic_partition, copy.offset)
             self._unmarked.add(identity)
-            await self.blocked.unblock(delayed.origin)
+            await self.blocked.end(delayed.origin, delayed.entry)
             self._unmarked.discard(identity)
 
     async def unblock(self, origin: Record) -> None:

@@ -58,8 +58,9 @@ class World:
             clock=self.clock,
             chance=Random(1),
             shares_with=self.pump,
-            hooks=PumpHooks(delayed=tiers.delayed),
+            hooks=PumpHooks(delayed=tiers.delayed, unblock=tiers.end),
         )
+        self.retries.connect(self, self)  # type: ignore[arg-type]
 
     async def produce(self, records: Sequence[OutgoingRecord]) -> list[Any]:
         seconds, is_lost = self.writes.pop(0) if self.writes and records[0].topic == PARKED else (0.0, False)
@@ -98,7 +99,11 @@ class World:
         pass
 
     async def seek(self, partition: TopicPartition, epoch: int, to: Committed) -> bool:
-        self.assign(epoch + 1, to.offset)
+        if partition == TIER:
+            self.fed = to.offset
+            self.retries.on_assigned({TIER: epoch + 1}, {TIER: to})
+        else:
+            self.assign(epoch + 1, to.offset)
         return True
 
     def assign(self, epoch: int, offset: int) -> None:
@@ -113,7 +118,7 @@ class World:
             log = self.logs[TIER.topic]
             if news := log[self.fed :]:
                 self.fed = len(log)
-                self.retries.on_records(TIER, 1, news)
+                self.retries.on_records(TIER, self.retries.lanes[TIER].tracker.epoch, news)
 
 
 async def seek_back(keys: Sequence[bytes], writes: Sequence[tuple[float, bool]], after: float, offset: int) -> World:
@@ -181,6 +186,33 @@ def test_a_seek_back_delivers_again_what_lies_before_a_record_that_waits() -> No
         assert await seek
         assert sorted(world.delivered) == [0, 1, 2, 3]
         assert [*world.parked.entries()] == []
+        for each in (world.retries, world.pump):
+            await each.stop()
+
+    asyncio.run(main())
+
+
+def test_a_copy_of_before_a_seek_back_that_is_skipped_unblocks_no_key_of_now() -> None:
+    """The record has come again, failed again, and waits with another entry, which its new copy needs."""
+
+    async def main() -> None:
+        world = World([b"a"])
+        world.failing = {0}
+        for each in (world.pump, world.retries):
+            await each.start()
+        world.retries.on_assigned({TIER: 1}, {})
+        world.assign(1, 0)
+        await world.clock.advance(9)
+        seek = asyncio.ensure_future(world.pump.seek(SOURCE, 0))
+        await world.clock.advance(9)
+        assert await seek
+        assert len(world.logs[TIER.topic]) == 2
+        world.failing.clear()
+        world.delivered.clear()
+        world.retries.on_records(TIER, 1, world.logs[TIER.topic])
+        skipped = asyncio.ensure_future(world.retries.skip(TIER, 0, "it is old"))
+        await world.pass_time(30)
+        assert (await skipped, world.delivered) == ("skipped", [0])
         for each in (world.retries, world.pump):
             await each.stop()
 

@@ -197,9 +197,11 @@ class Pump(Service):
         if lane and lane.tracker.epoch == epoch:
             reach("enqueue.before")
             self.counts.taken += len(records)
+            before = lane.tracker.commit_offset
             if ended := lane.add(records):
                 self.counts.spared += len(ended)
                 self._release(partition, ended)
+            if ended or before not in (None, lane.tracker.commit_offset):
                 self._mark(partition)
             if self._skips:
                 self._begin_skips(lane)

@@ -420,3 +420,18 @@ def test_a_revoke_in_the_middle_of_a_seek_ends_both() -> None:
         assert P0 not in bed.pump.lanes
 
     run(Bed, test)
+
+
+def test_a_log_that_starts_behind_the_committed_offset_is_committed_before_a_record_has_ended() -> None:
+    """A topic created anew is committed at 0, and may start higher; a crash would have to take that for a gap."""
+
+    async def test(bed: Bed) -> None:
+        bed.pump.on_lost([P0])
+        bed.pump.on_assigned({P0: 3}, {P0: Committed(0)})
+        bed.free.clear()
+        bed.feed(100, 101)
+        await bed.clock.advance(1)
+        assert (bed.commits, len(bed.deliveries)) == ({P0: Committed(100)}, 1)
+        bed.free.set()
+
+    run(Bed, test)

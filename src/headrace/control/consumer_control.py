@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -92,6 +93,8 @@ class ConsumerControl(Reconciler):
         self.member = member
         self._lag_of = lag_of
         self._requests: dict[str, asyncio.Future[Entry | None]] = {}
+        self._commands: defaultdict[str, dict[str, Command]] = defaultdict(dict)
+        """The commands in the table by key, for each consumer by its name as it is in keys."""
         self._busy: set[str] = set()
         self._unwritten: dict[str, dict[str, Entry]] = {}
 
@@ -140,8 +143,7 @@ class ConsumerControl(Reconciler):
 
     def commands_of(self, consumer: RunningConsumer) -> list[Command]:
         """Return the seeks and skips that are not finished."""
-        entries = {**self.of(consumer, "seek/"), **self.of(consumer, "skip/")}
-        return [command for key, entry in entries.items() if (command := command_of(key, entry))]
+        return list(self._commands.get(key_of("", consumer.name), {}).values())
 
     async def command(
         self,
@@ -157,7 +159,7 @@ class ConsumerControl(Reconciler):
             InvalidRequest: Too many commands are unfinished.
             KafkaError: It is not, or perhaps not, written.
         """
-        unfinished = len(self.of(consumer, "seek/")) + len(self.of(consumer, "skip/"))
+        unfinished = len(self.commands_of(consumer))
         if unfinished + len(offsets) > _MAX_UNFINISHED:
             raise InvalidRequest(
                 f"{unfinished} seeks and skips of {consumer.name} are pending: wait, or cancel some of them"
@@ -221,6 +223,12 @@ class ConsumerControl(Reconciler):
     # Commands --------------------------------------------------------------------------------------------------------
 
     def _on_command(self, key: str, entry: Entry | None) -> None:
+        name = key.split("/")[1]
+        self._commands[name].pop(key, None)
+        if entry is not None and (command := command_of(key, entry)):
+            self._commands[name][key] = command
+        elif not self._commands[name]:
+            del self._commands[name]
         request = self._requests.get(key)
         if request and not request.done() and (entry is None or "outcome" in entry):
             request.set_result(entry)

@@ -110,6 +110,8 @@ class _KnownJob:
     """Set to end its run; None while it does not run here."""
     requested = False
     """Whether this process got the request, so that it starts at once."""
+    is_foreign = False
+    """Whether its last status cannot be read: another version wrote it, and how far it is is not known here."""
     is_overwritten = False
     """Whether a late status of an earlier run is the last one in the table."""
 
@@ -280,11 +282,8 @@ class Jobs(Reconciler):
         known = self._known.get(name)
         try:
             if key.endswith(_REPORT):
-                status = msgspec.convert(entry or {}, JobStatus)
-                if known and status.run >= known.status.run:
-                    known.status, known.updated_at = status, self._clock.monotonic()
-                elif known and entry is not None and known.status.state != "running":
-                    known.is_overwritten = True
+                if known:
+                    self._take_status(known, entry)
             elif entry is not None:
                 self._take(msgspec.convert(entry, Job))
             elif known:
@@ -297,11 +296,22 @@ class Jobs(Reconciler):
         known = self._known.get(job.id)
         if known is None:
             known = self._known[job.id] = _KnownJob(job, self._clock.monotonic())
-            if (status := self.table.get(_PREFIX + job.id + _REPORT)) is not None:  # it may lie before its job
-                known.status = msgspec.convert(status, JobStatus)
+            self._take_status(known, self.table.get(_PREFIX + job.id + _REPORT))  # it may lie before its job
         known.job, known.updated_at = job, self._clock.monotonic()
         if job.desired != "run":
             known.end_run()
+
+    def _take_status(self, known: _KnownJob, entry: Mapping[str, Any] | None) -> None:
+        try:
+            status = msgspec.convert(entry or {}, JobStatus)
+        except msgspec.ValidationError as cause:
+            known.is_foreign = True
+            self._set_message(known, InvalidRequest(f"its status was written by another version: {cause}"))
+            return
+        if status.run >= known.status.run:
+            known.status, known.updated_at, known.is_foreign = status, self._clock.monotonic(), False
+        elif entry is not None and known.status.state != "running" and not known.is_foreign:
+            known.is_overwritten = True
 
     def reconcile(self) -> float:
         """Start each job that no process runs, and remove old ones."""
@@ -336,7 +346,9 @@ class Jobs(Reconciler):
         known.status = msgspec.structs.replace(known.status, message=error.description)
 
     def _is_free(self, known: _KnownJob) -> bool:
-        if self._draining or known.stop or known.job.desired != "run" or known.status.state in ENDED:
+        if self._draining or known.stop or known.is_foreign:
+            return False
+        if known.job.desired != "run" or known.status.state in ENDED:
             return False
         if sum(1 for other in self._known.values() if other.stop) >= _AT_ONCE:
             return False

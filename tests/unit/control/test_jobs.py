@@ -415,6 +415,24 @@ def test_an_entry_that_is_no_job_is_passed_over() -> None:
     run(test)
 
 
+def test_a_job_whose_status_cannot_be_read_does_not_run_from_its_start() -> None:
+    """A newer version may have ended it, in a way that this one does not know."""
+
+    async def test(house: House) -> None:
+        entry = {"id": "x", "kind": "replay", "spec": {"place": 1}, "by": "ann", "since": ""}
+        await house.table.put("job/x", entry)
+        await house.table.put("job/x/report", {"state": "asleep", "run": 3})
+        jobs = await house.process("a")
+        await house.clock.advance(30)
+        assert (house.runs, jobs.show("x").state) == ([], "waiting")
+        assert "status was written by another version" in jobs.show("x").message
+        await house.table.put("job/x/report", {"state": "running", "run": 4, "progress": {"done": 7}})
+        await house.wait(lambda: house.runs != [])
+        assert house.runs == [("x", "a", {"done": 7})]
+
+    run(test)
+
+
 def test_a_job_that_nobody_can_read_waits_and_ends_no_process() -> None:
     """A newer version may have written it."""
 

@@ -315,11 +315,13 @@ class Jobs(Reconciler):
 
     def reconcile(self) -> float:
         """Start each job that no process runs, and remove old ones."""
+        running = sum([1 for known in self._known.values() if known.stop])
         for known in list(self._known.values()):
             if known.is_overwritten:
                 known.is_overwritten = False
                 self.spawn(self._write_again(known), f"{known.job.id} status")
-            if self._is_free(known) and (runner := self._runner_of(known)):
+            if running < _AT_ONCE and self._is_free(known) and (runner := self._runner_of(known)):
+                running += 1
                 known.stop = asyncio.Event()
                 self._idle.clear()
                 self.spawn(self._carry(known, runner), known.job.id)
@@ -349,8 +351,6 @@ class Jobs(Reconciler):
         if self._draining or known.stop or known.is_foreign:
             return False
         if known.job.desired != "run" or known.status.state in ENDED:
-            return False
-        if sum(1 for other in self._known.values() if other.stop) >= _AT_ONCE:
             return False
         return known.requested or self._clock.monotonic() - known.updated_at > _SILENT_SECONDS
 

@@ -143,19 +143,13 @@ def _print(found: msgspec.Struct) -> None:
 
 
 def _block(topic: str, found: DeadLetterRecord) -> str:
-    origin, result = found.origin, msgspec.to_builtins(found.result)
+    origin, fields = found.origin, msgspec.structs.asdict(found)
+    named = ("group", "attempts", "redrives", "first_failure", "last_failure", "error", "status", "reason")
     lines = {
-        "dead letter": f"{topic}-{found.partition} offset {found.offset}" + (", ended" if found.ended else ""),
+        "dead letter": f"{topic}-{found.partition} offset {found.offset}{', ended' * found.ended}",
         "origin": f"{origin.topic}-{origin.partition} offset {origin.offset}",
-        "group": found.group,
-        "attempts": found.attempts,
-        "redrives": found.redrives,
-        "first failure": found.first_failure,
-        "last failure": found.last_failure,
-        "error": found.error,
-        "status": found.status,
-        "reason": found.reason,
-        **{f"result {name}": text for name, text in result.items()},
+        **{name.replace("_", " "): fields[name] for name in named},
+        **{f"result {name}": text for name, text in msgspec.to_builtins(found.result).items()},
         f"key ({found.key_format})": bytes(found.key).decode(),
         f"value ({found.value_format})": bytes(found.value).decode(),
         "headers": ", ".join(f"{name}: {text}" for name, text in found.headers),

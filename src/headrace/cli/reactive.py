@@ -157,7 +157,7 @@ def seek(consumer: str, to: str, partitions: Mapping[str, Any], wait: float, api
 def skip(consumer: str, wait: float, api: Api, output: str, **record: Any) -> int:
     """Skip one record for good, without a dead letter.
 
-    Example: headrace reactive skip orders 4711 --partition 3 --reason "no order, see ticket 7"
+    Example: headrace reactive skip orders 4711 --partition 3 --reason "no order, see issue 7"
     """
     given = {name: value for name, value in record.items() if value is not None}
     return _print_results(api.call(ControlEndpoints.skip, given, {"waitSeconds": wait}, name=consumer), output)

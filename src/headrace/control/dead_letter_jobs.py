@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from headrace.control.dead_letter_pages import Scan, ScanOptions
-from headrace.control.ended_offsets import EndedOffsets, lease_name
+from headrace.control.ended_offsets import EndedOffsets, lease_name, lease_taken
 from headrace.control.jobs import Job, JobRunner, Jobs, JobView, SaveProgress, spec_of
 from headrace.control.origins import Origins
 from headrace.control.redrive import Redrive, Sent
@@ -20,14 +20,12 @@ from headrace.control.replay import RunContext
 from headrace.control.replays import Replays
 from headrace.control.selection import Selection, Window
 from headrace.delivery.dead_letter import MAX_REDRIVES
-from headrace.errors import InvalidRequest, LeaseTaken
+from headrace.errors import InvalidRequest
 from headrace.kafka import check_topic, lease_holder
 from headrace.lifecycle import Deadline
 
 Kind = Literal["redrive", "drop", "quarantine"]
 _LOOK_SECONDS, _RELEASE_SECONDS = 0.3, 5.0
-_WAIT_SECONDS = 20.0
-"""For the lease of a run that was killed."""
 DRY_RUN_SECONDS = 60.0
 _SAVE_SECONDS = 0.5
 _MOST_SAVED = 500
@@ -151,11 +149,7 @@ class DeadLetterJobs:
         deadline = Deadline(clock, _RELEASE_SECONDS)  # a run that is done releases its lease in a moment
         while holder := await lease_holder(admin, lease_name(topic)):
             if deadline.passed:
-                raise LeaseTaken(
-                    f"{topic} is worked on by {holder}: let it end, and send the request again (--wait of the command "
-                    "does that). One that was killed is counted out after 10 s",
-                    topic=topic,
-                )
+                raise lease_taken(topic, holder)
             await clock.sleep(_LOOK_SECONDS)
         ended = EndedOffsets(admin, topic)
         await ended.load()
@@ -181,22 +175,14 @@ class DeadLetterJobs:
             exactly_once=request.exactly_once,
             rate_records=request.rate,
             max_redrives=request.max_redrives,
-            wait_seconds=_WAIT_SECONDS,
             by=by,
         )
         return RedriveSpec(topic, request.selection(), target, options)
 
     def _redrive(self, spec: RedriveSpec, *, resumes: bool = False) -> Redrive:
         context = self._context
-        return Redrive(
-            context.admin,
-            context.produce,
-            context.clock,
-            spec,
-            self._origins,
-            resumes=resumes,
-            on_sent=self._on_sent,
-        )
+        admin, produce, clock = context.admin, context.produce, context.clock
+        return Redrive(admin, produce, clock, spec, self._origins, resumes=resumes, on_sent=self._on_sent)
 
 
 class RedriveJob:

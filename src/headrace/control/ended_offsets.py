@@ -23,6 +23,8 @@ from headrace.records import Header, OutgoingRecord, TopicPartition
 ENDED_TOPIC: Final = "_headrace-redriven"
 BLOCK_OFFSETS: Final = 8192
 _BLOCK_BYTES: Final = BLOCK_OFFSETS // 8
+_LEASE_SECONDS: Final = 20.0
+"""For the lease of a run that was killed."""
 _CONFIGS: Final = {"cleanup.policy": "compact", "min.compaction.lag.ms": "86400000", "segment.bytes": "16777216"}
 """A day for the next writer; and small segments, because the last one is never compacted, and every reader reads it."""
 Produce = Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Any]]]
@@ -163,8 +165,19 @@ class EndedOffsets:
         return f"{self.topic_id}:{partition}:{number}".encode()
 
 
+def lease_taken(topic: str, holder: str) -> LeaseTaken:
+    """Return the error for a topic on which another run works."""
+    return LeaseTaken(
+        f"{topic} is worked on by {holder}: let it end, and send the request again (--wait of the command does that). "
+        "One that was killed is counted out after 10 s",
+        topic=topic,
+    )
+
+
 @contextlib.asynccontextmanager
-async def dead_letter_lease(admin: Admin, topic: str, clock: Clock, wait_seconds: float) -> AsyncGenerator[Lease, None]:
+async def dead_letter_lease(
+    admin: Admin, topic: str, clock: Clock, wait_seconds: float = _LEASE_SECONDS
+) -> AsyncGenerator[Lease, None]:
     """Hold the lease of a dead letter topic; no other process ends dead letters of it meanwhile.
 
     Raises:
@@ -173,11 +186,7 @@ async def dead_letter_lease(admin: Admin, topic: str, clock: Clock, wait_seconds
     """
     lease = Lease(admin.config, admin, lease_name(topic), clock, source=topic)
     if not await lease.acquire(wait_seconds):
-        raise LeaseTaken(
-            f"{topic} is worked on by {lease.holder}: let it end, or wait for it (--wait). One that was killed is "
-            "counted out after 10 s",
-            topic=topic,
-        )
+        raise lease_taken(topic, lease.holder)
     try:
         yield lease
     finally:

@@ -240,7 +240,7 @@ class Redrive:
         if options.dry_run:
             await self._ended.load()
             return await self._pass(stop, on_progress)
-        async with dead_letter_lease(self._admin, spec.topic, self._clock, options.wait_seconds) as self._lease:
+        async with dead_letter_lease(self._admin, spec.topic, self._clock) as self._lease:
             await self._ended.prepare()
             if self._admin.config.create_topics and target.kind == "quarantine":
                 await self._admin.ensure_topic_like(spec.topic + QUARANTINE, spec.topic)

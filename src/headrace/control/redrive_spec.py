@@ -78,8 +78,6 @@ class RedriveOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Records per second at most."""
     max_redrives: int = MAX_REDRIVES
     """Dead letters whose record was redriven so often already are kept back: they would return forever."""
-    wait_seconds: float = 0.0
-    """How long to wait for another run on the same topic to end."""
     by: str = ""
     """Who does it; stored with the ended offsets."""
 

@@ -31,7 +31,6 @@ from headrace.records import Committed, Record, TopicPartition
 
 TO_TOPIC_FLOW = FlowControl()
 _TO_TOPIC = DeliveryConfig(batch=BatchConfig(max_records=500, max_bytes=1_048_576))
-_LEASE_SECONDS = 20.0
 _MAPS_CHARACTERS = 500_000
 _COUNTED = ("delivered", "dead_letters", "given_up", "skipped", "redeliveries", "refusals")
 _NO_ENDINGS = ("redeliveries", "refusals")
@@ -101,7 +100,7 @@ class ReplayJob:
         if spec.select is None:
             return await self._deliver(progress, save_progress, stop)
         topic = spec.window.topic
-        async with dead_letter_lease(context.admin, topic, context.clock, _LEASE_SECONDS) as self._lease:
+        async with dead_letter_lease(context.admin, topic, context.clock) as self._lease:
             self._ended = EndedOffsets(context.admin, topic)
             await self._ended.prepare()
             await self._ended.load(settled=True)

@@ -127,7 +127,7 @@ def test_what_fails_again_is_a_letter_again_unless_it_was_the_last_retry(
     assert len(records) == 7
     (repeated,) = [origin for r in records if (origin := origin_of(r.headers)) and origin.attempts == 4]
     assert (repeated.error, repeated.group) == ("ValueError", letters.group)
-    assert repeated.first_failure == "1970-01-01T00:00:01.000+00:00"
+    assert repeated.text("first_failure") == "1970-01-01T00:00:01.000+00:00"
     assert call(lastretry="true").body["records"] == 1
     assert call().body["status"] == "empty"
 

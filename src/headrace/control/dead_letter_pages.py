@@ -186,7 +186,8 @@ class Scan:
     def _selects(self, ended: bool, origin: Origin, text: str) -> bool:
         if self._options.state != "all" and ended != (self._options.state == "ended"):
             return False
-        return not text or any(text in part.casefold() for part in (origin.error, origin.reason, origin.excerpt))
+        parts = origin.error, origin.text("reason"), origin.text("excerpt")
+        return not text or any(text in part.casefold() for part in parts)
 
 
 def parsed(cursor: str, order: str) -> dict[int, int]:
@@ -279,14 +280,14 @@ class DeadLetterReader:
             origin=DeadLetterOrigin(*origin.partition, origin.offset, iso_ms(origin.timestamp_ms)),
             group=origin.group,
             attempts=origin.attempts,
-            first_failure=origin.first_failure,
-            last_failure=origin.last_failure,
+            first_failure=origin.text("first_failure"),
+            last_failure=origin.text("last_failure"),
             error=origin.error,
-            status=origin.status,
-            reason=origin.reason,
-            excerpt=origin.excerpt,
+            status=origin.text("status"),
+            reason=origin.text("reason"),
+            excerpt=origin.text("excerpt"),
             stack_trace=trace.decode(errors="replace"),
-            result=ResultDetails(origin.key, origin.correlation_id, origin.traceability_id, origin.result_timestamp),
+            result=ResultDetails(*map(origin.text, ("key", "correlation_id", "traceability_id", "result_timestamp"))),
             redrives=redriven_count(headers),
             headers=own,
             key_format=key_format,
@@ -411,8 +412,8 @@ class DeadLetterPages:
                 left += not ended
                 errors[origin.error] += 1
                 topics[origin.partition.topic] += 1
-                if origin.status:
-                    statuses[origin.status] += 1
+                if status := origin.text("status"):
+                    statuses[status] += 1
                 times[record.timestamp_ms // 1000 // bucket_seconds * bucket_seconds] += 1
         return DeadLetterStatistics(
             topic,

@@ -27,17 +27,18 @@ class Origins:
 
     def refusal(self, source: str, origin: Origin) -> str:
         """Return why a dead letter of a topic may not go back to its origin; empty if it may."""
-        key = source, origin.group, origin.partition.topic
-        if not origin.partition.topic or max(map(len, key)) > _MOST_CHARACTERS:
-            return "they name an origin or a group that cannot be one"
         if self._registrations != self._internal.registrations:
             self._registrations = self._internal.registrations
             self._known.clear()
-        if key not in self._known:
+        key = source, origin.group, origin.partition.topic
+        why = self._known.get(key)
+        if why is None:
+            if not origin.partition.topic or max(map(len, key)) > _MOST_CHARACTERS:
+                return "they name an origin or a group that cannot be one"
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
-            self._known[key] = self._refusal(*key)
-        return self._known[key]
+            why = self._known[key] = self._refusal(*key)
+        return why
 
     def _refusal(self, source: str, group: str, topic: str) -> str:
         while source.endswith(QUARANTINE):

@@ -404,7 +404,7 @@ def _takes(one: FoundDeadLetter, consumer: RunningConsumer, others: Set[str], la
 
 def _again(item: Restored, reply: Reply, group: str, now: float) -> DeadLetter:
     try:
-        first = datetime.fromisoformat(item.origin.first_failure).timestamp()
+        first = datetime.fromisoformat(item.origin.text("first_failure")).timestamp()
     except ValueError:
         first = now
     return DeadLetter(item.was, group, item.origin.attempts + 1, reply, first, now)

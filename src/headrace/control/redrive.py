@@ -11,7 +11,7 @@ import contextlib
 import functools
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -21,7 +21,7 @@ from headrace.control.origins import QUARANTINE, Origins
 from headrace.control.redrive_spec import Redriven, RedriveSpec
 from headrace.control.run import Limits, Progress, Run, WindowSource
 from headrace.control.selection import Matcher, Window, iso_ms
-from headrace.delivery.dead_letter import origin_of, own_headers, redriven_count, require_origin
+from headrace.delivery.dead_letter import origin_of, redriven_count, require_origin
 from headrace.delivery.protocols import ACK, DELEGATED, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.errors import (
@@ -50,7 +50,7 @@ Sent = Callable[[Sequence[OutgoingRecord], Sequence[Any]], None]
 """Called with records and what became of each."""
 
 
-class Item(NamedTuple):
+class Item(msgspec.Struct, frozen=True, gc=False):
     """A dead letter that is selected, and what is written for it."""
 
     record: Record
@@ -84,9 +84,9 @@ class _Tally:
 
     def add(self, items: Sequence[Item]) -> None:
         self.records += len(items)
-        self.targets.update([outgoing.topic for _, outgoing, _ in items if outgoing])
-        self.errors.update([error for _, _, error in items])
-        self.hours.update([record.timestamp_ms // _HOUR_MS for record, _, _ in items])
+        self.targets.update([item.outgoing.topic for item in items if item.outgoing])
+        self.errors.update([item.error for item in items])
+        self.hours.update([item.record.timestamp_ms // _HOUR_MS for item in items])
 
     def result(self) -> Redriven:
         hours = {iso_ms(hour * _HOUR_MS): count for hour, count in sorted(self.hours.items())}
@@ -114,43 +114,50 @@ class _Planner:
         """
         self._partitions[topic] = len((await self._admin.describe_topic(topic)).partitions)
 
-    async def items(self, records: Sequence[Record]) -> dict[int, Item]:
-        """Return what goes, by the index of the record.
+    async def items(self, records: Sequence[Record]) -> list[Item]:
+        """Return what goes of records of one partition.
 
         Raises:
             InvalidRequest: A record is no dead letter.
             TopicNotFound: A target does not exist.
         """
-        items = {index: item for index, record in enumerate(records) if (item := self._item(record))}
-        topics = {item.outgoing.topic for item in items.values() if item.outgoing}
-        for topic in topics - self._partitions.keys():
-            await self.learn(topic)
-        for index, (record, outgoing, error) in items.items():
-            if outgoing and not 0 <= (outgoing.partition or 0) < self._partitions[outgoing.topic]:
-                # The topic was created again with fewer partitions: the key chooses.
-                items[index] = Item(record, msgspec.structs.replace(outgoing, partition=None), error)
+        spec, tally, partitions, now = self._spec, self._tally, self._partitions, self._clock.time()
+        target, items, has_conditions = spec.target, list[Item](), spec.select.has_conditions
+        for record in self._left(records):
+            headers = record.headers
+            origin = origin_of(headers) or require_origin(record)  # which says why it is none
+            if has_conditions and not self._matcher.matches(record, origin, headers):
+                continue
+            tally.met = True
+            own = origin.own_headers(headers)
+            if target.returns and (why := self._origins.refusal(spec.topic, origin)):
+                tally.refuse(why)
+                continue
+            if target.returns and redriven_count(own) >= spec.options.max_redrives:
+                tally.kept_back += 1
+                continue
+            outgoing = None
+            if topic := target.topic_for(spec.topic, origin):
+                if topic not in partitions:
+                    await self.learn(topic)
+                outgoing = target.outgoing(record, topic, own, origin, now)
+                if not 0 <= (outgoing.partition or 0) < partitions[topic]:
+                    # The topic was created again with fewer partitions: the key chooses.
+                    outgoing = msgspec.structs.replace(outgoing, partition=None)
+            items.append(Item(record, outgoing, origin.error))
         return items
 
-    def _item(self, record: Record) -> Item | None:
-        position, target, tally = (record.partition, record.offset), self._spec.target, self._tally
-        if position in tally.too_large or self._ended.is_ended(*position):
-            return None
-        headers = record.headers
-        origin = origin_of(headers) or require_origin(record)  # which says why it is none
-        if not self._matcher.matches(record, origin, headers):
-            return None
-        tally.met = True
-        own = own_headers(headers)
-        if target.returns and (why := self._origins.refusal(self._spec.topic, origin)):
-            tally.refuse(why)
-            return None
-        if target.returns and redriven_count(own) >= self._spec.options.max_redrives:
-            tally.kept_back += 1
-            return None
-        topic = target.topic_for(self._spec.topic, origin)
-        return Item(
-            record, target.outgoing(record, topic, own, origin, self._clock.time()) if topic else None, origin.error
-        )
+    def _left(self, records: Sequence[Record]) -> Sequence[Record]:
+        """Return which records of one partition have not ended."""
+        too_large, ended, first = self._tally.too_large, self._ended, records[0]
+        if not too_large and not ended.ended_count(first.partition, first.offset, records[-1].offset + 1):
+            return records
+        return [
+            record
+            for record in records
+            if (record.partition, record.offset) not in too_large
+            and not ended.is_ended(record.partition, record.offset)
+        ]
 
 
 class _Sink:
@@ -171,15 +178,15 @@ class _Sink:
             raise DestinationUnavailable("the run has failed")
         try:
             items = await self._planner.items(delivery.records)
-            ended = await self._write([*items.values()]) if items else ()
+            ended = await self._write(items) if items else ()
         except HeadraceError as error:
             self._failed = True
             self._fail(error)
             raise DestinationUnavailable("the run has failed") from error
         if len(ended) == len(delivery.records):
             return [ACK] * len(ended)
-        positions = {item.position for item in ended}
-        return [ACK if (r.partition, r.offset) in positions else DELEGATED for r in delivery.records]
+        offsets = {item.record.offset for item in ended}
+        return [ACK if record.offset in offsets else DELEGATED for record in delivery.records]
 
 
 class Redrive:
@@ -215,7 +222,7 @@ class Redrive:
         self._lease: Lease | None = None
         self._session: TransactionSession | None = None
         self._unsure: Sequence[Item] = ()
-        self._unsaved: list[tuple[int, int]] = []
+        self._unsaved: list[Sequence[Item]] = []
         self._ends = spec.ends
 
     async def run(
@@ -368,24 +375,23 @@ class Redrive:
         await self._lease.check()
         reach("redrive.submitted")
         records = [item.outgoing for item in items if item.outgoing]
-        results = await self._results(records) if records else [None] * len(items)
-        self._note(items, records, results)
-        ended = [item for item, result in zip(items, results, strict=True) if not isinstance(result, HeadraceError)]
-        self._unsaved += [item.position for item in ended]
+        failed = self._failed(items, records, await self._results(records)) if records else {}
+        ended = [item for index, item in enumerate(items) if index not in failed] if failed else items
+        self._unsaved.append(ended)
         self._tally.add(ended)
-        for result in results:
-            if isinstance(result, HeadraceError) and not isinstance(result, RecordTooLarge):
-                raise result
+        for error in failed.values():
+            if not isinstance(error, RecordTooLarge):
+                raise error
         return ended
 
     async def _results(self, records: Sequence[OutgoingRecord]) -> list[Any]:
         results = list(await self._produce(records))
-        for index, record in enumerate(records):
-            # One that is too large fails its batch, so now each goes by itself. A limit that is learned only from
-            # refusals is halved by each, until it is below the record.
+        # One that is too large fails its batch, so now each goes by itself. A limit that is learned only from
+        # refusals is halved by each, until it is below the record.
+        for index in [index for index, result in enumerate(results) if isinstance(result, HeadraceError)]:
             alone: tuple[type[HeadraceError], ...] = RecordTooLarge, BatchRefused
             while isinstance(results[index], alone):
-                (results[index],) = await self._produce([record])
+                (results[index],) = await self._produce([records[index]])
                 alone = (BatchRefused,)
         return results
 
@@ -398,13 +404,11 @@ class Redrive:
         assert self._session and self._lease
         await self._lease.check()
         records = [item.outgoing for item in items if item.outgoing]
-        answer = self._session.submit(
-            [*records, *self._ended.records_for(_by_partition([item.position for item in items]), self._headers)]
-        )
+        answer = self._session.submit([*records, *self._ended.records_for(_by_partition([items]), self._headers)])
         reach("redrive.transaction.submitted")
         results = await asyncio.shield(answer)
         reach("redrive.transaction.sent")
-        self._note(items, records, results[: len(records)])
+        self._failed(items, records, results[: len(records)])
         self._unsure = items
         _check(results)
         self._unsure = ()
@@ -412,23 +416,29 @@ class Redrive:
         self._tally.add(items)
         return items
 
-    def _note(self, items: Sequence[Item], records: Sequence[OutgoingRecord], results: Sequence[Any]) -> None:
+    def _failed(
+        self, items: Sequence[Item], records: Sequence[OutgoingRecord], results: Sequence[Any]
+    ) -> dict[int, HeadraceError]:
+        """Report what was written, and return what was not, by index."""
         if records and self._on_sent:
             self._on_sent(records, results)
-        for item, result in zip(items, results, strict=False):
-            if isinstance(result, RecordTooLarge):
-                what = f"{item.record.topic_partition} offset {item.record.offset}"
-                self._tally.too_large[item.position] = f"{what}: {result.description}"
+        failed = {index: result for index, result in enumerate(results) if isinstance(result, HeadraceError)}
+        for index, error in failed.items():
+            if isinstance(error, RecordTooLarge):
+                record = items[index].record
+                what = f"{record.topic_partition} offset {record.offset}"
+                self._tally.too_large[items[index].position] = f"{what}: {error.description}"
+        return failed
 
     async def _save(self) -> None:
         """Save what has ended since the last call."""
-        positions = list(self._unsaved)
-        if not positions:
+        unsaved = list(self._unsaved)
+        if not unsaved:
             return
         reach("redrive.sent")
-        await self._ended.save(self._produce, _by_partition(positions), self._headers)
+        await self._ended.save(self._produce, _by_partition(unsaved), self._headers)
         reach("redrive.marked")
-        del self._unsaved[: len(positions)]  # only now: what is not saved is saved by the next call
+        del self._unsaved[: len(unsaved)]  # only now: what is not saved is saved by the next call
 
     @property
     def _headers(self) -> list[Header]:
@@ -437,10 +447,12 @@ class Redrive:
         return [("headrace.by", self._spec.options.by.encode()), ("headrace.why", why.encode())]
 
 
-def _by_partition(positions: Sequence[tuple[int, int]]) -> Mapping[int, Sequence[int]]:
+def _by_partition(ended: Sequence[Sequence[Item]]) -> Mapping[int, Sequence[int]]:
+    """Return the offsets of items, each sequence of which is of one partition."""
     found: defaultdict[int, list[int]] = defaultdict(list)
-    for partition, offset in positions:
-        found[partition].append(offset)
+    for items in ended:
+        if items:
+            found[items[0].record.partition] += [item.record.offset for item in items]
     return found
 
 

@@ -6,7 +6,7 @@ Key, value and the record's own headers stay byte for byte; the history is in he
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -34,37 +34,40 @@ _GIVES_WAY = (STACK_TRACE, f"{PREFIX}reason", f"{PREFIX}excerpt")
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """What the headers of a dead letter say of its history."""
+    """What the headers of a dead letter say of its history; what is seldom needed is decoded by `text`."""
 
     partition: TopicPartition
     offset: int
     timestamp_ms: int
     group: str
     attempts: int
-    first_failure: str
-    """ISO 8601, UTC."""
-    last_failure: str
-    """ISO 8601, UTC."""
     error: str
-    reason: str = ""
-    status: str = ""
-    """HTTP status of the last answer; empty if none blamed the record."""
-    excerpt: str = ""
-    """The first KiB of that answer."""
-    key: str = ""
-    """What the destination's result calls the record; empty if it says nothing, as all below."""
-    correlation_id: str = ""
-    traceability_id: str = ""
-    result_timestamp: str = ""
+    headers: Mapping[str, bytes | None] = {}
+    """All headers of the dead letter, the last one of each name."""
+
+    def text(self, name: str) -> str:
+        """Return another part of the history, empty if there is none.
+
+        Args:
+            name: `first_failure` and `last_failure` (ISO 8601, UTC); `reason`; `status` and `excerpt`, the first KiB,
+                of the last answer that blamed the record; `key`, `correlation_id`, `traceability_id` and
+                `result_timestamp` of the destination's result.
+        """
+        return (self.headers.get(PREFIX + name) or b"").decode("utf-8", "replace")
+
+    def own_headers(self, headers: Sequence[Header]) -> list[Header]:
+        """Return what the record had when it was produced, of the headers of its dead letter."""
+        return [] if self.headers.keys() <= _HISTORY else own_headers(headers)
 
 
 _PREFIX_LENGTH = len(PREFIX)
-_TEXTS = [PREFIX + name for name in ("topic", "group", "first_failure", "last_failure", "error")]
-_NUMBERS = [PREFIX + name for name in ("partition", "offset", "timestamp", "attempts")]
-_OPTIONAL = [
-    PREFIX + name
-    for name in ("reason", "status", "excerpt", "key", "correlation_id", "traceability_id", "result_timestamp")
-]
+_TOPIC, _GROUP, _ERROR, _PARTITION, _OFFSET, _TIMESTAMP, _ATTEMPTS = (
+    PREFIX + name for name in ("topic", "group", "error", "partition", "offset", "timestamp", "attempts")
+)
+_TIMES = {PREFIX + name for name in ("first_failure", "last_failure")}
+_HISTORY = _TIMES | {_TOPIC, _GROUP, _ERROR, _PARTITION, _OFFSET, _TIMESTAMP, _ATTEMPTS, STACK_TRACE}
+_HISTORY |= {PREFIX + name for name in ("reason", "status", "excerpt")}
+"""Headers that most dead letters have, and nothing else if their record had none."""
 
 
 def headers_of(dead_letter: DeadLetter, left_out: int = 0) -> list[Header]:
@@ -101,13 +104,20 @@ def headers_of(dead_letter: DeadLetter, left_out: int = 0) -> list[Header]:
 def origin_of(headers: Sequence[Header]) -> Origin | None:
     """Return the history a dead letter carries, or None if Headrace did not write it."""
     found = dict(headers)
+    if not found.keys() >= _TIMES:
+        return None
     try:
-        topic, group, first, last, error = [(found[name] or b"").decode("utf-8", "replace") for name in _TEXTS]
-        partition, offset, timestamp, attempts = [int(found[name] or b"") for name in _NUMBERS]
+        return Origin(
+            TopicPartition((found[_TOPIC] or b"").decode("utf-8", "replace"), int(found[_PARTITION] or b"")),
+            int(found[_OFFSET] or b""),
+            int(found[_TIMESTAMP] or b""),
+            (found[_GROUP] or b"").decode("utf-8", "replace"),
+            int(found[_ATTEMPTS] or b""),
+            (found[_ERROR] or b"").decode("utf-8", "replace"),
+            found,
+        )
     except (KeyError, ValueError):
         return None
-    more = [value.decode("utf-8", "replace") if (value := found.get(name)) else "" for name in _OPTIONAL]
-    return Origin(TopicPartition(topic, partition), offset, timestamp, group, attempts, first, last, error, *more)
 
 
 def own_headers(headers: Sequence[Header]) -> list[Header]:

@@ -254,7 +254,7 @@ def test_values_are_decoded_as_far_as_they_can_be(
         registry = Registry(SchemaRegistryConfig(), ManualClock())
         reader = DeadLetterReader(Codecs(registry), None, wanted)
         record = Record("t.dlq", 0, 1, 5, None, data, headers)
-        letter = FoundDeadLetter(record, Origin(TopicPartition("t", 0), 7, 5, "g", 3, "", "", "E"), False)
+        letter = FoundDeadLetter(record, Origin(TopicPartition("t", 0), 7, 5, "g", 3, "E"), False)
         for _ in range(2):
             shown = await reader.read(letter)
             assert (shown.value_format, bytes(shown.value)) == (format_name, text)
@@ -279,9 +279,7 @@ def test_values_with_a_schema_are_decoded_by_the_registry(wanted: str | None, fo
         reader = DeadLetterReader(Codecs(registry), None, wanted)
         poison = ("headrace.redrive.count", b"9" * 5000)
         record = Record("t.dlq", 0, 1, 5, None, b"\0\0\0\0\x01\x0e", lambda: [*headers(), poison])
-        shown = await reader.read(
-            FoundDeadLetter(record, Origin(TopicPartition("t", 0), 7, 5, "g", 3, "", "", "E"), True)
-        )
+        shown = await reader.read(FoundDeadLetter(record, Origin(TopicPartition("t", 0), 7, 5, "g", 3, "E"), True))
         assert (shown.value_format, msgspec.json.decode(shown.value)) == (format_name, {"n": 7})
         assert (shown.ended, shown.stack_trace, shown.redrives) == (True, "Too LATE for it", 0)
         await registry.close()

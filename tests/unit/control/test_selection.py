@@ -23,8 +23,6 @@ _origins = st.none() | st.builds(
     timestamp_ms=st.just(0),
     group=_names,
     attempts=st.just(1),
-    first_failure=st.just(""),
-    last_failure=st.just(""),
     error=_names,
 )
 _conditions = st.fixed_dictionaries(

@@ -77,7 +77,7 @@ def test_a_letter_says_what_happened_beside_what_the_record_had() -> None:
     }
     origin = origin_of(headers)
     assert origin
-    assert (origin.status, origin.excerpt) == ("500", "no such order\nat line 3")
+    assert (origin.text("status"), origin.text("excerpt")) == ("500", "no such order\nat line 3")
 
 
 def test_a_letter_is_restored_as_the_record_it_was() -> None:

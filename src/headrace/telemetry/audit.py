@@ -104,6 +104,8 @@ class Audit(Service):
         self._clock = clock
         self._key_of = key_text(settings.keys)
         self._queue = _NoteQueue(settings.max_pending_bytes)
+        self._ranges: dict[tuple[Any, ...], RangeNote] = {}
+        """The last delivery to each group from each partition, of those that wait to be written."""
         self._draining = asyncio.Event()
         self._refusals = TokenBucket(clock, _REFUSALS_PER_SECOND, _REFUSALS_PER_SECOND)
         self._alarms = TokenBucket(clock, _ALARMS_PER_SECOND, 1)
@@ -133,12 +135,16 @@ class Audit(Service):
         """Always ready; the reason says how many notes are missing."""
         return Readiness(True, f"{self._missing} notes are missing in the audit" if self._missing else "")
 
-    def put(self, notes: Iterable[AuditNote], count: int, size_bytes: int) -> None:
-        """Write `count` notes later; an iterator may make them then, and keeps `size_bytes` until they are written."""
+    def put(self, notes: Iterable[AuditNote], count: int, size_bytes: int) -> bool:
+        """Write `count` notes later; return whether they fit.
+
+        An iterator may make them then, and keeps `size_bytes` until they are written.
+        """
         if self._queue.has_capacity(size_bytes):
             self._queue.put(_NoteBatch(notes, count, size_bytes))
-        else:
-            self._miss("dropped", count)
+            return True
+        self._miss("dropped", count)
+        return False
 
     def produced(
         self,
@@ -203,7 +209,8 @@ class Audit(Service):
             return
         common = self._note(who.audit_type, "SUCCESS", group=who.group, replay=who.replay)
         if well and which == "summary":
-            self._put_list(consumed_ranges(common, self._key_of, records))
+            for note in consumed_ranges(common, self._key_of, records):
+                self._put_range(note)
             return
         if not well:
             common.audit_status, common.reason = "FAILURE", how
@@ -256,6 +263,15 @@ class Audit(Service):
         if notes:
             self.put(notes, len(notes), _NOTE_BYTES * len(notes))
 
+    def _put_range(self, note: RangeNote) -> None:
+        """Put the note of a delivery, or let the one before it, of the same partition, stand for both."""
+        key = note.audit_type, note.group, note.replay, note.topic, note.partition, note.correlation_id
+        last = self._ranges.get(key)
+        if last and last.last_offset is not None and note.last_offset and note.offset == last.last_offset + 1:
+            last.last_offset, last.count = note.last_offset, last.count + note.count
+        elif self.put([note], 1, _NOTE_BYTES):
+            self._ranges[key] = note
+
     def _note(self, audit_type: str, audit_status: str, **fields: Any) -> RangeNote:
         now = int(self._clock.time() * 1000)
         return RangeNote(
@@ -278,6 +294,7 @@ class Audit(Service):
                     await self._draining.wait()
             queue.filled.clear()
             while portion := queue.next_portion():
+                self._ranges.clear()
                 await self._write(portion)
                 queue.release(portion)
             if self._missing > self._reported_missing:

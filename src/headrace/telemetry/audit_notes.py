@@ -166,9 +166,7 @@ def written_ranges(
     for record, result in zip(records, results, strict=True):
         if type(result) is Produced:
             offsets[record.topic, result.partition].append(result.offset)
-    headers = [record.headers for record in records]
-    # Most requests give all records the same headers, which one comparison shows.
-    return _ranges(common, offsets, headers[:1] if headers.count(headers[0]) == len(headers) else headers)
+    return _ranges(common, offsets, (record.headers for record in records))
 
 
 def consumed_notes(
@@ -239,12 +237,14 @@ def _ranges(
 
 
 def _shared_correlation(all_headers: Iterable[list[Header] | None]) -> str:
-    shared = b""
+    shared, before = b"", None
     for headers in all_headers:
+        if headers and headers == before:
+            continue
         own = next((value for name, value in headers or () if name == _CORRELATION), None)
         if not own or (shared and own != shared):
             return ""
-        shared = own
+        shared, before = own, headers
     return _text(shared)
 
 

@@ -168,6 +168,31 @@ def test_by_default_a_delivery_has_one_note_for_what_went_well() -> None:
     assert [note.get("reason") for note in notes] == [None, None, "skipped: HTTP 404", "skipped: HTTP 404"]
 
 
+def test_deliveries_that_follow_each_other_share_a_note_until_it_is_written() -> None:
+    """Those of one group and partition, with one correlation id or none, that leave no gap and are no single record."""
+    own: list[Header] = [("X-Correlation-Id", b"a")]
+    other = PUSHED._replace(group="other")
+    deliveries = [((0, 1), PUSHED, None), ((2, 3), PUSHED, None), ((2, 3), other, None), ((4, 5), PUSHED, own)]
+    deliveries += [((6, 7), PUSHED, own), ((9, 10), PUSHED, own), ((11,), PUSHED, own), ((12, 13), PUSHED, None)]
+
+    async def act() -> list[Any]:
+        target = Target()
+        audit = Audit(AuditConfig(to="file"), target, Metrics(), ManualClock())
+        await audit.start()
+        for turn in range(2):
+            for offsets, who, headers in deliveries:
+                audit.consumed(who, [taken(20 * turn + offset, headers) for offset in offsets], 10, "delivered", ())
+            await audit.drain(Deadline(ManualClock(), 1))
+        await audit.stop()
+        return target.notes
+
+    notes = asyncio.run(act())
+    found = [(n["offset"], n.get("lastOffset"), n.get("count"), n["group"] == "other") for n in notes]
+    once = [(0, 3, 4, False), (2, 3, 2, True), (4, 7, 4, False), (9, 10, 2, False), (11, None, None, False)]
+    once.append((12, 13, 2, False))
+    assert found == once + [(at + 20, last and last + 20, *more) for at, last, *more in once]
+
+
 @pytest.mark.parametrize("records", ["summary", "all", "failed", "none"])
 def test_a_produce_request_that_was_not_sent_has_one_note(records: str) -> None:
     """With topic, caller, id and the reason; of a stream, one for the lines of a batch, with their number."""

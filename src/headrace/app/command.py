@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,13 +18,14 @@ from headrace.control.redrive_spec import Target
 from headrace.functions.load import load_function
 from headrace.functions.spec import triggers_of
 from headrace.kafka import JSON_OBJECTS, Admin, CompactedTable, InternalTopic, Producer
-from headrace.lifecycle import Clock, Service, Supervisor, SystemClock
+from headrace.lifecycle import Clock, Deadline, Service, Supervisor, SystemClock
 from headrace.records import OutgoingRecord, Produced, Record
 from headrace.telemetry.correlation import caller
 from headrace.web.application import Application
 from headrace.web.endpoint import Endpoint
 
-_DRAIN_SECONDS = 30.0
+_JOBS_SECONDS, _DRAIN_SECONDS = 30.0, 5.0
+"""For jobs to end with what has ended saved; then for records and audit notes in flight."""
 
 
 class CommandProcess:
@@ -46,14 +48,15 @@ class CommandProcess:
             ConfigError: A client property is not allowed.
             FunctionInvalid: A function file is not usable.
         """
-        clock, self._by = SystemClock(), by
+        clock = self._clock = SystemClock()
+        self._by = by
         internal = InternalTopics(config, triggers_of(load_function(file) for file in config.functions))
         audit = config.audit if config.audit.to == "topic" else AuditConfig(to="none")
         context = make_context(config.model_copy(update={"audit": audit, "producer": ProducerConfig()}), clock)
         context = dataclasses.replace(context, inner_producer=Producer(config.kafka, ProducerConfig(), "command"))
         table = _MemoryTable(context.admin, clock)
-        jobs, endpoints = jobs_of(context, table, {}, internal, of_command=True, redrive_to=redrive_to)
-        services: list[Service | None] = [context.inner_producer, context.audit_producer, context.audit, jobs]
+        self._jobs, endpoints = jobs_of(context, table, {}, internal, of_command=True, redrive_to=redrive_to)
+        services: list[Service | None] = [context.inner_producer, context.audit_producer, context.audit, self._jobs]
         self._supervisor = Supervisor([each for each in services if each], clock, _DRAIN_SECONDS)
         self._application = Application(HttpConfig(), [endpoints], context.metrics, audit=context.audit)
 
@@ -70,6 +73,8 @@ class CommandProcess:
 
     async def stop(self) -> None:
         """End jobs early, with what has ended saved, and then everything else."""
+        with contextlib.suppress(TimeoutError):
+            await self._jobs.drain(Deadline(self._clock, _JOBS_SECONDS))
         await self._supervisor.drain()
         await self._supervisor.stop()
 

@@ -166,7 +166,8 @@ def command_api(cluster: ClusterSettings, redrive_to: Target) -> Iterator[Comman
     """
     from headrace.app.command import CommandProcess  # with the web application, which other commands do not need
 
-    logging.getLogger("headrace.control.jobs").setLevel(logging.CRITICAL)  # what ends a job is printed
+    for quiet in ("control.jobs", "lifecycle.supervisor"):  # what ends a job is printed
+        logging.getLogger(f"headrace.{quiet}").setLevel(logging.CRITICAL)
     gc.freeze()
     gc.set_threshold(*_COLLECT_AFTER)
     config = (cluster.file or HeadraceConfig()).model_copy(update={"kafka": cluster.kafka})

@@ -28,6 +28,7 @@ _SLICES_PER_SECOND = 10
 _PARTS = 4
 """The records that may be held are handed over, and saved, in so many parts."""
 _LOOK_SECONDS, _SAVE_SECONDS, _DRAIN_SECONDS = 0.2, 1.0, 10.0
+_SILENT_SECONDS = 30.0
 
 Read = Callable[[Mapping[TopicPartition, int], Mapping[TopicPartition, int]], AsyncGenerator[list[Record], None]]
 """Reads partitions from offsets to before offsets, as `read_records`."""
@@ -105,6 +106,11 @@ class WindowSource(Service):
     def is_urgent(self) -> bool:
         """Whether so much has ended, or all of it, that it should be saved now."""
         return self.finished or self._ended - self._saved >= max(1, self._limits.repeats_at_most // _PARTS)
+
+    @property
+    def waits_for_records(self) -> bool:
+        """Whether all that was handed over has ended, and neither the rate nor the end of the window is the reason."""
+        return not self._is_read and self._handed == self._ended and self._clock.monotonic() >= self._due
 
     async def start(self) -> None:
         self._pump.on_assigned(dict.fromkeys(self._ends, self._epoch), self.progress.positions)
@@ -254,7 +260,8 @@ class Run:
         stop: asyncio.Event,
         check: Callable[[], None],
     ) -> bool:
-        saved_at, saved = self._clock.monotonic(), None
+        saved = None
+        saved_at = received_at = self._clock.monotonic()
         while not (source.finished and saved is source.progress):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_SECONDS):  # wait_for may lose a cancellation before Python 3.12
@@ -267,6 +274,16 @@ class Run:
                 await self._close(source, save)
                 return False
             now = self._clock.monotonic()
+            if not source.waits_for_records:
+                received_at = now
+            elif now - received_at >= _SILENT_SECONDS:
+                received_at = now
+                log.warning(
+                    "%s: no records were received for %g s, and the window has not ended: see whether its partitions "
+                    "have leaders (headrace topics describe)",
+                    source.name,
+                    _SILENT_SECONDS,
+                )
             if source.is_urgent or now - saved_at >= _SAVE_SECONDS:
                 pump.commit_now()
                 progress = source.progress

@@ -7,8 +7,10 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequen
 from random import Random
 from typing import Any
 
+import pytest
+
 from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl
-from headrace.control.run import Limits, WindowSource
+from headrace.control.run import Limits, Progress, Run, WindowSource
 from headrace.delivery.context import PumpHooks
 from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Reply
 from headrace.delivery.pump import Pump
@@ -58,6 +60,14 @@ class World:
     async def open(
         self, start: Committed, end: int, rate: float | None = None, most: int = 1000
     ) -> tuple[Pump, WindowSource]:
+        pump, source = self.make(start, end, rate, most)
+        await pump.start()
+        await source.start()
+        return pump, source
+
+    def make(
+        self, start: Committed, end: int, rate: float | None = None, most: int = 1000
+    ) -> tuple[Pump, WindowSource]:
         hooks = PumpHooks(replay="job-1")
         pump = Pump("p", "g", self, self, delivery=self.delivery, clock=self.clock, chance=Random(1), hooks=hooks)
         source = WindowSource(
@@ -69,8 +79,6 @@ class World:
             limits=Limits(FlowControl(max_records=1000), most, rate),
             clock=self.clock,
         )
-        await pump.start()
-        await source.start()
         return pump, source
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -194,6 +202,34 @@ def test_a_broker_that_does_not_answer_and_a_log_that_moved_on_are_passed() -> N
         await world.until(lambda: source.death is not None)
         assert str(source.death) == "not yours"
         await close(source, pump)
+
+    run(test)
+
+
+def test_a_window_that_is_not_read_any_further_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """A partition without a leader, or one that was cut off before the end of the window, sends no error either."""
+
+    async def test() -> None:
+        world, stop = World([0, 1]), asyncio.Event()
+        every = world.read
+
+        async def read(starts: Any, ends: Any) -> AsyncGenerator[list[Record], None]:
+            async for batch in every(starts, ends):
+                yield batch
+            await asyncio.Event().wait()
+
+        async def save(progress: Progress) -> bool:
+            return True
+
+        world.read = read  # type: ignore[method-assign]
+        pump, source = world.make(Committed(0), 10)
+        running = asyncio.ensure_future(Run(world.clock).deliver(pump, source, save, stop))
+        for moved, said in ((29.0, 0), (2.0, 1), (28.0, 1), (3.0, 2)):
+            await world.clock.advance(moved)
+            await asyncio.sleep(0.3)  # the run looks five times in a second of real time
+            assert caplog.text.count("no records were received for 30 s") == said
+        stop.set()
+        assert not await running
 
     run(test)
 

@@ -18,7 +18,7 @@ from headrace.cli.jobs import follow, print_job
 from headrace.cli.options import RATE, selection_options, with_options
 from headrace.cli.output import counted, print_json, print_rows
 from headrace.cli.records import open_codecs
-from headrace.control.dead_letter_jobs import Kind
+from headrace.control.dead_letter_jobs import DRY_RUN_SECONDS, Kind
 from headrace.control.dead_letter_pages import (
     DeadLetterPage,
     DeadLetterPages,
@@ -240,7 +240,7 @@ def redrive(
         return _run("redrive", topic, {**request, "toConsumer": to_backend}, options._replace(url=url))
     if not to_tier and not consumer:
         return _run("redrive", topic, request, options)
-    if options.url:
+    if options.url is not None:
         raise click.UsageError("--to-tier is done by the command itself: leave out --url")
     target, group = _tier(options.cluster, consumer, to_tier)
     selection = msgspec.structs.replace(options.selection, groups=[group])
@@ -301,7 +301,7 @@ def _run(
         raise click.UsageError("--key and --header take UTF-8 text here")
     body = {**msgspec.to_builtins(selection), **request}
     body |= {"dryRun": dry_run, "rate": options.rate, "exactlyOnce": options.exactly_once}
-    api = Api(options.url, options.token) if options.url else None
+    api = None if options.url is None else Api(options.url, options.token, 2 * DRY_RUN_SECONDS)
     with contextlib.nullcontext(api) if api else command_api(options.cluster, redrive_to) as api:
         found = _begin(api, kind, topic, body, options.wait_seconds)
         if not dry_run:

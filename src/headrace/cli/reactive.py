@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from headrace.cli.api import Api, api_options
-from headrace.cli.options import MOMENT
+from headrace.cli.options import MOMENT, with_options
 from headrace.cli.output import counted, print_json, print_rows
 from headrace.config.references import ReferenceProblem, resolve
 from headrace.config.yaml_tree import Problems, read_text, read_tree
 from headrace.errors import ConfigError, HeadraceError
+from headrace.web.endpoint import Endpoint
 from headrace.web.routes.control import ControlEndpoints
 from headrace.web.routes.registrations import RegistrationEndpoints
 
@@ -91,39 +92,29 @@ def list_(api: Api, output: str) -> None:
             click.echo(_wrapped(f"{one['name']}: {one['why']}"))
 
 
-@reactive.command()
-@click.argument("consumer")
-@api_options
-def status(consumer: str, api: Api, output: str) -> None:
-    """Show the position of each partition of a consumer, and why it does not move.
+def _consumer_command(endpoint: Endpoint, name: str, text: str, *options: Callable[..., Any]) -> None:
+    @click.argument("consumer")
+    @with_options(*options)
+    @api_options
+    def command(consumer: str, api: Api, output: str, partitions: Mapping[str, Any] | None = None) -> None:
+        _print_consumer(api.call(endpoint, partitions, name=consumer), output)
 
-    Example: headrace reactive status orders
-    """
-    _print_consumer(api.call(ControlEndpoints.show, name=consumer), output)
-
-
-@reactive.command()
-@click.argument("consumer")
-@_partition_options
-@api_options
-def pause(consumer: str, partitions: Mapping[str, Any], api: Api, output: str) -> None:
-    """Pause a consumer, or partitions of it. Deliveries in flight end first.
-
-    Example: headrace reactive pause orders --reason "the database is moved"
-    """
-    _print_consumer(api.call(ControlEndpoints.pause, partitions, name=consumer), output)
+    command.__doc__ = f"{text}\n\n    Example: headrace reactive {name} orders\n    "
+    reactive.command(name)(command)
 
 
-@reactive.command()
-@click.argument("consumer")
-@_partition_options
-@api_options
-def resume(consumer: str, partitions: Mapping[str, Any], api: Api, output: str) -> None:
-    """Resume a consumer; without partitions, all of them.
-
-    Example: headrace reactive resume orders
-    """
-    _print_consumer(api.call(ControlEndpoints.resume, partitions, name=consumer), output)
+_consumer_command(
+    ControlEndpoints.show, "status", "Show the position of each partition of a consumer, and why it does not move."
+)
+_consumer_command(
+    ControlEndpoints.pause,
+    "pause",
+    "Pause a consumer, or partitions of it. Deliveries in flight end first.",
+    _partition_options,
+)
+_consumer_command(
+    ControlEndpoints.resume, "resume", "Resume a consumer; without partitions, all of them.", _partition_options
+)
 
 
 @reactive.command()

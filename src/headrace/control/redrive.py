@@ -222,7 +222,7 @@ class Redrive:
         self._lease: Lease | None = None
         self._session: TransactionSession | None = None
         self._unsure: Sequence[Item] = ()
-        self._unsaved: list[Sequence[Item]] = []
+        self._unsaved: list[Mapping[int, Sequence[int]]] = []
         self._ends = spec.ends
 
     async def run(
@@ -377,7 +377,7 @@ class Redrive:
         records = [item.outgoing for item in items if item.outgoing]
         failed = self._failed(items, records, await self._results(records)) if records else {}
         ended = [item for index, item in enumerate(items) if index not in failed] if failed else items
-        self._unsaved.append(ended)
+        self._unsaved.append(_offsets(ended))  # not the items: their records may be large
         self._tally.add(ended)
         for error in failed.values():
             if not isinstance(error, RecordTooLarge):
@@ -404,7 +404,7 @@ class Redrive:
         assert self._session and self._lease
         await self._lease.check()
         records = [item.outgoing for item in items if item.outgoing]
-        answer = self._session.submit([*records, *self._ended.records_for(_by_partition([items]), self._headers)])
+        answer = self._session.submit([*records, *self._ended.records_for(_offsets(items), self._headers)])
         reach("redrive.transaction.submitted")
         results = await asyncio.shield(answer)
         reach("redrive.transaction.sent")
@@ -436,7 +436,11 @@ class Redrive:
         if not unsaved:
             return
         reach("redrive.sent")
-        await self._ended.save(self._produce, _by_partition(unsaved), self._headers)
+        ended: defaultdict[int, list[int]] = defaultdict(list)
+        for by_partition in unsaved:
+            for partition, offsets in by_partition.items():
+                ended[partition] += offsets
+        await self._ended.save(self._produce, ended, self._headers)
         reach("redrive.marked")
         del self._unsaved[: len(unsaved)]  # only now: what is not saved is saved by the next call
 
@@ -447,13 +451,9 @@ class Redrive:
         return [("headrace.by", self._spec.options.by.encode()), ("headrace.why", why.encode())]
 
 
-def _by_partition(ended: Sequence[Sequence[Item]]) -> Mapping[int, Sequence[int]]:
-    """Return the offsets of items, each sequence of which is of one partition."""
-    found: defaultdict[int, list[int]] = defaultdict(list)
-    for items in ended:
-        if items:
-            found[items[0].record.partition] += [item.record.offset for item in items]
-    return found
+def _offsets(items: Sequence[Item]) -> Mapping[int, Sequence[int]]:
+    """Return the offsets of items of one partition, by that partition."""
+    return {items[0].record.partition: [item.record.offset for item in items]} if items else {}
 
 
 def _check(results: Sequence[Any]) -> None:

@@ -326,15 +326,12 @@ def _wrapped(text: str) -> str:
     return textwrap.fill(text, _COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
-Summary = Mapping[str, Any]
-
-
 class Poll(NamedTuple):
     """The answer of the process at one moment."""
 
     seconds: float
     """Of the monotonic clock."""
-    consumers: Sequence[Summary]
+    consumers: Sequence[Mapping[str, Any]]
     problem: str = ""
     """Why the process does not answer."""
 
@@ -386,13 +383,10 @@ def rows(before: Poll | None, now: Poll) -> list[TopRow]:
     earlier = {summary["name"]: _ended(summary) for summary in before.consumers} if before else {}
     found = []
     for one in now.consumers:
-        ended = _ended(one) - earlier.get(one["name"], sys.maxsize)
+        name, ended = one["name"], _ended(one) - earlier.get(one["name"], sys.maxsize)
         rate = ended / (now.seconds - before.seconds) if before and ended >= 0 else None
-        numbers = (one["lag"], one["inFlight"], one["attempts"])
-        row = TopRow(
-            one["name"], rate, *numbers, one["breaker"]["state"], one["oldestSeconds"], bool(one["paused"]), one["why"]
-        )
-        found.append(row)
+        numbers, breaker = (one["lag"], one["inFlight"], one["attempts"]), one["breaker"]["state"]
+        found.append(TopRow(name, rate, *numbers, breaker, one["oldestSeconds"], bool(one["paused"]), one["why"]))
     return sorted(found, key=lambda row: (-_trouble(row), row.consumer))
 
 
@@ -430,8 +424,14 @@ def _poll(api: Api) -> Poll:
 
 @contextlib.contextmanager
 def _screen(output: str, url: str) -> Iterator[Callable[[Poll, list[TopRow]], None]]:
+    def print_line(now: Poll, table: Sequence[TopRow]) -> None:
+        at = datetime.now().astimezone().isoformat(timespec="milliseconds")
+        silent = {url: now.problem} if now.problem else {}
+        found = {"at": at, "consumers": [row._asdict() for row in table], "silent": silent}
+        click.echo(json.dumps(found, ensure_ascii=False))
+
     if output == "json":
-        yield lambda now, table: click.echo(json.dumps(_document(url, now, table), ensure_ascii=False))
+        yield print_line
         return
     from rich.console import Console
     from rich.live import Live
@@ -444,13 +444,7 @@ def _screen(output: str, url: str) -> Iterator[Callable[[Poll, list[TopRow]], No
             yield lambda now, table: live.update(drawn(url, now, table), refresh=True)
 
 
-def _document(url: str, now: Poll, table: Sequence[TopRow]) -> dict[str, Any]:
-    at = datetime.now().astimezone().isoformat(timespec="milliseconds")
-    silent = {url: now.problem} if now.problem else {}
-    return {"at": at, "consumers": [row._asdict() for row in table], "silent": silent}
-
-
-def _ended(summary: Summary) -> int:
+def _ended(summary: Mapping[str, Any]) -> int:
     return sum(summary["counts"].get(name, 0) for name in _ENDED)
 
 

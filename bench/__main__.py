@@ -55,19 +55,19 @@ def options() -> argparse.Namespace:
 
 
 def main() -> None:
-    asked = options()
+    chosen = options()
     with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder) / "kafka") as cluster:
-        bench = Bench(cluster, Path(folder), asked.scale)
-        if asked.compare:
-            compare(bench, asked.compare, asked.rows, asked.rounds)
+        bench = Bench(cluster, Path(folder), chosen.scale)
+        if chosen.compare:
+            compare(bench, chosen.compare, chosen.rows, chosen.rounds)
             return
         page = Page(RESULTS.read_text() if RESULTS.exists() else "")
-        for name in asked.rows:
+        for name in chosen.rows:
             table = TABLES[name](bench)
             table.measure()
-            page.put(table, asked.scale)
+            page.put(table, chosen.scale)
             print(page.sections[table.title], flush=True)
-            if not asked.dry:
+            if not chosen.dry:
                 RESULTS.write_text(page.text())
 
 

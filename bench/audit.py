@@ -22,7 +22,7 @@ TITLES = {"produce": "100 x 100 B per request, 16 connections", "push": "100 rec
 
 
 class AuditTable:
-    """Measures, and shows what came out."""
+    """Measures, and prints the results."""
 
     title = "Audit"
     text = "Medians in turns: without an audit section, with the default of a target, and with a note per record."

@@ -103,14 +103,14 @@ def entry(record: confluent_kafka.Message) -> dict[str, object]:
 async def post(what: str, servers: str, topic: str, records: int, port: int) -> float:
     source, loop = consumer(servers, topic), asyncio.get_running_loop()
     per_post, in_flight = PER_POST[what]
-    room = asyncio.Semaphore(in_flight)
+    capacity = asyncio.Semaphore(in_flight)
     seen, start, tasks = 0, 0.0, set()
     client = Client(f"http://127.0.0.1:{port}/", timeout_seconds=30, max_answer_bytes=1_048_576)
     json_type = [("Content-Type", "application/json")]
 
     async def send(body: bytes) -> None:
         await client.post(body, json_type)
-        room.release()
+        capacity.release()
 
     while seen < records:
         batch = await loop.run_in_executor(None, source.consume, 500, 0.1)
@@ -121,7 +121,7 @@ async def post(what: str, servers: str, topic: str, records: int, port: int) -> 
                 body = batch[at].value()
             else:
                 body = msgspec.json.encode([entry(record) for record in batch[at : at + per_post]])
-            await room.acquire()
+            await capacity.acquire()
             task = asyncio.ensure_future(send(body))
             tasks.add(task)
             task.add_done_callback(tasks.discard)

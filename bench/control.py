@@ -9,14 +9,14 @@ from bench.environment import Bench, ask
 from bench.measured import table
 
 PARTITIONS = 1000
-ASKED = 20
+REQUESTS = 20
 TARGET_MS = 100
 PATIENCE_SECONDS = 90.0
 TITLES = {"status": f"status of {PARTITIONS:,} partitions", "list": "list of consumers, with the same one"}
 
 
 class ControlTable:
-    """Measures, and shows what came out."""
+    """Measures, and prints the results."""
 
     title = "Control"
     text = "Over HTTP, each partition with records that wait."
@@ -34,7 +34,7 @@ class ControlTable:
         ask(f"{process.url}/producers/{topic}", {"records": records})
         one = f"{process.url}/adm/reactive-consumers/wide"
         wait(one)
-        for _ in range(ASKED):
+        for _ in range(REQUESTS):
             for row, url in (("status", one), ("list", one.removesuffix("/wide"))):
                 began = time.perf_counter()
                 ask(url)

@@ -38,11 +38,11 @@ class Instant:
     def __init__(self, usual_seconds: float, slow_seconds: float) -> None:
         self.usual_seconds, self.slow_seconds = usual_seconds, slow_seconds
         self.held = 0
-        self.room = asyncio.Event()
+        self.capacity = asyncio.Event()
 
     def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None:
         self.held -= records
-        self.room.set()
+        self.capacity.set()
 
     def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
         """Nothing is kept."""
@@ -54,8 +54,8 @@ class Instant:
 
     async def wait_below(self, held: int) -> None:
         while self.held > held:
-            self.room.clear()
-            await self.room.wait()
+            self.capacity.clear()
+            await self.capacity.wait()
 
 
 def chunks(records: int) -> list[list[Record]]:
@@ -96,7 +96,7 @@ async def pump(portions: list[list[Record]], usual: float = 0, slow: float = 0, 
 
 
 def tracker(records: int) -> float:
-    """Return seconds of the processor per record to note that it came and that it ended, in portions of 100."""
+    """Return seconds of the processor per record to track its arrival and its end, in portions of 100."""
     track, offsets = AckTracker(1), list(range(records))
     start = time.process_time()
     for at in range(0, records, CHUNK):
@@ -156,7 +156,7 @@ def lines(records: int) -> list[str]:
 
 
 class CoreTable:
-    """Measures in a process of its own, and shows what came out."""
+    """Measures in a process of its own, and prints the results."""
 
     title = "The delivery core"
     text = "No Kafka and no HTTP: medians of three runs, the second half of each, when slow keys are known."

@@ -1,4 +1,4 @@
-"""Redriving beside a bare loop with the same client, and the first page of a topic with many dead letters."""
+"""Redriving compared with a bare loop with the same client, and the first page of a topic with many dead letters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.environment import Bench, ask
 from bench.machine import Meter
 from bench.measured import HEAD, Measured, cells, median_of, table
 
-ROUNDS, ASKED = 3, 10
+ROUNDS, REQUESTS = 3, 10
 PART, MANY_PARTS = 0.2, 1
 """Dead letters of a redrive, and of the topic that is looked at, as parts of the records of a run."""
 LEAST = 60_000
@@ -94,7 +94,7 @@ def fill(bench: Bench, topic: str, records: int) -> None:
 
 
 class DeadLetterTable:
-    """Measures, and shows what came out."""
+    """Measures, and prints the results."""
 
     title = "Dead letters"
     text = """\
@@ -135,7 +135,7 @@ reads dead letters and produces them as they are, with the same client."""
             time.sleep(0.1)
         fill(self.bench, topic, LEFT)
         urls = {"page": f"{process.url}/adm/dead-letters/{topic}", "list": f"{process.url}/adm/dead-letters"}
-        for _ in range(ASKED):
+        for _ in range(REQUESTS):
             for row, (_, query) in QUESTIONS.items():
                 began = time.perf_counter()
                 ask(urls[row] + query)

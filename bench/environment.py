@@ -1,4 +1,4 @@
-"""A broker, the processes that are measured on it, and the bare loops beside them."""
+"""A broker, the processes that are measured on it, and the bare loops to compare with."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def metrics(process: HeadraceProcess) -> str:
 
 
 def ask(url: str, body: Any = None) -> Any:
-    """Return the JSON that answers a GET, or a POST of a body; 503 is asked again for a while."""
+    """Return the JSON that answers a GET, or a POST of a body; 503 is retried for a while."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
     end = time.monotonic() + BUSY_SECONDS

@@ -49,8 +49,8 @@ async def produce(topic: str, request: Request) -> dict[str, Any]:
         future: asyncio.Future[dict[str, int]] = loop.create_future()
 
         def reported(error: Any, record: Any) -> None:
-            place = {"partition": record.partition(), "offset": record.offset()}
-            loop.call_soon_threadsafe(future.set_result, place)
+            written = {"partition": record.partition(), "offset": record.offset()}
+            loop.call_soon_threadsafe(future.set_result, written)
 
         client.produce(topic, fastapi.encoders.jsonable_encoder(entry.value), on_delivery=reported)
         return future

@@ -1,4 +1,4 @@
-"""A function that does nothing, beside a bare loop that reads the same records."""
+"""A function that does nothing, compared with a bare loop that reads the same records."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def wait_for(process: HeadraceProcess, records: int) -> float:
 
 
 class FunctionTable:
-    """Measures, and shows what came out."""
+    """Measures, and prints the results."""
 
     title = "Functions"
     text = """\

@@ -1,4 +1,4 @@
-"""How long liveness takes beside the worst bodies that are allowed, and beside many connections."""
+"""How long liveness takes during the worst bodies that are allowed, and with many connections."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ TARGET_MS, FIRST_TARGET_MS = 100, 1000
 REGISTRATIONS = {"registrations": {"backends": ["http://127.0.0.1:9/"]}}
 
 
-class Beside(NamedTuple):
-    """What loads the server while liveness is asked for."""
+class LoadRow(NamedTuple):
+    """What loads the server while liveness is requested."""
 
     name: str
     path: str = ""
@@ -44,7 +44,7 @@ class Found(NamedTuple):
     back_seconds: float
 
 
-def rows(topic: str) -> list[Beside]:
+def rows(topic: str) -> list[LoadRow]:
     """Return what is measured: bodies are at most as large as `http.max_body_bytes` allows."""
     path = f"/producers/{topic}"
     value = {"value": "x" * 60}
@@ -54,12 +54,12 @@ def rows(topic: str) -> list[Beside]:
     names = {"topics": [f"t{n}" for n in range(8000)], "group": "g", "backend": {"url": "http://127.0.0.1:9/"}}
     small = json.dumps({"records": [value]}).encode()
     return [
-        Beside("nothing"),
-        Beside("9,999 records in a request, 30 connections", path, json.dumps(many).encode(), 30),
-        Beside("10 records with 60,000 headers, 30 connections", path, json.dumps(headers).encode(), 30),
-        Beside("340,000 empty records in a request, 30 connections", path, empty, 30),
-        Beside("100,000 bad lines in a stream, 3 connections", path, b"{]\n" * 100_000, 3, "application/x-ndjson"),
-        Beside(
+        LoadRow("nothing"),
+        LoadRow("9,999 records in a request, 30 connections", path, json.dumps(many).encode(), 30),
+        LoadRow("10 records with 60,000 headers, 30 connections", path, json.dumps(headers).encode(), 30),
+        LoadRow("340,000 empty records in a request, 30 connections", path, empty, 30),
+        LoadRow("100,000 bad lines in a stream, 3 connections", path, b"{]\n" * 100_000, 3, "application/x-ndjson"),
+        LoadRow(
             "a registration of 8,000 topics, 4 connections",
             "/reactive-consumers/wide",
             json.dumps(names).encode(),
@@ -67,8 +67,8 @@ def rows(topic: str) -> list[Beside]:
             method="PUT",
             config=REGISTRATIONS,
         ),
-        Beside("1,000 connections, one record each", path, small, 1000, native=False),
-        Beside(
+        LoadRow("1,000 connections, one record each", path, small, 1000, native=False),
+        LoadRow(
             "5,000 connections, one record each, `http.max_connections` 6,000",
             path,
             small,
@@ -80,11 +80,11 @@ def rows(topic: str) -> list[Beside]:
 
 
 class LivenessTable:
-    """Measures, and shows what came out."""
+    """Measures, and prints the results."""
 
     title = "Liveness under load"
     text = """\
-One run each. `GET /health/liveness` every 10 ms over a new connection each time, beside clients that send one request
+One run each. `GET /health/liveness` every 10 ms over a new connection each time, with clients that send one request
 after the other. Requests that were not sent because one took long count with the time that they would have waited.
 "First answer": from the start until each of the connections, opened at once, had one. "Back": until resident memory is
 within 20 % of what it was before. Load, broker and prober share the same processors."""
@@ -95,11 +95,11 @@ within 20 % of what it was before. Load, broker and prober share the same proces
 
     def measure(self) -> None:
         """Run every row in a process of its own."""
-        for beside in rows(self.bench.topic("live")):
-            with self.bench.serving(beside.config) as target:
-                self.found[beside.name] = self.one(beside, target)
+        for load_row in rows(self.bench.topic("live")):
+            with self.bench.serving(load_row.config) as target:
+                self.found[load_row.name] = self.one(load_row, target)
 
-    def one(self, beside: Beside, target: Target) -> Found:
+    def one(self, load_row: LoadRow, target: Target) -> Found:
         before = memory_mib(target.pid)
         forget_peak_memory(target.pid)
         probe = subprocess.Popen(
@@ -109,14 +109,14 @@ within 20 % of what it was before. Load, broker and prober share the same proces
             text=True,
         )
         got = None
-        if beside.connections:
-            content = f"Content-Type: {beside.content_type}"
-            load = Load(beside.path, beside.body, 1, beside.connections, content, beside.method)
-            got = measure(load, target, self.bench.folder, SECONDS, beside.native)
+        if load_row.connections:
+            content = f"Content-Type: {load_row.content_type}"
+            load = Load(load_row.path, load_row.body, 1, load_row.connections, content, load_row.method)
+            got = measure(load, target, self.bench.folder, SECONDS, load_row.native)
         else:
             time.sleep(SECONDS)
-        asked = json.loads(probe.communicate()[0])
-        return Found(asked, got, before, memory_mib(target.pid, "VmHWM"), self.back(target.pid, before))
+        probed = json.loads(probe.communicate()[0])
+        return Found(probed, got, before, memory_mib(target.pid, "VmHWM"), self.back(target.pid, before))
 
     def back(self, pid: int, before: float) -> float:
         """Return the seconds until memory is back, infinity if it does not come back in time."""
@@ -130,7 +130,7 @@ within 20 % of what it was before. Load, broker and prober share the same proces
     def lines(self) -> list[str]:
         """Return the table."""
         return table(
-            "beside | p50 ms | p99 ms | slowest ms | target | not 200 | requests per s | first answer | "
+            "load | p50 ms | p99 ms | slowest ms | target | not 200 | requests per s | first answer | "
             "memory before, peak, MiB | back",
             [row(name, found) for name, found in self.found.items()],
         )
@@ -144,4 +144,4 @@ def row(name: str, found: Found) -> str:
     back = f"after {found.back_seconds:.0f} s" if found.back_seconds < math.inf else f"not within {BACK_SECONDS:.0f} s"
     times = f"{probe['p50_ms']:.1f} | **{probe['p99_ms']:.1f}** | {probe['longest_ms']:.1f} | <= {TARGET_MS}"
     memory = f"{found.before_mib:.0f}, {found.peak_mib:.0f} | {back}"
-    return f"{name} | {times} | {probe['errors']:.0f} of {probe['asked']:.0f} | {rate} | {first} | {memory}"
+    return f"{name} | {times} | {probe['errors']:.0f} of {probe['requests']:.0f} | {rate} | {first} | {memory}"

@@ -27,7 +27,7 @@ class MachineTimes(NamedTuple):
 
     total_ticks: int
     stolen_ticks: int
-    """Time in which the hypervisor ran another machine on a processor that this one wanted."""
+    """Time in which the hypervisor ran another machine on a processor that this one could have used."""
 
 
 def process_times(stat: str) -> ProcessTimes:

@@ -15,7 +15,7 @@ HEAD = f"""\
 # Measured
 
 `make bench` writes this page. `python -m bench --rows push,replay` measures some of its sections anew, and
-`python -m bench.peers` other products beside Headrace. One KRaft broker with the dev cluster's ordinary flags,
+`python -m bench.peers` other products and Headrace. One KRaft broker with the dev cluster's ordinary flags,
 {PARTITIONS} partitions; broker, load generator and backend share the processors with Headrace. Ratios within one run
 bind, absolute figures drift.
 "Processor" is the processor time of Headrace and its children per record or request, "generator" the share of one
@@ -32,7 +32,7 @@ class Page:
         self.sections = {part.split("\n", 1)[0]: part.rstrip() for part in re.split(r"^## ", text, flags=re.M)[1:]}
 
     def put(self, table: Table, scale: float) -> None:
-        """Put a section in the place of the one with its title, or at the end."""
+        """Replace the section with its title, or append it."""
         rows = "\n".join(table.lines())
         self.sections[table.title] = f"{table.title}\n\n{when(scale)}\n\n{table.text}\n\n{rows}"
 

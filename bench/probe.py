@@ -1,7 +1,7 @@
 """Asks for the liveness of a server every 10 ms, each time over a new connection as an orchestrator does.
 
 usage: python -m bench.probe PORT
-Runs until its standard input ends, at raised priority where that is allowed. Prints JSON: asked, errors, p50_ms,
+Runs until its standard input ends, at raised priority where that is allowed. Prints JSON: requests, errors, p50_ms,
 p99_ms, longest_ms.
 """
 
@@ -19,7 +19,7 @@ PAUSE_MS, LIMIT_SECONDS = 10.0, 60.0
 
 
 def waits(took_ms: float) -> list[float]:
-    """Return the time of an answer, and the times of those who would have asked while it was waited for."""
+    """Return the time of an answer, and the times of the requests that were due meanwhile."""
     return [took_ms - PAUSE_MS * late for late in range(1 + int(took_ms / PAUSE_MS))]
 
 
@@ -48,16 +48,16 @@ def main() -> None:
 
     threading.Thread(target=wait_for_the_end, daemon=True).start()
     times: list[float] = []
-    asked = errors = 0
+    requests = errors = 0
     while not ended.is_set() or not times:
         start = time.perf_counter()
         errors += not ask(int(sys.argv[1]))
-        asked += 1
+        requests += 1
         times += waits((time.perf_counter() - start) * 1000)
         time.sleep(PAUSE_MS / 1000)
     times.sort()
     found = {"p50_ms": times[len(times) // 2], "p99_ms": times[int(len(times) * 0.99)], "longest_ms": times[-1]}
-    print(json.dumps({"asked": asked, "errors": errors, **found}))
+    print(json.dumps({"requests": requests, "errors": errors, **found}))
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def produce(bench: Bench, target: Target, shape: str, topic: str) -> Measured:
 
 
 class ProduceTable:
-    """Measures, and shows what came out."""
+    """Measures, and prints the results."""
 
     title = "Producing over HTTP"
     text = f"""\
@@ -87,7 +87,7 @@ a future per record. Headrace makes all of its checks in every row (Host, sizes,
         servers = self.bench.cluster.bootstrap_servers
         for _ in range(ROUNDS):
             self.loops.append(self.bench.bare("produce", self.topic, self.bench.records))
-            self.load_all("ours", self.bench.serving({}), *SHAPES)
+            self.load_all("headrace", self.bench.serving({}), *SHAPES)
             self.load_all("bare", self.bench.other(sys.executable, "-m", "bench.bare_server", servers))
             self.load_all("token", self.with_tokens(), "many", "one")
             self.load_all("fastapi", self.bench.other(sys.executable, "-m", "bench.fastapi_server", servers))
@@ -126,11 +126,11 @@ a future per record. Headrace makes all of its checks in every row (Host, sizes,
             for _ in range(ROUNDS):
                 got = measure(load, target, self.bench.folder, SECONDS * self.bench.scale)
                 assert not got.errors, got
-                self.add("ours", "avro", got)
+                self.add("headrace", "avro", got)
 
     def throttled(self) -> None:
         """Measure a minute with an eighth of the broker, and the largest resident memory in MiB."""
-        self.limit(int(self.of("rate", "ours", "many") * 100 / 8))
+        self.limit(int(self.of("rate", "headrace", "many") * 100 / 8))
         try:
             with self.bench.serving({}) as target:
                 body = json.dumps({"records": [{"value": VALUE}] * 1000}).encode()
@@ -154,10 +154,10 @@ a future per record. Headrace makes all of its checks in every row (Host, sizes,
     def lines(self) -> list[str]:
         """Return the table; medians of the rounds."""
         loop = statistics.median(self.loops)
-        ours = {shape: self.of("rate", "ours", shape) for shape in SHAPES}
-        many, one = ours["many"] / loop, ours["one"] / self.of("rate", "bare", "one")
-        raw = self.of("cpu_us", "ours", "raw") / self.of("cpu_us", "ours", "one")
-        alone = self.of("p50_ms", "ours", "alone")
+        own = {shape: self.of("rate", "headrace", shape) for shape in SHAPES}
+        many, one = own["many"] / loop, own["one"] / self.of("rate", "bare", "one")
+        raw = self.of("cpu_us", "headrace", "raw") / self.of("cpu_us", "headrace", "one")
+        alone = self.of("p50_ms", "headrace", "alone")
         rows = [
             self.row("many", f"**{many:.2f} of a bare loop ({loop:,.0f})** | >= 0.35"),
             self.row("one", f"**{one:.2f} of the bare server** | >= 0.75"),
@@ -165,11 +165,11 @@ a future per record. Headrace makes all of its checks in every row (Host, sizes,
             self.row("alone", f"**p50 {alone:.2f} ms** | <= 0.33 ms"),
         ]
         for shape in ("many", "one"):
-            part = self.of("rate", "token", shape) / ours[shape]
+            part = self.of("rate", "token", shape) / own[shape]
             runs = cells(self.found["token", shape])
             rows.append(f"{SHAPES[shape].title}, signed token | {runs} | | | **{part:.2f} of without** | >= 0.85")
-        avro = cells(self.found["ours", "avro"])
-        rate = self.of("rate", "ours", "avro")
+        avro = cells(self.found["headrace", "avro"])
+        rate = self.of("rate", "headrace", "avro")
         rows.append(f"Avro, 100 x 200 B, 16 connections, records | {avro} | | | **{rate:,.0f}** | >= 100,000")
         return table(f"workload | {HEAD} | bare server | FastAPI | what counts | target", [*rows, self.slow_row()])
 
@@ -180,8 +180,8 @@ a future per record. Headrace makes all of its checks in every row (Host, sizes,
             rate, p50, cpu = (self.of(field, name, shape) for field in ("rate", "p50_ms", "cpu_us"))
             return f"{rate:,.0f} (p50 {p50:.1f} ms, {cpu:.1f} us)"
 
-        ours = cells(self.found["ours", shape])
-        return f"{SHAPES[shape].title} | {ours} | {other('bare')} | {other('fastapi')} | {counts}"
+        own = cells(self.found["headrace", shape])
+        return f"{SHAPES[shape].title} | {own} | {other('bare')} | {other('fastapi')} | {counts}"
 
     def slow_row(self) -> str:
         late = "some" if self.slow.longest_ms > DEADLINE_MS or self.slow.errors else "none"

@@ -19,7 +19,7 @@ SINGLES = 0.2
 LATENCY_RECORDS = 500
 ROWS = {
     "status": ("100 records per POST, status only", "batches", ">= 0.9, aim 360,000"),
-    "results": ("100 records per POST, batch results", "batches", "beside it"),
+    "results": ("100 records per POST, batch results", "batches", "compared only"),
     "single": ("1 record per POST, 64 in flight", "singles", ">= 30,000, aim 57,000"),
 }
 
@@ -79,7 +79,7 @@ def push(bench: Bench, topic: str, records: int, mode: str, **settings: Any) -> 
 
 
 class PushTable:
-    """Measures, and shows what came out."""
+    """Measures, and prints the results."""
 
     title = "Pushing to a backend"
     text = """\

@@ -1,4 +1,4 @@
-"""A window replayed to a backend, beside the same records delivered by the group: same backend and settings."""
+"""A window replayed to a backend, compared with the same records delivered by the group: same backend and settings."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def replay(bench: Bench, topic: str, records: int) -> Measured:
 
 
 class ReplayTable:
-    """Measures, and shows what came out."""
+    """Measures, and prints the results."""
 
     title = "Replay"
-    text = "Medians in turns. A window through a replay beside the same records through the group."
+    text = "Medians in turns. A window through a replay, and the same records through the group."
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench

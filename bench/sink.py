@@ -25,7 +25,7 @@ def answer(body: bytes) -> bytes:
 
 
 class Count:
-    """Records so far, when the first and last came, and how long each took."""
+    """Records so far, when the first and last arrived, and how long each took."""
 
     def __init__(self, expected: int) -> None:
         self.expected, self.records, self.first, self.cpu = expected, 0, 0.0, 0.0

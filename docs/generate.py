@@ -75,7 +75,7 @@ def configuration_page() -> str:
         "# Settings\n",
         _MADE,
         "How files, references and the environment work together is in [configuration](../configuration.md).",
-        "`headrace.schema.json` beside this page is the JSON Schema of `headrace.yaml`.",
+        "`headrace.schema.json` in this folder is the JSON Schema of `headrace.yaml`.",
         "Durations are in seconds and sizes in bytes or records, as the end of a name says.\n",
         "## headrace.yaml\n",
         *_sections(json_schema()),
@@ -235,7 +235,7 @@ def metrics_page() -> str:
     parts = [
         "# Metrics\n",
         _MADE,
-        "`GET /metrics` shows these in Prometheus' text format, beside the usual `process_` metrics.",
+        "`GET /metrics` shows these in Prometheus' text format, with the usual `process_` metrics.",
         "`kind` is `reactive`, `function` or `pipeline`; `consumer` is the name of a reactive consumer,",
         "`function.trigger` of a function, or `pipeline.flow` of a pipeline.",
         "The records of a consumer's retry topics count for that consumer.\n",

@@ -1,1 +1,1 @@
-"""Other products that carry Kafka to people's code, measured beside Headrace in one run."""
+"""Other products that carry Kafka to people's code, measured with Headrace in one run."""

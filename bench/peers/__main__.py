@@ -1,4 +1,4 @@
-"""Measure other products beside Headrace, in turns on one broker: `python -m bench.peers`.
+"""Measure other products and Headrace, in turns on one broker: `python -m bench.peers`.
 
 usage: python -m bench.peers [--scale 1.0] [--rounds 3] [--dry]
 """
@@ -36,9 +36,9 @@ Run = Callable[[], Measured]
 
 
 class PeerTable:
-    """Measures, and shows what came out."""
+    """Measures, and prints the results."""
 
-    title = "Beside other products"
+    title = "Other products"
     text = """\
 Medians in turns, one broker, this machine. Writing is acknowledged by all in-sync replicas on both sides. Pushing is
 one record per request in the order of the partitions. The function does nothing, in one process on both sides."""
@@ -72,9 +72,9 @@ one record per request in the order of the partitions. The function does nothing
             if get is install.dapr:
                 rows |= self.dapr_rows(peer, Dapr(program), topic, full, records)
             else:
-                ours = partial(function, bench, full, records)
+                headrace = partial(function, bench, full, records)
                 theirs = partial(handled, bench, program, full, records)
-                rows["a handler that does nothing"] = {"Headrace": ours, peer: theirs}
+                rows["a handler that does nothing"] = {"Headrace": headrace, peer: theirs}
         return rows
 
     def dapr_rows(self, peer: str, dapr: Dapr, topic: str, full: str, records: int) -> dict[str, dict[str, Run]]:
@@ -102,8 +102,8 @@ one record per request in the order of the partitions. The function does nothing
         """Return the table, and what is missing with the reason."""
         rows = []
         for (row, side), runs in self.found.items():
-            ours = self.found[row, "Headrace"]
-            rate, cpu = (median_of(field, runs) / median_of(field, ours) for field in ("rate", "cpu_us"))
+            headrace = self.found[row, "Headrace"]
+            rate, cpu = (median_of(field, runs) / median_of(field, headrace) for field in ("rate", "cpu_us"))
             rows.append(f"{row} | {side} | {cells(runs)} | {rate:.2f} | {cpu:.2f}")
         head = "workload | product | records per s | processor us each | generator | stolen | rate, of Headrace's"
         missing = [f"Not measured: {peer}, because {cause}." for peer, cause in self.missing.items()]
@@ -123,20 +123,18 @@ def handled(bench: Bench, python: Path, topic: str, records: int) -> Measured:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.peers", description="Measure other products beside Headrace."
-    )
+    parser = argparse.ArgumentParser(prog="python -m bench.peers", description="Measure other products and Headrace.")
     parser.add_argument("--scale", type=float, default=1.0, help="1.0 is 4 seconds per load, 100,000 records pushed")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dry", action="store_true", help="print, do not write RESULTS.md")
-    asked = parser.parse_args()
+    chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder) / "kafka") as cluster:
-        peers = PeerTable(Bench(cluster, Path(folder), asked.scale), asked.rounds)
+        peers = PeerTable(Bench(cluster, Path(folder), chosen.scale), chosen.rounds)
         peers.measure()
     page = Page(RESULTS.read_text())
-    page.put(peers, asked.scale)
+    page.put(peers, chosen.scale)
     print(page.sections[peers.title])
-    if not asked.dry:
+    if not chosen.dry:
         RESULTS.write_text(page.text())
 
 

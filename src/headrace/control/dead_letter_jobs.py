@@ -206,9 +206,9 @@ class RedriveJob:
         done = await self._make(bool(progress)).run(stop, on_progress)
         found = {name: _first(value) for name, value in msgspec.to_builtins(done).items()}
         await save_progress({**reached, **found})
-        said = [f"{count} dead letters left: {why}" for why, count in done.unproved.items()]
-        said += [f"{done.kept_back} dead letters kept back: redriven too often"] if done.kept_back else []
-        return "; ".join([*said, *(f"not sent: {line}" for line in done.too_large[:10])])
+        notes = [f"{count} dead letters left: {why}" for why, count in done.unproved.items()]
+        notes += [f"{done.kept_back} dead letters kept back: redriven too often"] if done.kept_back else []
+        return "; ".join([*notes, *(f"not sent: {line}" for line in done.too_large[:10])])
 
 
 def _first(value: Any) -> Any:

@@ -406,7 +406,7 @@ class Pump(Service):
             if not lane or not member:
                 return
             reach("seek.before")
-            self._skips.pop(partition, None)  # counted from the next record before the seek
+            self._skips.pop(partition, None)  # they are for records before the seek
             await self._drain(
                 [lane],
                 Deadline(self._context.clock, self.hooks.drain_seconds),

@@ -32,7 +32,7 @@ class TopicDirectory(Service):
         self._partitions: dict[str, int] = {}
         self._missing: dict[str, float] = {}
         self._problem: HeadraceError | None = KafkaUnavailable("Kafka has not answered yet")
-        self._asked = asyncio.Event()
+        self._requested = asyncio.Event()
 
     async def start(self) -> None:
         self.spawn(self._keep_fresh(), "refresh")
@@ -67,10 +67,10 @@ class TopicDirectory(Service):
         now = self._clock.monotonic()
         if missing_since is not None and now - missing_since < _NEGATIVE_SECONDS:
             raise TopicNotFound(f"topic {topic} does not exist: create it or check its spelling", topic=topic)
-        if not self._asked.is_set():
+        if not self._requested.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_FIRST_ANSWER_SECONDS):
-                    await self._asked.wait()
+                    await self._requested.wait()
         if self._admin.reachability.outage:
             raise self._admin.reachability.error(f"look up topic {topic}")
         if self._problem:
@@ -91,14 +91,14 @@ class TopicDirectory(Service):
     async def _keep_fresh(self) -> None:
         while True:
             try:
-                limit = _LIMIT_SECONDS if self._asked.is_set() else _FIRST_LIMIT_SECONDS
+                limit = _LIMIT_SECONDS if self._requested.is_set() else _FIRST_LIMIT_SECONDS
                 topics = await self._admin.list_topics(limit)
             except HeadraceError as problem:
                 self._problem = problem
             else:
                 self._problem = None
                 self._partitions = {topic.name: len(topic.partitions) for topic in topics}
-            self._asked.set()
+            self._requested.set()
             await self._clock.sleep(_RETRY_SECONDS if self._problem else _FRESH_SECONDS)
 
 

@@ -144,7 +144,7 @@ def check_sql(spec: PipelineSpec) -> Iterator[SqlFinding]:
     for name, flow in spec.flows.items():
         yield from _check_query(("flows", name, "sql"), flow.sql, parse)
         if flow.sink.key:
-            yield from _doubt(("flows", name, "sink", "key"), f"SELECT {flow.sink.key}", parse)
+            yield from _warning(("flows", name, "sink", "key"), f"SELECT {flow.sink.key}", parse)
 
 
 def _check_query(path: tuple[str | int, ...], sql: str, parse: Any) -> Iterator[SqlFinding]:
@@ -153,10 +153,10 @@ def _check_query(path: tuple[str | int, ...], sql: str, parse: Any) -> Iterator[
         sentence = f"begins with {first.upper()}, which begins no query{_near(first, _STARTS)}"
         yield SqlFinding(path, sentence, True)
     else:
-        yield from _doubt(path, sql, parse)
+        yield from _warning(path, sql, parse)
 
 
-def _doubt(path: tuple[str | int, ...], sql: str, parse: Any) -> Iterator[SqlFinding]:
+def _warning(path: tuple[str | int, ...], sql: str, parse: Any) -> Iterator[SqlFinding]:
     if cause := _failure(_WINDOW.sub("window_", sql), parse):
         where = f" near {cause['highlight']} in line {cause['line']} of it" if "highlight" in cause else ""
         sentence = f"may be no SQL of Spark: {cause['description']}{where}. Spark decides when the pipeline starts"

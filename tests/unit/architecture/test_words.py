@@ -1,0 +1,146 @@
+"""The words of the project: Kafka's, HTTP's and asyncio's nouns, and no metaphors."""
+
+from __future__ import annotations
+
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+CODE = [path for folder in ("src", "bench", "examples") for path in sorted((ROOT / folder).rglob("*.py"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+NAMES = {
+    "asked": "requested",
+    "beside": "with",
+    "came": "received",
+    "door": "package, client",
+    "doubt": "problem, failure token",
+    "elsewhere": "delegated",
+    "house": "rules",
+    "intake": "poll thread, dispatcher",
+    "letter": "dead_letter",
+    "letters": "dead_letters",
+    "lodger": "service",
+    "lodgers": "service groups",
+    "meant": "required",
+    "nobody": "none",
+    "noted": "audited",
+    "noting": "audit",
+    "objection": "conflict",
+    "ours": "own, internal, headrace",
+    "parked": "blocked",
+    "place": "url, host, position, partition",
+    "placement": "resolver",
+    "places": "limit, positions",
+    "room": "package, capacity",
+    "said": "reported",
+    "say": "report, log",
+    "seed": "light-4j kafka-sidecar, Nuclio",
+    "somebody": "another process",
+    "steer": "control",
+    "steered": "controlled",
+    "steering": "consumer_control",
+    "surroundings": "context",
+    "tell": "report",
+    "ticket": "attempt id",
+    "told": "reported",
+    "want": "request",
+    "wanted": "requested, selected",
+    "whoever": "the caller, the owner",
+    "wish": "desired state",
+    "witness": "audit hook",
+}
+"""A part of an identifier, and what to write instead."""
+
+PERMITTED_NAMES = {
+    "ascii_letters": "of the standard library",
+    "came_from": "field `cameFrom` of the HTTP API",
+    "in_doubt": "the term for a transaction whose commit is not confirmed",
+    "_in_doubt": "the same",
+    "keeps_offsets_elsewhere": "of the error OffsetsKeptElsewhere",
+    "OffsetsKeptElsewhere": "a code of the HTTP API",
+    "seed": "of random numbers",
+    "tell": "of files",
+}
+
+PHRASES = {
+    r"(?<!dead )(?<!dead-)(?<!\n)letters?(?! case|, digits)": "dead letter",
+    r"beside": "with, in, besides",
+    r"came": "arrived, received, are from",
+    r"(?:every|some|any|no)body|whoever": "a caller, a client, another process, none",
+    r"of ours|ours": "of Headrace",
+    r"go(?:es)? on|going on": "continues, resumes",
+    r"in vain": "and gave up",
+    r"lodgers?|witness|steer(?:s|ed|ing)?|objections?|take-back": "service, audit, control, conflict, cancel",
+    r"meant|wanted|told|asked|noted": "required, requested, reported, audited",
+    r"rooms?|house|doors?|the seed|ways? in": "capacity, package, rules, endpoint",
+    r"stands? still|is held": "stalls, is paused",
+    r"the original (?:sidecar|document|message|one)s?": "light-4j kafka-sidecar, Nuclio",
+    r"(?:retry|the|a|its) tiers?": "retry topic",
+    r"(?:sidecar|reliability|decisions|product|building-blocks)\.md": "a public source (KIP, RFC), or none",
+    r"(?<!in )places?": "url, partition, offset",
+    r"says so": "reports it, shows it",
+    r"under way": "in flight",
+}
+"""A phrase of a comment, text or page, and what to write instead."""
+
+PERMITTED_PHRASES = {
+    "small letters": "lower case",
+    "ASCII letters": "characters",
+    '"letters"': "field of the HTTP API",
+    "`letters`": "the same",
+    "X-Headrace-Header-Place": "a header of an example",
+    ".tell()": "of files",
+}
+
+PHRASE = re.compile("|".join(rf"(?<![\w`./{{-])(?:{phrase})(?![\w`/])" for phrase in PHRASES), re.IGNORECASE)
+PERMITTED = re.compile("|".join(map(re.escape, PERMITTED_PHRASES)))
+
+
+def parts(name: str) -> list[str]:
+    return [part.lower() for part in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", name)]
+
+
+def tokens(path: Path) -> Iterator[tokenize.TokenInfo]:
+    yield from tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
+
+
+def texts(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the comments and texts of a file, or the prose of a page, with their lines."""
+    if path.suffix == ".py":
+        for token in tokens(path):
+            if token.type in (tokenize.STRING, tokenize.COMMENT):
+                text = re.sub(r"(?<=\n) +", "", token.string)
+                yield token.start[0], re.sub(r"(?<=dead)\n(?=letter)", " ", text)
+        return
+    prose = re.sub(r"^```.*?^```", lambda code: "\n" * code[0].count("\n"), path.read_text(), flags=re.M | re.S)
+    for number, line in enumerate(prose.split("\n"), 1):
+        yield number, re.sub(r"`[^`]*`|\]\([^)]*\)", "", line)
+
+
+def test_names_are_of_the_usual_nouns() -> None:
+    """Kafka's word, HTTP's or asyncio's; a word of the project has an entry in docs/glossary.md."""
+    found = set()
+    for path in CODE:
+        for token in tokens(path):
+            if token.type == tokenize.NAME and token.string not in PERMITTED_NAMES:
+                split = parts(token.string)
+                for before, part in zip(["", *split], split, strict=False):
+                    if part in NAMES and not (part.startswith("letter") and before == "dead"):
+                        found.add(f"{path.relative_to(ROOT)}: {token.string}: write {NAMES[part]}")
+    assert found == set()
+
+
+def test_sentences_have_no_metaphors() -> None:
+    """A reader who knows Kafka, and perhaps not much English, reads each sentence once."""
+    found = []
+    for path in [*CODE, *PAGES]:
+        for number, text in texts(path):
+            for match in PHRASE.finditer(PERMITTED.sub("", text)):
+                use = next(use for phrase, use in PHRASES.items() if re.fullmatch(phrase, match[0], re.IGNORECASE))
+                line = number + text[: match.start()].count("\n")
+                found.append(f"{path.relative_to(ROOT)}:{line}: {match[0]}: write {use}")
+    assert "\n".join(found) == ""

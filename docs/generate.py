@@ -30,24 +30,31 @@ MAP_MARKS = ("<!-- file map: begin, written by make docs -->", "<!-- file map: e
 
 _MADE = "This page is written by `make docs`; change the code it is made from.\n"
 _WIDTH = 100
-_WITHOUT_DOCSTRING = {
-    "config/consumer_keys.csv": "Where every consumer key of Java, light-4j and Nuclio went.",
-    "config/producer_keys.csv": "Where every producer key of Java and of light-4j went.",
-    "cli/demo/files/delays.yaml": "The demo's pipeline.",
-    "cli/demo/files/enrich/function.yaml": "The demo's function: its trigger and formats.",
-    "cli/demo/files/headrace.yaml": "The demo's configuration.",
-    "cli/demo/files/flight.avsc": "Avro schema of a flight.",
-    "devcluster/broker.properties": "What every broker of the dev cluster is set to.",
-    "devcluster/log4j2.properties": "Logging of the dev cluster's JVMs.",
-    "functions/nuclio_keys.yaml": "The keys of a function.yaml, per mapping.",
-    "jvm/kafka.lock": "The jars of Apache Kafka, pinned.",
-    "jvm/registry.lock": "The schema registry, pinned.",
-    "jvm/spark.lock": "Spark's Kafka connector, pinned.",
-    "pipelines/driver/log4j2.properties": "Logging of Spark's JVM.",
-    "pipelines/driver/spark.properties": "What every Spark session is set to.",
-    "telemetry/metrics.csv": "Every metric: name, type, unit, labels and help.",
-    "py.typed": "Says to type checkers that Headrace is typed.",
+_OPEN_FIRST = {
+    "app": "process assembly context jobs command",
+    "cli": "main reactive dlq records",
+    "client": "offset_store",
+    "config": "model consumers load",
+    "control": "run replays redrive jobs consumer_control registrations redelivery",
+    "delivery": "pump lane deliverer tracker policy dead_letter protocols",
+    "devcluster": "cluster backend",
+    "formats": "codecs codec registry",
+    "functions": "service destination process spec",
+    "functions/worker": "loop handler",
+    "jvm": "artifacts",
+    "kafka": "consumer poll_thread producer commits compacted_table admin error_map transactions",
+    "lifecycle": "supervisor service threads clock",
+    "pipelines": "runs process spec",
+    "pipelines/driver": "__main__ topics",
+    "security": "authenticator principals",
+    "sidecar": "produce produce_request transactions idempotency",
+    "sidecar/reactive": "http_destination client envelope",
+    "telemetry": "metrics audit logs",
+    "testing": "plugin scene push_ledger",
+    "web": "server application endpoint hot_path openapi",
+    "web/routes": "produce control jobs registrations",
 }
+"""The files of each package that a newcomer opens first."""
 
 Schema = Mapping[str, Any]
 
@@ -291,30 +298,21 @@ def with_file_map(page: str) -> str:
 
 
 def file_map() -> str:
-    """Return every file of the package with the first sentence of its docstring, one list per folder."""
-    files = sorted(path for path in SOURCE.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    lines: list[str] = []
-    for folder in sorted({path.parent for path in files}):
-        name = folder.relative_to(SOURCE.parent).as_posix()
-        own = folder / "__init__.py"
-        lines.append(f"**`{name}/`** {_purpose(own) if own.exists() else ''}".rstrip() + "\n")
-        lines += [f"- `{_name(path)}`: {_purpose(path)}" for path in files if path.parent == folder and path != own]
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _name(path: Path) -> str:
-    return path.relative_to(SOURCE).as_posix()
+    """Return each package with its purpose, and the files to open first with the first sentence of each."""
+    lines = [f"- `{name}`: {_purpose(SOURCE / name)}" for name in ("records.py", "errors.py")]
+    for package, names in _OPEN_FIRST.items():
+        lines.append(f"- **`{package}/`** {_purpose(SOURCE / package / '__init__.py')}")
+        lines += [f"  - `{package}/{name}.py`: {_purpose(SOURCE / package / f'{name}.py')}" for name in names.split()]
+    folders = {path.parent.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("__init__.py")}
+    missing = folders - {".", "cli/demo", *_OPEN_FIRST}
+    assert not missing, f"no files of {missing} in _OPEN_FIRST"
+    return "\n".join(lines) + "\n"
 
 
 def _purpose(path: Path) -> str:
-    if path.suffix != ".py":
-        if _name(path) not in _WITHOUT_DOCSTRING:
-            raise SystemExit(f"say in _WITHOUT_DOCSTRING of docs/generate.py what {_name(path)} is")
-        return _WITHOUT_DOCSTRING[_name(path)]
     text = ast.get_docstring(ast.parse(path.read_text())) or ""
     first = " ".join(text.split("\n\n")[0].split())
-    return re.sub(r" \(decisions\.md [^)]*\)| Source: .*", "", first)
+    return re.sub(r" Source: .*", "", first)
 
 
 def main() -> None:

@@ -39,7 +39,7 @@ from headrace.telemetry.metrics import BY_NAME
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
-from docs.generate import MAP_MARKS, pages  # noqa: E402 a plain folder, found from the repository's root
+from docs.generate import pages  # noqa: E402 a plain folder, found from the repository's root
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").glob("*.md")])
 CERTIFICATES = ("certs/ca.pem", "certs/headrace.pem", "certs/headrace.key")
@@ -111,23 +111,6 @@ def test_made_pages_are_up_to_date() -> None:
     """What `make docs` writes is what is there."""
     stale = [name_of(path) for path, text in pages().items() if not path.exists() or path.read_text() != text]
     assert stale == [], "run: make docs"
-
-
-def test_the_file_map_names_every_file_once() -> None:
-    """A newcomer finds each file in the architecture page; a package's own file is named by its folder."""
-    section = text_of("docs/architecture.md").split(MAP_MARKS[0])[1].split(MAP_MARKS[1])[0]
-    source = ROOT / "src" / "headrace"
-    files = [path for path in source.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    names = [f"- `{path.relative_to(source)}`: " for path in files if path.name != "__init__.py"]
-    names += [f"**`{path.parent.relative_to(source.parent)}/`** " for path in files if path.name == "__init__.py"]
-    assert {name: section.count(name) for name in names if section.count(name) != 1} == {}
-
-
-def test_files_named_in_the_architecture_page_exist() -> None:
-    """Each path of a step leads to a file."""
-    source = ROOT / "src" / "headrace"
-    found = re.findall(r"`([a-z_]+(?:/[a-z_*]+)+\.py)`", text_of("docs/architecture.md"))
-    assert [name for name in found if not list(source.glob(name))] == []
 
 
 def test_the_layers_are_those_of_the_contract() -> None:

@@ -83,7 +83,7 @@ def test_every_problem_is_told_at_once_with_line_path_and_remedy(write: Write) -
 def test_a_key_of_javas_producer_is_explained_where_it_stands(write: Write) -> None:
     """By the same table as among the properties, before a name of ours that only looks like it."""
     assert problems(write("producer:\n  max.block.ms: 5\n  buffer.memory: 5\n  maxinflight: 1\n")) == [
-        "headrace.yaml:2: producer.max.block.ms: is not taken here: a request beyond the budget is answered 503 at once",
+        "headrace.yaml:2: producer.max.block.ms: is not taken here: a request over the budget gets 503 at once",
         "headrace.yaml:3: producer.buffer.memory: is not taken here: set producer.max_pending_bytes",
         "headrace.yaml:4: producer.maxinflight: unknown key: did you mean max_in_flight?",
     ]

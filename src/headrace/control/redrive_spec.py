@@ -82,8 +82,8 @@ class RedriveOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Who does it; stored with the ended offsets."""
 
 
-class RedriveSpec(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Which dead letters of a topic go where, and how."""
+class RedriveSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Which dead letters of a topic go where, and how. A job with fields that are not known here does not run here."""
 
     topic: str
     select: Selection = Selection()

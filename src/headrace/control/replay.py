@@ -45,8 +45,10 @@ def repeats_of(flow: FlowControl) -> int:
     return 2 * flow.max_records
 
 
-class ReplaySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """What is replayed, and where to."""
+class ReplaySpec(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, rename="camel"
+):
+    """What is replayed, and where to. A job with fields that are not known here does not run here."""
 
     window: Window
     to: dict[str, str]

@@ -234,8 +234,9 @@ def of_this_version(spec: Mapping[str, Any]) -> Mapping[str, Any]:
     Raises:
         ValueError, OverflowError: It has a selection that no version wrote.
     """
-    if "selection" not in spec:
-        return spec
+    rest = {name: value for name, value in spec.items() if name != "selection"}
+    if "select" in spec or "selection" not in spec:
+        return rest
     found = msgspec.convert(spec["selection"], _Earlier)
     same = {name: getattr(found, name) for name in ("partition", "first", "last", "topics", "groups", "errors")}
     selection = Selection(
@@ -245,7 +246,6 @@ def of_this_version(spec: Mapping[str, Any]) -> Mapping[str, Any]:
         keys=[key.decode(errors="surrogateescape") for key in found.keys],
         headers={name: value.decode(errors="surrogateescape") for name, value in found.headers},
     )
-    rest = {name: value for name, value in spec.items() if name != "selection"}
     limit = {} if found.redrives_below is None else {"redrivesBelow": found.redrives_below}
     return {**rest, **limit, "select": msgspec.to_builtins(selection)}
 

@@ -113,20 +113,16 @@ def test_offsets_of_groups_are_read_and_set_through_a_rolling_restart(kafka_thre
 
 
 @pytest.mark.heavy
-def test_one_dead_broker_of_three_is_no_outage(kafka_three: Any, bed: Any) -> None:
+async def test_one_dead_broker_of_three_is_no_outage(kafka_three: Any, bed: Any) -> None:
     """Whichever it is, also the one that was asked last: the others answer, and that is known."""
-
-    async def main() -> None:
-        seen = Reachability(KafkaConfig(bootstrap_servers=kafka_three.bootstrap_servers), SystemClock())
-        await seen.start()
-        for broker in (1, 2, 3):
-            await asyncio.to_thread(kafka_three.kill, broker)
-            later = time.monotonic() + 4  # what is answered then was asked with that broker dead
-            await asyncio.to_thread(
-                bed.wait_until, lambda later=later: seen._answered_at > later and not seen.outage, 60, "an answer"
-            )
-            await asyncio.to_thread(kafka_three.restart, broker)
-            await asyncio.to_thread(kafka_three.wait_in_sync)
-        await seen.stop()
-
-    asyncio.run(main())
+    seen = Reachability(KafkaConfig(bootstrap_servers=kafka_three.bootstrap_servers), SystemClock())
+    await seen.start()
+    for broker in (1, 2, 3):
+        await asyncio.to_thread(kafka_three.kill, broker)
+        later = time.monotonic() + 4  # what is answered then was asked with that broker dead
+        await asyncio.to_thread(
+            bed.wait_until, lambda later=later: seen._answered_at > later and not seen.outage, 60, "an answer"
+        )
+        await asyncio.to_thread(kafka_three.restart, broker)
+        await asyncio.to_thread(kafka_three.wait_in_sync)
+    await seen.stop()

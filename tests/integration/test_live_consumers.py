@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -163,36 +163,28 @@ def scene(kafka: Any, topic: Callable[..., str], tmp_path: Path) -> Iterator[Sce
     made.handler.journal.close()
 
 
-def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(test())
-
-
 @PROTOCOLS
-def test_seeks_under_load_are_exact(scene: Scene, membership: dict[str, Any]) -> None:
+async def test_seeks_under_load_are_exact(scene: Scene, membership: dict[str, Any]) -> None:
     """Back, forward and twice, with deliveries in flight: nothing comes twice or too early, and nothing is lost."""
     scene.membership = membership
     first, second, third = scene.places
-
-    async def test() -> None:
-        await scene.write(RECORDS)
-        async with Member(scene) as member:
-            await until(lambda: scene.handler.handled > 60, "some deliveries")
-            await asyncio.gather(
-                scene.seek([member], first, 3),
-                scene.seek([member], second, RECORDS - 20),
-                scene.seek([member], third, 90),
-                scene.seek([member], third, 7),
-            )
-            committed = await scene.admin.committed(scene.group)
-            assert committed[second] >= RECORDS - 20
-            await scene.done()
-            await scene.seek([member], first, RECORDS - 5)
-            await scene.write(5)
-            await scene.done()
-            assert not [status.why for status in member.pump.status().partitions.values() if status.why]
-        await scene.check()
-
-    run(test)
+    await scene.write(RECORDS)
+    async with Member(scene) as member:
+        await until(lambda: scene.handler.handled > 60, "some deliveries")
+        await asyncio.gather(
+            scene.seek([member], first, 3),
+            scene.seek([member], second, RECORDS - 20),
+            scene.seek([member], third, 90),
+            scene.seek([member], third, 7),
+        )
+        committed = await scene.admin.committed(scene.group)
+        assert committed[second] >= RECORDS - 20
+        await scene.done()
+        await scene.seek([member], first, RECORDS - 5)
+        await scene.write(5)
+        await scene.done()
+        assert not [status.why for status in member.pump.status().partitions.values() if status.why]
+    await scene.check()
 
 
 @pytest.mark.parametrize(
@@ -204,81 +196,69 @@ def test_seeks_under_load_are_exact(scene: Scene, membership: dict[str, Any]) ->
     ],
     ids=IDS,
 )
-def test_seeks_while_members_come_and_go_are_exact(scene: Scene, membership: dict[str, Any]) -> None:
+async def test_seeks_while_members_come_and_go_are_exact(scene: Scene, membership: dict[str, Any]) -> None:
     """Whoever has the partition at last does it; a seek that was lost on the way has left nothing behind."""
     scene.membership = membership
     place = scene.places[1]
-
-    async def test() -> None:
-        await scene.write(RECORDS)
-        async with Member(scene) as stays:
-            await until(lambda: scene.handler.handled > 60, "some deliveries")
-            for offset in (5, 40):
-                async with Member(scene) as comes:
-                    members = [stays, comes]
-                    await scene.seek(members, place, offset)
-                    await until(lambda: comes.pump.lanes, "a partition of its own")
-                    await scene.seek(members, scene.places[0], offset + 3)
-                await scene.seek([stays], scene.places[2], offset)
-            await scene.done()
-        await scene.check()
-
-    run(test)
+    await scene.write(RECORDS)
+    async with Member(scene) as stays:
+        await until(lambda: scene.handler.handled > 60, "some deliveries")
+        for offset in (5, 40):
+            async with Member(scene) as comes:
+                members = [stays, comes]
+                await scene.seek(members, place, offset)
+                await until(lambda: comes.pump.lanes, "a partition of its own")
+                await scene.seek(members, scene.places[0], offset + 3)
+            await scene.seek([stays], scene.places[2], offset)
+        await scene.done()
+    await scene.check()
 
 
-def test_a_held_partition_stands_still_through_rebalances(scene: Scene) -> None:
+async def test_a_held_partition_stands_still_through_rebalances(scene: Scene) -> None:
     """Nothing of it comes while others go on; with its release everything does, and nobody is left paused."""
     scene.ordering = "key"
     held, *others = scene.places
-
-    async def test() -> None:
-        await scene.write(RECORDS)
-        async with Member(scene) as stays:
-            await until(lambda: scene.handler.handled > 60, "some deliveries")
-            members = [stays]
-            stays.pump.pause([held], "it is paused")
-            await until(lambda: not stays.pump.status().partitions[held].in_flight, "what is in flight to end")
-            begin = time.time()
-            async with Member(scene) as comes:
-                comes.pump.pause([held], "it is paused")
-                members.append(comes)
-                await until(lambda: comes.pump.lanes, "a partition of its own")
-            await until(lambda: len(stays.pump.lanes) == 3, "all partitions again")
-            assert stays.pump.status().partitions[held].why == "it is paused"
-            await scene.write(50)
-            await until(
-                lambda: all(stays.pump.status().partitions[p].committed == scene.written for p in others), "the others"
-            )
-            scene.operations[held].append(Pause(begin, time.time()))
-            stays.pump.resume([held])
-            await scene.done()
-        await scene.check()
-
-    run(test)
+    await scene.write(RECORDS)
+    async with Member(scene) as stays:
+        await until(lambda: scene.handler.handled > 60, "some deliveries")
+        members = [stays]
+        stays.pump.pause([held], "it is paused")
+        await until(lambda: not stays.pump.status().partitions[held].in_flight, "what is in flight to end")
+        begin = time.time()
+        async with Member(scene) as comes:
+            comes.pump.pause([held], "it is paused")
+            members.append(comes)
+            await until(lambda: comes.pump.lanes, "a partition of its own")
+        await until(lambda: len(stays.pump.lanes) == 3, "all partitions again")
+        assert stays.pump.status().partitions[held].why == "it is paused"
+        await scene.write(50)
+        await until(
+            lambda: all(stays.pump.status().partitions[p].committed == scene.written for p in others), "the others"
+        )
+        scene.operations[held].append(Pause(begin, time.time()))
+        stays.pump.resume([held])
+        await scene.done()
+    await scene.check()
 
 
 @pytest.mark.parametrize("ordering", [pytest.param("partition", marks=pytest.mark.long), "key"])
-def test_a_record_that_hangs_is_skipped(scene: Scene, ordering: Ordering) -> None:
+async def test_a_record_that_hangs_is_skipped(scene: Scene, ordering: Ordering) -> None:
     """In flight with others: these come again, it does not, and what waited behind it goes on; one is not there yet."""
     scene.ordering = ordering
     place = scene.places[2]
     scene.handler.hangs_at = (place, 42)
-
-    async def test() -> None:
-        await scene.write(RECORDS)
-        async with Member(scene) as member:
-            for offset in (42, RECORDS + 2):
-                begin = time.time()
-                if offset == 42:
-                    await until(lambda: 42 in hangs(member, place), "the record to hang")
-                assert await member.pump.skip(place, offset, "it hangs") in ("skipped", "will be skipped")
-                scene.operations[place].append(Skip(begin, time.time(), offset))
-            await scene.write(10)
-            await scene.done()
-            assert member.pump.numbers()["skipped_by_hand"] == 2
-        await scene.check()
-
-    run(test)
+    await scene.write(RECORDS)
+    async with Member(scene) as member:
+        for offset in (42, RECORDS + 2):
+            begin = time.time()
+            if offset == 42:
+                await until(lambda: 42 in hangs(member, place), "the record to hang")
+            assert await member.pump.skip(place, offset, "it hangs") in ("skipped", "will be skipped")
+            scene.operations[place].append(Skip(begin, time.time(), offset))
+        await scene.write(10)
+        await scene.done()
+        assert member.pump.numbers()["skipped_by_hand"] == 2
+    await scene.check()
 
 
 def hangs(member: Member, place: TopicPartition) -> list[int]:
@@ -288,26 +268,22 @@ def hangs(member: Member, place: TopicPartition) -> list[int]:
 
 
 @pytest.mark.parametrize("on_gap", ["stop", "continue"])
-def test_a_seek_to_where_nothing_is_meets_the_policy(scene: Scene, on_gap: str) -> None:
+async def test_a_seek_to_where_nothing_is_meets_the_policy(scene: Scene, on_gap: str) -> None:
     """Beyond the end it stands still and says why, until it is sought elsewhere; or goes on at the start."""
     place = scene.places[0]
-
-    async def test() -> None:
-        await scene.write(50)
-        async with Member(scene, on_gap=on_gap) as member:
-            await scene.done()
-            handled = scene.handler.handled
-            assert await member.pump.seek(place, 1000)
-            if on_gap == "stop":
-                await until(lambda: "no longer in the log" in why(member, place), "the gap to be said")
-                assert await member.pump.seek(place, 30)
-                await until(lambda: scene.handler.handled == handled + 20, "what is left")
-            else:
-                await until(lambda: scene.handler.handled == handled + 50, "all once more")
-            await scene.done()
-            assert why(member, place) == ""
-
-    run(test)
+    await scene.write(50)
+    async with Member(scene, on_gap=on_gap) as member:
+        await scene.done()
+        handled = scene.handler.handled
+        assert await member.pump.seek(place, 1000)
+        if on_gap == "stop":
+            await until(lambda: "no longer in the log" in why(member, place), "the gap to be said")
+            assert await member.pump.seek(place, 30)
+            await until(lambda: scene.handler.handled == handled + 20, "what is left")
+        else:
+            await until(lambda: scene.handler.handled == handled + 50, "all once more")
+        await scene.done()
+        assert why(member, place) == ""
 
 
 def why(member: Member, place: TopicPartition) -> str:

@@ -205,7 +205,7 @@ def test_once_takes_what_is_there_and_goes_on_later(kafka: Any, topic: Any, tmp_
     asyncio.run(main())
 
 
-def test_wrong_sql_is_told_and_not_tried_again(kafka: Any, topic: Any, tmp_path: Path) -> None:
+async def test_wrong_sql_is_told_and_not_tried_again(kafka: Any, topic: Any, tmp_path: Path) -> None:
     """Spark's own name of the error and the part of the file stand in readiness."""
     settings = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers)
     spec = {
@@ -213,18 +213,14 @@ def test_wrong_sql_is_told_and_not_tried_again(kafka: Any, topic: Any, tmp_path:
         "sources": {"flights": {"topic": topic(), "schema": SCHEMA}},
         "flows": {"f": {"sql": "SELECT carier FROM flights", "sink": {"topic": topic()}}},
     }
-
-    async def main() -> None:
-        async with running(spec, settings, tmp_path) as run:
-            await until(lambda: run.status()["state"] == "failed", run)
-            assert "flows.f: UNRESOLVED_COLUMN.WITH_SUGGESTION" in run.readiness().reason
-            assert "`carrier`" in run.readiness().reason
-            assert "View" not in run.readiness().reason
-
-    asyncio.run(main())
+    async with running(spec, settings, tmp_path) as run:
+        await until(lambda: run.status()["state"] == "failed", run)
+        assert "flows.f: UNRESOLVED_COLUMN.WITH_SUGGESTION" in run.readiness().reason
+        assert "`carrier`" in run.readiness().reason
+        assert "View" not in run.readiness().reason
 
 
-def test_a_driver_waits_for_the_one_before_it(kafka: Any, tmp_path: Path) -> None:
+async def test_a_driver_waits_for_the_one_before_it(kafka: Any, tmp_path: Path) -> None:
     """Two drivers never use one folder at the same time; one that waits ends at once when told."""
     spec = PipelineSpec.model_validate(
         {
@@ -233,23 +229,19 @@ def test_a_driver_waits_for_the_one_before_it(kafka: Any, tmp_path: Path) -> Non
             "flows": {"f": {"sql": "SELECT * FROM a", "sink": {"topic": "b"}}},
         }
     )
-
-    async def main() -> None:
-        owner = Service("test")
-        toolchain = await find_toolchain()
-        plan = DriverPlan(spec=spec, bootstrap_servers=kafka.bootstrap_servers, folder=tmp_path, jars=toolchain.jars)
-        with (tmp_path / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            driver = await DriverProcess.start(owner, plan, toolchain)
-            end = time.monotonic() + 120
-            while "waiting for the process that uses" not in driver.last_output():
-                assert time.monotonic() < end
-                await asyncio.sleep(0.02)
-            await driver.stop(Deadline(SystemClock(), 60))
-            assert await driver.exit_code() == 0
-        assert gone(driver.pid)
-
-    asyncio.run(main())
+    owner = Service("test")
+    toolchain = await find_toolchain()
+    plan = DriverPlan(spec=spec, bootstrap_servers=kafka.bootstrap_servers, folder=tmp_path, jars=toolchain.jars)
+    with (tmp_path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        driver = await DriverProcess.start(owner, plan, toolchain)
+        end = time.monotonic() + 120
+        while "waiting for the process that uses" not in driver.last_output():
+            assert time.monotonic() < end
+            await asyncio.sleep(0.02)
+        await driver.stop(Deadline(SystemClock(), 60))
+        assert await driver.exit_code() == 0
+    assert gone(driver.pid)
 
 
 def test_a_missing_topic_keeps_headrace_alive_and_its_death_leaves_nothing(

@@ -109,34 +109,30 @@ def dead_letter(offset: int, group: str, topic: str = "t") -> Record:
     return Record("t.dlq", 0, offset, 42, b"k", b"v", lambda: headers)
 
 
-def test_dead_letters_whose_origin_is_forged_are_left_and_counted() -> None:
+async def test_dead_letters_whose_origin_is_forged_are_left_and_counted() -> None:
     """Their number is in the result of the job, and the memory does not grow with it."""
     count, batch = 20_000, 500
-
-    async def test() -> None:
-        work = push_work()
-        await work._pump()
-        destination = work._restored
-        assert destination
-        tracemalloc.start()
-        for start in range(0, count, batch):
-            letters = [dead_letter(offset, "mine", "elsewhere") for offset in range(start, start + batch)]
-            outcomes = await destination.deliver(Delivery("mine", DLQ, 1, letters, 1, JOB.id))
-            assert outcomes == [DELEGATED] * batch
-        del letters, outcomes
-        kept_bytes, _ = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        assert kept_bytes < 20 * count
-        said = work._message(Progress({DLQ: Committed(9)}, 9, {}), resumed=False)
-        assert said == f"{count} dead letters left: they name an origin that the consumer does not read"
-        counts = work._to_save(Progress({DLQ: Committed(9)}, 9, {}))["counts"]
-        resumed = push_work()
-        await resumed._pump()
-        resumed._earlier = counts
-        said = resumed._message(Progress({DLQ: Committed(9)}, 9, {}), resumed=True)
-        assert said == f"{count} dead letters left: they name an origin that the consumer does not read"
-
-    asyncio.run(test())
+    work = push_work()
+    await work._pump()
+    destination = work._restored
+    assert destination
+    tracemalloc.start()
+    for start in range(0, count, batch):
+        letters = [dead_letter(offset, "mine", "elsewhere") for offset in range(start, start + batch)]
+        outcomes = await destination.deliver(Delivery("mine", DLQ, 1, letters, 1, JOB.id))
+        assert outcomes == [DELEGATED] * batch
+    del letters, outcomes
+    kept_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept_bytes < 20 * count
+    said = work._message(Progress({DLQ: Committed(9)}, 9, {}), resumed=False)
+    assert said == f"{count} dead letters left: they name an origin that the consumer does not read"
+    counts = work._to_save(Progress({DLQ: Committed(9)}, 9, {}))["counts"]
+    resumed = push_work()
+    await resumed._pump()
+    resumed._earlier = counts
+    said = resumed._message(Progress({DLQ: Committed(9)}, 9, {}), resumed=True)
+    assert said == f"{count} dead letters left: they name an origin that the consumer does not read"
 
 
 @pytest.mark.parametrize(("asked", "limit"), [({}, 5), ({"max_redrives": 2}, 2), ({"last_retry": True}, None)])
@@ -270,30 +266,26 @@ class Run:
         return Redriven(0, {}, {}, {}, 0, [])
 
 
-def test_a_run_is_saved_before_it_starts_and_knows_whether_it_resumes_another() -> None:
+async def test_a_run_is_saved_before_it_starts_and_knows_whether_it_resumes_another() -> None:
     """All dead letters may have ended by then, which is no mistake of the request; one that failed saves no more."""
+    saved: list[Mapping[str, Any]] = []
+    resumed: list[bool] = []
 
-    async def test() -> None:
-        saved: list[Mapping[str, Any]] = []
-        resumed: list[bool] = []
+    async def save(progress: Mapping[str, Any]) -> bool:
+        saved.append(dict(progress))
+        return True
 
-        async def save(progress: Mapping[str, Any]) -> bool:
-            saved.append(dict(progress))
-            return True
+    def make(resumes: bool, error: Exception | None = None) -> Redrive:
+        resumed.append(resumes)
+        assert saved, "nothing was saved before the first dead letter went"
+        return Run(error)  # type: ignore[return-value]
 
-        def make(resumes: bool, error: Exception | None = None) -> Redrive:
-            resumed.append(resumes)
-            assert saved, "nothing was saved before the first dead letter went"
-            return Run(error)  # type: ignore[return-value]
-
-        clock = ManualClock(1.0)
-        await RedriveJob(make, clock.monotonic).run({}, save, asyncio.Event())
-        ended: dict[str, Any] = {"records": 0, "targets": {}, "errors": {}, "hours": {}, "keptBack": 0}
-        ended |= {"tooLarge": [], "unproved": {}}
-        assert saved == [{"done": 0}, {"done": 1, "total": 2, **ended}]
-        with pytest.raises(KafkaUnavailable):
-            failing = RedriveJob(lambda resumes: make(resumes, KafkaUnavailable("away")), clock.monotonic)
-            await failing.run(saved[0], save, asyncio.Event())
-        assert (resumed, len(saved)) == ([False, True], 3)
-
-    asyncio.run(test())
+    clock = ManualClock(1.0)
+    await RedriveJob(make, clock.monotonic).run({}, save, asyncio.Event())
+    ended: dict[str, Any] = {"records": 0, "targets": {}, "errors": {}, "hours": {}, "keptBack": 0}
+    ended |= {"tooLarge": [], "unproved": {}}
+    assert saved == [{"done": 0}, {"done": 1, "total": 2, **ended}]
+    with pytest.raises(KafkaUnavailable):
+        failing = RedriveJob(lambda resumes: make(resumes, KafkaUnavailable("away")), clock.monotonic)
+        await failing.run(saved[0], save, asyncio.Event())
+    assert (resumed, len(saved)) == ([False, True], 3)

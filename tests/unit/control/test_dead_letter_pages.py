@@ -245,27 +245,23 @@ class Registry(SchemaRegistry):
         (b"\0\0\0\0\x01a", None, "string", b'"\\u0000\\u0000\\u0000\\u0000\\u0001a"'),
     ],
 )
-def test_values_are_decoded_as_far_as_they_can_be(
+async def test_values_are_decoded_as_far_as_they_can_be(
     data: bytes | None, wanted: str | None, format_name: str, text: bytes
 ) -> None:
     """As asked, else as what fits, else base64; and the registry is asked once when it is away."""
-
-    async def main() -> None:
-        registry = Registry(SchemaRegistryConfig(), ManualClock())
-        reader = DeadLetterReader(Codecs(registry), None, wanted)
-        record = Record("t.dlq", 0, 1, 5, None, data, headers)
-        letter = FoundDeadLetter(record, Origin(TopicPartition("t", 0), 7, 5, "g", 3, "E"), False)
-        for _ in range(2):
-            shown = await reader.read(letter)
-            assert (shown.value_format, bytes(shown.value)) == (format_name, text)
-        assert registry.asked <= 1
-        await registry.close()
-
-    asyncio.run(main())
+    registry = Registry(SchemaRegistryConfig(), ManualClock())
+    reader = DeadLetterReader(Codecs(registry), None, wanted)
+    record = Record("t.dlq", 0, 1, 5, None, data, headers)
+    letter = FoundDeadLetter(record, Origin(TopicPartition("t", 0), 7, 5, "g", 3, "E"), False)
+    for _ in range(2):
+        shown = await reader.read(letter)
+        assert (shown.value_format, bytes(shown.value)) == (format_name, text)
+    assert registry.asked <= 1
+    await registry.close()
 
 
 @pytest.mark.parametrize(("wanted", "format_name"), [(None, "schema"), ("avro", "avro"), ("json", "schema")])
-def test_values_with_a_schema_are_decoded_by_the_registry(wanted: str | None, format_name: str) -> None:
+async def test_values_with_a_schema_are_decoded_by_the_registry(wanted: str | None, format_name: str) -> None:
     """Also when nobody said so, and when the consumer's format is another: the bytes name their schema."""
 
     class Answers(SchemaRegistry):
@@ -274,17 +270,14 @@ def test_values_with_a_schema_are_decoded_by_the_registry(wanted: str | None, fo
                 schema_id, "AVRO", '{"type":"record","name":"R","fields":[{"name":"n","type":"int"}]}'
             )
 
-    async def main() -> None:
-        registry = Answers(SchemaRegistryConfig(), ManualClock())
-        reader = DeadLetterReader(Codecs(registry), None, wanted)
-        poison = ("headrace.redrive.count", b"9" * 5000)
-        record = Record("t.dlq", 0, 1, 5, None, b"\0\0\0\0\x01\x0e", lambda: [*headers(), poison])
-        shown = await reader.read(FoundDeadLetter(record, Origin(TopicPartition("t", 0), 7, 5, "g", 3, "E"), True))
-        assert (shown.value_format, msgspec.json.decode(shown.value)) == (format_name, {"n": 7})
-        assert (shown.ended, shown.stack_trace, shown.redrives) == (True, "Too LATE for it", 0)
-        await registry.close()
-
-    asyncio.run(main())
+    registry = Answers(SchemaRegistryConfig(), ManualClock())
+    reader = DeadLetterReader(Codecs(registry), None, wanted)
+    poison = ("headrace.redrive.count", b"9" * 5000)
+    record = Record("t.dlq", 0, 1, 5, None, b"\0\0\0\0\x01\x0e", lambda: [*headers(), poison])
+    shown = await reader.read(FoundDeadLetter(record, Origin(TopicPartition("t", 0), 7, 5, "g", 3, "E"), True))
+    assert (shown.value_format, msgspec.json.decode(shown.value)) == (format_name, {"n": 7})
+    assert (shown.ended, shown.stack_trace, shown.redrives) == (True, "Too LATE for it", 0)
+    await registry.close()
 
 
 def test_no_more_than_two_read_at_a_time(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,27 +318,23 @@ def test_no_more_than_two_read_at_a_time(cluster: Cluster, monkeypatch: pytest.M
     ("now_ms", "day_ms", "since", "letters"),
     [(10_000_000, 1_000, "2.980", 53), (10_000_000, 100_000, "0.000", 500), (3_500, 1_000, "2.500", 125)],
 )
-def test_letters_are_counted_back_from_the_newest(
+async def test_letters_are_counted_back_from_the_newest(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, now_ms: int, day_ms: int, since: str, letters: int
 ) -> None:
     """Not from now, when nothing may have come for days; nor from a time that a wrong clock put into the future."""
     monkeypatch.setattr(dead_letter_pages, "EndedOffsets", lambda *_: cluster)
     monkeypatch.setattr(dead_letter_pages, "_DAY_MS", day_ms)
-
-    async def main() -> None:
-        registry = Registry(SchemaRegistryConfig(), ManualClock())
-        clock = ManualClock(now_ms / 1000)
-        reader = DeadLetterPages(cast(Any, cluster), Codecs(registry), clock)
-        found = await reader.statistics("t.dlq", Selection(), ScanOptions(), 1)
-        assert found.since == f"1970-01-01T00:00:0{since}+00:00"
-        assert (found.dead_letters, sum(found.times.values()), found.partial) == (letters, letters, False)
-        assert found.errors["ValueError"] + found.errors["HTTP 500"] == letters
-        assert 0 < found.left < letters
-        some = await reader.statistics("t.dlq", Selection(), ScanOptions(limit_records=20), 1)
-        assert (some.scanned // 10, some.partial) == (2, True)
-        await registry.close()
-
-    asyncio.run(main())
+    registry = Registry(SchemaRegistryConfig(), ManualClock())
+    clock = ManualClock(now_ms / 1000)
+    reader = DeadLetterPages(cast(Any, cluster), Codecs(registry), clock)
+    found = await reader.statistics("t.dlq", Selection(), ScanOptions(), 1)
+    assert found.since == f"1970-01-01T00:00:0{since}+00:00"
+    assert (found.dead_letters, sum(found.times.values()), found.partial) == (letters, letters, False)
+    assert found.errors["ValueError"] + found.errors["HTTP 500"] == letters
+    assert 0 < found.left < letters
+    some = await reader.statistics("t.dlq", Selection(), ScanOptions(limit_records=20), 1)
+    assert (some.scanned // 10, some.partial) == (2, True)
+    await registry.close()
 
 
 def test_more_names_than_anybody_reads_are_other() -> None:

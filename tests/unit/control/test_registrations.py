@@ -130,292 +130,240 @@ async def refused(work: Coroutine[Any, Any, Any], error: type[HeadraceError]) ->
     return caught.value.description
 
 
-def test_registered_changed_and_removed() -> None:
+async def test_registered_changed_and_removed() -> None:
     """Every process runs what the log says last; a version is where it was written."""
-
-    async def test() -> None:
-        log: list[tuple[str, Entry | None]] = []
-        one, two = Process(log), Process(log)
-        first, new = await one.made.put("a", None, "x", config())
-        assert (first.version, new) == (0, True)
-        await two.settle()
-        changed, new = await two.made.put("a", None, "x", config(max_in_flight=2))
-        assert (changed.version, new, changed.since) == (1, False, 0)
-        assert await one.settle() == await two.settle() == {"x": ("a", 1)}
-        await two.put("a", "x", config(enabled=False))
-        assert await one.settle() == {}
-        assert one.made.one_of("a", "x").version == 2
-        await one.made.remove("a", "x")
-        assert await two.settle() == {}
-        await refused(two.made.remove("a", "x"), NotFound)
-
-    run(test)
+    log: list[tuple[str, Entry | None]] = []
+    one, two = Process(log), Process(log)
+    first, new = await one.made.put("a", None, "x", config())
+    assert (first.version, new) == (0, True)
+    await two.settle()
+    changed, new = await two.made.put("a", None, "x", config(max_in_flight=2))
+    assert (changed.version, new, changed.since) == (1, False, 0)
+    assert await one.settle() == await two.settle() == {"x": ("a", 1)}
+    await two.put("a", "x", config(enabled=False))
+    assert await one.settle() == {}
+    assert one.made.one_of("a", "x").version == 2
+    await one.made.remove("a", "x")
+    assert await two.settle() == {}
+    await refused(two.made.remove("a", "x"), NotFound)
 
 
-def test_others_came_first() -> None:
+async def test_others_came_first() -> None:
     """Names, topics in a group, places: of the file, of others, of one's own; nothing is written."""
-
-    async def test() -> None:
-        log: list[tuple[str, Entry | None]] = []
-        one = Process(log)
-        await one.put("a", "x", config("g", "t"))
-        size = len(log)
-        for owner, name, settings_, error in (
-            ("a", "filed", config("h"), RegistrationConflict),
-            ("b", "x", config("h"), RegistrationConflict),
-            ("b", "y", config("g", "u", "t"), RegistrationConflict),
-            ("b", "y", config("g", topic_patterns=["u.*"]), RegistrationConflict),
-            ("b", "y", config("filed", "orders"), RegistrationConflict),
-            ("b", "y/z", config("h"), InvalidRequest),
-            ("b", "y", config("headrace.x"), InvalidRequest),
-            ("b", "y", config("h", "_x"), InvalidRequest),
-        ):
-            await refused(one.put(owner, name, settings_), error)
-        assert len(log) == size
-        await one.put("a", "y", config("g", "u"))
-        assert "a has 2 registrations" in await refused(one.put("a", "z", config("h")), RegistrationQuota)
-        await one.put("b", "v", config("filed", "payments"))
-        assert "there are 3" in await refused(one.put("c", "w", config("h")), RegistrationQuota)
-        await refused(one.put("b", "v", config("g", "t")), RegistrationConflict)
-        assert (await one.settle())["v"][0] == "b"
-
-    run(test)
+    log: list[tuple[str, Entry | None]] = []
+    one = Process(log)
+    await one.put("a", "x", config("g", "t"))
+    size = len(log)
+    for owner, name, settings_, error in (
+        ("a", "filed", config("h"), RegistrationConflict),
+        ("b", "x", config("h"), RegistrationConflict),
+        ("b", "y", config("g", "u", "t"), RegistrationConflict),
+        ("b", "y", config("g", topic_patterns=["u.*"]), RegistrationConflict),
+        ("b", "y", config("filed", "orders"), RegistrationConflict),
+        ("b", "y/z", config("h"), InvalidRequest),
+        ("b", "y", config("headrace.x"), InvalidRequest),
+        ("b", "y", config("h", "_x"), InvalidRequest),
+    ):
+        await refused(one.put(owner, name, settings_), error)
+    assert len(log) == size
+    await one.put("a", "y", config("g", "u"))
+    assert "a has 2 registrations" in await refused(one.put("a", "z", config("h")), RegistrationQuota)
+    await one.put("b", "v", config("filed", "payments"))
+    assert "there are 3" in await refused(one.put("c", "w", config("h")), RegistrationQuota)
+    await refused(one.put("b", "v", config("g", "t")), RegistrationConflict)
+    assert (await one.settle())["v"][0] == "b"
 
 
-def test_a_change_to_other_topics_queues_anew() -> None:
+async def test_a_change_to_other_topics_queues_anew() -> None:
     """So nobody loses what was given by somebody who was there before and wants it later."""
-
-    async def test() -> None:
-        log: list[tuple[str, Entry | None]] = []
-        one, two = Process(log), Process(log)
-        await one.put("a", "x", config("g", "t"))
-        await two.settle()
-        await one.put("b", "y", config("h", "t"))  # which the other one has not read yet
-        await refused(two.put("a", "x", config("h", "t")), RegistrationConflict)
-        for process in (one, two):
-            assert {name: owner for name, (owner, _) in (await process.settle()).items()} == {"x": "a", "y": "b"}
-            assert process.running["x"].settings
-            assert process.running["x"].settings.group == "g"
-
-    run(test)
+    log: list[tuple[str, Entry | None]] = []
+    one, two = Process(log), Process(log)
+    await one.put("a", "x", config("g", "t"))
+    await two.settle()
+    await one.put("b", "y", config("h", "t"))  # which the other one has not read yet
+    await refused(two.put("a", "x", config("h", "t")), RegistrationConflict)
+    for process in (one, two):
+        assert {name: owner for name, (owner, _) in (await process.settle()).items()} == {"x": "a", "y": "b"}
+        assert process.running["x"].settings
+        assert process.running["x"].settings.group == "g"
 
 
-def test_a_change_keeps_its_place() -> None:
+async def test_a_change_keeps_its_place() -> None:
     """When there are fewer places, those that came first stay, however late they were changed and whoever is asked."""
-
-    async def test() -> None:
-        log: list[tuple[str, Entry | None]] = []
-        one, two = Process(log, rng=random.Random(1)), Process(log, rng=random.Random(2))
-        await one.put("a", "x", config("g"))
-        await one.put("b", "y", config("h"))
-        changed, new = await two.made.put("a", None, "x", config("g", max_in_flight=2))
-        assert (changed.since, changed.version, new) == (0, 2, False)
-        few = RegistrationsConfig(**{**ALLOWED.model_dump(), "max_in_all": 1})
-        assert await Process(log, few).settle() == {"x": ("a", 2)}
-
-    run(test)
+    log: list[tuple[str, Entry | None]] = []
+    one, two = Process(log, rng=random.Random(1)), Process(log, rng=random.Random(2))
+    await one.put("a", "x", config("g"))
+    await one.put("b", "y", config("h"))
+    changed, new = await two.made.put("a", None, "x", config("g", max_in_flight=2))
+    assert (changed.since, changed.version, new) == (0, 2, False)
+    few = RegistrationsConfig(**{**ALLOWED.model_dump(), "max_in_all": 1})
+    assert await Process(log, few).settle() == {"x": ("a", 2)}
 
 
-def test_what_was_given_up_for_nothing_is_not_taken_back_from_others() -> None:
+async def test_what_was_given_up_for_nothing_is_not_taken_back_from_others() -> None:
     """A change that came too late is undone; but its old topics may have gone to somebody who was told yes."""
+    log: list[tuple[str, Entry | None]] = []
+    one, two = Process(log), Process(log)
+    await one.put("a", "x", config("g", "t"))
+    await two.settle()
+    await one.put("c", "z", config("h", "t"))
+    put = two.table.put_all
 
-    async def test() -> None:
-        log: list[tuple[str, Entry | None]] = []
-        one, two = Process(log), Process(log)
-        await one.put("a", "x", config("g", "t"))
-        await two.settle()
-        await one.put("c", "z", config("h", "t"))
-        put = two.table.put_all
+    async def put_after_others(entries: Mapping[str, Entry | None]) -> int:
+        if len(log) > 2:  # the change is written, and not yet undone
+            one.table.read()
+            await one.put("b", "y", config("g", "t"))
+        return await put(entries)
 
-        async def put_after_others(entries: Mapping[str, Entry | None]) -> int:
-            if len(log) > 2:  # the change is written, and not yet undone
-                one.table.read()
-                await one.put("b", "y", config("g", "t"))
-            return await put(entries)
-
-        two.table.put_all = put_after_others  # type: ignore[method-assign]
-        await refused(two.put("a", "x", config("h", "t")), RegistrationConflict)
-        assert await one.settle() == await two.settle() == {"z": ("c", 1), "y": ("b", 3)}
-        why = one.made.refusal_of(one.made.one_of("a", "x"))
-        assert "another registration reads topic t in the group g" in str(why)
-
-    run(test)
+    two.table.put_all = put_after_others  # type: ignore[method-assign]
+    await refused(two.put("a", "x", config("h", "t")), RegistrationConflict)
+    assert await one.settle() == await two.settle() == {"z": ("c", 1), "y": ("b", 3)}
+    why = one.made.refusal_of(one.made.one_of("a", "x"))
+    assert "another registration reads topic t in the group g" in str(why)
 
 
 @pytest.mark.parametrize("what", ["name", "quota", "topic"])
-def test_of_two_at_once_the_first_in_the_log_wins(what: str) -> None:
+async def test_of_two_at_once_the_first_in_the_log_wins(what: str) -> None:
     """The other one is told, takes its entry back, and in the meantime nobody runs it."""
-
-    async def test() -> None:
-        log: list[tuple[str, Entry | None]] = []
-        one, two, third = Process(log), Process(log), Process(log)
-        if what == "quota":
-            await one.put("a", "w", config("q"))
-            await two.settle()
-        owners = {"name": ("a", "b"), "quota": ("a", "a"), "topic": ("a", "b")}[what]
-        names = ("x", "x") if what == "name" else ("x", "y")
-        groups = ("g", "g") if what == "topic" else ("g", "h")
-        seen: list[dict[str, tuple[str, int]]] = []
-        taken_back = third.table.on_change
-
-        def look(key: str, entry: Entry | None) -> None:
-            taken_back(key, entry)
-            third.made.reconcile()
-            seen.append({name: (r.owner, r.version) for name, r in third.running.items() if name in names})
-
-        third.table.on_change = look
-        await one.put(owners[0], names[0], config(groups[0]))
-        error = RegistrationQuota if what == "quota" else RegistrationConflict
-        await refused(two.put(owners[1], names[1], config(groups[1])), error)
-        await third.settle()
-        assert [state for state in seen if state] == [{"x": seen[-1]["x"]}] * len([state for state in seen if state])
-        assert await one.settle() == await two.settle() == await third.settle()
-        assert [one.owner for one in third.made.all_of(None) if one.name in names] == [owners[0]]
-
-    run(test)
-
-
-def test_a_change_of_what_was_removed_at_the_same_time_is_told() -> None:
-    """Nobody has back what somebody took away without knowing."""
-
-    async def test() -> None:
-        log: list[tuple[str, Entry | None]] = []
-        one, two = Process(log), Process(log)
-        await one.put("a", "x", config())
+    log: list[tuple[str, Entry | None]] = []
+    one, two, third = Process(log), Process(log), Process(log)
+    if what == "quota":
+        await one.put("a", "w", config("q"))
         await two.settle()
-        await one.made.remove("a", "x")
-        await refused(two.put("a", "x", config()), RegistrationConflict)
-        assert await one.settle() == await two.settle() == {}
+    owners = {"name": ("a", "b"), "quota": ("a", "a"), "topic": ("a", "b")}[what]
+    names = ("x", "x") if what == "name" else ("x", "y")
+    groups = ("g", "g") if what == "topic" else ("g", "h")
+    seen: list[dict[str, tuple[str, int]]] = []
+    taken_back = third.table.on_change
 
-    run(test)
+    def look(key: str, entry: Entry | None) -> None:
+        taken_back(key, entry)
+        third.made.reconcile()
+        seen.append({name: (r.owner, r.version) for name, r in third.running.items() if name in names})
+
+    third.table.on_change = look
+    await one.put(owners[0], names[0], config(groups[0]))
+    error = RegistrationQuota if what == "quota" else RegistrationConflict
+    await refused(two.put(owners[1], names[1], config(groups[1])), error)
+    await third.settle()
+    assert [state for state in seen if state] == [{"x": seen[-1]["x"]}] * len([state for state in seen if state])
+    assert await one.settle() == await two.settle() == await third.settle()
+    assert [one.owner for one in third.made.all_of(None) if one.name in names] == [owners[0]]
 
 
-def test_one_that_is_removed_is_let_go_before_its_pause_is_taken_away() -> None:
+async def test_a_change_of_what_was_removed_at_the_same_time_is_told() -> None:
+    """Nobody has back what somebody took away without knowing."""
+    log: list[tuple[str, Entry | None]] = []
+    one, two = Process(log), Process(log)
+    await one.put("a", "x", config())
+    await two.settle()
+    await one.made.remove("a", "x")
+    await refused(two.put("a", "x", config()), RegistrationConflict)
+    assert await one.settle() == await two.settle() == {}
+
+
+async def test_one_that_is_removed_is_let_go_before_its_pause_is_taken_away() -> None:
     """Else it would deliver what it holds while it drains; one that did not run lets nobody go."""
-
-    async def test() -> None:
-        log: list[tuple[str, Entry | None]] = []
-        process = Process(log)
-        await process.put("a", "x", config())
-        log += [("hold/x", {}), (f"{PREFIX}b/x", {"config": config("h"), "at": 1}), (f"{PREFIX}b/x", None)]
-        await process.settle()
-        assert process.removed == []
-        await process.made.remove("a", "x")
-        assert process.removed == ["x"]
-        assert log[-2:] == [(f"{PREFIX}a/x", None), ("hold/x", None)]
-
-    run(test)
+    log: list[tuple[str, Entry | None]] = []
+    process = Process(log)
+    await process.put("a", "x", config())
+    log += [("hold/x", {}), (f"{PREFIX}b/x", {"config": config("h"), "at": 1}), (f"{PREFIX}b/x", None)]
+    await process.settle()
+    assert process.removed == []
+    await process.made.remove("a", "x")
+    assert process.removed == ["x"]
+    assert log[-2:] == [(f"{PREFIX}a/x", None), ("hold/x", None)]
 
 
-def test_entries_that_are_not_valid_any_more_are_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+async def test_entries_that_are_not_valid_any_more_are_passed_over(caplog: pytest.LogCaptureFixture) -> None:
     """The others run; log, gauge and whoever looks say why; nothing is taken away, so a wider list brings them back."""
-
-    async def test() -> None:
-        log: list[tuple[str, Entry | None]] = []
-        before = Process(log)
-        await before.put("a", "x", config(max_in_flight=9))
-        await before.put("b", "y", config("h", max_in_flight=1))
-        log += [
-            (f"{PREFIX}c/z", {"config": "no object", "at": 1, "scopes": None}),
-            (f"{PREFIX}c/v", {"config": config("v"), "at": "now"}),
-            (f"{PREFIX}nobody", {"config": config("n"), "at": 1}),
-            (f"{PREFIX}c/w", {}),
-            (f"{PREFIX}c/u", {"config": config("u"), "at": float("inf")}),
-            (f"{PREFIX}c/s", {"config": config("s"), "at": 10**17}),
-        ]
-        wide = RegistrationsConfig(**{**ALLOWED.model_dump(), "max_in_all": 9, "max_per_owner": 9})
-        tight = RegistrationsConfig(**{**wide.model_dump(), "limits": {"max_in_flight": 8}})
-        other = RegistrationsConfig(**{**wide.model_dump(), "backends": ["http://elsewhere/"]})
-        process = Process(log, tight)
-        await process.made.start()
-        assert list(await process.settle()) == ["y"]
-        why = {one.name: str(process.made.refusal_of(one)) for one in process.made.all_of(None)}
-        assert "max_in_flight is 9" in why["x"]
-        assert all("damaged" in why[name] for name in ("z", "v", "w", "u", "s", "nobody"))
-        assert why["y"] == "None"
-        assert gauges()[GaugeKey("headrace_registrations")] == 8
-        assert gauges()[GaugeKey("headrace_refused_registrations")] == 7
-        assert "registration/a/x does not run: max_in_flight is 9" in caplog.text
-        assert "registration/c/z does not run" in caplog.text
-        await process.made.stop()
-        assert await Process(log, other).settle() == {}
-        assert set(await Process(log, wide).settle()) == {"x", "y"}
-        few = RegistrationsConfig(**{**wide.model_dump(), "max_in_all": 1})
-        assert list(await Process(log, few).settle()) == ["x"]
-        assert len(log) == 8
-
-    run(test)
+    log: list[tuple[str, Entry | None]] = []
+    before = Process(log)
+    await before.put("a", "x", config(max_in_flight=9))
+    await before.put("b", "y", config("h", max_in_flight=1))
+    log += [
+        (f"{PREFIX}c/z", {"config": "no object", "at": 1, "scopes": None}),
+        (f"{PREFIX}c/v", {"config": config("v"), "at": "now"}),
+        (f"{PREFIX}nobody", {"config": config("n"), "at": 1}),
+        (f"{PREFIX}c/w", {}),
+        (f"{PREFIX}c/u", {"config": config("u"), "at": float("inf")}),
+        (f"{PREFIX}c/s", {"config": config("s"), "at": 10**17}),
+    ]
+    wide = RegistrationsConfig(**{**ALLOWED.model_dump(), "max_in_all": 9, "max_per_owner": 9})
+    tight = RegistrationsConfig(**{**wide.model_dump(), "limits": {"max_in_flight": 8}})
+    other = RegistrationsConfig(**{**wide.model_dump(), "backends": ["http://elsewhere/"]})
+    process = Process(log, tight)
+    await process.made.start()
+    assert list(await process.settle()) == ["y"]
+    why = {one.name: str(process.made.refusal_of(one)) for one in process.made.all_of(None)}
+    assert "max_in_flight is 9" in why["x"]
+    assert all("damaged" in why[name] for name in ("z", "v", "w", "u", "s", "nobody"))
+    assert why["y"] == "None"
+    assert gauges()[GaugeKey("headrace_registrations")] == 8
+    assert gauges()[GaugeKey("headrace_refused_registrations")] == 7
+    assert "registration/a/x does not run: max_in_flight is 9" in caplog.text
+    assert "registration/c/z does not run" in caplog.text
+    await process.made.stop()
+    assert await Process(log, other).settle() == {}
+    assert set(await Process(log, wide).settle()) == {"x", "y"}
+    few = RegistrationsConfig(**{**wide.model_dump(), "max_in_all": 1})
+    assert list(await Process(log, few).settle()) == ["x"]
+    assert len(log) == 8
 
 
-def test_owners_see_their_own() -> None:
+async def test_owners_see_their_own() -> None:
     """Another's is missing to them; whoever sees all sees the one that has the name."""
-
-    async def test() -> None:
-        process = Process([])
-        await process.put("a/b", "x", config())
-        assert [one.name for one in process.made.all_of("a/b")] == ["x"]
-        assert process.made.all_of("a") == process.made.all_of("b") == []
-        await refused(process.made.remove("b", "x"), NotFound)
-        assert process.made.one_of(None, "x").owner == "a/b"
-        await process.made.remove(None, "x")
-        assert process.made.all_of(None) == []
-
-    run(test)
+    process = Process([])
+    await process.put("a/b", "x", config())
+    assert [one.name for one in process.made.all_of("a/b")] == ["x"]
+    assert process.made.all_of("a") == process.made.all_of("b") == []
+    await refused(process.made.remove("b", "x"), NotFound)
+    assert process.made.one_of(None, "x").owner == "a/b"
+    await process.made.remove(None, "x")
+    assert process.made.all_of(None) == []
 
 
-def test_what_a_caller_may_read_counts_when_it_registers_and_after() -> None:
+async def test_what_a_caller_may_read_counts_when_it_registers_and_after() -> None:
     """Its scopes are noted; topics that patterns find later are held against them too."""
-
-    async def test() -> None:
-        process = Process([])
-        principal = Principal("a", frozenset(["consumers:w", "consume:t.*", "group:g*"]))
-        for bad in (config("h", "t.1"), config("g", "u"), config("g", "t.1", "u")):
-            await refused(process.made.put("a", principal, "x", bad), Forbidden)
-        nothing = Principal("a", frozenset(["consumers:w"]))
-        await refused(process.made.put("a", nothing, "x", config()), Forbidden)
-        one, _ = await process.made.put("a", principal, "x", config("g1", "t.1", topic_patterns=[".*"]))
-        await process.settle()
-        assert [topic for topic in ("t.1", "t.2", "u", "_t.3") if process.running["x"].may_read(topic)] == [
-            "t.1",
-            "t.2",
-        ]
-        assert one.principal == Principal("a", principal.scopes)
-
-    run(test)
+    process = Process([])
+    principal = Principal("a", frozenset(["consumers:w", "consume:t.*", "group:g*"]))
+    for bad in (config("h", "t.1"), config("g", "u"), config("g", "t.1", "u")):
+        await refused(process.made.put("a", principal, "x", bad), Forbidden)
+    nothing = Principal("a", frozenset(["consumers:w"]))
+    await refused(process.made.put("a", nothing, "x", config()), Forbidden)
+    one, _ = await process.made.put("a", principal, "x", config("g1", "t.1", topic_patterns=[".*"]))
+    await process.settle()
+    assert [topic for topic in ("t.1", "t.2", "u", "_t.3") if process.running["x"].may_read(topic)] == [
+        "t.1",
+        "t.2",
+    ]
+    assert one.principal == Principal("a", principal.scopes)
 
 
-def test_what_it_was_steered_with_goes_with_it() -> None:
+async def test_what_it_was_steered_with_goes_with_it() -> None:
     """The next one of its name does not begin paused; another one's pause stays."""
-
-    async def test() -> None:
-        log: list[tuple[str, Entry | None]] = []
-        process = Process(log)
-        await process.put("a", "x", config())
-        log += [(key, {}) for key in ("hold/x", "hold/x/t/0", "settings/x", "skip/x/t/0/1", "hold/xy")]
-        await process.settle()
-        await process.made.remove("a", "x")
-        assert list(process.table.items("")) == ["hold/xy"]
-
-    run(test)
+    log: list[tuple[str, Entry | None]] = []
+    process = Process(log)
+    await process.put("a", "x", config())
+    log += [(key, {}) for key in ("hold/x", "hold/x/t/0", "settings/x", "skip/x/t/0/1", "hold/xy")]
+    await process.settle()
+    await process.made.remove("a", "x")
+    assert list(process.table.items("")) == ["hold/xy"]
 
 
-def test_what_another_consumer_of_its_name_was_paused_with_stays() -> None:
+async def test_what_another_consumer_of_its_name_was_paused_with_stays() -> None:
     """A registration that is refused, because the file or another owner has its name, takes nothing of theirs along."""
-
-    async def test() -> None:
-        log: list[tuple[str, Entry | None]] = []
-        process = Process(log)
-        await process.put("a", "x", config())
-        for name, group in (("x", "other"), ("filed", "third")):
-            log += [(f"{PREFIX}b/{name}", {"config": config(group), "scopes": None, "at": 1}), (f"hold/{name}", {})]
-        await process.settle()
-        for name in ("x", "filed"):
-            await process.made.remove("b", name)
-        assert {"hold/x", "hold/filed"} < {*process.table.items("")}
-        await process.made.remove("a", "x")
-        assert "hold/x" not in process.table.items("")
-
-    run(test)
+    log: list[tuple[str, Entry | None]] = []
+    process = Process(log)
+    await process.put("a", "x", config())
+    for name, group in (("x", "other"), ("filed", "third")):
+        log += [(f"{PREFIX}b/{name}", {"config": config(group), "scopes": None, "at": 1}), (f"hold/{name}", {})]
+    await process.settle()
+    for name in ("x", "filed"):
+        await process.made.remove("b", name)
+    assert {"hold/x", "hold/filed"} < {*process.table.items("")}
+    await process.made.remove("a", "x")
+    assert "hold/x" not in process.table.items("")
 
 
 OWNERS, NAMES, GROUPS = ("a", "b"), ("x", "y", "z"), ("g", "h")

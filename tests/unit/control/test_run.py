@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -89,202 +89,160 @@ class World:
         raise AssertionError("it never came")
 
 
-def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(test())
-
-
 async def close(*services: Any) -> None:
     for service in services:
         await service.stop()
 
 
-def test_a_window_is_delivered_in_order_and_no_further() -> None:
+async def test_a_window_is_delivered_in_order_and_no_further() -> None:
     """Each record once, with the job's id; a position is behind holes too."""
-
-    async def test() -> None:
-        world = World([0, 1, 2, 5, 6, 9, 10, 11])
-        pump, source = await world.open(Committed(1), 10)
-        await world.until(lambda: source.finished)
-        assert (world.seen, world.replays) == ([1, 2, 5, 6, 9], {"job-1"})
-        assert (source.progress.ended, source.progress.positions) == (5, {P: Committed(10)})
-        await close(source, pump)
-
-    run(test)
+    world = World([0, 1, 2, 5, 6, 9, 10, 11])
+    pump, source = await world.open(Committed(1), 10)
+    await world.until(lambda: source.finished)
+    assert (world.seen, world.replays) == ([1, 2, 5, 6, 9], {"job-1"})
+    assert (source.progress.ended, source.progress.positions) == (5, {P: Committed(10)})
+    await close(source, pump)
 
 
-def test_a_window_without_any_record_ends() -> None:
+async def test_a_window_without_any_record_ends() -> None:
     """All of it may have been removed from the log meanwhile."""
-
-    async def test() -> None:
-        world = World([])
-        pump, source = await world.open(Committed(0), 10)
-        await world.until(lambda: source.finished)
-        assert world.seen == []
-        await close(source, pump)
-
-    run(test)
+    world = World([])
+    pump, source = await world.open(Committed(0), 10)
+    await world.until(lambda: source.finished)
+    assert world.seen == []
+    await close(source, pump)
 
 
-def test_what_had_ended_in_an_earlier_run_is_not_delivered_again() -> None:
+async def test_what_had_ended_in_an_earlier_run_is_not_delivered_again() -> None:
     """The map beside the position says so, as it does for a group; and numbers of both runs are one."""
+    world = World(
+        range(20), ordering="none", retry={"attempts": 2, "first_delay_seconds": 600, "max_delay_seconds": 600}
+    )
+    world.answer = lambda record: ACK if record.offset != 3 else Reply("E")
+    pump, source = await world.open(Committed(0), 20)
+    await world.until(lambda: source.progress.ended == 19)
+    await source.close(Deadline(world.clock, 0))
+    progress = source.progress
+    assert progress.positions[P].offset == 3
+    await close(source, pump)
 
-    async def test() -> None:
-        world = World(
-            range(20), ordering="none", retry={"attempts": 2, "first_delay_seconds": 600, "max_delay_seconds": 600}
-        )
-        world.answer = lambda record: ACK if record.offset != 3 else Reply("E")
-        pump, source = await world.open(Committed(0), 20)
-        await world.until(lambda: source.progress.ended == 19)
-        await source.close(Deadline(world.clock, 0))
-        progress = source.progress
-        assert progress.positions[P].offset == 3
-        await close(source, pump)
-
-        world.seen, world.answer = [], lambda record: ACK
-        pump, source = await world.open(progress.positions[P], 20)
-        await world.until(lambda: source.finished)
-        assert world.seen == [3]
-        assert progress.counts["delivered"] + source.progress.counts["delivered"] == 20
-        await close(source, pump)
-
-    run(test)
+    world.seen, world.answer = [], lambda record: ACK
+    pump, source = await world.open(progress.positions[P], 20)
+    await world.until(lambda: source.finished)
+    assert world.seen == [3]
+    assert progress.counts["delivered"] + source.progress.counts["delivered"] == 20
+    await close(source, pump)
 
 
-def test_no_more_is_held_than_a_kill_may_repeat() -> None:
+async def test_no_more_is_held_than_a_kill_may_repeat() -> None:
     """Records that ended count until that is written down; so the number of repeats is known before."""
-
-    async def test() -> None:
-        world = World(range(100))
-        pump, source = await world.open(Committed(0), 100, most=30)
-        await world.clock.advance(60)
-        assert world.seen == list(range(28))  # it is read in sevens
-        assert source.unsaved == 28
-        source.saved(source.progress)
-        await world.clock.advance(60)
-        assert len(world.seen) == 56
-        await close(source, pump)
-
-    run(test)
+    world = World(range(100))
+    pump, source = await world.open(Committed(0), 100, most=30)
+    await world.clock.advance(60)
+    assert world.seen == list(range(28))  # it is read in sevens
+    assert source.unsaved == 28
+    source.saved(source.progress)
+    await world.clock.advance(60)
+    assert len(world.seen) == 56
+    await close(source, pump)
 
 
-def test_the_rate_holds_from_the_first_second_on() -> None:
+async def test_the_rate_holds_from_the_first_second_on() -> None:
     """Neither a burst at the start nor one after a pause."""
-
-    async def test() -> None:
-        world = World(range(1000))
-        pump, source = await world.open(Committed(0), 1000, rate=20)
-        times = []
-        for _ in range(10):
-            before = len(world.seen)
-            await world.clock.advance(1)
-            times.append(len(world.seen) - before)
-        assert all(18 <= count <= 22 for count in times)
-        await close(source, pump)
-
-    run(test)
+    world = World(range(1000))
+    pump, source = await world.open(Committed(0), 1000, rate=20)
+    times = []
+    for _ in range(10):
+        before = len(world.seen)
+        await world.clock.advance(1)
+        times.append(len(world.seen) - before)
+    assert all(18 <= count <= 22 for count in times)
+    await close(source, pump)
 
 
-def test_a_broker_that_does_not_answer_and_a_log_that_moved_on_are_passed() -> None:
+async def test_a_broker_that_does_not_answer_and_a_log_that_moved_on_are_passed() -> None:
     """Retention may take what was to be read next; an error that says nothing new ends the replay."""
+    world = World(range(10, 20))
+    world.start = 10
+    world.errors = [KafkaError("out of range"), KafkaUnavailable("no broker")]
+    pump, source = await world.open(Committed(5), 20)
+    await world.until(lambda: source.finished)
+    assert world.reads[-1] == 10
+    assert world.seen == list(range(10, 20))
+    await close(source, pump)
 
-    async def test() -> None:
-        world = World(range(10, 20))
-        world.start = 10
-        world.errors = [KafkaError("out of range"), KafkaUnavailable("no broker")]
-        pump, source = await world.open(Committed(5), 20)
-        await world.until(lambda: source.finished)
-        assert world.reads[-1] == 10
-        assert world.seen == list(range(10, 20))
-        await close(source, pump)
-
-        world.errors = [KafkaError("not yours")]
-        pump, source = await world.open(Committed(15), 20)
-        await world.until(lambda: source.death is not None)
-        assert str(source.death) == "not yours"
-        await close(source, pump)
-
-    run(test)
+    world.errors = [KafkaError("not yours")]
+    pump, source = await world.open(Committed(15), 20)
+    await world.until(lambda: source.death is not None)
+    assert str(source.death) == "not yours"
+    await close(source, pump)
 
 
-def test_a_window_that_is_not_read_any_further_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_window_that_is_not_read_any_further_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """A partition without a leader, or one that was cut off before the end of the window, sends no error either."""
+    world, stop = World([0, 1]), asyncio.Event()
+    every = world.read
 
-    async def test() -> None:
-        world, stop = World([0, 1]), asyncio.Event()
-        every = world.read
+    async def read(starts: Any, ends: Any) -> AsyncGenerator[list[Record], None]:
+        async for batch in every(starts, ends):
+            yield batch
+        await asyncio.Event().wait()
 
-        async def read(starts: Any, ends: Any) -> AsyncGenerator[list[Record], None]:
-            async for batch in every(starts, ends):
-                yield batch
-            await asyncio.Event().wait()
+    async def save(progress: Progress) -> bool:
+        return True
 
-        async def save(progress: Progress) -> bool:
-            return True
-
-        world.read = read  # type: ignore[method-assign]
-        pump, source = world.make(Committed(0), 10)
-        running = asyncio.ensure_future(Run(world.clock).deliver(pump, source, save, stop))
-        for moved, said in ((29.0, 0), (2.0, 1), (28.0, 1), (3.0, 2)):
-            await world.clock.advance(moved)
-            await asyncio.sleep(0.3)  # the run looks five times in a second of real time
-            assert caplog.text.count("no records were received for 30 s") == said
-        stop.set()
-        assert not await running
-
-    run(test)
+    world.read = read  # type: ignore[method-assign]
+    pump, source = world.make(Committed(0), 10)
+    running = asyncio.ensure_future(Run(world.clock).deliver(pump, source, save, stop))
+    for moved, said in ((29.0, 0), (2.0, 1), (28.0, 1), (3.0, 2)):
+        await world.clock.advance(moved)
+        await asyncio.sleep(0.3)  # the run looks five times in a second of real time
+        assert caplog.text.count("no records were received for 30 s") == said
+    stop.set()
+    assert not await running
 
 
-def test_a_replay_carries_the_live_epoch_of_its_partition_or_none() -> None:
+async def test_a_replay_carries_the_live_epoch_of_its_partition_or_none() -> None:
     """A number of its own would be newer than that of the group, and a backend would refuse the group from then on."""
+    world = World(range(3))
+    live = Pump("live", "g", world, world, delivery=world.delivery, clock=world.clock, chance=Random(1))
+    epochs: list[int] = []
 
-    async def test() -> None:
-        world = World(range(3))
-        live = Pump("live", "g", world, world, delivery=world.delivery, clock=world.clock, chance=Random(1))
-        epochs: list[int] = []
+    class Backend:
+        async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
+            epochs.append(delivery.epoch)
+            return [ACK] * len(delivery.records)
 
-        class Backend:
-            async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
-                epochs.append(delivery.epoch)
-                return [ACK] * len(delivery.records)
+    def pump(live: Pump | None) -> Pump:
+        made = Pump(
+            "p",
+            "g",
+            Backend(),
+            None,
+            delivery=world.delivery,
+            clock=world.clock,
+            shares_with=live,
+            hooks=PumpHooks(replay="job"),
+        )
+        made.on_assigned({P: 5}, {})
+        return made
 
-        def pump(live: Pump | None) -> Pump:
-            made = Pump(
-                "p",
-                "g",
-                Backend(),
-                None,
-                delivery=world.delivery,
-                clock=world.clock,
-                shares_with=live,
-                hooks=PumpHooks(replay="job"),
-            )
-            made.on_assigned({P: 5}, {})
-            return made
-
-        replay, alone = pump(live), pump(None)
-        for number, change in enumerate(
-            (lambda: None, lambda: live.on_assigned({P: 3}, {}), lambda: live.on_lost([P]))
-        ):
-            change()
-            for each in (replay, alone):
-                each.on_records(P, 5, [world.log[number]])
-            await world.clock.settle()
-        assert epochs == [0, 0, 3, 0, 0, 0]
-
-    run(test)
+    replay, alone = pump(live), pump(None)
+    for number, change in enumerate((lambda: None, lambda: live.on_assigned({P: 3}, {}), lambda: live.on_lost([P]))):
+        change()
+        for each in (replay, alone):
+            each.on_records(P, 5, [world.log[number]])
+        await world.clock.settle()
+    assert epochs == [0, 0, 3, 0, 0, 0]
 
 
-def test_two_pumps_know_the_same_of_their_destination() -> None:
+async def test_two_pumps_know_the_same_of_their_destination() -> None:
     """A replay finds out with the group that the backend is down; and is forgotten when it is over."""
-
-    async def test() -> None:
-        world = World(range(3))
-        live = Pump("live", "g", world, world, delivery=world.delivery, clock=world.clock, chance=Random(1))
-        beside = Pump("p", "g", world, world, delivery=world.delivery, clock=world.clock, shares_with=live)
-        assert beside.breaker is live.breaker
-        sharing = len(live.breaker.limit._users)
-        await beside.start()
-        await close(beside)
-        assert len(live.breaker.limit._users) == sharing - 1
-
-    run(test)
+    world = World(range(3))
+    live = Pump("live", "g", world, world, delivery=world.delivery, clock=world.clock, chance=Random(1))
+    beside = Pump("p", "g", world, world, delivery=world.delivery, clock=world.clock, shares_with=live)
+    assert beside.breaker is live.breaker
+    sharing = len(live.breaker.limit._users)
+    await beside.start()
+    await close(beside)
+    assert len(live.breaker.limit._users) == sharing - 1

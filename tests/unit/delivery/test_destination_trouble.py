@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -96,293 +95,245 @@ async def internal_error(delivery: Delivery) -> Sequence[Reply]:
     return [HTTP_500] * len(delivery.records)
 
 
-def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(test())
-
-
 @pytest.mark.parametrize("ordering", ["partition", "key", "none"])
-def test_a_dead_backend_gets_one_delivery_per_pause_and_spills_nothing(ordering: str) -> None:
+async def test_a_dead_backend_gets_one_delivery_per_pause_and_spills_nothing(ordering: str) -> None:
     """E2: five minutes with 10,000 records waiting; within ten seconds of its return it is used again."""
-
-    async def test() -> None:
-        bed = Bed(ordering=ordering)
-        await bed.open()
-        bed.answer = dead
-        bed.feed(1250)
-        await bed.clock.advance(300)
-        assert len(bed.begun) <= 300 / 5
-        assert bed.most_under_way == 1
-        assert all("the breaker of p is open until 13:5" in why for why in bed.standing)
-        assert all("failures: connection refused" in why for why in bed.standing)
-        assert bed.pump.numbers()["breaker_open"] == 1
-        tried = len(bed.begun)
-        bed.answer = fine
-        await bed.clock.advance(10)
-        assert len(bed.begun) > tried
-        assert bed.pump.numbers()["breaker_open"] == 0
-        await bed.clock.advance(1)
-        assert bed.drained
-        assert bed.standing == [""] * 8
-        assert not bed.letters
-        assert set(bed.attempts.values()) == {1}
-        await bed.pump.stop()
-
-    run(test)
+    bed = Bed(ordering=ordering)
+    await bed.open()
+    bed.answer = dead
+    bed.feed(1250)
+    await bed.clock.advance(300)
+    assert len(bed.begun) <= 300 / 5
+    assert bed.most_under_way == 1
+    assert all("the breaker of p is open until 13:5" in why for why in bed.standing)
+    assert all("failures: connection refused" in why for why in bed.standing)
+    assert bed.pump.numbers()["breaker_open"] == 1
+    tried = len(bed.begun)
+    bed.answer = fine
+    await bed.clock.advance(10)
+    assert len(bed.begun) > tried
+    assert bed.pump.numbers()["breaker_open"] == 0
+    await bed.clock.advance(1)
+    assert bed.drained
+    assert bed.standing == [""] * 8
+    assert not bed.letters
+    assert set(bed.attempts.values()) == {1}
+    await bed.pump.stop()
 
 
 @pytest.mark.parametrize("partitions", [1, 8])
 @pytest.mark.parametrize("ordering", ["partition", "key", "none"])
-def test_a_bad_deploy_spills_nothing(ordering: str, partitions: int) -> None:
+async def test_a_bad_deploy_spills_nothing(ordering: str, partitions: int) -> None:
     """Whatever every record fails with, all of them wait for a better one, and then go as if they had never failed."""
-
-    async def test() -> None:
-        bed = Bed(partitions, ordering=ordering)
-        await bed.open()
-        bed.feed(500)
-        await bed.clock.advance(1)
-        bed.answer = broken
-        bed.feed(500)
-        await bed.clock.advance(3600)
-        assert not bed.letters
-        assert "nearly all that is delivered fails, the last with TypeError" in bed.pump.readiness().reason
-        bed.answer = fine
-        await bed.clock.advance(60)
-        assert bed.drained
-        assert not bed.letters
-        await bed.pump.stop()
-
-    run(test)
+    bed = Bed(partitions, ordering=ordering)
+    await bed.open()
+    bed.feed(500)
+    await bed.clock.advance(1)
+    bed.answer = broken
+    bed.feed(500)
+    await bed.clock.advance(3600)
+    assert not bed.letters
+    assert "nearly all that is delivered fails, the last with TypeError" in bed.pump.readiness().reason
+    bed.answer = fine
+    await bed.clock.advance(60)
+    assert bed.drained
+    assert not bed.letters
+    await bed.pump.stop()
 
 
 @pytest.mark.parametrize("ordering", ["partition", "key", "none"])
-def test_a_minute_of_internal_errors_costs_nothing(ordering: str) -> None:
+async def test_a_minute_of_internal_errors_costs_nothing(ordering: str) -> None:
     """E1: every record ends well, none is attempted more often than the policy allows."""
-
-    async def test() -> None:
-        bed = Bed(ordering=ordering)
-        await bed.open()
-        bed.answer = internal_error
-        bed.feed(1000)
-        await bed.clock.advance(60)
-        bed.answer = fine
-        await bed.clock.advance(60)
-        assert bed.drained
-        assert not bed.letters
-        assert max(bed.attempts.values()) <= 5
-        await bed.pump.stop()
-
-    run(test)
+    bed = Bed(ordering=ordering)
+    await bed.open()
+    bed.answer = internal_error
+    bed.feed(1000)
+    await bed.clock.advance(60)
+    bed.answer = fine
+    await bed.clock.advance(60)
+    assert bed.drained
+    assert not bed.letters
+    assert max(bed.attempts.values()) <= 5
+    await bed.pump.stop()
 
 
-def test_errors_at_random_end_every_record() -> None:
+async def test_errors_at_random_end_every_record() -> None:
     """E1: one answer in five is an internal error; all records end, and none is lost to the dead letters."""
+    bed, chance = Bed(ordering="key", retry=RetryConfig(attempts=20)), Random(5)
 
-    async def test() -> None:
-        bed, chance = Bed(ordering="key", retry=RetryConfig(attempts=20)), Random(5)
+    async def moody(delivery: Delivery) -> Sequence[Reply]:
+        return await (internal_error if chance.random() < 0.2 else fine)(delivery)
 
-        async def moody(delivery: Delivery) -> Sequence[Reply]:
-            return await (internal_error if chance.random() < 0.2 else fine)(delivery)
-
-        await bed.open()
-        bed.answer = moody
-        bed.feed(1000)
-        await bed.clock.advance(120)
-        assert bed.drained
-        assert not bed.letters
-        await bed.pump.stop()
-
-    run(test)
+    await bed.open()
+    bed.answer = moody
+    bed.feed(1000)
+    await bed.clock.advance(120)
+    assert bed.drained
+    assert not bed.letters
+    await bed.pump.stop()
 
 
 @pytest.mark.parametrize("outcome", [FAILED, HTTP_500])
 @pytest.mark.parametrize("bad", [1, 10])
-def test_bad_records_in_a_quiet_topic_are_dead_letters_after_their_attempts(bad: int, outcome: Reply) -> None:
+async def test_bad_records_in_a_quiet_topic_are_dead_letters_after_their_attempts(bad: int, outcome: Reply) -> None:
     """Nothing else happens that would speak for the destination: so few are believed to be bad themselves."""
+    bed = Bed(1, batch=BatchConfig(max_records=1))
 
-    async def test() -> None:
-        bed = Bed(1, batch=BatchConfig(max_records=1))
+    async def fail(delivery: Delivery) -> Sequence[Reply]:
+        return [outcome] * len(delivery.records)
 
-        async def fail(delivery: Delivery) -> Sequence[Reply]:
-            return [outcome] * len(delivery.records)
-
-        await bed.open()
-        bed.answer = fail
-        for _ in range(bad):
-            bed.feed(1)
-            await bed.clock.advance(100)
-        assert [letter.attempts for letter in bed.letters] == [5] * bad
-        assert bed.drained
-        await bed.pump.stop()
-
-    run(test)
+    await bed.open()
+    bed.answer = fail
+    for _ in range(bad):
+        bed.feed(1)
+        await bed.clock.advance(100)
+    assert [letter.attempts for letter in bed.letters] == [5] * bad
+    assert bed.drained
+    await bed.pump.stop()
 
 
 @pytest.mark.parametrize("outcome", [FAILED, HTTP_500])
 @pytest.mark.parametrize("place", [0, 57, 99])
-def test_a_bad_record_among_good_ones_is_found(place: int, outcome: Reply) -> None:
+async def test_a_bad_record_among_good_ones_is_found(place: int, outcome: Reply) -> None:
     """Also when one answer fails the whole delivery, and wherever it stands in it: it alone is a dead letter."""
+    bed = Bed(1)
 
-    async def test() -> None:
-        bed = Bed(1)
+    async def fail(delivery: Delivery) -> Sequence[Reply]:
+        failed = any(record.offset == place for record in delivery.records)
+        if outcome.status:
+            return [outcome if failed else ACK] * len(delivery.records)
+        return [outcome if record.offset == place else ACK for record in delivery.records]
 
-        async def fail(delivery: Delivery) -> Sequence[Reply]:
-            failed = any(record.offset == place for record in delivery.records)
-            if outcome.status:
-                return [outcome if failed else ACK] * len(delivery.records)
-            return [outcome if record.offset == place else ACK for record in delivery.records]
-
-        await bed.open()
-        bed.answer = fail
-        bed.feed(300)
-        await bed.clock.advance(300)
-        assert [letter.record.offset for letter in bed.letters] == [place]
-        assert bed.drained
-        await bed.pump.stop()
-
-    run(test)
+    await bed.open()
+    bed.answer = fail
+    bed.feed(300)
+    await bed.clock.advance(300)
+    assert [letter.record.offset for letter in bed.letters] == [place]
+    assert bed.drained
+    await bed.pump.stop()
 
 
 @pytest.mark.parametrize(
     ("wish", "seconds"), [(60.0, 60), (3.2e8, 300), (-5.0, 0), (0.0, 0), (float("nan"), 0), (None, 0)]
 )
-def test_a_wish_to_be_left_alone_is_kept_to_the_second(wish: float | None, seconds: float) -> None:
+async def test_a_wish_to_be_left_alone_is_kept_to_the_second(wish: float | None, seconds: float) -> None:
     """E4: never early, at most five minutes; what makes no sense is a failure like any other."""
+    bed = Bed()
 
-    async def test() -> None:
-        bed = Bed()
+    async def busy(delivery: Delivery) -> Sequence[Reply]:
+        raise DestinationUnavailable("HTTP 429", wait_seconds=wish)
 
-        async def busy(delivery: Delivery) -> Sequence[Reply]:
-            raise DestinationUnavailable("HTTP 429", wait_seconds=wish)
-
-        await bed.open()
-        bed.answer = busy
-        bed.feed(100)
-        await bed.clock.settle()
-        await bed.clock.advance(seconds - 0.001 if seconds else 0)
-        assert len(bed.begun) == 1
-        bed.answer = fine
-        await bed.clock.advance(1)
-        assert bed.drained
-        await bed.pump.stop()
-
-    run(test)
+    await bed.open()
+    bed.answer = busy
+    bed.feed(100)
+    await bed.clock.settle()
+    await bed.clock.advance(seconds - 0.001 if seconds else 0)
+    assert len(bed.begun) == 1
+    bed.answer = fine
+    await bed.clock.advance(1)
+    assert bed.drained
+    await bed.pump.stop()
 
 
-def test_what_fails_alone_waits_alone() -> None:
+async def test_what_fails_alone_waits_alone() -> None:
     """A delivery that the destination drops while it takes all others stops neither them nor its own partition."""
+    bed = Bed(2, ordering="key", batch=BatchConfig(max_records=1))
 
-    async def test() -> None:
-        bed = Bed(2, ordering="key", batch=BatchConfig(max_records=1))
-
-        async def drops_one(delivery: Delivery) -> Sequence[Reply]:
+    async def drops_one(delivery: Delivery) -> Sequence[Reply]:
+        await bed.clock.sleep(0.1)
+        if delivery.records[0].offset == 70:
             await bed.clock.sleep(0.1)
-            if delivery.records[0].offset == 70:
-                await bed.clock.sleep(0.1)
-                raise DestinationUnavailable("connection reset")
-            return await fine(delivery)
+            raise DestinationUnavailable("connection reset")
+        return await fine(delivery)
 
-        await bed.open()
-        bed.answer = drops_one
-        for _ in range(300):
-            bed.feed(1)
-            await bed.clock.advance(0.1)
-        await bed.clock.advance(1)
-        assert bed.commits[PARTITIONS[0]].offset == 70
-        assert {offset for _, offset in bed.attempts} == set(range(300))
-        assert bed.attempts[PARTITIONS[0], 70] == 1
-        assert not bed.letters
-        bed.answer = fine
-        await bed.clock.advance(40)
-        assert bed.drained
-        await bed.pump.stop()
-
-    run(test)
+    await bed.open()
+    bed.answer = drops_one
+    for _ in range(300):
+        bed.feed(1)
+        await bed.clock.advance(0.1)
+    await bed.clock.advance(1)
+    assert bed.commits[PARTITIONS[0]].offset == 70
+    assert {offset for _, offset in bed.attempts} == set(range(300))
+    assert bed.attempts[PARTITIONS[0], 70] == 1
+    assert not bed.letters
+    bed.answer = fine
+    await bed.clock.advance(40)
+    assert bed.drained
+    await bed.pump.stop()
 
 
-def test_a_destination_gets_as_many_deliveries_at_a_time_as_it_takes() -> None:
+async def test_a_destination_gets_as_many_deliveries_at_a_time_as_it_takes() -> None:
     """One that pushes back above five soon gets about five; once it takes more, it gets more."""
+    bed = Bed(ordering="none", batch=BatchConfig(max_records=1), max_in_flight=32)
+    room = 5
 
-    async def test() -> None:
-        bed = Bed(ordering="none", batch=BatchConfig(max_records=1), max_in_flight=32)
-        room = 5
+    async def crowded(delivery: Delivery) -> Sequence[Reply]:
+        crowd = bed.under_way
+        await bed.clock.sleep(0.01)
+        if crowd > room:
+            raise DestinationUnavailable("HTTP 429")
+        return await fine(delivery)
 
-        async def crowded(delivery: Delivery) -> Sequence[Reply]:
-            crowd = bed.under_way
-            await bed.clock.sleep(0.01)
-            if crowd > room:
-                raise DestinationUnavailable("HTTP 429")
-            return await fine(delivery)
-
-        await bed.open()
-        bed.answer = crowded
-        bed.feed(500)
-        await bed.clock.advance(5)
-        bed.most_under_way = 0
-        await bed.clock.advance(5)
-        assert 2 <= bed.most_under_way <= room + 3
-        room = 1000
-        bed.feed(2000)
-        await bed.clock.advance(60)
-        assert bed.most_under_way == 32
-        assert bed.drained
-        await bed.pump.stop()
-
-    run(test)
+    await bed.open()
+    bed.answer = crowded
+    bed.feed(500)
+    await bed.clock.advance(5)
+    bed.most_under_way = 0
+    await bed.clock.advance(5)
+    assert 2 <= bed.most_under_way <= room + 3
+    room = 1000
+    bed.feed(2000)
+    await bed.clock.advance(60)
+    assert bed.most_under_way == 32
+    assert bed.drained
+    await bed.pump.stop()
 
 
-def test_answers_in_any_order_lose_nothing_and_a_crash_repeats_what_was_under_way() -> None:
+async def test_answers_in_any_order_lose_nothing_and_a_crash_repeats_what_was_under_way() -> None:
     """E8: a hundred deliveries at a time that take up to two seconds each; commits never pass one that is not over."""
+    bed, chance = Bed(ordering="none", batch=BatchConfig(max_records=1), max_in_flight=100), Random(8)
 
-    async def test() -> None:
-        bed, chance = Bed(ordering="none", batch=BatchConfig(max_records=1), max_in_flight=100), Random(8)
+    async def slow(delivery: Delivery) -> Sequence[Reply]:
+        await bed.clock.sleep(chance.uniform(0, 2))
+        return await fine(delivery)
 
-        async def slow(delivery: Delivery) -> Sequence[Reply]:
-            await bed.clock.sleep(chance.uniform(0, 2))
-            return await fine(delivery)
-
-        await bed.open()
-        bed.answer = slow
-        bed.feed(500)
-        await bed.clock.advance(20)
-        ended = bed.pump.numbers()["delivered"]
-        await bed.clock.advance(0.3)
-        again = Bed(ordering="none")
-        await again.pump.start()
-        again.pump.on_assigned(dict.fromkeys(PARTITIONS, 2), bed.commits)
-        for partition in PARTITIONS:
-            start = bed.commits[partition].offset
-            again.pump.on_records(partition, 2, [Record(*partition, n, 0, None, b"v") for n in range(start, 500)])
-        await again.clock.advance(1)
-        again.fed = 500
-        assert again.drained
-        assert sum(again.attempts.values()) <= 8 * 500 - ended
-        assert bed.most_under_way == 100
-        await bed.pump.stop()
-        await again.pump.stop()
-
-    run(test)
+    await bed.open()
+    bed.answer = slow
+    bed.feed(500)
+    await bed.clock.advance(20)
+    ended = bed.pump.numbers()["delivered"]
+    await bed.clock.advance(0.3)
+    again = Bed(ordering="none")
+    await again.pump.start()
+    again.pump.on_assigned(dict.fromkeys(PARTITIONS, 2), bed.commits)
+    for partition in PARTITIONS:
+        start = bed.commits[partition].offset
+        again.pump.on_records(partition, 2, [Record(*partition, n, 0, None, b"v") for n in range(start, 500)])
+    await again.clock.advance(1)
+    again.fed = 500
+    assert again.drained
+    assert sum(again.attempts.values()) <= 8 * 500 - ended
+    assert bed.most_under_way == 100
+    await bed.pump.stop()
+    await again.pump.stop()
 
 
-def test_partitions_try_a_dead_backend_in_turns() -> None:
+async def test_partitions_try_a_dead_backend_in_turns() -> None:
     """So that a record which a destination dies of does not hide that others would be taken."""
+    bed = Bed(ordering="key", batch=BatchConfig(max_records=1))
 
-    async def test() -> None:
-        bed = Bed(ordering="key", batch=BatchConfig(max_records=1))
+    async def dies_of_some(delivery: Delivery) -> Sequence[Reply]:
+        if delivery.partition.partition < 3 and delivery.records[0].offset == 0:
+            raise DestinationUnavailable("connection reset")
+        return await fine(delivery)
 
-        async def dies_of_some(delivery: Delivery) -> Sequence[Reply]:
-            if delivery.partition.partition < 3 and delivery.records[0].offset == 0:
-                raise DestinationUnavailable("connection reset")
-            return await fine(delivery)
-
-        await bed.open()
-        bed.answer = dies_of_some
-        bed.feed(20)
-        await bed.clock.advance(300)
-        assert {place.partition for place, commit in bed.commits.items() if commit.offset < 20} == {0, 1, 2}
-        assert {offset for _, offset in bed.attempts} == set(range(20))
-        await bed.pump.stop()
-
-    run(test)
+    await bed.open()
+    bed.answer = dies_of_some
+    bed.feed(20)
+    await bed.clock.advance(300)
+    assert {place.partition for place, commit in bed.commits.items() if commit.offset < 20} == {0, 1, 2}
+    assert {offset for _, offset in bed.attempts} == set(range(20))
+    await bed.pump.stop()
 
 
 def keyed(number: int, key: int) -> Record:
@@ -390,158 +341,138 @@ def keyed(number: int, key: int) -> Record:
 
 
 @pytest.mark.parametrize("per_delivery", [1, 100])
-def test_one_slow_key_holds_nobody_else(per_delivery: int) -> None:
+async def test_one_slow_key_holds_nobody_else(per_delivery: int) -> None:
     """E9: of a thousand keys one takes 30 s each time; once that is known, not one record of another waits for it."""
+    bed, chance = Bed(1, ordering="key", batch=BatchConfig(max_records=per_delivery)), Random(9)
+    fed: list[float] = []
+    delays: list[float] = []
 
-    async def test() -> None:
-        bed, chance = Bed(1, ordering="key", batch=BatchConfig(max_records=per_delivery)), Random(9)
-        fed: list[float] = []
-        delays: list[float] = []
+    async def slow_for_one(delivery: Delivery) -> Sequence[Reply]:
+        is_slow = any(record.key == b"0" for record in delivery.records)
+        await bed.clock.sleep(30 if is_slow else 0.05)
+        delays.extend(bed.clock.monotonic() - fed[r.offset] for r in delivery.records if r.key != b"0")
+        return await fine(delivery)
 
-        async def slow_for_one(delivery: Delivery) -> Sequence[Reply]:
-            is_slow = any(record.key == b"0" for record in delivery.records)
-            await bed.clock.sleep(30 if is_slow else 0.05)
-            delays.extend(bed.clock.monotonic() - fed[r.offset] for r in delivery.records if r.key != b"0")
-            return await fine(delivery)
+    async def feed(keys: list[int], seconds: float) -> None:
+        news = [keyed(len(fed) + n, key) for n, key in enumerate(keys)]
+        fed.extend([bed.clock.monotonic()] * len(keys))
+        bed.pump.on_records(PARTITIONS[0], 1, news)
+        await bed.clock.advance(seconds)
 
-        async def feed(keys: list[int], seconds: float) -> None:
-            news = [keyed(len(fed) + n, key) for n, key in enumerate(keys)]
-            fed.extend([bed.clock.monotonic()] * len(keys))
-            bed.pump.on_records(PARTITIONS[0], 1, news)
-            await bed.clock.advance(seconds)
-
-        await bed.open()
-        bed.answer = slow_for_one
-        await feed(list(range(1, 51)), 1)
-        for _ in range(3):
-            await feed(list(range(50)), 31)
-        delays.clear()
-        for _ in range(300):
-            await feed([chance.randrange(1000) for _ in range(50)], 0.2)
-        assert len(delays) > 14_900
-        assert max(delays) < 0.3
-        await bed.pump.stop()
-
-    run(test)
+    await bed.open()
+    bed.answer = slow_for_one
+    await feed(list(range(1, 51)), 1)
+    for _ in range(3):
+        await feed(list(range(50)), 31)
+    delays.clear()
+    for _ in range(300):
+        await feed([chance.randrange(1000) for _ in range(50)], 0.2)
+    assert len(delays) > 14_900
+    assert max(delays) < 0.3
+    await bed.pump.stop()
 
 
-def test_slow_keys_are_found_and_share_deliveries() -> None:
+async def test_slow_keys_are_found_and_share_deliveries() -> None:
     """Also when no full delivery is without one: soon no other is with them, and they wait to fill deliveries."""
+    bed, chance = Bed(1, ordering="key", max_in_flight=6), Random(9)
+    mixed: list[int] = []
 
-    async def test() -> None:
-        bed, chance = Bed(1, ordering="key", max_in_flight=6), Random(9)
-        mixed: list[int] = []
+    async def slow_for_some(delivery: Delivery) -> Sequence[Reply]:
+        found = sum(int(record.key or b"") % 20 == 0 for record in delivery.records)
+        mixed.append(len(delivery.records) - found if found else 0)
+        await bed.clock.sleep(0.1 if found else 0.001)
+        return await fine(delivery)
 
-        async def slow_for_some(delivery: Delivery) -> Sequence[Reply]:
-            found = sum(int(record.key or b"") % 20 == 0 for record in delivery.records)
-            mixed.append(len(delivery.records) - found if found else 0)
-            await bed.clock.sleep(0.1 if found else 0.001)
-            return await fine(delivery)
+    async def go(rounds: int) -> None:
+        for _ in range(rounds):
+            start, bed.fed = bed.fed, bed.fed + 500
+            news = [keyed(n, chance.randrange(1000)) for n in range(start, bed.fed)]
+            bed.pump.on_records(PARTITIONS[0], 1, news)
+            await bed.clock.advance(0.5)
 
-        async def go(rounds: int) -> None:
-            for _ in range(rounds):
-                start, bed.fed = bed.fed, bed.fed + 500
-                news = [keyed(n, chance.randrange(1000)) for n in range(start, bed.fed)]
-                bed.pump.on_records(PARTITIONS[0], 1, news)
-                await bed.clock.advance(0.5)
-
-        await bed.open()
-        bed.answer = slow_for_some
-        await go(100)
-        mixed.clear()
-        await go(20)
-        assert sum(mixed) == 0
-        mixed.clear()
-        for key in (0, 20, 40, 60):
-            bed.pump.on_records(PARTITIONS[0], 1, [keyed(bed.fed, key)])
-            bed.fed += 1
-            await bed.clock.advance(0.01)
-        await bed.clock.advance(1)
-        assert len(mixed) == 2
-        assert bed.drained
-        await bed.pump.stop()
-
-    run(test)
+    await bed.open()
+    bed.answer = slow_for_some
+    await go(100)
+    mixed.clear()
+    await go(20)
+    assert sum(mixed) == 0
+    mixed.clear()
+    for key in (0, 20, 40, 60):
+        bed.pump.on_records(PARTITIONS[0], 1, [keyed(bed.fed, key)])
+        bed.fed += 1
+        await bed.clock.advance(0.01)
+    await bed.clock.advance(1)
+    assert len(mixed) == 2
+    assert bed.drained
+    await bed.pump.stop()
 
 
-def test_keys_that_waited_for_the_backend_are_not_slow() -> None:
+async def test_keys_that_waited_for_the_backend_are_not_slow() -> None:
     """How long a backend was down says nothing of the records it did not take."""
+    bed = Bed(1, ordering="key")
 
-    async def test() -> None:
-        bed = Bed(1, ordering="key")
+    async def usual(delivery: Delivery) -> Sequence[Reply]:
+        await bed.clock.sleep(0.001)
+        return await fine(delivery)
 
-        async def usual(delivery: Delivery) -> Sequence[Reply]:
-            await bed.clock.sleep(0.001)
-            return await fine(delivery)
+    async def feed() -> None:
+        start, bed.fed = bed.fed, bed.fed + 100
+        bed.pump.on_records(PARTITIONS[0], 1, [keyed(n, n % 100) for n in range(start, bed.fed)])
+        await bed.clock.advance(60)
 
-        async def feed() -> None:
-            start, bed.fed = bed.fed, bed.fed + 100
-            bed.pump.on_records(PARTITIONS[0], 1, [keyed(n, n % 100) for n in range(start, bed.fed)])
-            await bed.clock.advance(60)
-
-        await bed.open()
-        for answer in (usual, dead):
-            bed.answer = answer
-            await feed()
-        bed.answer = usual
-        bed.begun.clear()
+    await bed.open()
+    for answer in (usual, dead):
+        bed.answer = answer
         await feed()
-        assert len(bed.begun) == 2
-        assert bed.drained
-        await bed.pump.stop()
-
-    run(test)
+    bed.answer = usual
+    bed.begun.clear()
+    await feed()
+    assert len(bed.begun) == 2
+    assert bed.drained
+    await bed.pump.stop()
 
 
 UNDECODABLE = Reply("DecodeError", "no JSON", reached=False, permanent=True)
 
 
 @pytest.mark.parametrize("outcome", [DELEGATED, UNDECODABLE])
-def test_what_never_reached_the_destination_earns_it_no_trust(outcome: Reply) -> None:
+async def test_what_never_reached_the_destination_earns_it_no_trust(outcome: Reply) -> None:
     """Half of the records go elsewhere or cannot be decoded: as few of the others use up attempts as without them."""
+    bed = Bed(
+        1, ordering="key", batch={"max_records": 1}, retry={"attempts": 3, "max_delay_seconds": 5}, max_in_flight=16
+    )
 
-    async def test() -> None:
-        bed = Bed(
-            1, ordering="key", batch={"max_records": 1}, retry={"attempts": 3, "max_delay_seconds": 5}, max_in_flight=16
-        )
+    async def half(delivery: Delivery) -> Sequence[Reply]:
+        return [outcome if record.offset % 2 else FAILED for record in delivery.records]
 
-        async def half(delivery: Delivery) -> Sequence[Reply]:
-            return [outcome if record.offset % 2 else FAILED for record in delivery.records]
-
-        bed.answer = half
-        await bed.open()
-        closed = 0
-        for _ in range(600):
-            bed.feed(5)
-            await bed.clock.advance(1)
-            closed += bed.pump.breaker.status.state == "closed"
-        assert len([letter for letter in bed.letters if letter.reply == FAILED]) <= 11
-        assert closed <= 5
-        assert bed.pump.numbers()["delivered"] == 0
-        await bed.pump.stop()
-
-    run(test)
+    bed.answer = half
+    await bed.open()
+    closed = 0
+    for _ in range(600):
+        bed.feed(5)
+        await bed.clock.advance(1)
+        closed += bed.pump.breaker.status.state == "closed"
+    assert len([letter for letter in bed.letters if letter.reply == FAILED]) <= 11
+    assert closed <= 5
+    assert bed.pump.numbers()["delivered"] == 0
+    await bed.pump.stop()
 
 
-def test_no_letter_is_written_by_a_delivery_that_opens_the_breaker() -> None:
+async def test_no_letter_is_written_by_a_delivery_that_opens_the_breaker() -> None:
     """Some records of a delivery failed for the last time and others blame the destination: all are kept."""
+    bed = Bed(1, ordering="none", retry={"attempts": 1, "statuses": {"503": "unavailable"}})
 
-    async def test() -> None:
-        bed = Bed(1, ordering="none", retry={"attempts": 1, "statuses": {"503": "unavailable"}})
+    async def mixed(delivery: Delivery) -> Sequence[Reply]:
+        away = Reply("Away", "try later", 503)
+        return [FAILED if record.offset == 0 else away for record in delivery.records]
 
-        async def mixed(delivery: Delivery) -> Sequence[Reply]:
-            away = Reply("Away", "try later", 503)
-            return [FAILED if record.offset == 0 else away for record in delivery.records]
-
-        bed.answer = mixed
-        await bed.open()
-        bed.feed(2)
-        await bed.clock.settle()
-        assert bed.pump.breaker.status.state == "open"
-        assert bed.letters == []
-        bed.answer = fine
-        await bed.clock.advance(60)
-        assert (bed.letters, bed.drained) == ([], True)
-        await bed.pump.stop()
-
-    run(test)
+    bed.answer = mixed
+    await bed.open()
+    bed.feed(2)
+    await bed.clock.settle()
+    assert bed.pump.breaker.status.state == "open"
+    assert bed.letters == []
+    bed.answer = fine
+    await bed.clock.advance(60)
+    assert (bed.letters, bed.drained) == ([], True)
+    await bed.pump.stop()

@@ -87,220 +87,176 @@ async def opened(bed: Bed, committed: Mapping[TopicPartition, Committed] | None 
     return bed
 
 
-def test_a_slow_key_holds_only_itself() -> None:
+async def test_a_slow_key_holds_only_itself() -> None:
     """The others go on as far as they come, and only what has ended is committed."""
-
-    async def test() -> None:
-        bed = await opened(Bed(ordering="key", batch=BatchConfig(max_records=1)))
-        bed.hold(0)
-        bed.feed("abacb")
-        await bed.clock.advance(1)
-        assert sorted(bed.delivered()) == [[0], [1], [3], [4]]
-        assert bed.commits[P0].offset == 0
-        bed.held.pop(0).set()
-        await bed.clock.advance(1)
-        assert bed.delivered()[-1] == [2]
-        assert bed.commits[P0] == Committed(5)
-        await bed.pump.stop()
-
-    run(test)
+    bed = await opened(Bed(ordering="key", batch=BatchConfig(max_records=1)))
+    bed.hold(0)
+    bed.feed("abacb")
+    await bed.clock.advance(1)
+    assert sorted(bed.delivered()) == [[0], [1], [3], [4]]
+    assert bed.commits[P0].offset == 0
+    bed.held.pop(0).set()
+    await bed.clock.advance(1)
+    assert bed.delivered()[-1] == [2]
+    assert bed.commits[P0] == Committed(5)
+    await bed.pump.stop()
 
 
-def test_a_delivery_in_order_of_keys_has_one_record_per_key() -> None:
+async def test_a_delivery_in_order_of_keys_has_one_record_per_key() -> None:
     """So no record of a key can succeed while an earlier one failed; inside a delivery offsets ascend."""
-
-    async def test() -> None:
-        bed = await opened(Bed(ordering="key"))
-        bed.feed("aabbcaa")
-        await bed.clock.advance(1)
-        assert bed.delivered() == [[0, 2, 4], [1, 3], [5], [6]]
-        await bed.pump.stop()
-
-    run(test)
+    bed = await opened(Bed(ordering="key"))
+    bed.feed("aabbcaa")
+    await bed.clock.advance(1)
+    assert bed.delivered() == [[0, 2, 4], [1, 3], [5], [6]]
+    await bed.pump.stop()
 
 
-def test_a_failed_record_holds_only_its_key() -> None:
+async def test_a_failed_record_holds_only_its_key() -> None:
     """The later record of its key waits for the retry, all others do not, and nobody waits in its place."""
-
-    async def test() -> None:
-        bed = await opened(Bed(ordering="key", max_in_flight=1))
-        bed.fails = {0: 2}
-        bed.feed("abca")
-        await bed.clock.settle()
-        bed.feed("bd", 4)
-        await bed.clock.settle()
-        assert bed.delivered() == [[0, 1, 2], [4, 5]]
-        await bed.clock.advance(20)
-        assert bed.delivered()[2:] == [[0], [0], [3]]
-        assert [d.attempt for d in bed.deliveries] == [1, 1, 2, 3, 1]
-        assert bed.commits[P0] == Committed(6)
-        await bed.pump.stop()
-
-    run(test)
+    bed = await opened(Bed(ordering="key", max_in_flight=1))
+    bed.fails = {0: 2}
+    bed.feed("abca")
+    await bed.clock.settle()
+    bed.feed("bd", 4)
+    await bed.clock.settle()
+    assert bed.delivered() == [[0, 1, 2], [4, 5]]
+    await bed.clock.advance(20)
+    assert bed.delivered()[2:] == [[0], [0], [3]]
+    assert [d.attempt for d in bed.deliveries] == [1, 1, 2, 3, 1]
+    assert bed.commits[P0] == Committed(6)
+    await bed.pump.stop()
 
 
 @pytest.mark.parametrize(("choice", "first"), [("unordered", [[0, 1, 2]]), ("ordered", [[0], [1], [2]])])
-def test_records_without_key_are_ordered_by_choice(choice: str, first: list[list[int]]) -> None:
+async def test_records_without_key_are_ordered_by_choice(choice: str, first: list[list[int]]) -> None:
     """They wait for nothing, or for each other like the records of a key."""
-
-    async def test() -> None:
-        bed = await opened(Bed(ordering="key", null_keys=choice))
-        bed.feed("...")
-        await bed.clock.advance(1)
-        assert bed.delivered() == first
-        await bed.pump.stop()
-
-    run(test)
+    bed = await opened(Bed(ordering="key", null_keys=choice))
+    bed.feed("...")
+    await bed.clock.advance(1)
+    assert bed.delivered() == first
+    await bed.pump.stop()
 
 
-def test_without_order_nothing_waits() -> None:
+async def test_without_order_nothing_waits() -> None:
     """A partition fills every place, and a record that fails is passed by all others but not by the commit."""
-
-    async def test() -> None:
-        bed = await opened(Bed(ordering="none", max_in_flight=3, batch=BatchConfig(max_records=1)))
-        bed.fails = {0: 1}
-        bed.hold(1, 2, 3)
-        bed.feed("aaaaaa")
-        await bed.clock.settle()
-        assert bed.under_way == 3
-        bed.held[2].set()
-        await bed.clock.settle()
-        assert bed.delivered() == [[0], [3], [1], [2], [4], [5]]
-        await bed.clock.advance(20)
-        assert bed.delivered()[6:] == [[0]]
-        assert bed.commits[P0].offset == 1
-        await bed.pump.stop()
-
-    run(test)
+    bed = await opened(Bed(ordering="none", max_in_flight=3, batch=BatchConfig(max_records=1)))
+    bed.fails = {0: 1}
+    bed.hold(1, 2, 3)
+    bed.feed("aaaaaa")
+    await bed.clock.settle()
+    assert bed.under_way == 3
+    bed.held[2].set()
+    await bed.clock.settle()
+    assert bed.delivered() == [[0], [3], [1], [2], [4], [5]]
+    await bed.clock.advance(20)
+    assert bed.delivered()[6:] == [[0]]
+    assert bed.commits[P0].offset == 1
+    await bed.pump.stop()
 
 
-def test_a_busy_partition_leaves_places_to_the_others() -> None:
+async def test_a_busy_partition_leaves_places_to_the_others() -> None:
     """A quarter of the places is for partitions with nothing under way; alone or among busy ones none is kept."""
-
-    async def test() -> None:
-        bed = await opened(Bed(ordering="none", max_in_flight=8, batch=BatchConfig(max_records=1)))
-        bed.hold(*range(20))
-        bed.feed("a" * 20)
-        await bed.clock.settle()
-        assert bed.under_way == 7
-        bed.feed("a" * 20, partition=P1)
-        await bed.clock.settle()
-        assert [d.partition for d in bed.deliveries].count(P1) == 1
-        for held in bed.held.values():
-            held.set()
-        await bed.clock.advance(1)
-        assert bed.most_under_way == 8
-        assert bed.commits == {P0: Committed(20), P1: Committed(20)}
-        await bed.pump.stop()
-
-    run(test)
+    bed = await opened(Bed(ordering="none", max_in_flight=8, batch=BatchConfig(max_records=1)))
+    bed.hold(*range(20))
+    bed.feed("a" * 20)
+    await bed.clock.settle()
+    assert bed.under_way == 7
+    bed.feed("a" * 20, partition=P1)
+    await bed.clock.settle()
+    assert [d.partition for d in bed.deliveries].count(P1) == 1
+    for held in bed.held.values():
+        held.set()
+    await bed.clock.advance(1)
+    assert bed.most_under_way == 8
+    assert bed.commits == {P0: Committed(20), P1: Committed(20)}
+    await bed.pump.stop()
 
 
-def test_partitions_take_turns() -> None:
+async def test_partitions_take_turns() -> None:
     """Of two partitions with much to do none waits for the end of the other."""
-
-    async def test() -> None:
-        bed = await opened(Bed(ordering="key", max_in_flight=1, batch=BatchConfig(max_records=1)))
-        bed.feed("abcd")
-        bed.feed("abcd", partition=P1)
-        await bed.clock.advance(1)
-        assert [d.partition.partition for d in bed.deliveries][:6] == [0, 0, 1, 0, 1, 0]
-        await bed.pump.stop()
-
-    run(test)
+    bed = await opened(Bed(ordering="key", max_in_flight=1, batch=BatchConfig(max_records=1)))
+    bed.feed("abcd")
+    bed.feed("abcd", partition=P1)
+    await bed.clock.advance(1)
+    assert [d.partition.partition for d in bed.deliveries][:6] == [0, 0, 1, 0, 1, 0]
+    await bed.pump.stop()
 
 
-def test_nothing_is_begun_too_far_ahead_of_an_unfinished_record() -> None:
+async def test_nothing_is_begun_too_far_ahead_of_an_unfinished_record() -> None:
     """So the offset map always fits; its head is named, its retries go on, and with it everything goes on."""
-
-    async def test() -> None:
-        bed = await opened(Bed(ordering="none", batch=BatchConfig(max_records=1000, max_bytes=10**9)))
-        bed.hold(0)
-        bed.feed(".")
-        await bed.clock.settle()
-        for start in range(1, SPAN_OFFSETS + 100, 1000):
-            bed.feed("." * 1000, start)
-            await bed.clock.advance(1)
-        assert max(offsets[-1] for offsets in bed.delivered()) == SPAN_OFFSETS - 1
-        await bed.clock.advance(10)
-        assert "offset 0 has not ended" in bed.pump.readiness().reason
-        assert len(bed.commits[P0].metadata) < 100
-        bed.held.pop(0).set()
+    bed = await opened(Bed(ordering="none", batch=BatchConfig(max_records=1000, max_bytes=10**9)))
+    bed.hold(0)
+    bed.feed(".")
+    await bed.clock.settle()
+    for start in range(1, SPAN_OFFSETS + 100, 1000):
+        bed.feed("." * 1000, start)
         await bed.clock.advance(1)
-        assert bed.pump.readiness().ready
-        assert bed.commits[P0] == Committed(SPAN_OFFSETS + 1001)
-        await bed.pump.stop()
+    assert max(offsets[-1] for offsets in bed.delivered()) == SPAN_OFFSETS - 1
+    await bed.clock.advance(10)
+    assert "offset 0 has not ended" in bed.pump.readiness().reason
+    assert len(bed.commits[P0].metadata) < 100
+    bed.held.pop(0).set()
+    await bed.clock.advance(1)
+    assert bed.pump.readiness().ready
+    assert bed.commits[P0] == Committed(SPAN_OFFSETS + 1001)
+    await bed.pump.stop()
 
-    run(test)
 
-
-def test_a_new_owner_repeats_only_what_had_not_ended() -> None:
+async def test_a_new_owner_repeats_only_what_had_not_ended() -> None:
     """The map is read on assignment; what it has ended is counted and given back, not delivered."""
-
-    async def test() -> None:
-        bed = await opened(Bed(ordering="key", batch=BatchConfig(max_records=1)))
-        bed.hold(0, 3)
-        bed.feed("abcdefg")
-        await bed.clock.advance(1)
-        commits = await bed.pump.on_revoked([P0], Deadline(bed.clock, 0))
-        assert bed.pump.counts.abandoned == 2
-        await bed.pump.stop()
-        after = await opened(Bed(ordering="key", batch=BatchConfig(max_records=1)), commits)
-        after.feed("abcdefg")
-        await after.clock.advance(1)
-        assert after.delivered() == [[0], [3]]
-        assert after.pump.counts.spared == 5
-        assert after.commits[P0] == Committed(7)
-        await after.pump.stop()
-
-    run(test)
+    bed = await opened(Bed(ordering="key", batch=BatchConfig(max_records=1)))
+    bed.hold(0, 3)
+    bed.feed("abcdefg")
+    await bed.clock.advance(1)
+    commits = await bed.pump.on_revoked([P0], Deadline(bed.clock, 0))
+    assert bed.pump.counts.abandoned == 2
+    await bed.pump.stop()
+    after = await opened(Bed(ordering="key", batch=BatchConfig(max_records=1)), commits)
+    after.feed("abcdefg")
+    await after.clock.advance(1)
+    assert after.delivered() == [[0], [3]]
+    assert after.pump.counts.spared == 5
+    assert after.commits[P0] == Committed(7)
+    await after.pump.stop()
 
 
-def test_a_destination_that_is_down_is_tried_by_one_delivery_at_a_time() -> None:
+async def test_a_destination_that_is_down_is_tried_by_one_delivery_at_a_time() -> None:
     """Whatever was under way when it went down comes again, in turns with what is fresh; no attempt is used up."""
-
-    async def test() -> None:
-        bed = await opened(Bed(ordering="none", max_in_flight=4, batch=BatchConfig(max_records=1)))
-        bed.hold(0, 1, 2)
-        bed.feed("aaaaaaaa")
-        await bed.clock.settle()
-        assert bed.under_way == 3
-        bed.down = True
-        for offset in range(3):
-            bed.held.pop(offset).set()
-        await bed.clock.settle()
-        assert len(bed.deliveries) == 3
-        bed.most_under_way = 0
-        await bed.clock.advance(60)
-        assert bed.most_under_way == 1
-        bed.down = False
-        await bed.clock.advance(20)
-        assert bed.commits[P0] == Committed(8)
-        assert {d.attempt for d in bed.deliveries} == {1}
-        await bed.pump.stop()
-
-    run(test)
+    bed = await opened(Bed(ordering="none", max_in_flight=4, batch=BatchConfig(max_records=1)))
+    bed.hold(0, 1, 2)
+    bed.feed("aaaaaaaa")
+    await bed.clock.settle()
+    assert bed.under_way == 3
+    bed.down = True
+    for offset in range(3):
+        bed.held.pop(offset).set()
+    await bed.clock.settle()
+    assert len(bed.deliveries) == 3
+    bed.most_under_way = 0
+    await bed.clock.advance(60)
+    assert bed.most_under_way == 1
+    bed.down = False
+    await bed.clock.advance(20)
+    assert bed.commits[P0] == Committed(8)
+    assert {d.attempt for d in bed.deliveries} == {1}
+    await bed.pump.stop()
 
 
 @pytest.mark.parametrize("ordering", ["partition", "key", "none"])
-def test_a_delivery_waits_to_fill_up(ordering: str) -> None:
+async def test_a_delivery_waits_to_fill_up(ordering: str) -> None:
     """Until it is full, or the time is over."""
-
-    async def test() -> None:
-        batch = BatchConfig(max_records=3, linger_seconds=2)
-        bed = await opened(Bed(ordering=ordering, batch=batch))
-        bed.feed("a")
-        await bed.clock.advance(1)
-        assert bed.delivered() == []
-        bed.feed("bc", 1)
-        await bed.clock.settle()
-        assert bed.delivered() == [[0, 1, 2]]
-        bed.feed("d", 3)
-        await bed.clock.advance(3)
-        assert bed.delivered()[1:] == [[3]]
-        await bed.pump.stop()
-
-    run(test)
+    batch = BatchConfig(max_records=3, linger_seconds=2)
+    bed = await opened(Bed(ordering=ordering, batch=batch))
+    bed.feed("a")
+    await bed.clock.advance(1)
+    assert bed.delivered() == []
+    bed.feed("bc", 1)
+    await bed.clock.settle()
+    assert bed.delivered() == [[0, 1, 2]]
+    bed.feed("d", 3)
+    await bed.clock.advance(3)
+    assert bed.delivered()[1:] == [[3]]
+    await bed.pump.stop()
 
 
 def test_in_order_of_partitions_what_a_mixed_result_leaves_is_delivered_one_after_the_other() -> None:
@@ -379,43 +335,35 @@ class Crowd:
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 2, 4])
-def test_max_in_flight_holds_for_all_pumps_of_a_consumer_together(max_in_flight: int) -> None:
+async def test_max_in_flight_holds_for_all_pumps_of_a_consumer_together(max_in_flight: int) -> None:
     """Retry topics, replays and redrives come on top of nothing, and all of them get on."""
-
-    async def test() -> None:
-        crowd = Crowd(max_in_flight, 3)
-        await crowd.start()
-        crowd.feed(0, 1, 2, 3)
-        await crowd.bed.clock.advance(60)
-        assert crowd.most == max_in_flight
-        assert min(crowd.delivered[place] for place in crowd.places) >= 10
-        await crowd.stop()
-
-    run(test)
+    crowd = Crowd(max_in_flight, 3)
+    await crowd.start()
+    crowd.feed(0, 1, 2, 3)
+    await crowd.bed.clock.advance(60)
+    assert crowd.most == max_in_flight
+    assert min(crowd.delivered[place] for place in crowd.places) >= 10
+    await crowd.stop()
 
 
-def test_one_slot_is_reserved_for_live_delivery() -> None:
+async def test_one_slot_is_reserved_for_live_delivery() -> None:
     """Whatever is replayed, a record that comes is delivered at once; what is busy leaves its share to the others."""
-
-    async def test() -> None:
-        crowd = Crowd(4, 2)
-        live, *others = crowd.places
-        await crowd.start()
-        crowd.feed(1, 2)
-        await crowd.bed.clock.advance(9.5)
-        assert sorted(crowd.in_flight[place] for place in others) == [1, 2]
-        crowd.feed(0)
-        await crowd.bed.clock.settle()
-        assert crowd.in_flight[live] == 1
-        await crowd.bed.clock.advance(30)
-        assert 30 <= crowd.delivered[live] <= 60
-        await crowd.pumps[1].stop()
-        await crowd.pumps[2].stop()
-        await crowd.bed.clock.advance(1)
-        assert crowd.in_flight[live] == 4
-        await crowd.stop()
-
-    run(test)
+    crowd = Crowd(4, 2)
+    live, *others = crowd.places
+    await crowd.start()
+    crowd.feed(1, 2)
+    await crowd.bed.clock.advance(9.5)
+    assert sorted(crowd.in_flight[place] for place in others) == [1, 2]
+    crowd.feed(0)
+    await crowd.bed.clock.settle()
+    assert crowd.in_flight[live] == 1
+    await crowd.bed.clock.advance(30)
+    assert 30 <= crowd.delivered[live] <= 60
+    await crowd.pumps[1].stop()
+    await crowd.pumps[2].stop()
+    await crowd.bed.clock.advance(1)
+    assert crowd.in_flight[live] == 4
+    await crowd.stop()
 
 
 def test_a_call_beside_the_pump_waits_for_a_slot_of_its_own() -> None:

@@ -163,57 +163,49 @@ def test_records_that_come_again_while_their_entries_are_ended_are_delivered(
     assert not [*world.parked.entries()]
 
 
-def test_a_seek_back_delivers_again_what_lies_before_a_record_that_waits() -> None:
+async def test_a_seek_back_delivers_again_what_lies_before_a_record_that_waits() -> None:
     """It was passed by a seek, or had ended: not delivered, it would count as ended because a later one waits."""
-
-    async def main() -> None:
-        world = World([b"a", b"a", b"a", b"b"])
-        world.failing = {2}
-        for each in (world.pump, world.retries):
-            await each.start()
-        world.retries.on_assigned({TIER: 1}, {})
-        world.assign(1, 1)
-        await world.clock.advance(60)
-        assert world.parked.of(world.records[2])
-        world.failing.clear()
-        world.delivered.clear()
-        world.writes = [(0.0, True)]
-        seek = asyncio.ensure_future(world.pump.seek(SOURCE, 0))
-        await world.clock.advance(0.5)
-        assert (world.delivered, seek.done()) == ([], False)
-        assert "blocked keys are not written" in world.pump.status().partitions[SOURCE].why
-        await world.pass_time(60)
-        assert await seek
-        assert sorted(world.delivered) == [0, 1, 2, 3]
-        assert [*world.parked.entries()] == []
-        for each in (world.retries, world.pump):
-            await each.stop()
-
-    asyncio.run(main())
+    world = World([b"a", b"a", b"a", b"b"])
+    world.failing = {2}
+    for each in (world.pump, world.retries):
+        await each.start()
+    world.retries.on_assigned({TIER: 1}, {})
+    world.assign(1, 1)
+    await world.clock.advance(60)
+    assert world.parked.of(world.records[2])
+    world.failing.clear()
+    world.delivered.clear()
+    world.writes = [(0.0, True)]
+    seek = asyncio.ensure_future(world.pump.seek(SOURCE, 0))
+    await world.clock.advance(0.5)
+    assert (world.delivered, seek.done()) == ([], False)
+    assert "blocked keys are not written" in world.pump.status().partitions[SOURCE].why
+    await world.pass_time(60)
+    assert await seek
+    assert sorted(world.delivered) == [0, 1, 2, 3]
+    assert [*world.parked.entries()] == []
+    for each in (world.retries, world.pump):
+        await each.stop()
 
 
-def test_a_copy_of_before_a_seek_back_that_is_skipped_unblocks_no_key_of_now() -> None:
+async def test_a_copy_of_before_a_seek_back_that_is_skipped_unblocks_no_key_of_now() -> None:
     """The record has come again, failed again, and waits with another entry, which its new copy needs."""
-
-    async def main() -> None:
-        world = World([b"a"])
-        world.failing = {0}
-        for each in (world.pump, world.retries):
-            await each.start()
-        world.retries.on_assigned({TIER: 1}, {})
-        world.assign(1, 0)
-        await world.clock.advance(9)
-        seek = asyncio.ensure_future(world.pump.seek(SOURCE, 0))
-        await world.clock.advance(9)
-        assert await seek
-        assert len(world.logs[TIER.topic]) == 2
-        world.failing.clear()
-        world.delivered.clear()
-        world.retries.on_records(TIER, 1, world.logs[TIER.topic])
-        skipped = asyncio.ensure_future(world.retries.skip(TIER, 0, "it is old"))
-        await world.pass_time(30)
-        assert (await skipped, world.delivered) == ("skipped", [0])
-        for each in (world.retries, world.pump):
-            await each.stop()
-
-    asyncio.run(main())
+    world = World([b"a"])
+    world.failing = {0}
+    for each in (world.pump, world.retries):
+        await each.start()
+    world.retries.on_assigned({TIER: 1}, {})
+    world.assign(1, 0)
+    await world.clock.advance(9)
+    seek = asyncio.ensure_future(world.pump.seek(SOURCE, 0))
+    await world.clock.advance(9)
+    assert await seek
+    assert len(world.logs[TIER.topic]) == 2
+    world.failing.clear()
+    world.delivered.clear()
+    world.retries.on_records(TIER, 1, world.logs[TIER.topic])
+    skipped = asyncio.ensure_future(world.retries.skip(TIER, 0, "it is old"))
+    await world.pass_time(30)
+    assert (await skipped, world.delivered) == ("skipped", [0])
+    for each in (world.retries, world.pump):
+        await each.stop()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -91,33 +90,25 @@ def delivery(*records: Record, attempt: int = 1) -> Delivery:
     return Delivery("g.retry", records[0].topic_partition, 1, records, attempt)
 
 
-def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(test())
-
-
-def test_a_record_goes_from_tier_to_tier_and_then_to_the_dead_letters() -> None:
+async def test_a_record_goes_from_tier_to_tier_and_then_to_the_dead_letters() -> None:
     """Bytes and own headers stay, even headers that look like ours; the history goes on from the origin."""
-
-    async def test() -> None:
-        broker, clock = Broker(), ManualClock(100.0)
-        tiers = broker.tiers(clock, tiers=[10, 60])
-        assert len(await tiers.write([letter(record(8), 2)])) == 1
-        (first,) = broker.logs["g.retry.10s"]
-        assert (first.key, first.value, first.headers[:3]) == (b"k", b"v", OWN)
-        waiting = delayed_of(first)
-        assert (waiting.attempts, waiting.first_failed_at, waiting.due, waiting.entry) == (2, 5.0, 110.0, None)
-        origin = waiting.origin
-        assert (origin.topic, origin.partition, origin.offset, origin.timestamp_ms) == ("t", 3, 8, 42)
-        assert (origin.key, origin.value, origin.headers) == (b"k", b"v", OWN)
-        assert len(await tiers.write([letter(first, 3)])) == 1
-        (second,) = broker.logs["g.retry.60s"]
-        assert (delayed_of(second).attempts, delayed_of(second).due) == (3, 160.0)
-        assert len(await tiers.write([letter(second, 4)._replace(group="g.retry")])) == 0
-        (dead,) = broker.letters
-        assert (dead.record.topic, dead.record.offset, dead.record.headers) == ("t", 8, OWN)
-        assert (dead.group, dead.attempts, dead.first_failed_at) == ("g", 4, 5.0)
-
-    run(test)
+    broker, clock = Broker(), ManualClock(100.0)
+    tiers = broker.tiers(clock, tiers=[10, 60])
+    assert len(await tiers.write([letter(record(8), 2)])) == 1
+    (first,) = broker.logs["g.retry.10s"]
+    assert (first.key, first.value, first.headers[:3]) == (b"k", b"v", OWN)
+    waiting = delayed_of(first)
+    assert (waiting.attempts, waiting.first_failed_at, waiting.due, waiting.entry) == (2, 5.0, 110.0, None)
+    origin = waiting.origin
+    assert (origin.topic, origin.partition, origin.offset, origin.timestamp_ms) == ("t", 3, 8, 42)
+    assert (origin.key, origin.value, origin.headers) == (b"k", b"v", OWN)
+    assert len(await tiers.write([letter(first, 3)])) == 1
+    (second,) = broker.logs["g.retry.60s"]
+    assert (delayed_of(second).attempts, delayed_of(second).due) == (3, 160.0)
+    assert len(await tiers.write([letter(second, 4)._replace(group="g.retry")])) == 0
+    (dead,) = broker.letters
+    assert (dead.record.topic, dead.record.offset, dead.record.headers) == ("t", 8, OWN)
+    assert (dead.group, dead.attempts, dead.first_failed_at) == ("g", 4, 5.0)
 
 
 @pytest.mark.parametrize(
@@ -129,201 +120,163 @@ def test_a_record_goes_from_tier_to_tier_and_then_to_the_dead_letters() -> None:
         ({"deadline_seconds": 104.0}, RETRY),
     ],
 )
-def test_what_would_not_get_better_waits_in_no_tier(settings: dict[str, Any], outcome: Reply) -> None:
+async def test_what_would_not_get_better_waits_in_no_tier(settings: dict[str, Any], outcome: Reply) -> None:
     """Failed for good, by the destination's word or the policy's, or due after its deadline."""
-
-    async def test() -> None:
-        broker = Broker()
-        tiers = broker.tiers(ManualClock(100.0), tiers=[10], **settings)
-        assert len(await tiers.write([letter(record(8), 1, outcome)])) == 0
-        assert (len(broker.letters), broker.logs) == (1, {})
-
-    run(test)
+    broker = Broker()
+    tiers = broker.tiers(ManualClock(100.0), tiers=[10], **settings)
+    assert len(await tiers.write([letter(record(8), 1, outcome)])) == 0
+    assert (len(broker.letters), broker.logs) == (1, {})
 
 
 @pytest.mark.parametrize(("where", "missing", "delayed"), [("g.retry.10s", [0], []), ("dead", [1], [0])])
-def test_what_is_written_is_not_written_again_because_another_is_not(
+async def test_what_is_written_is_not_written_again_because_another_is_not(
     where: str, missing: list[int], delayed: list[int]
 ) -> None:
     """The failure names what is missing and what waits, whichever of the topics cannot be written."""
-
-    async def test() -> None:
-        broker = Broker()
-        tiers = broker.tiers(ManualClock(), tiers=[10])
-        broker.refuses = where
-        letters = [letter(record(1), 2), letter(record(2), 2, Reply("E", permanent=True))]
-        with pytest.raises(DeadLetterFailed) as failure:
-            await tiers.write(letters)
-        assert failure.value.parameters == {"missing": missing, "delayed": delayed}
-
-    run(test)
+    broker = Broker()
+    tiers = broker.tiers(ManualClock(), tiers=[10])
+    broker.refuses = where
+    letters = [letter(record(1), 2), letter(record(2), 2, Reply("E", permanent=True))]
+    with pytest.raises(DeadLetterFailed) as failure:
+        await tiers.write(letters)
+    assert failure.value.parameters == {"missing": missing, "delayed": delayed}
 
 
-def test_an_outage_of_the_dead_letter_topic_writes_no_copies_into_the_retry_topic() -> None:
+async def test_an_outage_of_the_dead_letter_topic_writes_no_copies_into_the_retry_topic() -> None:
     """One record of the delivery waits for the dead letter topic; the other is in the retry topic once."""
-
-    async def test() -> None:
-        broker, clock = Broker(), ManualClock()
-        tiers = broker.tiers(clock, tiers=[10])
-        pump, _ = pump_of(broker, tiers, clock, max_records=2)
-        broker.refuses = "dead"
-        broker.answer = lambda record: Reply("E", permanent=True) if record.offset == 1 else RETRY
-        await pump.start()
-        pump.on_assigned({P3: 1}, {})
-        pump.on_records(P3, 1, [record(1), record(2)])
-        await clock.advance(3600)
-        assert [delayed_of(copy).origin.offset for copy in broker.logs["g.retry.10s"]] == [2]
-        assert (pump.numbers()["delayed"], pump.numbers()["dead_letters"]) == (1, 0)
-        broker.refuses = ""
-        await clock.advance(60)
-        assert [dead.record.offset for dead in broker.letters] == [1]
-        assert (pump.numbers()["delayed"], pump.numbers()["dead_letters"]) == (1, 1)
-        await pump.stop()
-
-    run(test)
+    broker, clock = Broker(), ManualClock()
+    tiers = broker.tiers(clock, tiers=[10])
+    pump, _ = pump_of(broker, tiers, clock, max_records=2)
+    broker.refuses = "dead"
+    broker.answer = lambda record: Reply("E", permanent=True) if record.offset == 1 else RETRY
+    await pump.start()
+    pump.on_assigned({P3: 1}, {})
+    pump.on_records(P3, 1, [record(1), record(2)])
+    await clock.advance(3600)
+    assert [delayed_of(copy).origin.offset for copy in broker.logs["g.retry.10s"]] == [2]
+    assert (pump.numbers()["delayed"], pump.numbers()["dead_letters"]) == (1, 0)
+    broker.refuses = ""
+    await clock.advance(60)
+    assert [dead.record.offset for dead in broker.letters] == [1]
+    assert (pump.numbers()["delayed"], pump.numbers()["dead_letters"]) == (1, 1)
+    await pump.stop()
 
 
 @pytest.mark.parametrize("keep_key_order", [False, True])
-def test_a_record_too_large_for_its_retry_topic_is_a_dead_letter_and_others_wait_once(keep_key_order: bool) -> None:
+async def test_a_record_too_large_for_its_retry_topic_is_a_dead_letter_and_others_wait_once(
+    keep_key_order: bool,
+) -> None:
     """A retry topic may take less than a topic that is read; the partition goes on and no key stays blocked."""
-
-    async def test() -> None:
-        broker, clock = Broker(), ManualClock()
-        tiers = broker.tiers(clock, tiers=[10], keep_key_order=keep_key_order)
-        broker.too_large = b"large"
-        large = Record("t", 3, 1, 42, b"large", b"v")
-        assert await tiers.write([letter(large, 2), letter(record(2), 2)]) == [1]
-        assert [dead.record.offset for dead in broker.letters] == [1]
-        assert [delayed_of(copy).origin.offset for copy in broker.logs["g.retry.10s"]] == [2]
-        assert not tiers.blocked or not tiers.blocked.of(large)
-
-    run(test)
+    broker, clock = Broker(), ManualClock()
+    tiers = broker.tiers(clock, tiers=[10], keep_key_order=keep_key_order)
+    broker.too_large = b"large"
+    large = Record("t", 3, 1, 42, b"large", b"v")
+    assert await tiers.write([letter(large, 2), letter(record(2), 2)]) == [1]
+    assert [dead.record.offset for dead in broker.letters] == [1]
+    assert [delayed_of(copy).origin.offset for copy in broker.logs["g.retry.10s"]] == [2]
+    assert not tiers.blocked or not tiers.blocked.of(large)
 
 
-def test_a_record_too_large_to_go_behind_its_key_waits_where_it_is() -> None:
+async def test_a_record_too_large_to_go_behind_its_key_waits_where_it_is() -> None:
     """It was never delivered, so it is no dead letter; it is delivered once its key is free."""
-
-    async def test() -> None:
-        broker, clock = Broker(), ManualClock()
-        tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
-        assert broker.parked
-        order = KeyOrder(broker, broker.parked, tiers.write)
-        await tiers.write([letter(record(1), 2)])
-        broker.too_large = b"k"
-        with pytest.raises(DeadLetterFailed):
-            await order.deliver(delivery(record(2)))
-        assert (broker.letters, broker.delivered, dict(broker.parked.of(record(2)))) == ([], [], {1: 0})
-        await broker.parked.unblock(record(1))
-        assert await order.deliver(delivery(record(2))) == [ACK]
-
-    run(test)
+    broker, clock = Broker(), ManualClock()
+    tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
+    assert broker.parked
+    order = KeyOrder(broker, broker.parked, tiers.write)
+    await tiers.write([letter(record(1), 2)])
+    broker.too_large = b"k"
+    with pytest.raises(DeadLetterFailed):
+        await order.deliver(delivery(record(2)))
+    assert (broker.letters, broker.delivered, dict(broker.parked.of(record(2)))) == ([], [], {1: 0})
+    await broker.parked.unblock(record(1))
+    assert await order.deliver(delivery(record(2))) == [ACK]
 
 
-def test_a_record_that_has_gone_behind_its_key_is_not_delivered_here_when_the_destination_takes_nothing() -> None:
+async def test_a_record_that_has_gone_behind_its_key_is_not_delivered_here_when_the_destination_takes_nothing() -> None:
     """By the time the others come again its key may be free, and it delivered from the retry topic."""
-
-    async def test() -> None:
-        broker, clock = Broker(), ManualClock()
-        tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
-        assert broker.parked
-        pump, _ = pump_of(broker, tiers, clock, max_records=2)
-        await tiers.write([letter(record(1), 2)])
-        broker.away = True
-        await pump.start()
-        pump.on_assigned({P3: 1}, {})
-        pump.on_records(P3, 1, [record(2), record(3, b"other")])
-        await clock.advance(1)
-        for copy in [*broker.logs["g.retry.10s"]]:
-            await tiers.end(copy)
-        broker.away = False
-        await clock.advance(60)
-        assert [delayed_of(copy).origin.offset for copy in broker.logs["g.retry.10s"]] == [1, 2]
-        assert {r.offset for d in broker.delivered for r in d.records} == {3}
-        assert not pump.lanes[P3].tracker.has_open
-        await pump.stop()
-
-    run(test)
+    broker, clock = Broker(), ManualClock()
+    tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
+    assert broker.parked
+    pump, _ = pump_of(broker, tiers, clock, max_records=2)
+    await tiers.write([letter(record(1), 2)])
+    broker.away = True
+    await pump.start()
+    pump.on_assigned({P3: 1}, {})
+    pump.on_records(P3, 1, [record(2), record(3, b"other")])
+    await clock.advance(1)
+    for copy in [*broker.logs["g.retry.10s"]]:
+        await tiers.end(copy)
+    broker.away = False
+    await clock.advance(60)
+    assert [delayed_of(copy).origin.offset for copy in broker.logs["g.retry.10s"]] == [1, 2]
+    assert {r.offset for d in broker.delivered for r in d.records} == {3}
+    assert not pump.lanes[P3].tracker.has_open
+    await pump.stop()
 
 
-def test_a_record_that_cannot_go_behind_its_key_holds_no_other() -> None:
+async def test_a_record_that_cannot_go_behind_its_key_holds_no_other() -> None:
     """The retry topic cannot be written: what is free is delivered, once, and the destination is not blamed."""
-
-    async def test() -> None:
-        broker, clock = Broker(), ManualClock()
-        tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
-        assert broker.parked
-        pump, _ = pump_of(broker, tiers, clock, max_records=2)
-        await tiers.write([letter(record(1), 2)])
-        broker.refuses = "g.retry.10s"
-        await pump.start()
-        pump.on_assigned({P3: 1}, {})
-        pump.on_records(P3, 1, [record(2), record(3, b"other")])
-        await clock.advance(60)
-        assert [r.offset for d in broker.delivered for r in d.records] == [3]
-        assert pump.breaker.status.state == "closed"
-        broker.refuses = ""
-        await clock.advance(60)
-        assert not pump.lanes[P3].tracker.has_open
-        await pump.stop()
-
-    run(test)
+    broker, clock = Broker(), ManualClock()
+    tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
+    assert broker.parked
+    pump, _ = pump_of(broker, tiers, clock, max_records=2)
+    await tiers.write([letter(record(1), 2)])
+    broker.refuses = "g.retry.10s"
+    await pump.start()
+    pump.on_assigned({P3: 1}, {})
+    pump.on_records(P3, 1, [record(2), record(3, b"other")])
+    await clock.advance(60)
+    assert [r.offset for d in broker.delivered for r in d.records] == [3]
+    assert pump.breaker.status.state == "closed"
+    broker.refuses = ""
+    await clock.advance(60)
+    assert not pump.lanes[P3].tracker.has_open
+    await pump.stop()
 
 
 @pytest.mark.parametrize("outcome", [ACK, RETRY])
-def test_a_record_whose_key_cannot_be_unblocked_yet_is_delivered_and_buried_once(outcome: Reply) -> None:
+async def test_a_record_whose_key_cannot_be_unblocked_yet_is_delivered_and_buried_once(outcome: Reply) -> None:
     """The topic of parked keys cannot be written: only that is repeated."""
-
-    async def test() -> None:
-        broker, clock = Broker(), ManualClock()
-        tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
-        _, pump = pump_of(broker, tiers, clock)
-        broker.answer = lambda record: outcome
-        await tiers.write([letter(record(1), 2)])
-        broker.refuses = "parked"
-        await pump.start()
-        place = TopicPartition("g.retry.10s", 0)
-        pump.on_assigned({place: 1}, {})
-        pump.on_records(place, 1, broker.logs["g.retry.10s"])
-        await clock.advance(600)
-        assert (len(broker.delivered), len(broker.letters)) == (1, int(outcome is RETRY))
-        broker.refuses = ""
-        await clock.advance(60)
-        assert (len(broker.delivered), len(broker.letters)) == (1, int(outcome is RETRY))
-        assert not tiers.blocked or not tiers.blocked.of(record(1))
-        assert not pump.lanes[place].tracker.has_open
-        await pump.stop()
-
-    run(test)
+    broker, clock = Broker(), ManualClock()
+    tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
+    _, pump = pump_of(broker, tiers, clock)
+    broker.answer = lambda record: outcome
+    await tiers.write([letter(record(1), 2)])
+    broker.refuses = "parked"
+    await pump.start()
+    place = TopicPartition("g.retry.10s", 0)
+    pump.on_assigned({place: 1}, {})
+    pump.on_records(place, 1, broker.logs["g.retry.10s"])
+    await clock.advance(600)
+    assert (len(broker.delivered), len(broker.letters)) == (1, int(outcome is RETRY))
+    broker.refuses = ""
+    await clock.advance(60)
+    assert (len(broker.delivered), len(broker.letters)) == (1, int(outcome is RETRY))
+    assert not tiers.blocked or not tiers.blocked.of(record(1))
+    assert not pump.lanes[place].tracker.has_open
+    await pump.stop()
 
 
-def test_without_dead_letters_the_last_tier_says_what_to_do() -> None:
+async def test_without_dead_letters_the_last_tier_says_what_to_do() -> None:
     """The partition of the tier stands still."""
-
-    async def test() -> None:
-        broker = Broker()
-        tiers = broker.tiers(ManualClock(), tiers=[10], letters=False)
-        await tiers.write([letter(record(8), 2)])
-        with pytest.raises(DeadLetterFailed, match=r"offset 8 of t-3 failed 3 times \(E\) and dead letters are off"):
-            await tiers.write([letter(broker.logs["g.retry.10s"][0], 3)])
-
-    run(test)
+    broker = Broker()
+    tiers = broker.tiers(ManualClock(), tiers=[10], letters=False)
+    await tiers.write([letter(record(8), 2)])
+    with pytest.raises(DeadLetterFailed, match=r"offset 8 of t-3 failed 3 times \(E\) and dead letters are off"):
+        await tiers.write([letter(broker.logs["g.retry.10s"][0], 3)])
 
 
 @pytest.mark.parametrize("headers", [[], [("headrace.retry.due", b"x")], None])
-def test_what_somebody_else_wrote_into_a_tier_is_what_it_is(headers: list[Header] | None) -> None:
+async def test_what_somebody_else_wrote_into_a_tier_is_what_it_is(headers: list[Header] | None) -> None:
     """It is delivered at once, under its own name; so is one whose history cannot be read."""
-
-    async def test() -> None:
-        broker = Broker()
-        tiers = broker.tiers(ManualClock(), tiers=[10])
-        await tiers.write([letter(record(8), 2)])
-        garbled = [(name, b"?") for name, _ in broker.logs["g.retry.10s"][0].headers]
-        other = Record("g.retry.10s", 0, 5, 0, None, None, lambda: garbled if headers is None else headers)
-        assert delayed_of(other) == (other, 0, 0.0, 0.0, None, math.inf)
-        assert await RetryTopicDestination(broker, tiers).deliver(delivery(other)) == [ACK]
-        assert broker.delivered[0].records == [other]
-
-    run(test)
+    broker = Broker()
+    tiers = broker.tiers(ManualClock(), tiers=[10])
+    await tiers.write([letter(record(8), 2)])
+    garbled = [(name, b"?") for name, _ in broker.logs["g.retry.10s"][0].headers]
+    other = Record("g.retry.10s", 0, 5, 0, None, None, lambda: garbled if headers is None else headers)
+    assert delayed_of(other) == (other, 0, 0.0, 0.0, None, math.inf)
+    assert await RetryTopicDestination(broker, tiers).deliver(delivery(other)) == [ACK]
+    assert broker.delivered[0].records == [other]
 
 
 def pump_of(broker: Broker, tiers: RetryTopics, clock: ManualClock, max_records: int = 1) -> tuple[Pump, Pump]:
@@ -346,96 +299,80 @@ def pump_of(broker: Broker, tiers: RetryTopics, clock: ManualClock, max_records:
     return beside, retries
 
 
-def test_what_comes_from_a_tier_carries_the_live_epoch_of_its_origin() -> None:
+async def test_what_comes_from_a_tier_carries_the_live_epoch_of_its_origin() -> None:
     """The epochs of the tier's own assignment cannot be compared with it; without a live one there is none."""
-
-    async def test() -> None:
-        broker, clock = Broker(), ManualClock()
-        tiers = broker.tiers(clock, tiers=[10])
-        await tiers.write([letter(record(8), 2)])
-        live, _ = pump_of(broker, tiers, clock)
-        retries = RetryTopicDestination(broker, tiers, live.epoch_of)
-        (copy,) = broker.logs["g.retry.10s"]
-        live.on_assigned({P3: 90}, {})
-        await retries.deliver(delivery(copy))
-        live.on_lost([P3])
-        await retries.deliver(delivery(copy))
-        assert [delivered.epoch for delivered in broker.delivered] == [90, 0]
-
-    run(test)
+    broker, clock = Broker(), ManualClock()
+    tiers = broker.tiers(clock, tiers=[10])
+    await tiers.write([letter(record(8), 2)])
+    live, _ = pump_of(broker, tiers, clock)
+    retries = RetryTopicDestination(broker, tiers, live.epoch_of)
+    (copy,) = broker.logs["g.retry.10s"]
+    live.on_assigned({P3: 90}, {})
+    await retries.deliver(delivery(copy))
+    live.on_lost([P3])
+    await retries.deliver(delivery(copy))
+    assert [delivered.epoch for delivered in broker.delivered] == [90, 0]
 
 
-def test_a_lane_waits_until_its_head_is_due_and_says_so() -> None:
+async def test_a_lane_waits_until_its_head_is_due_and_says_so() -> None:
     """Records that were polled are kept; nothing stands still; what is due goes, one by one."""
-
-    async def test() -> None:
-        broker, clock = Broker(), ManualClock(1_000_000.0)
-        tiers = broker.tiers(clock, tiers=[10])
-        _, pump = pump_of(broker, tiers, clock)
-        await pump.start()
-        place = TopicPartition("g.retry.10s", 0)
-        pump.on_assigned({place: 1}, {})
-        await tiers.write([letter(record(1), 2), letter(record(2), 2)])
-        await clock.advance(4)
-        await tiers.write([letter(record(3), 2)])
-        pump.on_records(place, 1, broker.logs["g.retry.10s"])
-        await clock.advance(5.9)
-        assert broker.delivered == []
-        assert pump.lanes[place].condition.reason == "offset 0 is due at 1970-01-12 13:46:50 UTC"
-        assert pump.readiness().ready
-        await clock.advance(0.1)
-        assert [(d.group, d.partition, d.attempt, d.records[0].offset) for d in broker.delivered] == [
-            ("g", ("t", 3), 3, 1),
-            ("g", ("t", 3), 3, 2),
-        ]
-        await clock.advance(4)
-        assert broker.delivered[-1].records[0].offset == 3
-        assert (pump.numbers()["delivered"], pump.lanes[place].condition.reason) == (3, "")
-        await pump.stop()
-
-    run(test)
+    broker, clock = Broker(), ManualClock(1_000_000.0)
+    tiers = broker.tiers(clock, tiers=[10])
+    _, pump = pump_of(broker, tiers, clock)
+    await pump.start()
+    place = TopicPartition("g.retry.10s", 0)
+    pump.on_assigned({place: 1}, {})
+    await tiers.write([letter(record(1), 2), letter(record(2), 2)])
+    await clock.advance(4)
+    await tiers.write([letter(record(3), 2)])
+    pump.on_records(place, 1, broker.logs["g.retry.10s"])
+    await clock.advance(5.9)
+    assert broker.delivered == []
+    assert pump.lanes[place].condition.reason == "offset 0 is due at 1970-01-12 13:46:50 UTC"
+    assert pump.readiness().ready
+    await clock.advance(0.1)
+    assert [(d.group, d.partition, d.attempt, d.records[0].offset) for d in broker.delivered] == [
+        ("g", ("t", 3), 3, 1),
+        ("g", ("t", 3), 3, 2),
+    ]
+    await clock.advance(4)
+    assert broker.delivered[-1].records[0].offset == 3
+    assert (pump.numbers()["delivered"], pump.lanes[place].condition.reason) == (3, "")
+    await pump.stop()
 
 
-def test_a_writer_whose_clock_is_ahead_holds_nobody_longer_than_the_delay() -> None:
+async def test_a_writer_whose_clock_is_ahead_holds_nobody_longer_than_the_delay() -> None:
     """What it wrote, and what lies behind that, is delivered one delay after this process saw it."""
-
-    async def test() -> None:
-        broker, clock = Broker(), ManualClock(1_000_000.0)
-        tiers, ahead = broker.tiers(clock, tiers=[10]), broker.tiers(ManualClock(1_003_600.0), tiers=[10])
-        _, pump = pump_of(broker, tiers, clock)
-        await pump.start()
-        place = TopicPartition("g.retry.10s", 0)
-        pump.on_assigned({place: 1}, {})
-        await ahead.write([letter(record(1), 2)])
-        await tiers.write([letter(record(2), 2)])
-        await ahead.write([letter(record(3), 2)])
-        pump.on_records(place, 1, broker.logs["g.retry.10s"])
-        await clock.advance(9.9)
-        assert broker.delivered == []
-        assert pump.lanes[place].condition.reason == "offset 0 is due at 1970-01-12 13:46:50 UTC"
-        await clock.advance(0.2)
-        assert [d.records[0].offset for d in broker.delivered] == [1, 2, 3]
-        await pump.stop()
-
-    run(test)
+    broker, clock = Broker(), ManualClock(1_000_000.0)
+    tiers, ahead = broker.tiers(clock, tiers=[10]), broker.tiers(ManualClock(1_003_600.0), tiers=[10])
+    _, pump = pump_of(broker, tiers, clock)
+    await pump.start()
+    place = TopicPartition("g.retry.10s", 0)
+    pump.on_assigned({place: 1}, {})
+    await ahead.write([letter(record(1), 2)])
+    await tiers.write([letter(record(2), 2)])
+    await ahead.write([letter(record(3), 2)])
+    pump.on_records(place, 1, broker.logs["g.retry.10s"])
+    await clock.advance(9.9)
+    assert broker.delivered == []
+    assert pump.lanes[place].condition.reason == "offset 0 is due at 1970-01-12 13:46:50 UTC"
+    await clock.advance(0.2)
+    assert [d.records[0].offset for d in broker.delivered] == [1, 2, 3]
+    await pump.stop()
 
 
-def test_keys_wait_in_memory_up_to_a_bound_and_the_others_wait_where_they_are() -> None:
+async def test_keys_wait_in_memory_up_to_a_bound_and_the_others_wait_where_they_are() -> None:
     """Every process keeps every blocked key, so more of them are not written."""
-
-    async def test() -> None:
-        broker, clock = Broker(), ManualClock()
-        tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
-        assert broker.parked
-        broker.parked._most_records = 2
-        await tiers.write([letter(record(1), 2), letter(record(2), 2)])
-        with pytest.raises(DeadLetterFailed, match="2 records wait in the retry topic with blocked keys, and that"):
-            await tiers.write([letter(record(3), 2)])
-        await tiers.write([letter(record(2), 2)])
-        await tiers.end(broker.logs["g.retry.10s"][0])
-        assert await tiers.write([letter(record(3), 2)]) == [0]
-
-    run(test)
+    broker, clock = Broker(), ManualClock()
+    tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
+    assert broker.parked
+    broker.parked._most_records = 2
+    await tiers.write([letter(record(1), 2), letter(record(2), 2)])
+    with pytest.raises(DeadLetterFailed, match="2 records wait in the retry topic with blocked keys, and that"):
+        await tiers.write([letter(record(3), 2)])
+    await tiers.write([letter(record(2), 2)])
+    await tiers.end(broker.logs["g.retry.10s"][0])
+    assert await tiers.write([letter(record(3), 2)]) == [0]
 
 
 async def stale(
@@ -472,173 +409,143 @@ async def stale(
         pytest.param(6, 5, 1, False, id="its record comes again after a seek back"),
     ],
 )
-def test_a_key_that_waits_for_no_record_is_free_again(frontier: int, then: int, committed: int, is_free: bool) -> None:
+async def test_a_key_that_waits_for_no_record_is_free_again(
+    frontier: int, then: int, committed: int, is_free: bool
+) -> None:
     """As after a seek past a record whose entry is written and whose copy is not."""
-
-    async def test() -> None:
-        broker, clock = Broker(), ManualClock()
-        tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
-        parked = broker.parked
-        assert parked
-        await tiers.write([letter(record(4, b"other"), 2)])
-        await tiers.end(broker.logs["g.retry.10s"][0])
-        broker.refuses = "g.retry.10s"
-        with pytest.raises(DeadLetterFailed):
-            await tiers.write([letter(record(5), 2)])
-        broker.refuses = ""
-        broker.parked = parked
-        await stale(broker, clock, frontier, {TopicPartition("g.retry.10s", 0): committed}, then)
-        assert (not parked.of(record(5))) == is_free
-
-    run(test)
+    broker, clock = Broker(), ManualClock()
+    tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
+    parked = broker.parked
+    assert parked
+    await tiers.write([letter(record(4, b"other"), 2)])
+    await tiers.end(broker.logs["g.retry.10s"][0])
+    broker.refuses = "g.retry.10s"
+    with pytest.raises(DeadLetterFailed):
+        await tiers.write([letter(record(5), 2)])
+    broker.refuses = ""
+    broker.parked = parked
+    await stale(broker, clock, frontier, {TopicPartition("g.retry.10s", 0): committed}, then)
+    assert (not parked.of(record(5))) == is_free
 
 
-def test_nothing_but_bad_records_in_a_tier_end_as_dead_letters() -> None:
+async def test_nothing_but_bad_records_in_a_tier_end_as_dead_letters() -> None:
     """They were doubted where they failed first; a tier without a success would otherwise hold them for ever."""
-
-    async def test() -> None:
-        broker, clock = Broker(), ManualClock()
-        tiers = broker.tiers(clock, tiers=[10])
-        _, pump = pump_of(broker, tiers, clock)
-        broker.answer = lambda record: RETRY
-        await pump.start()
-        place = TopicPartition("g.retry.10s", 0)
-        pump.on_assigned({place: 1}, {})
-        await tiers.write([letter(record(offset), 2) for offset in range(50)])
-        pump.on_records(place, 1, broker.logs["g.retry.10s"])
-        await clock.advance(30)
-        assert (len(broker.letters), pump.numbers()["dead_letters"]) == (50, 50)
-        await pump.stop()
-
-    run(test)
+    broker, clock = Broker(), ManualClock()
+    tiers = broker.tiers(clock, tiers=[10])
+    _, pump = pump_of(broker, tiers, clock)
+    broker.answer = lambda record: RETRY
+    await pump.start()
+    place = TopicPartition("g.retry.10s", 0)
+    pump.on_assigned({place: 1}, {})
+    await tiers.write([letter(record(offset), 2) for offset in range(50)])
+    pump.on_records(place, 1, broker.logs["g.retry.10s"])
+    await clock.advance(30)
+    assert (len(broker.letters), pump.numbers()["dead_letters"]) == (50, 50)
+    await pump.stop()
 
 
-def test_a_destination_that_is_doubted_gets_nothing_from_the_tiers() -> None:
+async def test_a_destination_that_is_doubted_gets_nothing_from_the_tiers() -> None:
     """Consumer and tiers share a breaker, so a bad deploy does not empty the tiers into the dead letter topic."""
-
-    async def test() -> None:
-        broker, clock = Broker(), ManualClock()
-        tiers = broker.tiers(clock, tiers=[10])
-        beside, pump = pump_of(broker, tiers, clock)
-        broker.answer = lambda record: RETRY
-        for each, place in ((beside, TopicPartition("t", 3)), (pump, TopicPartition("g.retry.10s", 0))):
-            await each.start()
-            each.on_assigned({place: 1}, {})
-        beside.on_records(TopicPartition("t", 3), 1, [record(offset) for offset in range(50)])
-        await clock.advance(10)
-        await tiers.write([letter(record(offset), 2) for offset in range(100, 150)])
-        pump.on_records(TopicPartition("g.retry.10s", 0), 1, broker.logs["g.retry.10s"])
-        await clock.advance(60)
-        assert broker.letters == []
-        broker.answer = lambda record: ACK
-        await clock.advance(60)
-        assert pump.numbers()["delivered"] >= 50
-        assert broker.letters == []
-        await beside.stop()
-        await pump.stop()
-
-    run(test)
+    broker, clock = Broker(), ManualClock()
+    tiers = broker.tiers(clock, tiers=[10])
+    beside, pump = pump_of(broker, tiers, clock)
+    broker.answer = lambda record: RETRY
+    for each, place in ((beside, TopicPartition("t", 3)), (pump, TopicPartition("g.retry.10s", 0))):
+        await each.start()
+        each.on_assigned({place: 1}, {})
+    beside.on_records(TopicPartition("t", 3), 1, [record(offset) for offset in range(50)])
+    await clock.advance(10)
+    await tiers.write([letter(record(offset), 2) for offset in range(100, 150)])
+    pump.on_records(TopicPartition("g.retry.10s", 0), 1, broker.logs["g.retry.10s"])
+    await clock.advance(60)
+    assert broker.letters == []
+    broker.answer = lambda record: ACK
+    await clock.advance(60)
+    assert pump.numbers()["delivered"] >= 50
+    assert broker.letters == []
+    await beside.stop()
+    await pump.stop()
 
 
-def test_records_go_behind_those_of_their_key_and_others_do_not_wait() -> None:
+async def test_records_go_behind_those_of_their_key_and_others_do_not_wait() -> None:
     """Entry first, then the tier; a record without key, or of another key, is delivered."""
-
-    async def test() -> None:
-        broker, clock = Broker(), ManualClock()
-        tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
-        assert broker.parked
-        order = KeyOrder(broker, broker.parked, tiers.write)
-        await tiers.write([letter(record(1), 2)])
-        batch = delivery(record(2), record(3, b"other"), record(4, None))
-        assert await order.deliver(batch) == [DELEGATED, ACK, ACK]
-        assert [r.offset for r in broker.delivered[0].records] == [3, 4]
-        waiting = [delayed_of(entry) for entry in broker.logs["g.retry.10s"]]
-        assert [(w.origin.offset, w.attempts, w.entry) for w in waiting] == [(1, 2, 0), (2, 0, 1)]
-        assert dict(broker.parked.of(record(9))) == {1: 0, 2: 1}
-
-    run(test)
+    broker, clock = Broker(), ManualClock()
+    tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
+    assert broker.parked
+    order = KeyOrder(broker, broker.parked, tiers.write)
+    await tiers.write([letter(record(1), 2)])
+    batch = delivery(record(2), record(3, b"other"), record(4, None))
+    assert await order.deliver(batch) == [DELEGATED, ACK, ACK]
+    assert [r.offset for r in broker.delivered[0].records] == [3, 4]
+    waiting = [delayed_of(entry) for entry in broker.logs["g.retry.10s"]]
+    assert [(w.origin.offset, w.attempts, w.entry) for w in waiting] == [(1, 2, 0), (2, 0, 1)]
+    assert dict(broker.parked.of(record(9))) == {1: 0, 2: 1}
 
 
-def test_a_record_below_one_that_waits_has_ended_unless_it_waits_itself() -> None:
+async def test_a_record_below_one_that_waits_has_ended_unless_it_waits_itself() -> None:
     """After a crash it comes again; delivered now, it would come after the one that waits."""
-
-    async def test() -> None:
-        broker, clock = Broker(), ManualClock()
-        tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
-        assert broker.parked
-        order = KeyOrder(broker, broker.parked, tiers.write)
-        await tiers.write([letter(record(1), 2)])
-        await order.deliver(delivery(record(2)))
-        await broker.parked.unblock(record(1))
-        assert await order.deliver(delivery(record(1))) == [DELEGATED]
-        assert await order.deliver(delivery(record(2))) == [DELEGATED]
-        assert broker.delivered == []
-        assert [delayed_of(entry).origin.offset for entry in broker.logs["g.retry.10s"]] == [1, 2, 2]
-        assert [delayed_of(entry).entry for entry in broker.logs["g.retry.10s"]] == [0, 1, 1]
-
-    run(test)
+    broker, clock = Broker(), ManualClock()
+    tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
+    assert broker.parked
+    order = KeyOrder(broker, broker.parked, tiers.write)
+    await tiers.write([letter(record(1), 2)])
+    await order.deliver(delivery(record(2)))
+    await broker.parked.unblock(record(1))
+    assert await order.deliver(delivery(record(1))) == [DELEGATED]
+    assert await order.deliver(delivery(record(2))) == [DELEGATED]
+    assert broker.delivered == []
+    assert [delayed_of(entry).origin.offset for entry in broker.logs["g.retry.10s"]] == [1, 2, 2]
+    assert [delayed_of(entry).entry for entry in broker.logs["g.retry.10s"]] == [0, 1, 1]
 
 
 @pytest.mark.parametrize("outcome", [ACK, Reply("HTTP 409", "", 409)])
-def test_a_key_is_free_once_its_record_has_ended_and_a_copy_is_known_as_one(outcome: Reply) -> None:
+async def test_a_key_is_free_once_its_record_has_ended_and_a_copy_is_known_as_one(outcome: Reply) -> None:
     """Handled, or skipped by policy; a second copy in the tier is not delivered."""
-
-    async def test() -> None:
-        broker, clock = Broker(), ManualClock()
-        tiers = broker.tiers(clock, tiers=[10], keep_key_order=True, statuses={"409": "skip"})
-        assert broker.parked
-        broker.answer = lambda record: outcome
-        await tiers.write([letter(record(1), 2)])
-        await tiers.write([letter(record(1), 2)])
-        destination = RetryTopicDestination(broker, tiers)
-        first, second = broker.logs["g.retry.10s"]
-        assert await destination.deliver(delivery(first)) == [outcome]
-        assert not broker.parked.of(record(1))
-        assert await destination.deliver(delivery(second)) == [DELEGATED]
-        assert len(broker.delivered) == 1
-
-    run(test)
+    broker, clock = Broker(), ManualClock()
+    tiers = broker.tiers(clock, tiers=[10], keep_key_order=True, statuses={"409": "skip"})
+    assert broker.parked
+    broker.answer = lambda record: outcome
+    await tiers.write([letter(record(1), 2)])
+    await tiers.write([letter(record(1), 2)])
+    destination = RetryTopicDestination(broker, tiers)
+    first, second = broker.logs["g.retry.10s"]
+    assert await destination.deliver(delivery(first)) == [outcome]
+    assert not broker.parked.of(record(1))
+    assert await destination.deliver(delivery(second)) == [DELEGATED]
+    assert len(broker.delivered) == 1
 
 
-def test_a_dead_letter_frees_its_key_and_a_failure_keeps_it() -> None:
+async def test_a_dead_letter_frees_its_key_and_a_failure_keeps_it() -> None:
     """The key is held while its record is retried in the tier."""
-
-    async def test() -> None:
-        broker, clock = Broker(), ManualClock()
-        tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
-        assert broker.parked
-        broker.answer = lambda record: RETRY
-        await tiers.write([letter(record(1), 2)])
-        (entry,) = broker.logs["g.retry.10s"]
-        assert await RetryTopicDestination(broker, tiers).deliver(delivery(entry, attempt=3)) == [RETRY]
-        assert broker.parked.of(record(1))
-        await tiers.write([letter(entry, 4)])
-        assert not broker.parked.of(record(1))
-        assert [dead.record.offset for dead in broker.letters] == [1]
-
-    run(test)
+    broker, clock = Broker(), ManualClock()
+    tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
+    assert broker.parked
+    broker.answer = lambda record: RETRY
+    await tiers.write([letter(record(1), 2)])
+    (entry,) = broker.logs["g.retry.10s"]
+    assert await RetryTopicDestination(broker, tiers).deliver(delivery(entry, attempt=3)) == [RETRY]
+    assert broker.parked.of(record(1))
+    await tiers.write([letter(entry, 4)])
+    assert not broker.parked.of(record(1))
+    assert [dead.record.offset for dead in broker.letters] == [1]
 
 
-def test_parked_keys_that_cannot_be_read_or_written_hold_the_delivery() -> None:
+async def test_parked_keys_that_cannot_be_read_or_written_hold_the_delivery() -> None:
     """Nothing is delivered on a guess, and nothing ends."""
+    broker, clock = Broker(), ManualClock()
+    tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
+    assert broker.parked
 
-    async def test() -> None:
-        broker, clock = Broker(), ManualClock()
-        tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
-        assert broker.parked
+    def unavailable() -> int:
+        raise KafkaUnavailable("no broker")
 
-        def unavailable() -> int:
-            raise KafkaUnavailable("no broker")
-
-        table = memory_table("parked", RAW_BYTES, broker.produce, unavailable)
-        blind = BlockedKeys(table)
-        table.read([Record("parked", 0, 0, 0, b'{"of":"another version"}', b"waits")], 1)
-        assert [*blind.entries()] == [], "it ends no process"
-        with pytest.raises(DestinationUnavailable, match="the table of blocked keys is not read: no broker"):
-            await KeyOrder(broker, blind, tiers.write).deliver(delivery(record(1)))
-        broker.refuses = "parked"
-        with pytest.raises(DeadLetterFailed, match="blocked keys are not written: no broker"):
-            await tiers.write([letter(record(1), 2)])
-        assert (broker.delivered, broker.logs) == ([], {})
-
-    run(test)
+    table = memory_table("parked", RAW_BYTES, broker.produce, unavailable)
+    blind = BlockedKeys(table)
+    table.read([Record("parked", 0, 0, 0, b'{"of":"another version"}', b"waits")], 1)
+    assert [*blind.entries()] == [], "it ends no process"
+    with pytest.raises(DestinationUnavailable, match="the table of blocked keys is not read: no broker"):
+        await KeyOrder(broker, blind, tiers.write).deliver(delivery(record(1)))
+    broker.refuses = "parked"
+    with pytest.raises(DeadLetterFailed, match="blocked keys are not written: no broker"):
+        await tiers.write([letter(record(1), 2)])
+    assert (broker.delivered, broker.logs) == ([], {})

@@ -13,104 +13,80 @@ from headrace.errors import RegistryUnavailable, SchemaInvalid, SchemaNotFound
 from headrace.formats.registry import RegisteredSchema
 
 
-def test_a_schema_of_an_id_is_asked_for_once(serving: Any) -> None:
+async def test_a_schema_of_an_id_is_asked_for_once(serving: Any) -> None:
     """Neither time nor an outage makes it unknown again."""
-
-    async def main() -> None:
-        async with serving() as it:
-            it.server.add("s", 7, '"int"')
-            first = await it.client.by_id(7)
-            await it.clock.advance(1e6)
-            it.server.broken = web.Response(status=500)
-            assert await it.client.by_id(7) == first == RegisteredSchema(7, "AVRO", '"int"')
-            assert len(it.server.asked) == 1
-
-    asyncio.run(main())
+    async with serving() as it:
+        it.server.add("s", 7, '"int"')
+        first = await it.client.by_id(7)
+        await it.clock.advance(1e6)
+        it.server.broken = web.Response(status=500)
+        assert await it.client.by_id(7) == first == RegisteredSchema(7, "AVRO", '"int"')
+        assert len(it.server.asked) == 1
 
 
-def test_latest_is_asked_for_again_after_its_time_and_a_version_is_not(serving: Any) -> None:
+async def test_latest_is_asked_for_again_after_its_time_and_a_version_is_not(serving: Any) -> None:
     """Only the latest version can change."""
-
-    async def main() -> None:
-        async with serving(latest_seconds=30) as it:
-            it.server.add("s", 1, '"int"')
-            for _ in range(3):
-                assert (await it.client.of_subject("s")).id == (await it.client.of_subject("s", 1)).id == 1
-            it.server.add("s", 2, '"long"')
-            await it.clock.advance(29)
-            assert (await it.client.of_subject("s")).id == 1
-            await it.clock.advance(1)
-            assert (await it.client.of_subject("s")).id == 2
-            assert (await it.client.of_subject("s", 1)).id == 1
-            assert len(it.server.asked) == 3
-
-    asyncio.run(main())
+    async with serving(latest_seconds=30) as it:
+        it.server.add("s", 1, '"int"')
+        for _ in range(3):
+            assert (await it.client.of_subject("s")).id == (await it.client.of_subject("s", 1)).id == 1
+        it.server.add("s", 2, '"long"')
+        await it.clock.advance(29)
+        assert (await it.client.of_subject("s")).id == 1
+        await it.clock.advance(1)
+        assert (await it.client.of_subject("s")).id == 2
+        assert (await it.client.of_subject("s", 1)).id == 1
+        assert len(it.server.asked) == 3
 
 
-def test_not_found_is_remembered_for_a_while(serving: Any) -> None:
+async def test_not_found_is_remembered_for_a_while(serving: Any) -> None:
     """A client that repeats a wrong name does not reach the registry each time."""
-
-    async def main() -> None:
-        async with serving(latest_seconds=30) as it:
-            for _ in range(3):
-                with pytest.raises(SchemaNotFound, match="subject s"):
-                    await it.client.of_subject("s")
-            assert len(it.server.asked) == 1
-            it.server.add("s", 1, '"int"')
-            await it.clock.advance(30)
-            assert (await it.client.of_subject("s")).id == 1
-
-    asyncio.run(main())
+    async with serving(latest_seconds=30) as it:
+        for _ in range(3):
+            with pytest.raises(SchemaNotFound, match="subject s"):
+                await it.client.of_subject("s")
+        assert len(it.server.asked) == 1
+        it.server.add("s", 1, '"int"')
+        await it.clock.advance(30)
+        assert (await it.client.of_subject("s")).id == 1
 
 
-def test_callers_who_want_the_same_share_one_question(serving: Any) -> None:
+async def test_callers_who_want_the_same_share_one_question(serving: Any) -> None:
     """A burst of requests for a new schema is one request to the registry."""
-
-    async def main() -> None:
-        async with serving() as it:
-            it.server.add("s", 1, '"int"')
-            it.server.gate.clear()
-            callers = [asyncio.ensure_future(it.client.by_id(1)) for _ in range(20)]
-            await asyncio.sleep(0)
-            it.server.gate.set()
-            assert {found.id for found in await asyncio.gather(*callers)} == {1}
-            assert len(it.server.asked) == 1
-
-    asyncio.run(main())
+    async with serving() as it:
+        it.server.add("s", 1, '"int"')
+        it.server.gate.clear()
+        callers = [asyncio.ensure_future(it.client.by_id(1)) for _ in range(20)]
+        await asyncio.sleep(0)
+        it.server.gate.set()
+        assert {found.id for found in await asyncio.gather(*callers)} == {1}
+        assert len(it.server.asked) == 1
 
 
-def test_a_caller_who_leaves_does_not_take_the_others_along(serving: Any) -> None:
+async def test_a_caller_who_leaves_does_not_take_the_others_along(serving: Any) -> None:
     """Who asked is cancelled: the others are told to come again, and the next one asks anew."""
-
-    async def main() -> None:
-        async with serving() as it:
-            it.server.add("s", 1, '"int"')
-            it.server.gate.clear()
-            first, second = (asyncio.ensure_future(it.client.by_id(1)) for _ in range(2))
-            await asyncio.sleep(0)
-            first.cancel()
-            with pytest.raises(RegistryUnavailable, match="broken off"):
-                await second
-            it.server.gate.set()
-            assert (await it.client.by_id(1)).id == 1
-
-    asyncio.run(main())
+    async with serving() as it:
+        it.server.add("s", 1, '"int"')
+        it.server.gate.clear()
+        first, second = (asyncio.ensure_future(it.client.by_id(1)) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        with pytest.raises(RegistryUnavailable, match="broken off"):
+            await second
+        it.server.gate.set()
+        assert (await it.client.by_id(1)).id == 1
 
 
-def test_what_was_latest_is_served_while_the_registry_is_down(serving: Any) -> None:
+async def test_what_was_latest_is_served_while_the_registry_is_down(serving: Any) -> None:
     """Producing goes on with known schemas; unknown ones are 503."""
-
-    async def main() -> None:
-        async with serving(latest_seconds=1) as it:
-            it.server.add("s", 1, '"int"')
-            await it.client.of_subject("s")
-            it.server.broken = web.Response(status=503)
-            await it.clock.advance(5)
-            assert (await it.client.of_subject("s")).id == 1
-            with pytest.raises(RegistryUnavailable):
-                await it.client.of_subject("other")
-
-    asyncio.run(main())
+    async with serving(latest_seconds=1) as it:
+        it.server.add("s", 1, '"int"')
+        await it.client.of_subject("s")
+        it.server.broken = web.Response(status=503)
+        await it.clock.advance(5)
+        assert (await it.client.of_subject("s")).id == 1
+        with pytest.raises(RegistryUnavailable):
+            await it.client.of_subject("other")
 
 
 @pytest.mark.parametrize(
@@ -124,99 +100,71 @@ def test_what_was_latest_is_served_while_the_registry_is_down(serving: Any) -> N
         web.Response(status=200, body=b'{"id":1,"schema":"\xff"}'),
     ],
 )
-def test_an_answer_that_is_none_is_unavailable_and_not_kept(serving: Any, answer: web.Response) -> None:
+async def test_an_answer_that_is_none_is_unavailable_and_not_kept(serving: Any, answer: web.Response) -> None:
     """A wrong URL or a broken store is no "not found"."""
-
-    async def main() -> None:
-        async with serving() as it:
-            it.server.add("s", 1, '"int"')
-            it.server.broken = answer
-            with pytest.raises(RegistryUnavailable, match=r"schema_registry\.url"):
-                await it.client.by_id(1)
-            it.server.broken = None
-            assert (await it.client.by_id(1)).id == 1
-
-    asyncio.run(main())
+    async with serving() as it:
+        it.server.add("s", 1, '"int"')
+        it.server.broken = answer
+        with pytest.raises(RegistryUnavailable, match=r"schema_registry\.url"):
+            await it.client.by_id(1)
+        it.server.broken = None
+        assert (await it.client.by_id(1)).id == 1
 
 
-def test_a_registry_that_does_not_answer_in_time_is_unavailable(serving: Any) -> None:
+async def test_a_registry_that_does_not_answer_in_time_is_unavailable(serving: Any) -> None:
     """The wait has the limit of the configuration."""
-
-    async def main() -> None:
-        async with serving(timeout_seconds=0.05) as it:
-            it.server.gate.clear()
-            with pytest.raises(RegistryUnavailable, match=r"no answer within 0\.05 s"):
-                await it.client.by_id(1)
-
-    asyncio.run(main())
+    async with serving(timeout_seconds=0.05) as it:
+        it.server.gate.clear()
+        with pytest.raises(RegistryUnavailable, match=r"no answer within 0\.05 s"):
+            await it.client.by_id(1)
 
 
-def test_nobody_listening_is_unavailable(serving: Any) -> None:
+async def test_nobody_listening_is_unavailable(serving: Any) -> None:
     """Connection refused says where, and what to do."""
-
-    async def main() -> None:
-        async with serving(url="http://127.0.0.1:1") as it:
-            with pytest.raises(RegistryUnavailable, match=r"127\.0\.0\.1:1 .*headrace dev up"):
-                await it.client.by_id(1)
-
-    asyncio.run(main())
+    async with serving(url="http://127.0.0.1:1") as it:
+        with pytest.raises(RegistryUnavailable, match=r"127\.0\.0\.1:1 .*headrace dev up"):
+            await it.client.by_id(1)
 
 
-def test_registering_looks_up_first_and_makes_latest_new(serving: Any) -> None:
+async def test_registering_looks_up_first_and_makes_latest_new(serving: Any) -> None:
     """Text the subject has is not registered again; new text becomes the latest version at once."""
-
-    async def main() -> None:
-        async with serving() as it:
-            it.server.add("s", 1, '"int"')
-            assert (await it.client.of_subject("s")).id == 1
-            assert (await it.client.register("s", '"int"')).id == 1
-            new = await it.client.register("s", '"long"')
-            assert await it.client.of_subject("s") == new
-            asked = len(it.server.asked)
-            assert await it.client.register("s", '"long"') == new
-            assert len(it.server.asked) == asked
-
-    asyncio.run(main())
+    async with serving() as it:
+        it.server.add("s", 1, '"int"')
+        assert (await it.client.of_subject("s")).id == 1
+        assert (await it.client.register("s", '"int"')).id == 1
+        new = await it.client.register("s", '"long"')
+        assert await it.client.of_subject("s") == new
+        asked = len(it.server.asked)
+        assert await it.client.register("s", '"long"') == new
+        assert len(it.server.asked) == asked
 
 
-def test_a_schema_the_registry_refuses_is_invalid(serving: Any) -> None:
+async def test_a_schema_the_registry_refuses_is_invalid(serving: Any) -> None:
     """The registry's reason is passed on."""
-
-    async def main() -> None:
-        async with serving() as it:
-            with pytest.raises(SchemaInvalid, match="not compatible with version 1"):
-                await it.client.register("s", "incompatible")
-
-    asyncio.run(main())
+    async with serving() as it:
+        with pytest.raises(SchemaInvalid, match="not compatible with version 1"):
+            await it.client.register("s", "incompatible")
 
 
-def test_subjects_travel_as_one_path_step_and_credentials_with_them(serving: Any) -> None:
+async def test_subjects_travel_as_one_path_step_and_credentials_with_them(serving: Any) -> None:
     """A slash in a subject does not change the path; basic authentication is sent, and never shown."""
-
-    async def main() -> None:
-        async with serving(username="ann", password="secret") as it:
-            with pytest.raises(SchemaNotFound):
-                await it.client.of_subject("a b/c")
-            assert it.server.authorizations == {"Basic YW5uOnNlY3JldA=="}
-            it.server.broken = web.Response(status=500)
-            with pytest.raises(RegistryUnavailable) as raised:
-                await it.client.by_id(5)
-            assert "secret" not in str(raised.value)
-
-    asyncio.run(main())
+    async with serving(username="ann", password="secret") as it:
+        with pytest.raises(SchemaNotFound):
+            await it.client.of_subject("a b/c")
+        assert it.server.authorizations == {"Basic YW5uOnNlY3JldA=="}
+        it.server.broken = web.Response(status=500)
+        with pytest.raises(RegistryUnavailable) as raised:
+            await it.client.by_id(5)
+        assert "secret" not in str(raised.value)
 
 
-def test_texts_that_requests_bring_do_not_pile_up(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_texts_that_requests_bring_do_not_pile_up(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused ones are remembered by their digest, and those that are registered within a bound of bytes."""
     monkeypatch.setattr("headrace.formats.registry._CACHE_BYTES", 30_000)
-
-    async def main() -> None:
-        async with serving() as it:
-            for number in range(20):
-                text = json.dumps({"type": "string", "doc": f"{number:x>1000}"})
-                await it.client.register("orders-value", text)
-            entries = it.client._cache._entries
-            assert 0 < len(entries) < 10
-            assert max(len(str(key)) for key in entries) < 500
-
-    asyncio.run(main())
+    async with serving() as it:
+        for number in range(20):
+            text = json.dumps({"type": "string", "doc": f"{number:x>1000}"})
+            await it.client.register("orders-value", text)
+        entries = it.client._cache._entries
+        assert 0 < len(entries) < 10
+        assert max(len(str(key)) for key in entries) < 500

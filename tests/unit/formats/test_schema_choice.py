@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -29,21 +28,17 @@ INT, LONG = '"int"', '"long"'
         (SchemaChoice(version=1), 1),
     ],
 )
-def test_a_schema_is_found_by_what_the_request_says(serving: Any, choice: SchemaChoice, schema_id: int) -> None:
+async def test_a_schema_is_found_by_what_the_request_says(serving: Any, choice: SchemaChoice, schema_id: int) -> None:
     """Id, version, text, subject, nothing; in the order of the specification."""
-
-    async def main() -> None:
-        async with serving() as it:
-            it.server.add("t-value", 1, INT)
-            it.server.add("t-value", 2, LONG)
-            it.server.add("other", 3, '"string"')
-            writing = await Codecs(it.client).for_writing(choice, "json", "t-value")
-            assert writing.schema_id == schema_id
-            text = b'"x"' if schema_id == 3 else b"5"
-            assert writing.codec.encode(text).startswith(header_of(schema_id))
-            assert writing.codec.decode(writing.codec.encode(text)) == text
-
-    asyncio.run(main())
+    async with serving() as it:
+        it.server.add("t-value", 1, INT)
+        it.server.add("t-value", 2, LONG)
+        it.server.add("other", 3, '"string"')
+        writing = await Codecs(it.client).for_writing(choice, "json", "t-value")
+        assert writing.schema_id == schema_id
+        text = b'"x"' if schema_id == 3 else b"5"
+        assert writing.codec.encode(text).startswith(header_of(schema_id))
+        assert writing.codec.decode(writing.codec.encode(text)) == text
 
 
 @pytest.mark.parametrize(
@@ -61,81 +56,61 @@ def test_a_schema_is_found_by_what_the_request_says(serving: Any, choice: Schema
         (SchemaChoice("YAML"), errors.InvalidRequest),
     ],
 )
-def test_what_excludes_itself_or_does_not_exist_is_said(
+async def test_what_excludes_itself_or_does_not_exist_is_said(
     serving: Any, choice: SchemaChoice, error: type[errors.HeadraceError]
 ) -> None:
     """Each conflict has its own error; an id of another subject counts as not found."""
-
-    async def main() -> None:
-        async with serving() as it:
-            it.server.add("t-value", 1, INT)
-            it.server.add("other", 3, LONG)
-            it.server.add("t-value", 4, "{}", "XML")
-            with pytest.raises(errors.HeadraceError) as raised:
-                await Codecs(it.client).for_writing(choice, "json", "t-value")
-            assert type(raised.value) is error
-            assert raised.value.status == 400
-
-    asyncio.run(main())
+    async with serving() as it:
+        it.server.add("t-value", 1, INT)
+        it.server.add("other", 3, LONG)
+        it.server.add("t-value", 4, "{}", "XML")
+        with pytest.raises(errors.HeadraceError) as raised:
+            await Codecs(it.client).for_writing(choice, "json", "t-value")
+        assert type(raised.value) is error
+        assert raised.value.status == 400
 
 
-def test_formats_without_schema_ignore_schema_fields_and_ask_nobody(serving: Any) -> None:
+async def test_formats_without_schema_ignore_schema_fields_and_ask_nobody(serving: Any) -> None:
     """As the original."""
-
-    async def main() -> None:
-        async with serving() as it:
-            for name in ("json", "String", "BINARY"):
-                choice = SchemaChoice(name, text=INT, id=1, version=1)
-                assert (await Codecs(it.client).for_writing(choice, "avro", "t-value")).schema_id is None
-            assert it.server.asked == []
-
-    asyncio.run(main())
+    async with serving() as it:
+        for name in ("json", "String", "BINARY"):
+            choice = SchemaChoice(name, text=INT, id=1, version=1)
+            assert (await Codecs(it.client).for_writing(choice, "avro", "t-value")).schema_id is None
+        assert it.server.asked == []
 
 
-def test_records_are_read_by_the_schema_they_name(serving: Any) -> None:
+async def test_records_are_read_by_the_schema_they_name(serving: Any) -> None:
     """One reader serves many schemas; null stays null; each schema is asked for once."""
-
-    async def main() -> None:
-        async with serving() as it:
-            it.server.add("a", 1, INT)
-            it.server.add("b", 2, '"string"')
-            reader = Codecs(it.client).for_reading("avro")
-            stored = [header_of(1) + b"\x0a", None, header_of(2) + b"\x02x", header_of(1) + b"\x0c"]
-            for _ in range(2):
-                await reader.prepare(stored)
-            assert [reader.decode(data) for data in stored] == [b"5", None, b'"x"', b"6"]
-            assert len(it.server.asked) == 2
-
-    asyncio.run(main())
+    async with serving() as it:
+        it.server.add("a", 1, INT)
+        it.server.add("b", 2, '"string"')
+        reader = Codecs(it.client).for_reading("avro")
+        stored = [header_of(1) + b"\x0a", None, header_of(2) + b"\x02x", header_of(1) + b"\x0c"]
+        for _ in range(2):
+            await reader.prepare(stored)
+        assert [reader.decode(data) for data in stored] == [b"5", None, b'"x"', b"6"]
+        assert len(it.server.asked) == 2
 
 
-def test_a_record_of_an_unknown_schema_is_a_decode_error_of_that_record_only(serving: Any) -> None:
+async def test_a_record_of_an_unknown_schema_is_a_decode_error_of_that_record_only(serving: Any) -> None:
     """It can go to the dead letter topic while its neighbours are delivered."""
-
-    async def main() -> None:
-        async with serving() as it:
-            it.server.add("a", 1, INT)
-            it.server.add("a", 4, "{}", "JSON")
-            reader = Codecs(it.client).for_reading("AVRO")
-            bad = [header_of(9) + b"x", header_of(4) + b"x", b"plain", header_of(1)]
-            await reader.prepare([*bad, header_of(1) + b"\x0a"])
-            for data in bad:
-                with pytest.raises(errors.DecodeError):
-                    reader.decode(data)
-            assert reader.decode(header_of(1) + b"\x0a") == b"5"
-
-    asyncio.run(main())
+    async with serving() as it:
+        it.server.add("a", 1, INT)
+        it.server.add("a", 4, "{}", "JSON")
+        reader = Codecs(it.client).for_reading("AVRO")
+        bad = [header_of(9) + b"x", header_of(4) + b"x", b"plain", header_of(1)]
+        await reader.prepare([*bad, header_of(1) + b"\x0a"])
+        for data in bad:
+            with pytest.raises(errors.DecodeError):
+                reader.decode(data)
+        assert reader.decode(header_of(1) + b"\x0a") == b"5"
 
 
-def test_while_the_registry_is_down_reading_waits_instead_of_failing_records(serving: Any) -> None:
+async def test_while_the_registry_is_down_reading_waits_instead_of_failing_records(serving: Any) -> None:
     """An outage is not the record's fault."""
-
-    async def main() -> None:
-        async with serving(url="http://127.0.0.1:1") as it:
-            with pytest.raises(errors.RegistryUnavailable):
-                await Codecs(it.client).for_reading("avro").prepare([header_of(1) + b"\x0a"])
-
-    asyncio.run(main())
+    async with serving(url="http://127.0.0.1:1") as it:
+        with pytest.raises(errors.RegistryUnavailable):
+            await Codecs(it.client).for_reading("avro").prepare([header_of(1) + b"\x0a"])
 
 
 PLACES = '{"name":"at","type":"x.Place"},{"name":"b","type":["null","x.Place"]}'
@@ -166,51 +141,39 @@ def fill(server: Any) -> None:
         ("p", 13, b'{"at":{"s":"x"}}'),
     ],
 )
-def test_references_are_followed_in_each_format_both_ways(
+async def test_references_are_followed_in_each_format_both_ways(
     serving: Any, topic: str, schema_id: int, text: bytes
 ) -> None:
     """The format is that of the schema which is found; the reader goes by the id in the bytes."""
-
-    async def main() -> None:
-        async with serving() as it:
-            fill(it.server)
-            codecs = Codecs(it.client)
-            writing = await codecs.for_writing(SchemaChoice("jsonschema"), "json", f"{topic}-value")
-            stored = writing.codec.encode(text)
-            assert (writing.schema_id, stored[:5]) == (schema_id, header_of(schema_id))
-            reader = Codecs(it.client).for_reading("protobuf")
-            await reader.prepare([stored])
-            assert reader.decode(stored) == text
-
-    asyncio.run(main())
+    async with serving() as it:
+        fill(it.server)
+        codecs = Codecs(it.client)
+        writing = await codecs.for_writing(SchemaChoice("jsonschema"), "json", f"{topic}-value")
+        stored = writing.codec.encode(text)
+        assert (writing.schema_id, stored[:5]) == (schema_id, header_of(schema_id))
+        reader = Codecs(it.client).for_reading("protobuf")
+        await reader.prepare([stored])
+        assert reader.decode(stored) == text
 
 
-def test_text_is_registered_with_its_references_and_as_its_type(serving: Any) -> None:
+async def test_text_is_registered_with_its_references_and_as_its_type(serving: Any) -> None:
     """The registry's word for JSONSCHEMA is JSON."""
-
-    async def main() -> None:
-        async with serving() as it:
-            fill(it.server)
-            choice = SchemaChoice("jsonschema", text=JSON, references=(Reference("place.json", "place-json", 1),))
-            writing = await Codecs(it.client).for_writing(choice, "json", "new-value")
-            with pytest.raises(errors.EncodeError, match=r"\$\.at"):
-                writing.codec.encode(b'{"at":{}}')
-            reference = {"name": "place.json", "subject": "place-json", "version": 1}
-            assert it.server.bodies == [{"schema": JSON, "schemaType": "JSON", "references": [reference]}]
-
-    asyncio.run(main())
+    async with serving() as it:
+        fill(it.server)
+        choice = SchemaChoice("jsonschema", text=JSON, references=(Reference("place.json", "place-json", 1),))
+        writing = await Codecs(it.client).for_writing(choice, "json", "new-value")
+        with pytest.raises(errors.EncodeError, match=r"\$\.at"):
+            writing.codec.encode(b'{"at":{}}')
+        reference = {"name": "place.json", "subject": "place-json", "version": 1}
+        assert it.server.bodies == [{"schema": JSON, "schemaType": "JSON", "references": [reference]}]
 
 
-def test_references_in_a_circle_end(serving: Any) -> None:
+async def test_references_in_a_circle_end(serving: Any) -> None:
     """A registry that holds such a thing does not stop Headrace."""
-
-    async def main() -> None:
-        async with serving() as it:
-            it.server.add("t-value", 1, JSON, "JSON", [("place.json", "place")])
-            it.server.add("place", 2, '{"$ref":"root"}', "JSON", [("root", "t-value"), ("place.json", "place")])
-            await Codecs(it.client).for_writing(SchemaChoice("jsonschema"), "json", "t-value")
-
-    asyncio.run(main())
+    async with serving() as it:
+        it.server.add("t-value", 1, JSON, "JSON", [("place.json", "place")])
+        it.server.add("place", 2, '{"$ref":"root"}', "JSON", [("root", "t-value"), ("place.json", "place")])
+        await Codecs(it.client).for_writing(SchemaChoice("jsonschema"), "json", "t-value")
 
 
 @pytest.mark.parametrize(
@@ -224,91 +187,67 @@ def test_references_in_a_circle_end(serving: Any) -> None:
         ("topic", SchemaChoice("protobuf", text=PLACE_PROTO), "a-b-value"),
     ],
 )
-def test_a_strategy_names_the_subject(serving: Any, strategy: Any, choice: SchemaChoice, subject: str) -> None:
+async def test_a_strategy_names_the_subject(serving: Any, strategy: Any, choice: SchemaChoice, subject: str) -> None:
     """By topic, by the schema's full name, by both; a subject in the request goes before."""
-
-    async def main() -> None:
-        async with serving() as it:
-            rules = SchemaRules(strategy)
-            writing = await Codecs(it.client).for_writing(choice, "json", "a-b-value", rules)
-            assert list(it.server.versions) == [subject]
-            by_id = SchemaChoice(choice.format, id=writing.schema_id, subject=choice.subject)
-            assert (await Codecs(it.client).for_writing(by_id, "json", "a-b-value", rules)).schema_id
-
-    asyncio.run(main())
+    async with serving() as it:
+        rules = SchemaRules(strategy)
+        writing = await Codecs(it.client).for_writing(choice, "json", "a-b-value", rules)
+        assert list(it.server.versions) == [subject]
+        by_id = SchemaChoice(choice.format, id=writing.schema_id, subject=choice.subject)
+        assert (await Codecs(it.client).for_writing(by_id, "json", "a-b-value", rules)).schema_id
 
 
 @pytest.mark.parametrize(
     "choice", [SchemaChoice("avro"), SchemaChoice("avro", version=1), SchemaChoice("avro", text=INT)]
 )
-def test_a_strategy_that_needs_a_name_says_when_there_is_none(serving: Any, choice: SchemaChoice) -> None:
+async def test_a_strategy_that_needs_a_name_says_when_there_is_none(serving: Any, choice: SchemaChoice) -> None:
     """And what to do about it."""
-
-    async def main() -> None:
-        async with serving() as it:
-            with pytest.raises(errors.InvalidRequest, match="valueSchemaSubject"):
-                await Codecs(it.client).for_writing(choice, "json", "t-value", SchemaRules("record"))
-
-    asyncio.run(main())
+    async with serving() as it:
+        with pytest.raises(errors.InvalidRequest, match="valueSchemaSubject"):
+            await Codecs(it.client).for_writing(choice, "json", "t-value", SchemaRules("record"))
 
 
-def test_without_auto_register_text_is_only_looked_up(serving: Any) -> None:
+async def test_without_auto_register_text_is_only_looked_up(serving: Any) -> None:
     """What is there is used, what is not is refused and not registered."""
-
-    async def main() -> None:
-        async with serving() as it:
-            it.server.add("t-value", 1, INT)
-            codecs, rules = Codecs(it.client), SchemaRules(auto_register=False)
-            assert (await codecs.for_writing(SchemaChoice("avro", text=INT), "json", "t-value", rules)).schema_id == 1
-            with pytest.raises(errors.SchemaNotFound):
-                await codecs.for_writing(SchemaChoice("avro", text=LONG), "json", "t-value", rules)
-            assert it.server.versions == {"t-value": [(1, INT)]}
-
-    asyncio.run(main())
+    async with serving() as it:
+        it.server.add("t-value", 1, INT)
+        codecs, rules = Codecs(it.client), SchemaRules(auto_register=False)
+        assert (await codecs.for_writing(SchemaChoice("avro", text=INT), "json", "t-value", rules)).schema_id == 1
+        with pytest.raises(errors.SchemaNotFound):
+            await codecs.for_writing(SchemaChoice("avro", text=LONG), "json", "t-value", rules)
+        assert it.server.versions == {"t-value": [(1, INT)]}
 
 
-def test_the_subject_decides_the_format_when_asked_to_and_the_request_names_none(serving: Any) -> None:
+async def test_the_subject_decides_the_format_when_asked_to_and_the_request_names_none(serving: Any) -> None:
     """A named format goes before; a subject without a schema leaves the default."""
-
-    async def main() -> None:
-        async with serving() as it:
-            fill(it.server)
-            codecs, rules = Codecs(it.client), SchemaRules(format_from_subject=True)
-            assert (await codecs.for_writing(SchemaChoice(), "json", "p-value", rules)).schema_id == 13
-            assert (await codecs.for_writing(SchemaChoice("json"), "avro", "p-value", rules)).schema_id is None
-            assert (await codecs.for_writing(SchemaChoice(), "json", "none-value", rules)).schema_id is None
-            assert (await codecs.for_writing(SchemaChoice(), "json", "p-value")).schema_id is None
-
-    asyncio.run(main())
+    async with serving() as it:
+        fill(it.server)
+        codecs, rules = Codecs(it.client), SchemaRules(format_from_subject=True)
+        assert (await codecs.for_writing(SchemaChoice(), "json", "p-value", rules)).schema_id == 13
+        assert (await codecs.for_writing(SchemaChoice("json"), "avro", "p-value", rules)).schema_id is None
+        assert (await codecs.for_writing(SchemaChoice(), "json", "none-value", rules)).schema_id is None
+        assert (await codecs.for_writing(SchemaChoice(), "json", "p-value")).schema_id is None
 
 
-def test_a_request_may_name_the_message_type_of_a_protobuf_schema(serving: Any) -> None:
+async def test_a_request_may_name_the_message_type_of_a_protobuf_schema(serving: Any) -> None:
     """Two types of one schema id live side by side."""
-
-    async def main() -> None:
-        async with serving() as it:
-            fill(it.server)
-            codecs = Codecs(it.client)
-            first = await codecs.for_writing(SchemaChoice("protobuf"), "json", "p-value")
-            second = await codecs.for_writing(SchemaChoice("protobuf", message="x.Pet"), "json", "p-value")
-            assert first.codec.encode(b"{}") == header_of(13) + b"\x00"
-            assert second.codec.encode(b'{"a":1}') == header_of(13) + b"\x02\x02\x08\x01"
-
-    asyncio.run(main())
+    async with serving() as it:
+        fill(it.server)
+        codecs = Codecs(it.client)
+        first = await codecs.for_writing(SchemaChoice("protobuf"), "json", "p-value")
+        second = await codecs.for_writing(SchemaChoice("protobuf", message="x.Pet"), "json", "p-value")
+        assert first.codec.encode(b"{}") == header_of(13) + b"\x00"
+        assert second.codec.encode(b'{"a":1}') == header_of(13) + b"\x02\x02\x08\x01"
 
 
-def test_a_format_whose_library_is_not_installed_says_how_to_get_it(
+async def test_a_format_whose_library_is_not_installed_says_how_to_get_it(
     serving: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Extras are optional; the rest of Headrace runs without them."""
     import sys
 
     monkeypatch.setitem(sys.modules, "headrace.formats.codec_protobuf", None)
-
-    async def main() -> None:
-        async with serving() as it:
-            fill(it.server)
-            with pytest.raises(errors.EnvironmentProblem, match=r"headrace\[protobuf\]"):
-                await Codecs(it.client).for_writing(SchemaChoice("protobuf"), "json", "p-value")
-
-    asyncio.run(main())
+    async with serving() as it:
+        fill(it.server)
+        with pytest.raises(errors.EnvironmentProblem, match=r"headrace\[protobuf\]"):
+            await Codecs(it.client).for_writing(SchemaChoice("protobuf"), "json", "p-value")

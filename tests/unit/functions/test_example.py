@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,11 @@ from headrace.delivery.protocols import ACK
 EXAMPLE = Path(__file__).parents[3] / "examples" / "function"
 
 
-def test_the_example_runs(running: Any) -> None:
+async def test_the_example_runs(running: Any) -> None:
     """It tells late flights from others, leaves out cancelled ones, and loads without a warning."""
-
-    async def run() -> None:
-        async with running(EXAMPLE) as function:
-            flights = [{"carrier": "UA", "arr_delay": delay} for delay in (90, -3, None)]
-            outcomes = await function.deliver(*(json.dumps(flight).encode() for flight in flights), b"no flight")
-            assert outcomes[:3] == [ACK] * 3 and outcomes[3].permanent
-            assert [json.loads(record.value)["arrival"] for record in function.written] == ["very late", "on time"]
-            assert function.written[0].headers == [("carrier", b"UA")]
-
-    asyncio.run(run())
+    async with running(EXAMPLE) as function:
+        flights = [{"carrier": "UA", "arr_delay": delay} for delay in (90, -3, None)]
+        outcomes = await function.deliver(*(json.dumps(flight).encode() for flight in flights), b"no flight")
+        assert outcomes[:3] == [ACK] * 3 and outcomes[3].permanent
+        assert [json.loads(record.value)["arrival"] for record in function.written] == ["very late", "on time"]
+        assert function.written[0].headers == [("carrier", b"UA")]

@@ -160,20 +160,16 @@ def test_an_output_that_is_too_large_fails_its_own_record() -> None:
     ]
 
 
-def test_a_full_producer_is_waited_for_without_running_the_handler_again() -> None:
+async def test_a_full_producer_is_waited_for_without_running_the_handler_again() -> None:
     """Back-pressure from Kafka makes no duplicates."""
-
-    async def run() -> None:
-        kafka, workers, clock = Kafka(), FakeWorkers(outputs), ManualClock()
-        kafka.results = [ProducerQueueFull(), ProducerQueueFull()]
-        work = asyncio.ensure_future(destination(workers, kafka, clock).deliver(delivery(2)))
-        await clock.advance(0.1)
-        assert not work.done()
-        await clock.advance(0.1)
-        assert await work == [ACK, ACK]
-        assert workers.frames == [[0, 1]]
-
-    asyncio.run(run())
+    kafka, workers, clock = Kafka(), FakeWorkers(outputs), ManualClock()
+    kafka.results = [ProducerQueueFull(), ProducerQueueFull()]
+    work = asyncio.ensure_future(destination(workers, kafka, clock).deliver(delivery(2)))
+    await clock.advance(0.1)
+    assert not work.done()
+    await clock.advance(0.1)
+    assert await work == [ACK, ACK]
+    assert workers.frames == [[0, 1]]
 
 
 def test_undecodable_records_are_dead_letters() -> None:
@@ -241,50 +237,42 @@ def test_what_ended_before_a_suspect_does_not_run_again_because_no_worker_takes_
     assert [kind_of(reply) for reply in outcomes] == ["success", "success", "not taken"]
 
 
-def test_the_memory_of_suspects_is_bounded() -> None:
+async def test_the_memory_of_suspects_is_bounded() -> None:
     """However many partitions are taken away in the midst of a crash."""
+    crashed: list[int] = []
 
-    async def run() -> None:
-        crashed: list[int] = []
+    def answer(work: wire.Work) -> wire.Done:
+        if work.partition not in crashed:
+            crashed.append(work.partition)
+            raise WorkerLost("worker 0 ended", begun=1)
+        raise WorkerLost("worker 0 ended", begun=0)
 
-        def answer(work: wire.Work) -> wire.Done:
-            if work.partition not in crashed:
-                crashed.append(work.partition)
-                raise WorkerLost("worker 0 ended", begun=1)
-            raise WorkerLost("worker 0 ended", begun=0)
-
-        target = destination(FakeWorkers(answer), Kafka())
-        target._partition_counts["t"] = 2000
-        for number in range(1500):
-            with pytest.raises(DestinationUnavailable):
-                await target.deliver(delivery(1, TopicPartition("t", number)))
-        assert len(target._crashes) == 1000
-
-    asyncio.run(run())
-
-
-def test_the_number_of_partitions_is_asked_once_and_when_it_has_grown() -> None:
-    """A partition beyond the known number means that the topic has grown."""
-
-    async def run() -> None:
-        kafka, seen = Kafka(), []
-
-        def answer(work: wire.Work) -> wire.Done:
-            seen.append(work.partitions)
-            return wire.Done()
-
-        target = destination(FakeWorkers(answer), kafka)
-        for number in (0, 1, 0):
+    target = destination(FakeWorkers(answer), Kafka())
+    target._partition_counts["t"] = 2000
+    for number in range(1500):
+        with pytest.raises(DestinationUnavailable):
             await target.deliver(delivery(1, TopicPartition("t", number)))
-        assert kafka.asked == 1
-        kafka.partitions = 6
-        await target.deliver(delivery(1, TopicPartition("t", 5)))
-        assert (kafka.asked, seen) == (2, [2, 2, 2, 6])
-        kafka.partitions = KafkaUnavailable("no broker")
-        with pytest.raises(DestinationUnavailable, match="no broker"):
-            await target.deliver(delivery(1, TopicPartition("t", 9)))
+    assert len(target._crashes) == 1000
 
-    asyncio.run(run())
+
+async def test_the_number_of_partitions_is_asked_once_and_when_it_has_grown() -> None:
+    """A partition beyond the known number means that the topic has grown."""
+    kafka, seen = Kafka(), []
+
+    def answer(work: wire.Work) -> wire.Done:
+        seen.append(work.partitions)
+        return wire.Done()
+
+    target = destination(FakeWorkers(answer), kafka)
+    for number in (0, 1, 0):
+        await target.deliver(delivery(1, TopicPartition("t", number)))
+    assert kafka.asked == 1
+    kafka.partitions = 6
+    await target.deliver(delivery(1, TopicPartition("t", 5)))
+    assert (kafka.asked, seen) == (2, [2, 2, 2, 6])
+    kafka.partitions = KafkaUnavailable("no broker")
+    with pytest.raises(DestinationUnavailable, match="no broker"):
+        await target.deliver(delivery(1, TopicPartition("t", 9)))
 
 
 def test_a_handlers_exception_is_logged_once_with_its_stack_and_then_counted(caplog: pytest.LogCaptureFixture) -> None:

@@ -100,84 +100,68 @@ DEEP = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     [(b"a", b"{"), (b"a", b"[]"), (b"a", b"\xff"), (b"\xff", b"{}"), (None, b"{}"), (b"a", DEEP)],
     ids=["cut off", "no object", "no text", "no key as text", "no key", "nested"],
 )
-def test_a_corrupt_entry_is_passed_over_with_an_alarm(
+async def test_a_corrupt_entry_is_passed_over_with_an_alarm(
     key: bytes | None, value: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What is no object under a name says so in the log and in a gauge; the entries beside it hold."""
-
-    async def main() -> None:
-        log = Log()
-        view = table(log)
-        await view.start()
-        log.append(b"b", entry({"holds": True}))
-        log.append(key, value)
-        view.loaded(len(log.records))
-        assert view.items("") == {"b": {"holds": True}}
-        assert "offset 1 of _control is not an entry" in caplog.text
-        assert gauges()[GaugeKey("headrace_corrupt_control_entries")] == 1
-        log.append(key, None)  # taken away by hand
-        assert gauges()[GaugeKey("headrace_corrupt_control_entries")] == 0
-        await view.stop()
-
-    asyncio.run(main())
+    log = Log()
+    view = table(log)
+    await view.start()
+    log.append(b"b", entry({"holds": True}))
+    log.append(key, value)
+    view.loaded(len(log.records))
+    assert view.items("") == {"b": {"holds": True}}
+    assert "offset 1 of _control is not an entry" in caplog.text
+    assert gauges()[GaugeKey("headrace_corrupt_control_entries")] == 1
+    log.append(key, None)  # taken away by hand
+    assert gauges()[GaugeKey("headrace_corrupt_control_entries")] == 0
+    await view.stop()
 
 
-def test_put_returns_once_the_own_view_holds_it() -> None:
+async def test_put_returns_once_the_own_view_holds_it() -> None:
     """An entry that is written and not read back may hold or not, and the error says so."""
-
-    async def main() -> None:
-        log = Log()
-        view = table(log)
-        view.loaded(len(log.records))
-        assert await view.put("hold/g", {"by": "me"}) == 0
-        assert view.items("hold/") == {"hold/g": {"by": "me"}}
-        assert await view.put_all({"hold/g": None, "hold/h": {}}) == [1, 2]
-        assert await view.put_all({}) == [], "another process may have removed all that was to be removed"
-        log.reads = None
-        waiting = asyncio.ensure_future(view.put("hold/g", {"by": "you"}))
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        view.read(log.records[-1:], 4)
-        assert await waiting == 3
-        with pytest.raises(KafkaTimeout, match="may be written or not"):
-            await view.put_all({"hold/g": None}, limit_seconds=0.01)
-
-    asyncio.run(main())
+    log = Log()
+    view = table(log)
+    view.loaded(len(log.records))
+    assert await view.put("hold/g", {"by": "me"}) == 0
+    assert view.items("hold/") == {"hold/g": {"by": "me"}}
+    assert await view.put_all({"hold/g": None, "hold/h": {}}) == [1, 2]
+    assert await view.put_all({}) == [], "another process may have removed all that was to be removed"
+    log.reads = None
+    waiting = asyncio.ensure_future(view.put("hold/g", {"by": "you"}))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    view.read(log.records[-1:], 4)
+    assert await waiting == 3
+    with pytest.raises(KafkaTimeout, match="may be written or not"):
+        await view.put_all({"hold/g": None}, limit_seconds=0.01)
 
 
-def test_what_kafka_does_not_take_is_said() -> None:
+async def test_what_kafka_does_not_take_is_said() -> None:
     """The producer's own error comes through."""
-
-    async def main() -> None:
-        log = Log()
-        view = table(log)
-        view.loaded(len(log.records))
-        log.error = KafkaUnavailable("no broker answers")
-        with pytest.raises(KafkaUnavailable, match="no broker answers"):
-            await view.put("a", {})
-
-    asyncio.run(main())
+    log = Log()
+    view = table(log)
+    view.loaded(len(log.records))
+    log.error = KafkaUnavailable("no broker answers")
+    with pytest.raises(KafkaUnavailable, match="no broker answers"):
+        await view.put("a", {})
 
 
-def test_nothing_is_written_before_the_table_is_read_or_where_there_is_none() -> None:
+async def test_nothing_is_written_before_the_table_is_read_or_where_there_is_none() -> None:
     """The answer says which of the two it is; without a topic nothing can have been steered, so nothing waits."""
-
-    async def main() -> None:
-        log = Log()
-        view = table(log)
-        with pytest.raises(KafkaUnavailable, match="_control is not read yet"):
-            await view.put("a", {})
-        assert not view.known.is_set()
-        assert not view.readiness().ready
-        view.missing = "may not be created"
-        view.known.set()
-        with pytest.raises(KafkaUnavailable, match="may not be created"):
-            await view.put("a", {})
-        assert view.known.is_set()
-        assert view.readiness() == (True, "control is off: may not be created")
-        assert log.records == []
-
-    asyncio.run(main())
+    log = Log()
+    view = table(log)
+    with pytest.raises(KafkaUnavailable, match="_control is not read yet"):
+        await view.put("a", {})
+    assert not view.known.is_set()
+    assert not view.readiness().ready
+    view.missing = "may not be created"
+    view.known.set()
+    with pytest.raises(KafkaUnavailable, match="may not be created"):
+        await view.put("a", {})
+    assert view.known.is_set()
+    assert view.readiness() == (True, "control is off: may not be created")
+    assert log.records == []
 
 
 @given(
@@ -203,7 +187,7 @@ def test_every_view_is_the_same_wherever_it_began(steps: list[tuple[str, int | N
     assert view.items("") == wanted == told
 
 
-def test_a_topic_that_may_not_be_made_is_asked_for_rarely() -> None:
+async def test_a_topic_that_may_not_be_made_is_asked_for_rarely() -> None:
     """Each question lists the topics of the cluster; who creates it by hand waits for half a minute."""
 
     class Without:
@@ -214,19 +198,16 @@ def test_a_topic_that_may_not_be_made_is_asked_for_rarely() -> None:
             self.asked += 1
             return False
 
-    async def main() -> None:
-        admin, clock = Without(), ManualClock()
-        view = table(Log(), admin, clock)
-        await view.start()
-        await clock.settle()
-        asked = admin.asked
-        await clock.advance(29)
-        assert (admin.asked, view.known.is_set()) == (asked, True)
-        await clock.advance(1)
-        assert admin.asked == 2 * asked
-        await view.stop()
-
-    asyncio.run(main())
+    admin, clock = Without(), ManualClock()
+    view = table(Log(), admin, clock)
+    await view.start()
+    await clock.settle()
+    asked = admin.asked
+    await clock.advance(29)
+    assert (admin.asked, view.known.is_set()) == (asked, True)
+    await clock.advance(1)
+    assert admin.asked == 2 * asked
+    await view.stop()
 
 
 def test_an_interrupted_load_continues_where_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +258,7 @@ def test_an_interrupted_load_continues_where_it_ended(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     "topic_id, size", [("b", 2), ("b", 9), ("a", 2)], ids=["created again", "and longer", "cut off"]
 )
-def test_a_topic_that_was_created_again_is_read_from_its_start(
+async def test_a_topic_that_was_created_again_is_read_from_its_start(
     monkeypatch: pytest.MonkeyPatch, topic_id: str, size: int
 ) -> None:
     """What is not in it is removed, and what is written to it is read back."""
@@ -303,25 +284,22 @@ def test_a_topic_that_was_created_again_is_read_from_its_start(
             for key in keys:
                 self.write(OutgoingRecord(TOPIC, key, entry({"size": len(keys)}), None, 0))
 
-    async def main() -> None:
-        cluster, clock, seen = Cluster({TOPIC: 1}), ManualClock(), dict[str, Any]()
-        monkeypatch.setattr(compacted_table, "read_records", cluster.read_records)
-        cluster.ids[TOPIC] = "a"
-        cluster.fill([b"a", b"b", b"c"])
-        view = CompactedTable(cluster, InternalTopic(TOPIC), JSON_OBJECTS, cluster.produce, clock)  # type: ignore[arg-type]
-        view.watch("", lambda key, value: seen.update({key: value}))
-        await view.start()
-        await clock.settle()
-        assert set(seen) == {"a", "b", "c"}
-        cluster.logs.clear()
-        cluster.ids[TOPIC] = topic_id
-        cluster.fill([b"b", *[b"d"] * (size - 1)])
-        cluster.broken.set()
-        await clock.advance(3)
-        assert seen == {"a": None, "b": {"size": size}, "c": None, "d": {"size": size}}
-        assert view.readiness().ready
-        assert await view.put("e", {}) == size
-        assert seen["e"] == {}
-        await view.stop()
-
-    asyncio.run(main())
+    cluster, clock, seen = Cluster({TOPIC: 1}), ManualClock(), dict[str, Any]()
+    monkeypatch.setattr(compacted_table, "read_records", cluster.read_records)
+    cluster.ids[TOPIC] = "a"
+    cluster.fill([b"a", b"b", b"c"])
+    view = CompactedTable(cluster, InternalTopic(TOPIC), JSON_OBJECTS, cluster.produce, clock)  # type: ignore[arg-type]
+    view.watch("", lambda key, value: seen.update({key: value}))
+    await view.start()
+    await clock.settle()
+    assert set(seen) == {"a", "b", "c"}
+    cluster.logs.clear()
+    cluster.ids[TOPIC] = topic_id
+    cluster.fill([b"b", *[b"d"] * (size - 1)])
+    cluster.broken.set()
+    await clock.advance(3)
+    assert seen == {"a": None, "b": {"size": size}, "c": None, "d": {"size": size}}
+    assert view.readiness().ready
+    assert await view.put("e", {}) == size
+    assert seen["e"] == {}
+    await view.stop()

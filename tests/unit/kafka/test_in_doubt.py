@@ -62,18 +62,14 @@ def test_without_one_it_stays_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(outcome_of(monkeypatch, [KafkaUnavailable(), []], closing=False), KafkaTimeout)
 
 
-def test_a_session_leaves_the_gauge_of_the_process_alone() -> None:
+async def test_a_session_leaves_the_gauge_of_the_process_alone() -> None:
     """An exactly-once redrive in a process must not take the number of its waiting transactions away."""
-
-    async def main() -> None:
-        name, kafka = GaugeKey("headrace_waiting_transactions"), KafkaConfig()
-        producers = transactions.TransactionalProducers(kafka, ProducerConfig(), "x")
-        session = transactions.TransactionSession(Admin(kafka), "session")
-        await producers.start()
-        await session.start()
-        await session.stop()
-        assert gauges()[name] == 0
-        await producers.stop()
-        assert name not in gauges()
-
-    asyncio.run(main())
+    name, kafka = GaugeKey("headrace_waiting_transactions"), KafkaConfig()
+    producers = transactions.TransactionalProducers(kafka, ProducerConfig(), "x")
+    session = transactions.TransactionSession(Admin(kafka), "session")
+    await producers.start()
+    await session.start()
+    await session.stop()
+    assert gauges()[name] == 0
+    await producers.stop()
+    assert name not in gauges()

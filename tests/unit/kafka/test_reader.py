@@ -51,29 +51,25 @@ def test_a_header_whose_name_is_not_utf8_ends_nothing() -> None:
 
 
 @pytest.mark.parametrize("turns", range(6))
-def test_a_cancellation_is_never_lost(monkeypatch: pytest.MonkeyPatch, turns: int) -> None:
+async def test_a_cancellation_is_never_lost(monkeypatch: pytest.MonkeyPatch, turns: int) -> None:
     """Also in the turn of the loop in which a batch arrives."""
+    batch = asyncio.get_running_loop().create_future()
 
-    async def main() -> None:
-        batch = asyncio.get_running_loop().create_future()
+    async def records(*_: Any) -> AsyncGenerator[list[Any], None]:
+        yield await batch
+        await asyncio.Event().wait()
 
-        async def records(*_: Any) -> AsyncGenerator[list[Any], None]:
-            yield await batch
-            await asyncio.Event().wait()
-
-        async def read() -> None:
-            async for _ in reader.read_window(KafkaConfig(), {}, {}):
-                await asyncio.sleep(0)
-
-        monkeypatch.setattr(reader, "read_records", records)
-        task = asyncio.create_task(read())
-        await asyncio.sleep(0.01)
-        batch.set_result([])
-        for _ in range(turns):
+    async def read() -> None:
+        async for _ in reader.read_window(KafkaConfig(), {}, {}):
             await asyncio.sleep(0)
-        task.cancel()
-        done, _ = await asyncio.wait([task], timeout=5)
-        assert done
-        assert task.cancelled()
 
-    asyncio.run(main())
+    monkeypatch.setattr(reader, "read_records", records)
+    task = asyncio.create_task(read())
+    await asyncio.sleep(0.01)
+    batch.set_result([])
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    done, _ = await asyncio.wait([task], timeout=5)
+    assert done
+    assert task.cancelled()

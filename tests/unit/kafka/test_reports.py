@@ -46,21 +46,17 @@ def test_without_acknowledgement_no_offset_is_expected() -> None:
     assert result_of(-1001, acked=False) == Produced(2, NO_OFFSET)
 
 
-def test_a_request_without_records_is_answered_in_a_context_of_its_own() -> None:
+async def test_a_request_without_records_is_answered_in_a_context_of_its_own() -> None:
     """As any other: so nothing of its caller stays where the next request comes from."""
     name: ContextVar[str] = ContextVar("name", default="")
     done: list[object] = []
-
-    async def main() -> None:
-        producer = Producer(KafkaConfig(), ProducerConfig())
-        producer.send([], lambda results: done.append((results, name.set("me"))))
-        assert not done
-        await asyncio.sleep(0)
-        assert len(done) == 1
-        assert name.get() == ""
-        await producer.stop()
-
-    asyncio.run(main())
+    producer = Producer(KafkaConfig(), ProducerConfig())
+    producer.send([], lambda results: done.append((results, name.set("me"))))
+    assert not done
+    await asyncio.sleep(0)
+    assert len(done) == 1
+    assert name.get() == ""
+    await producer.stop()
 
 
 class Silent:
@@ -77,25 +73,21 @@ def cluster(answers: type) -> Admin:
     return admin
 
 
-def test_a_topic_changes_its_client_only_without_records_in_flight() -> None:
+async def test_a_topic_changes_its_client_only_without_records_in_flight() -> None:
     """Whichever topic of its request the records in flight are of: two clients would not keep their order."""
-
-    async def main() -> None:
-        admin = cluster(Silent)
-        settings = ProducerConfig(delivery_timeout_seconds=0.5)
-        producer = Producer(KafkaConfig(bootstrap_servers="127.0.0.1:1"), settings, admin=admin)
-        await producer.start()
-        first, second = OutgoingRecord("a", b"k", b"1"), OutgoingRecord("b", b"k", b"1")
-        producer.send([first, second], lambda results: None)
-        too_large = confluent_kafka.KafkaError(confluent_kafka.KafkaError.MSG_SIZE_TOO_LARGE)
-        admin.batch_limits.refusal(too_large, confluent_kafka.Message(topic="b", value=b"1"), 1_000_000)
-        with pytest.raises(ProducerQueueFull, match="records are in flight"):
-            await producer.produce([second])
-        await producer.drain(Deadline(SystemClock(), 60))
-        producer.send([second], lambda results: None)
-        await producer.stop()
-
-    asyncio.run(main())
+    admin = cluster(Silent)
+    settings = ProducerConfig(delivery_timeout_seconds=0.5)
+    producer = Producer(KafkaConfig(bootstrap_servers="127.0.0.1:1"), settings, admin=admin)
+    await producer.start()
+    first, second = OutgoingRecord("a", b"k", b"1"), OutgoingRecord("b", b"k", b"1")
+    producer.send([first, second], lambda results: None)
+    too_large = confluent_kafka.KafkaError(confluent_kafka.KafkaError.MSG_SIZE_TOO_LARGE)
+    admin.batch_limits.refusal(too_large, confluent_kafka.Message(topic="b", value=b"1"), 1_000_000)
+    with pytest.raises(ProducerQueueFull, match="records are in flight"):
+        await producer.produce([second])
+    await producer.drain(Deadline(SystemClock(), 60))
+    producer.send([second], lambda results: None)
+    await producer.stop()
 
 
 class Limited:
@@ -105,59 +97,47 @@ class Limited:
         return {"max.message.bytes": topic}
 
 
-def test_topics_with_very_small_limits_share_one_client() -> None:
+async def test_topics_with_very_small_limits_share_one_client() -> None:
     """So there are nine clients at most, and the usual one."""
-
-    async def main() -> None:
-        admin = cluster(Limited)
-        producer = Producer(KafkaConfig(bootstrap_servers="127.0.0.1:1"), ProducerConfig(), admin=admin)
-        await producer.start()
-        topics = [str((1 << power) + 256) for power in range(20)]
-        for topic in topics:
-            await admin.batch_limits.learn(topic)
-        assert len({producer._client_of(topic) for topic in topics}) == 9
-        assert {producer._client_of(topic)._settings.batch_bytes for topic in topics[:12]} == {1}
-        await producer.stop()
-
-    asyncio.run(main())
+    admin = cluster(Limited)
+    producer = Producer(KafkaConfig(bootstrap_servers="127.0.0.1:1"), ProducerConfig(), admin=admin)
+    await producer.start()
+    topics = [str((1 << power) + 256) for power in range(20)]
+    for topic in topics:
+        await admin.batch_limits.learn(topic)
+    assert len({producer._client_of(topic) for topic in topics}) == 9
+    assert {producer._client_of(topic)._settings.batch_bytes for topic in topics[:12]} == {1}
+    await producer.stop()
 
 
-def test_a_long_request_that_is_cancelled_gives_its_room_back() -> None:
+async def test_a_long_request_that_is_cancelled_gives_its_room_back() -> None:
     """Records that the client did not get yet count as refused."""
-
-    async def main() -> None:
-        settings = ProducerConfig(delivery_timeout_seconds=0.5)
-        admin = cluster(Silent)
-        await admin.batch_limits.learn("t")
-        producer = Producer(KafkaConfig(bootstrap_servers="127.0.0.1:1"), settings, admin=admin)
-        await producer.start()
-        records = [OutgoingRecord("t", None, b"1")] * 5000
-        request = asyncio.ensure_future(producer.produce(records, sliced=True))
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(request), 0.01)
-        assert producer.pending_bytes
-        request.cancel()
-        await producer.drain(Deadline(SystemClock(), 60))
-        with pytest.raises(asyncio.CancelledError):
-            await request
-        assert producer.pending_bytes == 0
-        await producer.stop()
-
-    asyncio.run(main())
+    settings = ProducerConfig(delivery_timeout_seconds=0.5)
+    admin = cluster(Silent)
+    await admin.batch_limits.learn("t")
+    producer = Producer(KafkaConfig(bootstrap_servers="127.0.0.1:1"), settings, admin=admin)
+    await producer.start()
+    records = [OutgoingRecord("t", None, b"1")] * 5000
+    request = asyncio.ensure_future(producer.produce(records, sliced=True))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(request), 0.01)
+    assert producer.pending_bytes
+    request.cancel()
+    await producer.drain(Deadline(SystemClock(), 60))
+    with pytest.raises(asyncio.CancelledError):
+        await request
+    assert producer.pending_bytes == 0
+    await producer.stop()
 
 
-def test_a_record_that_the_client_cannot_take_fails_alone() -> None:
+async def test_a_record_that_the_client_cannot_take_fails_alone() -> None:
     """Whatever the client raises, the request ends and gives its room back."""
-
-    async def main() -> None:
-        admin = cluster(Silent)
-        producer = Producer(KafkaConfig(bootstrap_servers="127.0.0.1:1"), ProducerConfig(), admin=admin)
-        await producer.start()
-        odd = OutgoingRecord("t", None, b"1", partition="1")  # type: ignore[arg-type]
-        (result,) = await producer.produce([odd])
-        assert isinstance(result, RecordRefused)
-        assert "did not take the record" in result.description
-        assert producer.pending_bytes == 0
-        await producer.stop()
-
-    asyncio.run(main())
+    admin = cluster(Silent)
+    producer = Producer(KafkaConfig(bootstrap_servers="127.0.0.1:1"), ProducerConfig(), admin=admin)
+    await producer.start()
+    odd = OutgoingRecord("t", None, b"1", partition="1")  # type: ignore[arg-type]
+    (result,) = await producer.produce([odd])
+    assert isinstance(result, RecordRefused)
+    assert "did not take the record" in result.description
+    assert producer.pending_bytes == 0
+    await producer.stop()

@@ -77,28 +77,20 @@ def test_a_command_that_does_not_exist_says_so(tmp_path: Path) -> None:
     assert "cannot start /no/such/program: No such file" in log.read_text()
 
 
-def test_the_owner_hears_of_the_end_of_its_child() -> None:
+async def test_the_owner_hears_of_the_end_of_its_child() -> None:
     """The exit code arrives on the loop."""
-
-    async def test() -> None:
-        owner, code = Service("o"), asyncio.get_running_loop().create_future()
-        await ChildProcess.start(owner, "c", [sys.executable, "-c", "raise SystemExit(3)"], code.set_result)
-        assert await asyncio.wait_for(code, 60) == 3
-        await owner.stop()
-
-    asyncio.run(test())
+    owner, code = Service("o"), asyncio.get_running_loop().create_future()
+    await ChildProcess.start(owner, "c", [sys.executable, "-c", "raise SystemExit(3)"], code.set_result)
+    assert await asyncio.wait_for(code, 60) == 3
+    await owner.stop()
 
 
-def test_stopping_a_child_of_a_service_has_a_limit() -> None:
+async def test_stopping_a_child_of_a_service_has_a_limit() -> None:
     """SIGTERM first, SIGKILL at the deadline."""
-
-    async def test() -> None:
-        owner, codes = Service("o"), []
-        child = await ChildProcess.start(owner, "c", STUBBORN, codes.append, stdout=asyncio.subprocess.PIPE)
-        assert child.process.stdout
-        await child.process.stdout.readline()
-        await child.stop(Deadline(SystemClock(), 0.05))
-        assert child.process.returncode == -signal.SIGKILL
-        await owner.stop()
-
-    asyncio.run(test())
+    owner, codes = Service("o"), []
+    child = await ChildProcess.start(owner, "c", STUBBORN, codes.append, stdout=asyncio.subprocess.PIPE)
+    assert child.process.stdout
+    await child.process.stdout.readline()
+    await child.stop(Deadline(SystemClock(), 0.05))
+    assert child.process.returncode == -signal.SIGKILL
+    await owner.stop()

@@ -46,31 +46,23 @@ def supervised(*services: Service, seconds: float = 5) -> Supervisor:
     return Supervisor(services, SystemClock(), seconds)
 
 
-def test_services_start_in_order_and_go_in_reverse() -> None:
+async def test_services_start_in_order_and_go_in_reverse() -> None:
     """Every service drains before the first one stops."""
-
-    async def test() -> None:
-        notes: list[str] = []
-        supervisor, signals = supervised(Noting("a", notes), Noting("b", notes)), Signals()
-        await supervisor.start()
-        signals.notice()
-        await supervisor.run(signals)
-        assert notes == ["start a", "start b", "drain b", "drain a", "stop b", "stop a"]
-
-    run(test)
+    notes: list[str] = []
+    supervisor, signals = supervised(Noting("a", notes), Noting("b", notes)), Signals()
+    await supervisor.start()
+    signals.notice()
+    await supervisor.run(signals)
+    assert notes == ["start a", "start b", "drain b", "drain a", "stop b", "stop a"]
 
 
-def test_a_start_that_fails_stops_what_runs() -> None:
+async def test_a_start_that_fails_stops_what_runs() -> None:
     """Nothing is left behind, and the error is the caller's."""
-
-    async def test() -> None:
-        notes: list[str] = []
-        supervisor = supervised(Noting("a", notes), Noting("b", notes, broken="start"))
-        with pytest.raises(RuntimeError, match="cannot start"):
-            await supervisor.start()
-        assert notes == ["start a", "start b", "stop b", "stop a"]
-
-    run(test)
+    notes: list[str] = []
+    supervisor = supervised(Noting("a", notes), Noting("b", notes, broken="start"))
+    with pytest.raises(RuntimeError, match="cannot start"):
+        await supervisor.start()
+    assert notes == ["start a", "start b", "stop b", "stop a"]
 
 
 @pytest.mark.parametrize(("cause", "traced"), [(KafkaError("fenced"), False), (ValueError("defect"), True)])
@@ -88,96 +80,76 @@ def test_a_death_is_logged_in_one_paragraph_with_a_trace_only_for_defects(
     assert bool(line.exc_info and line.exc_info[0]) == traced
 
 
-def test_a_death_is_named_in_readiness_and_ends_the_process() -> None:
+async def test_a_death_is_named_in_readiness_and_ends_the_process() -> None:
     """The others are drained, and the error names the one that died."""
+    notes: list[str] = []
+    service = Noting("b", notes)
+    supervisor = supervised(Noting("a", notes), service)
+    await supervisor.start()
 
-    async def test() -> None:
-        notes: list[str] = []
-        service = Noting("b", notes)
-        supervisor = supervised(Noting("a", notes), service)
-        await supervisor.start()
+    async def fail() -> None:
+        raise OSError("gone")
 
-        async def fail() -> None:
-            raise OSError("gone")
-
-        service.spawn(fail(), "work")
-        with pytest.raises(ServiceDied, match="service b ended by itself: gone"):
-            await supervisor.run(Signals())
-        assert supervisor.readiness()["b"] == Readiness(False, "ended by itself: gone")
-        assert notes[-4:] == ["drain b", "drain a", "stop b", "stop a"]
-
-    run(test)
+    service.spawn(fail(), "work")
+    with pytest.raises(ServiceDied, match="service b ended by itself: gone"):
+        await supervisor.run(Signals())
+    assert supervisor.readiness()["b"] == Readiness(False, "ended by itself: gone")
+    assert notes[-4:] == ["drain b", "drain a", "stop b", "stop a"]
 
 
-def test_a_second_signal_stops_now() -> None:
+async def test_a_second_signal_stops_now() -> None:
     """A drain that hangs is left."""
-
-    async def test() -> None:
-        notes: list[str] = []
-        supervisor, signals = supervised(Noting("a", notes, broken="hang"), seconds=1000), Signals()
-        await supervisor.start()
-        signals.notice()
-        running = asyncio.ensure_future(supervisor.run(signals))
-        await ManualClock().settle()
-        assert "drain a" in notes
-        signals.notice()
-        await asyncio.wait_for(running, 60)
-        assert notes[-1] == "stop a"
-
-    run(test)
+    notes: list[str] = []
+    supervisor, signals = supervised(Noting("a", notes, broken="hang"), seconds=1000), Signals()
+    await supervisor.start()
+    signals.notice()
+    running = asyncio.ensure_future(supervisor.run(signals))
+    await ManualClock().settle()
+    assert "drain a" in notes
+    signals.notice()
+    await asyncio.wait_for(running, 60)
+    assert notes[-1] == "stop a"
 
 
 @pytest.mark.parametrize("broken", ["drain", "hang"])
-def test_one_service_that_cannot_drain_does_not_keep_the_others(broken: str) -> None:
+async def test_one_service_that_cannot_drain_does_not_keep_the_others(broken: str) -> None:
     """The deadline is shared; errors are logged; everybody is drained and stopped."""
-
-    async def test() -> None:
-        notes: list[str] = []
-        supervisor, signals = supervised(Noting("a", notes), Noting("b", notes, broken=broken), seconds=0.05), Signals()
-        await supervisor.start()
-        signals.notice()
-        await supervisor.run(signals)
-        assert "drain a" in notes or broken == "hang"
-        assert notes[-2:] == ["stop b", "stop a"]
-
-    run(test)
+    notes: list[str] = []
+    supervisor, signals = supervised(Noting("a", notes), Noting("b", notes, broken=broken), seconds=0.05), Signals()
+    await supervisor.start()
+    signals.notice()
+    await supervisor.run(signals)
+    assert "drain a" in notes or broken == "hang"
+    assert notes[-2:] == ["stop b", "stop a"]
 
 
-def test_stopping_a_service_ends_its_tasks() -> None:
+async def test_stopping_a_service_ends_its_tasks() -> None:
     """No task outlives its owner."""
+    service, ended = Noting("a", []), asyncio.Event()
 
-    async def test() -> None:
-        service, ended = Noting("a", []), asyncio.Event()
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
 
-        async def work() -> None:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                ended.set()
-
-        service.spawn(work(), "work")
-        await asyncio.sleep(0)
-        await service.stop()
-        assert ended.is_set()
-        assert service.death is None
-
-    run(test)
+    service.spawn(work(), "work")
+    await asyncio.sleep(0)
+    await service.stop()
+    assert ended.is_set()
+    assert service.death is None
 
 
-def test_a_deadline_is_shared_and_never_negative() -> None:
+async def test_a_deadline_is_shared_and_never_negative() -> None:
     """Layers read what is left of one limit."""
-
-    async def test() -> None:
-        clock = ManualClock()
-        deadline = Deadline(clock, 2)
-        await clock.advance(1.5)
-        assert deadline.remaining_seconds == pytest.approx(0.5)
-        assert not deadline.passed
-        await clock.advance(5)
-        assert deadline.remaining_seconds == 0
-        assert deadline.passed
-
-    run(test)
+    clock = ManualClock()
+    deadline = Deadline(clock, 2)
+    await clock.advance(1.5)
+    assert deadline.remaining_seconds == pytest.approx(0.5)
+    assert not deadline.passed
+    await clock.advance(5)
+    assert deadline.remaining_seconds == 0
+    assert deadline.passed
 
 
 def test_the_first_of_works_leaves_no_other_behind() -> None:

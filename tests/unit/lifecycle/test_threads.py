@@ -41,33 +41,25 @@ def test_items_cross_in_order_and_in_batches() -> None:
     asyncio.run(test())
 
 
-def test_a_thread_that_dies_tells_its_owner() -> None:
+async def test_a_thread_that_dies_tells_its_owner() -> None:
     """The error arrives on the loop."""
+    told: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
-    async def test() -> None:
-        told: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+    def work(stop: threading.Event) -> None:
+        raise OSError("gone")
 
-        def work(stop: threading.Event) -> None:
-            raise OSError("gone")
-
-        OwnedThread("t", work, told.set_result).start()
-        assert str(await asyncio.wait_for(told, 60)) == "gone"
-
-    asyncio.run(test())
+    OwnedThread("t", work, told.set_result).start()
+    assert str(await asyncio.wait_for(told, 60)) == "gone"
 
 
-def test_a_thread_that_does_not_end_is_abandoned_after_the_limit() -> None:
+async def test_a_thread_that_does_not_end_is_abandoned_after_the_limit() -> None:
     """The loop never waits for a thread without a limit."""
-
-    async def test() -> None:
-        release = threading.Event()
-        thread = OwnedThread("t", lambda stop: release.wait(10) and None, lambda cause: None)
-        thread.start()
-        assert not await thread.stop(0.01)
-        release.set()
-        assert await thread.stop(5)
-
-    asyncio.run(test())
+    release = threading.Event()
+    thread = OwnedThread("t", lambda stop: release.wait(10) and None, lambda cause: None)
+    thread.start()
+    assert not await thread.stop(0.01)
+    release.set()
+    assert await thread.stop(5)
 
 
 def test_posting_after_the_loop_has_closed_is_harmless() -> None:
@@ -82,14 +74,11 @@ def test_posting_after_the_loop_has_closed_is_harmless() -> None:
     assert bridge._items.maxlen is None
 
 
-def test_a_blocking_call_raises_on_the_loop() -> None:
+async def test_a_blocking_call_raises_on_the_loop() -> None:
     """Errors of the call are the caller's."""
 
     def fail(text: str) -> None:
         raise KeyError(text)
 
-    async def test() -> None:
-        with pytest.raises(KeyError, match="x"):
-            await run_blocking(fail, "x")
-
-    asyncio.run(test())
+    with pytest.raises(KeyError, match="x"):
+        await run_blocking(fail, "x")

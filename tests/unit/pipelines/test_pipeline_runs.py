@@ -414,15 +414,11 @@ def test_the_driver_is_told_the_whole_plan(drive: Callable[[Test], None], tmp_pa
 
 
 @pytest.mark.parametrize("name", ["sasl.username", "ssl.ca.location", "security.protocol"])
-def test_a_secured_kafka_is_refused(tmp_path: Path, name: str) -> None:
+async def test_a_secured_kafka_is_refused(tmp_path: Path, name: str) -> None:
     """Rather than fail to connect, a pipeline says that it cannot log in yet."""
-
-    async def main() -> None:
-        with pytest.raises(ConfigError, match=name.replace(".", r"\.")):
-            Bench(tmp_path, KafkaConfig(properties={name: "ssl"}))
-        Bench(tmp_path, KafkaConfig(properties={"security.protocol": "PLAINTEXT", "client.rack": "a"}))
-
-    asyncio.run(main())
+    with pytest.raises(ConfigError, match=name.replace(".", r"\.")):
+        Bench(tmp_path, KafkaConfig(properties={name: "ssl"}))
+    Bench(tmp_path, KafkaConfig(properties={"security.protocol": "PLAINTEXT", "client.rack": "a"}))
 
 
 def test_a_missing_spark_is_told_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,67 +53,55 @@ async def opened() -> AsyncIterator[tuple[Site, Keys, ManualClock]]:
         await runner.cleanup()
 
 
-def test_a_new_key_is_found_and_unknown_ones_do_not_make_a_flood() -> None:
+async def test_a_new_key_is_found_and_unknown_ones_do_not_make_a_flood() -> None:
     """At most one question in 30 seconds, whatever callers send."""
-
-    async def main() -> None:
-        async with opened() as (site, keys, clock):
-            assert await keys.find("first", "ES256")
-            for number in range(1000):
-                assert await keys.find(str(number), "ES256") is None
-            assert site.asked == 1
-            site.answer = shown(FIRST, SECOND)
-            await clock.advance(30)
-            found = await asyncio.gather(*(keys.find("second", "ES256") for _ in range(20)))
-            assert all(found)
-            assert site.asked == 2
-            assert await keys.find("second", "EdDSA") is None
-
-    asyncio.run(main())
+    async with opened() as (site, keys, clock):
+        assert await keys.find("first", "ES256")
+        for number in range(1000):
+            assert await keys.find(str(number), "ES256") is None
+        assert site.asked == 1
+        site.answer = shown(FIRST, SECOND)
+        await clock.advance(30)
+        found = await asyncio.gather(*(keys.find("second", "ES256") for _ in range(20)))
+        assert all(found)
+        assert site.asked == 2
+        assert await keys.find("second", "EdDSA") is None
 
 
 @pytest.mark.parametrize(
     ("status", "answer"),
     [(500, b""), (302, b""), (200, b"[]"), (200, b"{"), (200, b'{"keys": []}'), (200, b" " * 10_000_000)],
 )
-def test_known_keys_are_used_on_when_the_server_is_ill(status: int, answer: bytes) -> None:
+async def test_known_keys_are_used_on_when_the_server_is_ill(status: int, answer: bytes) -> None:
     """Errors, redirects, no key set, none of use, 10 MB."""
-
-    async def main() -> None:
-        async with opened() as (site, keys, clock):
-            site.status, site.answer = status, answer
-            with pytest.raises(KeysUnavailable):
-                await keys.find("first", "ES256")
-            assert not keys.readiness().ready
-            site.status, site.answer = 200, shown(FIRST)
-            await clock.advance(31)
-            assert await keys.find("first", "ES256")
-            assert keys.readiness().ready
-            site.status, site.answer = status, answer
-            await clock.advance(3600)
-            assert await keys.find("second", "ES256") is None
-            assert await keys.find("first", "ES256")
-            assert keys.readiness().ready
-
-    asyncio.run(main())
+    async with opened() as (site, keys, clock):
+        site.status, site.answer = status, answer
+        with pytest.raises(KeysUnavailable):
+            await keys.find("first", "ES256")
+        assert not keys.readiness().ready
+        site.status, site.answer = 200, shown(FIRST)
+        await clock.advance(31)
+        assert await keys.find("first", "ES256")
+        assert keys.readiness().ready
+        site.status, site.answer = status, answer
+        await clock.advance(3600)
+        assert await keys.find("second", "ES256") is None
+        assert await keys.find("first", "ES256")
+        assert keys.readiness().ready
 
 
-def test_keys_are_read_at_start_and_again() -> None:
+async def test_keys_are_read_at_start_and_again() -> None:
     """Without any request; so the first request does not wait, and a key that was taken back is gone."""
-
-    async def main() -> None:
-        async with opened() as (site, keys, clock):
-            await keys.start()
-            while not keys.readiness().ready:  # noqa: ASYNC110 the answer comes over a socket
-                await asyncio.sleep(0)
-            site.answer = shown(SECOND)
-            await clock.advance(301)
-            while not await keys.find("second", "ES256"):  # noqa: ASYNC110 the answer comes over a socket
-                await asyncio.sleep(0)
-            assert await keys.find("first", "ES256") is None
-            await keys.stop()
-
-    asyncio.run(main())
+    async with opened() as (site, keys, clock):
+        await keys.start()
+        while not keys.readiness().ready:  # noqa: ASYNC110 the answer comes over a socket
+            await asyncio.sleep(0)
+        site.answer = shown(SECOND)
+        await clock.advance(301)
+        while not await keys.find("second", "ES256"):  # noqa: ASYNC110 the answer comes over a socket
+            await asyncio.sleep(0)
+        assert await keys.find("first", "ES256") is None
+        await keys.stop()
 
 
 @pytest.mark.filterwarnings("ignore:Key size")

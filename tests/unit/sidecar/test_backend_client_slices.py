@@ -117,78 +117,62 @@ def test_headers_are_those_of_the_answer_alone() -> None:
 
 
 @pytest.mark.parametrize(("status", "counts"), [(b"200", False), (b"413", True)])
-def test_nobody_has_done_what_was_not_sent_yet(status: bytes, counts: bool) -> None:
+async def test_nobody_has_done_what_was_not_sent_yet(status: bytes, counts: bool) -> None:
     """A success that comes before the whole request is none; a failure is one, and the connection ends."""
-
-    async def main() -> None:
-        connection, wire = Connection(100), Wire()
-        connection.connection_made(wire)
-        waiter = connection.ask((b"x",), asyncio.get_running_loop().time() + 600)
-        wire.waiting = 1
-        connection.data_received(b"HTTP/1.1 " + status + b" Early\r\nContent-Length: 0\r\n\r\n")
-        assert not connection.reusable
-        if counts:
-            assert (await waiter).status == 413
-        else:
-            with pytest.raises(Broken, match="before the request had gone out"):
-                await waiter
-        connection.connection_lost(None)
-
-    asyncio.run(main())
+    connection, wire = Connection(100), Wire()
+    connection.connection_made(wire)
+    waiter = connection.ask((b"x",), asyncio.get_running_loop().time() + 600)
+    wire.waiting = 1
+    connection.data_received(b"HTTP/1.1 " + status + b" Early\r\nContent-Length: 0\r\n\r\n")
+    assert not connection.reusable
+    if counts:
+        assert (await waiter).status == 413
+    else:
+        with pytest.raises(Broken, match="before the request had gone out"):
+            await waiter
+    connection.connection_lost(None)
 
 
-def test_a_kept_connection_that_the_other_side_ends_is_not_used_again() -> None:
+async def test_a_kept_connection_that_the_other_side_ends_is_not_used_again() -> None:
     """From the moment that is known, though closing it may take its time."""
-
-    async def main() -> None:
-        connection = Connection(100)
-        connection.connection_made(Wire())
-        waiter = connection.ask((b"x",), asyncio.get_running_loop().time() + 600)
-        connection.data_received(ANSWERS[0])
-        await waiter
-        assert connection.reusable
-        connection.eof_received()
-        assert not connection.reusable
-        connection.connection_lost(None)
-
-    asyncio.run(main())
+    connection = Connection(100)
+    connection.connection_made(Wire())
+    waiter = connection.ask((b"x",), asyncio.get_running_loop().time() + 600)
+    connection.data_received(ANSWERS[0])
+    await waiter
+    assert connection.reusable
+    connection.eof_received()
+    assert not connection.reusable
+    connection.connection_lost(None)
 
 
-def test_a_kept_connection_holds_no_answer() -> None:
+async def test_a_kept_connection_holds_no_answer() -> None:
     """Many connections with large answers would hold each of them until the next request."""
-
-    async def main() -> None:
-        connection = Connection(1_000_000)
-        connection.connection_made(Wire())
-        waiter = connection.ask((b"x",), asyncio.get_running_loop().time() + 600)
-        body = b"y" * 1_000_000
-        connection.data_received(HEAD + b"Content-Length: 1000000\r\n\r\n" + body)
-        assert (await waiter).body == body
-        held = [value for value in vars(connection).values() if isinstance(value, bytes | bytearray | Answer)]
-        assert not any(held)
-        connection.connection_lost(None)
-
-    asyncio.run(main())
+    connection = Connection(1_000_000)
+    connection.connection_made(Wire())
+    waiter = connection.ask((b"x",), asyncio.get_running_loop().time() + 600)
+    body = b"y" * 1_000_000
+    connection.data_received(HEAD + b"Content-Length: 1000000\r\n\r\n" + body)
+    assert (await waiter).body == body
+    held = [value for value in vars(connection).values() if isinstance(value, bytes | bytearray | Answer)]
+    assert not any(held)
+    connection.connection_lost(None)
 
 
 @pytest.mark.parametrize(("first", "second"), [(0.05, 600.0), (600.0, 0.05)])
-def test_each_request_on_a_connection_has_its_own_deadline(first: float, second: float) -> None:
+async def test_each_request_on_a_connection_has_its_own_deadline(first: float, second: float) -> None:
     """An earlier one with less or more time left changes nothing."""
-
-    async def main() -> None:
-        connection, now = Connection(100), asyncio.get_running_loop().time
-        connection.connection_made(Wire())
-        earlier = connection.ask((b"x",), now() + first)
+    connection, now = Connection(100), asyncio.get_running_loop().time
+    connection.connection_made(Wire())
+    earlier = connection.ask((b"x",), now() + first)
+    connection.data_received(ANSWERS[0])
+    assert (await earlier).body == b"hello"
+    later = connection.ask((b"x",), now() + second)
+    if second < first:
+        with pytest.raises(Broken, match="no answer arrived in time"):
+            await asyncio.wait_for(later, 60)
+    else:
+        await asyncio.wait({later}, timeout=4 * first)
         connection.data_received(ANSWERS[0])
-        assert (await earlier).body == b"hello"
-        later = connection.ask((b"x",), now() + second)
-        if second < first:
-            with pytest.raises(Broken, match="no answer arrived in time"):
-                await asyncio.wait_for(later, 60)
-        else:
-            await asyncio.wait({later}, timeout=4 * first)
-            connection.data_received(ANSWERS[0])
-            assert (await later).body == b"hello"
-        connection.connection_lost(None)
-
-    asyncio.run(main())
+        assert (await later).body == b"hello"
+    connection.connection_lost(None)

@@ -41,72 +41,56 @@ class Giver:
 
 
 @pytest.mark.parametrize(("lasts", "renewed"), [(100, 90.0), (3600, 3570.0), ("100", 90.0), (None, 270.0)])
-def test_a_token_is_renewed_shortly_before_its_end(lasts: Any, renewed: float) -> None:
+async def test_a_token_is_renewed_shortly_before_its_end(lasts: Any, renewed: float) -> None:
     """A tenth of its life before, 30 seconds at most; five minutes where the server does not say."""
-
-    async def main() -> None:
-        giver = Giver(expires_in=lasts)
-        assert await giver.token.value() == "t1"
-        await giver.clock.advance(renewed - 1)
-        assert await giver.token.value() == "t1"
-        await giver.clock.advance(1)
-        assert await giver.token.value() == "t2"
-
-    asyncio.run(main())
+    giver = Giver(expires_in=lasts)
+    assert await giver.token.value() == "t1"
+    await giver.clock.advance(renewed - 1)
+    assert await giver.token.value() == "t1"
+    await giver.clock.advance(1)
+    assert await giver.token.value() == "t2"
 
 
-def test_many_who_need_a_token_ask_once() -> None:
+async def test_many_who_need_a_token_ask_once() -> None:
     """Those who wait beside the one who asks have its token, or its refusal."""
-
-    async def main() -> None:
-        giver = Giver()
-        giver.gate = asyncio.Event()
-        waiting = [asyncio.ensure_future(giver.token.value()) for _ in range(20)]
-        await giver.clock.settle()
-        giver.gate.set()
-        assert set(await asyncio.gather(*waiting)) == {"t1"}
-        await giver.clock.advance(1000)
-        giver.gate.clear()
-        giver.answers.append(Answer(503, {}, b""))
-        waiting = [asyncio.ensure_future(giver.token.value()) for _ in range(20)]
-        await giver.clock.settle()
-        await giver.clock.advance(1)
-        giver.gate.set()
-        refused = await asyncio.gather(*waiting, return_exceptions=True)
-        assert all(isinstance(one, DestinationUnavailable) for one in refused)
-        assert giver.asked == 2
-        assert await giver.token.value() == "t3"
-
-    asyncio.run(main())
+    giver = Giver()
+    giver.gate = asyncio.Event()
+    waiting = [asyncio.ensure_future(giver.token.value()) for _ in range(20)]
+    await giver.clock.settle()
+    giver.gate.set()
+    assert set(await asyncio.gather(*waiting)) == {"t1"}
+    await giver.clock.advance(1000)
+    giver.gate.clear()
+    giver.answers.append(Answer(503, {}, b""))
+    waiting = [asyncio.ensure_future(giver.token.value()) for _ in range(20)]
+    await giver.clock.settle()
+    await giver.clock.advance(1)
+    giver.gate.set()
+    refused = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(one, DestinationUnavailable) for one in refused)
+    assert giver.asked == 2
+    assert await giver.token.value() == "t3"
 
 
-def test_who_gives_up_leaves_the_question_to_the_next() -> None:
+async def test_who_gives_up_leaves_the_question_to_the_next() -> None:
     """A cancelled wait blocks nobody."""
-
-    async def main() -> None:
-        giver = Giver()
-        giver.gate = asyncio.Event()
-        first, second = asyncio.ensure_future(giver.token.value()), asyncio.ensure_future(giver.token.value())
-        await giver.clock.settle()
-        first.cancel()
-        giver.gate.set()
-        assert await second == "t2"
-
-    asyncio.run(main())
+    giver = Giver()
+    giver.gate = asyncio.Event()
+    first, second = asyncio.ensure_future(giver.token.value()), asyncio.ensure_future(giver.token.value())
+    await giver.clock.settle()
+    first.cancel()
+    giver.gate.set()
+    assert await second == "t2"
 
 
-def test_a_token_the_backend_refused_is_forgotten_unless_it_has_been_replaced() -> None:
+async def test_a_token_the_backend_refused_is_forgotten_unless_it_has_been_replaced() -> None:
     """Many requests are refused with one token; it is replaced once."""
-
-    async def main() -> None:
-        giver = Giver()
-        old = await giver.token.value()
-        giver.token.forget(old)
-        assert await giver.token.value() == "t2"
-        giver.token.forget(old)
-        assert await giver.token.value() == "t2"
-
-    asyncio.run(main())
+    giver = Giver()
+    old = await giver.token.value()
+    giver.token.forget(old)
+    assert await giver.token.value() == "t2"
+    giver.token.forget(old)
+    assert await giver.token.value() == "t2"
 
 
 @pytest.mark.parametrize(
@@ -125,14 +109,10 @@ def test_a_token_the_backend_refused_is_forgotten_unless_it_has_been_replaced() 
         (200, b'{"x": ' + b"[" * 60_000, "no bearer token"),
     ],
 )
-def test_answers_that_give_no_token_are_said_without_what_they_hold(status: int, body: bytes, says: str) -> None:
+async def test_answers_that_give_no_token_are_said_without_what_they_hold(status: int, body: bytes, says: str) -> None:
     """The status and the standard's own word for the error, never the rest."""
-
-    async def main() -> None:
-        giver = Giver()
-        giver.answers.append(Answer(status, {}, body))
-        with pytest.raises(DestinationUnavailable, match=says) as failed:
-            await giver.token.value()
-        assert "canary" not in str(failed.value.body())
-
-    asyncio.run(main())
+    giver = Giver()
+    giver.answers.append(Answer(status, {}, body))
+    with pytest.raises(DestinationUnavailable, match=says) as failed:
+        await giver.token.value()
+    assert "canary" not in str(failed.value.body())

@@ -342,27 +342,23 @@ def test_missing_notes_are_alarmed_at_once_and_then_once_a_minute(caplog: pytest
     assert [text.split()[1] for text in alarms] == ["1", "61", "121"]
 
 
-def test_a_drain_reports_what_is_missing_also_without_further_notes() -> None:
+async def test_a_drain_reports_what_is_missing_also_without_further_notes() -> None:
     """And a defect of the target does not end the audit."""
-
-    async def main() -> None:
-        target, clock = Target(), ManualClock()
-        audit = Audit(AuditConfig(to="file"), target, Metrics(), clock)
-        await audit.start()
-        for _ in range(101):
-            audit.refused("GET /", "127.0.0.1", AuthTokenScopeMismatch())
-        await asyncio.sleep(0.2)
-        for _ in range(3):
-            audit.refused("GET /", "127.0.0.1", AuthTokenScopeMismatch())
-        await audit.drain(Deadline(clock, 1))
-        assert sum(note["count"] for note in target.notes if note["auditType"] == "DROPPED") == 4
-        target.write = None  # type: ignore[assignment, method-assign]
-        audit.control("pause", "reactive orders")
-        await audit.drain(Deadline(clock, 1))
-        assert audit.death is None
-        await audit.stop()
-
-    asyncio.run(main())
+    target, clock = Target(), ManualClock()
+    audit = Audit(AuditConfig(to="file"), target, Metrics(), clock)
+    await audit.start()
+    for _ in range(101):
+        audit.refused("GET /", "127.0.0.1", AuthTokenScopeMismatch())
+    await asyncio.sleep(0.2)
+    for _ in range(3):
+        audit.refused("GET /", "127.0.0.1", AuthTokenScopeMismatch())
+    await audit.drain(Deadline(clock, 1))
+    assert sum(note["count"] for note in target.notes if note["auditType"] == "DROPPED") == 4
+    target.write = None  # type: ignore[assignment, method-assign]
+    audit.control("pause", "reactive orders")
+    await audit.drain(Deadline(clock, 1))
+    assert audit.death is None
+    await audit.stop()
 
 
 def test_a_note_that_cannot_be_made_is_lost_and_work_goes_on(caplog: pytest.LogCaptureFixture) -> None:
@@ -532,25 +528,21 @@ def test_consumed_records_follow_the_switch_of_produced_ones(settings: Any) -> N
     assert [note["offset"] for note in notes] == ([2] if not settings else [])
 
 
-def test_what_others_write_is_noted_with_its_outcome() -> None:
+async def test_what_others_write_is_noted_with_its_outcome() -> None:
     """Dead letters and results of functions go through the same door."""
+    target = Target()
+    audit = Audit(AuditConfig(to="file"), target, Metrics(), ManualClock())
+    await audit.start()
 
-    async def main() -> None:
-        target = Target()
-        audit = Audit(AuditConfig(to="file"), target, Metrics(), ManualClock())
-        await audit.start()
+    async def write(records: Sequence[OutgoingRecord]) -> Sequence[Produced | HeadraceError]:
+        return RESULTS
 
-        async def write(records: Sequence[OutgoingRecord]) -> Sequence[Produced | HeadraceError]:
-            return RESULTS
-
-        assert await audit.audited(write, "STREAMING_PRODUCER")(RECORDS) == RESULTS
-        await audit.drain(Deadline(ManualClock(), 1))
-        await audit.stop()
-        assert [(note["auditType"], note["auditStatus"]) for note in target.notes] == [
-            ("STREAMING_PRODUCER", status) for status in ("SUCCESS", "FAILURE", "UNKNOWN")
-        ]
-
-    asyncio.run(main())
+    assert await audit.audited(write, "STREAMING_PRODUCER")(RECORDS) == RESULTS
+    await audit.drain(Deadline(ManualClock(), 1))
+    await audit.stop()
+    assert [(note["auditType"], note["auditStatus"]) for note in target.notes] == [
+        ("STREAMING_PRODUCER", status) for status in ("SUCCESS", "FAILURE", "UNKNOWN")
+    ]
 
 
 HOSTILE = st.lists(st.tuples(st.sampled_from(["X-Correlation-Id", "X-Traceability-Id", "a"]), st.binary() | st.none()))

@@ -43,24 +43,20 @@ def allows(rule: Rule, scopes: list[str]) -> bool:
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.id)
-def test_the_matrix_of_routes_and_scopes(opened: Any, endpoint: Endpoint) -> None:
+async def test_the_matrix_of_routes_and_scopes(opened: Any, endpoint: Endpoint) -> None:
     """Row J5: 401 for strangers, 403 that names the scope and nothing else, an answer of the endpoint for the rest."""
     rule, method, path = endpoint.rule, endpoint.method, endpoint.path
-
-    async def main() -> None:
-        async with opened(security=SECURITY) as server:
-            stranger = await server.ask(request(method, path))
-            assert (stranger.status == 401) is (rule != OPEN)
-            for name, scopes in TOKENS.items():
-                answer = await server.ask(request(method, path, bearer(name)))
-                if allows(rule, scopes):
-                    assert answer.status not in (401, 403), name
-                else:
-                    assert (answer.status, answer.json["code"]) == (403, "ERR10005"), name
-                    assert set(answer.json["metadata"]) == {"reason", "retriable", "scope"}
-                    assert answer.json["description"] == f"this needs the scope {answer.json['metadata']['scope']}"
-
-    asyncio.run(main())
+    async with opened(security=SECURITY) as server:
+        stranger = await server.ask(request(method, path))
+        assert (stranger.status == 401) is (rule != OPEN)
+        for name, scopes in TOKENS.items():
+            answer = await server.ask(request(method, path, bearer(name)))
+            if allows(rule, scopes):
+                assert answer.status not in (401, 403), name
+            else:
+                assert (answer.status, answer.json["code"]) == (403, "ERR10005"), name
+                assert set(answer.json["metadata"]) == {"reason", "retriable", "scope"}
+                assert answer.json["description"] == f"this needs the scope {answer.json['metadata']['scope']}"
 
 
 CREDENTIALS = [
@@ -83,114 +79,82 @@ CREDENTIALS = [
 ]
 
 
-def test_credentials_and_their_codes(opened: Any) -> None:
+async def test_credentials_and_their_codes(opened: Any) -> None:
     """The codes of sidecar.md 2.8; a 401 says what it wants; nothing reaches Kafka but what may."""
-
-    async def main() -> None:
-        async with opened(security=SECURITY) as server:
-            for more, status, code in CREDENTIALS:
-                answer = await server.ask(request("POST", "/producers/t", more.replace("\xe9", "\u00e9")))
-                assert (answer.status, answer.json.get("code", "")) == (status, code), more
-                assert (answer.headers.get("www-authenticate") == "Bearer") is (status == 401)
-            assert len(server.kafka.records) == sum(status == 200 for _, status, _ in CREDENTIALS)
-
-    asyncio.run(main())
+    async with opened(security=SECURITY) as server:
+        for more, status, code in CREDENTIALS:
+            answer = await server.ask(request("POST", "/producers/t", more.replace("\xe9", "\u00e9")))
+            assert (answer.status, answer.json.get("code", "")) == (status, code), more
+            assert (answer.headers.get("www-authenticate") == "Bearer") is (status == 401)
+        assert len(server.kafka.records) == sum(status == 200 for _, status, _ in CREDENTIALS)
 
 
-def test_strangers_do_not_learn_which_paths_there_are(opened: Any) -> None:
+async def test_strangers_do_not_learn_which_paths_there_are(opened: Any) -> None:
     """401 for every path; 404 and 405 are for those who are known."""
-
-    async def main() -> None:
-        async with opened(security=SECURITY) as server:
-            for path in ("/nowhere", "/producers", "/health", "/metrics/", "//live", "/Live"):
-                assert (await server.ask(request("GET", path))).status == 401, path
-                assert (await server.ask(request("GET", path, bearer("nothing")))).status == 404, path
-            assert (await server.ask(request("GET", "/producers/t", bearer("nothing")))).status == 405
-            assert (await server.ask(request("GET", "/lively"))).status == 404
-
-    asyncio.run(main())
+    async with opened(security=SECURITY) as server:
+        for path in ("/nowhere", "/producers", "/health", "/metrics/", "//live", "/Live"):
+            assert (await server.ask(request("GET", path))).status == 401, path
+            assert (await server.ask(request("GET", path, bearer("nothing")))).status == 404, path
+        assert (await server.ask(request("GET", "/producers/t", bearer("nothing")))).status == 405
+        assert (await server.ask(request("GET", "/lively"))).status == 404
 
 
 @pytest.mark.parametrize(
     "path", ["/live/../producers/t", "/health/%2e%2e/metrics", "/health/x/../../metrics", "/live;/metrics"]
 )
-def test_open_paths_do_not_open_others(opened: Any, path: str) -> None:
+async def test_open_paths_do_not_open_others(opened: Any, path: str) -> None:
     """Row H10: paths are not tidied up before they are looked at."""
-
-    async def main() -> None:
-        async with opened(security=SECURITY) as server:
-            assert (await server.ask(request("POST", path))).status == 404
-            assert (await server.ask(request("GET", path))).status in (200, 404)
-            assert server.kafka.records == []
-
-    asyncio.run(main())
+    async with opened(security=SECURITY) as server:
+        assert (await server.ask(request("POST", path))).status == 404
+        assert (await server.ask(request("GET", path))).status in (200, 404)
+        assert server.kafka.records == []
 
 
-def test_readiness_tells_strangers_only_whether(opened: Any) -> None:
+async def test_readiness_tells_strangers_only_whether(opened: Any) -> None:
     """Names of services and reasons are for those who are known; a bad token does not fail a probe."""
-
-    async def main() -> None:
-        async with opened(security=SECURITY) as server:
-            assert (await server.get("/ready")).json == {"ready": True}
-            assert (await server.ask(request("GET", "/ready", "Authorization: Bearer wrong\r\n"))).json == {
-                "ready": True
-            }
-            assert "services" in (await server.ask(request("GET", "/ready", bearer("nothing")))).json
-
-    asyncio.run(main())
+    async with opened(security=SECURITY) as server:
+        assert (await server.get("/ready")).json == {"ready": True}
+        assert (await server.ask(request("GET", "/ready", "Authorization: Bearer wrong\r\n"))).json == {"ready": True}
+        assert "services" in (await server.ask(request("GET", "/ready", bearer("nothing")))).json
 
 
-def test_one_principal_over_its_rate_is_told_to_wait(opened: Any) -> None:
+async def test_one_principal_over_its_rate_is_told_to_wait(opened: Any) -> None:
     """429 with Retry-After; others go on."""
-
-    async def main() -> None:
-        async with opened(security={**SECURITY, "requests_per_second": 3}) as server:
-            answers = [await server.ask(request("GET", "/nowhere", bearer("reader"))) for _ in range(4)]
-            assert [answer.status for answer in answers] == [404, 404, 404, 429]
-            assert answers[-1].headers["retry-after"] == "1"
-            assert (await server.ask(request("GET", "/nowhere", bearer("writer")))).status == 404
-
-    asyncio.run(main())
+    async with opened(security={**SECURITY, "requests_per_second": 3}) as server:
+        answers = [await server.ask(request("GET", "/nowhere", bearer("reader"))) for _ in range(4)]
+        assert [answer.status for answer in answers] == [404, 404, 404, 429]
+        assert answers[-1].headers["retry-after"] == "1"
+        assert (await server.ask(request("GET", "/nowhere", bearer("writer")))).status == 404
 
 
-def test_one_principal_has_a_limit_of_requests_in_flight(opened: Any) -> None:
+async def test_one_principal_has_a_limit_of_requests_in_flight(opened: Any) -> None:
     """429 with Retry-After for the one more; others go on, and so does this one when it has its answers."""
-
-    async def main() -> None:
-        async with opened(security={**SECURITY, "max_in_flight": 2}) as server:
-            server.kafka.gate.clear()
-            waiting = [
-                asyncio.create_task(server.ask(request("POST", "/producers/t", bearer("writer")))) for _ in range(2)
-            ]
-            while len(server.kafka.records) < 2:  # noqa: ASYNC110 the fake has no event for the second one
-                await asyncio.sleep(0)
-            answer = await server.ask(request("POST", "/producers/t", bearer("writer")))
-            assert (answer.status, answer.json["code"], answer.headers["retry-after"]) == (429, "ERR40004", "1")
-            assert (await server.ask(request("GET", "/metrics", bearer("scraper")))).status == 200
-            assert (await server.ask(request("GET", "/ready", bearer("writer")))).status == 200
-            server.kafka.gate.set()
-            assert [answer.status for answer in await asyncio.gather(*waiting)] == [200, 200]
-            assert (await server.ask(request("POST", "/producers/t", bearer("writer")))).status == 200
-
-    asyncio.run(main())
+    async with opened(security={**SECURITY, "max_in_flight": 2}) as server:
+        server.kafka.gate.clear()
+        waiting = [asyncio.create_task(server.ask(request("POST", "/producers/t", bearer("writer")))) for _ in range(2)]
+        while len(server.kafka.records) < 2:  # noqa: ASYNC110 the fake has no event for the second one
+            await asyncio.sleep(0)
+        answer = await server.ask(request("POST", "/producers/t", bearer("writer")))
+        assert (answer.status, answer.json["code"], answer.headers["retry-after"]) == (429, "ERR40004", "1")
+        assert (await server.ask(request("GET", "/metrics", bearer("scraper")))).status == 200
+        assert (await server.ask(request("GET", "/ready", bearer("writer")))).status == 200
+        server.kafka.gate.set()
+        assert [answer.status for answer in await asyncio.gather(*waiting)] == [200, 200]
+        assert (await server.ask(request("POST", "/producers/t", bearer("writer")))).status == 200
 
 
-def test_a_flood_of_bad_tokens_does_not_keep_good_ones_out(opened: Any) -> None:
+async def test_a_flood_of_bad_tokens_does_not_keep_good_ones_out(opened: Any) -> None:
     """Row J8: each good one among them is served, and probes are answered at once."""
-
-    async def main() -> None:
-        async with opened(security=SECURITY) as server:
-            bad, good = (
-                request("GET", "/metrics", bearer("wrong"), b""),
-                request("POST", "/producers/t", bearer("writer")),
-            )
-            guesses = [asyncio.create_task(server.ask(bad)) for _ in range(60)]
-            await asyncio.wait(guesses, return_when=asyncio.FIRST_COMPLETED)
-            answers = [await server.ask(good) for _ in range(10)]
-            assert [answer.status for answer in answers] == [200] * 10
-            for name in ("wrong", "nothing"):
-                assert (await server.ask(request("GET", "/ready", bearer(name)))).json == {"ready": True}
-            assert not all(guess.done() for guess in guesses), "the wrong ones are slowed"
-            assert {(await guess).status for guess in guesses} == {401, 429}
-
-    asyncio.run(main())
+    async with opened(security=SECURITY) as server:
+        bad, good = (
+            request("GET", "/metrics", bearer("wrong"), b""),
+            request("POST", "/producers/t", bearer("writer")),
+        )
+        guesses = [asyncio.create_task(server.ask(bad)) for _ in range(60)]
+        await asyncio.wait(guesses, return_when=asyncio.FIRST_COMPLETED)
+        answers = [await server.ask(good) for _ in range(10)]
+        assert [answer.status for answer in answers] == [200] * 10
+        for name in ("wrong", "nothing"):
+            assert (await server.ask(request("GET", "/ready", bearer(name)))).json == {"ready": True}
+        assert not all(guess.done() for guess in guesses), "the wrong ones are slowed"
+        assert {(await guess).status for guess in guesses} == {401, 429}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 from urllib.parse import parse_qsl
@@ -34,47 +33,39 @@ def request(name: str, query: str = "", body: bytes | None = None, path: str = P
         ("reader", "?topic=_internal", 403),
     ],
 )
-def test_a_caller_touches_its_own_topics_and_groups(opened: Any, name: str, query: str, status: int) -> None:
+async def test_a_caller_touches_its_own_topics_and_groups(opened: Any, name: str, query: str, status: int) -> None:
     """By pattern, each topic that is named and the group of the dead letters; in the query and in the body."""
-
-    async def main() -> None:
-        async with opened(security=SECURITY) as server:
-            assert (await server.ask(request(name, query))).status == status
-            body = json.dumps(dict(parse_qsl(query[1:]))).encode()
-            assert (await server.ask(request(name, "", body))).status == status
-            assert len(server.dead_letters.requests) == (2 if status == 200 else 0)
-
-    asyncio.run(main())
+    async with opened(security=SECURITY) as server:
+        assert (await server.ask(request(name, query))).status == status
+        body = json.dumps(dict(parse_qsl(query[1:]))).encode()
+        assert (await server.ask(request(name, "", body))).status == status
+        assert len(server.dead_letters.requests) == (2 if status == 200 else 0)
 
 
-def test_nothing_of_a_call_is_left_for_the_next(opened: Any) -> None:
+async def test_nothing_of_a_call_is_left_for_the_next(opened: Any) -> None:
     """Defect 26: `lastretry`, group and topics are those of the call; what is unknown is ignored (decisions.md 4)."""
-
-    async def main() -> None:
-        async with opened(security=SECURITY) as server:
-            for ask in (
-                request("reader", "?lastretry=true&group=g&topic=t&timeout=5&colour=blue"),
-                request("reader"),
-                request("reader", "?topic=t&timeout=7", b'{"group":"b","lastretry":true,"colour":1}'),
-                request("reader", "?group=q", b""),
-                request("reader", "?topic=t", b"{}"),
-            ):
-                assert (await server.ask(ask)).status == 200
-            asked = [(one.group, one.topic, one.timeout, one.lastretry) for one in server.dead_letters.requests]
-            assert asked == [
-                ("g", "t", 5, True),
-                (None, None, None, False),
-                ("b", "t", 7, True),
-                ("q", None, None, False),
-                (None, "t", None, False),
-            ]
-            for wrong in ("?timeout=-1", "?timeout=x", "?lastretry=perhaps"):
-                assert (await server.ask(request("reader", wrong))).json["code"] == "ERR11004"
-            twice = await server.ask(request("reader", "?topic=t", b'{"topic":"u"}'))
-            assert (twice.status, twice.json["description"][:30]) == (400, "topic is in the query and in t")
-            assert len(server.dead_letters.requests) == len(asked)
-
-    asyncio.run(main())
+    async with opened(security=SECURITY) as server:
+        for ask in (
+            request("reader", "?lastretry=true&group=g&topic=t&timeout=5&colour=blue"),
+            request("reader"),
+            request("reader", "?topic=t&timeout=7", b'{"group":"b","lastretry":true,"colour":1}'),
+            request("reader", "?group=q", b""),
+            request("reader", "?topic=t", b"{}"),
+        ):
+            assert (await server.ask(ask)).status == 200
+        asked = [(one.group, one.topic, one.timeout, one.lastretry) for one in server.dead_letters.requests]
+        assert asked == [
+            ("g", "t", 5, True),
+            (None, None, None, False),
+            ("b", "t", 7, True),
+            ("q", None, None, False),
+            (None, "t", None, False),
+        ]
+        for wrong in ("?timeout=-1", "?timeout=x", "?lastretry=perhaps"):
+            assert (await server.ask(request("reader", wrong))).json["code"] == "ERR11004"
+        twice = await server.ask(request("reader", "?topic=t", b'{"topic":"u"}'))
+        assert (twice.status, twice.json["description"][:30]) == (400, "topic is in the query and in t")
+        assert len(server.dead_letters.requests) == len(asked)
 
 
 @pytest.mark.parametrize(
@@ -92,42 +83,30 @@ def test_nothing_of_a_call_is_left_for_the_next(opened: Any) -> None:
         "what=this",
     ],
 )
-def test_limits_cannot_be_lifted(opened: Any, query: str) -> None:
+async def test_limits_cannot_be_lifted(opened: Any, query: str) -> None:
     """And what is no window is refused with what is wrong."""
-
-    async def main() -> None:
-        async with opened(security=SECURITY) as server:
-            answer = await server.ask(request("boss", f"?{query}", path="/adm/dead-letters/t.dlq"))
-            assert (answer.status, answer.json["code"]) == (400, "ERR11004")
-            assert (await server.ask(request("boss", "?limit=500", path="/adm/dead-letters/t.dlq"))).status == 200
-
-    asyncio.run(main())
+    async with opened(security=SECURITY) as server:
+        answer = await server.ask(request("boss", f"?{query}", path="/adm/dead-letters/t.dlq"))
+        assert (answer.status, answer.json["code"]) == (400, "ERR11004")
+        assert (await server.ask(request("boss", "?limit=500", path="/adm/dead-letters/t.dlq"))).status == 200
 
 
-def test_a_probe_delivers_nothing(opened: Any) -> None:
+async def test_a_probe_delivers_nothing(opened: Any) -> None:
     """HEAD asks what there is, so it must not redeliver dead letters as GET does there."""
-
-    async def main() -> None:
-        async with opened() as server:
-            reader, writer = await server.connect()
-            writer.write(f"HEAD {PATH} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
-            assert b" 405 " in await reader.readline()
-            writer.close()
-            assert not server.dead_letters.requests
-
-    asyncio.run(main())
+    async with opened() as server:
+        reader, writer = await server.connect()
+        writer.write(f"HEAD {PATH} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
+        assert b" 405 " in await reader.readline()
+        writer.close()
+        assert not server.dead_letters.requests
 
 
-def test_who_asked_for_it_is_noted(opened: Any) -> None:
+async def test_who_asked_for_it_is_noted(opened: Any) -> None:
     """When dead letters were delivered, and when they could not be; a question that finds none is no deed."""
-
-    async def main() -> None:
-        async with opened() as server:
-            for query in ("", "?timeout=3", "?group=away&topic=t"):
-                await server.get(PATH + query)
-            assert server.notes.controls == [
-                ("redeliver", "t.dlq", "so many", "FAILURE"),
-                ("redeliver", "t", "away", "FAILURE"),
-            ]
-
-    asyncio.run(main())
+    async with opened() as server:
+        for query in ("", "?timeout=3", "?group=away&topic=t"):
+            await server.get(PATH + query)
+        assert server.notes.controls == [
+            ("redeliver", "t.dlq", "so many", "FAILURE"),
+            ("redeliver", "t", "away", "FAILURE"),
+        ]

@@ -90,22 +90,18 @@ SAME = [
 ]
 
 
-def test_both_ways_answer_and_write_the_same_bytes(opened: Any, hot: list[int]) -> None:
+async def test_both_ways_answer_and_write_the_same_bytes(opened: Any, hot: list[int]) -> None:
     """Good and bad; the hot way is taken for what is good and usual."""
-
-    async def main() -> None:
-        async with opened() as server:
-            for request, expected in SAME:
-                hot.clear()
-                answer = await text_of(server, request)
-                assert hot == ([expected] if expected else []), request
-                written, server.kafka.records = server.kafka.records, []
-                assert await text_of(server, chunked(request)) == answer
-                assert hot == ([expected] if expected else []), request
-                assert server.kafka.records == written
-                server.kafka.records = []
-
-    asyncio.run(main())
+    async with opened() as server:
+        for request, expected in SAME:
+            hot.clear()
+            answer = await text_of(server, request)
+            assert hot == ([expected] if expected else []), request
+            written, server.kafka.records = server.kafka.records, []
+            assert await text_of(server, chunked(request)) == answer
+            assert hot == ([expected] if expected else []), request
+            assert server.kafka.records == written
+            server.kafka.records = []
 
 
 TRANSACTION = b'{"topics":[{"topic":"t","records":[{"value":1},{"value":2}]}]}'
@@ -121,18 +117,14 @@ TRANSACTION = b'{"topics":[{"topic":"t","records":[{"value":1},{"value":2}]}]}'
         post(TRANSACTION).replace(b"/producers/t", b"/transactions"),
     ],
 )
-def test_records_have_the_correlation_id_of_the_answer(opened: Any, request_bytes: bytes) -> None:
+async def test_records_have_the_correlation_id_of_the_answer(opened: Any, request_bytes: bytes) -> None:
     """Also where the client named none."""
-
-    async def main() -> None:
-        async with opened() as server:
-            head = (await text_of(server, request_bytes)).decode()
-            (identity,) = re.findall(r"x-correlation-id: (\S+)", head)
-            assert server.kafka.records
-            for record in server.kafka.records:
-                assert (record.headers or [])[0] == ("X-Correlation-Id", identity.encode())
-
-    asyncio.run(main())
+    async with opened() as server:
+        head = (await text_of(server, request_bytes)).decode()
+        (identity,) = re.findall(r"x-correlation-id: (\S+)", head)
+        assert server.kafka.records
+        for record in server.kafka.records:
+            assert (record.headers or [])[0] == ("X-Correlation-Id", identity.encode())
 
 
 @pytest.mark.parametrize(
@@ -163,19 +155,15 @@ def test_what_kafka_says_is_told_in_the_same_bytes(opened: Any, hot: list[int], 
 
 
 @pytest.mark.parametrize("body", [RECORD, b'{"records":[{"value":1},{"value":2}]}'])
-def test_a_full_budget_is_told_in_the_same_bytes(opened: Any, hot: list[int], body: bytes) -> None:
+async def test_a_full_budget_is_told_in_the_same_bytes(opened: Any, hot: list[int], body: bytes) -> None:
     """At once, without the work being done twice."""
-
-    async def main() -> None:
-        async with opened() as server:
-            server.kafka.failure = errors.ProducerQueueFull("full")
-            answer = await text_of(server, post(body, IDS))
-            assert hot == [503]
-            assert await text_of(server, chunked(post(body, IDS))) == answer
-            assert hot == [503]
-            await server.web.drain(Deadline(SystemClock(), 60))
-
-    asyncio.run(main())
+    async with opened() as server:
+        server.kafka.failure = errors.ProducerQueueFull("full")
+        answer = await text_of(server, post(body, IDS))
+        assert hot == [503]
+        assert await text_of(server, chunked(post(body, IDS))) == answer
+        assert hot == [503]
+        await server.web.drain(Deadline(SystemClock(), 60))
 
 
 @pytest.mark.parametrize(
@@ -192,138 +180,110 @@ def test_a_full_budget_is_told_in_the_same_bytes(opened: Any, hot: list[int], bo
         (post(b""), 400),
     ],
 )
-def test_what_is_unusual_is_served_by_the_application(
+async def test_what_is_unusual_is_served_by_the_application(
     opened: Any, hot: list[int], request_bytes: bytes, status: int
 ) -> None:
     """It alone knows what each of these means."""
-
-    async def main() -> None:
-        async with opened() as server:
-            reader, writer = await server.connect()
-            writer.write(request_bytes)
-            head = b"100"
-            while head.split()[:2][-1] == b"100" or head == b"100":
-                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
-            assert int(head.split()[1]) == status
-            assert hot == []
-
-    asyncio.run(main())
+    async with opened() as server:
+        reader, writer = await server.connect()
+        writer.write(request_bytes)
+        head = b"100"
+        while head.split()[:2][-1] == b"100" or head == b"100":
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+        assert int(head.split()[1]) == status
+        assert hot == []
 
 
-def test_draining_waits_for_what_is_under_way_and_takes_nothing_new(opened: Any, hot: list[int]) -> None:
+async def test_draining_waits_for_what_is_under_way_and_takes_nothing_new(opened: Any, hot: list[int]) -> None:
     """Also for a request that no task serves."""
-
-    async def main() -> None:
-        async with opened() as server:
-            server.kafka.gate.clear()
-            first = asyncio.ensure_future(server.ask(post()))
-            await server.kafka.taken.wait()
-            draining = asyncio.ensure_future(server.web.drain(Deadline(SystemClock(), 60)))
-            await asyncio.sleep(0)
-            assert (await server.ask(post())).status == 503
-            assert not draining.done()
-            server.kafka.gate.set()
-            assert (await first).status == 200
-            await draining
-            assert hot == [200]
-
-    asyncio.run(main())
+    async with opened() as server:
+        server.kafka.gate.clear()
+        first = asyncio.ensure_future(server.ask(post()))
+        await server.kafka.taken.wait()
+        draining = asyncio.ensure_future(server.web.drain(Deadline(SystemClock(), 60)))
+        await asyncio.sleep(0)
+        assert (await server.ask(post())).status == 503
+        assert not draining.done()
+        server.kafka.gate.set()
+        assert (await first).status == 200
+        await draining
+        assert hot == [200]
 
 
-def test_a_client_that_leaves_before_its_answer_leaves_nothing_behind(opened: Any, hot: list[int]) -> None:
+async def test_a_client_that_leaves_before_its_answer_leaves_nothing_behind(opened: Any, hot: list[int]) -> None:
     """The record is written and counted, and draining has nothing to wait for."""
-
-    async def main() -> None:
-        async with opened() as server:
-            server.kafka.gate.clear()
-            _, writer = await server.connect()
-            writer.write(post())
-            await server.kafka.taken.wait()
-            writer.transport.abort()
-            assert (await server.get("/live")).status == 200  # by now the server knows
-            server.kafka.gate.set()
-            await server.web.drain(Deadline(SystemClock(), 60))
-            assert hot == [200]
-            assert b"headrace_produce_acknowledged_records_total 1.0" in server.metrics.render()
-
-    asyncio.run(main())
+    async with opened() as server:
+        server.kafka.gate.clear()
+        _, writer = await server.connect()
+        writer.write(post())
+        await server.kafka.taken.wait()
+        writer.transport.abort()
+        assert (await server.get("/live")).status == 200  # by now the server knows
+        server.kafka.gate.set()
+        await server.web.drain(Deadline(SystemClock(), 60))
+        assert hot == [200]
+        assert b"headrace_produce_acknowledged_records_total 1.0" in server.metrics.render()
 
 
-def test_requests_that_come_before_an_answer_are_answered_in_their_order(opened: Any, hot: list[int]) -> None:
+async def test_requests_that_come_before_an_answer_are_answered_in_their_order(opened: Any, hot: list[int]) -> None:
     """The first is hot, those behind it wait in the server's queue, and the next is hot again."""
-
-    async def main() -> None:
-        async with opened() as server:
-            reader, writer = await server.connect()
-            requests = [post(more=f"X-Correlation-Id: c-{number}\r\n") for number in range(3)]
-            writer.write(b"".join(requests))
-            found: list[bytes] = []
-            while len(found) < 3:
-                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
-                found += re.findall(rb"x-correlation-id: (c-\d)", head)
-                await reader.readexactly(int(re.findall(rb"content-length: (\d+)", head)[0]))
-            assert found == [b"c-0", b"c-1", b"c-2"]
-            writer.write(post())
-            await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
-            assert hot == [200, 200]
-
-    asyncio.run(main())
+    async with opened() as server:
+        reader, writer = await server.connect()
+        requests = [post(more=f"X-Correlation-Id: c-{number}\r\n") for number in range(3)]
+        writer.write(b"".join(requests))
+        found: list[bytes] = []
+        while len(found) < 3:
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+            found += re.findall(rb"x-correlation-id: (c-\d)", head)
+            await reader.readexactly(int(re.findall(rb"content-length: (\d+)", head)[0]))
+        assert found == [b"c-0", b"c-1", b"c-2"]
+        writer.write(post())
+        await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+        assert hot == [200, 200]
 
 
-def test_a_known_token_is_enough_and_limits_hold(opened: Any, hot: list[int]) -> None:
+async def test_a_known_token_is_enough_and_limits_hold(opened: Any, hot: list[int]) -> None:
     """One request at once and then 429; who is not known, or may not, is told so by the application."""
-
-    async def main() -> None:
-        async with opened(security={**SECURITY, "max_in_flight": 1}) as server:
-            server.kafka.gate.clear()
-            first = asyncio.ensure_future(server.ask(post(more=BEARER)))
-            await server.kafka.taken.wait()
-            assert (await server.ask(post(more=BEARER))).status == 429
-            server.kafka.gate.set()
-            assert (await first).status == 200
-            assert (await server.ask(post(more=BEARER))).status == 200
-            assert hot == [200, 200]
-            assert (await server.ask(post(more=BEARER, topic="_internal"))).status == 403
-            assert (await server.ask(post())).status == 401
-            assert (await server.ask(post(more=BEARER.replace("0", "1")))).status == 401
-            assert hot == [200, 200]
-
-    asyncio.run(main())
+    async with opened(security={**SECURITY, "max_in_flight": 1}) as server:
+        server.kafka.gate.clear()
+        first = asyncio.ensure_future(server.ask(post(more=BEARER)))
+        await server.kafka.taken.wait()
+        assert (await server.ask(post(more=BEARER))).status == 429
+        server.kafka.gate.set()
+        assert (await first).status == 200
+        assert (await server.ask(post(more=BEARER))).status == 200
+        assert hot == [200, 200]
+        assert (await server.ask(post(more=BEARER, topic="_internal"))).status == 403
+        assert (await server.ask(post())).status == 401
+        assert (await server.ask(post(more=BEARER.replace("0", "1")))).status == 401
+        assert hot == [200, 200]
 
 
-def test_a_rate_is_counted_once_for_each_request(opened: Any, hot: list[int]) -> None:
+async def test_a_rate_is_counted_once_for_each_request(opened: Any, hot: list[int]) -> None:
     """Whichever way serves it in the end."""
-
-    async def main() -> None:
-        async with opened(security={**SECURITY, "requests_per_second": 0.001}) as server:
-            assert (await server.ask(post(b"{", BEARER))).status == 400
-            assert (await server.ask(post(more=BEARER))).status == 429
-        async with opened(security={**SECURITY, "requests_per_second": 0.001}) as server:
-            assert (await server.ask(post(more=BEARER))).status == 200
-            assert (await server.ask(post(more=BEARER))).status == 429
-            assert hot == [200]
-
-    asyncio.run(main())
+    async with opened(security={**SECURITY, "requests_per_second": 0.001}) as server:
+        assert (await server.ask(post(b"{", BEARER))).status == 400
+        assert (await server.ask(post(more=BEARER))).status == 429
+    async with opened(security={**SECURITY, "requests_per_second": 0.001}) as server:
+        assert (await server.ask(post(more=BEARER))).status == 200
+        assert (await server.ask(post(more=BEARER))).status == 429
+        assert hot == [200]
 
 
 @pytest.mark.parametrize("before", [1, 3])
-def test_what_cannot_be_read_does_not_answer_for_what_came_before(opened: Any, before: int) -> None:
+async def test_what_cannot_be_read_does_not_answer_for_what_came_before(opened: Any, before: int) -> None:
     """On one connection: requests that came whole are answered when they are written, and with them it ends."""
     loose = b"POST /producers/t HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n"
-
-    async def main() -> None:
-        async with opened() as server:
-            server.kafka.gate.clear()
-            reader, writer = await server.connect()
-            writer.write(post() * before + loose)
-            await asyncio.wait_for(server.kafka.taken.wait(), 60)
-            server.kafka.gate.set()
-            text = await asyncio.wait_for(reader.read(), 60)
-            assert re.findall(rb"HTTP/1.1 (\d+)", text) == before * [b"200"]
-            assert text.count(b"connection: close") == 1
-            assert len(server.kafka.records) == before
-
-    asyncio.run(main())
+    async with opened() as server:
+        server.kafka.gate.clear()
+        reader, writer = await server.connect()
+        writer.write(post() * before + loose)
+        await asyncio.wait_for(server.kafka.taken.wait(), 60)
+        server.kafka.gate.set()
+        text = await asyncio.wait_for(reader.read(), 60)
+        assert re.findall(rb"HTTP/1.1 (\d+)", text) == before * [b"200"]
+        assert text.count(b"connection: close") == 1
+        assert len(server.kafka.records) == before
 
 
 @pytest.mark.parametrize("first", [post(), chunked(post())])

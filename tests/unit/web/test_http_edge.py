@@ -44,18 +44,14 @@ def chunked(*chunks: bytes, end: bytes = b"0\r\n\r\n") -> bytes:
         post(RECORD, path="/producers/%74"),
     ],
 )
-def test_records_are_taken(opened: Any, request_bytes: bytes) -> None:
+async def test_records_are_taken(opened: Any, request_bytes: bytes) -> None:
     """Whole or in chunks, in any spelling of the media type, the path decoded."""
-
-    async def main() -> None:
-        async with opened() as server:
-            answer = await server.ask(request_bytes)
-            assert answer.status == 200
-            assert answer.headers["content-type"] == "application/json"
-            assert answer.json == {"offsets": [{"partition": 0, "offset": 0}], "requestStatus": "OK"}
-            assert [(record.topic, record.value) for record in server.kafka.records] == [("t", b'{"n":1}')]
-
-    asyncio.run(main())
+    async with opened() as server:
+        answer = await server.ask(request_bytes)
+        assert answer.status == 200
+        assert answer.headers["content-type"] == "application/json"
+        assert answer.json == {"offsets": [{"partition": 0, "offset": 0}], "requestStatus": "OK"}
+        assert [(record.topic, record.value) for record in server.kafka.records] == [("t", b'{"n":1}')]
 
 
 BAD = [
@@ -86,133 +82,97 @@ BAD = [
 ]
 
 
-def test_what_does_not_fit_is_answered_with_the_one_error_body(opened: Any) -> None:
+async def test_what_does_not_fit_is_answered_with_the_one_error_body(opened: Any) -> None:
     """Correct JSON with the code of the case and an id, and nothing reaches Kafka; the server goes on."""
-
-    async def main() -> None:
-        async with opened() as server:
-            for request_bytes, status, code in BAD:
-                answer = await server.ask(request_bytes)
-                assert (answer.status, answer.json["code"]) == (status, code), request_bytes[:200]
-                assert list(answer.json) == ["statusCode", "code", "message", "description", "severity", "metadata"]
-                assert answer.json["statusCode"] == status
-                assert answer.headers["content-type"] == "application/json"
-                assert len(answer.headers["x-correlation-id"]) == 22
-                assert "Traceback" not in answer.body.decode()
-            assert server.kafka.records == []
-            assert (await server.ask(post(RECORD))).status == 200
-
-    asyncio.run(main())
+    async with opened() as server:
+        for request_bytes, status, code in BAD:
+            answer = await server.ask(request_bytes)
+            assert (answer.status, answer.json["code"]) == (status, code), request_bytes[:200]
+            assert list(answer.json) == ["statusCode", "code", "message", "description", "severity", "metadata"]
+            assert answer.json["statusCode"] == status
+            assert answer.headers["content-type"] == "application/json"
+            assert len(answer.headers["x-correlation-id"]) == 22
+            assert "Traceback" not in answer.body.decode()
+        assert server.kafka.records == []
+        assert (await server.ask(post(RECORD))).status == 200
 
 
-def test_a_wrong_method_says_which_are_right(opened: Any) -> None:
+async def test_a_wrong_method_says_which_are_right(opened: Any) -> None:
     """RFC 9110 section 15.5.6 asks for Allow."""
-
-    async def main() -> None:
-        async with opened() as server:
-            assert (await server.get("/producers/t")).headers["allow"] == "POST"
-            assert (await server.get("/live", "PUT")).headers["allow"] == "GET, HEAD"
-            assert (await server.get("/reactive-consumers/t", "POST")).headers["allow"] == "DELETE, GET, HEAD, PUT"
-
-    asyncio.run(main())
+    async with opened() as server:
+        assert (await server.get("/producers/t")).headers["allow"] == "POST"
+        assert (await server.get("/live", "PUT")).headers["allow"] == "GET, HEAD"
+        assert (await server.get("/reactive-consumers/t", "POST")).headers["allow"] == "DELETE, GET, HEAD, PUT"
 
 
 @pytest.mark.parametrize(
     "value", [b"12345678901234567890123", b"0.10", b'{"a":1,"a":2}', b"-0", b'"\\ud83d\\ude00"', b"1e400"]
 )
-def test_values_are_not_touched_on_their_way(opened: Any, value: bytes) -> None:
+async def test_values_are_not_touched_on_their_way(opened: Any, value: bytes) -> None:
     """Huge integers, decimals, repeated fields, escapes."""
-
-    async def main() -> None:
-        async with opened() as server:
-            assert (await server.ask(post(b'{"records":[{"value":%s}]}' % value))).status == 200
-            assert server.kafka.records[0].value == value
-
-    asyncio.run(main())
+    async with opened() as server:
+        assert (await server.ask(post(b'{"records":[{"value":%s}]}' % value))).status == 200
+        assert server.kafka.records[0].value == value
 
 
 @pytest.mark.parametrize(
     "request_bytes",
     [post(b'{"records":[' + b" " * 2000), chunked(*[b"x" * 500] * 4, end=b"")],
 )
-def test_a_body_over_the_limit_is_refused_and_the_connection_ends(opened: Any, request_bytes: bytes) -> None:
+async def test_a_body_over_the_limit_is_refused_and_the_connection_ends(opened: Any, request_bytes: bytes) -> None:
     """By its announced length or by counting; the answer arrives, and 413 is not waited for by the whole body."""
-
-    async def main() -> None:
-        async with opened(max_body_bytes=1000) as server:
-            reader, writer = await server.connect()
-            writer.write(request_bytes)
-            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
-            assert head.startswith(b"HTTP/1.1 413 ")
-            assert b"connection: close" in head
-            rest = await asyncio.wait_for(reader.read(), 60)
-            assert json.loads(rest)["code"] == "ERR10068"
-            assert server.kafka.records == []
-
-    asyncio.run(main())
+    async with opened(max_body_bytes=1000) as server:
+        reader, writer = await server.connect()
+        writer.write(request_bytes)
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+        assert head.startswith(b"HTTP/1.1 413 ")
+        assert b"connection: close" in head
+        rest = await asyncio.wait_for(reader.read(), 60)
+        assert json.loads(rest)["code"] == "ERR10068"
+        assert server.kafka.records == []
 
 
-def test_a_large_body_is_refused_before_it_is_sent_when_the_client_asks(opened: Any) -> None:
+async def test_a_large_body_is_refused_before_it_is_sent_when_the_client_asks(opened: Any) -> None:
     """With Expect: 100-continue nothing of the body travels."""
-
-    async def main() -> None:
-        async with opened(max_body_bytes=1000) as server:
-            head = post(b"", more="Expect: 100-continue\r\n").replace(b"Length: 0", b"Length: 5000")
-            assert (await server.ask(head)).status == 413
-
-    asyncio.run(main())
+    async with opened(max_body_bytes=1000) as server:
+        head = post(b"", more="Expect: 100-continue\r\n").replace(b"Length: 0", b"Length: 5000")
+        assert (await server.ask(head)).status == 413
 
 
-def test_a_body_of_exactly_the_limit_is_taken(opened: Any) -> None:
+async def test_a_body_of_exactly_the_limit_is_taken(opened: Any) -> None:
     """The limit itself is allowed."""
-
-    async def main() -> None:
-        async with opened(max_body_bytes=len(RECORD)) as server:
-            assert (await server.ask(post(RECORD))).status == 200
-
-    asyncio.run(main())
+    async with opened(max_body_bytes=len(RECORD)) as server:
+        assert (await server.ask(post(RECORD))).status == 200
 
 
-def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind(opened: Any) -> None:
+async def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind(opened: Any) -> None:
     """A truncated body is not produced, and the next request is served."""
-
-    async def main() -> None:
-        async with opened() as server:
-            reader, writer = await server.connect()
-            writer.write(post(RECORD)[:-3])
-            await writer.drain()
-            writer.close()
-            await reader.read()
-            assert (await server.ask(post(RECORD))).status == 200
-            assert len(server.kafka.records) == 1
-
-    asyncio.run(main())
+    async with opened() as server:
+        reader, writer = await server.connect()
+        writer.write(post(RECORD)[:-3])
+        await writer.drain()
+        writer.close()
+        await reader.read()
+        assert (await server.ask(post(RECORD))).status == 200
+        assert len(server.kafka.records) == 1
 
 
-def test_ids_of_the_client_come_back(opened: Any) -> None:
+async def test_ids_of_the_client_come_back(opened: Any) -> None:
     """On answers and errors alike; and they reach the record."""
-
-    async def main() -> None:
-        async with opened() as server:
-            more = "X-Correlation-Id: c-1\r\nX-Traceability-Id: t-1\r\n"
-            for body in (RECORD, b"{"):
-                headers = (await server.ask(post(body, more=more))).headers
-                assert (headers["x-correlation-id"], headers["x-traceability-id"]) == ("c-1", "t-1")
-            assert server.kafka.records[0].headers == [("X-Traceability-Id", b"t-1"), ("X-Correlation-Id", b"c-1")]
-
-    asyncio.run(main())
+    async with opened() as server:
+        more = "X-Correlation-Id: c-1\r\nX-Traceability-Id: t-1\r\n"
+        for body in (RECORD, b"{"):
+            headers = (await server.ask(post(body, more=more))).headers
+            assert (headers["x-correlation-id"], headers["x-traceability-id"]) == ("c-1", "t-1")
+        assert server.kafka.records[0].headers == [("X-Traceability-Id", b"t-1"), ("X-Correlation-Id", b"c-1")]
 
 
 @pytest.mark.parametrize("identity", ["a b", "\u00e9", "x" * 201, ""])
-def test_an_id_that_is_none_is_replaced(opened: Any, identity: str) -> None:
+async def test_an_id_that_is_none_is_replaced(opened: Any, identity: str) -> None:
     """Spaces, other alphabets and long texts do not get into logs and records."""
-
-    async def main() -> None:
-        async with opened() as server:
-            request = post(RECORD, more="X-Correlation-Id: ?\r\n").replace(b"?", identity.encode("latin-1"))
-            assert len((await server.ask(request)).headers["x-correlation-id"]) == 22
-
-    asyncio.run(main())
+    async with opened() as server:
+        request = post(RECORD, more="X-Correlation-Id: ?\r\n").replace(b"?", identity.encode("latin-1"))
+        assert len((await server.ask(request)).headers["x-correlation-id"]) == 22
 
 
 def test_a_defect_is_one_error_body_without_a_trace(opened: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -229,30 +189,22 @@ def test_a_defect_is_one_error_body_without_a_trace(opened: Any, caplog: pytest.
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_an_error_that_passes_says_when_to_come_again(opened: Any) -> None:
+async def test_an_error_that_passes_says_when_to_come_again(opened: Any) -> None:
     """Retry-After, in seconds."""
-
-    async def main() -> None:
-        async with opened() as server:
-            server.kafka.failure = errors.ProducerQueueFull()
-            answer = await server.ask(post(RECORD))
-            assert (answer.status, answer.headers["retry-after"]) == (503, "1")
-
-    asyncio.run(main())
+    async with opened() as server:
+        server.kafka.failure = errors.ProducerQueueFull()
+        answer = await server.ask(post(RECORD))
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
 
 
-def test_one_connection_serves_many_requests_also_after_errors(opened: Any) -> None:
+async def test_one_connection_serves_many_requests_also_after_errors(opened: Any) -> None:
     """Keep-alive and pipelining; a refused body does not shift the next request."""
-
-    async def main() -> None:
-        async with opened() as server:
-            reader, writer = await server.connect()
-            writer.write(post(RECORD) + post(b"{") + post(RECORD, None) + post(RECORD))
-            writer.write(b"GET /live HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
-            text = await asyncio.wait_for(reader.read(), 60)
-            assert re.findall(rb"HTTP/1\.1 (\d+)", text) == [b"200", b"400", b"400", b"200", b"200"]
-
-    asyncio.run(main())
+    async with opened() as server:
+        reader, writer = await server.connect()
+        writer.write(post(RECORD) + post(b"{") + post(RECORD, None) + post(RECORD))
+        writer.write(b"GET /live HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+        text = await asyncio.wait_for(reader.read(), 60)
+        assert re.findall(rb"HTTP/1\.1 (\d+)", text) == [b"200", b"400", b"400", b"200", b"200"]
 
 
 @pytest.mark.parametrize("request_bytes", [post(RECORD), b"GET /live HTTP/1.1\r\nHost: h\r\n\r\n"])
@@ -291,46 +243,38 @@ def test_pipelined_requests_are_done_in_their_order(opened: Any) -> None:
         runner.run(main())
 
 
-def test_only_one_probe_is_read_in_a_turn_without_time(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_one_probe_is_read_in_a_turn_without_time(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or what begins as one could hold the turn."""
     monkeypatch.setattr("headrace.web.connection._SLICE_SECONDS", 1e-9)
     probe = b"GET /live HTTP/1.1\r\nHost: h\r\n\r\n"
-
-    async def main() -> None:
-        async with opened() as server:
-            pairs = [await server.connect() for _ in range(3)]
-            await asyncio.gather(*(server.read(reader) for reader, writer in pairs if not writer.write(probe)))
-            connections = list(server.web._server.server_state.connections)
-            for connection, data in zip(
-                connections, (probe, probe * 2, probe[:-4] + b"\r\nX: %b\r\n\r\n" % (b"x" * 4096)), strict=True
-            ):
-                connection._slices.count(0)  # no time is left
-                connection.data_received(data)
-            assert [bool(connection._waiting) for connection in connections] == [False, True, True]
-
-    asyncio.run(main())
+    async with opened() as server:
+        pairs = [await server.connect() for _ in range(3)]
+        await asyncio.gather(*(server.read(reader) for reader, writer in pairs if not writer.write(probe)))
+        connections = list(server.web._server.server_state.connections)
+        for connection, data in zip(
+            connections, (probe, probe * 2, probe[:-4] + b"\r\nX: %b\r\n\r\n" % (b"x" * 4096)), strict=True
+        ):
+            connection._slices.count(0)  # no time is left
+            connection.data_received(data)
+        assert [bool(connection._waiting) for connection in connections] == [False, True, True]
 
 
-def test_connections_over_the_limit_are_told_so(opened: Any) -> None:
+async def test_connections_over_the_limit_are_told_so(opened: Any) -> None:
     """Health is answered on them; a silent connection takes nobody's place, a closed one makes room."""
-
-    async def main() -> None:
-        async with opened(max_connections=1) as server:
-            await server.connect()
-            reader, writer = await server.connect()
-            writer.write(post(RECORD))
-            assert (await server.read(reader)).status == 200
-            answer = await server.ask(post(RECORD))
-            assert (answer.status, answer.json["code"]) == (503, "ERR40031")
-            assert (answer.headers["connection"], answer.headers["retry-after"]) == ("close", "1")
-            assert (await server.get("/live")).status == 200
-            writer.write(post(RECORD))
-            assert (await server.read(reader)).status == 200
-            writer.close()
-            assert await reader.read() == b""
-            assert (await server.ask(post(RECORD))).status == 200
-
-    asyncio.run(main())
+    async with opened(max_connections=1) as server:
+        await server.connect()
+        reader, writer = await server.connect()
+        writer.write(post(RECORD))
+        assert (await server.read(reader)).status == 200
+        answer = await server.ask(post(RECORD))
+        assert (answer.status, answer.json["code"]) == (503, "ERR40031")
+        assert (answer.headers["connection"], answer.headers["retry-after"]) == ("close", "1")
+        assert (await server.get("/live")).status == 200
+        writer.write(post(RECORD))
+        assert (await server.read(reader)).status == 200
+        writer.close()
+        assert await reader.read() == b""
+        assert (await server.ask(post(RECORD))).status == 200
 
 
 def test_slow_heads_lose_their_connections_to_requests(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -457,15 +401,11 @@ def test_a_closed_connection_is_free_at_once(opened: Any) -> None:
         gc.enable()
 
 
-def test_a_registration_above_its_limit_is_not_decoded(opened: Any) -> None:
+async def test_a_registration_above_its_limit_is_not_decoded(opened: Any) -> None:
     """The size is compared first, so a refusal costs nothing."""
     body = b"{" * 65_537
     request = b"PUT /reactive-consumers/t HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
-
-    async def main() -> None:
-        async with opened() as server:
-            answer = await server.ask(request + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-            assert answer.status == 400
-            assert "65537 bytes, and registrations may have 65536" in answer.body.decode()
-
-    asyncio.run(main())
+    async with opened() as server:
+        answer = await server.ask(request + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        assert answer.status == 400
+        assert "65537 bytes, and registrations may have 65536" in answer.body.decode()

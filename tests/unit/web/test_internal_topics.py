@@ -70,18 +70,14 @@ def test_every_endpoint_that_produces_is_looked_at() -> None:
         ("", "t.dlq", 200),
     ],
 )
-def test_internal_topics_are_closed(opened: Any, name: str, topic: str, status: int, form: str) -> None:
+async def test_internal_topics_are_closed(opened: Any, name: str, topic: str, status: int, form: str) -> None:
     """To every token; dead letter topics are open for `admin`, and without authentication."""
-
-    async def main() -> None:
-        async with opened(**({"security": SECURITY} if name else {})) as server:
-            assert await status_of(server, request(name, topic, form)) == status
-            written = [record for record in server.kafka.records if record.topic == topic]
-            assert len(written) == (1 if status == 200 else 0)
-            if written:
-                names = [header for header, _ in written[0].headers or ()]
-                reserved = [header for header in names if header.lower().startswith("headrace.")]
-                assert len(reserved) == (2 if topic == "t.dlq" else 0), "only a dead letter has headers of Headrace"
-                assert "own" in names
-
-    asyncio.run(main())
+    async with opened(**({"security": SECURITY} if name else {})) as server:
+        assert await status_of(server, request(name, topic, form)) == status
+        written = [record for record in server.kafka.records if record.topic == topic]
+        assert len(written) == (1 if status == 200 else 0)
+        if written:
+            names = [header for header, _ in written[0].headers or ()]
+            reserved = [header for header in names if header.lower().startswith("headrace.")]
+            assert len(reserved) == (2 if topic == "t.dlq" else 0), "only a dead letter has headers of Headrace"
+            assert "own" in names

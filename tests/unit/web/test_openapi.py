@@ -43,23 +43,19 @@ def request(method: str, path: str, more: str = "", body: bytes = RECORD, host: 
 
 
 @pytest.mark.parametrize("path", ["/spec.yaml", "/openapi.json"])
-def test_the_document_is_one_in_both_versions(opened: Any, path: str) -> None:
+async def test_the_document_is_one_in_both_versions(opened: Any, path: str) -> None:
     """OpenAPI 3.1, and 3.0 for tools that know no other; as JSON and as YAML."""
-
-    async def main() -> None:
-        async with opened() as server:
-            newer, older = await server.get(path), await server.get(f"{path}?version=3.0")
-            assert newer.headers["content-type"].startswith("text/yaml" if "yaml" in path else "application/json")
-            described = yaml.safe_load(newer.body)
-            assert described == document(ENDPOINTS)
-            assert described["openapi"] == "3.1.0"
-            OpenAPIV31SpecValidator(described).validate()
-            OpenAPIV30SpecValidator(yaml.safe_load(older.body)).validate()
-            assert b"null" not in older.body.replace(b"nullable", b"").replace(b"is null", b"")
-            for query in ("version=2.0", "versoin=3.0"):
-                assert (await server.get(f"{path}?{query}")).json["code"] == "ERR11004"
-
-    asyncio.run(main())
+    async with opened() as server:
+        newer, older = await server.get(path), await server.get(f"{path}?version=3.0")
+        assert newer.headers["content-type"].startswith("text/yaml" if "yaml" in path else "application/json")
+        described = yaml.safe_load(newer.body)
+        assert described == document(ENDPOINTS)
+        assert described["openapi"] == "3.1.0"
+        OpenAPIV31SpecValidator(described).validate()
+        OpenAPIV30SpecValidator(yaml.safe_load(older.body)).validate()
+        assert b"null" not in older.body.replace(b"nullable", b"").replace(b"is null", b"")
+        for query in ("version=2.0", "versoin=3.0"):
+            assert (await server.get(f"{path}?{query}")).json["code"] == "ERR11004"
 
 
 def test_every_endpoint_is_in_the_document(opened: Any) -> None:
@@ -89,17 +85,13 @@ def test_operations_are_in_groups() -> None:
     assert tags.count("Documents") == 4
 
 
-def test_the_root_says_where_to_read_on(opened: Any) -> None:
+async def test_the_root_says_where_to_read_on(opened: Any) -> None:
     """Every path that it names is served."""
-
-    async def main() -> None:
-        async with opened() as server:
-            answer = await server.get("/")
-            assert answer.status == 200
-            for path in answer.json["paths"]:
-                assert (await server.get(path)).status == 200
-
-    asyncio.run(main())
+    async with opened() as server:
+        answer = await server.get("/")
+        assert answer.status == 200
+        for path in answer.json["paths"]:
+            assert (await server.get(path)).status == 200
 
 
 def test_nothing_is_changed_for_a_page_of_another_site(opened: Any) -> None:
@@ -121,41 +113,33 @@ def test_nothing_is_changed_for_a_page_of_another_site(opened: Any) -> None:
     assert DeadLetterEndpoints.redeliver_by_get.changes
 
 
-def test_a_body_that_may_be_left_out_is_not_required(opened: Any) -> None:
+async def test_a_body_that_may_be_left_out_is_not_required(opened: Any) -> None:
     """The document and the server agree: what is taken without a body is described so, and nothing else is."""
-
-    async def main() -> None:
-        async with opened() as server:
-            for path, methods in document(ENDPOINTS)["paths"].items():
-                for method, operation in methods.items():
-                    if "requestBody" in operation:
-                        answer = await server.get(re.sub(r"{\w+}", "t", path), method.upper())
-                        refused = answer.status == 400 and answer.json["code"] != "ERR12218"
-                        assert operation["requestBody"]["required"] is refused, (method, path, answer.body)
-
-    asyncio.run(main())
+    async with opened() as server:
+        for path, methods in document(ENDPOINTS)["paths"].items():
+            for method, operation in methods.items():
+                if "requestBody" in operation:
+                    answer = await server.get(re.sub(r"{\w+}", "t", path), method.upper())
+                    refused = answer.status == 400 and answer.json["code"] != "ERR12218"
+                    assert operation["requestBody"]["required"] is refused, (method, path, answer.body)
 
 
-def test_the_page_asks_no_other_site(opened: Any) -> None:
+async def test_the_page_asks_no_other_site(opened: Any) -> None:
     """Everything it names is served here, and its policy forbids the rest."""
-
-    async def main() -> None:
-        async with opened() as server:
-            page = await server.get("/specui.html")
-            assert page.headers["content-type"] == "text/html; charset=utf-8"
-            assert "default-src 'none'" in page.headers["content-security-policy"]
-            named = re.findall(r'(?:src|href)="([^"]*)"', page.body.decode())
-            assert len(named) == 3
-            for name in named:
-                answer = await server.get(f"/{name}")
-                assert answer.status == 200
-                assert "text/css" in answer.headers["content-type"] or "javascript" in answer.headers["content-type"]
-            start = (await server.get("/specui/start.js")).body.decode()
-            assert "validatorUrl: null" in start
-            assert (await server.get("/" + re.findall(r'url: "([^"]*)"', start)[0])).json == document(ENDPOINTS)
-            assert (await server.get("/specui/..%2f__init__.py")).status == 404
-
-    asyncio.run(main())
+    async with opened() as server:
+        page = await server.get("/specui.html")
+        assert page.headers["content-type"] == "text/html; charset=utf-8"
+        assert "default-src 'none'" in page.headers["content-security-policy"]
+        named = re.findall(r'(?:src|href)="([^"]*)"', page.body.decode())
+        assert len(named) == 3
+        for name in named:
+            answer = await server.get(f"/{name}")
+            assert answer.status == 200
+            assert "text/css" in answer.headers["content-type"] or "javascript" in answer.headers["content-type"]
+        start = (await server.get("/specui/start.js")).body.decode()
+        assert "validatorUrl: null" in start
+        assert (await server.get("/" + re.findall(r'url: "([^"]*)"', start)[0])).json == document(ENDPOINTS)
+        assert (await server.get("/specui/..%2f__init__.py")).status == 404
 
 
 Answers = AsyncIterator[tuple[tuple[str, str], Any]]
@@ -265,26 +249,22 @@ DESCRIBED = [(one.method, one.path) for one in ALL]
 CONFLICTS = [(b"Version", b"1"), (b"", b'"x"')]
 
 
-def test_the_documented_statuses_are_those_that_happen(opened: Any) -> None:
+async def test_the_documented_statuses_are_those_that_happen(opened: Any) -> None:
     """Each of them can be provoked, and nothing else is answered; every code stands under its status."""
     paths = document(ENDPOINTS)["paths"]
     described = {(method, path): paths[path][method.lower()]["responses"] for method, path in DESCRIBED}
     seen: dict[tuple[str, str], set[str]] = {place: set() for place in DESCRIBED}
-
-    async def main() -> None:
-        for answers in (open_answers(opened), guarded_answers(opened)):
-            async for place, answer in answers:
-                if place not in DESCRIBED:
-                    continue
-                status = str(answer.status)
-                seen[place].add(status)
-                if code := code_of(answer):
-                    schema = described[place][status]["content"]["application/json"]["schema"]
-                    assert code in schema["allOf"][1]["properties"]["code"]["enum"], (place, status, code)
-        for place, statuses in seen.items():
-            assert statuses == set(described[place]), place
-
-    asyncio.run(main())
+    for answers in (open_answers(opened), guarded_answers(opened)):
+        async for place, answer in answers:
+            if place not in DESCRIBED:
+                continue
+            status = str(answer.status)
+            seen[place].add(status)
+            if code := code_of(answer):
+                schema = described[place][status]["content"]["application/json"]["schema"]
+                assert code in schema["allOf"][1]["properties"]["code"]["enum"], (place, status, code)
+    for place, statuses in seen.items():
+        assert statuses == set(described[place]), place
 
 
 BELOW = {
@@ -320,33 +300,25 @@ def test_a_format_whose_library_is_not_installed(monkeypatch: pytest.MonkeyPatch
     assert raised.value.status == 503
 
 
-def test_the_example_is_a_request_that_works(opened: Any) -> None:
+async def test_the_example_is_a_request_that_works(opened: Any) -> None:
     """As it stands in the document."""
     example = document(ENDPOINTS)["paths"][POST]["post"]["requestBody"]["content"]["application/json"]["example"]
-
-    async def main() -> None:
-        async with opened() as server:
-            answer = await server.ask(request("POST", POST, body=json.dumps(example).encode()))
-            assert answer.status == 200
-            assert [record.key for record in server.kafka.records] == [b"alice", None]
-
-    asyncio.run(main())
+    async with opened() as server:
+        answer = await server.ask(request("POST", POST, body=json.dumps(example).encode()))
+        assert answer.status == 200
+        assert [record.key for record in server.kafka.records] == [b"alice", None]
 
 
-def test_an_endpoint_is_called_without_a_server(opened: Any) -> None:
+async def test_an_endpoint_is_called_without_a_server(opened: Any) -> None:
     """By its declaration: the same answers and errors as over HTTP, and a note in the audit."""
-
-    async def main() -> None:
-        async with opened() as server:
-            call = server.web._application.call
-            status, body = await call(ControlEndpoints.pause, {"reason": "r"}, name="t")
-            assert (status, json.loads(body)["name"]) == (200, "t")
-            status, body = await call(ControlEndpoints.seek, {"to": "end"}, {"waitSeconds": 0}, name="t")
-            assert (status, json.loads(body)["pending"]) == (202, True)
-            assert (await call(ControlEndpoints.show, name="a/b?c"))[0] == 404
-            assert server.notes.controls == [
-                ("pause", "reactive t", "r", "SUCCESS"),
-                ('seek {"to":"end"}', "reactive t", "", "SUCCESS"),
-            ]
-
-    asyncio.run(main())
+    async with opened() as server:
+        call = server.web._application.call
+        status, body = await call(ControlEndpoints.pause, {"reason": "r"}, name="t")
+        assert (status, json.loads(body)["name"]) == (200, "t")
+        status, body = await call(ControlEndpoints.seek, {"to": "end"}, {"waitSeconds": 0}, name="t")
+        assert (status, json.loads(body)["pending"]) == (202, True)
+        assert (await call(ControlEndpoints.show, name="a/b?c"))[0] == 404
+        assert server.notes.controls == [
+            ("pause", "reactive t", "r", "SUCCESS"),
+            ('seek {"to":"end"}', "reactive t", "", "SUCCESS"),
+        ]

@@ -67,49 +67,37 @@ def post(path: str, method: str = "POST", more: str = "") -> bytes:
     return f"{head}Content-Length: {len(RECORD)}\r\n\r\n".encode("latin-1") + RECORD
 
 
-def test_no_spelling_reaches_another_topic(opened: Any) -> None:
+async def test_no_spelling_reaches_another_topic(opened: Any) -> None:
     """What may be written is written under the one name that the token allows; the rest is refused."""
     bearer = "Authorization: Bearer a-token-of-16-or-more\r\n"
-
-    async def main() -> None:
-        async with opened(security=SECURITY) as server:
-            for path, topic in SPELLINGS.items():
-                server.kafka.records.clear()
-                answer = await server.ask(post(path, more=bearer))
-                assert [record.topic for record in server.kafka.records] == ([topic] if topic else []), path
-                assert answer.status == 200 if topic else answer.status in (400, 403, 404), path
-
-    asyncio.run(main())
+    async with opened(security=SECURITY) as server:
+        for path, topic in SPELLINGS.items():
+            server.kafka.records.clear()
+            answer = await server.ask(post(path, more=bearer))
+            assert [record.topic for record in server.kafka.records] == ([topic] if topic else []), path
+            assert answer.status == 200 if topic else answer.status in (400, 403, 404), path
 
 
-def test_a_path_has_one_spelling(opened: Any) -> None:
+async def test_a_path_has_one_spelling(opened: Any) -> None:
     """Capitals, more slashes, dots and what is escaped behind it make it another one, which does not exist."""
-
-    async def main() -> None:
-        async with opened() as server:
-            for method, rule in sorted({(method, one.path) for method in ("GET", "POST") for one in ENDPOINTS}):
-                path = re.sub("{.*?}", "t", rule)
-                others = [path.upper(), path.title(), f"/{path}", f"{path}/", f"{path}/..", f"{path}%2f"]
-                if not path.startswith(("/health/", "/producers/")):
-                    others.append(f"{path}%00")  # there it is a name, which nobody has
-                for spelled in (one for one in others if one != path):  # "/" is as it is in capitals
-                    answer = await server.ask(post(spelled, method))
-                    assert answer.status in (404, 405), spelled
-            assert server.kafka.records == []
-
-    asyncio.run(main())
+    async with opened() as server:
+        for method, rule in sorted({(method, one.path) for method in ("GET", "POST") for one in ENDPOINTS}):
+            path = re.sub("{.*?}", "t", rule)
+            others = [path.upper(), path.title(), f"/{path}", f"{path}/", f"{path}/..", f"{path}%2f"]
+            if not path.startswith(("/health/", "/producers/")):
+                others.append(f"{path}%00")  # there it is a name, which nobody has
+            for spelled in (one for one in others if one != path):  # "/" is as it is in capitals
+                answer = await server.ask(post(spelled, method))
+                assert answer.status in (404, 405), spelled
+        assert server.kafka.records == []
 
 
-def test_other_methods_are_refused(opened: Any) -> None:
+async def test_other_methods_are_refused(opened: Any) -> None:
     """405 with those that are right, or 400 for what is no method; a wish to override the method is not heard."""
-
-    async def main() -> None:
-        async with opened() as server:
-            for method in METHODS:
-                reader, writer = await server.connect()
-                writer.write(post("/producers/t", method, "X-HTTP-Method-Override: POST\r\n"))
-                head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)).decode()
-                assert ("HTTP/1.1 405" in head and "allow: POST" in head) or "HTTP/1.1 400" in head, method
-            assert server.kafka.records == []
-
-    asyncio.run(main())
+    async with opened() as server:
+        for method in METHODS:
+            reader, writer = await server.connect()
+            writer.write(post("/producers/t", method, "X-HTTP-Method-Override: POST\r\n"))
+            head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)).decode()
+            assert ("HTTP/1.1 405" in head and "allow: POST" in head) or "HTTP/1.1 400" in head, method
+        assert server.kafka.records == []

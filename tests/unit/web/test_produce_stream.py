@@ -70,29 +70,25 @@ async def streaming(server: Any, *arguments: str) -> AsyncIterator[Client]:
     yield client
 
 
-def test_each_line_has_its_receipt_while_the_stream_goes_on(opened: Any) -> None:
+async def test_each_line_has_its_receipt_while_the_stream_goes_on(opened: Any) -> None:
     """The answer comes before the end; formats come in the query; blank lines are none; the last needs no newline."""
-
-    async def main() -> None:
-        async with opened() as server, streaming(server, "/producers/t?valueFormat=binary&keyFormat=5") as client:
-            client.send({"key": "a", "value": "AAE=", "partition": 1, "headers": [["h", None]], "correlationId": "c"})
-            assert await client.receipt() == {"partition": 0, "offset": 0}
-            client.chunk(b'\n \r\n{"value":')
-            client.chunk(b'null}\r\n{"key":"b"}')
-            client.finish()
-            assert await client.receipts() == [{"partition": 0, "offset": 0}] * 2
-            first, second, third = server.kafka.records
-            assert (first.key, first.value, first.partition) == (b"a", b"\x00\x01", 1)
-            assert first.headers == [("X-Correlation-Id", b"c"), ("h", None)]
-            assert (second.value, third.key, third.value) == (None, b"b", None)
-            assert len({second.headers[0][1], third.headers[0][1]}) == 2
-            counted = server.metrics.render().decode()
-            assert "headrace_produce_acknowledged_records_total 3.0" in counted
-
-    asyncio.run(main())
+    async with opened() as server, streaming(server, "/producers/t?valueFormat=binary&keyFormat=5") as client:
+        client.send({"key": "a", "value": "AAE=", "partition": 1, "headers": [["h", None]], "correlationId": "c"})
+        assert await client.receipt() == {"partition": 0, "offset": 0}
+        client.chunk(b'\n \r\n{"value":')
+        client.chunk(b'null}\r\n{"key":"b"}')
+        client.finish()
+        assert await client.receipts() == [{"partition": 0, "offset": 0}] * 2
+        first, second, third = server.kafka.records
+        assert (first.key, first.value, first.partition) == (b"a", b"\x00\x01", 1)
+        assert first.headers == [("X-Correlation-Id", b"c"), ("h", None)]
+        assert (second.value, third.key, third.value) == (None, b"b", None)
+        assert len({second.headers[0][1], third.headers[0][1]}) == 2
+        counted = server.metrics.render().decode()
+        assert "headrace_produce_acknowledged_records_total 3.0" in counted
 
 
-def test_a_bad_line_fails_alone_and_says_which_it_is(opened: Any) -> None:
+async def test_a_bad_line_fails_alone_and_says_which_it_is(opened: Any) -> None:
     """Whatever is wrong with it; the lines around it are written, in one go with it."""
     bad = [
         b"{",
@@ -104,22 +100,18 @@ def test_a_bad_line_fails_alone_and_says_which_it_is(opened: Any) -> None:
         b'{"key":1,"partition":3}',
     ]
     bad += [b'{"vaule":"1"}', b"{}", b'{"value":1}']
-
-    async def main() -> None:
-        async with opened() as server, streaming(server, "/producers/t?valueFormat=string") as client:
-            client.send({"value": "first"}, b"", b"")
-            assert (await client.receipt())["offset"] == 0
-            client.send(*bad, {"value": "last"})
-            client.finish()
-            *receipts, last = await client.receipts()
-            assert last["offset"] == 0
-            assert [(r["line"], r["outcome"]) for r in receipts] == [(4 + n, "fail") for n in range(len(bad))]
-            assert {r["code"] for r in receipts} == {"ERR11004", "ERR40007", "ERR12206"}
-            assert "STRING takes a JSON string" in receipts[-1]["error"]
-            assert all(r["errorCode"] for r in receipts)
-            assert [record.value for record in server.kafka.records] == [b"first", b"last"]
-
-    asyncio.run(main())
+    async with opened() as server, streaming(server, "/producers/t?valueFormat=string") as client:
+        client.send({"value": "first"}, b"", b"")
+        assert (await client.receipt())["offset"] == 0
+        client.send(*bad, {"value": "last"})
+        client.finish()
+        *receipts, last = await client.receipts()
+        assert last["offset"] == 0
+        assert [(r["line"], r["outcome"]) for r in receipts] == [(4 + n, "fail") for n in range(len(bad))]
+        assert {r["code"] for r in receipts} == {"ERR11004", "ERR40007", "ERR12206"}
+        assert "STRING takes a JSON string" in receipts[-1]["error"]
+        assert all(r["errorCode"] for r in receipts)
+        assert [record.value for record in server.kafka.records] == [b"first", b"last"]
 
 
 REFUSED = [
@@ -138,53 +130,41 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("path", "status", "code", "says"), REFUSED)
-def test_what_is_known_before_the_first_line_is_an_ordinary_error(
+async def test_what_is_known_before_the_first_line_is_an_ordinary_error(
     opened: Any, path: str, status: int, code: str, says: str
 ) -> None:
     """With the one error body, while the client has sent nothing yet."""
-
-    async def main() -> None:
-        async with opened() as server:
-            head = f"POST {path} HTTP/1.1\r\nHost: h\r\nContent-Type: application/x-ndjson\r\n"
-            answer = await server.ask(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
-            assert (answer.status, answer.json["code"]) == (status, code)
-            assert says in answer.json["description"]
-
-    asyncio.run(main())
+    async with opened() as server:
+        head = f"POST {path} HTTP/1.1\r\nHost: h\r\nContent-Type: application/x-ndjson\r\n"
+        answer = await server.ask(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
+        assert (answer.status, answer.json["code"]) == (status, code)
+        assert says in answer.json["description"]
 
 
 @pytest.mark.parametrize(
     ("header", "status"), [("Content-Encoding: gzip", 415), ("Idempotency-Key: k", 400), ("X: y\r\nHost: h", 400)]
 )
-def test_heads_that_do_not_go_with_a_stream_are_refused(opened: Any, header: str, status: int) -> None:
+async def test_heads_that_do_not_go_with_a_stream_are_refused(opened: Any, header: str, status: int) -> None:
     """Nothing is taken that could not be held."""
-
-    async def main() -> None:
-        async with opened() as server:
-            client = Client(*await server.connect())
-            client.begin("/producers/t", header)
-            assert (await client.head()).startswith(f"HTTP/1.1 {status} ")
-
-    asyncio.run(main())
+    async with opened() as server:
+        client = Client(*await server.connect())
+        client.begin("/producers/t", header)
+        assert (await client.head()).startswith(f"HTTP/1.1 {status} ")
 
 
-def test_receipts_are_in_the_order_of_the_lines_whatever_kafka_does(opened: Any) -> None:
+async def test_receipts_are_in_the_order_of_the_lines_whatever_kafka_does(opened: Any) -> None:
     """Batches that are acknowledged the other way round; nothing is shown before those before it."""
-
-    async def main() -> None:
-        async with opened() as server, streaming(server) as client:
-            sent = hold(server)
-            for value in range(3):
-                client.send({"value": value})
-                await until(lambda count=value + 1: len(sent) == count)
-            for partition, (records, done) in reversed([*enumerate(sent)]):
-                assert b"offset" not in client.reader._buffer
-                done([Produced(partition, 7)] * len(records))
-                await still(lambda: len(client.reader._buffer))
-            client.finish()
-            assert [receipt["partition"] for receipt in await client.receipts()] == [0, 1, 2]
-
-    asyncio.run(main())
+    async with opened() as server, streaming(server) as client:
+        sent = hold(server)
+        for value in range(3):
+            client.send({"value": value})
+            await until(lambda count=value + 1: len(sent) == count)
+        for partition, (records, done) in reversed([*enumerate(sent)]):
+            assert b"offset" not in client.reader._buffer
+            done([Produced(partition, 7)] * len(records))
+            await still(lambda: len(client.reader._buffer))
+        client.finish()
+        assert [receipt["partition"] for receipt in await client.receipts()] == [0, 1, 2]
 
 
 def hold(server: Any) -> list[tuple[Sequence[Any], Any]]:
@@ -202,29 +182,25 @@ async def until(condition: Any) -> None:
             await asyncio.sleep(0.005)
 
 
-def test_what_is_in_flight_is_bounded_and_the_client_waits(opened: Any) -> None:
+async def test_what_is_in_flight_is_bounded_and_the_client_waits(opened: Any) -> None:
     """By records here; the body is not read on until receipts were sent, and then every line is written."""
     total = 10_000
-
-    async def main() -> None:
-        async with opened(max_records=100) as server, streaming(server) as client:
-            sent = hold(server)
-            line = b'{"value":"%s"}\n' % (b"x" * 2000)
-            for _ in range(total // 100):
-                client.chunk(line * 100)
-            client.finish()
-            await until(lambda: sent)
-            await still(lambda: len(sent))
-            taken = sum(len(records) for records, _ in sent)
-            assert taken <= 100 + 500
-            assert client.writer.transport.get_write_buffer_size() > 0
-            server.kafka.send = lambda records, done, *_: done([Produced(0, 1)] * len(records))
-            for records, done in sent:
-                done([Produced(0, 0)] * len(records))
-            receipts = await client.receipts()
-            assert [receipt["offset"] for receipt in receipts] == [0] * taken + [1] * (total - taken)
-
-    asyncio.run(main())
+    async with opened(max_records=100) as server, streaming(server) as client:
+        sent = hold(server)
+        line = b'{"value":"%s"}\n' % (b"x" * 2000)
+        for _ in range(total // 100):
+            client.chunk(line * 100)
+        client.finish()
+        await until(lambda: sent)
+        await still(lambda: len(sent))
+        taken = sum(len(records) for records, _ in sent)
+        assert taken <= 100 + 500
+        assert client.writer.transport.get_write_buffer_size() > 0
+        server.kafka.send = lambda records, done, *_: done([Produced(0, 1)] * len(records))
+        for records, done in sent:
+            done([Produced(0, 0)] * len(records))
+        receipts = await client.receipts()
+        assert [receipt["offset"] for receipt in receipts] == [0] * taken + [1] * (total - taken)
 
 
 async def still(read: Any) -> Any:
@@ -236,59 +212,47 @@ async def still(read: Any) -> Any:
     return seen
 
 
-def test_a_full_budget_is_waited_for(opened: Any) -> None:
+async def test_a_full_budget_is_waited_for(opened: Any) -> None:
     """Not refused, and the order of the lines is kept."""
-
-    async def main() -> None:
-        async with opened() as server, streaming(server) as client:
-            server.kafka.failure = errors.ProducerQueueFull()
-            client.send({"value": 1})
-            client.send({"value": 2})
-            await still(lambda: len(server.kafka.records))
-            assert server.kafka.records == []
-            server.kafka.failure = None
-            client.finish()
-            assert len(await client.receipts()) == 2
-            assert [record.value for record in server.kafka.records] == [b"1", b"2"]
-
-    asyncio.run(main())
+    async with opened() as server, streaming(server) as client:
+        server.kafka.failure = errors.ProducerQueueFull()
+        client.send({"value": 1})
+        client.send({"value": 2})
+        await still(lambda: len(server.kafka.records))
+        assert server.kafka.records == []
+        server.kafka.failure = None
+        client.finish()
+        assert len(await client.receipts()) == 2
+        assert [record.value for record in server.kafka.records] == [b"1", b"2"]
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_line_over_the_limit_ends_the_stream(opened: Any, whole: bool) -> None:
+async def test_a_line_over_the_limit_ends_the_stream(opened: Any, whole: bool) -> None:
     """Those before it are written; whether its end ever comes does not matter."""
-
-    async def main() -> None:
-        async with opened(max_body_bytes=1000) as server, streaming(server) as client:
-            client.send({"value": 1}, {"value": 1})
-            client.chunk(b'{"value":"%s"%s' % (b"x" * 1000, b'}\n{"value":2}\n' if whole else b""))
-            *receipts, last = await client.receipts()
-            assert len(receipts) == 2
-            assert (last["line"], last["end"], last["code"], last["outcome"]) == (3, True, "ERR10068", "fail")
-            assert len(server.kafka.records) == 2
-
-    asyncio.run(main())
+    async with opened(max_body_bytes=1000) as server, streaming(server) as client:
+        client.send({"value": 1}, {"value": 1})
+        client.chunk(b'{"value":"%s"%s' % (b"x" * 1000, b'}\n{"value":2}\n' if whole else b""))
+        *receipts, last = await client.receipts()
+        assert len(receipts) == 2
+        assert (last["line"], last["end"], last["code"], last["outcome"]) == (3, True, "ERR10068", "fail")
+        assert len(server.kafka.records) == 2
 
 
-def test_draining_lets_what_was_taken_finish_and_says_so(opened: Any) -> None:
+async def test_draining_lets_what_was_taken_finish_and_says_so(opened: Any) -> None:
     """Receipts, then a last line with the number of the first line that was not taken; then nothing is open."""
-
-    async def main() -> None:
-        async with opened() as server, streaming(server) as client:
-            server.kafka.gate.clear()
-            client.send({"value": 1}, {"value": 2})
-            await server.kafka.taken.wait()
-            drained = asyncio.ensure_future(server.web.drain(deadline()))
-            await asyncio.sleep(0)
-            client.send({"value": 3})
-            server.kafka.gate.set()
-            *receipts, last = await client.receipts()
-            assert [receipt["offset"] for receipt in receipts] == [0, 1]
-            assert (last["line"], last["end"], last["code"], last["errorCode"]) == (3, True, "ERR40029", 50003)
-            await asyncio.wait_for(drained, LIMIT_SECONDS)
-            assert len(server.kafka.records) == 2
-
-    asyncio.run(main())
+    async with opened() as server, streaming(server) as client:
+        server.kafka.gate.clear()
+        client.send({"value": 1}, {"value": 2})
+        await server.kafka.taken.wait()
+        drained = asyncio.ensure_future(server.web.drain(deadline()))
+        await asyncio.sleep(0)
+        client.send({"value": 3})
+        server.kafka.gate.set()
+        *receipts, last = await client.receipts()
+        assert [receipt["offset"] for receipt in receipts] == [0, 1]
+        assert (last["line"], last["end"], last["code"], last["errorCode"]) == (3, True, "ERR40029", 50003)
+        await asyncio.wait_for(drained, LIMIT_SECONDS)
+        assert len(server.kafka.records) == 2
 
 
 def deadline() -> Any:
@@ -297,51 +261,41 @@ def deadline() -> Any:
     return Deadline(SystemClock(), LIMIT_SECONDS)
 
 
-def test_a_stream_ends_when_the_token_it_was_opened_with_does(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_ends_when_the_token_it_was_opened_with_does(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Row J2; the line says that another token is needed."""
     monkeypatch.setattr("headrace.web.routes.produce_stream.expires_at", lambda scope: time.time() + 0.2)
-
-    async def main() -> None:
-        async with opened() as server, streaming(server) as client:
-            client.send({"value": 1})
-            *receipts, last = await client.receipts()
-            assert (last["code"], last["line"], last["end"]) == ("ERR10001", len(receipts) + 1, True)
-
-    asyncio.run(main())
+    async with opened() as server, streaming(server) as client:
+        client.send({"value": 1})
+        *receipts, last = await client.receipts()
+        assert (last["code"], last["line"], last["end"]) == ("ERR10001", len(receipts) + 1, True)
 
 
-def test_a_client_that_leaves_leaves_nothing_behind(opened: Any) -> None:
+async def test_a_client_that_leaves_leaves_nothing_behind(opened: Any) -> None:
     """What it has sent is written; the half line is not; no stream stays open."""
-
-    async def main() -> None:
-        async with opened() as server, streaming(server) as client:
-            server.kafka.gate.clear()
-            client.send({"value": 1})
-            client.chunk(b'{"value":2}')
-            await server.kafka.taken.wait()
-            streams = server.streams._open
-            assert len(streams) == 1
-            client.writer.transport.abort()
-            server.kafka.gate.set()
-            await until(lambda: not streams)
-            assert [record.value for record in server.kafka.records] == [b"1"]
-            assert not server.web._application.gate._in_progress
-
-    asyncio.run(main())
+    async with opened() as server, streaming(server) as client:
+        server.kafka.gate.clear()
+        client.send({"value": 1})
+        client.chunk(b'{"value":2}')
+        await server.kafka.taken.wait()
+        streams = server.streams._open
+        assert len(streams) == 1
+        client.writer.transport.abort()
+        server.kafka.gate.set()
+        await until(lambda: not streams)
+        assert [record.value for record in server.kafka.records] == [b"1"]
+        assert not server.web._application.gate._in_progress
 
 
-def test_a_chunk_that_is_none_ends_the_stream(opened: Any) -> None:
+async def test_a_chunk_that_is_none_ends_the_stream(opened: Any) -> None:
     """A client that breaks the grammar in the middle is not waited for."""
-
-    async def main() -> None:
-        async with opened() as server, streaming(server) as client:
-            client.send({"value": 1})
-            assert await client.receipt() == {"partition": 0, "offset": 0}
-            client.writer.write(b"zz\r\n")
-            await asyncio.wait_for(client.reader.read(), LIMIT_SECONDS)
-            await until(lambda: not server.streams._open)
-
-    asyncio.run(main())
+    async with opened() as server, streaming(server) as client:
+        client.send({"value": 1})
+        assert await client.receipt() == {"partition": 0, "offset": 0}
+        client.writer.write(b"zz\r\n")
+        await asyncio.wait_for(client.reader.read(), LIMIT_SECONDS)
+        await until(lambda: not server.streams._open)
 
 
 def test_a_defect_ends_the_stream_with_a_line_and_not_the_server(opened: Any, caplog: pytest.LogCaptureFixture) -> None:

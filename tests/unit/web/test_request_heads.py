@@ -60,35 +60,27 @@ async def status_of(server: Any, data: bytes) -> tuple[int, bytes]:
         ("Host: h\r\nHost: h", 400),
     ],
 )
-def test_only_own_names_are_served(opened: Any, host: str, status: int) -> None:
+async def test_only_own_names_are_served(opened: Any, host: str, status: int) -> None:
     """A page whose name leads to loopback (DNS rebinding) is refused, in every mode; Host stands once."""
-
-    async def main() -> None:
-        async with opened() as server:
-            for _ in range(2):
-                assert (await status_of(server, post(host=host)))[0] == status
-
-    asyncio.run(main())
+    async with opened() as server:
+        for _ in range(2):
+            assert (await status_of(server, post(host=host)))[0] == status
 
 
 @pytest.mark.parametrize(
     ("origin", "status"),
     [("http://h", 200), ("https://h", 403), ("http://evil.example", 403), ("null", 403), ("http://h.evil", 403)],
 )
-def test_pages_of_other_sites_may_not_call(opened: Any, origin: str, status: int) -> None:
+async def test_pages_of_other_sites_may_not_call(opened: Any, origin: str, status: int) -> None:
     """And no answer has CORS headers; a preflight finds nothing."""
-
-    async def main() -> None:
-        async with opened() as server:
-            found, head = await status_of(server, post(f"Origin: {origin}"))
-            assert found == status
-            assert b"access-control" not in head
-            preflight = b"OPTIONS /producers/t HTTP/1.1\r\nHost: h\r\nAccess-Control-Request-Method: POST\r\n\r\n"
-            found, head = await status_of(server, preflight)
-            assert found == 405
-            assert b"access-control" not in head
-
-    asyncio.run(main())
+    async with opened() as server:
+        found, head = await status_of(server, post(f"Origin: {origin}"))
+        assert found == status
+        assert b"access-control" not in head
+        preflight = b"OPTIONS /producers/t HTTP/1.1\r\nHost: h\r\nAccess-Control-Request-Method: POST\r\n\r\n"
+        found, head = await status_of(server, preflight)
+        assert found == 405
+        assert b"access-control" not in head
 
 
 CHUNKED = b"5\r\n" + BODY[:5] + b"\r\n0\r\n\r\n"
@@ -182,58 +174,46 @@ def test_what_two_readers_may_read_differently_is_refused(opened: Any) -> None:
 
 
 @pytest.mark.parametrize("coding", ["gzip, chunked", "identity, chunked", "chunked;q=1", "Chunked, chunked"])
-def test_another_transfer_coding_than_chunked_is_refused(opened: Any, coding: str) -> None:
+async def test_another_transfer_coding_than_chunked_is_refused(opened: Any, coding: str) -> None:
     """RFC 9112 section 6.1: 501 for a coding that is not known; the connection ends. Chunked alone in any case."""
-
-    async def main() -> None:
-        async with opened() as server:
-            reader, writer = await server.connect()
-            writer.write(post(f"Transfer-Encoding: {coding}", body=CHUNKED) + post())
-            text = await asyncio.wait_for(reader.read(), 60)
-            assert text.startswith((b"HTTP/1.1 501 ", b"HTTP/1.1 400 "))
-            assert text.count(b"HTTP/1.1 ") == 1
-            assert server.kafka.records == []
-            body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
-            assert (await status_of(server, post("Transfer-Encoding: CHUNKED", body=body)))[0] == 200
-
-    asyncio.run(main())
+    async with opened() as server:
+        reader, writer = await server.connect()
+        writer.write(post(f"Transfer-Encoding: {coding}", body=CHUNKED) + post())
+        text = await asyncio.wait_for(reader.read(), 60)
+        assert text.startswith((b"HTTP/1.1 501 ", b"HTTP/1.1 400 "))
+        assert text.count(b"HTTP/1.1 ") == 1
+        assert server.kafka.records == []
+        body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+        assert (await status_of(server, post("Transfer-Encoding: CHUNKED", body=body)))[0] == 200
 
 
 @pytest.mark.parametrize("refused", [b"GET http://other/live HTTP/1.1\r\nHost: h\r\n\r\n", b"\x00\r\n\r\n"])
-def test_nothing_behind_a_refused_request_is_done(opened: Any, refused: bytes) -> None:
+async def test_nothing_behind_a_refused_request_is_done(opened: Any, refused: bytes) -> None:
     """One refusal is all that the client reads, whatever came in the same packet."""
     more = b"GET /consumers/deadLetter/reactive?topic=t.dlq&consumerGroup=g HTTP/1.1\r\nHost: h\r\n\r\n" + post()
-
-    async def main() -> None:
-        async with opened() as server:
-            for behind in (more, more * 300, more + b"\x00\r\n\r\n"):
-                reader, writer = await server.connect()
-                writer.write(refused + behind)
-                text = await asyncio.wait_for(reader.read(), 60)
-                assert text.startswith(b"HTTP/1.1 400 ")
-                assert text.count(b"HTTP/1.1 ") == 1
-            assert server.dead_letters.requests == server.kafka.records == []
-
-    asyncio.run(main())
-
-
-def test_what_came_whole_before_nonsense_is_answered(opened: Any) -> None:
-    """A record that is written is not answered 400 because of what a client sends behind it."""
-
-    async def main() -> None:
-        async with opened() as server:
-            server.kafka.gate.clear()
+    async with opened() as server:
+        for behind in (more, more * 300, more + b"\x00\r\n\r\n"):
             reader, writer = await server.connect()
-            writer.write(post())
-            await server.kafka.taken.wait()
-            writer.write(b"\x00\x01\r\n\r\n")
-            await until(lambda: any(c._refused for c in server.web._server.server_state.connections))
-            server.kafka.gate.set()
+            writer.write(refused + behind)
             text = await asyncio.wait_for(reader.read(), 60)
-            assert text.startswith(b"HTTP/1.1 200 ")
+            assert text.startswith(b"HTTP/1.1 400 ")
             assert text.count(b"HTTP/1.1 ") == 1
+        assert server.dead_letters.requests == server.kafka.records == []
 
-    asyncio.run(main())
+
+async def test_what_came_whole_before_nonsense_is_answered(opened: Any) -> None:
+    """A record that is written is not answered 400 because of what a client sends behind it."""
+    async with opened() as server:
+        server.kafka.gate.clear()
+        reader, writer = await server.connect()
+        writer.write(post())
+        await server.kafka.taken.wait()
+        writer.write(b"\x00\x01\r\n\r\n")
+        await until(lambda: any(c._refused for c in server.web._server.server_state.connections))
+        server.kafka.gate.set()
+        text = await asyncio.wait_for(reader.read(), 60)
+        assert text.startswith(b"HTTP/1.1 200 ")
+        assert text.count(b"HTTP/1.1 ") == 1
 
 
 @pytest.mark.parametrize(
@@ -247,34 +227,26 @@ def test_what_came_whole_before_nonsense_is_answered(opened: Any) -> None:
     ],
     ids=["101", "101 of one name", "40 KB", "200 KB", "80 KB in 20"],
 )
-def test_large_heads_are_refused(opened: Any, headers: list[str]) -> None:
+async def test_large_heads_are_refused(opened: Any, headers: list[str]) -> None:
     """Row H3, whether they come at once or in pieces."""
-
-    async def main() -> None:
-        async with opened() as server:
-            assert (await status_of(server, post(*headers)))[0] == 431
-            _, writer = pair = await server.connect()
-            data = post(*headers)
-            for start in range(0, len(data), 10_000):
-                writer.write(data[start : start + 10_000])
-                await asyncio.sleep(0)
-            assert (await asyncio.wait_for(pair[0].readuntil(b"\r\n"), 60)).startswith(b"HTTP/1.1 431")
-            assert server.kafka.records == []
-            assert (await status_of(server, post()))[0] == 200
-
-    asyncio.run(main())
+    async with opened() as server:
+        assert (await status_of(server, post(*headers)))[0] == 431
+        _, writer = pair = await server.connect()
+        data = post(*headers)
+        for start in range(0, len(data), 10_000):
+            writer.write(data[start : start + 10_000])
+            await asyncio.sleep(0)
+        assert (await asyncio.wait_for(pair[0].readuntil(b"\r\n"), 60)).startswith(b"HTTP/1.1 431")
+        assert server.kafka.records == []
+        assert (await status_of(server, post()))[0] == 200
 
 
-def test_a_long_path_is_refused(opened: Any) -> None:
+async def test_a_long_path_is_refused(opened: Any) -> None:
     """More than 8 KiB with its query."""
-
-    async def main() -> None:
-        async with opened() as server:
-            assert (await server.get("/" + "x" * 8193)).status == 431
-            assert (await server.get("/live?" + "x" * 8193)).status == 431
-            assert (await server.get("/live?" + "x" * 8000)).status == 200
-
-    asyncio.run(main())
+    async with opened() as server:
+        assert (await server.get("/" + "x" * 8193)).status == 431
+        assert (await server.get("/live?" + "x" * 8193)).status == 431
+        assert (await server.get("/live?" + "x" * 8000)).status == 200
 
 
 SLOW = {
@@ -296,27 +268,23 @@ async def until(happened: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("case", SLOW)
-def test_slow_clients_are_let_go(opened: Any, case: str) -> None:
+async def test_slow_clients_are_let_go(opened: Any, case: str) -> None:
     """Row H1: after ten seconds without a head, or with a body slower than 1 KiB/s."""
-
-    async def main() -> None:
-        async with opened() as server:
-            reader, writer = await server.connect()
-            writer.write(SLOW[case])
-            if "second" in case or "between" in case:
-                await reader.readuntil(b'OK"}')
-            if "between" in case:
-                writer.write(b"\r\n")
-            connections = server.web._server.server_state.connections
-            await until(lambda: any(_has_come(connection, case) for connection in connections))
-            check_deadlines(connections, 100.0)
-            check_deadlines(connections, 110.0)
-            assert not next(iter(connections)).transport.is_closing()
-            check_deadlines(connections, 110.1)
-            with contextlib.suppress(ConnectionResetError):
-                assert await asyncio.wait_for(reader.read(), 60) == b""
-
-    asyncio.run(main())
+    async with opened() as server:
+        reader, writer = await server.connect()
+        writer.write(SLOW[case])
+        if "second" in case or "between" in case:
+            await reader.readuntil(b'OK"}')
+        if "between" in case:
+            writer.write(b"\r\n")
+        connections = server.web._server.server_state.connections
+        await until(lambda: any(_has_come(connection, case) for connection in connections))
+        check_deadlines(connections, 100.0)
+        check_deadlines(connections, 110.0)
+        assert not next(iter(connections)).transport.is_closing()
+        check_deadlines(connections, 110.1)
+        with contextlib.suppress(ConnectionResetError):
+            assert await asyncio.wait_for(reader.read(), 60) == b""
 
 
 def _has_come(connection: Any, case: str) -> bool:
@@ -329,37 +297,33 @@ def _has_come(connection: Any, case: str) -> bool:
     return connection.scope is not None and connection.in_head
 
 
-def test_others_are_not_let_go(opened: Any) -> None:
+async def test_others_are_not_let_go(opened: Any) -> None:
     """Idle between requests, waiting for an answer, a body that is fast enough, one that may be slow."""
-
-    async def main() -> None:
-        async with opened() as server:
-            idle = await server.connect()
-            idle[1].write(post())
-            await idle[0].readuntil(b'OK"}')
-            server.kafka.gate.clear()
-            waiting = await server.connect()
-            waiting[1].write(post())
-            await server.kafka.taken.wait()
-            sending = await server.connect()
-            sending[1].write(post("Content-Length: 900000"))
-            connections = server.web._server.server_state.connections
-            await until(lambda: len(connections) == 3 and not any(connection.in_head for connection in connections))
-            slow = next(connection for connection in connections if connection.cycle.more_body)
-            check_deadlines(connections, 100.0)
-            slow.received_bytes += 20_000
-            check_deadlines(connections, 112.0)
-            slow.cycle.scope["state"][STREAMING] = True
-            check_deadlines(connections, 124.0)
-            check_deadlines(connections, 136.0)
-            assert not any(connection.transport.is_closing() for connection in connections)
-            slow.cycle.scope["state"][STREAMING] = False
-            check_deadlines(connections, 137.0)
-            check_deadlines(connections, 148.0)
-            assert [c for c in connections if c.transport.is_closing()] in ([slow], [])
-            server.kafka.gate.set()
-
-    asyncio.run(main())
+    async with opened() as server:
+        idle = await server.connect()
+        idle[1].write(post())
+        await idle[0].readuntil(b'OK"}')
+        server.kafka.gate.clear()
+        waiting = await server.connect()
+        waiting[1].write(post())
+        await server.kafka.taken.wait()
+        sending = await server.connect()
+        sending[1].write(post("Content-Length: 900000"))
+        connections = server.web._server.server_state.connections
+        await until(lambda: len(connections) == 3 and not any(connection.in_head for connection in connections))
+        slow = next(connection for connection in connections if connection.cycle.more_body)
+        check_deadlines(connections, 100.0)
+        slow.received_bytes += 20_000
+        check_deadlines(connections, 112.0)
+        slow.cycle.scope["state"][STREAMING] = True
+        check_deadlines(connections, 124.0)
+        check_deadlines(connections, 136.0)
+        assert not any(connection.transport.is_closing() for connection in connections)
+        slow.cycle.scope["state"][STREAMING] = False
+        check_deadlines(connections, 137.0)
+        check_deadlines(connections, 148.0)
+        assert [c for c in connections if c.transport.is_closing()] in ([slow], [])
+        server.kafka.gate.set()
 
 
 def test_a_request_ends_after_a_minute(opened: Any) -> None:
@@ -398,17 +362,15 @@ def test_a_request_ends_after_a_minute(opened: Any) -> None:
     asyncio.run(main())
 
 
-def test_a_handshake_that_does_not_go_on_is_ended(opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_handshake_that_does_not_go_on_is_ended(
+    opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Such a connection is not yet one of the server's, so the limit is the loop's."""
     monkeypatch.setattr("headrace.web.server._HANDSHAKE_SECONDS", 0.05)
     tls = Authority(tmp_path).issue("server", "localhost")
-
-    async def main() -> None:
-        async with opened(tls=tls.model_dump()) as server:
-            reader, _ = await server.connect()
-            assert await asyncio.wait_for(reader.read(), 60) == b""
-
-    asyncio.run(main())
+    async with opened(tls=tls.model_dump()) as server:
+        reader, _ = await server.connect()
+        assert await asyncio.wait_for(reader.read(), 60) == b""
 
 
 def test_a_connection_that_makes_room_is_closed_whatever_its_client_does(
@@ -581,36 +543,28 @@ def test_files_that_are_no_certificates_stop_the_start(tmp_path: Path) -> None:
         "%FF",
     ],
 )
-def test_a_path_with_a_name_that_is_none_ends_before_kafka(opened: Any, name: str) -> None:
+async def test_a_path_with_a_name_that_is_none_ends_before_kafka(opened: Any, name: str) -> None:
     """Row S1: 400, or 404 where it is another path; nothing of the name comes back as a header."""
-
-    async def main() -> None:
-        async with opened() as server:
-            data = post().replace(b"/producers/t", f"/producers/{name}".encode())
-            status, head = await status_of(server, data)
-            assert status in (400, 404), name
-            assert head.lower().count(b"\r\nx-correlation-id: ") == 1
-            assert server.kafka.records == []
-
-    asyncio.run(main())
+    async with opened() as server:
+        data = post().replace(b"/producers/t", f"/producers/{name}".encode())
+        status, head = await status_of(server, data)
+        assert status in (400, 404), name
+        assert head.lower().count(b"\r\nx-correlation-id: ") == 1
+        assert server.kafka.records == []
 
 
-def test_a_body_with_a_name_that_is_none_ends_before_kafka(opened: Any) -> None:
+async def test_a_body_with_a_name_that_is_none_ends_before_kafka(opened: Any) -> None:
     """Row S1: the topics of a transaction."""
     names = ["^.*", "^", "a b", "../x", "a\r\nb", "a\x00b", "x" * 250, ".", "..", "", "ord\u0435rs", "a,b", "a/b"]
-
-    async def main() -> None:
-        async with opened() as server:
-            for name in names:
-                topics = [{"topic": topic, "records": [{"value": 1}]} for topic in ("fine", name)]
-                data = post(body=json.dumps({"topics": topics}).encode()).replace(b"/producers/t ", b"/transactions ")
-                assert (await status_of(server, data))[0] == 400, name
-            assert server.kafka.records == []
-
-    asyncio.run(main())
+    async with opened() as server:
+        for name in names:
+            topics = [{"topic": topic, "records": [{"value": 1}]} for topic in ("fine", name)]
+            data = post(body=json.dumps({"topics": topics}).encode()).replace(b"/producers/t ", b"/transactions ")
+            assert (await status_of(server, data))[0] == 400, name
+        assert server.kafka.records == []
 
 
-def test_what_has_not_come_whole_has_a_limit_in_all(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_has_not_come_whole_has_a_limit_in_all(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or many who send a part each would use up the memory; who goes over it is refused, and the others go on."""
     monkeypatch.setattr("headrace.web.connection._MOST_RECEIVING_BYTES", 150_000)
     body = b'{"records":[{"value":"%b"}]}' % (b"x" * 100_000)
@@ -619,39 +573,31 @@ def test_what_has_not_come_whole_has_a_limit_in_all(opened: Any, monkeypatch: py
         head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body),
         head + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body),
     ]
-
-    async def main() -> None:
-        async with opened() as server:
-            shared = server.web._server.shared
-            for first, second in (requests, reversed(requests)):
-                pairs = [await server.connect() for _ in range(2)]
-                pairs[0][1].write(first[:-1])
-                await until(lambda: shared.receiving_bytes >= 100_000)
-                pairs[1][1].write(second[:-1])
-                answer = await server.read(pairs[1][0])
-                assert (answer.status, answer.json["code"]) == (503, "ERR40031")
-                assert 100_000 <= shared.receiving_bytes < 150_000
-                pairs[0][1].write(first[-1:])
-                assert (await server.read(pairs[0][0])).status == 200
-                pairs[1][1].close()
-                await until(lambda: shared.receiving_bytes == 0)
-
-    asyncio.run(main())
+    async with opened() as server:
+        shared = server.web._server.shared
+        for first, second in (requests, reversed(requests)):
+            pairs = [await server.connect() for _ in range(2)]
+            pairs[0][1].write(first[:-1])
+            await until(lambda: shared.receiving_bytes >= 100_000)
+            pairs[1][1].write(second[:-1])
+            answer = await server.read(pairs[1][0])
+            assert (answer.status, answer.json["code"]) == (503, "ERR40031")
+            assert 100_000 <= shared.receiving_bytes < 150_000
+            pairs[0][1].write(first[-1:])
+            assert (await server.read(pairs[0][0])).status == 200
+            pairs[1][1].close()
+            await until(lambda: shared.receiving_bytes == 0)
 
 
 @pytest.mark.parametrize(("path", "status"), [("/producers/t", b"200"), ("/nowhere", b"404")])
-def test_what_is_not_kept_is_not_counted(opened: Any, path: str, status: bytes) -> None:
+async def test_what_is_not_kept_is_not_counted(opened: Any, path: str, status: bytes) -> None:
     """The bytes of a stream, and of a request that is answered before it came whole."""
-
-    async def main() -> None:
-        async with opened() as server:
-            reader, writer = await server.connect()
-            head = f"POST {path} HTTP/1.1\r\nHost: h\r\nContent-Type: application/x-ndjson\r\nContent-Length: 9000000"
-            writer.write(head.encode() + b"\r\n\r\n" + b"{}\n" * 1000)
-            assert (await asyncio.wait_for(reader.readline(), 60)).split()[1] == status
-            (connection,) = server.web._server.server_state.connections
-            assert connection._held_bytes
-            check_deadlines([connection], 0.0)
-            assert connection._held_bytes == server.web._server.shared.receiving_bytes == 0
-
-    asyncio.run(main())
+    async with opened() as server:
+        reader, writer = await server.connect()
+        head = f"POST {path} HTTP/1.1\r\nHost: h\r\nContent-Type: application/x-ndjson\r\nContent-Length: 9000000"
+        writer.write(head.encode() + b"\r\n\r\n" + b"{}\n" * 1000)
+        assert (await asyncio.wait_for(reader.readline(), 60)).split()[1] == status
+        (connection,) = server.web._server.server_state.connections
+        assert connection._held_bytes
+        check_deadlines([connection], 0.0)
+        assert connection._held_bytes == server.web._server.shared.receiving_bytes == 0

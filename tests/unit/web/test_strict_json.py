@@ -38,53 +38,41 @@ STRICT += [b'{"headers":{"a":"\\udc00"}}', b'{"headers":{"\\udc00":"a"}}', b'{"h
 
 
 @pytest.mark.parametrize("value", AS_SENT, ids=lambda value: value[:20])
-def test_values_are_written_byte_for_byte(opened: Any, value: bytes) -> None:
+async def test_values_are_written_byte_for_byte(opened: Any, value: bytes) -> None:
     """Numbers of any size, fields that stand twice, escapes; and brackets in strings are no levels."""
-
-    async def main() -> None:
-        async with opened() as server:
-            assert (await server.ask(post(b'{"records":[{"value":%s},{"value":1}]}' % value))).status == 200
-            assert server.kafka.records[0].value == value
-
-    asyncio.run(main())
+    async with opened() as server:
+        assert (await server.ask(post(b'{"records":[{"value":%s},{"value":1}]}' % value))).status == 200
+        assert server.kafka.records[0].value == value
 
 
 BAD_RECORDS = [*(b'{"value":%s}' % value for value in REFUSED), *(b'{"key":%s}' % deep(65) for _ in range(1)), *STRICT]
 
 
 @pytest.mark.parametrize("record", BAD_RECORDS, ids=lambda record: record[:40])
-def test_what_is_no_value_is_refused(opened: Any, record: bytes) -> None:
+async def test_what_is_no_value_is_refused(opened: Any, record: bytes) -> None:
     """400 at once for the whole request; as a line of a stream it fails alone."""
-
-    async def main() -> None:
-        async with opened() as server:
-            answer = await server.ask(post(b'{"keyFormat":"json","records":[{"value":1},%s]}' % record))
-            assert (answer.status, answer.json["code"] in ("ERR11004", "ERR10015")) == (400, True)
-            assert server.kafka.records == []
-            reader, writer = await server.connect()
-            lines = b'{"value":1}\n%s\n{"value":2}' % record
-            writer.write(post(lines, "application/x-ndjson", "?keyFormat=json"))
-            text = (await asyncio.wait_for(reader.read(), 60)).decode()
-            assert (text.count('"line":2'), text.count('"offset":')) == (1, 2)
-            assert [record.value for record in server.kafka.records] == [b"1", b"2"]
-
-    asyncio.run(main())
+    async with opened() as server:
+        answer = await server.ask(post(b'{"keyFormat":"json","records":[{"value":1},%s]}' % record))
+        assert (answer.status, answer.json["code"] in ("ERR11004", "ERR10015")) == (400, True)
+        assert server.kafka.records == []
+        reader, writer = await server.connect()
+        lines = b'{"value":1}\n%s\n{"value":2}' % record
+        writer.write(post(lines, "application/x-ndjson", "?keyFormat=json"))
+        text = (await asyncio.wait_for(reader.read(), 60)).decode()
+        assert (text.count('"line":2'), text.count('"offset":')) == (1, 2)
+        assert [record.value for record in server.kafka.records] == [b"1", b"2"]
 
 
-def test_records_over_the_limit_are_refused_and_the_connection_goes_on(opened: Any) -> None:
+async def test_records_over_the_limit_are_refused_and_the_connection_goes_on(opened: Any) -> None:
     """413 that says the limit; exactly as many are taken."""
-
-    async def main() -> None:
-        async with opened(max_records=3) as server:
-            reader, writer = await server.connect()
-            writer.write(
-                post(b'{"records":[{"value":1},{"value":1},{"value":1},{"value":1}]}')
-                + post(b'{"records":[{"value":1},{"value":1},{"value":1}]}')
-            )
-            text = (await asyncio.wait_for(reader.readuntil(b'"requestStatus":"OK"}'), 60)).decode()
-            assert text.startswith("HTTP/1.1 413 ")
-            assert "ERR40041" in text
-            assert '"limit_records":3' in text
-            assert len(server.kafka.records) == 3
-
-    asyncio.run(main())
+    async with opened(max_records=3) as server:
+        reader, writer = await server.connect()
+        writer.write(
+            post(b'{"records":[{"value":1},{"value":1},{"value":1},{"value":1}]}')
+            + post(b'{"records":[{"value":1},{"value":1},{"value":1}]}')
+        )
+        text = (await asyncio.wait_for(reader.readuntil(b'"requestStatus":"OK"}'), 60)).decode()
+        assert text.startswith("HTTP/1.1 413 ")
+        assert "ERR40041" in text
+        assert '"limit_records":3' in text
+        assert len(server.kafka.records) == 3

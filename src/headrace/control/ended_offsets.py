@@ -23,6 +23,7 @@ from headrace.records import Header, OutgoingRecord, TopicPartition
 ENDED_TOPIC: Final = "_headrace-redriven"
 BLOCK_OFFSETS: Final = 8192
 _BLOCK_BYTES: Final = BLOCK_OFFSETS // 8
+_MOST_DIGITS: Final = 40
 _LEASE_SECONDS: Final = 20.0
 """For the lease of a run that was killed."""
 _CONFIGS: Final = {"cleanup.policy": "compact", "min.compaction.lag.ms": "86400000", "segment.bytes": "16777216"}
@@ -147,7 +148,7 @@ class EndedOffsets:
     def take(self, position: str, value: bytes | None) -> None:
         """Take one record of the topic that holds the bits, of this topic's id."""
         partition, _, number = position.partition(":")
-        if not partition.isdecimal() or not number.isdecimal():
+        if not partition.isdecimal() or not number.isdecimal() or len(position) > _MOST_DIGITS:
             return
         if value is None:
             self._blocks.pop((int(partition), int(number)), None)

@@ -91,7 +91,15 @@ def test_a_topic_made_anew_has_no_marks_and_what_is_none_is_passed_over() -> Non
     admin = FakeAdmin()
     admin.append(admin.ended().records_for({0: [1, 2]}))
     bomb = zlib.compress(bytes(10_000_000))
-    for key, value in ((b"ida:0:1", b"broken"), (b"ida:x:0", b""), (b"\xff", b""), (None, b""), (b"ida:0:2", bomb)):
+    long = (b"ida:0:" + b"9" * 5000, zlib.compress(bytes(1024)))
+    for key, value in (
+        (b"ida:0:1", b"broken"),
+        (b"ida:x:0", b""),
+        (b"\xff", b""),
+        (None, b""),
+        (b"ida:0:2", bomb),
+        long,
+    ):
         admin.append([OutgoingRecord(ENDED_TOPIC, key, value)])
     found = admin.ended()
     assert found.is_ended(0, 2)

@@ -1,7 +1,7 @@
 """Measure, and write bench/RESULTS.md: `make bench`, `python -m bench --help`.
 
-Each row sets Headrace against a bare loop over the same client, on the same broker, in the same run, since machines
-differ and their speed drifts. The ratio is what counts.
+Each row sets Headrace against a bare loop over the same client, on the same broker, in the same run. Machines differ
+and their speed drifts, so the ratio is what counts.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A compacted topic holds a bit for each, in a record per block of offsets, under the id of the dead letter topic. So dead
 letters may end in any order, and a topic that is deleted and created starts without any. No retention removes a bit.
-A writer that was stopped while another took over writes a block as it knew it, so a block is the union of all its
+A writer that was stopped while another took over writes a block as it knew it. So a block is the union of all its
 records. Compaction keeps the last one, and waits long enough for the next writer to merge them.
 """
 

@@ -6,7 +6,7 @@ records.
 Records of slow keys are delivered in isolation, so that they delay no others. A delivery takes as long as its slowest
 record, and proves nothing about the others. So keys of a slow delivery are tried with a few others, then alone; a key
 that is slow alone is slow until a delivery with it is fast. The usual time is learned from fast deliveries of the same
-size, or of a few records, which are tried now and then when all others are slow.
+size, or of a few records. These are tried now and then when all others are slow.
 """
 
 from __future__ import annotations

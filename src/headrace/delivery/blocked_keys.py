@@ -9,7 +9,7 @@ key has entries, its later records follow them into the retry topic. The order o
    a copy that a crash leaves in the retry topic is recognised, and not delivered after later records of its key.
 3. A process that takes over a partition first reads the topic up to its present end.
 
-A record that is delivered again after a crash has ended before, if it has no entry and a later record of its key has
+After a crash a record is delivered again. It has ended before if it has no entry and a later record of its key has
 one: the later one would not wait otherwise.
 """
 

@@ -3,8 +3,9 @@
 Closed; open for a pause; half-open, when one delivery tries; then closed, or open for a longer pause. A delivery that
 the destination does not take uses up no attempt and is kept.
 
-**What is to blame.** The destination is, if it raised and no other delivery has succeeded since this one began, or if
-it requested a pause (`Retry-After`). When others did succeed, that one delivery is repeated after a pause of its own.
+**What is to blame.** The destination is, if it requested a pause (`Retry-After`). It also is if it raised and no other
+delivery has succeeded since this one began. When others did succeed, that one delivery is repeated after a pause of its
+own.
 
 A destination that answers and fails records costs failure tokens. A record takes one when it fails for the first time.
 A delivery that one answer fails as a whole takes one, and so does each half of it. Each record that succeeds returns
@@ -35,8 +36,8 @@ Failure = tuple[TopicPartition, int, int]
 """A first failure: the partition, the first offset, and how many records one answer failed. It takes one token."""
 _FREE_TOKENS = 10
 _LONGEST_PAUSE_SECONDS, _WIDEST_JITTER_SECONDS = 10.0, 5.0
-"""In the long run a destination that is down is tried every five seconds at most, and used again ten seconds after its
-return at the latest."""
+"""In the long run a destination that is down is tried every five seconds at most. It is used again ten seconds after
+its return at the latest."""
 _LONGEST_RETRY_AFTER_SECONDS = 300.0
 """Longest pause that a destination may ask for."""
 _STALLED_SECONDS = 5.0

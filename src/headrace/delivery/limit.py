@@ -36,8 +36,8 @@ class SlotUser(Protocol):
 class AdaptiveLimit:
     """A concurrency limit: additive increase, multiplicative decrease, once per round trip at most.
 
-    Latency is no signal here: the time a batch takes says more of its records than of a queue before the destination,
-    and a limit that shrinks on it would let one slow key slow down the others. Source: RFC 5681 section 3.1.
+    Latency is no signal here: the time of a batch depends more on its records than on a queue before the destination.
+    A limit that shrinks on it would let one slow key slow down the others. Source: RFC 5681 section 3.1.
     """
 
     def __init__(self, most: int) -> None:

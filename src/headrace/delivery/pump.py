@@ -290,8 +290,8 @@ class Pump(Service):
         """End a record without a delivery; the log has the reason.
 
         A skip is a seek to the same offset: its commit carries an offset map in which the record has ended. Attempts
-        that hold the record are cancelled; what else is in flight may end first. A record that is not here yet, or
-        beyond the span of the offset map, is skipped later, as long as the partition is assigned here. The request
+        that hold the record are cancelled; what else is in flight may end first. A record that is not read yet, or
+        beyond the span of the offset map, is skipped later, while the partition is assigned here. The request
         counts from the call on; await its result.
 
         Returns:

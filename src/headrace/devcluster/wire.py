@@ -1,7 +1,7 @@
 """The three questions the dev cluster asks a broker, in Kafka's own protocol over a plain socket.
 
-A Kafka client would be a second of imports and background threads that complain when the broker is killed, which
-is what the dev cluster is for.
+A Kafka client takes a second to import. Its background threads log errors when the broker is killed, which is what
+the dev cluster is for.
 
 Source: Kafka protocol guide, Metadata v1 and CreateTopics v2 (oldest versions that Kafka 4 speaks without tags).
 """

@@ -1,9 +1,9 @@
 """The messages between the parent and a worker, and their frames.
 
 A frame is a 4-byte big-endian length and one msgpack value. The parent sends `Setup` once, then `Schema`, `Work` and
-`Drain`; the worker answers `Ready` or `Unfit` once, then in order one `Done` or `Results` per `Work` and one `Drained`
-per `Drain`, and it sends `HasDrainCallback` once if there is a callback. A `Work` is many
-records of one partition as columns, because per-record cost decides the throughput. Standard library and msgspec only.
+`Drain`. The worker answers `Ready` or `Unfit` once, then in order one `Done` or `Results` per `Work` and one `Drained`
+per `Drain`. It sends `HasDrainCallback` once if there is a callback. A `Work` is many records of one partition as
+columns, because per-record cost decides the throughput. Standard library and msgspec only.
 """
 
 from collections.abc import Callable

@@ -92,8 +92,8 @@ def ensure_artifacts(name: str, progress: Progress | None = None) -> Path:
         progress: Gets the progress of the download, if there is one.
 
     Raises:
-        EnvironmentProblem: The repository does not answer or lacks a file, the download is not the file of the
-            lock file, the disk is full, or jgo is not installed. The text has the next step.
+        EnvironmentProblem: The repository does not answer or lacks a file, a checksum differs, the disk is full, or jgo
+            is missing. The text has the next step.
     """
     lock = read_lock(name)
     folder = cache_folder() / f"{lock.title}-{lock.digest}"

@@ -1,7 +1,7 @@
 """Flow control of one consumer: how much is fetched and not ended, and which partitions are therefore paused.
 
-Pure bookkeeping, used on the consumer's thread. A pause makes the client discard the records it has fetched ahead, so
-pausing is for partitions that make no progress and not for short peaks. When the budget is full, the consumer first
+Pure bookkeeping, used on the consumer's thread. A pause makes the client discard the records it has fetched ahead. So
+only partitions that make no progress are paused, and not for short peaks. When the budget is full, the consumer first
 waits a moment for records to end, and pauses only if none do. A partition that has more than its share in flight and
 has ended nothing for a while is paused alone. One half of the budget is divided equally among the partitions; the
 other half goes to the partitions that fill it first. So a partition without progress takes at most that half in

@@ -168,8 +168,8 @@ class PositionResolver:
     def out_of_range(self, partition: TopicPartition, position: int | None) -> None:
         """Keep a position whose record is not in the log or cannot be read.
 
-        The client names none if the log was cut (KIP-320), and the first offset of a batch that cannot be read, of
-        which a part may have been passed to the listener.
+        The client names none if the log was cut (KIP-320). Of a batch that cannot be read it names the first offset,
+        and a part of that batch may have been passed to the listener.
         """
         known = self._positions.get(partition, confluent_kafka.OFFSET_BEGINNING)
         self._open[partition] = known if position is None else max(position, known)

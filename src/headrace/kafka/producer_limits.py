@@ -152,7 +152,7 @@ class ByteBudget:
     """Bytes accepted and not yet acknowledged, in all and per partition: one lost leader does not stop the rest.
 
     A partition may use a share of the free bytes, not of the whole. So some bytes stay free for other partitions,
-    however many leaders are down (with a share of a quarter, one partition uses a fifth of the budget at most).
+    however many leaders are down. With a share of a quarter, one partition uses a fifth of the budget at most.
     """
 
     def __init__(self, max_bytes: int, share: float) -> None:

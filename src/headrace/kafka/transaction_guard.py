@@ -1,6 +1,6 @@
 """Whether a transactional client may begin another transaction, judged by its own statistics.
 
-In the client's protocol a late request to end a transaction can end the next one, and a commit that timed out and was
+In the client's protocol a late request to end a transaction can end the next one. A commit that timed out and was
 sent again returns as if nothing had happened. So after every transaction the guard looks for a sign that a request was
 lost or sent twice. If there is one, the client is replaced: the broker then refuses every late request of the old one.
 Source: KAFKA-17754, KIP-890.

@@ -30,11 +30,11 @@ def check_pushed(
 ) -> list[str]:
     """Return the violated promises of a delivery, a sentence each; empty if there are none.
 
-    A sentence begins with its kind: `lost` (committed, never handled), `skipped` (committed, never delivered),
-    `ahead` (committed before it had ended), `back` (an offset was committed below an earlier one), `order` (delivered
-    before an earlier record of its key or partition had ended), `repeat` (delivered again after an attempt that ended
-    it, and no fault explains that), `phantom` (not what is in the topic), `behind` (the commits do not reach the end),
-    `unwanted` (delivered after it was skipped), `paused` (delivered while its partition was).
+    A sentence begins with its kind. `lost`: committed, never handled; `skipped`: committed, never delivered; `ahead`:
+    committed before it had ended; `back`: an offset was committed below an earlier one; `order`: delivered before an
+    earlier record of its key or partition had ended; `repeat`: delivered again after an attempt that ended it, and no
+    fault explains that; `phantom`: not what is in the topic; `behind`: the commits do not reach the end; `unwanted`:
+    delivered after it was skipped; `paused`: delivered while its partition was.
 
     Args:
         run: The evidence.

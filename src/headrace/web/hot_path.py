@@ -1,7 +1,7 @@
 """Produces below the framework: the connection itself serves the usual request, without a task.
 
-The usual request is `POST /producers/{topic}` with JSON or one value, of known length, with cached credentials, to a
-cached topic, in formats without a schema. The application serves all others, and repeats those that fail here, so this
+The usual request is `POST /producers/{topic}` with JSON or one value of known length, in formats without a schema. Its
+credentials and its topic are cached. The application serves all others, and repeats those that fail here, so this
 path has no errors of its own. Both give the same answers, byte for byte.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 import tokenize
@@ -96,6 +97,8 @@ PERMITTED_PHRASES = {
     ".tell()": "of files",
 }
 
+MOST_WORDS = 25
+
 PHRASE = re.compile("|".join(rf"(?<![\w`./{{-])(?:{phrase})(?![\w`/])" for phrase in PHRASES), re.IGNORECASE)
 PERMITTED = re.compile("|".join(map(re.escape, PERMITTED_PHRASES)))
 
@@ -143,4 +146,24 @@ def test_sentences_have_no_metaphors() -> None:
                 use = next(use for phrase, use in PHRASES.items() if re.fullmatch(phrase, match[0], re.IGNORECASE))
                 line = number + text[: match.start()].count("\n")
                 found.append(f"{path.relative_to(ROOT)}:{line}: {match[0]}: write {use}")
+    assert "\n".join(found) == ""
+
+
+def sentences(docstring: str) -> Iterator[str]:
+    """Yield what ends with a full stop, a semicolon or a colon; tables and drawings are left out."""
+    for paragraph in re.split(r"\n\s*\n|\n\s*\w+: ", docstring):
+        if "|" not in paragraph and "--" not in paragraph and not re.search(r"\S {3,}\S", paragraph):
+            yield from re.split(r"(?<=[.!?:;])\s+", " ".join(paragraph.split()))
+
+
+def test_sentences_of_docstrings_are_short() -> None:
+    """One idea, and at most 25 words."""
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {sentence}"
+        for path in CODE
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        for sentence in sentences(node.value.value)
+        if len(sentence.split()) > MOST_WORDS
+    ]
     assert "\n".join(found) == ""

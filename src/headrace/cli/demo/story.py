@@ -40,9 +40,9 @@ _SETTLE_SECONDS = 240.0
 def demo(keep: bool) -> int:
     """Show the whole story on this machine, on the 336,776 flights of 2013 from New York.
 
-    Flights are posted over HTTP as Avro; a function joins names; a Spark pipeline computes delays; a reactive
-    consumer pushes long delays, in order of their keys, to a backend that is unavailable at first and fails on
-    purpose for a few; these wait for a second try, become dead letters and are redriven. Ends with a table of counts;
+    Flights are posted over HTTP as Avro; a function joins names; a Spark pipeline computes delays. A reactive
+    consumer pushes long delays, in order of their keys, to a backend. That is unavailable at first and fails on purpose
+    for a few. These wait for a second try, become dead letters and are redriven. Ends with a table of counts;
     the exit code is 0 only if every count is exact.
 
     Example: headrace demo

@@ -1,7 +1,7 @@
 """The worker's loop: load, set up, then read a frame, serve it, answer, until the parent closes or SIGTERM comes.
 
 A plain handler runs without an event loop, which is quickest to start and to run. With an async one, reading and
-serving run on an event loop, so that background tasks of the handler run while the worker waits for records.
+serving run on an event loop. So background tasks of the handler run while the worker waits for records.
 """
 
 from __future__ import annotations

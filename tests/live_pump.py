@@ -12,8 +12,8 @@ from headrace.delivery.context import PumpHooks
 from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.errors import DeadLetterFailed, DestinationUnavailable
-from headrace.lifecycle import ManualClock
 from headrace.records import Committed, Record, TopicPartition
+from headrace.testing import ManualClock
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 RETRY = Reply("E", "again")

@@ -13,7 +13,8 @@ from headrace.app import App
 from headrace.app.process import _Announcer
 from headrace.config.model import HeadraceConfig
 from headrace.errors import ConfigError
-from headrace.lifecycle import ManualClock, Readiness, Service, Supervisor, SystemClock
+from headrace.lifecycle import Readiness, Service, Supervisor, SystemClock
+from headrace.testing import ManualClock
 
 
 class Slow(Service):

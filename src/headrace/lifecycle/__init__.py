@@ -1,6 +1,6 @@
 """Services, their supervision, time, threads and processes: tasks, threads and processes start only here."""
 
-from headrace.lifecycle.clock import Clock, Deadline, ManualClock, SystemClock, next_slice
+from headrace.lifecycle.clock import Clock, Deadline, SystemClock, next_slice
 from headrace.lifecycle.gauge_registry import gauges
 from headrace.lifecycle.processes import Child, ChildProcess, run_program, start_child
 from headrace.lifecycle.service import Readiness, Service
@@ -17,7 +17,6 @@ __all__ = [
     "GroupSpec",
     "LoopBridge",
     "LoopThread",
-    "ManualClock",
     "OwnedThread",
     "Readiness",
     "RestartPauses",

@@ -1,6 +1,7 @@
 """Public test tools: a real Kafka, a clean Headrace process, a backend that records. The product never imports it."""
 
 from headrace.devcluster import Answer, Cluster, HeadraceProcess, Received, RecordingBackend, Registry
+from headrace.testing.clock import ManualClock
 from headrace.testing.history import Attempt, Commit, Operation, Pause, Pushed, Seek, Skip
 from headrace.testing.ledger import Fault, Sent, check_produced
 from headrace.testing.proxy import FaultProxy
@@ -14,6 +15,7 @@ __all__ = [
     "Fault",
     "FaultProxy",
     "HeadraceProcess",
+    "ManualClock",
     "Operation",
     "Pause",
     "Pushed",

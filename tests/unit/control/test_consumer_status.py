@@ -20,8 +20,8 @@ from headrace.delivery.status import HeadRecord, LiveSettings, PartitionStatus, 
 from headrace.errors import HeadraceError, KafkaUnavailable, OffsetsKeptElsewhere
 from headrace.kafka.admin import GroupMember
 from headrace.kafka.reachability import Outage
-from headrace.lifecycle import ManualClock
 from headrace.records import TopicPartition
+from headrace.testing import ManualClock
 
 CONFIG = ReactiveConsumerConfig.model_validate(
     {"topics": ["t"], "group": "g", "backend": {"url": "http://b"}, "retry": {"tiers": [60]}}

@@ -30,8 +30,8 @@ from headrace.delivery.dead_letter import headers_of
 from headrace.delivery.protocols import ACK, DELEGATED, DeadLetter, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.errors import InvalidRequest, KafkaUnavailable, LeaseTaken
-from headrace.lifecycle import ManualClock
 from headrace.records import Committed, Record, TopicPartition
+from headrace.testing import ManualClock
 
 JOB = Job("redrive-1", "redrive", {}, "ann", "2026-01-01")
 DLQ = TopicPartition("t.dlq", 0)

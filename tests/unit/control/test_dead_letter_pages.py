@@ -31,8 +31,8 @@ from headrace.delivery.protocols import DeadLetter, Reply
 from headrace.errors import InvalidRequest, RegistryUnavailable, TooManyRequests
 from headrace.formats.codecs import Codecs
 from headrace.formats.registry import RegisteredSchema, SchemaRegistry
-from headrace.lifecycle import ManualClock
 from headrace.records import Header, Record, TopicPartition
+from headrace.testing import ManualClock
 
 Log = Mapping[int, Sequence[int]]
 """Partition to the offsets that have a letter."""

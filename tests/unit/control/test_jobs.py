@@ -11,7 +11,8 @@ import pytest
 from headrace.control.jobs import Job, Jobs, SaveProgress
 from headrace.delivery.dead_letter import iso
 from headrace.errors import InvalidRequest, JobConflict, KafkaUnavailable, LeaseLost, NotFound
-from headrace.lifecycle import Deadline, ManualClock
+from headrace.lifecycle import Deadline
+from headrace.testing import ManualClock
 
 
 class Table:

@@ -11,8 +11,8 @@ import pytest
 from headrace.control import lag
 from headrace.control.lag import LagMonitor, PartitionLag
 from headrace.errors import KafkaUnavailable
-from headrace.lifecycle import ManualClock
 from headrace.records import TopicPartition
+from headrace.testing import ManualClock
 
 P0 = TopicPartition("t", 0)
 

@@ -20,7 +20,7 @@ from headrace.control.preconditions import (
 )
 from headrace.errors import EnvironmentProblem, KafkaUnavailable
 from headrace.kafka import PartitionInfo, TopicInfo
-from headrace.lifecycle import ManualClock
+from headrace.testing import ManualClock
 
 DAY_MS = 86_400_000
 GOOD = {"min.insync.replicas": "2", "unclean.leader.election.enable": "false", "retention.ms": str(7 * DAY_MS)}

@@ -16,8 +16,8 @@ from headrace.delivery.dead_letter import headers_of, require_origin, restored
 from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.errors import DeadLetterFailed, DestinationRefused, DestinationUnavailable, InvalidTopicName
-from headrace.lifecycle import ManualClock
 from headrace.records import Record, TopicPartition
+from headrace.testing import ManualClock
 
 FAILED = Reply("ValueError", "no")
 

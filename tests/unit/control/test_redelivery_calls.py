@@ -27,8 +27,8 @@ from headrace.errors import (
     ReadFailed,
     TopicNotFound,
 )
-from headrace.lifecycle import ManualClock
 from headrace.records import Header, Record, TopicPartition
+from headrace.testing import ManualClock
 
 FAILED = Reply("ValueError", "no")
 

@@ -23,9 +23,9 @@ from headrace.errors import (
     RegistrationConflict,
     RegistrationQuota,
 )
-from headrace.lifecycle import ManualClock
 from headrace.lifecycle.gauge_registry import GaugeKey, gauges
 from headrace.security import Principal
+from headrace.testing import ManualClock
 
 Entry = Mapping[str, Any]
 URL = "http://localhost:8444/in"

@@ -27,8 +27,8 @@ from headrace.errors import (
     NotFound,
     RecordTooLarge,
 )
-from headrace.lifecycle import ManualClock
 from headrace.records import Committed, OutgoingRecord, Produced, Record, TopicPartition
+from headrace.testing import ManualClock
 
 P0, P1, DLQ = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("t.dlq", 0)
 FAILED = Reply("E", "why")

@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
 from headrace.delivery.breaker import Breaker
-from headrace.lifecycle import ManualClock
 from headrace.records import TopicPartition
+from headrace.testing import ManualClock
 
 FREE, LONGEST, LONGEST_WISH = 10, 10, 300
 PLACES = 4

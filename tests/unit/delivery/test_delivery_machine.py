@@ -21,8 +21,9 @@ from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.delivery.status import LiveSettings
 from headrace.errors import DeadLetterFailed, DestinationUnavailable
-from headrace.lifecycle import Deadline, ManualClock
+from headrace.lifecycle import Deadline
 from headrace.records import Committed, Record, TopicPartition
+from headrace.testing import ManualClock
 
 PARTITIONS = [TopicPartition("t", 0), TopicPartition("t", 1)]
 PLANS = [0, 0, 0, 0, 0, 1, 2, 99]

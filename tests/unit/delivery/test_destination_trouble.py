@@ -13,8 +13,8 @@ from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
 from headrace.delivery.protocols import ACK, DELEGATED, DeadLetter, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.errors import DestinationUnavailable
-from headrace.lifecycle import ManualClock
 from headrace.records import Committed, Record, TopicPartition
+from headrace.testing import ManualClock
 
 PARTITIONS = [TopicPartition("t", number) for number in range(8)]
 FAILED = Reply("TypeError", "a bug")

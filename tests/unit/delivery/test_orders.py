@@ -16,8 +16,9 @@ from headrace.delivery.offset_map import SPAN_OFFSETS
 from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.errors import DestinationUnavailable
-from headrace.lifecycle import Deadline, ManualClock
+from headrace.lifecycle import Deadline
 from headrace.records import Committed, Record, TopicPartition
+from headrace.testing import ManualClock
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 RETRY = Reply("E", "again")

@@ -19,8 +19,8 @@ from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
 from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.errors import DeadLetterFailed, DestinationUnavailable
-from headrace.lifecycle import ManualClock
 from headrace.records import Committed, Record, TopicPartition
+from headrace.testing import ManualClock
 
 P0 = TopicPartition("t", 0)
 ATTEMPTS = 3

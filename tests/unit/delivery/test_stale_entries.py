@@ -18,8 +18,8 @@ from headrace.delivery.pump import Pump
 from headrace.delivery.retry_topics import RetryTopicDestination, RetryTopics
 from headrace.errors import KafkaUnavailable
 from headrace.kafka import RAW_BYTES
-from headrace.lifecycle import ManualClock
 from headrace.records import Committed, OutgoingRecord, Produced, Record, TopicPartition
+from headrace.testing import ManualClock
 from tests.memory_table import memory_table
 
 PARKED = "parked"

@@ -17,8 +17,8 @@ from headrace.delivery.pump import Pump
 from headrace.delivery.retry_topics import RetryTopicDestination, RetryTopics, delayed_of
 from headrace.errors import DeadLetterFailed, DestinationUnavailable, KafkaUnavailable, RecordTooLarge
 from headrace.kafka import RAW_BYTES, CompactedTable
-from headrace.lifecycle import ManualClock
 from headrace.records import Committed, Header, OutgoingRecord, Produced, Record, TopicPartition
+from headrace.testing import ManualClock
 from tests.memory_table import memory_table
 
 RETRY = Reply("E", "again")

@@ -15,8 +15,8 @@ from headrace.delivery.context import PumpHooks
 from headrace.delivery.protocols import ACK, DELEGATED, DeadLetter, Delivery, Outcome, Reply
 from headrace.delivery.pump import Pump
 from headrace.errors import DestinationUnavailable
-from headrace.lifecycle import ManualClock
 from headrace.records import Committed, Record, TopicPartition
+from headrace.testing import ManualClock
 
 P0 = TopicPartition("t", 0)
 RETRY, DEAD = Reply("E"), Reply("Bad", permanent=True)

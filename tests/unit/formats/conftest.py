@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestServer
 
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.formats.registry import SchemaRegistry
-from headrace.lifecycle import ManualClock
+from headrace.testing import ManualClock
 
 
 class SmallRegistry:

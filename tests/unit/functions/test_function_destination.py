@@ -21,8 +21,8 @@ from headrace.errors import (
 from headrace.functions import wire
 from headrace.functions.destination import FunctionDestination
 from headrace.functions.spec import KafkaAttributes, KafkaTrigger
-from headrace.lifecycle import ManualClock
 from headrace.records import OutgoingRecord, Produced, Record, TopicPartition
+from headrace.testing import ManualClock
 
 P = TopicPartition("t", 0)
 Answer = Callable[[wire.Work], wire.Done | wire.Results]

@@ -19,8 +19,9 @@ from headrace.delivery.pump import Pump
 from headrace.errors import DestinationUnavailable
 from headrace.kafka.loop_proxy import LoopProxy
 from headrace.kafka.positions import ReadPolicy
-from headrace.lifecycle import Deadline, ManualClock
+from headrace.lifecycle import Deadline
 from headrace.records import Committed, TopicPartition
+from headrace.testing import ManualClock
 
 CONTINUE = ReadPolicy(on_gap="continue")
 BROKEN = confluent_kafka.KafkaError._BAD_MSG

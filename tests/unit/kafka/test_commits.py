@@ -10,8 +10,8 @@ import confluent_kafka
 import pytest
 
 from headrace.kafka.commits import Commits
-from headrace.lifecycle import ManualClock
 from headrace.records import Committed, TopicPartition
+from headrace.testing import ManualClock
 
 PLACE = TopicPartition("t", 0)
 

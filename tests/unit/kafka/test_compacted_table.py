@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import KafkaError, KafkaTimeout, KafkaUnavailable
 from headrace.kafka import JSON_OBJECTS, CompactedTable, InternalTopic, compacted_table
-from headrace.lifecycle import Clock, ManualClock, SystemClock
+from headrace.lifecycle import Clock, SystemClock
 from headrace.lifecycle.gauge_registry import GaugeKey, gauges
 from headrace.records import OutgoingRecord, Produced, Record
+from headrace.testing import ManualClock
 from headrace.testing.memory_cluster import MemoryCluster
 
 TOPIC = "_control"

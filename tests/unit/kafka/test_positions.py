@@ -10,8 +10,8 @@ import confluent_kafka
 import pytest
 
 from headrace.kafka.positions import OffsetGap, PositionResolver, ReadPolicy, StartPosition, find_gap, has_committed
-from headrace.lifecycle import ManualClock
 from headrace.records import Committed, TopicPartition
+from headrace.testing import ManualClock
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 UNKNOWN = confluent_kafka.OFFSET_INVALID

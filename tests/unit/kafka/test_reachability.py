@@ -11,7 +11,7 @@ import pytest
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import KafkaUnavailable
 from headrace.kafka.reachability import Reachability, plain_reason
-from headrace.lifecycle import ManualClock
+from headrace.testing import ManualClock
 
 _Error = confluent_kafka.KafkaError
 

@@ -10,8 +10,8 @@ import pytest
 from headrace.kafka.commits import Commits
 from headrace.kafka.loop_proxy import ConsumerProblems
 from headrace.kafka.positions import PositionResolver, ReadPolicy, StartPosition
-from headrace.lifecycle import ManualClock
 from headrace.records import Committed, TopicPartition
+from headrace.testing import ManualClock
 
 PLACE, OTHER = TopicPartition("t", 0), TopicPartition("t", 1)
 

@@ -7,7 +7,8 @@ import ctypes
 
 import pytest
 
-from headrace.lifecycle import ManualClock, memory
+from headrace.lifecycle import memory
+from headrace.testing import ManualClock
 
 
 def test_memory_of_a_burst_is_given_back() -> None:

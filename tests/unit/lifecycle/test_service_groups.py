@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from headrace.errors import KafkaError
-from headrace.lifecycle import Deadline, GroupSpec, ManualClock, Readiness, Service, ServiceGroups
+from headrace.lifecycle import Deadline, GroupSpec, Readiness, Service, ServiceGroups
 from headrace.lifecycle.gauge_registry import GaugeKey, gauges
+from headrace.testing import ManualClock
 
 RUNNING, FAILING = GaugeKey("headrace_running_registrations"), GaugeKey("headrace_failing_registrations")
 

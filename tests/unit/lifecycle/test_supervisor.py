@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from headrace.errors import KafkaError, ServiceDied
-from headrace.lifecycle import Deadline, ManualClock, Readiness, Service, Signals, Supervisor, SystemClock
+from headrace.lifecycle import Deadline, Readiness, Service, Signals, Supervisor, SystemClock
 from headrace.lifecycle.supervisor import first_of
+from headrace.testing import ManualClock
 
 
 class Noting(Service):

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from headrace.lifecycle import ManualClock, TokenBucket
+from headrace.lifecycle import TokenBucket
+from headrace.testing import ManualClock
 
 
 def test_a_bucket_gives_its_burst_at_once_and_then_its_rate() -> None:

@@ -12,13 +12,14 @@ import pytest
 
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import ConfigError, EnvironmentProblem, KafkaUnavailable, TopicNotFound
-from headrace.lifecycle import Deadline, ManualClock, Service
+from headrace.lifecycle import Deadline, Service
 from headrace.pipelines import runs
 from headrace.pipelines.driver import plan as wire
 from headrace.pipelines.process import Toolchain
 from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.spec import PipelineSpec
 from headrace.records import TopicPartition
+from headrace.testing import ManualClock
 
 SPEC = PipelineSpec.model_validate(
     {

@@ -13,10 +13,10 @@ from joserfc import jws
 from joserfc.jwk import ECKey, OKPKey, RSAKey
 
 from headrace.config.http import JwtConfig
-from headrace.lifecycle import ManualClock
 from headrace.security.keys import Keys
 from headrace.security.principals import Principal
 from headrace.security.tokens import Tokens
+from headrace.testing import ManualClock
 
 NOW = 1_000_000.0
 

@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from headrace.config.backend import BackendTls
 from headrace.errors import ConfigError
-from headrace.lifecycle import ManualClock
 from headrace.security import BackendTlsFiles
+from headrace.testing import ManualClock
 
 
 @pytest.mark.parametrize("names", [("ca",), ("certificate", "key"), ("ca", "certificate", "key")])

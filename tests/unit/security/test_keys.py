@@ -14,8 +14,8 @@ from joserfc.jwk import ECKey, OctKey, RSAKey
 
 from headrace.config.http import JwtConfig
 from headrace.errors import KeysUnavailable
-from headrace.lifecycle import ManualClock
 from headrace.security.keys import Keys, usable_keys
+from headrace.testing import ManualClock
 
 FIRST, SECOND = (ECKey.generate_key("P-256", {"kid": kid}) for kid in ("first", "second"))
 

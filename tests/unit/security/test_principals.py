@@ -8,9 +8,9 @@ import pytest
 
 from headrace.config.http import SecurityConfig
 from headrace.errors import AuthTokenExpired, AuthTokenScopeMismatch, ScopeTokenScopeMismatch, TooManyRequests
-from headrace.lifecycle import ManualClock
 from headrace.security import Authenticator, Principal, RateLimit
 from headrace.security.rate_limit import FailureDelay, InFlight
+from headrace.testing import ManualClock
 
 WRITE = ("kafka:w",)
 

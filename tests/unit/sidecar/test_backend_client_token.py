@@ -10,9 +10,9 @@ import pytest
 
 from headrace.config.backend import OAuth
 from headrace.errors import DestinationUnavailable
-from headrace.lifecycle import ManualClock
 from headrace.sidecar.reactive.connection import Answer
 from headrace.sidecar.reactive.token import Token
+from headrace.testing import ManualClock
 
 OAUTH = OAuth.model_validate(
     {"token_url": "https://tokens.example/t?key=canary", "client_id": "a", "client_secret": "canary"}

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 from headrace.config.backend import BackendHealth
 from headrace.errors import DestinationUnavailable
 from headrace.lifecycle import Deadline, Readiness, Service
-from headrace.lifecycle.clock import ManualClock
 from headrace.sidecar.reactive.connection import Answer
 from headrace.sidecar.reactive.healthy_start import StartWhenHealthy
+from headrace.testing import ManualClock
 
 
 class FakeBackend:

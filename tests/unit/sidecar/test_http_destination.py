@@ -14,11 +14,11 @@ from headrace.config.consumers import RetryConfig
 from headrace.delivery.protocols import ACK, Delivery, Reply
 from headrace.errors import DestinationRefused, DestinationUnavailable, RegistryUnavailable
 from headrace.formats.codecs import Codecs
-from headrace.lifecycle.clock import ManualClock
 from headrace.records import Record, TopicPartition
 from headrace.sidecar.reactive.connection import Answer
 from headrace.sidecar.reactive.http_destination import HttpDestination
 from headrace.sidecar.reactive.payload_decoder import PayloadDecoder
+from headrace.testing import ManualClock
 
 CODECS = Codecs(None)  # type: ignore[arg-type]
 ONE = b'[{"processed":true}]'

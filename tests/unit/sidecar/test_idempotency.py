@@ -11,7 +11,6 @@ import pytest
 from headrace import errors
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import IdempotencyConfig, ProducerConfig
-from headrace.lifecycle import ManualClock
 from headrace.records import OutgoingRecord, Produced, Record
 from headrace.sidecar import idempotency
 from headrace.sidecar.idempotency import Idempotency, RememberedRequests
@@ -19,6 +18,7 @@ from headrace.sidecar.produce import ProduceService
 from headrace.sidecar.produce_answer import Prepared
 from headrace.sidecar.transactions import PreparedTransaction, Transactions
 from headrace.telemetry.correlation import caller
+from headrace.testing import ManualClock
 
 RECORD = OutgoingRecord("t", None, b"1")
 

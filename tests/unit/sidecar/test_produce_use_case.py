@@ -14,10 +14,10 @@ from headrace.config.kafka import SchemaRegistryConfig
 from headrace.config.producer import ProducerConfig
 from headrace.formats.codecs import Codecs
 from headrace.formats.registry import SchemaRegistry
-from headrace.lifecycle import ManualClock
 from headrace.records import OutgoingRecord, Produced
 from headrace.sidecar.produce import ProduceService, RequestIds
 from headrace.sidecar.produce_answer import ProduceAnswer
+from headrace.testing import ManualClock
 
 NO_IDS = RequestIds()
 

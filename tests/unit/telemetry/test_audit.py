@@ -22,13 +22,14 @@ from headrace.errors import (
     ProducerQueueFull,
     RecordTooLarge,
 )
-from headrace.lifecycle import Deadline, ManualClock
+from headrace.lifecycle import Deadline
 from headrace.records import Header, OutgoingRecord, Produced, Record
 from headrace.telemetry.audit import Audit
 from headrace.telemetry.audit_notes import AuditNote, Consumption, Line
 from headrace.telemetry.audit_targets import AuditFile, AuditTopic
 from headrace.telemetry.correlation import caller, correlation_id
 from headrace.telemetry.metrics import Metrics
+from headrace.testing import ManualClock
 
 HEADERS = [("X-Traceability-Id", b"t-1"), ("X-Correlation-Id", b"c-1"), ("color", b"red")]
 RECORDS = [OutgoingRecord("orders", key, b"secret value", HEADERS, partition) for key, partition in ((b"k", None),) * 3]

@@ -25,8 +25,9 @@ from headrace.delivery.protocols import ACK, DELEGATED, DeadLetter, Delivery, Ou
 from headrace.delivery.pump import Pump
 from headrace.delivery.tracker import AckTracker
 from headrace.errors import DeadLetterFailed
-from headrace.lifecycle import Deadline, ManualClock
+from headrace.lifecycle import Deadline
 from headrace.records import Committed, Record, TopicPartition
+from headrace.testing import ManualClock
 from headrace.testing.history import Attempt, Commit, Operation, Pause, Pushed, Seek, Skip
 from headrace.testing.ledger import Fault
 from headrace.testing.push_ledger import check_pushed

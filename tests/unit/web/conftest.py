@@ -25,13 +25,14 @@ from headrace.control.replays import DryRun, ReplayMetadata
 from headrace.formats.codecs import Codecs
 from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import check_topic
-from headrace.lifecycle import ManualClock, Readiness, SystemClock
+from headrace.lifecycle import Readiness, SystemClock
 from headrace.records import OutgoingRecord, Produced, TopicPartition
 from headrace.security import Authenticator, TlsFiles
 from headrace.sidecar.idempotency import Idempotency
 from headrace.sidecar.produce import ProduceService
 from headrace.sidecar.transactions import Transactions
 from headrace.telemetry.metrics import Metrics
+from headrace.testing import ManualClock
 from headrace.web.application import Application
 from headrace.web.hot_path import HotPath
 from headrace.web.routes.audit import AuditEndpoints

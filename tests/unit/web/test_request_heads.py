@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from headrace.config.http import TlsConfig
 from headrace.errors import ConfigError
-from headrace.lifecycle import ManualClock
 from headrace.security import TlsFiles
+from headrace.testing import ManualClock
 from headrace.web.connection import check_deadlines
 from headrace.web.exchange import STREAMING
 

@@ -142,12 +142,12 @@ class CompactedTable(Service, Generic[T]):
             Their offsets, in their order.
 
         Raises:
-            KafkaUnavailable: The table is not loaded, so nothing was written.
+            KafkaUnavailable: The table is not loaded, or another topic of its name was found.
             KafkaTimeout: The entries may be written or not.
             KafkaError: Kafka refused one of them; others may be written.
         """
         self.require()
-        encode, topic = self._values.encode, self.topic.name
+        encode, topic, end = self._values.encode, self.topic.name, self._position.next or 0
         records = [
             OutgoingRecord(topic, key.encode(), None if entry is None else encode(entry), None, 0)
             for key, entry in entries.items()
@@ -158,6 +158,8 @@ class CompactedTable(Service, Generic[T]):
                 if failed := next((result for result in results if isinstance(result, HeadraceError)), None):
                     raise failed
                 offsets = [result.offset for result in results]
+                if min(offsets, default=end) < end:  # no wait would show that this process has read them back
+                    raise KafkaUnavailable(f"{topic} was created again, and is read anew: send the request again")
                 await self._position.reach(max(offsets, default=-1) + 1)
         except TimeoutError as cause:
             raise KafkaTimeout(

@@ -156,14 +156,21 @@ def sentences(docstring: str) -> Iterator[str]:
             yield from re.split(r"(?<=[.!?:;])\s+", " ".join(paragraph.split()))
 
 
-def test_sentences_of_docstrings_are_short() -> None:
-    """One idea, and at most 25 words."""
+def docstrings(path: Path) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value
+
+
+def test_sentences_are_short() -> None:
+    """One idea, and at most 25 words, in docstrings and on pages; tables and lists of code have no sentences."""
+    prose = [(path, line, text) for path in CODE for line, text in docstrings(path)]
+    pages = [path for path in PAGES if path.parent.name != "reference"]
+    prose += [(path, line, text.lstrip("-* ")) for path in pages for line, text in texts(path)]
     found = [
-        f"{path.relative_to(ROOT)}:{node.lineno}: {sentence}"
-        for path in CODE
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        for sentence in sentences(node.value.value)
+        f"{path.relative_to(ROOT)}:{line}: {sentence}"
+        for path, line, text in prose
+        for sentence in sentences(text)
         if len(sentence.split()) > MOST_WORDS
     ]
     assert "\n".join(found) == ""

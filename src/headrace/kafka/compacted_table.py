@@ -159,7 +159,10 @@ class CompactedTable(Service, Generic[T]):
                     raise failed
                 offsets = [result.offset for result in results]
                 if min(offsets, default=end) < end:  # no wait would show that this process has read them back
-                    raise KafkaUnavailable(f"{topic} was created again, and is read anew: send the request again")
+                    self._problem = f"{topic} was created again or cut off, and is read anew"
+                    self._position.next = None
+                    self.is_loaded.clear()
+                    raise KafkaUnavailable(f"{self._problem}: send the request again")
                 await self._position.reach(max(offsets, default=-1) + 1)
         except TimeoutError as cause:
             raise KafkaTimeout(
@@ -263,6 +266,8 @@ class CompactedTable(Service, Generic[T]):
         """Read to an offset, or without an end."""
         position, ends = self._position, None if end is None else {self._partition: end}
         async for records in read_records(self._admin.config, {self._partition: position.next or 0}, ends):
+            if end is None and position.next is None:
+                return
             if records:
                 position.next = records[-1].offset + 1
                 self.read(records, position.next)

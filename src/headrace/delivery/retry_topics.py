@@ -157,7 +157,7 @@ class RetryTopics:
 
     def _may_delay(self, dead_letter: DeadLetter, level: int, now: float) -> bool:
         retry = self.retry
-        if level >= len(retry.tiers) or action_of(dead_letter.reply, retry) != "retry":
+        if level >= len(retry.tiers) or (dead_letter.attempts and action_of(dead_letter.reply, retry) != "retry"):
             return False
         first = dead_letter.first_failed_at or now
         return not retry.deadline_seconds or now + retry.tiers[level] <= first + retry.deadline_seconds

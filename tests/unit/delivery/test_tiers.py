@@ -192,6 +192,16 @@ async def test_a_record_too_large_to_go_behind_its_key_waits_where_it_is() -> No
     assert await order.deliver(delivery(record(2))) == [ACK]
 
 
+async def test_a_policy_for_an_error_of_the_same_name_buries_no_record_that_waits_for_its_key() -> None:
+    """It has not failed, so the policy has nothing to say of it."""
+    broker = Broker()
+    tiers = broker.tiers(ManualClock(), tiers=[10], keep_key_order=True, errors={"Blocked": "dead_letter"})
+    assert broker.parked
+    await broker.parked.block([record(8)])
+    await KeyOrder(broker, broker.parked, tiers.write).deliver(delivery(record(9)))
+    assert (len(broker.logs["g.retry.10s"]), broker.letters) == (1, [])
+
+
 async def test_a_record_that_has_gone_behind_its_key_is_not_delivered_here_when_the_destination_takes_nothing() -> None:
     """By the time the others come again its key may be free, and it delivered from the retry topic."""
     broker, clock = Broker(), ManualClock()

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from live_pump import kind_of
 
 from headrace.config.internal_topics import InternalTopics
 from headrace.config.model import HeadraceConfig
@@ -29,6 +28,7 @@ from headrace.errors import (
 )
 from headrace.records import Committed, OutgoingRecord, Produced, Record, TopicPartition
 from headrace.testing import ManualClock
+from headrace.testing.bed import kind_of
 
 P0, P1, DLQ = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("t.dlq", 0)
 FAILED = Reply("E", "why")

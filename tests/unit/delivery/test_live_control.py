@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from live_pump import BURY, P0, P1, RETRY, Bed, run
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig
 from headrace.delivery.context import PumpHooks
@@ -16,16 +15,16 @@ from headrace.delivery.status import LiveSettings
 from headrace.errors import InvalidRequest, OffsetsKeptElsewhere
 from headrace.lifecycle import Deadline
 from headrace.records import Committed, Record, TopicPartition
+from headrace.testing.bed import BURY, P0, P1, RETRY, Bed, running
 
 # Hold ----------------------------------------------------------------------------------------------------------------
 
 RETRIES = PumpHooks(delayed=DelayedRecord)
 
 
-def test_a_held_partition_begins_nothing_and_ends_what_is_under_way() -> None:
+async def test_a_held_partition_begins_nothing_and_ends_what_is_under_way() -> None:
     """What is in flight is committed, the rest waits, other partitions go on; the status says who wants it so."""
-
-    async def test(bed: Bed) -> None:
+    async with running(Bed()) as bed:
         bed.free.clear()
         bed.feed(0, 1, 2)
         await bed.clock.settle()
@@ -41,13 +40,10 @@ def test_a_held_partition_begins_nothing_and_ends_what_is_under_way() -> None:
         assert bed.delivered[2:] == [[2]]
         assert bed.why() == ""
 
-    run(Bed, test)
 
-
-def test_a_hold_of_the_whole_holds_what_is_assigned_later_and_the_retry_tiers() -> None:
+async def test_a_hold_of_the_whole_holds_what_is_assigned_later_and_the_retry_tiers() -> None:
     """It stays through assignments, beside holds of single partitions, and is no reason not to be ready."""
-
-    async def test(bed: Bed) -> None:
+    async with running(Bed()) as bed:
         tiers = Pump(
             "tiers",
             "g.retry",
@@ -75,13 +71,10 @@ def test_a_hold_of_the_whole_holds_what_is_assigned_later_and_the_retry_tiers() 
         assert (bed.why(), bed.why(P1)) == ("", "it is paused")
         await tiers.stop()
 
-    run(Bed, test)
 
-
-def test_a_hold_keeps_retries_and_dead_letters_too() -> None:
+async def test_a_hold_keeps_retries_and_dead_letters_too() -> None:
     """A record in its pause is not tried, and a letter that could not be written is not written, until the end."""
-
-    async def test(bed: Bed) -> None:
+    async with running(Bed()) as bed:
         bed.letters_down, bed.answers[0] = True, BURY
         bed.answers[5] = RETRY
         bed.feed(0)
@@ -95,16 +88,13 @@ def test_a_hold_keeps_retries_and_dead_letters_too() -> None:
         await bed.clock.advance(60)
         assert bed.letters == [0, 5]
 
-    run(Bed, test)
-
 
 # Seek ----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_seek_waits_for_what_is_in_flight_and_begins_in_a_new_epoch() -> None:
+async def test_a_seek_waits_for_what_is_in_flight_and_begins_in_a_new_epoch() -> None:
     """Nothing new begins meanwhile; the new offset is committed without a map, and what was taken comes again."""
-
-    async def test(bed: Bed) -> None:
+    async with running(Bed()) as bed:
         bed.free.clear()
         bed.feed(10, 11, 12, 13)
         await bed.clock.settle()
@@ -120,13 +110,10 @@ def test_a_seek_waits_for_what_is_in_flight_and_begins_in_a_new_epoch() -> None:
         assert bed.deliveries[1].epoch == 3
         assert bed.commits[P0] == Committed(7)
 
-    run(Bed, test)
 
-
-def test_a_seek_fences_what_does_not_end_in_time() -> None:
+async def test_a_seek_fences_what_does_not_end_in_time() -> None:
     """From the deadline on its results mean nothing, so the partition goes on though the handler hangs."""
-
-    async def test(bed: Bed) -> None:
+    async with running(Bed()) as bed:
         bed.pump.drain_seconds = 0
         bed.free.clear()
         bed.feed(0, 1)
@@ -139,13 +126,10 @@ def test_a_seek_fences_what_does_not_end_in_time() -> None:
         assert bed.delivered == [[0, 1], [7]]
         assert bed.commits[P0] == Committed(8)
 
-    run(Bed, test)
 
-
-def test_a_seek_of_what_is_not_ours_says_so() -> None:
+async def test_a_seek_of_what_is_not_ours_says_so() -> None:
     """Never assigned, lost while it drained, lost before the commit was acknowledged: each is a no."""
-
-    async def test(bed: Bed) -> None:
+    async with running(Bed()) as bed:
         assert not await bed.pump.seek(TopicPartition("t", 9), 5)
         bed.free.clear()
         bed.feed(0)
@@ -160,13 +144,10 @@ def test_a_seek_of_what_is_not_ours_says_so() -> None:
         assert not await bed.pump.seek(P1, 5)
         assert bed.seeks == []
 
-    run(Bed, test)
 
-
-def test_seeks_of_a_partition_follow_one_another_though_their_callers_are_gone() -> None:
+async def test_seeks_of_a_partition_follow_one_another_though_their_callers_are_gone() -> None:
     """Two at once both happen, the last one last; and who gives up leaves no partition that goes on nowhere."""
-
-    async def test(bed: Bed) -> None:
+    async with running(Bed()) as bed:
         bed.free.clear()
         bed.feed(0)
         await bed.clock.settle()
@@ -178,13 +159,10 @@ def test_seeks_of_a_partition_follow_one_another_though_their_callers_are_gone()
         assert [offset for _, _, offset in bed.seeks] == [5, 6]
         assert bed.why() == ""
 
-    run(Bed, test)
 
-
-def test_a_held_partition_is_sought_and_stays_held() -> None:
+async def test_a_held_partition_is_sought_and_stays_held() -> None:
     """It begins there when it is released."""
-
-    async def test(bed: Bed) -> None:
+    async with running(Bed()) as bed:
         bed.pump.pause([P0], "paused")
         assert await bed.pump.seek(P0, 5)
         bed.feed(5)
@@ -194,13 +172,10 @@ def test_a_held_partition_is_sought_and_stays_held() -> None:
         await bed.clock.settle()
         assert bed.delivered == [[5]]
 
-    run(Bed, test)
 
-
-def test_a_group_whose_offsets_are_kept_elsewhere_is_not_sought() -> None:
+async def test_a_group_whose_offsets_are_kept_elsewhere_is_not_sought() -> None:
     """The refusal changes nothing: the partition goes on."""
-
-    async def test(bed: Bed) -> None:
+    async with running(Bed()) as bed:
         bed.keeps_offsets_elsewhere = True
         with pytest.raises(OffsetsKeptElsewhere):
             await bed.pump.seek(P0, 5)
@@ -208,28 +183,22 @@ def test_a_group_whose_offsets_are_kept_elsewhere_is_not_sought() -> None:
         await bed.clock.settle()
         assert bed.delivered == [[0]]
 
-    run(Bed, test)
-
 
 @pytest.mark.parametrize("offset", [-1, 2**63])
-def test_what_is_no_offset_is_not_sought(offset: int) -> None:
+async def test_what_is_no_offset_is_not_sought(offset: int) -> None:
     """Whoever wrote it wherever: the client would end of it, and with it whoever has the partition next."""
-
-    async def test(bed: Bed) -> None:
+    async with running(Bed()) as bed:
         with pytest.raises(InvalidRequest, match="no offset"):
             await bed.pump.seek(P0, offset)
         assert (bed.seeks, bed.why()) == ([], "")
-
-    run(Bed, test)
 
 
 # Change --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_rate_is_kept_whatever_the_size_of_deliveries_and_can_be_taken_back() -> None:
+async def test_a_rate_is_kept_whatever_the_size_of_deliveries_and_can_be_taken_back() -> None:
     """Ten a second over all partitions, in portions of a second at most; without it all goes at once."""
-
-    async def test(bed: Bed) -> None:
+    async with running(Bed()) as bed:
         bed.pump.change(bed.pump.settings._replace(rate_records=10, max_records=100))
         bed.feed(*range(500))
         bed.feed(*range(500), partition=P1)
@@ -242,13 +211,10 @@ def test_a_rate_is_kept_whatever_the_size_of_deliveries_and_can_be_taken_back() 
         await bed.clock.advance(1)
         assert bed.pump.numbers()["delivered"] == 1000
 
-    run(Bed, test)
 
-
-def test_a_rate_is_kept_together_with_the_retry_tiers() -> None:
+async def test_a_rate_is_kept_together_with_the_retry_tiers() -> None:
     """Ten a second of both, and neither waits for ever while the other has something."""
-
-    async def test(bed: Bed) -> None:
+    async with running(Bed()) as bed:
         one = DeliveryConfig(batch=BatchConfig(max_records=1))
         tiers = Pump("tiers", "g.retry", bed, bed, delivery=one, clock=bed.clock, shares_with=bed.pump, hooks=RETRIES)
         tiers.on_assigned({P0: 1}, {})
@@ -261,13 +227,10 @@ def test_a_rate_is_kept_together_with_the_retry_tiers() -> None:
         assert min(own, others) > 100
         await tiers.stop()
 
-    run(Bed, test)
 
-
-def test_the_size_of_deliveries_changes_for_those_that_begin_from_then_on() -> None:
+async def test_the_size_of_deliveries_changes_for_those_that_begin_from_then_on() -> None:
     """Records and bytes; also how long a delivery waits to fill up, though records wait already."""
-
-    async def test(bed: Bed) -> None:
+    async with running(Bed()) as bed:
         bed.feed(*range(4))
         await bed.clock.settle()
         bed.pump.change(bed.pump.settings._replace(max_records=3, linger_seconds=5))
@@ -283,13 +246,10 @@ def test_the_size_of_deliveries_changes_for_those_that_begin_from_then_on() -> N
         await bed.clock.settle()
         assert bed.delivered[3:] == [[7], [8]]
 
-    run(Bed, test)
 
-
-def test_what_is_changed_at_once_holds_at_once() -> None:
+async def test_what_is_changed_at_once_holds_at_once() -> None:
     """A rate that is taken back begins no more deliveries than the bound that comes with it allows."""
-
-    async def test(bed: Bed) -> None:
+    async with running(Bed(ordering="none", max_records=1)) as bed:
         bed.pump.on_lost([P1])
         bed.free.clear()
         bed.pump.change(bed.pump.settings._replace(rate_records=1, max_in_flight=2))
@@ -299,13 +259,10 @@ def test_what_is_changed_at_once_holds_at_once() -> None:
         await bed.clock.settle()
         assert bed.delivered == [[0]]
 
-    run(lambda: Bed(ordering="none", max_records=1), test)
 
-
-def test_more_or_fewer_deliveries_are_under_way() -> None:
+async def test_more_or_fewer_deliveries_are_under_way() -> None:
     """Fewer: what is under way ends, and nothing begins before there is room. More: at once."""
-
-    async def test(bed: Bed) -> None:
+    async with running(Bed(ordering="none", max_records=1, max_in_flight=4)) as bed:
         bed.pump.on_lost([P1])
         bed.free.clear()
         bed.feed(*range(20))
@@ -327,16 +284,13 @@ def test_more_or_fewer_deliveries_are_under_way() -> None:
         assert bed.pump.breaker.limit.in_flight == 1
         assert bed.why(P1) == "all 1 deliveries that may be in flight at a time are those of other partitions"
 
-    run(lambda: Bed(ordering="none", max_records=1, max_in_flight=4), test)
-
 
 # Status --------------------------------------------------------------------------------------------------------------
 
 
-def test_the_status_says_where_a_partition_stands() -> None:
+async def test_the_status_says_where_a_partition_stands() -> None:
     """Position, what is committed, what is open and in flight, and the first record with its age and attempts."""
-
-    async def test(bed: Bed) -> None:
+    async with running(Bed()) as bed:
         bed.answers[2] = RETRY
         bed.feed(0, 1, 2, 3, 4)
         await bed.clock.settle()
@@ -347,13 +301,10 @@ def test_the_status_says_where_a_partition_stands() -> None:
         assert bed.pump.status().partitions[P1][:6] == (2, None, None, 0, 0, None)
         assert bed.pump.status().breaker == ("closed", None, "")
 
-    run(Bed, test)
 
-
-def test_the_status_blames_whoever_is_to_blame() -> None:
+async def test_the_status_blames_whoever_is_to_blame() -> None:
     """A slow handler, a backend that is down, letters that are not acknowledged, what the consumer says."""
-
-    async def test(bed: Bed) -> None:
+    async with running(Bed()) as bed:
         bed.free.clear()
         bed.feed(0)
         await bed.clock.advance(4)
@@ -376,10 +327,8 @@ def test_the_status_blames_whoever_is_to_blame() -> None:
         bed.pump.pause([P0], "paused")
         assert bed.why() == "paused"
 
-    run(Bed, test)
 
-
-def test_the_status_of_many_partitions_looks_at_no_record_behind_the_first() -> None:
+async def test_the_status_of_many_partitions_looks_at_no_record_behind_the_first() -> None:
     """Of a lane in order nothing but its first record is read, however much is open."""
     seen = 0
 
@@ -389,8 +338,7 @@ def test_the_status_of_many_partitions_looks_at_no_record_behind_the_first() -> 
             seen += name == "offset"
             return super().__getattribute__(name)
 
-    async def test(bed: Bed) -> None:
-        nonlocal seen
+    async with running(Bed()) as bed:
         places = [TopicPartition("t", number) for number in range(1000)]
         bed.pump.pause(None, "paused")
         bed.pump.on_assigned(dict.fromkeys(places, 1), {})
@@ -400,13 +348,10 @@ def test_the_status_of_many_partitions_looks_at_no_record_behind_the_first() -> 
         assert len(bed.pump.status().partitions) == 1000
         assert seen == 1000
 
-    run(Bed, test)
 
-
-def test_a_revoke_in_the_middle_of_a_seek_ends_both() -> None:
+async def test_a_revoke_in_the_middle_of_a_seek_ends_both() -> None:
     """The revoke drains and commits what has ended; the seek says that the partition is not ours."""
-
-    async def test(bed: Bed) -> None:
+    async with running(Bed()) as bed:
         bed.free.clear()
         bed.feed(0, 1)
         await bed.clock.settle()
@@ -419,13 +364,10 @@ def test_a_revoke_in_the_middle_of_a_seek_ends_both() -> None:
         assert not await seek
         assert P0 not in bed.pump.lanes
 
-    run(Bed, test)
 
-
-def test_a_log_that_starts_behind_the_committed_offset_is_committed_before_a_record_has_ended() -> None:
+async def test_a_log_that_starts_behind_the_committed_offset_is_committed_before_a_record_has_ended() -> None:
     """A topic created anew is committed at 0, and may start higher; a crash would have to take that for a gap."""
-
-    async def test(bed: Bed) -> None:
+    async with running(Bed()) as bed:
         bed.pump.on_lost([P0])
         bed.pump.on_assigned({P0: 3}, {P0: Committed(0)})
         bed.free.clear()
@@ -433,5 +375,3 @@ def test_a_log_that_starts_behind_the_committed_offset_is_committed_before_a_rec
         await bed.clock.advance(1)
         assert (bed.commits, len(bed.deliveries)) == ({P0: Committed(100)}, 1)
         bed.free.set()
-
-    run(Bed, test)

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from live_pump import BURY, P0, P1, RETRY, Bed, run
 
 from headrace.delivery.offset_map import decode
 from headrace.delivery.protocols import ACK, Delivery, Outcome, Reply
 from headrace.errors import DeadLetterFailed, DestinationUnavailable
 from headrace.lifecycle import Deadline
 from headrace.records import Committed, Record, TopicPartition
+from headrace.testing.bed import BURY, P0, P1, RETRY, Bed, running
 
 
 async def skip(bed: Bed, *offsets: int) -> list[str]:
@@ -27,10 +27,9 @@ async def skip(bed: Bed, *offsets: int) -> list[str]:
 
 
 @pytest.mark.parametrize("ordering", ["partition", "key", "none"])
-def test_a_record_is_skipped_while_it_is_in_flight(ordering: str) -> None:
+async def test_a_record_is_skipped_while_it_is_in_flight(ordering: str) -> None:
     """Its attempt is cancelled, the others of that attempt are delivered again, and the commit passes it."""
-
-    async def test(bed: Bed) -> None:
+    async with running(Bed(ordering=ordering, max_records=4)) as bed:
         bed.free.clear()
         keys = {0: b"a", 1: b"b", 2: b"c", 3: b"d"}
         bed.pump.on_records(P0, 1, bed.keep([Record(*P0, offset, 0, key, b"v") for offset, key in keys.items()]))
@@ -45,13 +44,10 @@ def test_a_record_is_skipped_while_it_is_in_flight(ordering: str) -> None:
         assert bed.commits[P0] == Committed(4)
         assert bed.pump.numbers()["skipped_by_hand"] == 1
 
-    run(lambda: Bed(ordering=ordering, max_records=4), test)
 
-
-def test_the_commit_of_a_skip_holds_the_map() -> None:
+async def test_the_commit_of_a_skip_holds_the_map() -> None:
     """The first record hangs, and the drain waits for it no longer than it may; after a crash the skip holds."""
-
-    async def test(bed: Bed) -> None:
+    async with running(Bed(ordering="key", hooks={"drain_seconds": 0.01})) as bed:
         bed.free.clear()
         bed.feed(0, key=b"a")
         bed.feed(1, key=b"b")
@@ -63,13 +59,11 @@ def test_the_commit_of_a_skip_holds_the_map() -> None:
         assert bed.pump.counts.abandoned == 1
         bed.free.set()
 
-    run(lambda: Bed(ordering="key", hooks={"drain_seconds": 0.01}), test)
 
-
-def test_a_late_answer_means_nothing() -> None:
+async def test_a_late_answer_means_nothing() -> None:
     """A destination that ignores the cancellation brings results of a delivery that is fenced."""
+    async with running(Bed()) as bed:
 
-    async def test(bed: Bed) -> None:
         async def stubborn(delivery: Delivery) -> Sequence[Reply]:
             bed.deliveries.append(delivery)
             try:
@@ -89,13 +83,10 @@ def test_a_late_answer_means_nothing() -> None:
             await bed.clock.advance(30)
         assert bed.commits[P0] == Committed(12)
 
-    run(Bed, test)
 
-
-def test_records_are_skipped_that_have_not_begun() -> None:
+async def test_records_are_skipped_that_have_not_begun() -> None:
     """While one is ready, blocked by its key, in its retry pause, and before it comes from Kafka; also in a pause."""
-
-    async def test(bed: Bed) -> None:
+    async with running(Bed(ordering="key")) as bed:
         bed.answers[0] = RETRY
         for offset, key in ((0, b"a"), (1, b"a"), (2, b"a"), (3, b"b")):
             bed.feed(offset, key=key)
@@ -114,13 +105,10 @@ def test_records_are_skipped_that_have_not_begun() -> None:
         assert bed.delivered == [[0], [3], [2], [7]]
         assert bed.commits[P0] == Committed(10)
 
-    run(lambda: Bed(ordering="key"), test)
 
-
-def test_records_that_are_skipped_together_are_skipped_one_after_the_other() -> None:
+async def test_records_that_are_skipped_together_are_skipped_one_after_the_other() -> None:
     """Those that come while the first is skipped wait until their record is there again."""
-
-    async def test(bed: Bed) -> None:
+    async with running(Bed()) as bed:
         bed.pump.pause([P0], "paused")
         bed.feed(0, 1, 2, 3)
         assert await skip(bed, 1, 2) == ["skipped", "will be skipped"]
@@ -129,17 +117,15 @@ def test_records_that_are_skipped_together_are_skipped_one_after_the_other() -> 
         await bed.clock.advance(1)
         assert (bed.delivered, bed.commits[P0]) == ([[0, 3]], Committed(4))
 
-    run(Bed, test)
 
-
-def test_a_skip_says_what_it_did(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_skip_says_what_it_did(caplog: pytest.LogCaptureFixture) -> None:
     """What has ended, or lies in a hole, has ended already; the log and the audit have the reason."""
     ended: list[tuple[int, Outcome, str]] = []
 
     def on_ended(records: Sequence[Record], size: int, how: Outcome, replies: Sequence[Reply], replay: str) -> None:
         ended.extend((record.offset, how, reply.error) for record, reply in zip(records, replies, strict=False))
 
-    async def test(bed: Bed) -> None:
+    async with running(Bed(hooks={"on_ended": on_ended})) as bed:
         bed.feed(5, 9)
         await bed.clock.advance(1)
         assert await skip(bed, 4, 5, 7) == ["ended already"] * 3
@@ -150,13 +136,10 @@ def test_a_skip_says_what_it_did(caplog: pytest.LogCaptureFixture) -> None:
         assert "t-1: offset 1 is skipped by hand: why not" in caplog.text
         assert ended == [(1, Outcome.SKIPPED_BY_HAND, "why not")]
 
-    run(lambda: Bed(hooks={"on_ended": on_ended}), test)
 
-
-def test_with_the_record_its_trouble_is_gone() -> None:
+async def test_with_the_record_its_trouble_is_gone() -> None:
     """It was in its retry pause and the only one; nothing is left to be said of it."""
-
-    async def test(bed: Bed) -> None:
+    async with running(Bed()) as bed:
         bed.answers[0] = RETRY
         bed.feed(0)
         await bed.clock.settle()
@@ -165,14 +148,11 @@ def test_with_the_record_its_trouble_is_gone() -> None:
         await bed.clock.advance(20)
         assert (bed.pump.readiness().ready, bed.why(), bed.delivered) == (True, "", [[0]])
 
-    run(Bed, test)
-
 
 @pytest.mark.parametrize("letters", [{}, {"without_letters": True}], ids=["not written", "off"])
-def test_a_record_is_skipped_whose_dead_letter_cannot_be_written(letters: Any) -> None:
+async def test_a_record_is_skipped_whose_dead_letter_cannot_be_written(letters: Any) -> None:
     """At once, whatever is left of the pause; the others are delivered again."""
-
-    async def test(bed: Bed) -> None:
+    async with running(Bed(**letters)) as bed:
         bed.letters_down, bed.answers = True, {0: BURY, 1: BURY}
         bed.feed(0, 1, 2)
         await bed.clock.advance(10)
@@ -185,10 +165,8 @@ def test_a_record_is_skipped_whose_dead_letter_cannot_be_written(letters: Any) -
         assert (bed.delivered[-1][-1], bed.why(), bed.commits[P0]) == (2, "", Committed(3))
         assert bed.pump.readiness().ready
 
-    run(lambda: Bed(**letters), test)
 
-
-def test_a_blocked_key_is_unblocked_before_a_skipped_record_has_ended() -> None:
+async def test_a_blocked_key_is_unblocked_before_a_skipped_record_has_ended() -> None:
     """Repeated until it is written; what is committed never passes the record before that, nor does a crash."""
     unblocked: list[int] = []
     down = True
@@ -199,8 +177,7 @@ def test_a_blocked_key_is_unblocked_before_a_skipped_record_has_ended() -> None:
             raise DeadLetterFailed("blocked keys are not written")
         unblocked.append(record.offset)
 
-    async def test(bed: Bed) -> None:
-        nonlocal down
+    async with running(Bed(hooks={"unblock": unblock})) as bed:
         bed.pump.pause([P0], "paused")
         bed.feed(0, 1)
         skipped = asyncio.ensure_future(skip(bed, 0))
@@ -213,18 +190,16 @@ def test_a_blocked_key_is_unblocked_before_a_skipped_record_has_ended() -> None:
         await bed.clock.advance(1)
         assert (unblocked, bed.delivered, bed.commits[P0]) == ([0], [[1]], Committed(2))
 
-    run(lambda: Bed(hooks={"unblock": unblock}), test)
-
 
 @pytest.mark.parametrize("way", ["lost", "revoked"])
-def test_a_key_is_unblocked_when_its_partition_is_given_up(way: str) -> None:
+async def test_a_key_is_unblocked_when_its_partition_is_given_up(way: str) -> None:
     """What was skipped then has not ended here: nothing is committed of it, and the pump continues."""
     written = asyncio.Event()
 
     async def unblock(_: Record) -> None:
         await written.wait()
 
-    async def test(bed: Bed) -> None:
+    async with running(Bed(hooks={"unblock": unblock})) as bed:
         bed.pump.pause([P0], "paused")
         bed.feed(0)
         skipped = asyncio.ensure_future(bed.pump.skip(P0, 0, "it is wrong"))
@@ -237,13 +212,10 @@ def test_a_key_is_unblocked_when_its_partition_is_given_up(way: str) -> None:
         await bed.clock.advance(1)
         assert (await skipped, bed.pump.numbers()["skipped_by_hand"], bed.commits) == ("not assigned", 0, {})
 
-    run(lambda: Bed(hooks={"unblock": unblock}), test)
 
-
-def test_a_skip_while_a_partition_is_sought_counts_where_it_begins() -> None:
+async def test_a_skip_while_a_partition_is_sought_counts_where_it_begins() -> None:
     """What is drained then is gone; the skip waits for the record to come again."""
-
-    async def test(bed: Bed) -> None:
+    async with running(Bed()) as bed:
         bed.free.clear()
         bed.feed(0, 1)
         await bed.clock.settle()
@@ -260,13 +232,10 @@ def test_a_skip_while_a_partition_is_sought_counts_where_it_begins() -> None:
         assert bed.delivered[1:] == [[2]]
         assert bed.pump.numbers()["skipped_by_hand"] == 2
 
-    run(Bed, test)
 
-
-def test_a_skip_goes_with_its_assignment() -> None:
+async def test_a_skip_goes_with_its_assignment() -> None:
     """Another process may have skipped it, or the group was moved back; the control table repeats the command."""
-
-    async def test(bed: Bed) -> None:
+    async with running(Bed()) as bed:
         assert await skip(bed, 1) == ["will be skipped"]
         bed.pump.on_lost([P0])
         bed.pump.on_assigned({P0: 3}, {})
@@ -274,13 +243,10 @@ def test_a_skip_goes_with_its_assignment() -> None:
         await bed.clock.settle()
         assert bed.delivered == [[0, 1]]
 
-    run(Bed, test)
 
-
-def test_a_skip_too_far_ahead_for_an_offset_map_waits_until_it_is_not() -> None:
+async def test_a_skip_too_far_ahead_for_an_offset_map_waits_until_it_is_not() -> None:
     """After a hole of the log, while the first record hangs; what is committed stays writable all the while."""
-
-    async def test(bed: Bed) -> None:
+    async with running(Bed(ordering="none")) as bed:
         bed.free.clear()
         bed.feed(0, 10, 30_000, 30_001, 60_000)
         await bed.clock.settle()
@@ -294,13 +260,10 @@ def test_a_skip_too_far_ahead_for_an_offset_map_waits_until_it_is_not() -> None:
         assert {0, 10, 30_001} == {offset for offsets in bed.delivered for offset in offsets}
         assert (bed.pump.numbers()["skipped_by_hand"], bed.commits[P0]) == (2, Committed(60_001))
 
-    run(lambda: Bed(ordering="none"), test)
 
-
-def test_a_seek_ends_the_skips_that_wait() -> None:
+async def test_a_seek_ends_the_skips_that_wait() -> None:
     """They were meant for what would have come; a record that is to come again must not be skipped once more."""
-
-    async def test(bed: Bed) -> None:
+    async with running(Bed()) as bed:
         assert await skip(bed, 3) == ["will be skipped"]
         bed.feed(0, 1)
         await bed.clock.settle()
@@ -310,17 +273,15 @@ def test_a_seek_ends_the_skips_that_wait() -> None:
         await bed.clock.settle()
         assert bed.delivered == [[0, 1], [0, 1], [2, 3]]
 
-    run(Bed, test)
-
 
 @pytest.mark.parametrize("turns", range(8))
-def test_a_pump_stops_though_what_a_skip_waits_for_ends_at_that_moment(turns: int) -> None:
+async def test_a_pump_stops_though_what_a_skip_waits_for_ends_at_that_moment(turns: int) -> None:
     """The cancellation that meets the end of the wait counts; else the skip would go on, to a write of minutes."""
 
     async def unblock(_: Record) -> None:
         await asyncio.Event().wait()
 
-    async def test(bed: Bed) -> None:
+    async with running(Bed(hooks={"unblock": unblock})) as bed:
         bed.free.clear()
         bed.feed(0, 1)
         await bed.clock.settle()
@@ -334,5 +295,3 @@ def test_a_pump_stops_though_what_a_skip_waits_for_ends_at_that_moment(turns: in
         await asyncio.wait([stopped], timeout=1)
         assert stopped.done()
         await skipped
-
-    run(lambda: Bed(hooks={"unblock": unblock}), test)

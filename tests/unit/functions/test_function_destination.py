@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
-from live_pump import kind_of
 
 from headrace.delivery.protocols import ACK, Delivery, Reply
 from headrace.errors import (
@@ -23,6 +22,7 @@ from headrace.functions.destination import FunctionDestination
 from headrace.functions.spec import KafkaAttributes, KafkaTrigger
 from headrace.records import OutgoingRecord, Produced, Record, TopicPartition
 from headrace.testing import ManualClock
+from headrace.testing.bed import kind_of
 
 P = TopicPartition("t", 0)
 Answer = Callable[[wire.Work], wire.Done | wire.Results]

@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 import uvloop
-from live_pump import kind_of
 
 from headrace.delivery.protocols import ACK
 from headrace.errors import DestinationUnavailable, RegistryUnavailable, SchemaNotFound
@@ -28,6 +27,7 @@ from headrace.functions import wire
 from headrace.functions.worker.loop import Worker
 from headrace.lifecycle import Deadline
 from headrace.records import TopicPartition
+from headrace.testing.bed import kind_of
 
 Write = Callable[..., Path]
 Run = Callable[[Path], AbstractAsyncContextManager[Any]]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -13,7 +14,7 @@ from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.errors import DeadLetterFailed, DestinationUnavailable
 from headrace.records import Committed, Record, TopicPartition
-from headrace.testing import ManualClock
+from headrace.testing.clock import ManualClock
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 RETRY = Reply("E", "again")
@@ -53,7 +54,7 @@ class Bed:
         batch = BatchConfig(max_records=max_records, linger_seconds=given.pop("linger_seconds", 0))
         retry = RetryConfig(attempts=attempts, first_delay_seconds=1, max_delay_seconds=8)
         hooks = PumpHooks(**given.pop("hooks", {}))
-        config = DeliveryConfig(ordering=ordering, batch=batch, retry=retry, **given)  # type: ignore[arg-type]
+        config = DeliveryConfig(ordering=ordering, batch=batch, retry=retry, **given)
         self.pump = Pump("pump", "g", self, letters, delivery=config, clock=self.clock, chance=Random(1), hooks=hooks)
         self.pump.connect(self, self)
 
@@ -117,15 +118,11 @@ class Bed:
         return self.pump.status().partitions[partition].why
 
 
-def run(bed: Callable[[], Bed], test: Callable[[Bed], Coroutine[Any, Any, None]]) -> None:
-    """Run a test with a bed whose pump has two partitions."""
-
-    async def main() -> None:
-        made = bed()
-        await made.pump.start()
-        made.pump.on_assigned({P0: 1, P1: 2}, {})
-        await test(made)
-        assert made.pump.death is None
-        await made.pump.stop()
-
-    asyncio.run(main())
+@contextlib.asynccontextmanager
+async def running(bed: Bed) -> AsyncIterator[Bed]:
+    """Give a bed whose pump has two partitions; the pump must be whole at the end."""
+    await bed.pump.start()
+    bed.pump.on_assigned({P0: 1, P1: 2}, {})
+    yield bed
+    assert bed.pump.death is None
+    await bed.pump.stop()

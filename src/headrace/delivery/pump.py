@@ -413,13 +413,14 @@ class Pump(Service):
                 f"a seek to offset {offset} waits for what is in flight",
                 f"a seek to offset {offset} waits until Kafka has taken the commit of it",
             )
-            self._rewinding[partition] = "a seek unblocks the keys of the records that come again"
+            if self.hooks.rewind:
+                self._rewinding[partition] = "a seek unblocks the keys of the records that come again"
             if await member.seek(partition, lane.tracker.epoch, Committed(offset)):
                 log.warning("%s: continues at offset %d after a seek", lane.label, offset)
                 if await self._rewind(partition, offset):
                     answer.set_result(None)
-            del self._rewinding[partition]
-            self._apply_pauses()
+            if self._rewinding.pop(partition, ""):
+                self._apply_pauses()
 
     async def _rewind(self, partition: TopicPartition, offset: int) -> bool:
         """Unblock the keys of the records that come again; return False if the partition was lost before."""

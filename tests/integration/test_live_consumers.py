@@ -137,7 +137,9 @@ class Scene:
     async def seek(self, members: Sequence[Member], place: TopicPartition, offset: int) -> None:
         """Seek wherever the partition is, until that is acknowledged."""
         begin, deadline = time.time(), Deadline(CLOCK, 120)
-        while not any([await member.pump.seek(place, offset) for member in members if place in member.pump.lanes]):
+        while not any(
+            [await member.pump.moves.seek(place, offset) for member in members if place in member.pump.lanes]
+        ):
             assert not deadline.passed, "nobody could seek"
             await asyncio.sleep(0.05)
         self.operations[place].append(Seek(begin, time.time(), offset))
@@ -253,7 +255,7 @@ async def test_a_record_that_hangs_is_skipped(scene: Scene, ordering: Ordering) 
             begin = time.time()
             if offset == 42:
                 await until(lambda: 42 in hangs(member, place), "the record to hang")
-            assert await member.pump.skip(place, offset, "it hangs") in ("skipped", "will be skipped")
+            assert await member.pump.moves.skip(place, offset, "it hangs") in ("skipped", "will be skipped")
             scene.operations[place].append(Skip(begin, time.time(), offset))
         await scene.write(10)
         await scene.done()
@@ -275,10 +277,10 @@ async def test_a_seek_to_where_nothing_is_meets_the_policy(scene: Scene, on_gap:
     async with Member(scene, on_gap=on_gap) as member:
         await scene.done()
         handled = scene.handler.handled
-        assert await member.pump.seek(place, 1000)
+        assert await member.pump.moves.seek(place, 1000)
         if on_gap == "stop":
             await until(lambda: "no longer in the log" in why(member, place), "the gap to be said")
-            assert await member.pump.seek(place, 30)
+            assert await member.pump.moves.seek(place, 30)
             await until(lambda: scene.handler.handled == handled + 20, "what is left")
         else:
             await until(lambda: scene.handler.handled == handled + 50, "all once more")

@@ -109,7 +109,7 @@ class Commands:
             OffsetsKeptElsewhere: The backend keeps the group's offsets.
             TopicNotFound, PartitionNotFound: It does not read that; as of `CompactedTable.put` too.
         """
-        member = consumer.pump.member
+        member = consumer.pump.moves.member
         if member and member.keeps_offsets_elsewhere:
             raise OffsetsKeptElsewhere(group=consumer.group)
         partitions = await self._partitions(consumer, request)

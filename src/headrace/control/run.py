@@ -56,6 +56,32 @@ class Progress(NamedTuple):
     """How they ended, by the names of `Counts`."""
 
 
+class _Held:
+    """Records of a run that were handed over, until they have ended and are saved."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.handed = 0
+        self.ended = 0
+        self.saved = 0
+        self.size_bytes = 0
+        """Bytes of those that have not ended."""
+        self.is_complete = False
+        """Whether no more come."""
+        self._limits = limits
+
+    @property
+    def unsaved(self) -> int:
+        """Records that a kill would repeat."""
+        return self.handed - self.saved
+
+    def has_capacity(self, records: int, size_bytes: int) -> bool:
+        """Return whether so many more may be handed over."""
+        flow, held = self._limits.flow, self.handed - self.ended
+        if self.unsaved and self.unsaved + records > self._limits.repeats_at_most:
+            return False
+        return not held or (held + records <= flow.max_records and self.size_bytes + size_bytes <= flow.max_bytes)
+
+
 class WindowSource(Service):
     """Reads a window for a pump, and holds a bounded number of records that have not ended or are not saved."""
 
@@ -91,26 +117,29 @@ class WindowSource(Service):
         self._positions = {partition: start.offset for partition, start in starts.items()}
         self._read, self._start_offsets, self._limits, self._clock = read, start_offsets, limits, clock
         self._epoch = int(clock.time() * 1000)
-        self._handed = self._ended = self._saved = self._bytes = 0
-        self._has_capacity = asyncio.Event()
+        self._held = _Held(limits)
+        self._released = asyncio.Event()
         self._due = 0.0
-        self._is_read = False
         pump.connect(self)
 
     @property
     def unsaved(self) -> int:
         """Records handed over and not saved as ended; a kill repeats so many."""
-        return self._handed - self._saved
+        return self._held.unsaved
 
     @property
     def is_urgent(self) -> bool:
         """Whether so much has ended, or all of it, that it should be saved now."""
-        return self.finished or self._ended - self._saved >= max(1, self._limits.repeats_at_most // _PARTS)
+        return self.finished or self._held.ended - self._held.saved >= max(1, self._limits.repeats_at_most // _PARTS)
 
     @property
     def waits_for_records(self) -> bool:
         """Whether all that was handed over has ended, and neither the rate nor the end of the window is the reason."""
-        return not self._is_read and self._handed == self._ended and self._clock.monotonic() >= self._due
+        return (
+            not self._held.is_complete
+            and self._held.handed == self._held.ended
+            and self._clock.monotonic() >= self._due
+        )
 
     async def start(self) -> None:
         self._pump.on_assigned(dict.fromkeys(self._ends, self._epoch), self.progress.positions)
@@ -123,24 +152,24 @@ class WindowSource(Service):
 
     def saved(self, progress: Progress) -> None:
         """Note that the progress is saved."""
-        self._saved = progress.ended
-        self._has_capacity.set()
+        self._held.saved = progress.ended
+        self._released.set()
 
     def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None:
-        self._ended += records
-        self._bytes -= size_bytes
-        self._has_capacity.set()
+        self._held.ended += records
+        self._held.size_bytes -= size_bytes
+        self._released.set()
         if self.is_urgent:
             self.changed.set()
 
     def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
         # The pump commits all that has ended since its last commit, so these numbers and offsets belong together.
-        self.progress = Progress({**self.progress.positions, **offsets}, self._ended, self._pump.counts.read())
+        self.progress = Progress({**self.progress.positions, **offsets}, self._held.ended, self._pump.counts.read())
         self._look()
         self.changed.set()
 
     def _look(self) -> None:
-        if self._is_read and self.progress.ended == self._handed:
+        if self._held.is_complete and self.progress.ended == self._held.handed:
             self.finished = True
             self.changed.set()
 
@@ -162,7 +191,7 @@ class WindowSource(Service):
                 log.warning("%s: %s; reading continues", self.name, error.description)
                 self._positions.update({p: min(start, self._ends[p]) for p, start in passed.items()})
                 await self._clock.sleep(_AGAIN_SECONDS)
-        self._is_read = True
+        self._held.is_complete = True
         for partition, end in self._ends.items():
             self._pump.on_end(partition, self._epoch, end)
         self._look()
@@ -180,25 +209,19 @@ class WindowSource(Service):
 
     async def _hand_over(self, records: list[Record]) -> None:
         partition, size = records[0].topic_partition, sum([record.size_bytes for record in records])
-        while not self._fits(len(records), size):
-            self._has_capacity.clear()
-            await self._has_capacity.wait()
+        while not self._held.has_capacity(len(records), size):
+            self._released.clear()
+            await self._released.wait()
         if rate := self._limits.rate_records:
             now = self._clock.monotonic()
             await self._clock.sleep(self._due - now)
             self._due = max(self._due, now) + len(records) / rate
-        self._handed += len(records)
-        self._bytes += size
+        self._held.handed += len(records)
+        self._held.size_bytes += size
         self._positions[partition] = records[-1].offset + 1
         reach("replay.read")
         self._pump.on_records(partition, self._epoch, records)
         await asyncio.sleep(0)
-
-    def _fits(self, records: int, size_bytes: int) -> bool:
-        flow, held = self._limits.flow, self._handed - self._ended
-        if self.unsaved and self.unsaved + records > self._limits.repeats_at_most:
-            return False
-        return not held or (held + records <= flow.max_records and self._bytes + size_bytes <= flow.max_bytes)
 
 
 class Run:

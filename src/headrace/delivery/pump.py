@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections import defaultdict
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from random import Random
 
 from headrace.config.consumers import DeliveryConfig
@@ -16,7 +15,7 @@ from headrace.delivery.context import Counts, PumpContext, PumpHooks
 from headrace.delivery.deliverer import Deliverer
 from headrace.delivery.lane import Lane
 from headrace.delivery.limit import DeliveryRate
-from headrace.delivery.offset_map import SPAN_OFFSETS
+from headrace.delivery.moves import Moves
 from headrace.delivery.protocols import (
     DeadLetterWriter,
     Destination,
@@ -26,7 +25,6 @@ from headrace.delivery.protocols import (
     Source,
 )
 from headrace.delivery.status import LiveSettings, PumpStatus, status_of
-from headrace.errors import DeadLetterFailed, InvalidRequest, OffsetsKeptElsewhere
 from headrace.lifecycle import Clock, Deadline, Readiness, Service
 from headrace.lifecycle.failpoints import reach
 from headrace.records import Committed, Record, TopicPartition
@@ -37,7 +35,6 @@ _COMMIT_SECONDS = 0.2
 _COMMIT_TURN_SECONDS, _COMMIT_PAUSE_SECONDS = 0.01, 0.03
 """Time of the loop for commits, and the pause after it: the map of a partition with many open records takes a
 millisecond."""
-_UNBLOCK_AGAIN_SECONDS = 1.0
 
 
 class Pump(Service):
@@ -75,13 +72,11 @@ class Pump(Service):
         """
         super().__init__(name)
         hooks = hooks or PumpHooks()
-        if shares_with and not hooks.on_ended:
-            hooks = hooks._replace(on_ended=shares_with.hooks.on_ended)
+        hooks = hooks._replace(on_ended=shares_with.hooks.on_ended) if shares_with and not hooks.on_ended else hooks
         self.hooks: PumpHooks = hooks
         self.source: Source | None = None
-        self.member: Membership | None = None
-        self._shared, self._retries = shares_with, list[Pump]()
         self._lanes: dict[TopicPartition, Lane] = {}
+        self._shared, self._retries = shares_with, list[Pump]()
         self._context: PumpContext = self._make_context(name, group, delivery, clock, chance or Random())
         self._deliverer = Deliverer(
             self._context,
@@ -95,9 +90,8 @@ class Pump(Service):
         )
         self._max_records = delivery.batch.max_records
         self._pauses: dict[TopicPartition | None, str] = {}
-        self._skips: dict[TopicPartition, dict[int, str]] = defaultdict(dict)
-        self._seeks: dict[TopicPartition, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._rewinding: dict[TopicPartition, str] = {}
+        self.moves = Moves(self, self._lanes, self._context, hooks)
+        """Seeks and skips."""
         self._dirty: dict[TopicPartition, None] = {}  # in the order they were marked
         self._changed = asyncio.Event()
 
@@ -130,7 +124,7 @@ class Pump(Service):
 
     def connect(self, source: Source, member: Membership | None = None) -> None:
         """Set where records come from; `member` is the same consumer, if it has a group that can be moved."""
-        self.source, self.member = source, member
+        self.source, self.moves.member = source, member
 
     @property
     def group(self) -> str:
@@ -188,9 +182,7 @@ class Pump(Service):
             at, offer = committed.get(partition), self._deliverer.offer
             lane = self._lanes[partition] = Lane(partition, epoch, at, self._context, offer)
             lane.pause(self._pause_of(partition))
-            skips = self._skips.pop(partition, {})
-            if left := {offset: why for offset, why in skips.items() if offset >= lane.tracker.frontier}:
-                self._skips[partition] = left
+            self.moves.assigned(lane)
 
     def on_records(self, partition: TopicPartition, epoch: int, records: Sequence[Record]) -> None:
         lane = self._lanes.get(partition)
@@ -203,8 +195,7 @@ class Pump(Service):
                 self._release(partition, ended)
             if ended or before not in (None, lane.tracker.commit_offset):
                 self._mark(partition)
-            if self._skips:
-                self._begin_skips(lane)
+            self.moves.begin_skips(lane)
             self._deliverer.offer(lane)
             reach("enqueue.after")
 
@@ -221,7 +212,7 @@ class Pump(Service):
     ) -> dict[TopicPartition, Committed]:
         """Drain first, fence second: what is in flight may end until the deadline, then late results are ignored."""
         lanes = [self._lanes[partition] for partition in partitions if partition in self._lanes]
-        await self._drain(lanes, deadline)
+        await self.drain_lanes(lanes, deadline)
         if lanes and self.hooks.on_drained:
             await self.hooks.on_drained(partitions, deadline)
         commits = {lane.partition: commit for lane in lanes if (commit := lane.tracker.commit)}
@@ -252,7 +243,7 @@ class Pump(Service):
         if partitions is None:
             for retries in self._retries:
                 retries.pause(None, why)
-        self._apply_pauses()
+        self.apply_pauses()
 
     def resume(self, partitions: Collection[TopicPartition] | None) -> None:
         """End a pause: that of the whole, which leaves those of single partitions, or those of partitions."""
@@ -261,60 +252,7 @@ class Pump(Service):
         if partitions is None:
             for retries in self._retries:
                 retries.resume(None)
-        self._apply_pauses()
-
-    async def seek(self, partition: TopicPartition, offset: int) -> bool:
-        """Continue at another offset, exactly: no record from before it is delivered afterwards.
-
-        Begins nothing new, waits for what is in flight (late results are ignored), commits the offset, and begins
-        there in a new epoch. A second seek of a partition waits for the first. An offset that is out of range is met
-        by what `on_gap` says. If cancelled, the seek may still happen.
-
-        Returns:
-            True once Kafka has acknowledged the commit; False if the partition is not assigned, or was lost meanwhile:
-            then the seek may or may not have happened, and must be repeated where the partition is.
-
-        Raises:
-            InvalidRequest: That is no offset.
-            OffsetsKeptElsewhere: The backend stores the offsets of this group.
-        """
-        if not 0 <= offset < 2**63:
-            raise InvalidRequest(f"{partition} cannot continue at {offset}, which is no offset: name one that is there")
-        if self.member and self.member.keeps_offsets_elsewhere:
-            raise OffsetsKeptElsewhere(group=self.group)
-        answer = self._spawn_move(lambda answer: self._seek(partition, offset, answer), "seek")
-        await asyncio.wait([answer])
-        return not answer.cancelled()
-
-    def skip(self, partition: TopicPartition, offset: int, reason: str) -> Coroutine[None, None, str]:
-        """End a record without a delivery; the log has the reason.
-
-        A skip is a seek to the same offset: its commit carries an offset map in which the record has ended. Attempts
-        that hold the record are cancelled; what else is in flight may end first. A record that is not read yet, or
-        beyond the span of the offset map, is skipped later, while the partition is assigned here. The request
-        counts from the call on; await its result.
-
-        Returns:
-            "skipped", once Kafka has acknowledged the commit; "will be skipped"; "ended already"; "not assigned".
-        """
-        lane, known = self._lanes.get(partition), ""
-        answer: asyncio.Future[None] | None = None
-        if lane is None:
-            known = "not assigned"
-        elif not lane.tracker.is_open(offset) and offset < (lane.tracker.position or 0):
-            known = "ended already"
-        else:
-            self._skips[partition][offset] = reason
-            answer = self._begin_skips(lane)
-
-        async def result() -> str:
-            if answer:
-                await asyncio.wait([answer])
-            if known or offset in self._skips.get(partition, ()):
-                return known or "will be skipped"
-            return "skipped" if answer and not answer.cancelled() else "not assigned"
-
-        return result()
+        self.apply_pauses()
 
     @property
     def settings(self) -> LiveSettings:
@@ -342,7 +280,7 @@ class Pump(Service):
 
     def status(self) -> PumpStatus:
         """Return the status of each partition of the present assignment; cheap enough to be called often."""
-        partitions = {p: status_of(lane, self._context, self.member) for p, lane in self._lanes.items()}
+        partitions = {p: status_of(lane, self._context, self.moves.member) for p, lane in self._lanes.items()}
         return PumpStatus(partitions, self.breaker.status)
 
     def commit_now(self, most_seconds: float = math.inf) -> int:
@@ -382,110 +320,15 @@ class Pump(Service):
         return pump.epoch_of(partition) if pump else 0
 
     def _pause_of(self, partition: TopicPartition) -> str:
-        return self._rewinding.get(partition) or self._pauses.get(None) or self._pauses.get(partition, "")
+        return self.moves.reason(partition) or self._pauses.get(None) or self._pauses.get(partition, "")
 
-    def _apply_pauses(self) -> None:
+    def apply_pauses(self) -> None:
+        """Pause and resume the lanes, after a reason for it has changed."""
         for partition, lane in self._lanes.items():
             lane.pause(self._pause_of(partition))
             self._deliverer.offer(lane)
 
-    def _spawn_move(
-        self, move: Callable[[asyncio.Future[None]], Coroutine[None, None, None]], name: str
-    ) -> asyncio.Future[None]:
-        """Run a seek or skip as a task of its own: a caller that is cancelled must not leave a partition drained.
-
-        Returns a future that has a result once the commit is acknowledged, and is cancelled if it will not be.
-        """
-        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.spawn(move(answer), name).add_done_callback(lambda _: answer.cancel())
-        return answer
-
-    async def _seek(self, partition: TopicPartition, offset: int, answer: asyncio.Future[None]) -> None:
-        async with self._seeks[partition]:
-            lane, member = self._lanes.get(partition), self.member
-            if not lane or not member:
-                return
-            reach("seek.before")
-            self._skips.pop(partition, None)  # they are for records before the seek
-            await self._drain(
-                [lane],
-                Deadline(self._context.clock, self.hooks.drain_seconds),
-                f"a seek to offset {offset} waits for what is in flight",
-                f"a seek to offset {offset} waits until Kafka has taken the commit of it",
-            )
-            if self.hooks.rewind:
-                self._rewinding[partition] = "a seek unblocks the keys of the records that come again"
-            if await member.seek(partition, lane.tracker.epoch, Committed(offset)):
-                log.warning("%s: continues at offset %d after a seek", lane.label, offset)
-                if await self._rewind(partition, offset):
-                    answer.set_result(None)
-            if self._rewinding.pop(partition, ""):
-                self._apply_pauses()
-
-    async def _rewind(self, partition: TopicPartition, offset: int) -> bool:
-        """Unblock the keys of the records that come again; return False if the partition was lost before."""
-        lane, rewind = self._lanes.get(partition), self.hooks.rewind
-        while rewind and lane and self._lanes.get(partition) is lane:
-            try:
-                await rewind(partition, offset)
-                break
-            except DeadLetterFailed as failure:
-                self._rewinding[partition] = failure.description
-                lane.pause(failure.description)
-                await self._context.clock.sleep(_UNBLOCK_AGAIN_SECONDS)
-        return rewind is None or (lane is not None and self._lanes.get(partition) is lane)
-
-    def _begin_skips(self, lane: Lane) -> asyncio.Future[None] | None:
-        """Begin to skip what was requested and is here; nothing of the lane begins from now on."""
-        partition, tracker = lane.partition, lane.tracker
-        limit = tracker.frontier + SPAN_OFFSETS
-        due = [offset for offset in self._skips.get(partition, ()) if offset < limit and tracker.is_open(offset)]
-        if lane.condition.is_ending or not self.member:
-            return None
-        records = [record for offset in sorted(due) if (record := lane.find(offset))]
-        if not records:
-            return None
-        lane.drain("a skip waits for what else is in flight")
-        lane.abandon(records)
-        return self._spawn_move(lambda answer: self._skip(lane, records, answer), "skip")
-
-    async def _skip(self, lane: Lane, records: Sequence[Record], answer: asyncio.Future[None]) -> None:
-        partition, tracker, deadline = (
-            lane.partition,
-            lane.tracker,
-            Deadline(self._context.clock, self.hooks.drain_seconds),
-        )
-        async with self._seeks[partition]:
-            why = "a skip waits until Kafka has taken the commit of it"
-            await self._drain([lane], deadline, lane.condition.reason, why)
-            for record in records:
-                await self._unblock(lane, record)
-            if self._lanes.get(partition) is not lane or not self.member:
-                return
-            left = [record for record in records if tracker.is_open(record.offset)]
-            tracker.done([record.offset for record in left], tracker.epoch)
-            commit, reasons = tracker.commit, dict(self._skips.get(partition, {}))
-            if commit and await self.member.seek(partition, tracker.epoch, commit):
-                for record in records:
-                    self._skips.get(partition, {}).pop(record.offset, None)
-                for record in left:
-                    reason = reasons.get(record.offset, "")
-                    self.counts.ended[Outcome.SKIPPED_BY_HAND] += 1
-                    log.warning("%s: offset %d is skipped by hand: %s", lane.label, record.offset, reason)
-                    self._report([record], record.size_bytes, Outcome.SKIPPED_BY_HAND, [Reply(reason)])
-                answer.set_result(None)
-
-    async def _unblock(self, lane: Lane, record: Record) -> None:
-        """Unblock the key of a record before it ends, or the key would be blocked for ever."""
-        while self.hooks.unblock and self._lanes.get(lane.partition) is lane:
-            try:
-                return await self.hooks.unblock(record)
-            except DeadLetterFailed as failure:
-                lane.fence(failure.description)
-                await self._context.clock.sleep(_UNBLOCK_AGAIN_SECONDS)
-        return None
-
-    async def _drain(self, lanes: Sequence[Lane], deadline: Deadline, why: str = "", fenced: str = "") -> None:
+    async def drain_lanes(self, lanes: Sequence[Lane], deadline: Deadline, why: str = "", fenced: str = "") -> None:
         """Begin nothing more, wait for what is in flight, and ignore its results from the deadline on."""
         for lane in lanes:
             lane.drain(why)
@@ -510,10 +353,9 @@ class Pump(Service):
         lane.ended(records)
         size_bytes = self._release(lane.partition, records)
         if how is not Outcome.DELEGATED and how is not Outcome.DELAYED:
-            self._report(records, size_bytes, how, replies)
+            self.report(records, size_bytes, how, replies)
         self._mark(lane.partition)
-        if self._skips:
-            self._begin_skips(lane)
+        self.moves.begin_skips(lane)
 
     def _release(self, partition: TopicPartition, records: Sequence[Record]) -> int:
         """Release the bytes of records that have ended; return how many."""
@@ -522,7 +364,8 @@ class Pump(Service):
             self.source.release(partition, len(records), size_bytes)
         return size_bytes
 
-    def _report(self, records: Sequence[Record], size_bytes: int, how: Outcome, replies: Sequence[Reply]) -> None:
+    def report(self, records: Sequence[Record], size_bytes: int, how: Outcome, replies: Sequence[Reply]) -> None:
+        """Report records that have ended to who wants to know, as the records they were at first."""
         hooks = self.hooks
         if hooks.on_ended:
             records = [hooks.original(record) for record in records] if hooks.original else records
@@ -537,7 +380,7 @@ class Pump(Service):
             # A source that gave up waiting may have assigned the partition anew: then the lane there is another one.
             if self._lanes.get(lane.partition) is lane:
                 del self._lanes[lane.partition]
-                self._skips.pop(lane.partition, None)
+                self.moves.forget(lane.partition)
                 self._dirty.pop(lane.partition, None)
 
     async def _commit_often(self) -> None:

@@ -158,7 +158,7 @@ class World:
 
     def skip(self, partition: TopicPartition, offset: int) -> asyncio.Task[str]:
         """Request a skip before anything else happens."""
-        return asyncio.ensure_future(self.pump.skip(partition, offset, "it is wrong"))
+        return asyncio.ensure_future(self.pump.moves.skip(partition, offset, "it is wrong"))
 
     def trouble(self, partition: TopicPartition) -> str:
         return ""
@@ -272,7 +272,7 @@ class DeliveryMachine(RuleBasedStateMachine):
             world.hanging.set()
         world.pump.hooks, world.seeking = AT_ONCE._replace(drain_seconds=60 if ends else 0), True
         log, before = world.logs[partition], world.seeks
-        seek = asyncio.create_task(world.pump.seek(partition, min(place, log[-1].offset + 1 if log else 0)))
+        seek = asyncio.create_task(world.pump.moves.seek(partition, min(place, log[-1].offset + 1 if log else 0)))
         if is_lost:
             await asyncio.sleep(0)
             world.pump.on_lost([partition])

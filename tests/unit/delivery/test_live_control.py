@@ -98,7 +98,7 @@ async def test_a_seek_waits_for_what_is_in_flight_and_begins_in_a_new_epoch() ->
         bed.free.clear()
         bed.feed(10, 11, 12, 13)
         await bed.clock.settle()
-        seek = asyncio.create_task(bed.pump.seek(P0, 5))
+        seek = asyncio.create_task(bed.pump.moves.seek(P0, 5))
         await bed.clock.settle()
         assert bed.why() == "a seek to offset 5 waits for what is in flight"
         bed.free.set()
@@ -118,7 +118,7 @@ async def test_a_seek_fences_what_does_not_end_in_time() -> None:
         bed.free.clear()
         bed.feed(0, 1)
         await bed.clock.settle()
-        assert await bed.pump.seek(P0, 7)
+        assert await bed.pump.moves.seek(P0, 7)
         assert bed.pump.counts.abandoned == 2
         bed.free.set()
         bed.feed(7)
@@ -130,18 +130,18 @@ async def test_a_seek_fences_what_does_not_end_in_time() -> None:
 async def test_a_seek_of_what_is_not_ours_says_so() -> None:
     """Never assigned, lost while it drained, lost before the commit was acknowledged: each is a no."""
     async with running(Bed()) as bed:
-        assert not await bed.pump.seek(TopicPartition("t", 9), 5)
+        assert not await bed.pump.moves.seek(TopicPartition("t", 9), 5)
         bed.free.clear()
         bed.feed(0)
         await bed.clock.settle()
-        seek = asyncio.create_task(bed.pump.seek(P0, 5))
+        seek = asyncio.create_task(bed.pump.moves.seek(P0, 5))
         await bed.clock.settle()
         bed.pump.on_lost([P0])
         bed.pump.on_assigned({P0: 9}, {})
         bed.free.set()
         assert not await seek
         bed.is_lost = True
-        assert not await bed.pump.seek(P1, 5)
+        assert not await bed.pump.moves.seek(P1, 5)
         assert bed.seeks == []
 
 
@@ -151,7 +151,7 @@ async def test_seeks_of_a_partition_follow_one_another_though_their_callers_are_
         bed.free.clear()
         bed.feed(0)
         await bed.clock.settle()
-        first, second = (asyncio.create_task(bed.pump.seek(P0, offset)) for offset in (5, 6))
+        first, second = (asyncio.create_task(bed.pump.moves.seek(P0, offset)) for offset in (5, 6))
         await bed.clock.settle()
         first.cancel()
         bed.free.set()
@@ -164,7 +164,7 @@ async def test_a_held_partition_is_sought_and_stays_held() -> None:
     """It begins there when it is released."""
     async with running(Bed()) as bed:
         bed.pump.pause([P0], "paused")
-        assert await bed.pump.seek(P0, 5)
+        assert await bed.pump.moves.seek(P0, 5)
         bed.feed(5)
         await bed.clock.advance(1)
         assert (bed.delivered, bed.why()) == ([], "paused")
@@ -178,7 +178,7 @@ async def test_a_group_whose_offsets_are_kept_elsewhere_is_not_sought() -> None:
     async with running(Bed()) as bed:
         bed.keeps_offsets_elsewhere = True
         with pytest.raises(OffsetsKeptElsewhere):
-            await bed.pump.seek(P0, 5)
+            await bed.pump.moves.seek(P0, 5)
         bed.feed(0)
         await bed.clock.settle()
         assert bed.delivered == [[0]]
@@ -189,7 +189,7 @@ async def test_what_is_no_offset_is_not_sought(offset: int) -> None:
     """Whoever wrote it wherever: the client would end of it, and with it whoever has the partition next."""
     async with running(Bed()) as bed:
         with pytest.raises(InvalidRequest, match="no offset"):
-            await bed.pump.seek(P0, offset)
+            await bed.pump.moves.seek(P0, offset)
         assert (bed.seeks, bed.why()) == ([], "")
 
 
@@ -355,7 +355,7 @@ async def test_a_revoke_in_the_middle_of_a_seek_ends_both() -> None:
         bed.free.clear()
         bed.feed(0, 1)
         await bed.clock.settle()
-        seek = asyncio.create_task(bed.pump.seek(P0, 9))
+        seek = asyncio.create_task(bed.pump.moves.seek(P0, 9))
         await bed.clock.settle()
         revoke = asyncio.create_task(bed.pump.on_revoked([P0], Deadline(bed.clock, 60)))
         await bed.clock.settle()

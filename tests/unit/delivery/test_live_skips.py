@@ -19,7 +19,7 @@ from headrace.testing.bed import BURY, P0, P1, RETRY, Bed, running
 async def skip(bed: Bed, *offsets: int) -> list[str]:
     """Skip records of the first partition, and let the source hand over what it holds again."""
     epoch = bed.epoch
-    said = await asyncio.gather(*[bed.pump.skip(P0, offset, "it is wrong") for offset in offsets])
+    said = await asyncio.gather(*[bed.pump.moves.skip(P0, offset, "it is wrong") for offset in offsets])
     if bed.epoch > epoch:
         bed.feed_again()
     await bed.clock.settle()
@@ -129,8 +129,8 @@ async def test_a_skip_says_what_it_did(caplog: pytest.LogCaptureFixture) -> None
         bed.feed(5, 9)
         await bed.clock.advance(1)
         assert await skip(bed, 4, 5, 7) == ["ended already"] * 3
-        assert await bed.pump.skip(TopicPartition("t", 9), 1, "why not") == "not assigned"
-        assert await bed.pump.skip(P1, 1, "why not") == "will be skipped"
+        assert await bed.pump.moves.skip(TopicPartition("t", 9), 1, "why not") == "not assigned"
+        assert await bed.pump.moves.skip(P1, 1, "why not") == "will be skipped"
         bed.feed(1, partition=P1)
         await bed.clock.settle()
         assert "t-1: offset 1 is skipped by hand: why not" in caplog.text
@@ -202,7 +202,7 @@ async def test_a_key_is_unblocked_when_its_partition_is_given_up(way: str) -> No
     async with running(Bed(hooks={"unblock": unblock})) as bed:
         bed.pump.pause([P0], "paused")
         bed.feed(0)
-        skipped = asyncio.ensure_future(bed.pump.skip(P0, 0, "it is wrong"))
+        skipped = asyncio.ensure_future(bed.pump.moves.skip(P0, 0, "it is wrong"))
         await bed.clock.settle()
         if way == "lost":
             bed.pump.on_lost([P0])
@@ -219,9 +219,9 @@ async def test_a_skip_while_a_partition_is_sought_counts_where_it_begins() -> No
         bed.free.clear()
         bed.feed(0, 1)
         await bed.clock.settle()
-        seek = asyncio.create_task(bed.pump.seek(P0, 1))
+        seek = asyncio.create_task(bed.pump.moves.seek(P0, 1))
         await bed.clock.settle()
-        assert [await bed.pump.skip(P0, offset, "it is wrong") for offset in (1, 3)] == ["will be skipped"] * 2
+        assert [await bed.pump.moves.skip(P0, offset, "it is wrong") for offset in (1, 3)] == ["will be skipped"] * 2
         bed.feed(2, 3)
         bed.free.set()
         assert await seek
@@ -267,7 +267,7 @@ async def test_a_seek_ends_the_skips_that_wait() -> None:
         assert await skip(bed, 3) == ["will be skipped"]
         bed.feed(0, 1)
         await bed.clock.settle()
-        assert await bed.pump.seek(P0, 0)
+        assert await bed.pump.moves.seek(P0, 0)
         bed.feed_again()
         bed.feed(2, 3)
         await bed.clock.settle()
@@ -286,7 +286,7 @@ async def test_a_pump_stops_though_what_a_skip_waits_for_ends_at_that_moment(tur
         bed.feed(0, 1)
         await bed.clock.settle()
         bed.feed(2)
-        skipped = asyncio.ensure_future(bed.pump.skip(P0, 2, "it is wrong"))
+        skipped = asyncio.ensure_future(bed.pump.moves.skip(P0, 2, "it is wrong"))
         await bed.clock.settle()
         bed.free.set()
         for _ in range(turns):

@@ -176,7 +176,7 @@ async def test_a_seek_back_delivers_again_what_lies_before_a_record_that_waits()
     world.failing.clear()
     world.delivered.clear()
     world.writes = [(0.0, True)]
-    seek = asyncio.ensure_future(world.pump.seek(SOURCE, 0))
+    seek = asyncio.ensure_future(world.pump.moves.seek(SOURCE, 0))
     await world.clock.advance(0.5)
     assert (world.delivered, seek.done()) == ([], False)
     assert "blocked keys are not written" in world.pump.status().partitions[SOURCE].why
@@ -197,14 +197,14 @@ async def test_a_copy_of_before_a_seek_back_that_is_skipped_unblocks_no_key_of_n
     world.retries.on_assigned({TIER: 1}, {})
     world.assign(1, 0)
     await world.clock.advance(9)
-    seek = asyncio.ensure_future(world.pump.seek(SOURCE, 0))
+    seek = asyncio.ensure_future(world.pump.moves.seek(SOURCE, 0))
     await world.clock.advance(9)
     assert await seek
     assert len(world.logs[TIER.topic]) == 2
     world.failing.clear()
     world.delivered.clear()
     world.retries.on_records(TIER, 1, world.logs[TIER.topic])
-    skipped = asyncio.ensure_future(world.retries.skip(TIER, 0, "it is old"))
+    skipped = asyncio.ensure_future(world.retries.moves.skip(TIER, 0, "it is old"))
     await world.pass_time(30)
     assert (await skipped, world.delivered) == ("skipped", [0])
     for each in (world.retries, world.pump):

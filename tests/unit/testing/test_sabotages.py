@@ -21,6 +21,7 @@ from headrace.delivery.dead_letter import headers_of
 from headrace.delivery.deliverer import Deliverer
 from headrace.delivery.lane import Lane
 from headrace.delivery.limit import AdaptiveLimit
+from headrace.delivery.moves import Moves
 from headrace.delivery.protocols import ACK, DELEGATED, DeadLetter, Delivery, Outcome, Reply
 from headrace.delivery.pump import Pump
 from headrace.delivery.tracker import AckTracker
@@ -184,14 +185,14 @@ class World:
         """Skip what hangs, send the group back and forth with deliveries in flight, and let it stand still a while."""
         await self._hit(delay_seconds=1000.0)
         begin = self.clock.time()
-        skip = asyncio.ensure_future(pump.skip(P0, self.aimed, "it hangs"))
+        skip = asyncio.ensure_future(pump.moves.skip(P0, self.aimed, "it hangs"))
         await self._run(skip.done)
         self.operations.append(Skip(begin, self.clock.time(), self.aimed))
         await self._run(lambda: self.clock.time() > begin + 1)
         for step in (-20, 10):
             await self._hit(delay_seconds=1.0)
             begin, offset = self.clock.time(), self.commits[-1].offset + step
-            seek = asyncio.ensure_future(pump.seek(P0, offset))
+            seek = asyncio.ensure_future(pump.moves.seek(P0, offset))
             await self._run(seek.done)
             self.operations.append(Seek(begin, self.clock.time(), offset))
         pump.pause([P0], "paused")
@@ -313,7 +314,7 @@ def verdicts(seed: int) -> set[str]:
 
 # The sabotages -------------------------------------------------------------------------------------------------------
 
-real_write, real_on_records, real_unblock = Deliverer._write, Pump.on_records, Pump._unblock
+real_write, real_on_records, real_unblock = Deliverer._write, Pump.on_records, Moves._unblock
 real_is_to_blame = Deliverer._is_to_blame
 real_delivered, real_on_revoked, real_on_lost, real_take = (
     AckTracker.delivered, Pump.on_revoked, Pump.on_lost, Lane.take,
@@ -406,9 +407,9 @@ SABOTAGES: list[tuple[str, list[tuple[type, str]], Any]] = [
     ("repeat", [(Pump, "on_revoked")], fence_first_and_drain_second),
     ("behind", [(Pump, "on_revoked")], wait_without_limit),
     ("order", [(Lane, "take")], let_go_of_a_key_when_it_begins),
-    ("skipped", [(Pump, "_unblock")], skip_the_one_beside_it_too),
-    ("behind", [(Pump, "_skip")], drain_for_a_skip_and_not_seek),
-    ("paused", [(Pump, "_apply_pauses")], begin_though_it_is_held),
+    ("skipped", [(Moves, "_unblock")], skip_the_one_beside_it_too),
+    ("behind", [(Moves, "_skip")], drain_for_a_skip_and_not_seek),
+    ("paused", [(Pump, "apply_pauses")], begin_though_it_is_held),
     ("spilled", [(Deliverer, "_is_to_blame")], trust_for_what_was_delegated),
     ("bound", [(AdaptiveLimit, "free_for")], limit_each_pump_for_itself),
 ]

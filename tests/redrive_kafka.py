@@ -13,13 +13,7 @@ from headrace.control import ended_offsets, redrive
 from headrace.control.ended_offsets import ENDED_TOPIC, EndedOffsets
 from headrace.delivery.dead_letter import headers_of
 from headrace.delivery.protocols import DeadLetter, Reply
-from headrace.errors import (
-    KafkaTimeout,
-    LeaseLost,
-    RecordTooLarge,
-    TopicNotFound,
-    TransactionAborted,
-)
+from headrace.errors import KafkaTimeout, LeaseLost, RecordTooLarge, TopicNotFound, TransactionAborted
 from headrace.kafka import PartitionInfo, TopicInfo
 from headrace.records import Header, OutgoingRecord, Produced, Record, TopicPartition
 

@@ -41,10 +41,7 @@ def test_each_broker_is_killed_in_turn_while_produce_push_and_function_run(
             },
         }
     )
-    with (
-        bed.Poster(process.url, topic) as poster,
-        bed.CommitWatch(ledger, f"{topic}-push", backend) as watch,
-    ):
+    with bed.Poster(process.url, topic) as poster, bed.CommitWatch(ledger, f"{topic}-push", backend) as watch:
         poster.wait_for(500)
         for broker in (1, 2, 3):
             kafka_three.kill(broker)

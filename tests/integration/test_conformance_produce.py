@@ -203,11 +203,7 @@ CONFLICTS: dict[str, tuple[str, Callable[[str, Subject], dict[str, Any]]]] = {
     "version and text": ("ERR12213", lambda part, subject: {f"{part}SchemaVersion": 1, f"{part}Schema": ...}),
     "all three": (
         "ERR12210",
-        lambda part, subject: {
-            f"{part}SchemaId": subject.schema_id,
-            f"{part}SchemaVersion": 1,
-            f"{part}Schema": ...,
-        },
+        lambda part, subject: {f"{part}SchemaId": subject.schema_id, f"{part}SchemaVersion": 1, f"{part}Schema": ...},
     ),
     "text and no format": ("ERR12214", lambda part, subject: {f"{part}Schema": ..., f"{part}Format": None}),
     "unknown id": ("ERR12208", lambda part, subject: {f"{part}SchemaId": 2**31 - 1}),

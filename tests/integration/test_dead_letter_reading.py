@@ -54,10 +54,7 @@ def buried(site: Any, kafka: Any, topic: str, values: Sequence[bytes], partition
     dlq = f"{topic}.dlq"
     kafka.create_topic(dlq, partitions, {})
     letters = letters_of(topic, values)
-    site.write(
-        dlq,
-        *(OutgoingRecord(dlq, r.key, r.value, r.headers, n % partitions) for n, r in enumerate(letters)),
-    )
+    site.write(dlq, *(OutgoingRecord(dlq, r.key, r.value, r.headers, n % partitions) for n, r in enumerate(letters)))
     return dlq
 
 

@@ -31,9 +31,7 @@ QUICK = {"heartbeat_seconds": 0.3}
 """So that a member hears at once that others come and go."""
 IDS = ["cooperative", "eager", "kip-848"]
 PROTOCOLS = pytest.mark.parametrize(
-    "membership",
-    [QUICK, {**QUICK, "assignors": ["range"]}, {"group_protocol": "consumer"}],
-    ids=IDS,
+    "membership", [QUICK, {**QUICK, "assignors": ["range"]}, {"group_protocol": "consumer"}], ids=IDS
 )
 
 

@@ -111,10 +111,7 @@ def test_all_say_the_same_in_an_outage(
     assert (says["lag metric"], says["lag"]) == (False, [None, None])
     assert says["text"].count("no Kafka") == 2
     scene.site.wait_until(lambda: scene.produce().status == 503, "a request to be refused")
-    for path, body in (
-        ("/producers/orders", RECORD),
-        ("/transactions", {"topics": [{"topic": "orders", **RECORD}]}),
-    ):
+    for path, body in (("/producers/orders", RECORD), ("/transactions", {"topics": [{"topic": "orders", **RECORD}]})):
         asked_at = time.monotonic()
         refused = scene.produce(path, body)
         assert (refused.status, refused.headers["retry-after"]) == (503, "2")

@@ -124,10 +124,7 @@ def test_results_are_exact_over_a_killed_driver(kafka: Any, topic: Any, tmp_path
                 "GROUP BY carrier, hour",
                 "sink": {"topic": totals, "key": "concat(carrier, '|', hour)"},
             },
-            "late": {
-                "sql": "SELECT * FROM flights WHERE arr_delay >= 120",
-                "sink": {"topic": late, "key": "id"},
-            },
+            "late": {"sql": "SELECT * FROM flights WHERE arr_delay >= 120", "sink": {"topic": late, "key": "id"}},
         },
     }
 

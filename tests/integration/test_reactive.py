@@ -179,10 +179,7 @@ def test_a_failed_record_is_retried_alone_and_becomes_a_dead_letter(
     assert tries == [(offset, attempt) for attempt in (1, 2, 3) for offset in (1, 3)]
 
     letters = site.records(f"{name}.dlq")
-    assert [(letter.key, letter.value) for letter in letters] == [
-        (b"k\xfe1", b'{"n": 1}'),
-        (b"k\xfe3", b'{"n": 3}'),
-    ]
+    assert [(letter.key, letter.value) for letter in letters] == [(b"k\xfe1", b'{"n": 1}'), (b"k\xfe3", b'{"n": 3}')]
     for letter in letters:
         assert letter.headers[:3] == own
         history = dict(letter.headers[3:])

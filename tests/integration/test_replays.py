@@ -401,11 +401,7 @@ def test_letters_are_redriven_dropped_and_moved_by_jobs(site: Any, topic: Any, p
     dry = site.ask(f"{url}/redrive", {"dryRun": True, "keys": ["k1", "k2"]})
     assert (dry.status, dry.body["records"], dry.body["targets"]) == (200, 2, {name: 2})
     assert len(dry.body["hours"]) in (1, 2)
-    for bad, status in (
-        ({"toTopic": "x"}, 400),
-        ({"toConsumer": "nobody"}, 404),
-        ({"fist": 1}, 400),
-    ):
+    for bad, status in (({"toTopic": "x"}, 400), ({"toConsumer": "nobody"}, 404), ({"fist": 1}, 400)):
         assert site.ask(f"{url}/redrive", bad).status == status
     assert site.ask(f"{url}/drop", {}).status == 400
 

@@ -17,10 +17,7 @@ def test_answers_with_weak_acks_say_so(acks: int, kafka: Any, topic: Callable[..
     """The leader's word has an offset, nobody's has none; the log says what is given up."""
     name = topic()
     process = headrace(
-        {
-            "kafka": {"bootstrap_servers": kafka.bootstrap_servers},
-            "producer": {"idempotence": False, "acks": acks},
-        }
+        {"kafka": {"bootstrap_servers": kafka.bootstrap_servers}, "producer": {"idempotence": False, "acks": acks}}
     )
     body = json.dumps({"records": [{"value": 1}, {"value": 2}]}).encode()
     request = urllib.request.Request(f"{process.url}/producers/{name}", body, {"Content-Type": "application/json"})

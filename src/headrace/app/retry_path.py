@@ -73,9 +73,7 @@ class RetryPath:
             clock=self._context.clock,
             shares_with=live,
             hooks=PumpHooks(
-                unblock=self.writer.end,
-                delayed=self.writer.delayed,
-                original=lambda copy: delayed_of(copy).origin,
+                unblock=self.writer.end, delayed=self.writer.delayed, original=lambda copy: delayed_of(copy).origin
             ),
         )
 

@@ -62,9 +62,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 MOMENT = ParsedType(
-    "time",
-    lambda text: parse_time(text, time.time()),
-    "neither a time such as 2026-01-31T08:00 nor an age such as 2h",
+    "time", lambda text: parse_time(text, time.time()), "neither a time such as 2026-01-31T08:00 nor an age such as 2h"
 )
 """A point in time: ISO 8601, by default UTC, or an age (`90s`, `15m`, `2h`, `1d`)."""
 RATE = ParsedType("rate", _rate, "no rate: take a number above 0")

@@ -54,13 +54,7 @@ Encode = Callable[[bytes], bytes]
 @kafka_options
 @registry_option
 async def produce(
-    topic: str,
-    file: IO[bytes],
-    keys: bool,
-    value_format: str,
-    key_format: str,
-    cluster: ClusterSettings,
-    output: str,
+    topic: str, file: IO[bytes], keys: bool, value_format: str, key_format: str, cluster: ClusterSettings, output: str
 ) -> None:
     """Write each line as a record, and print how many are acknowledged by all in-sync replicas.
 

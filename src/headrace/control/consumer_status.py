@@ -140,10 +140,7 @@ class ConsumerStatuses:
     """The status of consumers, from what this process knows; only members of groups are read from Kafka."""
 
     def __init__(
-        self,
-        control: ConsumerControl,
-        lag_of: Callable[[str], Mapping[TopicPartition, PartitionLag]],
-        clock: Clock,
+        self, control: ConsumerControl, lag_of: Callable[[str], Mapping[TopicPartition, PartitionLag]], clock: Clock
     ) -> None:
         """Prepare; `lag_of` returns where a group was a moment ago."""
         self._control = control
@@ -221,12 +218,7 @@ class ConsumerStatuses:
         return found
 
     def _here(
-        self,
-        partition: TopicPartition,
-        here: PartitionStatus,
-        lag: PartitionLag | None,
-        hold: Pause | None,
-        why: str,
+        self, partition: TopicPartition, here: PartitionStatus, lag: PartitionLag | None, hold: Pause | None, why: str
     ) -> PartitionDetails:
         end, head = lag.end if lag else None, here.head
         if not why and lag and lag.written > lag.end == here.position and not here.open_records:

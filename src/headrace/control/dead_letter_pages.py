@@ -360,11 +360,7 @@ class DeadLetterPages:
     """Reads dead letter topics for people."""
 
     def __init__(
-        self,
-        admin: Admin,
-        codecs: Codecs,
-        clock: Clock,
-        consumers: Iterable[ReactiveConsumerConfig] = (),
+        self, admin: Admin, codecs: Codecs, clock: Clock, consumers: Iterable[ReactiveConsumerConfig] = ()
     ) -> None:
         """Prepare; `consumers` are those whose dead letter topics and formats are known."""
         self._admin, self._codecs, self._clock = admin, codecs, clock

@@ -60,12 +60,7 @@ async def lag_of(admin: Admin, group: str, topics: Sequence[str] = ()) -> list[P
 class LagMonitor(Service):
     """Keeps the lag of groups per partition. A failed request is repeated; in an outage the lag is unknown."""
 
-    def __init__(
-        self,
-        admin: Admin,
-        groups: Callable[[], Mapping[str, Sequence[str]]],
-        clock: Clock,
-    ) -> None:
+    def __init__(self, admin: Admin, groups: Callable[[], Mapping[str, Sequence[str]]], clock: Clock) -> None:
         """Prepare.
 
         Args:

@@ -116,12 +116,7 @@ class Redelivery:
     """Serves the calls."""
 
     def __init__(
-        self,
-        admin: Admin,
-        consumers: Mapping[str, RunningConsumer],
-        produce: Produce,
-        clock: Clock,
-        host: str,
+        self, admin: Admin, consumers: Mapping[str, RunningConsumer], produce: Produce, clock: Clock, host: str
     ) -> None:
         """Prepare; `consumers` may change at any time, `host` is for the answer."""
         self._admin, self._consumers, self._produce, self._clock = admin, consumers, produce, clock

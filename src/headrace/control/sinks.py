@@ -155,12 +155,7 @@ class ReplayDeadLetters:
     """Writes what fails in a replay as dead letters that name the job; a dead letter fails as the record it was."""
 
     def __init__(
-        self,
-        inner: DeadLetterWriter | None,
-        job: str,
-        *,
-        restores: bool,
-        fail: Callable[[HeadraceError], None],
+        self, inner: DeadLetterWriter | None, job: str, *, restores: bool, fail: Callable[[HeadraceError], None]
     ) -> None:
         """Prepare; without `inner` there are no dead letters, and `fail` ends the job with the reason."""
         self._inner, self._job, self._restores, self._fail = inner, job, restores, fail

@@ -16,14 +16,7 @@ from headrace.delivery.deliverer import Deliverer
 from headrace.delivery.lane import Lane
 from headrace.delivery.limit import DeliveryRate
 from headrace.delivery.moves import Moves
-from headrace.delivery.protocols import (
-    DeadLetterWriter,
-    Destination,
-    Membership,
-    Outcome,
-    Reply,
-    Source,
-)
+from headrace.delivery.protocols import DeadLetterWriter, Destination, Membership, Outcome, Reply, Source
 from headrace.delivery.status import LiveSettings, PumpStatus, status_of
 from headrace.lifecycle import Clock, Deadline, Readiness, Service
 from headrace.lifecycle.failpoints import reach

@@ -9,15 +9,7 @@ from typing import Final, Literal, NamedTuple
 from cachetools import LRUCache
 
 from headrace import errors
-from headrace.formats.codec import (
-    PLAIN_CODECS,
-    SCHEMA_TYPES,
-    Codec,
-    JsonCodec,
-    header_of,
-    schema_id_of,
-    unframe,
-)
+from headrace.formats.codec import PLAIN_CODECS, SCHEMA_TYPES, Codec, JsonCodec, header_of, schema_id_of, unframe
 from headrace.formats.registry import Reference, RegisteredSchema, SchemaRegistry
 from headrace.formats.schema_codec import SchemaCodec, compile_schema
 

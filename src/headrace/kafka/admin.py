@@ -9,13 +9,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import confluent_kafka
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicCollection
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AdminClient,
-    ConfigResource,
-    NewTopic,
-    OffsetSpec,
-    ResourceType,
-)
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec, ResourceType  # type: ignore[attr-defined]
 
 from headrace import errors
 from headrace.config.kafka import KafkaConfig
@@ -174,11 +168,7 @@ class Admin:
         return await self._ask("describe topics", ask) if names else {}
 
     async def create_topic(
-        self,
-        name: str,
-        partitions: int = 1,
-        replication_factor: int = -1,
-        configs: Mapping[str, str] | None = None,
+        self, name: str, partitions: int = 1, replication_factor: int = -1, configs: Mapping[str, str] | None = None
     ) -> bool:
         """Create a topic unless it exists.
 

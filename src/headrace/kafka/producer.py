@@ -324,11 +324,7 @@ class Producer(Service):
         if size not in self._limited:
             settings = self._settings.model_copy(update={"batch_bytes": size})
             client = _SmallBatches(
-                self._admin.config,
-                settings,
-                f"{self.name}_{size}",
-                self._admin,
-                refuses=self._refuses,
+                self._admin.config, settings, f"{self.name}_{size}", self._admin, refuses=self._refuses
             )
             client._budget = self._budget
             client.on_death = lambda dead: self.die(dead.death or RuntimeError(dead.name))

@@ -52,9 +52,7 @@ def _headers_of(message: Any) -> list[Header] | None:
 
 
 async def read_records(
-    kafka: KafkaConfig,
-    starts: Mapping[TopicPartition, int],
-    ends: Mapping[TopicPartition, int] | None = None,
+    kafka: KafkaConfig, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int] | None = None
 ) -> AsyncGenerator[list[Record], None]:
     """Read partitions from given offsets, in batches, in offset order inside each partition.
 

@@ -23,10 +23,7 @@ Violations = Iterator[tuple[str, str]]
 
 
 def check_pushed(
-    run: Pushed,
-    ordering: Ordering = "partition",
-    faults: Sequence[Fault] = (),
-    operations: Sequence[Operation] = (),
+    run: Pushed, ordering: Ordering = "partition", faults: Sequence[Fault] = (), operations: Sequence[Operation] = ()
 ) -> list[str]:
     """Return the violated promises of a delivery, a sentence each; empty if there are none.
 

@@ -14,14 +14,7 @@ from urllib.parse import unquote
 import msgspec
 
 from headrace.config.http import HttpConfig
-from headrace.errors import (
-    AuthTokenMissing,
-    Draining,
-    HeadraceError,
-    InternalError,
-    MethodNotAllowed,
-    PathNotFound,
-)
+from headrace.errors import AuthTokenMissing, Draining, HeadraceError, InternalError, MethodNotAllowed, PathNotFound
 from headrace.lifecycle import Deadline
 from headrace.security import Authenticator, Principal
 from headrace.telemetry.audit import Audit

@@ -18,14 +18,7 @@ from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from headrace.errors import (
-    AmbiguousRequest,
-    HeadersTooLarge,
-    HeadraceError,
-    KafkaTimeout,
-    ServerBusy,
-    TooManyRequests,
-)
+from headrace.errors import AmbiguousRequest, HeadersTooLarge, HeadraceError, KafkaTimeout, ServerBusy, TooManyRequests
 from headrace.telemetry.correlation import new_correlation_id
 from headrace.web.exchange import ALWAYS_OPEN, LONG_HEAD, MAX_HEAD_BYTES, STREAMING, retry_after
 

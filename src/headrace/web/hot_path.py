@@ -75,12 +75,7 @@ class Exchange:
     message_event: Final = asyncio.Event()  # the server sets it to wake the task of a request; there is none
 
     def __init__(
-        self,
-        connection: ClientConnection,
-        topic: str,
-        ids: RequestIds,
-        principal: Principal | None,
-        raw: bool = False,
+        self, connection: ClientConnection, topic: str, ids: RequestIds, principal: Principal | None, raw: bool = False
     ) -> None:
         self.connection = connection
         self.scope: Any = connection.scope

@@ -115,9 +115,7 @@ def test_what_is_no_url_of_a_server_is_wrong_usage(url: str) -> None:
         Api(url)
 
 
-def test_whoever_answers_otherwise_is_no_headrace(
-    server: tuple[str, list[tuple[str, str, bytes, str | None]]],
-) -> None:
+def test_whoever_answers_otherwise_is_no_headrace(server: tuple[str, list[tuple[str, str, bytes, str | None]]]) -> None:
     """A page with status 200 comes from something else that listens there."""
     with pytest.raises(HeadraceError, match="is no Headrace"):
         Api(server[0]).request("GET", "/page")

@@ -84,9 +84,7 @@ def test_a_pattern_takes_no_topic_of_ours(tmp_path: Path) -> None:
 def test_every_topic_has_one_kind(tmp_path: Path, topic: str, kind: str) -> None:
     """By the names that the configuration gives, by patterns where origins fit them, and else by the usual names."""
     config = config_of(tmp_path, topic_patterns=["a.*"], dead_letter={"topic": "wide-{topic}-wide"})
-    config = config.model_copy(
-        update={"audit": AuditConfig(topic="notes"), "control": ControlConfig(topic="steer")},
-    )
+    config = config.model_copy(update={"audit": AuditConfig(topic="notes"), "control": ControlConfig(topic="steer")})
     internal = internal_topics(config)
     assert internal.kind_of(topic) == kind
     if kind:

@@ -73,8 +73,7 @@ def test_dead_letters_wait_for_all_whatever_produce_requests_do(given: dict[str,
 
 
 @pytest.mark.parametrize(
-    ("given", "seconds"),
-    [({}, 10.0), ({"delivery_timeout_seconds": 300}, 30.0), ({"request_timeout_seconds": 2}, 2.0)],
+    ("given", "seconds"), [({}, 10.0), ({"delivery_timeout_seconds": 300}, 30.0), ({"request_timeout_seconds": 2}, 2.0)]
 )
 def test_an_attempt_takes_a_third_of_the_delivery_timeout(given: dict[str, float], seconds: float) -> None:
     """So what a broker that went silent has not answered is sent again in time."""

@@ -298,10 +298,7 @@ def worst_registrations() -> dict[str, Any]:
         "large patterns": {**base, "topic_patterns": ["(" * 120 + "a{1,50}" + ")" * 120] * 240},
         "wide patterns": {**base, "topic_patterns": [r"[\pL\pN]{40}" + str(number) for number in range(3000)]},
         "allowed names": {**base, "topics": [f"t{number}" * 20 for number in range(500)]},
-        "allowed patterns": {
-            **base,
-            "topic_patterns": [rf"(.{{250}}){number}|" + r"\w" * 60 for number in range(20)],
-        },
+        "allowed patterns": {**base, "topic_patterns": [rf"(.{{250}}){number}|" + r"\w" * 60 for number in range(20)]},
         "no names": {**base, "topics": list(range(10_000))},
         "fields": {**base, "topics": ["t"], **{f"f{number}": 0 for number in range(6000)}},
         "fields of a part": {**base, "topics": ["t"], "retry": {f"f{number}": 0 for number in range(6000)}},

@@ -15,14 +15,7 @@ from hypothesis import strategies as st
 from headrace.config.registrations import RegistrationsConfig
 from headrace.control.preconditions import TopicRequirement
 from headrace.control.registrations import PREFIX, Registration, RegistrationRules, Registrations
-from headrace.errors import (
-    Forbidden,
-    HeadraceError,
-    InvalidRequest,
-    NotFound,
-    RegistrationConflict,
-    RegistrationQuota,
-)
+from headrace.errors import Forbidden, HeadraceError, InvalidRequest, NotFound, RegistrationConflict, RegistrationQuota
 from headrace.lifecycle.gauge_registry import GaugeKey, gauges
 from headrace.security import Principal
 from headrace.testing import ManualClock
@@ -333,10 +326,7 @@ async def test_what_a_caller_may_read_counts_when_it_registers_and_after() -> No
     await refused(process.made.put("a", nothing, "x", config()), Forbidden)
     one, _ = await process.made.put("a", principal, "x", config("g1", "t.1", topic_patterns=[".*"]))
     await process.settle()
-    assert [topic for topic in ("t.1", "t.2", "u", "_t.3") if process.running["x"].may_read(topic)] == [
-        "t.1",
-        "t.2",
-    ]
+    assert [topic for topic in ("t.1", "t.2", "u", "_t.3") if process.running["x"].may_read(topic)] == ["t.1", "t.2"]
     assert one.principal == Principal("a", principal.scopes)
 
 

@@ -15,12 +15,7 @@ LIMIT_CHARACTERS = 4096
 
 
 @settings(max_examples=300, deadline=None)
-@given(
-    base=st.integers(0, 2**62),
-    span=st.integers(1, SPAN_OFFSETS),
-    share=st.floats(0, 1),
-    seed=st.integers(0, 2**32),
-)
+@given(base=st.integers(0, 2**62), span=st.integers(1, SPAN_OFFSETS), share=st.floats(0, 1), seed=st.integers(0, 2**32))
 @example(base=2**62, span=SPAN_OFFSETS, share=0.5, seed=1)
 @example(base=0, span=1, share=0, seed=1)
 def test_every_map_comes_back_and_fits(base: int, span: int, share: float, seed: int) -> None:

@@ -67,10 +67,7 @@ class World:
             last_retry=last_retry,
         )
         delivery = DeliveryConfig(
-            ordering=ordering,
-            max_in_flight=3,
-            batch=BatchConfig(max_records=max_records),
-            retry=retry,
+            ordering=ordering, max_in_flight=3, batch=BatchConfig(max_records=max_records), retry=retry
         )
         self.pump = Pump("pump", "g", self, self, delivery=delivery, clock=self.clock, chance=Random(1))
         self.pump.connect(self)

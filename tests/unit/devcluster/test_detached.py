@@ -84,9 +84,7 @@ def test_status_of_a_stopped_cluster_as_json(tmp_path: Path, monkeypatch: pytest
     result = CliRunner().invoke(dev, ["status", "--output", "json"], standalone_mode=False)
     assert result.return_value == 1
     log = str(tmp_path / HOME / "kafka/n1/broker.log")
-    assert json.loads(result.output) == [
-        {"server": "Broker 1", "running": False, "port": 1, "pid": None, "log": log},
-    ]
+    assert json.loads(result.output) == [{"server": "Broker 1", "running": False, "port": 1, "pid": None, "log": log}]
 
 
 def test_logs_show_the_last_lines_of_each_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

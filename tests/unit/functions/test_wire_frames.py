@@ -38,10 +38,7 @@ def cut(data: bytes, at: list[int]) -> list[bytes]:
     return [data[begin:end] for begin, end in itertools.pairwise(edges)]
 
 
-@given(
-    st.lists(work() | SCHEMAS, max_size=4),
-    st.lists(st.integers(0)),
-)
+@given(st.lists(work() | SCHEMAS, max_size=4), st.lists(st.integers(0)))
 def test_messages_survive_however_the_stream_is_cut(messages: list[wire.ToWorker], cuts: list[int]) -> None:
     """What goes in comes out, in order, for every way of cutting the bytes."""
     reader = wire.FrameReader(wire.decode_to_worker)

@@ -106,8 +106,7 @@ def test_a_source_waits_briefly_only_when_latency_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cause", "retriable"),
-    [(RuntimeError("x"), True), (AnalysisException("x"), False), (PipelineInvalid("x"), False)],
+    ("cause", "retriable"), [(RuntimeError("x"), True), (AnalysisException("x"), False), (PipelineInvalid("x"), False)]
 )
 def test_only_errors_of_the_pipeline_itself_are_lasting(cause: Exception, retriable: bool) -> None:
     """SQL and schema stay wrong; everything else may go away."""

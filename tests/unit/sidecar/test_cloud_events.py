@@ -65,12 +65,7 @@ WRAPPED = {
 def test_a_record_is_wrapped_into_an_event() -> None:
     """Its id is the delivery's, its data the value, digits and all."""
     sent = record(b'{"n": 1.00}', [("a", b"\xff")], b"k", 1767225600001)
-    expected = {
-        **WRAPPED,
-        "recordheaders": '[["a","/w=="]]',
-        "datacontenttype": "application/json",
-        "data": {"n": 1.0},
-    }
+    expected = {**WRAPPED, "recordheaders": '[["a","/w=="]]', "datacontenttype": "application/json", "data": {"n": 1.0}}
     assert event(sent) == expected
     assert b'"data":{"n": 1.00}' in structured(stored(), DELIVERY, [sent])[0]
     body, found = request(sent)

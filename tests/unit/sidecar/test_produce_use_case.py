@@ -41,11 +41,7 @@ class Kafka:
 
 
 def produce(
-    body: Any,
-    kafka: Kafka | None = None,
-    ids: RequestIds = NO_IDS,
-    topic: str = "t",
-    **settings: Any,
+    body: Any, kafka: Kafka | None = None, ids: RequestIds = NO_IDS, topic: str = "t", **settings: Any
 ) -> ProduceAnswer:
     kafka = kafka or Kafka()
     registry = SchemaRegistry(SchemaRegistryConfig(url="http://127.0.0.1:1"), ManualClock())
@@ -243,24 +239,14 @@ def test_headers_as_a_list_keep_order_repeats_and_nulls() -> None:
         "correlationId": "c",
         "headers": [["b", "1"], ["a", None], ["b", ""], ["X-Correlation-ID", "no"]],
     }
-    assert sent({"records": [record]})[0].headers == [
-        ("X-Correlation-Id", b"c"),
-        ("b", b"1"),
-        ("a", None),
-        ("b", b""),
-    ]
+    assert sent({"records": [record]})[0].headers == [("X-Correlation-Id", b"c"), ("b", b"1"), ("a", None), ("b", b"")]
 
 
 def test_a_caller_id_goes_second_when_it_is_configured() -> None:
     """As the original's order of headers."""
     ids = RequestIds(b"c", b"t", b"x")
     found = sent({"records": [{"value": 1}]}, ids, forward_authorization=True, caller_id="me")[0].headers
-    assert [name for name, _ in found or []] == [
-        "authorization",
-        "caller_id",
-        "X-Traceability-Id",
-        "X-Correlation-Id",
-    ]
+    assert [name for name, _ in found or []] == ["authorization", "caller_id", "X-Traceability-Id", "X-Correlation-Id"]
     assert (found or [])[1] == ("caller_id", b"me")
 
 

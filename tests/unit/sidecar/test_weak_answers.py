@@ -15,10 +15,7 @@ NOTHING = Prepared([])
 PLACE = {"partition": 2, "offset": 7}
 
 
-@pytest.mark.parametrize(
-    ("acks", "offsets", "said"),
-    [("all", [PLACE], None), (1, [PLACE], 1), (0, [PLACE], 0)],
-)
+@pytest.mark.parametrize(("acks", "offsets", "said"), [("all", [PLACE], None), (1, [PLACE], 1), (0, [PLACE], 0)])
 def test_an_answer_that_is_weaker_than_ok_says_so(acks: Literal["all", 1, 0], offsets: object, said: object) -> None:
     """And one that is not, does not."""
     answer = answer_of(NOTHING, [Produced(2, 7)], False, acks)

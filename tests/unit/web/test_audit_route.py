@@ -133,11 +133,7 @@ def test_a_report_that_is_not_as_it_should_be_is_refused(body: Any, index: int |
 
 @pytest.mark.parametrize(
     ("results", "settings", "error"),
-    [
-        (4, {}, TooManyRecords),
-        (3, {"max_pending_bytes": 2000}, ProducerQueueFull),
-        (1, {"to": "none"}, AuditNotTaken),
-    ],
+    [(4, {}, TooManyRecords), (3, {"max_pending_bytes": 2000}, ProducerQueueFull), (1, {"to": "none"}, AuditNotTaken)],
 )
 def test_a_report_that_does_not_fit_is_refused(results: int, settings: Any, error: type[HeadraceError]) -> None:
     """Too many, no room for the notes, or nowhere to write them."""

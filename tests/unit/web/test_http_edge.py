@@ -115,10 +115,7 @@ async def test_values_are_not_touched_on_their_way(opened: Any, value: bytes) ->
         assert server.kafka.records[0].value == value
 
 
-@pytest.mark.parametrize(
-    "request_bytes",
-    [post(b'{"records":[' + b" " * 2000), chunked(*[b"x" * 500] * 4, end=b"")],
-)
+@pytest.mark.parametrize("request_bytes", [post(b'{"records":[' + b" " * 2000), chunked(*[b"x" * 500] * 4, end=b"")])
 async def test_a_body_over_the_limit_is_refused_and_the_connection_ends(opened: Any, request_bytes: bytes) -> None:
     """By its announced length or by counting; the answer arrives, and 413 is not waited for by the whole body."""
     async with opened(max_body_bytes=1000) as server:

@@ -9,10 +9,7 @@ from typing import Any
 from headrace.web.routes.documents import ENDPOINTS
 
 RECORD = b'{"records":[{"value":1}]}'
-SECURITY = {
-    "mode": "token",
-    "principals": {"loader": {"token": "a-token-of-16-or-more", "scopes": ["produce:mine"]}},
-}
+SECURITY = {"mode": "token", "principals": {"loader": {"token": "a-token-of-16-or-more", "scopes": ["produce:mine"]}}}
 SPELLINGS = {
     "/producers/mine": "mine",
     "/producers/%6dine": "mine",

@@ -211,11 +211,7 @@ class Client:
 
 def client_of(backend: BackendConfig, clock: Clock, tls: ssl.SSLContext | None = None) -> Client:
     """Return a client of a configured backend, and of its token server if it has one; see `Client`."""
-    ask = functools.partial(
-        Client,
-        timeout_seconds=backend.timeout_seconds,
-        tls=tls,
-    )
+    ask = functools.partial(Client, timeout_seconds=backend.timeout_seconds, tls=tls)
     token = None
     if oauth := backend.oauth:
         server = ask(

@@ -36,13 +36,7 @@ from headrace.web.endpoint import (
     require,
 )
 
-_REDELIVERY: Final[Errors] = (
-    errors.InvalidTopicName,
-    errors.LeaseTaken,
-    errors.LeaseLost,
-    errors.ReadFailed,
-    *KAFKA,
-)
+_REDELIVERY: Final[Errors] = (errors.InvalidTopicName, errors.LeaseTaken, errors.LeaseLost, errors.ReadFailed, *KAFKA)
 
 
 class _Window(Span, frozen=True, kw_only=True):

@@ -128,12 +128,12 @@ def test_files_and_functions_stay_within_their_budgets() -> None:
     """A smell detector with an alarm. The product only shrinks from here: its companions do not count."""
     sizes = {path: path.read_text().count("\n") for path in FILES}
     spans = sorted(length(node) for tree in TREES.values() for node in functions(tree))
-    assert {str(path) for path, size in sizes.items() if size > 600} == set()
+    assert {str(path) for path, size in sizes.items() if size > 500} == set()
     assert sum(size <= 400 for size in sizes.values()) >= 0.9 * len(sizes)
     companions = ("devcluster", "testing", "client", "cli/demo")
     product = [size for path, size in sizes.items() if not path.relative_to(SRC).as_posix().startswith(companions)]
     assert sum(product) <= 36_200
-    assert spans[-1] <= 60
+    assert spans[-1] <= 50
     assert spans[int(len(spans) * 0.9)] <= 30
 
 

@@ -108,7 +108,7 @@ def test_every_setting_the_table_names_exists() -> None:
         (KafkaConfig, "acks", "is not taken here: set producer.acks"),
         (KafkaConfig, "request.required.acks", "set producer.acks"),
         (KafkaConfig, "message.max.bytes", "set producer.max_record_bytes"),
-        (KafkaConfig, "max.block.ms", "answered 503 at once"),
+        (KafkaConfig, "max.block.ms", "gets 503 at once"),
         (KafkaConfig, "sticky.partitioning.linger.ms", "set producer.properties.sticky.partitioning.linger.ms"),
         (KafkaConfig, "plugin.library.paths", "not on the list"),
         (KafkaConfig, "sasl.pasword", "did you mean sasl.password"),

@@ -108,7 +108,9 @@ def test_a_truncated_log_is_a_gap_and_its_records_are_delivered_once(
         client.assign(P0)
         client.give(*(Message(P0, offset) for offset in range(10, 30)), truncated(P0))
         if on_gap == "stop":
-            await member.until(lambda: "offsets 20 to 29 (10) are no longer" in pump.member.trouble(P0), "the gap")
+            await member.until(
+                lambda: "offsets 20 to 29 (10) are no longer" in pump.moves.member.trouble(P0), "the gap"
+            )
             assert client.assigned[P0] == 10
         else:
             await member.until(lambda: pump.counts.gap == 10, "the gap")

@@ -13,7 +13,9 @@
     |   |-- OffsetsKeptElsewhere
     |   |-- RegistrationConflict       |-- RegistrationQuota
     |   |-- InvalidTopicName           |-- AuditNotTaken
-    |   |-- NotFound
+    |   |-- InstanceInvalid            |-- InstanceExists       |-- InstanceState
+    |   |-- InstanceBusy               |-- CommitRefused
+    |   |-- NotFound                   |-- InstanceNotFound
     |   |   |-- PathNotFound           |-- TopicNotFound        |-- PartitionNotFound
     |-- Unauthenticated                the caller is not known; it gets a token or a certificate; 401
     |   |-- AuthTokenMissing           |-- AuthTokenInvalid     |-- AuthTokenExpired
@@ -160,6 +162,32 @@ class AuditNotTaken(RequestError, code="ERR30004", message="AUDIT_ACTIVE_PROCEDU
 
 class NotFound(RequestError, code="ERR40005", message="NOT_FOUND", status=404):
     """There is no such thing here."""
+
+
+class InstanceNotFound(NotFound, code="ERR12200", message="CONSUMER_INSTANCE_NOT_FOUND"):
+    """No such instance in the group: it was never created here, was deleted, or was idle for too long."""
+
+
+class InstanceInvalid(RequestError, code="ERR12201", message="CONSUMER_CONFIG_EXCEPTION"):
+    """The settings of the instance are not valid."""
+
+
+class InstanceExists(RequestError, code="ERR12202", message="CONSUMER_ALREADY_EXISTS", status=409):
+    """The group has an instance of this name; choose another name, or delete that one."""
+
+
+class InstanceState(RequestError, code="ERR40066", message="CONSUMER_ILLEGAL_STATE", status=409):
+    """The instance cannot do this in its present state: it reads nothing, or reads in another way."""
+
+
+class InstanceBusy(
+    RequestError, code="ERR40067", message="CONSUMER_BUSY", status=409, retriable=True, retry_after_seconds=1
+):
+    """Another read of the instance is not answered yet."""
+
+
+class CommitRefused(RequestError, code="ERR12207", message="FAILED_TO_COMMIT_OFFSETS", status=409):
+    """Partitions belong to another member of the group by now; their records will be delivered there."""
 
 
 class PathNotFound(NotFound, code="ERR10007", message="INVALID_REQUEST_PATH"):

@@ -32,12 +32,14 @@ from headrace.kafka.properties import check_properties
 from headrace.lifecycle import Clock, Service, Signals, Supervisor, SystemClock
 from headrace.lifecycle.gauge_registry import register_gauge
 from headrace.security import Authenticator, TlsFiles
+from headrace.sidecar.active.instances import ActiveInstances
 from headrace.sidecar.idempotency import Idempotency
 from headrace.sidecar.produce import ProduceService
 from headrace.sidecar.transactions import Transactions
 from headrace.telemetry.logs import configure_logging
 from headrace.web.application import Application
 from headrace.web.hot_path import HotPath
+from headrace.web.routes.active import ActiveEndpoints
 from headrace.web.routes.audit import AuditEndpoints
 from headrace.web.routes.control import ControlEndpoints
 from headrace.web.routes.documents import DocumentEndpoints
@@ -97,6 +99,11 @@ class App:
             families.append(registered.endpoints)
         if config.durability == "report" and (config.reactive_consumers or config.functions):
             self.services.append(Durability(self._examine, clock))
+
+        if config.active_consumers.enabled:
+            instances = ActiveInstances(config.active_consumers, context.admin, context.codecs, clock)
+            self.services.append(instances)
+            families.append(ActiveEndpoints(config.active_consumers, instances, context.admin, ""))
 
         self.supervisor = Supervisor(self.services, clock, config.drain_seconds)
         self.web = self._web(assembly, [*families, dead_letters(context, running)])

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from headrace.config.active import ActiveConsumersConfig
 from headrace.config.audit import AuditConfig
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.http import HttpConfig, SecurityConfig
@@ -38,6 +39,8 @@ class HeadraceConfig(Section):
     """Producing over HTTP."""
     reactive_consumers: dict[str, ReactiveConsumerConfig] = Field(default_factory=dict)
     """Reactive consumers by name."""
+    active_consumers: ActiveConsumersConfig = ActiveConsumersConfig()
+    """Consumers that clients create and read over HTTP."""
     registrations: RegistrationsConfig = RegistrationsConfig()
     """Reactive consumers that are registered over HTTP."""
     functions: list[Path] = Field(default_factory=list)

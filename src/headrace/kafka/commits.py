@@ -38,6 +38,19 @@ def commit_now(client: Any, offsets: Mapping[TopicPartition, Committed]) -> str:
     return failure
 
 
+class _Request:
+    """A commit whose caller waits for its end."""
+
+    def __init__(
+        self, partitions: Iterable[TopicPartition], answer: Callable[[Sequence[TopicPartition]], None]
+    ) -> None:
+        self.unsent = set(partitions)
+        self.sent = set[TopicPartition]()
+        self.dropped: list[TopicPartition] = []
+        """Partitions that were revoked before the commit was acknowledged."""
+        self.answer = answer
+
+
 class Commits:
     """Offsets to commit; used on the consumer's thread.
 
@@ -68,6 +81,22 @@ class Commits:
         self._sent: dict[TopicPartition, int] = {}
         self._in_flight = False
         self._retry_at = 0.0
+        self._requests: list[_Request] = []
+
+    def request_answered(
+        self,
+        offsets: Mapping[TopicPartition, Committed],
+        epochs: Mapping[TopicPartition, int],
+        answer: Callable[[Sequence[TopicPartition]], None],
+    ) -> None:
+        """Commit offsets of these epochs, and answer once.
+
+        The answer has the partitions that are no longer assigned. The others are acknowledged by then.
+        """
+        request = _Request(offsets, answer)
+        self._requests.append(request)
+        self.request(offsets, epochs)
+        self._drop([p for p in offsets if p not in epochs or epochs[p] != self._epoch_of.get(p)], [request])
 
     def request(self, offsets: Mapping[TopicPartition, Committed], epochs: Mapping[TopicPartition, int]) -> None:
         """Take offsets that were reached in these epochs; the newest per partition wins."""
@@ -78,8 +107,10 @@ class Commits:
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
         """Drop the offsets of partitions that are no longer assigned."""
-        for partition in partitions:
+        gone = list(partitions)
+        for partition in gone:
             self._newest.pop(partition, None)
+        self._drop(gone, self._requests)
 
     def send_due(self, client: Any) -> None:
         """Send the offsets, unless a commit is in flight or has just failed."""
@@ -92,6 +123,9 @@ class Commits:
             client.commit(offsets=to_client({p: at for p, (_, at) in newest.items()}), asynchronous=True)
             # One at a time: the repetition of one that failed must not set back a newer one.
             self._in_flight = True
+            for request in self._requests:
+                request.sent |= request.unsent & newest.keys()
+                request.unsent -= newest.keys()
             reach("commit.sent")
         except confluent_kafka.KafkaException as cause:
             log.warning("%s: commit failed: %s", self._name, cause.args[0].str())
@@ -106,7 +140,12 @@ class Commits:
         self._in_flight = False
         reach("commit.acknowledged")
         failed = [p for p in offsets if error is not None or p.error is not None]
-        self._acknowledged({p: self._sent[p] for p in reported if p in self._sent and p not in from_client(failed)})
+        acknowledged = {p: self._sent[p] for p in reported if p in self._sent and p not in from_client(failed)}
+        self._acknowledged(acknowledged)
+        for request in self._requests:
+            request.unsent |= request.sent - acknowledged.keys()
+            request.sent.clear()
+        self._end_requests()
         if failed:
             log.warning("%s: commit failed: %s", self._name, error or failed[0].error)
             newer = self._newest
@@ -114,3 +153,17 @@ class Commits:
             self.request(from_client(failed), self._sent)
             self._newest |= newer
             self._retry_at = self._clock.monotonic() + _RETRY_SECONDS
+
+    def _drop(self, partitions: Sequence[TopicPartition], requests: Sequence[_Request]) -> None:
+        for request in requests:
+            dropped = [partition for partition in partitions if partition in request.unsent | request.sent]
+            request.dropped += dropped
+            request.unsent.difference_update(dropped)
+            request.sent.difference_update(dropped)
+        self._end_requests()
+
+    def _end_requests(self) -> None:
+        ended = [request for request in self._requests if not request.unsent and not request.sent]
+        self._requests = [request for request in self._requests if request.unsent or request.sent]
+        for request in ended:
+            request.answer(request.dropped)

@@ -10,7 +10,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import confluent_kafka
 
@@ -27,6 +27,8 @@ from headrace.lifecycle import Clock, Deadline, OwnedThread, Readiness, Service
 from headrace.records import Committed, TopicPartition
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _WAKE_PART = 0.1
 """Part of the flow budget that must be released before the thread is woken to poll: less would make tiny polls."""
@@ -159,12 +161,39 @@ class Consumer(Service):
         return "nothing more is fetched until some records in flight have ended: the limits of flow are reached"
 
     async def seek(self, partition: TopicPartition, epoch: int, to: Committed) -> bool:
-        poll, loop = self._poll, asyncio.get_running_loop()
+        return await self._answered(lambda poll, answer: poll.seek(partition, epoch, to, answer))
+
+    async def _answered(self, command: Callable[[PollThread, Callable[[T], None]], None]) -> T:
+        """Run a command on the thread and return its answer, which comes in any case."""
+        poll = self._poll
         assert poll
-        answer: asyncio.Future[bool] = loop.create_future()
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         done = functools.partial(poll.loop.post, answer.set_result)
-        self._commands.append(lambda: poll.seek(partition, epoch, to, done))
-        return await asyncio.shield(answer)  # the thread answers in any case
+        self._commands.append(lambda: command(poll, done))
+        return await asyncio.shield(answer)
+
+    async def move(self, partition: TopicPartition, offset: int) -> bool:
+        """Read a partition from another offset on, without a commit. False if it is not assigned."""
+        return await self._answered(lambda poll, answer: poll.move(partition, offset, answer))
+
+    async def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Committed]:
+        """Return the committed offsets of the group; partitions without one are left out."""
+        return await self._answered(lambda poll, answer: poll.committed(partitions, answer))
+
+    async def commit_now(self, offsets: Mapping[TopicPartition, Committed]) -> Sequence[TopicPartition]:
+        """Commit, wait for the acknowledgement, and return the partitions that were revoked before it."""
+        epochs = {partition: self._epochs.get(partition, 0) for partition in offsets}
+        return await self._answered(lambda poll, answer: poll.commits.request_answered(offsets, epochs, answer))
+
+    def assign(self, partitions: Sequence[TopicPartition]) -> None:
+        """Read exactly these partitions from now on, without membership in the group."""
+
+        def assign() -> None:
+            assert self._poll
+            self._poll.assign(partitions)
+
+        self._commands.append(assign)
+        self._commands.wake()
 
     def subscribe(self, topics: Sequence[str]) -> None:
         """Read these topics from now on; partitions of topics that stay are not revoked."""
@@ -266,7 +295,8 @@ class Subscription(Service):
         self._clock = clock
         self._topics = topics
         self._fits = fits
-        self._subscribed: Collection[str] = topics
+        self.subscribed: Collection[str] = topics
+        """Topics that the consumer reads."""
         self._last_found: set[str] = set()
         self._ids: dict[str, str] = {}
         self._missing_since: dict[str, float] = {}
@@ -293,12 +323,12 @@ class Subscription(Service):
             found = {topic.name for topic in await self._admin.list_topics() if self._fits(topic.name)}
             topics = [*self._topics, *sorted((found | self._last_found) - set(self._topics))]
             self._last_found = found
-            if topics != self._subscribed:
+            if topics != self.subscribed:
                 log.info("%s: reads %s", self.name, ", ".join(topics) or "nothing: no topic fits")
                 self._consumer.subscribe(topics)
-                self._subscribed = topics
+                self.subscribed = topics
         now = self._clock.time()
-        ids = await self._admin.topic_ids(self._subscribed)
+        ids = await self._admin.topic_ids(self.subscribed)
         for topic, topic_id in ids.items():
             if self._ids.get(topic, topic_id) != topic_id:
                 self._consumer.topic_recreated(topic, self._missing_since.get(topic, now))

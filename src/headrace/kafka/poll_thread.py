@@ -17,7 +17,7 @@ from headrace.kafka.commits import Commits, commit_now
 from headrace.kafka.error_map import to_error
 from headrace.kafka.fetch_flow import FetchFlowControl
 from headrace.kafka.loop_proxy import CommandQueue, ConsumerProblems, LoopProxy
-from headrace.kafka.positions import OffsetGap, PositionResolver, StartPosition
+from headrace.kafka.positions import OffsetGap, PositionResolver, StartPosition, committed_offsets
 from headrace.kafka.reader import to_record
 from headrace.lifecycle import Clock, Deadline
 from headrace.lifecycle.failpoints import reach
@@ -131,6 +131,8 @@ class PollThread:
         self._clock = clock
         self._assignment = _Assignment(client, whole=resolver.policy.member.stops_everything)
         self._seeks: dict[TopicPartition, Callable[[bool], None]] = {}
+        self._by_hand: list[TopicPartition] = []
+        """Partitions that are assigned without a subscription."""
 
     def run(self, stop_requested: threading.Event) -> None:
         """Poll until the stop is requested, then leave the group."""
@@ -181,6 +183,34 @@ class PollThread:
         self.resolver.wait_for_commit(partition, start)
         self._client.pause(_plain([partition]))
         self.commits.request({partition: to}, {partition: start.epoch})
+
+    def assign(self, partitions: Sequence[TopicPartition]) -> None:
+        """Read exactly these partitions, at the group's committed offsets, without membership in the group."""
+        removed = [partition for partition in self._by_hand if partition not in partitions]
+        added = [partition for partition in partitions if partition not in self._by_hand]
+        self._by_hand = list(partitions)
+        if removed:
+            self._forget(removed)
+            self.loop.post(self.loop.listener.on_lost, removed)
+            self._assignment.remove(_plain(removed))
+        if added:
+            self._on_assign(self._client, _plain(added))
+
+    def move(self, partition: TopicPartition, offset: int, answer: Callable[[bool], None]) -> None:
+        """Read on at another offset, without a commit; False if the partition is not assigned."""
+        assigned = partition in self.epochs or self.resolver.is_open(partition)
+        if assigned:
+            self._forget([partition])
+            self._pass_assigned({partition: StartPosition(offset, epoch=self.resolver.new_epoch())})
+            self._fetch_from(partition, offset)
+        answer(assigned)
+
+    def committed(
+        self, partitions: Sequence[TopicPartition], answer: Callable[[Mapping[TopicPartition, Committed]], None]
+    ) -> None:
+        """Answer with the committed offsets of the group."""
+        found = committed_offsets(self._client, partitions)
+        answer({partition: at for partition, at in found.items() if isinstance(at, Committed)})
 
     def restart_topic(self, topic: str, after: float) -> None:
         """Read a recreated topic from its start, also if its offsets have passed the present positions already."""

@@ -23,6 +23,7 @@ _LOG_SECONDS = 1.0
 _ROUND_SECONDS = 3.0
 """For the logs of all partitions in one round of questions."""
 _RETRY_SECONDS = 1.0
+_NO_OFFSET = "the group has committed none, and auto.offset.reset is none: seek first"
 
 StoredOffsets = Callable[[str, TopicPartition, int], Awaitable[int | None]]
 """Asks a backend that keeps a group's offsets where a partition resumes in an assignment epoch; None if it has no
@@ -34,8 +35,8 @@ AskStore = Callable[[Mapping[TopicPartition, int]], None]
 class ReadPolicy(NamedTuple):
     """How a group reads: where it starts, what it does about missing offsets, how it takes part in the group."""
 
-    reset: Literal["earliest", "latest"] = "earliest"
-    """Where a group without committed offset starts."""
+    reset: Literal["earliest", "latest", "none"] = "earliest"
+    """Where a group without committed offset starts; with `none` the partition waits for a seek."""
     on_gap: Literal["stop", "continue"] = "stop"
     """Whether a partition whose next records were removed is paused, or resumes at the start of the log."""
     as_one: bool = False
@@ -243,6 +244,8 @@ class PositionResolver:
                 read_before[topic] = has_committed(client, {topic, *(self.subscribed if self.policy.as_one else ())})
             if committed:
                 starts[partition] = StartPosition(committed.offset, committed)
+            elif self.policy.reset == "none":
+                starts[partition] = confluent_kafka.KafkaError(confluent_kafka.KafkaError._NO_OFFSET, _NO_OFFSET)
             elif self.policy.reset == "earliest" or (read_before[topic] and partition not in self._at_end):
                 starts[partition] = StartPosition(confluent_kafka.OFFSET_BEGINNING)
             else:

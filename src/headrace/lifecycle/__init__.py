@@ -5,7 +5,7 @@ from headrace.lifecycle.gauge_registry import gauges
 from headrace.lifecycle.processes import Child, ChildProcess, run_program, start_child
 from headrace.lifecycle.service import Readiness, Service
 from headrace.lifecycle.service_groups import GroupSpec, ServiceGroups
-from headrace.lifecycle.supervisor import RestartPauses, Signals, Supervisor
+from headrace.lifecycle.supervisor import RestartPauses, Signals, Supervisor, run_while
 from headrace.lifecycle.threads import LoopBridge, LoopThread, OwnedThread, run_blocking
 from headrace.lifecycle.token_bucket import TokenBucket
 
@@ -30,5 +30,6 @@ __all__ = [
     "next_slice",
     "run_blocking",
     "run_program",
+    "run_while",
     "start_child",
 ]

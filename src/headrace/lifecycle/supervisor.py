@@ -4,13 +4,15 @@ import asyncio
 import logging
 import signal
 from collections.abc import Coroutine, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from headrace.errors import ServiceDied
 from headrace.lifecycle.clock import Clock, Deadline
 from headrace.lifecycle.service import Readiness, Service
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Signals:
@@ -159,3 +161,16 @@ async def first_of(*works: Coroutine[Any, Any, object]) -> None:
     for task in tasks:
         if not task.cancelled():
             task.result()
+
+
+async def run_while(work: Coroutine[Any, Any, T], waiting: Coroutine[Any, Any, object]) -> T | None:
+    """Run work to its end and return its result. If `waiting` ends first, the work is cancelled: None."""
+    task, other = asyncio.ensure_future(work), asyncio.ensure_future(waiting)
+    tasks: set[asyncio.Future[Any]] = {task, other}
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        for each in tasks:
+            each.cancel()
+        await asyncio.wait(tasks)

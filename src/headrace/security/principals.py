@@ -49,6 +49,10 @@ class Principal:
             error = ScopeTokenScopeMismatch if self.by_scope_token else AuthTokenScopeMismatch
             raise error(f"this needs the scope {missing}", scope=missing)
 
+    def may(self, any_of: Collection[str], action: str, name: str) -> bool:
+        """Return whether `require` would return."""
+        return not self._missing(any_of, action, name)
+
     def _missing(self, any_of: Collection[str], action: str, name: str | None) -> str:
         if name is not None and name.startswith("_") and ADMIN not in self.scopes:
             return ADMIN  # topics and groups of Kafka, the schema registry and other tools

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
@@ -20,7 +21,7 @@ from uvicorn.server import ServerState
 
 from headrace.errors import AmbiguousRequest, HeadersTooLarge, HeadraceError, KafkaTimeout, ServerBusy, TooManyRequests
 from headrace.telemetry.correlation import new_correlation_id
-from headrace.web.exchange import ALWAYS_OPEN, LONG_HEAD, MAX_HEAD_BYTES, STREAMING, retry_after
+from headrace.web.exchange import ALWAYS_OPEN, LONG_HEAD, MAX_HEAD_BYTES, STREAMING, WRITTEN, retry_after
 
 _ALWAYS_OPEN: Final = tuple(path.encode() for path in ALWAYS_OPEN)
 _PROBES: Final = tuple(b"GET " + path for path in _ALWAYS_OPEN)
@@ -183,7 +184,7 @@ class ClientConnection(HttpToolsProtocol):
     """The request that the hot path serves, if `cycle` is one."""
 
     def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], shared: Shared) -> None:
-        super().__init__(config, server_state, app_state)
+        super().__init__(config, server_state, {**app_state, WRITTEN: weakref.WeakMethod(self.written)})
         self._shared = shared
         self._limit = shared.limit
         self._slices = shared.slices
@@ -218,6 +219,15 @@ class ClientConnection(HttpToolsProtocol):
         else:
             self._waiting = (data,)
             self._slices.wait(self.read_waiting)
+
+    async def written(self) -> bool:
+        """Wait until all that was sent is with the operating system; False if the connection was closed before."""
+        self.transport.set_write_buffer_limits(0)
+        try:
+            await self.flow.drain()
+        finally:
+            self.transport.set_write_buffer_limits()
+        return not self.transport.is_closing()
 
     def read_waiting(self) -> None:
         """Read the bytes that arrived in an earlier turn."""

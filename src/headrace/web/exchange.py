@@ -45,6 +45,8 @@ LONG_HEAD: Final = "headrace.long_head"
 """Set in a request's state if its head is longer than that, although it arrived in one piece."""
 STREAMING: Final = "headrace.streaming"
 """Set in a request's state by a handler whose clients may send slowly."""
+WRITTEN: Final = "headrace.written"
+"""Key in a request's state of a weak reference to the method that waits until its answer is written."""
 ALWAYS_OPEN: Final = ("/health/", "/live", "/ready", "/metrics")
 """Paths that are served while draining, and on connections above the limit."""
 CORRELATION: Final = b"x-correlation-id"

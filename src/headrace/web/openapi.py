@@ -31,6 +31,7 @@ _TAGS: Final = (
     ("Registered consumers", ("/reactive-consumers",)),
     ("Jobs and replays", ("/adm/jobs", "/adm/replays", "/adm/messagereplaymetadata")),
     ("Audit", ("/consumers/active/audit",)),
+    ("Active consumers", ("/consumers",)),
     ("Health and metrics", ("/health", "/live", "/ready", "/metrics")),
     ("Documents", ("/",)),
 )
@@ -41,6 +42,8 @@ _PARTS: Final = (Produced, ProduceError)
 """Types that other types name in descriptions only."""
 _PARAMETERS: Final = {
     "topic": "Name of the topic.",
+    "group": "Name of the consumer group.",
+    "instance": "Name of the instance.",
     "serviceId": "`audit.service_id`.",
     "name": "Name of the consumer.",
     "id": "Id of the command.",

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from headrace import errors
+from headrace.config.active import ActiveConsumersConfig
 from headrace.config.http import HttpConfig, SecurityConfig
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.config.producer import IdempotencyConfig, ProducerConfig
@@ -28,6 +29,7 @@ from headrace.kafka import check_topic
 from headrace.lifecycle import Readiness, SystemClock
 from headrace.records import OutgoingRecord, Produced, TopicPartition
 from headrace.security import Authenticator, TlsFiles
+from headrace.sidecar.active.instances import ActiveInstances
 from headrace.sidecar.idempotency import Idempotency
 from headrace.sidecar.produce import ProduceService
 from headrace.sidecar.transactions import Transactions
@@ -35,6 +37,7 @@ from headrace.telemetry.metrics import Metrics
 from headrace.testing import ManualClock
 from headrace.web.application import Application
 from headrace.web.hot_path import HotPath
+from headrace.web.routes.active import ActiveEndpoints
 from headrace.web.routes.audit import AuditEndpoints
 from headrace.web.routes.control import ControlEndpoints
 from headrace.web.routes.dead_letters import DeadLetterEndpoints
@@ -340,6 +343,7 @@ async def _opened(**settings: Any) -> AsyncIterator[RunningServer]:
     work: Any = Work(kafka)
     control: Any = ControlFake(kafka)
     registered: Any = Registered(kafka)
+    instances = ActiveInstances(ActiveConsumersConfig(), kafka, Codecs(registry), SystemClock())
     produce_route = ProduceRoute(produce, writing, metrics, config)
     families = [
         produce_route,
@@ -351,6 +355,7 @@ async def _opened(**settings: Any) -> AsyncIterator[RunningServer]:
         JobEndpoints(work, work, work),
         ControlEndpoints(control, control, control),
         RegistrationEndpoints(registered, lambda _: Readiness(True)),
+        ActiveEndpoints(ActiveConsumersConfig(), instances, kafka, ""),
     ]
     application = Application(config, families, metrics, authenticator, notes)
     hot_path = HotPath(config, produce, metrics, application.gate, application.checks, authenticator)

@@ -16,6 +16,7 @@ from headrace.lifecycle import run_blocking
 from headrace.web.endpoint import HTML, JSON, OPEN, SCRIPT, STYLE, YAML, Call, Endpoint, endpoints_of
 from headrace.web.exchange import HttpResponse
 from headrace.web.openapi import document, older
+from headrace.web.routes.active import ActiveEndpoints
 from headrace.web.routes.audit import AuditEndpoints
 from headrace.web.routes.control import ControlEndpoints
 from headrace.web.routes.dead_letters import DeadLetterEndpoints
@@ -98,6 +99,7 @@ ENDPOINTS: Final[Sequence[Endpoint]] = [
     for family in (
         ProduceRoute,
         TransactionRoute,
+        ActiveEndpoints,
         HealthEndpoints,
         DocumentEndpoints,
         AuditEndpoints,

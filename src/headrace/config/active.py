@@ -1,0 +1,41 @@
+"""The settings of active consumers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from headrace.config.membership import ConsumerConfig
+from headrace.config.section import Count, FormatName, Number, PositiveSeconds, Section
+
+
+class ActiveConsumersConfig(Section):
+    """Consumers that clients create and read over HTTP."""
+
+    enabled: bool = True
+    """Whether they may be created."""
+    key_format: FormatName = "string"
+    """Format of keys where an instance names none."""
+    value_format: FormatName = "json"
+    """Format of values where an instance names none."""
+    auto_offset_reset: Literal["earliest", "latest", "none"] = "latest"
+    """Where a group without a committed offset starts, unless the instance says it; `none` answers an error."""
+    wait_seconds: Annotated[float, Field(ge=0, le=30), Number] = 1.0
+    """Longest wait of a read that finds nothing, unless the instance or the read says it."""
+    max_read_bytes: Annotated[int, Field(ge=1, le=2_097_152), Number] = 204_800
+    """Bytes of keys and values of one read at most, unless the read says less; a larger record is read alone."""
+    idle_seconds: PositiveSeconds = 300.0
+    """An instance that is not used for so long is closed."""
+    auto_commit_seconds: PositiveSeconds = 5.0
+    """How often an instance with auto commit commits what its client has confirmed by a later read."""
+    max_instances: Count = 100
+    """Instances of this process."""
+    max_instances_per_principal: Count = 10
+    """Instances of one caller in this process; without authentication only `max_instances` counts."""
+    buffer_bytes: Annotated[int, Field(ge=65_536, le=67_108_864), Number] = 2_097_152
+    """Fetched bytes that wait in one instance at most, in addition to one record."""
+    array_answers: bool = False
+    """Whether subscriptions and assignments are answered as arrays, as the light-4j document says."""
+    consumer: ConsumerConfig = ConsumerConfig()
+    """Group membership and fetching; an instance may override a part."""

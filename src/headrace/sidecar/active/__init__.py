@@ -1,0 +1,1 @@
+"""Active consumers: instances that clients create, read and commit over HTTP."""

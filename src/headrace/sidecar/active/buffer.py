@@ -1,0 +1,65 @@
+"""Records of one instance that were fetched and not delivered yet."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from headrace.records import Record, TopicPartition
+
+
+class RecordBuffer:
+    """Keeps records per partition in the order of their offsets. Partitions take turns at the head of a read."""
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+        """Bytes of keys and values."""
+        self.records = 0
+        """Number of records."""
+        self._partitions: dict[TopicPartition, deque[Record]] = {}
+
+    def add(self, partition: TopicPartition, records: Sequence[Record]) -> None:
+        """Append records that follow those of the same partition."""
+        self._partitions.setdefault(partition, deque()).extend(records)
+        self.records += len(records)
+        self.size_bytes += sum([record.size_bytes for record in records])
+
+    def drop(self, partitions: Iterable[TopicPartition]) -> None:
+        """Forget the records of partitions."""
+        for partition in partitions:
+            dropped = self._partitions.pop(partition, ())
+            self.records -= len(dropped)
+            self.size_bytes -= sum([record.size_bytes for record in dropped])
+
+    def take(self, max_bytes: int, max_records: int) -> list[Record]:
+        """Remove and return the next records, those of one partition together.
+
+        Args:
+            max_bytes: Bytes of keys and values. A first record that is larger is returned alone.
+            max_records: At least 1.
+        """
+        taken: list[Record] = []
+        size = 0
+        full = False
+        for partition in list(self._partitions):
+            waiting = self._partitions.pop(partition)
+            while waiting and not full:
+                record = waiting[0]
+                full = len(taken) >= max_records or (bool(taken) and size + record.size_bytes > max_bytes)
+                if not full:
+                    size += record.size_bytes
+                    taken.append(waiting.popleft())
+            if waiting:
+                self._partitions[partition] = waiting  # behind the others
+            if full:
+                break
+        self.size_bytes -= size
+        self.records -= len(taken)
+        return taken
+
+    def put_back(self, records: Sequence[Record]) -> None:
+        """Put records that were taken in front of what is there; in the order in which they were taken."""
+        for record in reversed(records):
+            self._partitions.setdefault(record.topic_partition, deque()).appendleft(record)
+            self.size_bytes += record.size_bytes
+        self.records += len(records)

@@ -1,0 +1,113 @@
+"""Records as the JSON entries of a read, in the shape of the light-4j kafka-sidecar's consumer record.
+
+A record that cannot be decoded becomes an entry with its coordinates, its raw bytes and the error. So it never blocks
+the records behind it.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import operator
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from headrace.errors import DecodeError
+from headrace.formats.codecs import Reader
+from headrace.records import Header, Record
+
+CORRELATION_ID: Final = "X-Correlation-Id"
+_PARTITION: Final = operator.attrgetter("topic", "partition")
+_encode = msgspec.json.Encoder().encode
+
+
+class EntryWriter:
+    """Writes the entries of one instance's reads."""
+
+    def __init__(self, group: str, keys: Reader, values: Reader) -> None:
+        self._group = group
+        self._keys = keys
+        self._values = values
+
+    async def prepare(self, records: Sequence[Record]) -> None:
+        """Fetch the schemas that these records name; await it before `write`.
+
+        Raises:
+            RegistryUnavailable: A schema is not known here, and the registry does not answer.
+        """
+        if self._keys.names_schemas:
+            await self._keys.prepare(record.key for record in records)
+        if self._values.names_schemas:
+            await self._values.prepare(record.value for record in records)
+
+    def write(self, records: Sequence[Record]) -> list[str]:
+        """Return one entry of JSON text per record."""
+        entries: list[str] = []
+        for partition, run in itertools.groupby(records, _PARTITION):
+            entries += self._write_run(*partition, list(run))
+        return entries
+
+    def _write_run(self, topic: str, partition: int, records: Sequence[Record]) -> list[str]:
+        try:
+            keys = self._keys.texts([record.key for record in records])
+            values = self._values.texts([record.value for record in records])
+        except DecodeError as cause:
+            if len(records) > 1:
+                return [entry for record in records for entry in self._write_run(topic, partition, [record])]
+            return [self._undecodable(records[0], cause)]
+        start = f'{{"topic":{_text(topic)},"partition":{partition},"offset":'
+        # An id begins like all others of the partition; a record without headers has no other header.
+        identity = _text(f"{self._group}:{topic}:{partition}:")[:-1]
+        only = f',"headers":{{"{CORRELATION_ID}":{identity}'
+        entries = []
+        for record, key, value in zip(records, keys, values, strict=True):
+            offset, headers = record.offset, record.read_headers()
+            head = f',"headers":{_headers_of(headers, f"{identity}{offset}")}' if headers else f'{only}{offset}"}}'
+            key = "" if key is None else f',"key":{key}'
+            value = "" if value is None else f',"value":{value}'
+            entries.append(f'{start}{offset},"timestamp":{record.timestamp_ms}{head}{key}{value}}}')
+        return entries
+
+    def _undecodable(self, record: Record, cause: DecodeError) -> str:
+        identity = _text(f"{self._group}:{record.topic}:{record.partition}:{record.offset}")[:-1]
+        entry = {
+            "topic": record.topic,
+            "partition": record.partition,
+            "offset": record.offset,
+            "timestamp": record.timestamp_ms,
+            **_raw("rawKey", record.key),
+            **_raw("rawValue", record.value),
+            "errorCode": cause.code,
+            "error": cause.description,
+        }
+        return f'{_text(entry)[:-1]},"headers":{_headers_of(record.headers, identity)}}}'
+
+
+def _raw(name: str, data: bytes | None) -> dict[str, str]:
+    return {} if data is None else {name: base64.b64encode(data).decode()}
+
+
+def _headers_of(headers: Sequence[Header], identity: str) -> str:
+    """Return headers as a JSON object, and where that cannot hold them exactly, also as a list.
+
+    `identity` is the start of a JSON string: the correlation id of a record without one.
+    """
+    texts: dict[str, str | None] = {}
+    exact = True
+    for name, data in headers:
+        text = None if data is None else data.decode(errors="replace")
+        exact = exact and name not in texts and data is not None and "\ufffd" not in (text or "")
+        texts[name] = text
+    written = _text(texts)
+    if CORRELATION_ID not in texts:
+        written = f'{written[:-1]}{"," if texts else ""}"{CORRELATION_ID}":{identity}"}}'
+    if exact:
+        return written
+    pairs = [{"name": name, "value": data} for name, data in headers]  # bytes are base64 in msgspec's JSON
+    return f'{written},"headerList":{_text(pairs)}'
+
+
+def _text(value: object) -> str:
+    return _encode(value).decode()

@@ -1,0 +1,407 @@
+"""One instance: a member of a group, or a reader of assigned partitions, on behalf of a client.
+
+A record is delivered when the answer of a read was written completely. Until then it returns to the buffer. Only
+delivered records are committed: by `commit`, or with auto commit when the next read confirms them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from headrace.config.consumers import FlowControl
+from headrace.errors import CommitRefused, InstanceBusy, InstanceState, KafkaTimeout, ReadFailed
+from headrace.kafka import Admin, Consumer, ReadPolicy, Subscription
+from headrace.lifecycle import Clock, Deadline, Service
+from headrace.records import Committed, Record, TopicPartition
+from headrace.sidecar.active.buffer import RecordBuffer
+from headrace.sidecar.active.entries import EntryWriter
+
+_COMMAND_SECONDS: Final = 10.0
+_JOIN_SECONDS: Final = 10.0
+_MAX_RECORDS: Final = 20_000
+
+
+class InstanceSpec(NamedTuple):
+    """The settings of an instance."""
+
+    group: str
+    name: str
+    owner: str
+    """Name of the principal; empty without authentication."""
+    key_format: str
+    value_format: str
+    wait_seconds: float
+    min_bytes: int
+    """A read ends as soon as so many bytes wait; less than 1 is any record."""
+    max_read_bytes: int
+    auto_commit_seconds: float | None
+    """How often confirmed records are committed; None without auto commit."""
+    buffer_bytes: int
+    policy: ReadPolicy
+
+    @property
+    def id(self) -> str:
+        """Group and name, as in paths."""
+        return f"{self.group}/{self.name}"
+
+
+def random_name(server: str) -> str:
+    """Return the name of an instance whose client gave none, with 144 random bits."""
+    return "-".join(filter(None, ("rest-consumer", server, secrets.token_urlsafe(18))))
+
+
+class Topics(NamedTuple):
+    """What an instance reads: topics, the topics that match a pattern, or partitions without membership."""
+
+    names: Sequence[str] = ()
+    matches: Callable[[str], bool] | None = None
+    partitions: Sequence[TopicPartition] | None = None
+
+
+class Read:
+    """The records of one read, until its answer is written or has failed."""
+
+    def __init__(
+        self, instance: ActiveInstance, records: Sequence[Record], epochs: Mapping[TopicPartition, int]
+    ) -> None:
+        self.records = records
+        self._instance = instance
+        self._epochs = epochs
+        self._ended = False
+
+    def end(self, delivered: int) -> None:
+        """End the read: the first records were delivered, the others return to the buffer. Only one call counts."""
+        if not self._ended:
+            self._ended = True
+            self._instance.end_read(self.records, delivered, self._epochs)
+
+
+class ActiveInstance(Service):
+    """One instance. Its consumer starts with its first topics."""
+
+    def __init__(self, spec: InstanceSpec, entries: EntryWriter, admin: Admin, clock: Clock) -> None:
+        super().__init__(f"active consumer {spec.id}")
+        self.spec = spec
+        self.entries = entries
+        self.last_used = clock.monotonic()
+        """Of its client, in seconds of the monotonic clock."""
+        self.reads: Topics | None = None
+        """What it reads; None before a subscription or assignment."""
+        self.positions: dict[TopicPartition, int] = {}
+        """The offsets after those that were delivered, of assigned partitions."""
+        self._admin = admin
+        self._clock = clock
+        self._buffer = RecordBuffer()
+        self._consumer: Consumer | None = None
+        self._watch: Subscription | None = None
+        self._epochs: dict[TopicPartition, int] = {}
+        self._confirmed: dict[TopicPartition, int] = {}
+        """Offsets to commit: with auto commit what the next read has confirmed, else what was committed last."""
+        self._revoked: dict[TopicPartition, int] = {}
+        """Partitions that were revoked before their delivered records were committed."""
+        self._arrived = asyncio.Event()
+        self._reading = False
+        self._stream: object = None
+
+    @property
+    def assigned(self) -> list[TopicPartition]:
+        """Partitions that it reads now."""
+        return sorted(self._epochs)
+
+    @property
+    def topics(self) -> list[str]:
+        """Topics that it reads now."""
+        if self.reads and self.reads.matches:
+            return list(self._watch.subscribed) if self._watch else []
+        return list(self.reads.names) if self.reads else []
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether a read or a stream is not answered yet."""
+        return self._reading or self._stream is not None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether its consumer has left the group or has died, so that no records come."""
+        return self._consumer is None or self._consumer.death is not None
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of fetched records that are not delivered."""
+        return self._buffer.size_bytes
+
+    # Life ------------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        if self.spec.auto_commit_seconds:
+            self.spawn(self._commit_confirmed(self.spec.auto_commit_seconds), "auto commit")
+
+    async def drain(self, deadline: Deadline) -> None:
+        """Answer a waiting read with what is there, commit what was confirmed, and leave the group."""
+        self._arrived.set()
+        await self._close(deadline)
+
+    async def stop(self) -> None:
+        await self._close(Deadline(self._clock, 0))
+        await super().stop()
+
+    async def subscribe(self, topics: Topics) -> None:
+        """Replace what it reads.
+
+        Raises:
+            InstanceState: It has an assignment and this is a subscription, or the reverse.
+        """
+        if self.reads and (self.reads.partitions is None) != (topics.partitions is None):
+            has, requested = (
+                ("a subscription", "assigned") if topics.partitions is not None else ("an assignment", "subscribed")
+            )
+            raise InstanceState(f"instance {self.name} has {has}: delete its subscriptions before it is {requested}")
+        consumer = self._consumer or await self._open()
+        self.reads = topics
+        if self._watch:
+            await self._watch.stop()
+            self._watch = None
+        if topics.partitions is not None:
+            consumer.assign(topics.partitions)
+            return
+        consumer.subscribe(topics.names)
+        self._watch = Subscription(
+            f"{self.name} topics", consumer, self._admin, self._clock, topics=topics.names, fits=topics.matches
+        )
+        await self._watch.start()
+
+    async def unsubscribe(self) -> None:
+        """Read nothing, and leave the group."""
+        self.reads = None
+        self._revoked.clear()
+        await self._close(Deadline(self._clock, _COMMAND_SECONDS))
+
+    async def _open(self) -> Consumer:
+        spec = self.spec
+        flow = FlowControl(max_records=_MAX_RECORDS, max_bytes=spec.buffer_bytes)
+        consumer = Consumer(
+            self._admin,
+            name=self.name,
+            group=spec.group,
+            topics=(),
+            listener=self,
+            flow=flow,
+            clock=self._clock,
+            policy=spec.policy,
+        )
+        consumer.on_death = lambda dead: self._arrived.set()
+        await consumer.start()
+        self._consumer = consumer
+        return consumer
+
+    async def _close(self, deadline: Deadline) -> None:
+        watch, consumer, self._watch, self._consumer = self._watch, self._consumer, None, None
+        if watch:
+            await watch.stop()
+        if consumer:
+            await consumer.drain(deadline)
+            await consumer.stop()
+        self._drop(list(self._epochs))
+
+    # Reads -----------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def stream(self) -> Iterator[object]:
+        """Reserve the instance for one stream, which passes the token to its reads.
+
+        Raises:
+            InstanceBusy: A read or another stream is not answered yet.
+        """
+        self._check_free(None)
+        token = self._stream = object()
+        try:
+            yield token
+        finally:
+            self._stream = None
+
+    async def read(self, *, max_bytes: int, max_records: int, wait_seconds: float, stream: object = None) -> Read:
+        """Return the next records: as soon as the least bytes are there, or when the wait ends.
+
+        Raises:
+            InstanceBusy: Another read is not answered yet.
+            InstanceState: It has neither a subscription nor an assignment.
+            ReadFailed: Kafka refuses a partition, or its position is not in the log; nothing else waits.
+        """
+        self._check_free(stream)
+        if self.reads is None:
+            raise InstanceState(f"instance {self.name} reads nothing: subscribe it to topics, or assign partitions")
+        self._reading = True
+        try:
+            if self.spec.auto_commit_seconds:
+                self._confirmed.update(self.positions)
+            least = min(max(self.spec.min_bytes, 1), max_bytes, self.spec.buffer_bytes // 2)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_seconds):
+                    while not (self._buffer.records and (self._buffer.size_bytes >= least or self.spec.min_bytes < 1)):
+                        self._arrived.clear()
+                        await self._arrived.wait()
+                        if self._consumer is None or self._consumer.death:
+                            break
+            if not self._buffer.records:
+                self._raise_problem()
+            records = self._buffer.take(max_bytes, max_records)
+            return Read(self, records, dict(self._epochs))
+        except BaseException:
+            self._reading = False
+            raise
+
+    def _check_free(self, stream: object) -> None:
+        if self._reading or self._stream is not stream:
+            raise InstanceBusy(f"another read of instance {self.name} is not answered yet: one at a time")
+
+    def end_read(self, records: Sequence[Record], count: int, epochs: Mapping[TopicPartition, int]) -> None:
+        """Count the first records as delivered, and put the others back, where the assignment still lasts."""
+        self._reading = False
+        self.last_used = self._clock.monotonic()
+        current = {p for p, epoch in epochs.items() if self._epochs.get(p) == epoch}
+        left = [record for record in records[count:] if record.topic_partition in current]
+        self._buffer.put_back(left)
+        ended: dict[TopicPartition, list[int]] = {}
+        for record in records[:count]:
+            found = ended.setdefault(record.topic_partition, [0, 0, 0])
+            found[0] += 1
+            found[1] += record.size_bytes
+            found[2] = record.offset + 1
+        for partition, (number, size, position) in ended.items():
+            if partition in current and self._consumer:
+                self.positions[partition] = position
+                self._consumer.release(partition, number, size)
+
+    def _raise_problem(self) -> None:
+        consumer = self._consumer
+        if consumer is None:
+            return
+        if consumer.death:
+            raise ReadFailed(f"instance {self.name} has ended: {consumer.death}; create it again")
+        for partition in self._epochs:
+            if problem := consumer.trouble(partition):  # also a position that is not in the log
+                raise ReadFailed(problem, topic=partition.topic, partition=partition.partition)
+
+    # Commits and positions -------------------------------------------------------------------------------------------
+
+    async def commit(
+        self, offsets: Mapping[TopicPartition, Committed] | None = None, *, wait: bool = True
+    ) -> Mapping[TopicPartition, Committed]:
+        """Commit offsets, or what was delivered, and return them.
+
+        Raises:
+            CommitRefused: A partition is not assigned to this instance any more.
+            KafkaTimeout: No acknowledgement arrived. The commit is repeated while the partitions are assigned.
+        """
+        gone: list[TopicPartition] = []
+        if offsets is None:
+            gone, self._revoked = list(self._revoked), {}
+            offsets = {p: Committed(at) for p, at in self.positions.items() if self._confirmed.get(p) != at}
+        else:
+            gone = [partition for partition in offsets if partition not in self._epochs]
+        offsets = {p: at for p, at in offsets.items() if p not in gone}
+        if offsets and self._consumer:
+            if wait:
+                try:
+                    async with asyncio.timeout(_COMMAND_SECONDS):
+                        gone += await self._consumer.commit_now(offsets)
+                except TimeoutError as cause:
+                    text = (
+                        f"Kafka did not acknowledge the commit within {_COMMAND_SECONDS:g} s, so its outcome is unknown"
+                    )
+                    raise KafkaTimeout(f"{text}; it is repeated while the partitions are assigned here") from cause
+            else:
+                self._consumer.commit(offsets)
+            self._confirmed.update({p: at.offset for p, at in offsets.items() if p not in gone})
+        if gone:
+            names = ", ".join(map(str, gone))
+            raise CommitRefused(f"not committed, because another member of the group has them now: {names}")
+        return offsets
+
+    async def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Committed]:
+        """Return the committed offsets of the group; partitions without one are left out."""
+        consumer = self._consumer or await self._open()
+        async with asyncio.timeout(_COMMAND_SECONDS):
+            return await consumer.committed(partitions)
+
+    async def seek(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Read partitions from other offsets on; what was delivered and not committed stays uncommitted.
+
+        Raises:
+            InstanceState: A partition is not assigned to this instance.
+        """
+        for partition, offset in offsets.items():
+            moved = self._consumer is not None and await self._consumer.move(partition, offset)
+            if not moved:
+                raise InstanceState(
+                    f"{partition} is not assigned to instance {self.name}: subscribe or assign it first"
+                )
+
+    async def wait_assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        """Return when partitions are assigned, or after some seconds: a group takes a moment to assign them."""
+        if self.reads is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_JOIN_SECONDS):
+                while not (self._epochs.keys() >= set(partitions) and self._epochs):
+                    self._arrived.clear()
+                    await self._arrived.wait()
+
+    async def _commit_confirmed(self, seconds: float) -> None:
+        sent: dict[TopicPartition, int] = {}
+        while True:
+            await self._clock.sleep(seconds)
+            changed = {p: Committed(at) for p, at in self._confirmed.items() if sent.get(p) != at}
+            if changed and self._consumer:
+                self._consumer.commit(changed)
+                sent = dict(self._confirmed)
+
+    # Listener of the consumer ----------------------------------------------------------------------------------------
+
+    def on_assigned(
+        self, partitions: Mapping[TopicPartition, int], committed: Mapping[TopicPartition, Committed]
+    ) -> None:
+        self._drop(list(partitions))
+        self._epochs.update(partitions)
+        self._arrived.set()
+
+    def on_records(self, partition: TopicPartition, epoch: int, records: Sequence[Record]) -> None:
+        if self._epochs.get(partition) == epoch:
+            self._buffer.add(partition, records)
+            self._arrived.set()
+
+    def on_end(self, partition: TopicPartition, epoch: int, position: int) -> None:
+        """Do nothing: a read waits for more."""
+
+    def on_gap(self, partition: TopicPartition, offsets: int) -> None:
+        """Do nothing: an instance never skips offsets by itself."""
+
+    async def on_revoked(
+        self, partitions: Sequence[TopicPartition], deadline: Deadline
+    ) -> Mapping[TopicPartition, Committed]:
+        found = {}
+        if self.spec.auto_commit_seconds:
+            found = {p: Committed(self._confirmed[p]) for p in partitions if p in self._confirmed}
+        self._lose(partitions)
+        return found
+
+    def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
+        self._lose(partitions)
+
+    def _lose(self, partitions: Sequence[TopicPartition]) -> None:
+        by_client = self.reads is None or self.reads.partitions is not None
+        if not by_client and not self.spec.auto_commit_seconds:
+            left = {p: self.positions[p] for p in partitions if p in self.positions}
+            self._revoked.update({p: at for p, at in left.items() if self._confirmed.get(p) != at})
+        self._drop(partitions)
+
+    def _drop(self, partitions: Sequence[TopicPartition]) -> None:
+        self._buffer.drop(partitions)
+        for partition in partitions:
+            self._epochs.pop(partition, None)
+            self.positions.pop(partition, None)
+            self._confirmed.pop(partition, None)

@@ -1,0 +1,112 @@
+"""The instances of this process: created, found, listed, and closed when they are idle."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from headrace.config.active import ActiveConsumersConfig
+from headrace.errors import Draining, InstanceExists, InstanceNotFound, TooManyRequests
+from headrace.formats.codecs import Codecs
+from headrace.kafka import Admin
+from headrace.lifecycle import Clock, Deadline, Service
+from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
+from headrace.sidecar.active.entries import EntryWriter
+from headrace.sidecar.active.instance import ActiveInstance, InstanceSpec
+
+log = logging.getLogger(__name__)
+
+_LOOK_SECONDS: Final = 1.0
+_GAUGES: Final = ("headrace_active_instances", "headrace_active_buffered_bytes")
+
+
+class ActiveInstances(Service):
+    """Creates and keeps instances. An instance belongs to the principal that created it."""
+
+    def __init__(self, settings: ActiveConsumersConfig, admin: Admin, codecs: Codecs, clock: Clock) -> None:
+        super().__init__("active consumers")
+        self._settings = settings
+        self._admin = admin
+        self._codecs = codecs
+        self._clock = clock
+        self._instances: dict[tuple[str, str], ActiveInstance] = {}
+        self._draining = False
+
+    async def start(self) -> None:
+        register_gauge(_GAUGES[0], lambda: len(self._instances))
+        register_gauge(_GAUGES[1], lambda: sum(one.buffered_bytes for one in self._instances.values()))
+        self.spawn(self._close_idle(), "idle instances")
+
+    async def drain(self, deadline: Deadline) -> None:
+        self._draining = True
+        await asyncio.gather(*(one.drain(deadline) for one in self._instances.values()))
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(one.stop() for one in self._instances.values()))
+        self._instances.clear()
+        for name in _GAUGES:
+            unregister_gauge(name)
+        await super().stop()
+
+    async def create(self, spec: InstanceSpec) -> ActiveInstance:
+        """Create an instance; it reads nothing yet.
+
+        Raises:
+            InstanceExists: The group has one of this name.
+            TooManyRequests: There are as many as may be: of this principal, or in all.
+            Draining: The process is stopping.
+        """
+        key = spec.group, spec.name
+        if self._draining:
+            raise Draining()
+        if key in self._instances:
+            raise InstanceExists(f"group {spec.group} has an instance {spec.name}: choose another name, or delete it")
+        settings, own = self._settings, [one for one in self._instances.values() if one.spec.owner == spec.owner]
+        if len(self._instances) >= settings.max_instances:
+            limit = f"active_consumers.max_instances, {settings.max_instances}"
+            raise TooManyRequests(f"this process has as many instances as it may ({limit}): delete those of no use")
+        if spec.owner and len(own) >= settings.max_instances_per_principal:
+            limit = f"active_consumers.max_instances_per_principal, {settings.max_instances_per_principal}"
+            raise TooManyRequests(f"{spec.owner} has as many instances as it may ({limit}): delete those of no use")
+        entries = self.entries(spec)
+        instance = self._instances[key] = ActiveInstance(spec, entries, self._admin, self._clock)
+        await instance.start()
+        return instance
+
+    def find(self, group: str, name: str, owner: str) -> ActiveInstance:
+        """Return an instance of a principal, and count it as used.
+
+        Raises:
+            InstanceNotFound: There is none, or it belongs to another principal.
+        """
+        instance = self._instances.get((group, name))
+        if instance is None or instance.spec.owner != owner:
+            text = f"group {group[:100]} has no instance {name[:100]} here: create it, and subscribe it, again"
+            raise InstanceNotFound(text)
+        instance.last_used = self._clock.monotonic()
+        return instance
+
+    def entries(self, spec: InstanceSpec, value_format: str | None = None) -> EntryWriter:
+        """Return what writes the entries of an instance, with another format of values if one is given."""
+        keys = self._codecs.for_reading(spec.key_format)
+        return EntryWriter(spec.group, keys, self._codecs.for_reading(value_format or spec.value_format))
+
+    def all(self) -> Sequence[ActiveInstance]:
+        """Return every instance."""
+        return list(self._instances.values())
+
+    async def delete(self, instance: ActiveInstance) -> None:
+        """Close an instance and leave its group; nothing is committed that its client has not confirmed."""
+        self._instances.pop((instance.spec.group, instance.spec.name), None)
+        await instance.stop()
+
+    async def _close_idle(self) -> None:
+        while True:
+            await self._clock.sleep(_LOOK_SECONDS)
+            before = self._clock.monotonic() - self._settings.idle_seconds
+            for instance in [one for one in self._instances.values() if one.last_used < before and not one.is_reading]:
+                log.info("%s was idle for %g s and is closed", instance.name, self._settings.idle_seconds)
+                self._instances.pop((instance.spec.group, instance.spec.name), None)
+                self.spawn(instance.stop(), f"close {instance.name}")

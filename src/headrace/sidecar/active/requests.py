@@ -1,0 +1,145 @@
+"""The bodies and queries of active consumers, under their documented names and those of light-4j's wire."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from headrace.kafka.names import check_topic
+from headrace.records import TopicPartition
+
+MOST_RECORDS: Final = 10_000
+_MOST_WAIT_MS: Final = 30_000
+_Partition = Annotated[int, msgspec.Meta(ge=0)]
+_Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 2)]
+_Truth = bool | Literal["true", "false"] | None
+
+
+class CreateInstance(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
+    """The settings of an instance; names with dots are Kafka's."""
+
+    id: str | None = None
+    name: str | None = None
+    format: str | None = None
+    key_format: str | None = None
+    value_format: str | None = None
+    auto_offset_reset: Literal["earliest", "latest", "none"] | None = None
+    reset: Literal["earliest", "latest", "none"] | None = msgspec.field(default=None, name="auto.offset.reset")
+    auto_commit_enable: _Truth = None
+    auto_commit: _Truth = msgspec.field(default=None, name="auto.commit.enable")
+    response_min_bytes: Annotated[int, msgspec.Meta(ge=-1, le=10_000_000)] | None = None
+    fetch_min_bytes: Annotated[int, msgspec.Meta(ge=-1, le=10_000_000)] | None = msgspec.field(
+        default=None, name="fetch.min.bytes"
+    )
+    request_wait_ms: Annotated[int, msgspec.Meta(ge=1, le=_MOST_WAIT_MS)] | None = None
+    request_timeout_ms: Annotated[int, msgspec.Meta(ge=1, le=_MOST_WAIT_MS)] | None = msgspec.field(
+        default=None, name="consumer.request.timeout.ms"
+    )
+    isolation_level: Literal["read_committed", "read_uncommitted"] | None = msgspec.field(
+        default=None, name="isolation.level"
+    )
+
+
+class Created(msgspec.Struct):
+    """The new instance, in both spellings."""
+
+    instance_id: str
+    base_uri: str
+    camel_id: str = msgspec.field(name="instanceId")
+    camel_uri: str = msgspec.field(name="baseUri")
+
+
+class Position(msgspec.Struct):
+    """An offset of a partition."""
+
+    topic: str
+    partition: _Partition
+    offset: _Offset
+    metadata: str | None = ""
+
+
+class PartitionName(msgspec.Struct):
+    """A partition."""
+
+    topic: str
+    partition: _Partition
+
+
+class Moment(msgspec.Struct):
+    """A time in a partition: text of RFC 3339, or milliseconds since the epoch."""
+
+    topic: str
+    partition: _Partition
+    timestamp: str | int
+    metadata: str | None = ""
+
+
+class CommitRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Offsets of the last processed records; none commits what was delivered."""
+
+    offsets: list[Position] | None = None
+
+
+class Partitions(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Partitions, under either name."""
+
+    partitions: list[PartitionName] = []
+    offsets: list[PartitionName] = []
+
+    @property
+    def all(self) -> list[TopicPartition]:
+        """The partitions of both lists."""
+        return [TopicPartition(check_topic(one.topic), one.partition) for one in [*self.partitions, *self.offsets]]
+
+
+class SeekRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Offsets to read next, and times to read from."""
+
+    offsets: list[Position] = []
+    timestamps: list[Moment] = []
+
+
+class SubscribeRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Topics, or a pattern that whole names match."""
+
+    topics: list[str] | None = None
+    topic_pattern: Annotated[str, msgspec.Meta(min_length=1, max_length=256)] | None = None
+
+
+class Subscribed(msgspec.Struct):
+    """The topics of an instance."""
+
+    topics: list[str]
+
+
+class Assigned(msgspec.Struct):
+    """The partitions of an instance."""
+
+    partitions: list[PartitionName]
+
+
+class Offsets(msgspec.Struct):
+    """Committed offsets: the next records to read."""
+
+    offsets: list[Position]
+
+
+class CommitQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """How to commit."""
+
+    asynchronous: bool = msgspec.field(default=False, name="async")
+    """Whether to answer before the commit is acknowledged."""
+    show: bool = msgspec.field(default=False, name="offsets")
+    """Whether to answer with the committed offsets."""
+
+
+class ReadQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """Limits of one read; -1 is the instance's own."""
+
+    timeout: Annotated[int, msgspec.Meta(ge=-1, le=_MOST_WAIT_MS)] = -1
+    """Longest wait, in milliseconds."""
+    max_bytes: Annotated[int, msgspec.Meta(ge=-1)] = -1
+    max_bytes_camel: Annotated[int, msgspec.Meta(ge=-1)] = msgspec.field(default=-1, name="maxBytes")
+    max_records: Annotated[int, msgspec.Meta(ge=1)] = MOST_RECORDS
+    format: str | None = None

@@ -1,0 +1,392 @@
+"""`/consumers`: active consumers, which clients create, read and commit over HTTP.
+
+Both the documented names of fields and those of the light-4j kafka-sidecar's wire are taken.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from headrace import errors
+from headrace.config.active import ActiveConsumersConfig
+from headrace.config.section import compile_pattern
+from headrace.control.selection import parse_time
+from headrace.errors import InstanceInvalid, InvalidRequest
+from headrace.formats.codecs import format_name
+from headrace.kafka import Admin, ReadPolicy
+from headrace.kafka.names import check_group, check_topic
+from headrace.lifecycle import run_while
+from headrace.records import Committed, TopicPartition
+from headrace.security.principals import READ, WRITE
+from headrace.sidecar.active.entries import EntryWriter
+from headrace.sidecar.active.instance import ActiveInstance, InstanceSpec, Read, Topics, random_name
+from headrace.sidecar.active.instances import ActiveInstances
+from headrace.sidecar.active.requests import (
+    MOST_RECORDS,
+    Assigned,
+    CommitQuery,
+    CommitRequest,
+    Created,
+    CreateInstance,
+    Moment,
+    Offsets,
+    PartitionName,
+    Partitions,
+    Position,
+    ReadQuery,
+    SeekRequest,
+    Subscribed,
+    SubscribeRequest,
+)
+from headrace.web.endpoint import KAFKA, Call, Endpoint, Errors, Rule, expires_at, principal_of
+from headrace.web.exchange import (
+    JSON,
+    WRITTEN,
+    ClientGone,
+    HttpResponse,
+    Receive,
+    Scope,
+    Send,
+    decode_query,
+    headers_of,
+)
+from headrace.web.routes.active_stream import EVENTS, LAST_EVENT_ID, NDJSON, positions_of, stream_records
+
+INSTANCES: Final = "/consumers/{group}"
+INSTANCE: Final = INSTANCES + "/instances/{instance}"
+_MAY_READ: Final = Rule((READ, WRITE), "group", "group")
+_MAY_CHANGE: Final = Rule((WRITE,), "group", "group")
+_ERRORS: Final[Errors] = (*KAFKA, errors.InstanceNotFound, errors.InstanceState)
+_MOST_BYTES: Final = 2_097_152
+_MOST_ANSWER_BYTES: Final = 8_388_608
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,200}")
+
+
+class ActiveEndpoints:
+    """The operations of active consumers."""
+
+    def __init__(self, settings: ActiveConsumersConfig, instances: ActiveInstances, admin: Admin, server: str) -> None:
+        self._settings = settings
+        self._instances = instances
+        self._admin = admin
+        self._server = server
+
+    @Endpoint(
+        "POST",
+        INSTANCES,
+        "createConsumerInstanceInGroup",
+        "Create an instance in a group",
+        _MAY_CHANGE,
+        example={"keyFormat": "string", "autoOffsetReset": "earliest"},
+        errors=(*_ERRORS, errors.InstanceExists, errors.InstanceInvalid, errors.TooManyRequests),
+    )
+    async def create(self, call: Call[CreateInstance, None]) -> Created:
+        body, settings = call.body, self._settings
+        group = check_group(call.parameters["group"])
+        minimum = _first(body.response_min_bytes, body.fetch_min_bytes, -1)
+        wait_ms = _first(body.request_wait_ms, body.request_timeout_ms)
+        auto_commit = _first(body.auto_commit_enable, body.auto_commit, False) in (True, "true")
+        reset = _first(body.auto_offset_reset, body.reset, settings.auto_offset_reset)
+        member = settings.consumer
+        if body.isolation_level:
+            member = member.model_copy(update={"isolation_level": body.isolation_level})
+        spec = InstanceSpec(
+            group=group,
+            name=_check_name(body.id or body.name or random_name(self._server)),
+            owner=_owner(call.scope),
+            key_format=format_name(body.key_format or body.format or settings.key_format),
+            value_format=format_name(body.value_format or body.format or settings.value_format),
+            wait_seconds=settings.wait_seconds if wait_ms is None else wait_ms / 1000,
+            min_bytes=minimum,
+            max_read_bytes=settings.max_read_bytes,
+            auto_commit_seconds=settings.auto_commit_seconds if auto_commit else None,
+            buffer_bytes=settings.buffer_bytes,
+            policy=ReadPolicy(reset, member=member),
+        )
+        await self._instances.create(spec)
+        uri = f"/consumers/{group}/instances/{spec.name}"
+        return Created(spec.name, uri, spec.name, uri)
+
+    @Endpoint("DELETE", INSTANCE, "deleteConsumerInstance", "Close an instance", _MAY_CHANGE, {204: ()}, errors=_ERRORS)
+    async def delete(self, call: Call[None, None]) -> HttpResponse:
+        await self._instances.delete(self._find(call))
+        return HttpResponse(b"", 204)
+
+    @Endpoint(
+        "POST",
+        f"{INSTANCE}/offsets",
+        "commmitConsumerOffsets",
+        "Commit offsets, or what was delivered",
+        _MAY_CHANGE,
+        {200: list[Position]},
+        example={"offsets": [{"topic": "orders", "partition": 0, "offset": 41}]},
+        errors=(*_ERRORS, errors.CommitRefused),
+    )
+    async def commit(self, call: Call[CommitRequest, CommitQuery]) -> HttpResponse:
+        instance = self._find(call)
+        offsets = None
+        if call.body.offsets is None and int(headers_of(call.scope).get(b"content-length", b"0")):
+            raise InvalidRequest("the body names no offsets: name some, or send no body to commit what was delivered")
+        if call.body.offsets is not None:
+            offsets = {
+                TopicPartition(check_topic(one.topic), one.partition): Committed(one.offset + 1, one.metadata or "")
+                for one in call.body.offsets
+            }
+        committed = await instance.commit(offsets, wait=not call.query.asynchronous)
+        return HttpResponse(_positions(committed) if call.query.show else [])
+
+    @Endpoint(
+        "PUT",
+        f"{INSTANCE}/offsets",
+        "getCommittedOffsets",
+        "Committed offsets of partitions",
+        _MAY_CHANGE,
+        example={"partitions": [{"topic": "orders", "partition": 0}]},
+        errors=_ERRORS,
+    )
+    async def committed(self, call: Call[Partitions, None]) -> Offsets:
+        found = await self._find(call).committed(call.body.all)
+        return Offsets(_positions(found))
+
+    @Endpoint(
+        "POST",
+        f"{INSTANCE}/subscriptions",
+        "subscribeTopics",
+        "Subscribe to topics or a pattern, instead of those before",
+        _MAY_CHANGE,
+        {204: ()},
+        example={"topics": ["orders"]},
+        errors=_ERRORS,
+    )
+    async def subscribe(self, call: Call[SubscribeRequest, None]) -> HttpResponse:
+        instance, body = self._find(call), call.body
+        principal = principal_of(call.scope)
+
+        def may_read(topic: str) -> bool:
+            return not topic.startswith("_") and (principal is None or principal.may((READ, WRITE), "consume", topic))
+
+        if body.topics:
+            for topic in body.topics:
+                check_topic(topic)
+                if principal:
+                    principal.require((READ, WRITE), "consume", topic)
+            await instance.subscribe(Topics(list(dict.fromkeys(body.topics))))
+        elif body.topic_pattern:
+            try:
+                matches = compile_pattern(body.topic_pattern)
+            except ValueError as cause:
+                raise InvalidRequest(f"topic_pattern {cause}", parameter="topic_pattern") from None
+            await instance.subscribe(Topics(matches=lambda topic: matches(topic) and may_read(topic)))
+        return HttpResponse(b"", 204)
+
+    @Endpoint(
+        "GET", f"{INSTANCE}/subscriptions", "getSubscribedTopics", "Topics of an instance", _MAY_READ, errors=_ERRORS
+    )
+    async def subscriptions(self, call: Call[None, None]) -> HttpResponse:
+        found = Subscribed(self._find(call).topics)
+        return HttpResponse([found] if self._settings.array_answers else found)
+
+    @Endpoint(
+        "DELETE",
+        f"{INSTANCE}/subscriptions",
+        "unsubscribeTopics",
+        "Read nothing, and leave the group",
+        _MAY_CHANGE,
+        {204: ()},
+        errors=_ERRORS,
+    )
+    async def unsubscribe(self, call: Call[None, None]) -> HttpResponse:
+        await self._find(call).unsubscribe()
+        return HttpResponse(b"", 204)
+
+    @Endpoint(
+        "POST",
+        f"{INSTANCE}/assignments",
+        "assignPartitions",
+        "Read exactly these partitions, without membership in the group",
+        _MAY_CHANGE,
+        {204: ()},
+        example={"partitions": [{"topic": "orders", "partition": 0}]},
+        errors=_ERRORS,
+    )
+    async def assign(self, call: Call[Partitions, None]) -> HttpResponse:
+        instance, principal = self._find(call), principal_of(call.scope)
+        for partition in call.body.all:
+            if principal:
+                principal.require((READ, WRITE), "consume", partition.topic)
+        await instance.subscribe(Topics(partitions=list(dict.fromkeys(call.body.all))))
+        return HttpResponse(b"", 204)
+
+    @Endpoint(
+        "GET",
+        f"{INSTANCE}/assignments",
+        "getAssignedPartitions",
+        "Partitions that an instance reads now",
+        _MAY_READ,
+        errors=_ERRORS,
+    )
+    async def assignments(self, call: Call[None, None]) -> HttpResponse:
+        found = Assigned([PartitionName(*partition) for partition in self._find(call).assigned])
+        return HttpResponse([found] if self._settings.array_answers else found)
+
+    @Endpoint(
+        "POST",
+        f"{INSTANCE}/positions",
+        "overrideFetchOffset",
+        "Read partitions from offsets or times on",
+        _MAY_CHANGE,
+        {204: ()},
+        example={"offsets": [{"topic": "orders", "partition": 0, "offset": 0}]},
+        errors=_ERRORS,
+    )
+    async def seek(self, call: Call[SeekRequest, None]) -> HttpResponse:
+        instance = self._find(call)
+        targets = {TopicPartition(one.topic, one.partition): one.offset for one in call.body.offsets}
+        times = {TopicPartition(one.topic, one.partition): _milliseconds(one) for one in call.body.timestamps}
+        await instance.wait_assigned([*targets, *times])
+        for moment in set(times.values()):
+            partitions = [partition for partition, at in times.items() if at == moment]
+            ends = await self._admin.end_offsets(partitions)
+            targets |= {**ends, **await self._admin.offsets_since(partitions, moment)}
+        await instance.seek(targets)
+        return HttpResponse(b"", 204)
+
+    @Endpoint(
+        "POST",
+        f"{INSTANCE}/positions/first",
+        "seekFirstOffset",
+        "Read partitions from their first record on",
+        _MAY_CHANGE,
+        {204: ()},
+        example={"partitions": []},
+        errors=_ERRORS,
+    )
+    async def first(self, call: Call[Partitions, None]) -> HttpResponse:
+        return await self._seek_all(call, self._admin.start_offsets)
+
+    @Endpoint(
+        "POST",
+        f"{INSTANCE}/positions/last",
+        "seekLastOffset",
+        "Read partitions from their end on",
+        _MAY_CHANGE,
+        {204: ()},
+        example={"partitions": []},
+        errors=_ERRORS,
+    )
+    async def last(self, call: Call[Partitions, None]) -> HttpResponse:
+        return await self._seek_all(call, self._admin.end_offsets)
+
+    async def _seek_all(self, call: Call[Partitions, None], offsets_of: Any) -> HttpResponse:
+        instance = self._find(call)
+        await instance.wait_assigned(call.body.all)
+        await instance.seek(await offsets_of(call.body.all or instance.assigned))
+        return HttpResponse(b"", 204)
+
+    @Endpoint(
+        "GET",
+        f"{INSTANCE}/records",
+        "fetchTopicData",
+        "The next records",
+        _MAY_READ,
+        {200: list[Any]},
+        query=ReadQuery,
+        errors=(*_ERRORS, errors.InstanceBusy, errors.ReadFailed),
+        effect=True,
+        asgi=True,
+    )
+    async def records(self, scope: Scope, receive: Receive, send: Send) -> None:
+        query = decode_query(scope, ReadQuery)
+        instance = self._instances.find(scope["path_params"]["group"], scope["path_params"]["instance"], _owner(scope))
+        entries = instance.entries if query.format is None else self._instances.entries(instance.spec, query.format)
+        spec, headers = instance.spec, headers_of(scope)
+        accepts = headers.get(b"accept", b"").decode("latin-1")
+        if EVENTS in accepts or NDJSON in accepts:
+            if last := headers.get(LAST_EVENT_ID):
+                positions = positions_of(last.decode("latin-1"))
+                await instance.wait_assigned(list(positions))
+                await instance.seek({p: at for p, at in positions.items() if p in instance.assigned})
+            streaming = stream_records(
+                instance, entries, scope, send, events=EVENTS in accepts, until=expires_at(scope)
+            )
+            await run_while(streaming, _closed(receive))
+            return
+        max_bytes = max(query.max_bytes, query.max_bytes_camel)
+        reading = instance.read(
+            max_bytes=min(spec.max_read_bytes if max_bytes < 0 else max_bytes, _MOST_BYTES),
+            max_records=min(query.max_records, MOST_RECORDS),
+            wait_seconds=spec.wait_seconds if query.timeout < 0 else query.timeout / 1000,
+        )
+        read = await run_while(reading, _closed(receive))
+        if read is None:
+            raise ClientGone
+        await _send_read(read, entries, scope, send)
+
+    def _find(self, call: Call[Any, Any]) -> ActiveInstance:
+        return self._instances.find(call.parameters["group"], call.parameters["instance"], _owner(call.scope))
+
+
+async def _closed(receive: Receive) -> None:
+    """Wait until the client has closed its connection, or the request is answered."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _send_read(read: Read, entries: EntryWriter, scope: Scope, send: Send) -> None:
+    """Answer with the records of a read. If they are not written completely, they return to the instance."""
+    try:
+        await entries.prepare(read.records)
+        texts = _fitting(entries.write(read.records))
+        body = f"[{','.join(texts)}]".encode()
+        head = [(b"content-type", JSON), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": head})
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        written = scope["state"].get(WRITTEN)
+        if written is None or await written()():
+            read.end(len(texts))
+        await send({"type": "http.response.body", "body": b""})
+    finally:
+        read.end(0)
+
+
+def _fitting(entries: list[str]) -> list[str]:
+    """Return as many entries as an answer may have, at least one."""
+    size = 0
+    for index, entry in enumerate(entries):
+        size += len(entry)
+        if size > _MOST_ANSWER_BYTES and index:
+            return entries[:index]
+    return entries
+
+
+def _first(*values: Any) -> Any:
+    """Return the first value that is given."""
+    return next((value for value in values if value is not None), None)
+
+
+def _owner(scope: Scope) -> str:
+    principal = principal_of(scope)
+    return principal.name if principal else ""
+
+
+def _check_name(name: str) -> str:
+    if not _NAME.fullmatch(name) or name in (".", ".."):
+        raise InstanceInvalid(
+            f"{name[:60]!r} is no name of an instance: use 1 to 200 letters, digits, dots, underscores and hyphens"
+        )
+    return name
+
+
+def _milliseconds(moment: Moment) -> int:
+    if isinstance(moment.timestamp, int) or (moment.timestamp.isascii() and moment.timestamp.isdigit()):
+        return max(0, min(int(moment.timestamp), 2**62))
+    try:
+        return int(parse_time(moment.timestamp).timestamp() * 1000)
+    except ValueError as cause:
+        raise InvalidRequest(f"timestamp {cause}", parameter="timestamps") from None
+
+
+def _positions(offsets: Mapping[TopicPartition, Committed]) -> list[Position]:
+    return [Position(*partition, at.offset, at.metadata) for partition, at in sorted(offsets.items())]

@@ -1,0 +1,249 @@
+"""Every operation on active consumers, by the document of the light-4j kafka-sidecar, on a real broker."""
+
+from __future__ import annotations
+
+import base64
+import json
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from headrace.records import OutgoingRecord
+from headrace.testing.scene import Scene
+
+pytestmark = pytest.mark.xdist_group("active")
+
+
+class Answer(NamedTuple):
+    status: int
+    body: Any
+
+    @property
+    def code(self) -> str:
+        return self.body["code"] if isinstance(self.body, dict) else ""
+
+
+def send(method: str, url: str, body: Any = None) -> Answer:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"} if data else {}, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            text = answer.read()
+            return Answer(answer.status, json.loads(text) if text else None)
+    except urllib.error.HTTPError as answer:
+        with answer:
+            return Answer(answer.code, json.load(answer))
+
+
+class Instance:
+    """An instance as a client sees it."""
+
+    def __init__(self, url: str, group: str, **settings: Any) -> None:
+        self.created = send("POST", f"{url}/consumers/{group}", {"autoOffsetReset": "earliest", **settings})
+        assert self.created.status == 200, self.created
+        self.url = url + self.created.body["base_uri"]
+
+    def __call__(self, method: str, path: str = "", body: Any = None) -> Answer:
+        return send(method, self.url + path, body)
+
+    def ok(self, method: str, path: str = "", body: Any = None) -> Any:
+        answer = self(method, path, body)
+        assert answer.status in (200, 204), answer
+        return answer.body
+
+    def read(self, count: int, query: str = "") -> list[Any]:
+        """Read until there are so many records, with one empty read after the last."""
+        found: list[Any] = []
+        for _ in range(100):
+            answer = self.ok("GET", f"/records?timeout=2000{query}")
+            found += answer
+            if len(found) >= count and not answer:
+                break
+        assert len(found) == count
+        return found
+
+
+@pytest.fixture
+def site(kafka: Any, tmp_path: Path) -> Scene:
+    return Scene(kafka.bootstrap_servers, tmp_path)
+
+
+@pytest.fixture
+def url(site: Scene, headrace: Callable[..., Any]) -> str:
+    return headrace({**site.config, "active_consumers": {"wait_seconds": 0.2}}).url
+
+
+@pytest.fixture
+def topic(kafka: Any) -> Iterator[str]:
+    name = f"active-{uuid.uuid4().hex[:12]}"
+    kafka.create_topic(name, 2, {})
+    return name
+
+
+def offsets_of(records: list[Any], partition: int = 0) -> list[int]:
+    return [record["offset"] for record in records if record["partition"] == partition]
+
+
+def written(site: Scene, topic: str, count: int, partition: int = 0) -> None:
+    site.write(topic, *(OutgoingRecord(topic, b"k", b'{"n":%d}' % n, None, partition) for n in range(count)))
+
+
+def test_a_life_from_creation_to_deletion(url: str, site: Scene, topic: str) -> None:
+    written(site, topic, 3)
+    instance = Instance(url, topic, name="one")
+    assert instance.created.body["instanceId"] == instance.created.body["instance_id"] == "one"
+    assert instance.created.body["baseUri"] == f"/consumers/{topic}/instances/one"
+    assert instance("GET", "/records").code == "ERR40066"
+    instance.ok("POST", "/subscriptions", {"topics": [topic]})
+    records = instance.read(3)
+    assert [(r["topic"], r["partition"], r["offset"], r["key"], r["value"]) for r in records] == [
+        (topic, 0, n, "k", {"n": n}) for n in range(3)
+    ]
+    assert instance.ok("GET", "/subscriptions") == {"topics": [topic]}
+    assert instance.ok("GET", "/assignments") == {"partitions": [{"topic": topic, "partition": p} for p in (0, 1)]}
+    assert instance.ok("POST", "/offsets") == []
+    place = {"topic": topic, "partition": 0}
+    for name in ("offsets", "partitions"):
+        found = instance.ok("PUT", "/offsets", {name: [place, {**place, "partition": 1}]})
+        assert found == {"offsets": [{**place, "offset": 3, "metadata": ""}]}
+    instance.ok("DELETE")
+    assert instance("GET", "/records").code == "ERR12200"
+    assert site.committed(topic)
+
+
+def test_a_list_commits_the_offset_after_the_last_processed_record(url: str, site: Scene, topic: str) -> None:
+    written(site, topic, 5)
+    instance = Instance(url, topic)
+    instance.ok("POST", "/subscriptions", {"topics": [topic]})
+    instance.read(5)
+    offset = {"topic": topic, "partition": 0, "offset": 2, "metadata": "mine"}
+    assert instance.ok("POST", "/offsets?offsets=true", {"offsets": [offset]}) == [{**offset, "offset": 3}]
+    instance.ok("DELETE")
+    again = Instance(url, topic)
+    again.ok("POST", "/subscriptions", {"topics": [topic]})
+    assert offsets_of(again.read(2)) == [3, 4]
+
+
+def test_what_was_not_delivered_is_not_committed(url: str, site: Scene, topic: str) -> None:
+    site.write(topic, *(OutgoingRecord(topic, None, b'"%s"' % (b"x" * 2000), None, 0) for _ in range(20)))
+    instance = Instance(url, topic)
+    instance.ok("POST", "/subscriptions", {"topics": [topic]})
+    while not (first := instance.ok("GET", "/records?max_bytes=6100&timeout=2000")):
+        pass
+    assert offsets_of(first) == [0, 1, 2]
+    instance.ok("POST", "/offsets")
+    assert site.committed(topic) == {(topic, 0): 3}
+    assert offsets_of(instance.read(17, "&maxBytes=6100")) == list(range(3, 20))
+
+
+def test_a_record_above_the_limit_is_read_alone(url: str, site: Scene, topic: str) -> None:
+    site.write(topic, *(OutgoingRecord(topic, None, b'"%s"' % (b"x" * size), None, 0) for size in (3, 50_000, 3)))
+    instance = Instance(url, topic)
+    instance.ok("POST", "/subscriptions", {"topics": [topic]})
+    reads = []
+    while sum(map(len, reads)) < 3:
+        reads.append(offsets_of(instance.ok("GET", "/records?max_bytes=1000&timeout=2000")))
+    assert [read for read in reads if read] == [[0], [1], [2]]
+
+
+def test_an_undecodable_record_is_shown_raw_and_blocks_nothing(url: str, site: Scene, topic: str) -> None:
+    values = [b'{"a":1}', b"\xff{", None, b"0"]
+    headers = [("a", b"1"), ("a", b"2"), ("none", None)]
+    site.write(topic, *(OutgoingRecord(topic, None, value, headers, 0, 1_700_000_000_000) for value in values))
+    instance = Instance(url, topic)
+    instance.ok("POST", "/subscriptions", {"topics": [topic]})
+    good, broken, tombstone, zero = instance.read(4)
+    assert good["value"] == {"a": 1} and good["timestamp"] == 1_700_000_000_000 and "key" not in good
+    assert base64.b64decode(broken["rawValue"]) == b"\xff{" and broken["errorCode"] == "ERR40009"
+    assert "value" not in tombstone and zero["value"] == 0
+    assert good["headers"] == {"a": "2", "none": None, "X-Correlation-Id": f"{topic}:{topic}:0:0"}
+    assert good["headerList"][:2] == [{"name": "a", "value": "MQ=="}, {"name": "a", "value": "Mg=="}]
+
+
+def test_positions_are_sought_exactly(url: str, site: Scene, topic: str) -> None:
+    for partition in (0, 1):
+        records = (OutgoingRecord(topic, None, b"%d" % n, None, partition, 1_000_000 + n) for n in range(10))
+        site.write(topic, *records)
+    instance = Instance(url, topic)
+    instance.ok("POST", "/subscriptions", {"topics": [topic]})
+    one, other = {"topic": topic, "partition": 0}, {"topic": topic, "partition": 1}
+    instance.ok(
+        "POST", "/positions", {"offsets": [{**one, "offset": 4}], "timestamps": [{**other, "timestamp": 1_000_007}]}
+    )
+    found = instance.read(9)
+    assert (offsets_of(found), offsets_of(found, 1)) == ([4, 5, 6, 7, 8, 9], [7, 8, 9])
+    instance.ok("POST", "/positions/first", {"partitions": [one]})
+    assert offsets_of(instance.read(10)) == list(range(10))
+    instance.ok("POST", "/positions", {"timestamps": [{**one, "timestamp": "1970-01-01T00:16:40.003Z"}]})
+    assert offsets_of(instance.read(7)) == list(range(3, 10))
+    instance.ok("POST", "/positions", {"timestamps": [{**one, "timestamp": "2999-01-01T00:00:00Z"}]})
+    instance.ok("POST", "/positions/first", {})
+    instance.ok("POST", "/positions/last", {})
+    instance.read(0)
+    assert (
+        instance("POST", "/positions", {"offsets": [{"topic": topic, "partition": 7, "offset": 0}]}).code == "ERR40066"
+    )
+
+
+def test_partitions_are_assigned_without_membership(url: str, site: Scene, topic: str) -> None:
+    written(site, topic, 2)
+    written(site, topic, 3, 1)
+    instance = Instance(url, topic)
+    other = {"topic": topic, "partition": 1}
+    instance.ok("POST", "/assignments", {"partitions": [other]})
+    assert offsets_of(instance.read(3), 1) == [0, 1, 2]
+    assert instance.ok("GET", "/assignments") == {"partitions": [other]}
+    assert instance("POST", "/subscriptions", {"topics": [topic]}).code == "ERR40066"
+    instance.ok("POST", "/assignments", {"partitions": [{"topic": topic, "partition": 0}]})
+    assert offsets_of(instance.read(2)) == [0, 1]
+    instance.ok("POST", "/offsets")
+    instance.ok("DELETE", "/subscriptions")
+    instance.ok("POST", "/subscriptions", {"topics": [topic]})
+    assert offsets_of(instance.read(3), 1) == [0, 1, 2]
+
+
+def test_a_pattern_matches_whole_names_and_finds_new_topics(url: str, site: Scene, topic: str, kafka: Any) -> None:
+    written(site, topic, 1)
+    kafka.create_topic(f"x{topic}", 1, {})
+    instance = Instance(url, topic)
+    instance.ok("POST", "/subscriptions", {"topic_pattern": f"{topic}(-new)?"})
+    instance.read(1)
+    assert instance.ok("GET", "/subscriptions") == {"topics": [topic]}
+    kafka.create_topic(f"{topic}-new", 1, {})
+    written(site, f"{topic}-new", 2)
+    site.wait_until(lambda: len(instance.ok("GET", "/subscriptions")["topics"]) == 2, "the new topic is read")
+    assert [record["topic"] for record in instance.read(2)] == [f"{topic}-new"] * 2
+    assert instance("POST", "/subscriptions", {"topic_pattern": "("}).status == 400
+
+
+def test_with_auto_commit_the_next_read_confirms(url: str, site: Scene, topic: str) -> None:
+    written(site, topic, 4)
+    instance = Instance(url, topic, autoCommitEnable="true")
+    instance.ok("POST", "/subscriptions", {"topics": [topic]})
+    while not (first := instance.ok("GET", "/records?timeout=2000&max_records=2")):
+        pass
+    second = instance.ok("GET", "/records?timeout=2000&max_records=1")
+    assert (offsets_of(first), offsets_of(second)) == ([0, 1], [2])
+    instance.ok("DELETE")
+    assert site.committed(topic) == {(topic, 0): 2}
+
+
+def test_illegal_requests_have_codes(url: str, topic: str) -> None:
+    instance = Instance(url, topic, id="mine")
+    create = f"{url}/consumers/{topic}"
+    assert send("POST", create, {"id": "mine"}).code == "ERR12202"
+    assert send("POST", create, {"format": "xml"}).status == 400
+    assert send("POST", create, {"autoOffsetReset": "sometimes"}).status == 400
+    assert (
+        send("POST", create, {"autoOfsetReset": "latest"}).body["description"].endswith("did you mean autoOffsetReset?")
+    )
+    assert send("POST", create, {"name": "../x"}).code == "ERR12201"
+    assert instance("GET", "/records?timeout=x").status == 400
+    assert instance("POST", "/offsets", {"offsets": [{"topic": topic, "partition": 0, "offset": 1}]}).code == "ERR12207"
+    assert instance("POST", "/subscriptions", {}).status == 204
+    assert send("DELETE", f"{create}/instances/other").code == "ERR12200"

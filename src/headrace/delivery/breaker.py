@@ -8,11 +8,12 @@ delivery has succeeded since this one began. When others did succeed, that one d
 own.
 
 A destination that answers and fails records costs failure tokens. A record takes one when it fails for the first time.
-A delivery that one answer fails as a whole takes one, and so does each half of it. Each record that succeeds returns
-one. While tokens are left (ten, and one for each time a full delivery can be halved), the records are to blame: they
-are retried and end as dead letters. So a bad record in a quiet topic becomes one after its attempts. Without tokens
-left, so much more has failed than succeeded that the destination is to blame, as after a bad deploy: the breaker opens,
-and until a delivery succeeds nothing is dead-lettered.
+A delivery that one answer fails as a whole takes one, and so does each half of it. Each record that succeeds pays for
+one failure, which takes no token when it comes again. So a run of bad records ends while others succeed. While tokens
+are left (ten, and one for each time a full delivery can be halved), the records are to blame: they are retried and end
+as dead letters. So a bad record in a quiet topic becomes one after its attempts. Without tokens left, so much more has
+failed than succeeded that the destination is to blame, as after a bad deploy: the breaker opens, and until a delivery
+succeeds nothing is dead-lettered.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 Failure = tuple[TopicPartition, int, int]
 """A first failure: the partition, the first offset, and how many records one answer failed. It takes one token."""
 _FREE_TOKENS = 10
+_MOST_PAID = 10_000
 _LONGEST_PAUSE_SECONDS, _WIDEST_JITTER_SECONDS = 10.0, 5.0
 """In the long run a destination that is down is tried every five seconds at most. It is used again ten seconds after
 its return at the latest."""
@@ -100,6 +102,8 @@ class Breaker:
         """None while it is closed."""
         self._failures: dict[Failure, None] = {}
         """Each has taken a token."""
+        self._paid: dict[Failure, None] = {}
+        """The newest for which a success has paid."""
         self._newest = 0
         """The id of the newest attempt."""
         self._alive = 0
@@ -201,9 +205,13 @@ class Breaker:
         self.limit.grow()
         if not (outage or self._failures or failures):
             return True
-        self._failures.update(dict.fromkeys(failures))
+        self._failures.update(dict.fromkeys(failure for failure in failures if failure not in self._paid))
+        for _ in range(min(ended, len(self._failures))):
+            self._paid[self._failures.popitem()[0]] = None
+        while len(self._paid) > _MOST_PAID:
+            del self._paid[next(iter(self._paid))]
         # At most one more than there are tokens, or a destination that is back would have to return all it ever took.
-        self._keep_failures(min(len(self._failures) - ended, self._tokens + 1))
+        self._keep_failures(self._tokens + 1)
         if len(self._failures) > self._tokens:
             self._blame(attempt_id, f"nearly all that is delivered fails, the last with {why}")
             return False
@@ -216,7 +224,7 @@ class Breaker:
         return self._clock.time() + outage.until - self._clock.monotonic()
 
     def _keep_failures(self, count: int) -> None:
-        while len(self._failures) > max(0, count):
+        while len(self._failures) > count:
             self._failures.popitem()
 
     def _blame(self, attempt_id: int, why: str, wait_seconds: float = 0.0) -> bool:

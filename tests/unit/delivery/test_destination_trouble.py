@@ -192,6 +192,47 @@ async def test_bad_records_in_a_quiet_topic_are_dead_letters_after_their_attempt
     await bed.pump.stop()
 
 
+@pytest.mark.parametrize("bad", [20, 100, 400])
+@pytest.mark.parametrize("ordering", ["partition", "key", "none"])
+async def test_a_run_of_bad_records_ends_while_others_succeed(ordering: str, bad: int) -> None:
+    """More failures at once than there are tokens: each success elsewhere pays for one, so the run ends."""
+    bed = Bed(ordering=ordering)
+
+    async def answer(delivery: Delivery) -> Sequence[Reply]:
+        return [FAILED if r.partition == 0 and r.offset < bad else ACK for r in delivery.records]
+
+    await bed.open()
+    bed.answer = answer
+    bed.feed(bad)
+    for _ in range(400):
+        bed.feed(5)
+        await bed.clock.advance(1)
+    await bed.clock.advance(60)
+    assert sorted(letter.record.offset for letter in bed.letters) == list(range(bad))
+    assert bed.drained
+    await bed.pump.stop()
+
+
+@pytest.mark.parametrize("ordering", ["partition", "key", "none"])
+async def test_a_bad_deploy_that_now_and_then_succeeds_spills_little(ordering: str) -> None:
+    """At most as many dead letters as successes, and the tokens that were free."""
+    bed, chance = Bed(ordering=ordering), Random(7)
+    succeeded = 0
+
+    async def answer(delivery: Delivery) -> Sequence[Reply]:
+        nonlocal succeeded
+        replies = [ACK if chance.random() < 0.01 else FAILED for _ in delivery.records]
+        succeeded += replies.count(ACK)
+        return replies
+
+    await bed.open()
+    bed.answer = answer
+    bed.feed(1000)
+    await bed.clock.advance(3600)
+    assert len(bed.letters) <= succeeded + 17
+    await bed.pump.stop()
+
+
 @pytest.mark.parametrize("outcome", [FAILED, HTTP_500])
 @pytest.mark.parametrize("place", [0, 57, 99])
 async def test_a_bad_record_among_good_ones_is_found(place: int, outcome: Reply) -> None:

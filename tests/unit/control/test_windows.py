@@ -8,7 +8,7 @@ import pytest
 
 from headrace.config.kafka import KafkaConfig
 from headrace.control.lag import lag_of
-from headrace.control.topics import read_window, unhealthy, window
+from headrace.control.selection import read_window, unhealthy, window
 from headrace.errors import InvalidRequest, KafkaUnavailable, NotFound, PartitionNotFound
 from headrace.kafka import PartitionInfo, reader
 from headrace.records import TopicPartition

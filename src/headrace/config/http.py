@@ -103,3 +103,11 @@ class HttpConfig(Section):
     """Whether bodies with `Content-Encoding: gzip` are accepted; unpacked, they have the limit of `max_body_bytes`."""
     max_connections: Count = 1000
     """Connections that may send requests; one more is answered 503. Health is answered on further ones."""
+    reader_share: Annotated[float, Field(gt=0, le=1), Number] = 0.5
+    """Connections that read active consumers, as a part of `max_connections` and in addition to it; one more is
+    answered 503. So waiting readers and other clients cannot shut each other out."""
+
+    @property
+    def max_readers(self) -> int:
+        """Connections that may read active consumers."""
+        return max(1, int(self.max_connections * self.reader_share))

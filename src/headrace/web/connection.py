@@ -11,8 +11,9 @@ import re
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Literal, Protocol
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 from uvicorn import Config
@@ -25,6 +26,9 @@ from headrace.web.exchange import ALWAYS_OPEN, LONG_HEAD, MAX_HEAD_BYTES, STREAM
 
 _ALWAYS_OPEN: Final = tuple(path.encode() for path in ALWAYS_OPEN)
 _PROBES: Final = tuple(b"GET " + path for path in _ALWAYS_OPEN)
+_READ: Final = re.compile(rb"([^/]*//[^/]*)?/consumers/[^/]+/instances/[^/]+/records")
+"""Path of a read or a stream, also in absolute form."""
+_QUERY: Final = re.compile(rb"[?#]")
 _AUTHORITY: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
 _PROBE_BYTES: Final = 4096
 _MOST_PIPELINED: Final = 16
@@ -50,18 +54,27 @@ _BYTE_SECONDS: Final = 1e-7
 """Usual processor time of a request that a task serves, and of a byte of its body."""
 
 
-class ConnectionLimit:
-    """Admits connections to send requests. Of the others it closes the oldest in favour of new ones."""
+Kind = Literal["requests", "reads"]
+"""What a connection sends: reads of active consumers, which may wait for records, or other requests."""
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._admitted = 0
+
+class ConnectionLimit:
+    """Admits connections to send requests. Of the others it closes the oldest in favour of new ones.
+
+    Each kind has a limit of its own, so neither kind takes the connections of the other.
+    """
+
+    def __init__(self, limits: Mapping[Kind, int]) -> None:
+        self.limits = limits
+        self.admitted: dict[Kind, int] = dict.fromkeys(limits, 0)
+        """Number of open connections that may send requests."""
         self._others: dict[ClientConnection, float] = {}
         """Not admitted: they sent nothing, half a head, or only health requests. The least recently active first."""
 
     def has_capacity(self) -> bool:
         """Return whether one more may be opened. For it the oldest is closed, if it had time to send a request."""
-        if self._admitted + len(self._others) < self.limit + RESERVED_CONNECTIONS:
+        most = sum(self.limits.values()) + RESERVED_CONNECTIONS
+        if sum(self.admitted.values()) + len(self._others) < most:
             return True
         before = time.monotonic() - _TIME_TO_SEND_SECONDS
         oldest = next((one for one, at in self._others.items() if at > before or not one.is_answering), None)
@@ -75,12 +88,13 @@ class ConnectionLimit:
         """Count a new connection."""
         self._others[connection] = time.monotonic()
 
-    def admit(self, connection: ClientConnection) -> bool:
-        """Return whether a connection may send requests until it is closed."""
-        if self._admitted >= self.limit:
+    def admit(self, connection: ClientConnection, kind: Kind) -> bool:
+        """Return whether a connection may send requests of a kind, which then count as its only ones."""
+        if self.admitted[kind] >= self.limits[kind]:
             return False
-        self._others.pop(connection, None)
-        self._admitted += 1
+        self.closed(connection)
+        connection.kind = kind
+        self.admitted[kind] += 1
         return True
 
     def active(self, connection: ClientConnection) -> None:
@@ -91,9 +105,9 @@ class ConnectionLimit:
     def closed(self, connection: ClientConnection) -> None:
         """Stop counting a connection."""
         self._others.pop(connection, None)
-        if connection.admitted:
-            connection.admitted = False
-            self._admitted -= 1
+        if connection.kind:
+            self.admitted[connection.kind] -= 1
+            connection.kind = None
 
 
 class Slices:
@@ -146,8 +160,8 @@ class DirectPath(Protocol):
 class Shared:
     """What all connections of a server share."""
 
-    def __init__(self, max_connections: int, hot_path: DirectPath | None) -> None:
-        self.limit = ConnectionLimit(max_connections)
+    def __init__(self, limits: Mapping[Kind, int], hot_path: DirectPath | None) -> None:
+        self.limit = ConnectionLimit(limits)
         self.slices = Slices()
         self.hot_path = hot_path
         self.receiving_bytes = 0
@@ -163,8 +177,8 @@ class ClientConnection(HttpToolsProtocol):
 
     opening: asyncio.Task[None]
     """Ends when the TLS handshake has ended."""
-    admitted = False
-    """Whether it is one of `http.max_connections`: it has sent a request that is not for health."""
+    kind: Kind | None = None
+    """The limit that it counts for; None before its first request that is not for health."""
     received_bytes = 0
     _held_bytes = 0
     _chunk_bytes = 0
@@ -278,7 +292,7 @@ class ClientConnection(HttpToolsProtocol):
         if self.url[:1] != b"/" and not self._names_its_host():
             self._refuse(AmbiguousRequest("the host in the request line is not that of the Host header: send one"))
             return
-        if not self.admitted and not self._may_send():
+        if (self.kind != "requests" or not self.url.startswith(b"/producers/")) and not self._may_send():
             return
         idle = (self.cycle is None or self.cycle.response_complete) and not self._ordinary
         self._ordinary = max(0, self._ordinary - 1)
@@ -299,16 +313,18 @@ class ClientConnection(HttpToolsProtocol):
         if self.url.startswith(_ALWAYS_OPEN):
             self._limit.active(self)
             return True
-        self.admitted = self._limit.admit(self)
-        if not self.admitted:
-            self._refuse(self._busy())
-        return self.admitted
+        kind: Kind = "reads" if _READ.fullmatch(unquote_to_bytes(_QUERY.split(self.url, 1)[0])) else "requests"
+        waits = self.kind == "reads" and self.is_answering
+        # A client commits on the connection on which it reads, also while there are too many of the other kind.
+        if kind == self.kind or waits or self._limit.admit(self, kind) or self.kind == "reads":
+            return True
+        self._refuse(self._busy(kind))
+        return False
 
-    def _busy(self) -> ServerBusy:
-        return ServerBusy(
-            f"more than {self._limit.limit} connections are open (http.max_connections): "
-            "close some, or send again after a pause"
-        )
+    def _busy(self, kind: Kind = "requests") -> ServerBusy:
+        what = "open (http.max_connections)" if kind == "requests" else "used to read (http.reader_share)"
+        text = f"more than {self._limit.limits[kind]} connections are {what}: close some, or send again after a pause"
+        return ServerBusy(text)
 
     def on_body(self, body: bytes) -> None:
         if self._refused:

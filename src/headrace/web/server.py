@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import logging
 import resource
 import socket
@@ -21,6 +22,7 @@ import uvicorn
 from headrace.config.http import HttpConfig
 from headrace.errors import EnvironmentProblem, PortTaken
 from headrace.lifecycle import Clock, Deadline, Service, SystemClock
+from headrace.lifecycle.gauge_registry import register_gauge
 from headrace.lifecycle.memory import give_back_memory
 from headrace.web.application import Application
 from headrace.web.connection import RESERVED_CONNECTIONS, ClientConnection, ConnectionLimit, Shared, check_deadlines
@@ -58,7 +60,8 @@ def allow_open_files(connections: int) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard not in (resource.RLIM_INFINITY, max(hard, needed)):
         raise EnvironmentProblem(
-            f"http.max_connections is {connections}, which needs {needed} open files, and the limit is {hard}: "
+            f"http.max_connections and http.reader_share are {connections} connections, which needs {needed} open "
+            f"files, and the limit is {hard}: "
             "raise the limit (ulimit -Hn, LimitNOFILE= of systemd) or lower http.max_connections"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -102,7 +105,7 @@ class WebService(Service):
                 timeout_graceful_shutdown=_GRACE_SECONDS,
                 backlog=_BACKLOG,
             ),
-            Shared(settings.max_connections, hot_path),
+            Shared({"requests": settings.max_connections, "reads": settings.max_readers}, hot_path),
             self.spawn,
         )
         self.url = ""
@@ -123,6 +126,9 @@ class WebService(Service):
         host, port = listener.getsockname()[:2]
         self.url = f"{self._scheme}://[{host}]:{port}" if ":" in host else f"{self._scheme}://{host}:{port}"
         self._task = self.spawn(self._server.serve(sockets=[listener]), "serve")
+        limit = self._server.shared.limit
+        for kind in limit.admitted:
+            register_gauge("headrace_http_connections", functools.partial(limit.admitted.__getitem__, kind), kind=kind)
         self.spawn(self._check_deadlines(), "deadlines")
         self.spawn(give_back_memory(self._clock), "memory")
 
@@ -144,7 +150,7 @@ class WebService(Service):
             check_deadlines(self._server.server_state.connections, self._clock.monotonic())
 
     def _bind(self) -> socket.socket:
-        allow_open_files(self._settings.max_connections)
+        allow_open_files(self._settings.max_connections + self._settings.max_readers)
         host, port = self._settings.host, self._settings.port
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:

@@ -108,7 +108,8 @@ def test_unknown_key_without_a_near_name_lists_the_known_ones(write: Write) -> N
     """When nothing is near, the names that go there are listed."""
     assert problems(write("http: {zzz: 1}")) == [
         "headrace.yaml:1: http.zzz: unknown key: "
-        "known here are host, port, tls, allowed_hosts, max_body_bytes, max_records, gzip_requests, max_connections"
+        "known here are host, port, tls, allowed_hosts, max_body_bytes, max_records, gzip_requests, max_connections, "
+        "reader_share"
     ]
 
 

@@ -274,6 +274,49 @@ async def test_connections_over_the_limit_are_told_so(opened: Any) -> None:
         assert (await server.ask(post(RECORD))).status == 200
 
 
+def _read_of(path: str = "/consumers/g/instances/i/records") -> bytes:
+    return b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % path.encode()
+
+
+@pytest.mark.parametrize("path", ["/consumers/g/instances/i/records?timeout=1", "/consumers/g/instances/%69/%72ecords"])
+async def test_readers_and_other_clients_have_limits_of_their_own(opened: Any, path: str) -> None:
+    """Neither kind is refused because of the other, and a connection counts as what it did last."""
+    async with opened(max_connections=2, reader_share=0.5) as server:
+        reading = await server.connect()
+        reading[1].write(_read_of(path))
+        assert (await server.read(reading[0])).json["code"] == "ERR12200"
+        refused = await server.ask(_read_of())
+        assert (refused.status, refused.json["code"], refused.headers["connection"]) == (503, "ERR40031", "close")
+        assert "http.reader_share" in refused.json["description"]
+        others = [await server.connect() for _ in range(2)]
+        for reader, writer in others:
+            writer.write(post(RECORD))
+            assert (await server.read(reader)).status == 200
+        assert (await server.ask(post(RECORD))).status == 503
+        for request in (post(RECORD), _read_of()):  # a reader commits on its own connection
+            reading[1].write(request)
+            assert (await server.read(reading[0])).status in (200, 404)
+        others[0][1].write(_read_of())  # a request is refused, not the connection of another kind
+        assert (await server.read(others[0][0])).status == 503
+        assert await others[0][0].read() == b""
+        reading[1].write(post(RECORD))
+        assert (await server.read(reading[0])).status == 200
+        shown = (await server.get("/metrics")).body.decode()
+        assert 'headrace_http_connections{kind="reads"} 0.0' in shown
+        assert 'headrace_http_connections{kind="requests"} 2.0' in shown
+        assert (await server.ask(_read_of())).status == 404
+
+
+async def test_requests_behind_a_read_wait_on_its_connection(opened: Any) -> None:
+    """A read does not leave its limit because the same client sends another request behind it."""
+    async with opened(max_connections=4, reader_share=0.5) as server:
+        _, writer = await server.connect()
+        writer.write(_read_of() + post(RECORD))
+        await server.get("/live")
+        limit = server.web._server.shared.limit
+        assert limit.admitted == {"requests": 0, "reads": 1}
+
+
 def test_slow_heads_lose_their_connections_to_requests(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than may be open at all: liveness and requests are answered, the oldest slow heads are closed with 503."""
     monkeypatch.setattr("headrace.web.connection.RESERVED_CONNECTIONS", 16)
@@ -289,7 +332,7 @@ def test_slow_heads_lose_their_connections_to_requests(opened: Any, monkeypatch:
             answer = await server.read(pairs[0][0])
             assert (answer.status, answer.json["code"]) == (503, "ERR40031")
             assert (await server.ask(post(RECORD))).status == 200
-            assert len(server.web._server.server_state.connections) <= 20
+            assert len(server.web._server.server_state.connections) <= 22
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())

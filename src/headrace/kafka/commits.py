@@ -112,6 +112,13 @@ class Commits:
             self._newest.pop(partition, None)
         self._drop(gone, self._requests)
 
+    def renew(self, partition: TopicPartition, epoch: int) -> None:
+        """Keep the offsets of a partition that stays assigned under another epoch."""
+        if partition in self._newest:
+            self._newest[partition] = epoch, self._newest[partition][1]
+        if partition in self._sent:
+            self._sent[partition] = epoch
+
     def send_due(self, client: Any) -> None:
         """Send the offsets, unless a commit is in flight or has just failed."""
         if not self._newest or self._in_flight or self._clock.monotonic() < self._retry_at:

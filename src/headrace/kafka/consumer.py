@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import confluent_kafka
 
 from headrace.config.consumers import FlowControl
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, KafkaUnavailable
 from headrace.kafka.admin import Admin
 from headrace.kafka.fetch_flow import FetchFlowControl
 from headrace.kafka.loop_proxy import CommandQueue, ConsumerProblems, Listener, LoopProxy
@@ -163,14 +163,31 @@ class Consumer(Service):
     async def seek(self, partition: TopicPartition, epoch: int, to: Committed) -> bool:
         return await self._answered(lambda poll, answer: poll.seek(partition, epoch, to, answer))
 
-    async def _answered(self, command: Callable[[PollThread, Callable[[T], None]], None]) -> T:
-        """Run a command on the thread and return its answer, which comes in any case."""
-        poll = self._poll
+    async def _answered(self, command: Callable[[PollThread, Callable[[T | HeadraceError], None]], None]) -> T:
+        """Run a command on the thread and return its answer.
+
+        Raises:
+            KafkaUnavailable: The thread has ended before it answered.
+            KafkaError: The answer is an error.
+        """
+        poll, thread = self._poll, self._thread
         assert poll
-        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        assert thread
+        answer: asyncio.Future[T | HeadraceError] = asyncio.get_running_loop().create_future()
         done = functools.partial(poll.loop.post, answer.set_result)
         self._commands.append(lambda: command(poll, done))
-        return await asyncio.shield(answer)
+        ended = asyncio.ensure_future(thread.wait_ended())
+        waiting: set[asyncio.Future[Any]] = {answer, ended}
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended.cancel()
+        if not answer.done():
+            raise KafkaUnavailable(f"{self.name} has ended before it could do this: {self.death or 'it was stopped'}")
+        result = answer.result()
+        if isinstance(result, HeadraceError):
+            raise result
+        return result
 
     async def move(self, partition: TopicPartition, offset: int) -> bool:
         """Read a partition from another offset on, without a commit. False if it is not assigned."""

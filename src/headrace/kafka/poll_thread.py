@@ -13,6 +13,7 @@ from typing import Any
 
 import confluent_kafka
 
+from headrace.errors import HeadraceError
 from headrace.kafka.commits import Commits, commit_now
 from headrace.kafka.error_map import to_error
 from headrace.kafka.fetch_flow import FetchFlowControl
@@ -136,27 +137,31 @@ class PollThread:
 
     def run(self, stop_requested: threading.Event) -> None:
         """Poll until the stop is requested, then leave the group."""
-        client = self._client
         try:
             while not stop_requested.is_set():
-                self._commands.run()
-                self.commits.send_due(client)
-                self._resolve_positions()
-                self._pause_and_resume()
-                if self._flow.must_wait:
-                    # A moment without a poll does no harm, and is cheaper than a pause.
-                    self._commands.wait(_PATIENCE_SECONDS)
-                    continue
-                # consume() alone waits until the batch is full; poll() returns with the first record.
-                first = client.poll(_BUSY_SECONDS if self._flow.records else _IDLE_SECONDS)
-                if first is not None:
-                    reach("poll.after")
-                    more = client.consume(min(_BATCH_RECORDS - 1, self._flow.poll_limit_records), 0)
-                    self._dispatch([first, *more])
+                self.turn()
             # Before the client closes: a closing client learns of no new generation, and Kafka refuses its commits.
             self._drain_and_commit(list(self.epochs))
         finally:
-            client.close()  # runs _on_revoke for the assigned partitions
+            self._client.close()  # runs _on_revoke for the assigned partitions
+
+    def turn(self) -> None:
+        """Run the commands of the loop, and poll once."""
+        client = self._client
+        self._commands.run()
+        self.commits.send_due(client)
+        self._resolve_positions()
+        self._pause_and_resume()
+        if self._flow.must_wait:
+            # A moment without a poll does no harm, and is cheaper than a pause.
+            self._commands.wait(_PATIENCE_SECONDS)
+            return
+        # consume() alone waits until the batch is full; poll() returns with the first record.
+        first = client.poll(_BUSY_SECONDS if self._flow.records else _IDLE_SECONDS)
+        if first is not None:
+            reach("poll.after")
+            more = client.consume(min(_BATCH_RECORDS - 1, self._flow.poll_limit_records), 0)
+            self._dispatch([first, *more])
 
     # Commands --------------------------------------------------------------------------------------------------------
 
@@ -200,16 +205,24 @@ class PollThread:
         """Read on at another offset, without a commit; False if the partition is not assigned."""
         assigned = partition in self.epochs or self.resolver.is_open(partition)
         if assigned:
-            self._forget([partition])
-            self._pass_assigned({partition: StartPosition(offset, epoch=self.resolver.new_epoch())})
+            start = StartPosition(offset, epoch=self.resolver.new_epoch())
+            self.commits.renew(partition, start.epoch)  # what was requested before the move is still committed
+            self.resolver.forget([partition])
+            self._pass_assigned({partition: start})
             self._fetch_from(partition, offset)
         answer(assigned)
 
     def committed(
-        self, partitions: Sequence[TopicPartition], answer: Callable[[Mapping[TopicPartition, Committed]], None]
+        self,
+        partitions: Sequence[TopicPartition],
+        answer: Callable[[Mapping[TopicPartition, Committed] | HeadraceError], None],
     ) -> None:
-        """Answer with the committed offsets of the group."""
-        found = committed_offsets(self._client, partitions)
+        """Answer with the committed offsets of the group, or with the error of Kafka."""
+        try:
+            found = committed_offsets(self._client, partitions)
+        except confluent_kafka.KafkaException as cause:
+            answer(to_error(cause.args[0], f"group {self._problems.group}"))
+            return
         answer({partition: at for partition, at in found.items() if isinstance(at, Committed)})
 
     def restart_topic(self, topic: str, after: float) -> None:

@@ -84,6 +84,10 @@ class OwnedThread:
         """Whether the thread runs."""
         return self._thread.is_alive()
 
+    async def wait_ended(self) -> None:
+        """Wait until the thread has ended."""
+        await self._ended.wait()
+
     async def stop(self, limit_seconds: float) -> bool:
         """Ask the thread to end and wait at most `limit_seconds`; past that it is abandoned.
 

@@ -1,0 +1,360 @@
+"""Instances of active consumers on a group in memory: the real instance and consumer, without a broker or a thread.
+
+The client's thread takes a turn when a test says so. Time passes only when nothing else can happen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple, TypeVar
+
+import confluent_kafka
+import pytest
+
+from headrace.config.active import ActiveConsumersConfig
+from headrace.config.kafka import KafkaConfig
+from headrace.formats.codecs import Codecs
+from headrace.kafka.positions import ReadPolicy
+from headrace.records import Committed, TopicPartition
+from headrace.sidecar.active.instance import ActiveInstance, InstanceSpec
+from headrace.sidecar.active.instances import ActiveInstances
+from headrace.testing import ManualClock
+
+T = TypeVar("T")
+
+P0, P1, P2 = (TopicPartition("t", n) for n in range(3))
+GROUP = "g"
+
+
+class Stored(NamedTuple):
+    """A record of the log, as the client gives it."""
+
+    partition_: TopicPartition
+    offset_: int
+    bytes_: bytes
+
+    def error(self) -> None:
+        return None
+
+    def topic(self) -> str:
+        return self.partition_.topic
+
+    def partition(self) -> int:
+        return self.partition_.partition
+
+    def offset(self) -> int:
+        return self.offset_
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, 1000 + self.offset_
+
+    def key(self) -> None:
+        return None
+
+    def value(self) -> bytes:
+        return self.bytes_
+
+    def headers(self) -> None:
+        return None
+
+
+class World:
+    """The log, the commits and the topics of a cluster, which is also the `Admin` of its instances."""
+
+    config = KafkaConfig()
+    reachability = SimpleNamespace(failed=lambda error: None, answered=lambda: None)
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.clock = ManualClock()
+        self.logs: dict[TopicPartition, list[Stored]] = {p: [] for p in (P0, P1, P2)}
+        self.committed: dict[TopicPartition, Committed] = {}
+        self.on_commit: Callable[[TopicPartition, Committed], None] = lambda partition, at: None
+        self.clients: list[Client] = []
+        """Clients that are not closed, the newest last."""
+        self.failure: confluent_kafka.KafkaException | None = None
+        """Raised by questions to the coordinator while it is set."""
+        patch.setattr(confluent_kafka, "Consumer", lambda settings: Client(self, settings))
+        patch.setattr("headrace.kafka.consumer.OwnedThread", Steps)
+        patch.setattr("headrace.kafka.consumer.LoopProxy", Proxy)
+
+    def append(self, partition: TopicPartition, *sizes: int) -> None:
+        """Append records: JSON strings of so many bytes."""
+        log = self.logs[partition]
+        for size in sizes:
+            log.append(Stored(partition, len(log), b'"%s"' % (b"x" * max(0, size - 2))))
+
+    def instances(self, **settings: Any) -> ActiveInstances:
+        """Return a process's instances, not started."""
+        codecs: Any = Codecs(None)  # type: ignore[arg-type]
+        return ActiveInstances(ActiveConsumersConfig(**settings), self, codecs, self.clock)  # type: ignore[arg-type]
+
+    async def list_topics(self) -> list[Any]:
+        return [SimpleNamespace(name=name) for name in {p.topic for p in self.logs}]
+
+    async def topic_ids(self, names: Sequence[str]) -> dict[str, str]:
+        return {name: name for name in names}
+
+    async def run(self, work: Awaitable[T], turns: int = 40) -> T:
+        """Await a call while the thread takes turns; then only time passes."""
+        task = asyncio.ensure_future(work)
+        for _ in range(turns):
+            await self.clock.settle()
+            if task.done():
+                break
+            self.turn()
+        return await task
+
+    def turn(self) -> None:
+        """Let the thread of each consumer take one turn, and the loop hear of it."""
+        for client in list(self.clients):
+            client.steps.turn()
+
+    async def turns(self, count: int = 3) -> None:
+        """Let some turns pass."""
+        for _ in range(count):
+            self.turn()
+            await self.clock.settle()
+
+
+class Client:
+    """Kafka's client as one consumer uses it. Rebalances happen in its next poll."""
+
+    newest: Client
+
+    def __init__(self, world: World, settings: Mapping[str, Any]) -> None:
+        self.world = world
+        self.steps: Steps
+        self.positions: dict[TopicPartition, int] = {}
+        self.paused: set[TopicPartition] = set()
+        self.topics: list[str] = []
+        self.is_closed = False
+        self._events: deque[tuple[str, list[TopicPartition]]] = deque()
+        self._reports: deque[list[Any]] = deque()
+        self._callbacks: dict[str, Callable[[Any, Any], None]] = {}
+        self._on_commit = settings["on_commit"]
+        world.clients.append(self)
+        Client.newest = self
+
+    def rebalance(self, event: str, *partitions: TopicPartition) -> None:
+        """Let partitions be assigned (`on_assign`), revoked (`on_revoke`) or lost (`on_lost`) in the next poll."""
+        self._events.append((event, list(partitions)))
+
+    def subscribe(self, topics: Sequence[str], **callbacks: Callable[[Any, Any], None]) -> None:
+        self.topics, self._callbacks = list(topics), callbacks
+
+    def unsubscribe(self) -> None:
+        self.topics = []
+        self.rebalance("on_revoke", *self.positions)
+
+    def poll(self, seconds: float) -> Any:
+        while self._reports:
+            self._on_commit(None, self._reports.popleft())
+        if self._events:
+            event, partitions = self._events.popleft()
+            self._callbacks[event](self, [plain(p) for p in partitions])
+            return None
+        return next(iter(self.consume(1, 0)), None)
+
+    def consume(self, most: int, seconds: float) -> list[Any]:
+        found: list[Any] = []
+        for partition, position in self.positions.items():
+            if partition not in self.paused:
+                records = self.world.logs[partition][position : position + most - len(found)]
+                found += records
+                self.positions[partition] += len(records)
+        return found
+
+    def incremental_assign(self, items: Sequence[Any]) -> None:
+        for item in items:
+            if item.offset < 0 and item.offset not in (confluent_kafka.OFFSET_BEGINNING, confluent_kafka.OFFSET_END):
+                raise confluent_kafka.KafkaException(
+                    confluent_kafka.KafkaError(confluent_kafka.KafkaError._INVALID_ARG)
+                )
+            end = len(self.world.logs[where(item)])
+            marks = {confluent_kafka.OFFSET_BEGINNING: 0, confluent_kafka.OFFSET_END: end}
+            self.positions[where(item)] = marks.get(item.offset, item.offset)
+
+    def incremental_unassign(self, items: Sequence[Any]) -> None:
+        for item in items:
+            del self.positions[where(item)]
+
+    def pause(self, items: Sequence[Any]) -> None:
+        self.paused |= {where(item) for item in items}
+
+    def resume(self, items: Sequence[Any]) -> None:
+        self.paused -= {where(item) for item in items}
+
+    def committed(self, items: Sequence[Any], timeout: float) -> list[Any]:
+        if self.world.failure:
+            raise self.world.failure
+        known = {where(item): self.world.committed.get(where(item)) for item in items}
+        return [
+            SimpleNamespace(
+                topic=p.topic,
+                partition=p.partition,
+                offset=at.offset if at else confluent_kafka.OFFSET_INVALID,
+                metadata=at.metadata if at else "",
+                error=None,
+            )
+            for p, at in known.items()
+        ]
+
+    def get_watermark_offsets(self, item: Any, timeout: float) -> tuple[int, int]:
+        return 0, len(self.world.logs[where(item)])
+
+    def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
+        partitions = {p.partition: SimpleNamespace(leader=1) for p in self.world.logs}
+        return SimpleNamespace(topics={"t": SimpleNamespace(partitions=partitions)})
+
+    def commit(self, offsets: Sequence[Any], asynchronous: bool) -> None:
+        if self.world.failure:
+            raise self.world.failure
+        for item in offsets:
+            assert where(item) in self.positions, f"a commit of {where(item)}, which is not assigned"
+            at = Committed(item.offset, item.metadata or "")
+            self.world.on_commit(where(item), at)
+            self.world.committed[where(item)] = at
+        if asynchronous:
+            self._reports.append([plain(where(item), item.offset) for item in offsets])
+
+    def close(self) -> None:
+        if self.positions and self._callbacks:
+            self._callbacks["on_revoke"](self, [plain(p) for p in list(self.positions)])
+        self.is_closed = True
+        self.world.clients.remove(self)
+
+
+class Steps:
+    """Stands for the thread of a consumer: it runs when it is told to."""
+
+    def __init__(self, name: str, run: Callable[[Any], None], on_death: Callable[[BaseException], None]) -> None:
+        self.poll: Any = run.__self__  # type: ignore[attr-defined]
+        self.alive = False
+        self._on_death = on_death
+        self._ended = asyncio.Event()
+
+    def start(self) -> None:
+        self.alive = True
+        Client.newest.steps = self
+
+    def turn(self) -> None:
+        """Take one turn; an error ends the consumer."""
+        try:
+            self.poll.turn()
+        except Exception as cause:  # noqa: BLE001 as the thread's own boundary
+            self._end()
+            self._on_death(cause)
+        self.poll.loop.flush()
+
+    async def wait_ended(self) -> None:
+        await self._ended.wait()
+
+    async def stop(self, limit_seconds: float) -> bool:
+        if self.alive:
+            self._end()
+        return True
+
+    def _end(self) -> None:
+        self.alive = False
+        try:
+            self.poll.run(SimpleNamespace(is_set=lambda: True))
+        finally:
+            self.poll.loop.flush()
+            self._ended.set()
+
+
+class Proxy:
+    """The loop as the thread sees it: calls wait until the end of a turn."""
+
+    def __init__(self, service: Any, listener: Any, epochs: dict[TopicPartition, int]) -> None:
+        self.listener, self.epochs, self._service = listener, epochs, service
+        self._calls: deque[Callable[[], None]] = deque()
+
+    @property
+    def is_dead(self) -> bool:
+        return self._service.death is not None
+
+    def post(self, call: Callable[..., Any], *arguments: Any) -> None:
+        self._calls.append(lambda: call(*arguments))
+
+    def flush(self) -> None:
+        """Make the calls."""
+        while self._calls:
+            self._calls.popleft()()
+
+    def wait_for(self, work: Callable[[], Coroutine[Any, Any, T]], name: str, seconds: float) -> T | None:
+        self.flush()
+        if self.is_dead:
+            return None
+        try:
+            work().send(None)
+        except StopIteration as end:
+            return end.value
+        raise AssertionError("the listener of an instance waits for nothing")
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time passes while nothing can run."""
+
+    def __init__(self) -> None:
+        super().__init__(_Selector(self))
+        self.now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+
+class _Selector(selectors.SelectSelector):
+    def __init__(self, loop: VirtualLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> Any:
+        assert timeout is not None, "everything waits, and nothing will ever happen"
+        self._loop.now += timeout
+        return super().select(0)
+
+
+def spec_of(name: str = "one", **given: Any) -> InstanceSpec:
+    """Return the settings of an instance that reads JSON from the start."""
+    values: dict[str, Any] = {
+        "group": GROUP,
+        "name": name,
+        "owner": "",
+        "key_format": "string",
+        "value_format": "json",
+        "wait_seconds": 1.0,
+        "min_bytes": -1,
+        "max_read_bytes": 200_000,
+        "auto_commit_seconds": None,
+        "buffer_bytes": 2_000_000,
+        "policy": ReadPolicy("earliest"),
+        **given,
+    }
+    return InstanceSpec(**values)
+
+
+async def read(world: World, instance: ActiveInstance, wait_seconds: float = 0.5, **limits: int) -> Any:
+    """Read what is there."""
+    given = {"max_bytes": 200_000, "max_records": 10_000, **limits}
+    return await world.run(instance.read(wait_seconds=wait_seconds, **given))
+
+
+def run_virtual(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine in a loop with virtual time."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(work)
+
+
+def where(item: Any) -> TopicPartition:
+    """Return the partition of the client's object."""
+    return TopicPartition(item.topic, item.partition)
+
+
+def plain(partition: TopicPartition, offset: int = confluent_kafka.OFFSET_INVALID) -> Any:
+    """Return the client's object of a partition."""
+    return confluent_kafka.TopicPartition(partition.topic, partition.partition, offset)

@@ -48,7 +48,7 @@ _OPEN_FIRST = {
     "pipelines/driver": "__main__ topics",
     "security": "authenticator principals",
     "sidecar": "produce produce_request transactions idempotency",
-    "sidecar/active": "instance instances entries",
+    "sidecar/active": "instance instances",
     "sidecar/reactive": "http_destination client envelope",
     "telemetry": "metrics audit logs",
     "testing": "plugin scene push_ledger",

@@ -213,14 +213,15 @@ def _too_large(limit_bytes: int) -> PayloadTooLarge:
 
 
 class HttpResponse:
-    """A whole answer. A struct is encoded as JSON; bytes are sent as they are."""
+    """A whole answer. A struct is encoded as JSON; bytes are sent as they are; status 204 has no content."""
 
     def __init__(self, body: object, status: int = 200, content_type: bytes = JSON, headers: Headers = ()) -> None:
         self.status = status
         self.body = body if isinstance(body, bytes) else msgspec.json.encode(body)
         if content_type.startswith(b"text/") and b"charset" not in content_type:
             content_type += b"; charset=utf-8"
-        self.headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(self.body)), *headers]
+        content = [(b"content-type", content_type), (b"content-length", b"%d" % len(self.body))]
+        self.headers = [*(content if status != 204 else ()), *headers]
 
     async def send(self, send: Send) -> None:
         """Send the answer."""

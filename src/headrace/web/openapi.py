@@ -23,6 +23,7 @@ from headrace.web.exchange import ALWAYS_OPEN
 Json = dict[str, Any]
 
 _REF: Final = "#/components/schemas/{name}"
+_INSTANCE: Final = "/consumers/{group}/instances/{instance}"
 _EDGE: Final = (errors.AmbiguousRequest, errors.OriginRefused, errors.HeadersTooLarge, errors.TransferCodingUnknown)
 _TAGS: Final = (
     ("Produce", ("/producers", "/transactions")),
@@ -31,6 +32,7 @@ _TAGS: Final = (
     ("Registered consumers", ("/reactive-consumers",)),
     ("Jobs and replays", ("/adm/jobs", "/adm/replays", "/adm/messagereplaymetadata")),
     ("Audit", ("/consumers/active/audit",)),
+    ("Positions and commits", (f"{_INSTANCE}/offsets", f"{_INSTANCE}/positions")),
     ("Active consumers", ("/consumers",)),
     ("Health and metrics", ("/health", "/live", "/ready", "/metrics")),
     ("Documents", ("/",)),

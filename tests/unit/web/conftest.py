@@ -27,9 +27,9 @@ from headrace.formats.codecs import Codecs
 from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import check_topic
 from headrace.lifecycle import Readiness, SystemClock
-from headrace.records import OutgoingRecord, Produced, TopicPartition
+from headrace.records import Committed, OutgoingRecord, Produced, Record, TopicPartition
 from headrace.security import Authenticator, TlsFiles
-from headrace.sidecar.active.instances import ActiveInstances
+from headrace.sidecar.active.entries import EntryWriter
 from headrace.sidecar.idempotency import Idempotency
 from headrace.sidecar.produce import ProduceService
 from headrace.sidecar.transactions import Transactions
@@ -96,6 +96,10 @@ class Kafka:
     async def offsets_since(self, partitions: Any, timestamp_ms: int) -> dict[Any, int]:
         return {}
 
+    async def start_offsets(self, partitions: Any) -> dict[Any, int]:
+        return {}
+
+    end_offsets = start_offsets
     config = KafkaConfig()
 
     def send(self, records: Sequence[OutgoingRecord], done: Callable[[list[Any]], None], *_: Any) -> None:
@@ -278,6 +282,46 @@ class Registered:
         return self.one_of()
 
 
+class ActiveFake:
+    """Has every instance, which reads nothing, and fails as Kafka does; stands for the instances and for one."""
+
+    topics: tuple[str, ...] = ()
+    assigned: tuple[TopicPartition, ...] = ()
+    records: tuple[Record, ...] = ()
+    spec = SimpleNamespace(max_read_bytes=1, wait_seconds=0)
+
+    def __init__(self, kafka: Kafka, codecs: Codecs) -> None:
+        self._kafka = kafka
+        self.entries = EntryWriter("t", codecs.for_reading("string"), codecs.for_reading("json"))
+
+    def find(self, *_: Any) -> ActiveFake:
+        if self._kafka.failure:
+            raise self._kafka.failure
+        return self
+
+    async def create(self, *_: Any) -> ActiveFake:
+        return self.find()
+
+    async def read(self, **_: Any) -> ActiveFake:
+        return self
+
+    def end(self, delivered: int) -> None:
+        """Nothing was read."""
+
+    async def delete(self, *_: Any) -> None:
+        """It is there again."""
+
+    subscribe = wait_assigned = seek = delete
+
+    async def unsubscribe(self) -> None:
+        """It reads nothing."""
+
+    async def committed(self, *_: Any, **__: Any) -> dict[TopicPartition, Committed]:
+        return {}
+
+    commit = committed
+
+
 class RunningServer:
     """A running server and what it talks to."""
 
@@ -323,7 +367,7 @@ async def read_answer(reader: asyncio.StreamReader) -> Answer:
     """Read one answer that has a Content-Length."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in head[1:] if line)}
-    return Answer(int(head[0].split()[1]), headers, await reader.readexactly(int(headers["content-length"])))
+    return Answer(int(head[0].split()[1]), headers, await reader.readexactly(int(headers.get("content-length", 0))))
 
 
 @contextlib.asynccontextmanager
@@ -343,7 +387,7 @@ async def _opened(**settings: Any) -> AsyncIterator[RunningServer]:
     work: Any = Work(kafka)
     control: Any = ControlFake(kafka)
     registered: Any = Registered(kafka)
-    instances = ActiveInstances(ActiveConsumersConfig(), kafka, Codecs(registry), SystemClock())
+    active: Any = ActiveFake(kafka, Codecs(registry))
     produce_route = ProduceRoute(produce, writing, metrics, config)
     families = [
         produce_route,
@@ -355,7 +399,7 @@ async def _opened(**settings: Any) -> AsyncIterator[RunningServer]:
         JobEndpoints(work, work, work),
         ControlEndpoints(control, control, control),
         RegistrationEndpoints(registered, lambda _: Readiness(True)),
-        ActiveEndpoints(ActiveConsumersConfig(), instances, kafka, ""),
+        ActiveEndpoints(ActiveConsumersConfig(), active, kafka, ""),
     ]
     application = Application(config, families, metrics, authenticator, notes)
     hot_path = HotPath(config, produce, metrics, application.gate, application.checks, authenticator)

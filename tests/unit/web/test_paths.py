@@ -81,7 +81,7 @@ async def test_a_path_has_one_spelling(opened: Any) -> None:
         for method, rule in sorted({(method, one.path) for method in ("GET", "POST") for one in ENDPOINTS}):
             path = re.sub("{.*?}", "t", rule)
             others = [path.upper(), path.title(), f"/{path}", f"{path}/", f"{path}/..", f"{path}%2f"]
-            if not path.startswith(("/health/", "/producers/")):
+            if not path.startswith(("/health/", "/producers/")) and not rule.endswith("{group}"):
                 others.append(f"{path}%00")  # there it is a name, which nobody has
             for spelled in (one for one in others if one != path):  # "/" is as it is in capitals
                 answer = await server.ask(post(spelled, method))

@@ -31,19 +31,14 @@ class EntryWriter:
         self._keys = keys
         self._values = values
 
-    async def prepare(self, records: Sequence[Record]) -> None:
-        """Fetch the schemas that these records name; await it before `write`.
+    async def write(self, records: Sequence[Record]) -> list[str]:
+        """Return one entry of JSON text per record.
 
         Raises:
-            RegistryUnavailable: A schema is not known here, and the registry does not answer.
+            RegistryUnavailable: A schema that they name is not known here, and the registry does not answer.
         """
-        if self._keys.names_schemas:
-            await self._keys.prepare(record.key for record in records)
-        if self._values.names_schemas:
-            await self._values.prepare(record.value for record in records)
-
-    def write(self, records: Sequence[Record]) -> list[str]:
-        """Return one entry of JSON text per record."""
+        await self._keys.prepare(record.key for record in records)
+        await self._values.prepare(record.value for record in records)
         entries: list[str] = []
         for partition, run in itertools.groupby(records, _PARTITION):
             entries += self._write_run(*partition, list(run))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -66,6 +66,13 @@ class PartitionName(msgspec.Struct):
     partition: _Partition
 
 
+class ExactHeader(msgspec.Struct):
+    """A header with its exact value, in base64."""
+
+    name: str
+    value: str | None
+
+
 class Moment(msgspec.Struct):
     """A time in a partition: text of RFC 3339, or milliseconds since the epoch."""
 
@@ -93,7 +100,7 @@ class Partitions(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
         return [TopicPartition(check_topic(one.topic), one.partition) for one in [*self.partitions, *self.offsets]]
 
 
-class SeekRequest(msgspec.Struct, forbid_unknown_fields=True):
+class SeekPositions(msgspec.Struct, forbid_unknown_fields=True):
     """Offsets to read next, and times to read from."""
 
     offsets: list[Position] = []
@@ -119,10 +126,28 @@ class Assigned(msgspec.Struct):
     partitions: list[PartitionName]
 
 
-class Offsets(msgspec.Struct):
+class CommittedOffsets(msgspec.Struct):
     """Committed offsets: the next records to read."""
 
     offsets: list[Position]
+
+
+class ConsumedRecord(msgspec.Struct, rename="camel"):
+    """A record, as a read answers it. A tombstone has no `value`; undecodable bytes are raw, in base64."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    headers: dict[str, str | None]
+    key: Any = msgspec.UNSET
+    value: Any = msgspec.UNSET
+    header_list: list[ExactHeader] | msgspec.UnsetType = msgspec.UNSET
+    """All headers, where `headers` cannot hold them exactly."""
+    raw_key: str | msgspec.UnsetType = msgspec.UNSET
+    raw_value: str | msgspec.UnsetType = msgspec.UNSET
+    error_code: str | msgspec.UnsetType = msgspec.UNSET
+    error: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class CommitQuery(msgspec.Struct, forbid_unknown_fields=True):

@@ -28,15 +28,16 @@ from headrace.sidecar.active.requests import (
     Assigned,
     CommitQuery,
     CommitRequest,
+    CommittedOffsets,
+    ConsumedRecord,
     Created,
     CreateInstance,
     Moment,
-    Offsets,
     PartitionName,
     Partitions,
     Position,
     ReadQuery,
-    SeekRequest,
+    SeekPositions,
     Subscribed,
     SubscribeRequest,
 )
@@ -83,8 +84,13 @@ class ActiveEndpoints:
         errors=(*_ERRORS, errors.InstanceExists, errors.InstanceInvalid, errors.TooManyRequests),
     )
     async def create(self, call: Call[CreateInstance, None]) -> Created:
-        body, settings = call.body, self._settings
-        group = check_group(call.parameters["group"])
+        spec = self._spec(call.body, check_group(call.parameters["group"]), _owner(call.scope))
+        await self._instances.create(spec)
+        uri = f"/consumers/{spec.group}/instances/{spec.name}"
+        return Created(spec.name, uri, spec.name, uri)
+
+    def _spec(self, body: CreateInstance, group: str, owner: str) -> InstanceSpec:
+        settings = self._settings
         minimum = _first(body.response_min_bytes, body.fetch_min_bytes, -1)
         wait_ms = _first(body.request_wait_ms, body.request_timeout_ms)
         auto_commit = _first(body.auto_commit_enable, body.auto_commit, False) in (True, "true")
@@ -92,10 +98,10 @@ class ActiveEndpoints:
         member = settings.consumer
         if body.isolation_level:
             member = member.model_copy(update={"isolation_level": body.isolation_level})
-        spec = InstanceSpec(
+        return InstanceSpec(
             group=group,
             name=_check_name(body.id or body.name or random_name(self._server)),
-            owner=_owner(call.scope),
+            owner=owner,
             key_format=format_name(body.key_format or body.format or settings.key_format),
             value_format=format_name(body.value_format or body.format or settings.value_format),
             wait_seconds=settings.wait_seconds if wait_ms is None else wait_ms / 1000,
@@ -105,9 +111,6 @@ class ActiveEndpoints:
             buffer_bytes=settings.buffer_bytes,
             policy=ReadPolicy(reset, member=member),
         )
-        await self._instances.create(spec)
-        uri = f"/consumers/{group}/instances/{spec.name}"
-        return Created(spec.name, uri, spec.name, uri)
 
     @Endpoint("DELETE", INSTANCE, "deleteConsumerInstance", "Close an instance", _MAY_CHANGE, {204: ()}, errors=_ERRORS)
     async def delete(self, call: Call[None, None]) -> HttpResponse:
@@ -146,9 +149,9 @@ class ActiveEndpoints:
         example={"partitions": [{"topic": "orders", "partition": 0}]},
         errors=_ERRORS,
     )
-    async def committed(self, call: Call[Partitions, None]) -> Offsets:
+    async def committed(self, call: Call[Partitions, None]) -> CommittedOffsets:
         found = await self._find(call).committed(call.body.all)
-        return Offsets(_positions(found))
+        return CommittedOffsets(_positions(found))
 
     @Endpoint(
         "POST",
@@ -182,7 +185,13 @@ class ActiveEndpoints:
         return HttpResponse(b"", 204)
 
     @Endpoint(
-        "GET", f"{INSTANCE}/subscriptions", "getSubscribedTopics", "Topics of an instance", _MAY_READ, errors=_ERRORS
+        "GET",
+        f"{INSTANCE}/subscriptions",
+        "getSubscribedTopics",
+        "Topics of an instance",
+        _MAY_READ,
+        {200: Subscribed},
+        errors=_ERRORS,
     )
     async def subscriptions(self, call: Call[None, None]) -> HttpResponse:
         found = Subscribed(self._find(call).topics)
@@ -225,6 +234,7 @@ class ActiveEndpoints:
         "getAssignedPartitions",
         "Partitions that an instance reads now",
         _MAY_READ,
+        {200: Assigned},
         errors=_ERRORS,
     )
     async def assignments(self, call: Call[None, None]) -> HttpResponse:
@@ -241,7 +251,7 @@ class ActiveEndpoints:
         example={"offsets": [{"topic": "orders", "partition": 0, "offset": 0}]},
         errors=_ERRORS,
     )
-    async def seek(self, call: Call[SeekRequest, None]) -> HttpResponse:
+    async def seek(self, call: Call[SeekPositions, None]) -> HttpResponse:
         instance = self._find(call)
         targets = {TopicPartition(one.topic, one.partition): one.offset for one in call.body.offsets}
         times = {TopicPartition(one.topic, one.partition): _milliseconds(one) for one in call.body.timestamps}
@@ -260,7 +270,7 @@ class ActiveEndpoints:
         "Read partitions from their first record on",
         _MAY_CHANGE,
         {204: ()},
-        example={"partitions": []},
+        example={"partitions": [{"topic": "orders", "partition": 0}]},
         errors=_ERRORS,
     )
     async def first(self, call: Call[Partitions, None]) -> HttpResponse:
@@ -273,7 +283,7 @@ class ActiveEndpoints:
         "Read partitions from their end on",
         _MAY_CHANGE,
         {204: ()},
-        example={"partitions": []},
+        example={"partitions": [{"topic": "orders", "partition": 0}]},
         errors=_ERRORS,
     )
     async def last(self, call: Call[Partitions, None]) -> HttpResponse:
@@ -291,7 +301,7 @@ class ActiveEndpoints:
         "fetchTopicData",
         "The next records",
         _MAY_READ,
-        {200: list[Any]},
+        {200: (list[ConsumedRecord], EVENTS, NDJSON)},
         query=ReadQuery,
         errors=(*_ERRORS, errors.InstanceBusy, errors.ReadFailed),
         effect=True,
@@ -337,8 +347,7 @@ async def _closed(receive: Receive) -> None:
 async def _send_read(read: Read, entries: EntryWriter, scope: Scope, send: Send) -> None:
     """Answer with the records of a read. If they are not written completely, they return to the instance."""
     try:
-        await entries.prepare(read.records)
-        texts = _fitting(entries.write(read.records))
+        texts = _fitting(await entries.write(read.records))
         body = f"[{','.join(texts)}]".encode()
         head = [(b"content-type", JSON), (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": head})

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from headrace.errors import HeadraceError, InstanceBusy, InstanceState, InvalidRequest
+from headrace.errors import HeadraceError, InstanceState, InvalidRequest
 from headrace.records import Record, TopicPartition
 from headrace.sidecar.active.entries import EntryWriter
 from headrace.sidecar.active.instance import ActiveInstance
@@ -75,22 +75,19 @@ async def stream_records(
                     wait_seconds=min(_HEARTBEAT_SECONDS, left),
                     stream=token,
                 )
+                try:
+                    texts = await entries.write(read.records)
+                    parts = _events(instance, read.records, texts) if events else (f"{text}\n" for text in texts)
+                    body = "".join(parts).encode() or (b":\n\n" if events else b"\n")
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+                    if written is not None and not await written()():
+                        return
+                    read.end(len(texts))
+                finally:
+                    read.end(0)
             except HeadraceError as error:
-                if isinstance(error, InstanceBusy):
-                    raise
                 last = _error(error, events)
                 break
-            try:
-                await entries.prepare(read.records)
-                texts = entries.write(read.records)
-                parts = _events(instance, read.records, texts) if events else (f"{text}\n" for text in texts)
-                body = "".join(parts).encode() or (b":\n\n" if events else b"\n")
-                await send({"type": "http.response.body", "body": body, "more_body": True})
-                if written is not None and not await written()():
-                    return
-                read.end(len(texts))
-            finally:
-                read.end(0)
             await asyncio.sleep(0)  # a stream whose records never end must not keep the loop
         await send({"type": "http.response.body", "body": last})
 

@@ -131,9 +131,10 @@ class Client:
         self.positions: dict[TopicPartition, int] = {}
         self.paused: set[TopicPartition] = set()
         self.topics: list[str] = []
-        self.is_closed = False
+        self.loses_commits = False
+        """Whether commits fail."""
         self._events: deque[tuple[str, list[TopicPartition]]] = deque()
-        self._reports: deque[list[Any]] = deque()
+        self._reports: deque[tuple[str | None, list[Any]]] = deque()
         self._callbacks: dict[str, Callable[[Any, Any], None]] = {}
         self._on_commit = settings["on_commit"]
         world.clients.append(self)
@@ -152,7 +153,7 @@ class Client:
 
     def poll(self, seconds: float) -> Any:
         while self._reports:
-            self._on_commit(None, self._reports.popleft())
+            self._on_commit(*self._reports.popleft())
         if self._events:
             event, partitions = self._events.popleft()
             self._callbacks[event](self, [plain(p) for p in partitions])
@@ -213,18 +214,18 @@ class Client:
     def commit(self, offsets: Sequence[Any], asynchronous: bool) -> None:
         if self.world.failure:
             raise self.world.failure
-        for item in offsets:
+        for item in [] if self.loses_commits else offsets:
             assert where(item) in self.positions, f"a commit of {where(item)}, which is not assigned"
             at = Committed(item.offset, item.metadata or "")
             self.world.on_commit(where(item), at)
             self.world.committed[where(item)] = at
         if asynchronous:
-            self._reports.append([plain(where(item), item.offset) for item in offsets])
+            failure = "the coordinator moved" if self.loses_commits else None
+            self._reports.append((failure, [plain(where(item), item.offset) for item in offsets]))
 
     def close(self) -> None:
         if self.positions and self._callbacks:
             self._callbacks["on_revoke"](self, [plain(p) for p in list(self.positions)])
-        self.is_closed = True
         self.world.clients.remove(self)
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from headrace.config.consumers import FlowControl
-from headrace.errors import CommitRefused, InstanceBusy, InstanceState, KafkaTimeout, ReadFailed
+from headrace.errors import CommitRefused, InstanceBusy, InstanceNotFound, InstanceState, KafkaTimeout, ReadFailed
 from headrace.kafka import Admin, Consumer, ReadPolicy, Subscription
 from headrace.lifecycle import Clock, Deadline, Service
 from headrace.records import Committed, Record, TopicPartition
@@ -23,6 +23,8 @@ from headrace.sidecar.active.entries import EntryWriter
 _COMMAND_SECONDS: Final = 10.0
 _JOIN_SECONDS: Final = 10.0
 _MAX_RECORDS: Final = 20_000
+_NAMED: Final = 10
+"""Partitions that an error names at most."""
 
 
 class InstanceSpec(NamedTuple):
@@ -52,6 +54,16 @@ class InstanceSpec(NamedTuple):
 def random_name(server: str) -> str:
     """Return the name of an instance whose client gave none, with 144 random bits."""
     return "-".join(filter(None, ("rest-consumer", server, secrets.token_urlsafe(18))))
+
+
+@contextlib.asynccontextmanager
+async def _in_time(advice: str) -> AsyncIterator[None]:
+    """Raise KafkaTimeout if Kafka takes too long."""
+    try:
+        async with asyncio.timeout(_COMMAND_SECONDS):
+            yield
+    except TimeoutError as cause:
+        raise KafkaTimeout(f"Kafka did not answer within {_COMMAND_SECONDS:g} s{advice}") from cause
 
 
 class Topics(NamedTuple):
@@ -106,6 +118,9 @@ class ActiveInstance(Service):
         self._arrived = asyncio.Event()
         self._reading = False
         self._stream: object = None
+        self._changes = asyncio.Lock()
+        """Held while what it reads is replaced."""
+        self._ended = False
 
     @property
     def assigned(self) -> list[TopicPartition]:
@@ -142,10 +157,11 @@ class ActiveInstance(Service):
 
     async def drain(self, deadline: Deadline) -> None:
         """Answer a waiting read with what is there, commit what was confirmed, and leave the group."""
-        self._arrived.set()
+        self._ended = True
         await self._close(deadline)
 
     async def stop(self) -> None:
+        self._ended = True
         await self._close(Deadline(self._clock, 0))
         await super().stop()
 
@@ -154,17 +170,23 @@ class ActiveInstance(Service):
 
         Raises:
             InstanceState: It has an assignment and this is a subscription, or the reverse.
+            InstanceNotFound: It was closed meanwhile.
         """
+        async with self._changes:
+            await self._subscribe(topics)
+
+    async def _subscribe(self, topics: Topics) -> None:
         if self.reads and (self.reads.partitions is None) != (topics.partitions is None):
             has, requested = (
                 ("a subscription", "assigned") if topics.partitions is not None else ("an assignment", "subscribed")
             )
             raise InstanceState(f"instance {self.name} has {has}: delete its subscriptions before it is {requested}")
         consumer = self._consumer or await self._open()
-        self.reads = topics
-        if self._watch:
-            await self._watch.stop()
-            self._watch = None
+        watch, self._watch, self.reads = self._watch, None, topics
+        if watch:
+            await watch.stop()
+        if self._consumer is not consumer:
+            raise InstanceNotFound(f"instance {self.name} was closed meanwhile")
         if topics.partitions is not None:
             consumer.assign(topics.partitions)
             return
@@ -176,11 +198,14 @@ class ActiveInstance(Service):
 
     async def unsubscribe(self) -> None:
         """Read nothing, and leave the group."""
-        self.reads = None
-        self._revoked.clear()
-        await self._close(Deadline(self._clock, _COMMAND_SECONDS))
+        async with self._changes:
+            self.reads = None
+            self._revoked.clear()
+            await self._close(Deadline(self._clock, _COMMAND_SECONDS))
 
     async def _open(self) -> Consumer:
+        if self._ended:
+            raise InstanceNotFound(f"instance {self.name} was closed meanwhile")
         spec = self.spec
         flow = FlowControl(max_records=_MAX_RECORDS, max_bytes=spec.buffer_bytes)
         consumer = Consumer(
@@ -200,6 +225,7 @@ class ActiveInstance(Service):
 
     async def _close(self, deadline: Deadline) -> None:
         watch, consumer, self._watch, self._consumer = self._watch, self._consumer, None, None
+        self._arrived.set()
         if watch:
             await watch.stop()
         if consumer:
@@ -242,10 +268,10 @@ class ActiveInstance(Service):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_seconds):
                     while not (self._buffer.records and (self._buffer.size_bytes >= least or self.spec.min_bytes < 1)):
+                        if self.is_closed:
+                            break
                         self._arrived.clear()
                         await self._arrived.wait()
-                        if self._consumer is None or self._consumer.death:
-                            break
             if not self._buffer.records:
                 self._raise_problem()
             records = self._buffer.take(max_bytes, max_records)
@@ -275,6 +301,8 @@ class ActiveInstance(Service):
             if partition in current and self._consumer:
                 self.positions[partition] = position
                 self._consumer.release(partition, number, size)
+            elif partition not in self._epochs:
+                self._left({partition: position})  # revoked while the answer was written
 
     def _raise_problem(self) -> None:
         consumer = self._consumer
@@ -299,33 +327,32 @@ class ActiveInstance(Service):
         """
         gone: list[TopicPartition] = []
         if offsets is None:
-            gone, self._revoked = list(self._revoked), {}
+            gone = list(self._revoked)
             offsets = {p: Committed(at) for p, at in self.positions.items() if self._confirmed.get(p) != at}
         else:
             gone = [partition for partition in offsets if partition not in self._epochs]
         offsets = {p: at for p, at in offsets.items() if p not in gone}
         if offsets and self._consumer:
             if wait:
-                try:
-                    async with asyncio.timeout(_COMMAND_SECONDS):
-                        gone += await self._consumer.commit_now(offsets)
-                except TimeoutError as cause:
-                    text = (
-                        f"Kafka did not acknowledge the commit within {_COMMAND_SECONDS:g} s, so its outcome is unknown"
-                    )
-                    raise KafkaTimeout(f"{text}; it is repeated while the partitions are assigned here") from cause
+                async with _in_time(
+                    ", so the outcome is unknown; it is repeated while the partitions are assigned here"
+                ):
+                    gone += await self._consumer.commit_now(offsets)
             else:
                 self._consumer.commit(offsets)
             self._confirmed.update({p: at.offset for p, at in offsets.items() if p not in gone})
         if gone:
-            names = ", ".join(map(str, gone))
+            for partition in gone:
+                self._revoked.pop(partition, None)
+            names = ", ".join(map(str, gone[:_NAMED])) + (f" and {len(gone) - _NAMED} more" * (len(gone) > _NAMED))
             raise CommitRefused(f"not committed, because another member of the group has them now: {names}")
         return offsets
 
     async def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Committed]:
         """Return the committed offsets of the group; partitions without one are left out."""
-        consumer = self._consumer or await self._open()
-        async with asyncio.timeout(_COMMAND_SECONDS):
+        async with self._changes:
+            consumer = self._consumer or await self._open()
+        async with _in_time(": ask again"):
             return await consumer.committed(partitions)
 
     async def seek(self, offsets: Mapping[TopicPartition, int]) -> None:
@@ -335,7 +362,8 @@ class ActiveInstance(Service):
             InstanceState: A partition is not assigned to this instance.
         """
         for partition, offset in offsets.items():
-            moved = self._consumer is not None and await self._consumer.move(partition, offset)
+            async with _in_time(": seek again"):
+                moved = self._consumer is not None and await self._consumer.move(partition, offset)
             if not moved:
                 raise InstanceState(
                     f"{partition} is not assigned to instance {self.name}: subscribe or assign it first"
@@ -347,18 +375,20 @@ class ActiveInstance(Service):
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_JOIN_SECONDS):
-                while not (self._epochs.keys() >= set(partitions) and self._epochs):
+                while not (self._epochs.keys() >= set(partitions) and self._epochs) and not self.is_closed:
                     self._arrived.clear()
                     await self._arrived.wait()
 
     async def _commit_confirmed(self, seconds: float) -> None:
-        sent: dict[TopicPartition, int] = {}
+        sent: dict[TopicPartition, tuple[int | None, int]] = {}
+        """Assignment epoch and offset: what an earlier assignment sent may have been dropped."""
         while True:
             await self._clock.sleep(seconds)
-            changed = {p: Committed(at) for p, at in self._confirmed.items() if sent.get(p) != at}
+            confirmed = {p: (self._epochs.get(p), at) for p, at in self._confirmed.items()}
+            changed = {p: Committed(at) for p, (epoch, at) in confirmed.items() if sent.get(p) != (epoch, at)}
             if changed and self._consumer:
                 self._consumer.commit(changed)
-                sent = dict(self._confirmed)
+            sent = confirmed
 
     # Listener of the consumer ----------------------------------------------------------------------------------------
 
@@ -393,11 +423,14 @@ class ActiveInstance(Service):
         self._lose(partitions)
 
     def _lose(self, partitions: Sequence[TopicPartition]) -> None:
+        self._left({p: self.positions[p] for p in partitions if p in self.positions})
+        self._drop(partitions)
+
+    def _left(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Keep the partitions that another member got before what was delivered of them was committed."""
         by_client = self.reads is None or self.reads.partitions is not None
         if not by_client and not self.spec.auto_commit_seconds:
-            left = {p: self.positions[p] for p in partitions if p in self.positions}
-            self._revoked.update({p: at for p, at in left.items() if self._confirmed.get(p) != at})
-        self._drop(partitions)
+            self._revoked.update({p: at for p, at in positions.items() if self._confirmed.get(p) != at})
 
     def _drop(self, partitions: Sequence[TopicPartition]) -> None:
         self._buffer.drop(partitions)

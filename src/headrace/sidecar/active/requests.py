@@ -11,7 +11,7 @@ from headrace.records import TopicPartition
 
 MOST_RECORDS: Final = 10_000
 _MOST_WAIT_MS: Final = 30_000
-_Partition = Annotated[int, msgspec.Meta(ge=0)]
+_Partition = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 2)]
 _Truth = bool | Literal["true", "false"] | None
 
@@ -56,7 +56,7 @@ class Position(msgspec.Struct):
     topic: str
     partition: _Partition
     offset: _Offset
-    metadata: str | None = ""
+    metadata: Annotated[str, msgspec.Meta(max_length=4096, pattern=r"^[^\x00]*$")] | None = ""
 
 
 class PartitionName(msgspec.Struct):

@@ -26,6 +26,7 @@ def dev() -> None:
 @click.option("--registry/--no-registry", default=True, help="Whether to start the schema registry too.")
 @click.option("--port", type=_port, help="Port of broker 1, the others take the next ones; by default free ones.")
 @click.option("--registry-port", type=_port, help="Port of the schema registry; by default a free one.")
+@click.option("--secured/--no-secured", default=None, help="Whether to add listeners with TLS, logins, ACLs.")
 @output_option
 def up(output: str, **options: Any) -> None:
     """Start the servers that do not run, and print their addresses as lines for `eval`.

@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from headrace.devcluster import wire
-from headrace.devcluster.group import ServerGroup
+from headrace.devcluster.certificates import SERVER_NAME, write_file
+from headrace.devcluster.group import JavaGroup
 from headrace.devcluster.program import JavaProgram
 from headrace.devcluster.properties import NodePorts, format_data_folder, make_checkpoint, server_properties
+from headrace.devcluster.security import ClusterSecurity
 from headrace.devcluster.server import Server
 from headrace.errors import EnvironmentProblem
 from headrace.jvm import Progress, ensure_artifacts, find_java
@@ -18,7 +20,7 @@ _LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
 _SETTLE_SECONDS = 60.0
 
 
-class Cluster(ServerGroup):
+class Cluster(JavaGroup):
     """A Kafka cluster in a folder."""
 
     title = "Kafka"
@@ -34,17 +36,35 @@ class Cluster(ServerGroup):
         port: int | None = None,
         detached: bool = False,
         proxied: bool = False,
+        secured: bool | None = None,
     ) -> None:
-        """Describe a cluster of 1 or 3 brokers, with ids from 1 on; as many as the folder has, else 1, when None.
+        """Describe a cluster.
 
-        If `proxied`, every broker has one more listener, to be reached by way of `routes`.
+        Args:
+            directory: Folder for its data, configuration and logs; made if missing.
+            brokers: 1 or 3, with ids from 1 on; as many as the folder has, else 1, when None.
+            port: Port of broker 1 (the others take the next ones); free ports are chosen when None.
+            detached: Whether the brokers outlive this process.
+            proxied: Whether every broker has one more listener, to be reached by way of `routes`.
+            secured: Whether every broker also has listeners with TLS, logins and access rules; as the folder has them
+                when None.
 
         Raises:
-            EnvironmentProblem: The folder holds a cluster of another size.
+            EnvironmentProblem: The folder holds a cluster of another size, or one that is secured otherwise.
         """
         super().__init__(directory, port=port, detached=detached)
-        if proxied:
-            self.ports_per_server = len(NodePorts._fields)
+        self._state.setdefault("secured", bool(secured))
+        if secured not in (None, self._state["secured"]):
+            has = "is secured" if self._state["secured"] else "is not secured"
+            raise EnvironmentProblem(
+                f"The cluster in {self._directory} {has}. Continue without that option, or delete it and its data with:"
+                " headrace dev reset"
+            )
+        self.security = ClusterSecurity(self._directory / "security") if self._state["secured"] else None
+        """Users and certificates of a secured cluster."""
+        more = ("sasl", "tls") if self.security else ("proxied", "proxy") if proxied else ()
+        self._listeners = ("broker", "controller", *more)
+        self.ports_per_server = len(self._listeners)
         known = len(self._state["nodes"])
         if brokers and known not in (0, brokers):
             raise EnvironmentProblem(
@@ -62,7 +82,21 @@ class Cluster(ServerGroup):
     @property
     def routes(self) -> dict[int, int]:
         """Of a proxied cluster: the ports that its brokers announce, and where each really listens."""
-        return {proxy: proxied for _, _, proxied, proxy in self._ports.values()}
+        return {node.proxy: node.proxied for node in self._nodes.values()}
+
+    @property
+    def sasl_servers(self) -> str:
+        """`host:port` of every broker's listener for logins, comma separated; of a secured cluster."""
+        return ",".join(f"{SERVER_NAME}:{node.sasl}" for node in self._nodes.values())
+
+    @property
+    def tls_servers(self) -> str:
+        """`host:port` of every broker's listener for client certificates, comma separated; of a secured cluster."""
+        return ",".join(f"{SERVER_NAME}:{node.tls}" for node in self._nodes.values())
+
+    @property
+    def _nodes(self) -> dict[int, NodePorts]:
+        return {n: NodePorts(**dict(zip(self._listeners, found, strict=True))) for n, found in self._ports.items()}
 
     @property
     def endpoints(self) -> list[dict[str, int]]:
@@ -81,9 +115,9 @@ class Cluster(ServerGroup):
 
     def _command(self, n: int) -> list[str]:
         data, properties = self._directory / f"n{n}" / "data", self._directory / f"n{n}" / "server.properties"
-        ports = {number: NodePorts(*ports) for number, ports in self._ports.items()}
-        properties.parent.mkdir(parents=True, exist_ok=True)
-        properties.write_text(server_properties(n, ports, data))
+        security, nodes = self.security, self._nodes
+        secured = security.listeners(nodes[n].sasl, nodes[n].tls) if security else None
+        write_file(properties, server_properties(n, nodes, data, secured).encode(), 0o600)
         classes = ("-cp", f"{self._program.folder}/*")
         checkpoint = self._program.folder / "bootstrap.checkpoint"
         if not checkpoint.exists():  # at the first use of this version on this machine, under the lock of its archive
@@ -91,13 +125,21 @@ class Cluster(ServerGroup):
             make_checkpoint(tool, properties, data / "bootstrap.checkpoint", checkpoint)
         format_data_folder(data, self._state["cluster_id"], n, checkpoint)
         logging = f"-Dlog4j2.configurationFile={_LOG_CONFIG}"
-        return self._program.command("-Xmx256m", logging, *classes, "kafka.Kafka", str(properties))
+        flags = security.java_flags() if security else []
+        return self._program.command("-Xmx256m", logging, *flags, *classes, "kafka.Kafka", str(properties))
 
     def _wait_ready(self, limit_seconds: float) -> None:
         """Wait until every broker answers and sees all of them."""
         everybody = set(self._servers)
         for server, port in zip(self.servers, self.ports, strict=True):
             server.wait_until(functools.partial(_sees, port, everybody), limit_seconds)
+        if self.security:
+            self.security.grant(self.bootstrap_servers)
+
+    def launch(self) -> None:
+        if self.security:
+            self.security.prepare()
+        super().launch()
 
     def wait_in_sync(self, limit_seconds: float = 120.0) -> None:
         """Wait until every partition has a leader and all its replicas in sync.

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headrace.devcluster.cluster import Cluster
-from headrace.devcluster.group import start_together
+from headrace.devcluster.group import ServerGroup, start_together
 from headrace.devcluster.registry import Registry
+from headrace.devcluster.security import ClusterSecurity
+from headrace.devcluster.token_server import TokenServer
 from headrace.jvm import Progress
 from headrace.jvm.cache import disk_problems, file_lock, write_atomically
 
@@ -46,6 +48,7 @@ class DevCluster:
         registry: bool = True,
         port: int | None = None,
         registry_port: int | None = None,
+        secured: bool | None = None,
         progress: Progress | None = None,
     ) -> dict[str, Any]:
         """Start what does not run, Kafka and the registry side by side, and wait until all answer.
@@ -55,6 +58,7 @@ class DevCluster:
             registry: Whether to start the registry too; one that runs is not stopped.
             port: Port of broker 1; one that is free when None, the same as last time where possible.
             registry_port: The same for the registry.
+            secured: Whether the brokers also have listeners with TLS, logins and access rules; as before when None.
             progress: Gets the progress of a first installation.
 
         Returns:
@@ -64,7 +68,7 @@ class DevCluster:
             EnvironmentProblem: Something is missing on this machine or in the way; nothing new is left running.
         """
         with self._locked():
-            cluster = Cluster(self._home / "kafka", brokers, port=port, detached=True)
+            cluster = Cluster(self._home / "kafka", brokers, port=port, detached=True, secured=secured)
             schemas = Registry(self._home / "registry", port=registry_port, detached=True)
             start_together(*([schemas, cluster] if registry else [cluster]), progress=progress)
             document: dict[str, Any] = {
@@ -72,6 +76,8 @@ class DevCluster:
             }
             if schemas.server.running:
                 document["schema_registry"] = {"url": schemas.url}
+            if cluster.security:
+                document["secured"] = self._secured(cluster, schemas, cluster.security)
             write_atomically(self.endpoints_file, json.dumps(document, indent=2) + "\n")
             return document
 
@@ -98,13 +104,26 @@ class DevCluster:
             if server.id
         ]
 
+    def _secured(self, cluster: Cluster, schemas: Registry, security: ClusterSecurity) -> dict[str, Any]:
+        port = schemas.ports[0] if schemas.server.running else 0
+        tokens = TokenServer(self._home / "tokens", security, registry_port=port, detached=True)
+        if not tokens.server.running:
+            tokens.start()
+        document = security.document(cluster.sasl_servers, cluster.tls_servers)
+        document["token_url"] = tokens.token_url
+        return {**document, "schema_registry": {"url": tokens.registry_url + schemas.path}} if port else document
+
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         with disk_problems(self._home, "or work in another folder"), file_lock(self._home / "lock"):
             yield
 
-    def _groups(self) -> tuple[Cluster, Registry]:
-        return Cluster(self._home / "kafka", detached=True), Registry(self._home / "registry", detached=True)
+    def _groups(self) -> list[ServerGroup]:
+        cluster = Cluster(self._home / "kafka", detached=True)
+        groups: list[ServerGroup] = [cluster, Registry(self._home / "registry", detached=True)]
+        if cluster.security:
+            groups.append(TokenServer(self._home / "tokens", cluster.security, detached=True))
+        return groups
 
 
 def environment(endpoints: dict[str, Any]) -> dict[str, str]:

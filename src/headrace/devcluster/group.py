@@ -145,32 +145,13 @@ class ServerGroup(ABC):
                 self._ports = {}
                 self.launch()
 
+    @abstractmethod
     def install(self, progress: Progress | None = None) -> None:
         """Install the missing files on this machine.
 
         Raises:
             EnvironmentProblem: No fitting Java, or an artifact cannot be had.
         """
-        self._program = self._find_program(progress)
-        self._program.prepare_archive(self._try_out, progress)
-
-    def _try_out(self, program: JavaProgram, scratch: Path) -> None:
-        """Run another group of this kind in a scratch folder, for the archive of its classes."""
-        trial = type(self)(scratch)
-        trial._program = program
-        try:
-            trial.launch()
-            trial.wait_ready()
-            trial._exercise()
-        finally:
-            trial.stop(limit_seconds=60)
-
-    @abstractmethod
-    def _find_program(self, progress: Progress | None) -> JavaProgram: ...
-
-    @abstractmethod
-    def _exercise(self) -> None:
-        """Run the frequent operations once, so that their classes are in the archive."""
 
     @abstractmethod
     def _command(self, n: int) -> list[str]: ...
@@ -208,6 +189,32 @@ class ServerGroup(ABC):
         self._servers[n].start(self._command(n), detached=self._detached, cwd=self._directory)
         nodes = {n: {"ports": self._ports[n], "process": server.id} for n, server in self._servers.items()}
         write_atomically(self._state_file, json.dumps({**self._state, "nodes": nodes}))
+
+
+class JavaGroup(ServerGroup):
+    """Servers that are one Java program."""
+
+    def install(self, progress: Progress | None = None) -> None:
+        self._program = self._find_program(progress)
+        self._program.prepare_archive(self._try_out, progress)
+
+    def _try_out(self, program: JavaProgram, scratch: Path) -> None:
+        """Run another group of this kind in a scratch folder, for the archive of its classes."""
+        trial = type(self)(scratch)
+        trial._program = program
+        try:
+            trial.launch()
+            trial.wait_ready()
+            trial._exercise()
+        finally:
+            trial.stop(limit_seconds=60)
+
+    @abstractmethod
+    def _find_program(self, progress: Progress | None) -> JavaProgram: ...
+
+    @abstractmethod
+    def _exercise(self) -> None:
+        """Run the frequent operations once, so that their classes are in the archive."""
 
 
 def start_together(*groups: ServerGroup, progress: Progress | None = None) -> None:

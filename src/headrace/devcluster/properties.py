@@ -3,6 +3,7 @@
 import base64
 import shutil
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,10 @@ class NodePorts(NamedTuple):
     proxied: int = 0
     """Another listener for clients, 0 for none; what it announces is `proxy`, where something passes them on."""
     proxy: int = 0
+    sasl: int = 0
+    """Listener with TLS and logins, 0 for none."""
+    tls: int = 0
+    """Listener with TLS and client certificates, 0 for none."""
 
 
 _SHARED = Path(__file__).with_name("broker.properties")
@@ -30,17 +35,30 @@ def new_id() -> str:
     return text
 
 
-def server_properties(node: int, ports: dict[int, NodePorts], data: Path) -> str:
-    """Return server.properties of one node; `ports` holds every node of the cluster, which is its quorum too."""
+def server_properties(
+    node: int, ports: dict[int, NodePorts], data: Path, secured: Mapping[str, str] | None = None
+) -> str:
+    """Return server.properties of one node.
+
+    Args:
+        node: Its id.
+        ports: Every node of the cluster, which is its quorum too.
+        data: Folder of its logs.
+        secured: Settings of secured listeners; those with addresses are added to the others.
+    """
+    secured = dict(secured or {})
     replicas, in_sync = len(ports), max(1, len(ports) - 1)
     own = ports[node]
     voters = ",".join(f"{number}@127.0.0.1:{at.controller}" for number, at in ports.items())
     listened, announced = (f",PROXIED://127.0.0.1:{port}" if port else "" for port in (own.proxied, own.proxy))
+    if secured:
+        listened, announced = (f",{secured.pop(name)}" for name in ("listeners", "advertised.listeners"))
     specific = {
         "node.id": node,
         "controller.quorum.voters": voters,
         "listeners": f"PLAINTEXT://127.0.0.1:{own.broker},CONTROLLER://127.0.0.1:{own.controller}{listened}",
         "advertised.listeners": f"PLAINTEXT://127.0.0.1:{own.broker}{announced}",
+        **secured,
         "log.dirs": data,
         "default.replication.factor": replicas,
         "min.insync.replicas": in_sync,

@@ -4,7 +4,7 @@ import json
 import urllib.request
 from pathlib import Path
 
-from headrace.devcluster.group import ServerGroup
+from headrace.devcluster.group import JavaGroup
 from headrace.devcluster.program import JavaProgram
 from headrace.devcluster.server import Server
 from headrace.errors import EnvironmentProblem
@@ -13,7 +13,7 @@ from headrace.jvm import Progress, ensure_artifacts, find_java
 _API = "/apis/ccompat/v7"
 
 
-class Registry(ServerGroup):
+class Registry(JavaGroup):
     """A schema registry in a folder."""
 
     title = "the schema registry"
@@ -24,6 +24,9 @@ class Registry(ServerGroup):
     def __init__(self, directory: Path, *, port: int | None = None, detached: bool = False) -> None:
         super().__init__(directory, port=port, detached=detached)
         self.server = self._add(1, Server("The schema registry", self._directory / "registry.log"))
+
+    path = _API
+    """Path of the Confluent-compatible API."""
 
     @property
     def url(self) -> str:

@@ -1,0 +1,178 @@
+"""The secured dev cluster: every login that must work works, and every other one is refused with its cause."""
+
+from __future__ import annotations
+
+import base64
+import json
+import ssl
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from confluent_kafka import Producer
+
+from headrace.devcluster import DevCluster, wire
+
+LIMIT_SECONDS = 30
+
+
+def dev(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `headrace dev ...` in a folder."""
+    command = [sys.executable, "-m", "headrace.cli.main", "dev", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+
+
+class Secured(NamedTuple):
+    """A secured cluster with the topic `t`."""
+
+    folder: Path
+    endpoints: dict[str, Any]
+    passwords: dict[str, str]
+
+    @property
+    def listeners(self) -> dict[str, Any]:
+        """What the file with the addresses says of it."""
+        found: dict[str, Any] = self.endpoints["secured"]
+        return found
+
+    def login(self, mechanism: str, user: str, **changes: str) -> dict[str, str]:
+        """Return the settings of a client that logs in."""
+        secret = {"sasl.username": user, "sasl.password": self.passwords[user]}
+        if mechanism == "OAUTHBEARER":
+            secret = {
+                "sasl.oauthbearer.method": "oidc",
+                "sasl.oauthbearer.client.id": user,
+                "sasl.oauthbearer.client.secret": self.passwords[user],
+                "sasl.oauthbearer.token.endpoint.url": self.listeners["token_url"],
+                "https.ca.location": self.listeners["authority"],
+            }
+        return {
+            "bootstrap.servers": self.listeners["sasl_ssl"]["bootstrap_servers"],
+            "security.protocol": "SASL_SSL",
+            "ssl.ca.location": self.listeners["authority"],
+            "sasl.mechanism": mechanism,
+            **secret,
+            **changes,
+        }
+
+    def certificate(self, user: str) -> dict[str, str]:
+        """Return the settings of a client with a certificate."""
+        return {
+            "bootstrap.servers": self.listeners["ssl"]["bootstrap_servers"],
+            "security.protocol": "SSL",
+            "ssl.ca.location": self.listeners["authority"],
+            "ssl.certificate.location": self.listeners["users"][user]["certificate"],
+            "ssl.key.location": self.listeners["users"][user]["key"],
+        }
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    """Start a secured cluster with a registry through the command line."""
+    folder = tmp_path_factory.mktemp("secured")
+    try:
+        started = dev(folder, "up", "--secured", "--output", "json")
+        assert started.returncode == 0, started.stderr
+        endpoints = json.loads(started.stdout)
+        wire.create_topic(endpoints["kafka"]["brokers"][0]["port"], "t", 1, 1, {})
+        yield Secured(folder, endpoints, json.loads(Path(endpoints["secured"]["passwords"]).read_text()))
+    finally:
+        DevCluster(folder / ".headrace/dev").reset()
+
+
+def result_of(settings: dict[str, str]) -> str:
+    """Write a record; return `ok`, the error of the record, or the first error of the client."""
+    results: list[str] = []
+    producer = Producer({**settings, "log_level": 0, "error_cb": lambda error: results.append(error.str())})
+    producer.produce("t", b"v", on_delivery=lambda error, _: results.append(error.str() if error else "ok"))
+    end = time.monotonic() + LIMIT_SECONDS
+    while not results and time.monotonic() < end:
+        producer.poll(0.05)
+    producer.purge()
+    producer.flush()
+    return results[0] if results else "nothing"
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"])
+def test_every_mechanism_logs_in(secured: Secured, mechanism: str) -> None:
+    """The user with rights writes; the user without is known and refused."""
+    assert result_of(secured.login(mechanism, "app")) == "ok"
+    assert result_of(secured.login(mechanism, "guest")) == "Broker: Topic authorization failed"
+
+
+def test_certificates_log_in(secured: Secured) -> None:
+    """A certificate names the user, from PEM files and from a PKCS#12 store."""
+    assert result_of(secured.certificate("app")) == "ok"
+    assert result_of(secured.certificate("guest")) == "Broker: Topic authorization failed"
+    store = {name: value for name, value in secured.certificate("app").items() if "certificate" not in name}
+    store.pop("ssl.key.location")
+    store["ssl.keystore.location"] = secured.listeners["users"]["app"]["store"]
+    store["ssl.keystore.password"] = secured.listeners["store_password"]
+    assert result_of(store) == "ok"
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "changes", "cause"),
+    [
+        ("PLAIN", {"sasl.password": "wrong"}, "Invalid username or password"),
+        ("SCRAM-SHA-512", {"sasl.password": "wrong"}, "invalid credentials"),
+        ("OAUTHBEARER", {"sasl.oauthbearer.client.secret": "wrong"}, "invalid_client"),
+        ("PLAIN", {"ssl.ca.location": "other-ca.pem"}, "certificate verify failed"),
+        ("PLAIN", {"bootstrap.servers": "127.0.0.1"}, "certificate verify failed"),
+        ("PLAIN", {"security.protocol": "SASL_PLAINTEXT"}, "brokers are down"),
+    ],
+    ids=["password", "scram", "client-secret", "authority", "host-name", "plain-text"],
+)
+def test_a_wrong_login_is_refused(secured: Secured, mechanism: str, changes: dict[str, str], cause: str) -> None:
+    """The client says why, and the record is not written."""
+    folder = Path(secured.listeners["authority"]).parent
+    changes = {name: str(folder / value) if value.endswith(".pem") else value for name, value in changes.items()}
+    if "bootstrap.servers" in changes:
+        address = secured.listeners["sasl_ssl"]["bootstrap_servers"]
+        changes["bootstrap.servers"] = address.replace("localhost", changes["bootstrap.servers"])
+    assert cause in result_of(secured.login(mechanism, "app", **changes))
+
+
+@pytest.mark.parametrize("user", ["expired", "stranger"])
+def test_a_bad_certificate_is_refused(secured: Secured, user: str) -> None:
+    """One that has expired, and one of another authority."""
+    assert "certificate" in result_of(secured.certificate(user))
+
+
+def test_the_registry_wants_tls_and_a_login(secured: Secured) -> None:
+    """With the password it answers as without the front; with another it refuses."""
+    context = ssl.create_default_context(cafile=secured.listeners["authority"])
+
+    def ask(password: str) -> int:
+        login = base64.b64encode(f"app:{password}".encode()).decode()
+        url = secured.listeners["schema_registry"]["url"] + "/subjects/s/versions"
+        headers = {"Authorization": f"Basic {login}", "Content-Type": "application/json"}
+        request = urllib.request.Request(url, b'{"schema": "\\"long\\""}', headers)
+        try:
+            with urllib.request.urlopen(request, context=context, timeout=LIMIT_SECONDS) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as refusal:
+            return refusal.code
+
+    assert ask(secured.passwords["app"]) == 200
+    assert ask("wrong") == 401
+
+
+def test_secrets_are_private_and_stay_until_the_reset(secured: Secured) -> None:
+    """Keys and passwords are readable by their owner only; a second start keeps passwords and users."""
+    modes = secured.listeners["modes"]
+    assert {mode for name, mode in modes.items() if name.endswith((".key", ".p12", "passwords.json"))} == {"0o600"}
+    assert not [text for text in secured.passwords.values() if text in json.dumps(secured.endpoints)]
+    other = dev(secured.folder, "up", "--no-secured")
+    assert other.returncode == 1
+    assert "is secured. Continue without that option" in other.stderr
+    assert dev(secured.folder, "down").stderr == "stopped\n"
+    assert dev(secured.folder, "up").returncode == 0
+    assert json.loads(Path(secured.listeners["passwords"]).read_text()) == secured.passwords
+    assert result_of(secured.login("SCRAM-SHA-256", "app")) == "ok"

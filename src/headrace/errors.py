@@ -10,11 +10,10 @@
     |   |-- PayloadTooLarge            |-- TooManyRequests      |-- MethodNotAllowed
     |   |-- EncodingRefused            |-- TooManyRecords
     |   |-- IdempotencyKeyReused       |-- IdempotencyKeyBusy    |-- LeaseTaken
-    |   |-- OffsetsKeptElsewhere
-    |   |-- RegistrationConflict       |-- RegistrationQuota
+    |   |-- RegistrationConflict       |-- RegistrationQuota     |-- OffsetsKeptElsewhere
     |   |-- InvalidTopicName           |-- AuditNotTaken
     |   |-- InstanceInvalid            |-- InstanceExists       |-- InstanceState
-    |   |-- InstanceBusy               |-- CommitRefused
+    |   |-- InstanceBusy               |-- CommitRefused         |-- OffsetOutOfRange
     |   |-- NotFound                   |-- InstanceNotFound
     |   |   |-- PathNotFound           |-- TopicNotFound        |-- PartitionNotFound
     |-- Unauthenticated                the caller is not known; it gets a token or a certificate; 401
@@ -200,6 +199,10 @@ class TopicNotFound(NotFound, code="ERR40006", message="KAFKA_TOPIC_NOT_FOUND"):
 
 class PartitionNotFound(NotFound, code="ERR40007", message="KAFKA_PARTITION_NOT_FOUND"):
     """The topic has no partition of this number."""
+
+
+class OffsetOutOfRange(RequestError, code="ERR40071", message="KAFKA_OFFSET_OUT_OF_RANGE", status=416):
+    """The log does not hold the offset: it was removed, or is not written yet. `metadata` has the first and the end."""
 
 
 class InvalidTopicName(RequestError, code="ERR30001", message="INVALID_TOPIC_NAME"):

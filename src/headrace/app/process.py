@@ -17,6 +17,7 @@ from headrace.app.context import ProcessContext, make_context
 from headrace.app.jobs import dead_letters, jobs_of
 from headrace.app.registrations import RegisteredConsumers
 from headrace.app.topic_requirements import examination
+from headrace.config.internal_topics import InternalTopics
 from headrace.config.model import HeadraceConfig
 from headrace.control.commands import Commands
 from headrace.control.consumer_control import ConsumerControl
@@ -45,6 +46,7 @@ from headrace.web.routes.control import ControlEndpoints
 from headrace.web.routes.documents import DocumentEndpoints
 from headrace.web.routes.health import HealthEndpoints
 from headrace.web.routes.produce import ProduceRoute
+from headrace.web.routes.topics import TopicEndpoints
 from headrace.web.routes.writing import TransactionRoute, Writing
 from headrace.web.server import WebService
 
@@ -100,15 +102,21 @@ class App:
         if config.durability == "report" and (config.reactive_consumers or config.functions):
             self.services.append(Durability(self._examine, clock))
 
-        if config.active_consumers.enabled:
-            instances = ActiveInstances(config.active_consumers, context.admin, context.codecs, clock)
-            self.services.append(instances)
-            families.append(ActiveEndpoints(config.active_consumers, instances, context.admin, ""))
-
+        families += self._active(assembly.internal)
         self.supervisor = Supervisor(self.services, clock, config.drain_seconds)
         self.web = self._web(assembly, [*families, dead_letters(context, running)])
         # Last to start and first to drain; and it answers health questions while the others drain.
         self.supervisor.add(self.web)
+
+    def _active(self, internal: InternalTopics) -> list[object]:
+        """Make the endpoints that clients read records with, and add the services that they need."""
+        context, settings = self.context, self.context.config.active_consumers
+        found: list[object] = [TopicEndpoints(settings, context.admin, context.codecs, internal.kind_of)]
+        if settings.enabled:
+            instances = ActiveInstances(settings, context.admin, context.codecs, context.clock)
+            self.services.append(instances)
+            found.append(ActiveEndpoints(settings, instances, context.admin, ""))
+        return found
 
     def _web(self, assembly: Assembly, families: Sequence[object]) -> WebService:
         """Make the HTTP server, and add the services that its endpoints need."""

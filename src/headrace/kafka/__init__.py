@@ -8,7 +8,7 @@ from headrace.kafka.names import check_group, check_topic
 from headrace.kafka.positions import ReadPolicy
 from headrace.kafka.producer import Producer
 from headrace.kafka.reachability import Reachability
-from headrace.kafka.reader import read_records, read_window
+from headrace.kafka.reader import read_records, read_slice, read_window
 from headrace.kafka.topics import InternalTopic, TopicCreator, TopicDirectory
 from headrace.kafka.transactions import TransactionalProducers, TransactionSession
 
@@ -35,5 +35,6 @@ __all__ = [
     "lease_holder",
     "read_back",
     "read_records",
+    "read_slice",
     "read_window",
 ]

@@ -11,7 +11,7 @@ from typing import Any
 import confluent_kafka
 
 from headrace.config.kafka import KafkaConfig
-from headrace.errors import KafkaUnavailable
+from headrace.errors import KafkaTimeout, KafkaUnavailable
 from headrace.kafka.error_map import to_error
 from headrace.kafka.properties import client_properties
 from headrace.lifecycle import run_blocking
@@ -21,6 +21,8 @@ _BATCH = 500
 _WAIT_SECONDS = 0.2
 _SILENT_SECONDS = 30.0
 _END = confluent_kafka.KafkaError._PARTITION_EOF
+_NO_PROPERTIES: Mapping[str, Any] = {}
+_SLICE_PROPERTIES = {"queued.max.messages.kbytes": 2048, "fetch.wait.max.ms": 100}
 
 
 def to_record(message: Any) -> Record:
@@ -52,7 +54,10 @@ def _headers_of(message: Any) -> list[Header] | None:
 
 
 async def read_records(
-    kafka: KafkaConfig, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int] | None = None
+    kafka: KafkaConfig,
+    starts: Mapping[TopicPartition, int],
+    ends: Mapping[TopicPartition, int] | None = None,
+    properties: Mapping[str, Any] = _NO_PROPERTIES,
 ) -> AsyncGenerator[list[Record], None]:
     """Read partitions from given offsets, in batches, in offset order inside each partition.
 
@@ -61,6 +66,7 @@ async def read_records(
         starts: The partitions to read, each with its first offset.
         ends: Partition to the offset to stop before. None follows the partitions without an end, and yields an empty
             list whenever no record arrived for a moment.
+        properties: Further properties of the client.
 
     Raises:
         KafkaError: Kafka refuses the read, or a start offset is no longer in the log.
@@ -68,7 +74,7 @@ async def read_records(
     open_partitions = {p for p, start in starts.items() if ends is None or start < ends[p]}
     if not open_partitions:
         return
-    client = confluent_kafka.Consumer(_properties(kafka))
+    client = confluent_kafka.Consumer({**_properties(kafka), **properties})
     try:
         client.assign([confluent_kafka.TopicPartition(p.topic, p.partition, starts[p]) for p in open_partitions])
         while open_partitions or ends is None:
@@ -113,6 +119,55 @@ async def read_window(
                     "Look at the brokers (headrace dev status, headrace topics describe) and start again"
                 ) from cause
             yield batch
+
+
+async def read_slice(
+    kafka: KafkaConfig,
+    partition: TopicPartition,
+    span: tuple[int, int],
+    *,
+    count: int,
+    max_bytes: int,
+    isolation_level: str,
+    limit_seconds: float,
+) -> tuple[list[Record], int]:
+    """Return the first records of a range of offsets, and the offset to read next.
+
+    Args:
+        kafka: The cluster.
+        partition: The partition.
+        span: The first offset, and the one to stop before: the end of the partition, or less.
+        count: Records at most.
+        max_bytes: Bytes of keys and values. A first record that is larger is returned alone.
+        isolation_level: Kafka's `isolation.level`.
+        limit_seconds: When to return what has been received.
+
+    Raises:
+        KafkaError: Kafka refuses the read.
+        KafkaTimeout: No record was received in that time.
+    """
+    start, end = span
+    found: list[Record] = []
+    size = 0
+    properties = {**_SLICE_PROPERTIES, "isolation.level": isolation_level}
+    reading = read_records(kafka, {partition: start}, {partition: end}, properties)
+    try:
+        async with asyncio.timeout(limit_seconds), contextlib.aclosing(reading) as batches:
+            async for batch in batches:
+                for record in batch:
+                    if found and (len(found) == count or size + record.size_bytes > max_bytes):
+                        return found, record.offset
+                    found.append(record)
+                    size += record.size_bytes
+                if len(found) == count or size >= max_bytes:
+                    return found, found[-1].offset + 1
+    except TimeoutError as cause:
+        if not found:
+            text = f"no record of {partition} was received within {limit_seconds:g} s from offset {start} on"
+            hint = "removed records or an aborted transaction may lie there, which isolation=read_uncommitted returns"
+            raise KafkaTimeout(f"{text}: {hint}; or send this again") from cause
+        return found, found[-1].offset + 1
+    return found, max(start, end)
 
 
 def _poll(client: confluent_kafka.Consumer) -> tuple[list[Record], list[Any]]:

@@ -28,12 +28,13 @@ _EDGE: Final = (errors.AmbiguousRequest, errors.OriginRefused, errors.HeadersToo
 _TAGS: Final = (
     ("Produce", ("/producers", "/transactions")),
     ("Dead letters", ("/adm/dead-letters", "/consumers/deadLetter")),
-    ("Consumer control", ("/adm/reactive-consumers",)),
+    ("Consumer control", ("/adm/reactive-consumers", "/adm/consumers")),
     ("Registered consumers", ("/reactive-consumers",)),
     ("Jobs and replays", ("/adm/jobs", "/adm/replays", "/adm/messagereplaymetadata")),
     ("Audit", ("/consumers/active/audit",)),
     ("Positions and commits", (f"{_INSTANCE}/offsets", f"{_INSTANCE}/positions")),
     ("Active consumers", ("/consumers",)),
+    ("Topics", ("/topics",)),
     ("Health and metrics", ("/health", "/live", "/ready", "/metrics")),
     ("Documents", ("/",)),
 )
@@ -45,6 +46,7 @@ _PARTS: Final = (Produced, ProduceError)
 _PARAMETERS: Final = {
     "topic": "Name of the topic.",
     "group": "Name of the consumer group.",
+    "partition": "Number of the partition.",
     "instance": "Name of the instance.",
     "serviceId": "`audit.service_id`.",
     "name": "Name of the consumer.",

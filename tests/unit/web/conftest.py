@@ -14,6 +14,7 @@ import pytest
 from headrace import errors
 from headrace.config.active import ActiveConsumersConfig
 from headrace.config.http import HttpConfig, SecurityConfig
+from headrace.config.internal_topics import kind_by_name
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.config.producer import IdempotencyConfig, ProducerConfig
 from headrace.control.consumer_control import CommandAnswer
@@ -46,6 +47,7 @@ from headrace.web.routes.health import HealthEndpoints
 from headrace.web.routes.jobs import JobEndpoints
 from headrace.web.routes.produce import ProduceRoute
 from headrace.web.routes.registrations import RegistrationEndpoints
+from headrace.web.routes.topics import TopicEndpoints
 from headrace.web.routes.writing import TransactionRoute, Writing
 from headrace.web.server import WebService
 
@@ -91,7 +93,12 @@ class Kafka:
         return True
 
     async def written_offsets(self, partitions: Any) -> dict[Any, int]:
-        return {}
+        return dict.fromkeys(partitions, 0)
+
+    async def topic_offsets(self, topic: str) -> dict[TopicPartition, tuple[int, int]]:
+        if self.failure:
+            raise self.failure
+        return {TopicPartition(topic, 0): (0, 0)}
 
     async def offsets_since(self, partitions: Any, timestamp_ms: int) -> dict[Any, int]:
         return {}
@@ -400,6 +407,7 @@ async def _opened(**settings: Any) -> AsyncIterator[RunningServer]:
         ControlEndpoints(control, control, control),
         RegistrationEndpoints(registered, lambda _: Readiness(True)),
         ActiveEndpoints(ActiveConsumersConfig(), active, kafka, ""),
+        TopicEndpoints(ActiveConsumersConfig(), kafka, Codecs(registry), kind_by_name),
     ]
     application = Application(config, families, metrics, authenticator, notes)
     hot_path = HotPath(config, produce, metrics, application.gate, application.checks, authenticator)

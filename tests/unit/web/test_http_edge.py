@@ -284,7 +284,7 @@ async def test_readers_and_other_clients_have_limits_of_their_own(opened: Any, p
     async with opened(max_connections=2, reader_share=0.5) as server:
         reading = await server.connect()
         reading[1].write(_read_of(path))
-        assert (await server.read(reading[0])).json["code"] == "ERR12200"
+        assert (await server.read(reading[0])).status == 200
         refused = await server.ask(_read_of())
         assert (refused.status, refused.json["code"], refused.headers["connection"]) == (503, "ERR40031", "close")
         assert "http.reader_share" in refused.json["description"]
@@ -295,7 +295,7 @@ async def test_readers_and_other_clients_have_limits_of_their_own(opened: Any, p
         assert (await server.ask(post(RECORD))).status == 503
         for request in (post(RECORD), _read_of()):  # a reader commits on its own connection
             reading[1].write(request)
-            assert (await server.read(reading[0])).status in (200, 404)
+            assert (await server.read(reading[0])).status == 200
         others[0][1].write(_read_of())  # a request is refused, not the connection of another kind
         assert (await server.read(others[0][0])).status == 503
         assert await others[0][0].read() == b""
@@ -304,7 +304,7 @@ async def test_readers_and_other_clients_have_limits_of_their_own(opened: Any, p
         shown = (await server.get("/metrics")).body.decode()
         assert 'headrace_http_connections{kind="reads"} 0.0' in shown
         assert 'headrace_http_connections{kind="requests"} 2.0' in shown
-        assert (await server.ask(_read_of())).status == 404
+        assert (await server.ask(_read_of())).status == 200
 
 
 async def test_requests_behind_a_read_wait_on_its_connection(opened: Any) -> None:

@@ -24,10 +24,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 class EntryWriter:
-    """Writes the entries of one instance's reads."""
+    """Writes the entries of one instance's reads, or without a group those of a read by offset."""
 
     def __init__(self, group: str, keys: Reader, values: Reader) -> None:
-        self._group = group
+        self._prefix = f"{group}:" if group else ""
         self._keys = keys
         self._values = values
 
@@ -54,7 +54,7 @@ class EntryWriter:
             return [self._undecodable(records[0], cause)]
         start = f'{{"topic":{_text(topic)},"partition":{partition},"offset":'
         # An id begins like all others of the partition; a record without headers has no other header.
-        identity = _text(f"{self._group}:{topic}:{partition}:")[:-1]
+        identity = _text(f"{self._prefix}{topic}:{partition}:")[:-1]
         only = f',"headers":{{"{CORRELATION_ID}":{identity}'
         entries = []
         for record, key, value in zip(records, keys, values, strict=True):
@@ -66,7 +66,7 @@ class EntryWriter:
         return entries
 
     def _undecodable(self, record: Record, cause: DecodeError) -> str:
-        identity = _text(f"{self._group}:{record.topic}:{record.partition}:{record.offset}")[:-1]
+        identity = _text(f"{self._prefix}{record.topic}:{record.partition}:{record.offset}")[:-1]
         entry = {
             "topic": record.topic,
             "partition": record.partition,

@@ -24,6 +24,7 @@ from headrace.web.routes.health import HealthEndpoints
 from headrace.web.routes.jobs import JobEndpoints
 from headrace.web.routes.produce import ProduceRoute
 from headrace.web.routes.registrations import RegistrationEndpoints
+from headrace.web.routes.topics import TopicEndpoints
 from headrace.web.routes.writing import TransactionRoute
 
 _PAGE: Final = b"""<!doctype html>
@@ -107,6 +108,7 @@ ENDPOINTS: Final[Sequence[Endpoint]] = [
         DeadLetterEndpoints,
         JobEndpoints,
         RegistrationEndpoints,
+        TopicEndpoints,
     )
     for endpoint in endpoints_of(family)
 ]

@@ -1,0 +1,183 @@
+"""What operators and tools use of active consumers, on a real broker: records without an instance, limits, lists."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import confluent_kafka
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from headrace.records import OutgoingRecord
+from headrace.testing.scene import HttpAnswer, Scene
+
+pytestmark = pytest.mark.xdist_group("active")
+
+
+@pytest.fixture
+def site(kafka: Any, tmp_path: Path) -> Scene:
+    return Scene(kafka.bootstrap_servers, tmp_path)
+
+
+@pytest.fixture
+def url(site: Scene, headrace: Callable[..., Any]) -> str:
+    return headrace({**site.config, "audit": {"to": "topic", "topic": "_audit-active"}}).url
+
+
+@pytest.fixture
+def name(kafka: Any) -> str:
+    name = f"slices-{uuid.uuid4().hex[:12]}"
+    kafka.create_topic(name, 2, {})
+    return name
+
+
+def part(url: str, name: str, partition: int | str = 0, **query: Any) -> HttpAnswer:
+    return Scene.ask(f"{url}/topics/{name}/partitions/{partition}/records?{urlencode(query)}")
+
+
+def transactional(site: Scene, name: str, count: int, *, commit: bool) -> confluent_kafka.Producer:
+    """Write records in a transaction of its own."""
+    producer = confluent_kafka.Producer({"bootstrap.servers": site.kafka.bootstrap_servers, "transactional.id": name})
+    producer.init_transactions()
+    producer.begin_transaction()
+    for number in range(count):
+        producer.produce(name, b'{"t":%d}' % number, partition=0)
+    producer.flush()
+    if commit:
+        producer.commit_transaction()
+    else:
+        producer.abort_transaction()
+    return producer
+
+
+def test_a_tool_reads_a_whole_partition_in_parts(url: str, site: Scene, name: str) -> None:
+    """Past markers and aborted transactions, in the middle and at the end; nothing is joined or committed."""
+    site.write(name, *(OutgoingRecord(name, b"k", b'{"n":%d}' % n, None, 0) for n in range(5)))
+    transactional(site, name, 3, commit=False)
+    transactional(site, name, 2, commit=True)
+    site.write(name, OutgoingRecord(name, b"k", b'{"n":5}', None, 0))
+    transactional(site, name, 4, commit=False)
+    found, offset, parts = [], 0, 0
+    while True:
+        answer = part(url, name, offset=offset, count=2)
+        assert answer.status == 200, answer
+        if not answer.body["records"]:
+            break
+        assert answer.body["next_offset"] > offset
+        found += answer.body["records"]
+        offset, parts = answer.body["next_offset"], parts + 1
+    assert [record["offset"] for record in found] == [0, 1, 2, 3, 4, 9, 10, 12]
+    assert [record["value"] for record in found][-3:] == [{"t": 0}, {"t": 1}, {"n": 5}]
+    assert found[0]["headers"] == {"X-Correlation-Id": f"{name}:0:0"}
+    assert (answer.body["next_offset"], answer.body["end_offset"], parts) == (18, 18, 4)
+    every = part(url, name, isolation="read_uncommitted", count=100).body["records"]
+    assert len(every) == 15
+    assert not [
+        group
+        for group in AdminClient({"bootstrap.servers": site.kafka.bootstrap_servers})
+        .list_consumer_groups()
+        .result()
+        .valid
+        if name in group.group_id
+    ]
+
+
+def test_an_open_transaction_ends_a_part_where_others_may_not_read(url: str, site: Scene, name: str) -> None:
+    site.write(name, OutgoingRecord(name, None, b"1", None, 0))
+    producer = confluent_kafka.Producer({"bootstrap.servers": site.kafka.bootstrap_servers, "transactional.id": name})
+    producer.init_transactions()
+    producer.begin_transaction()
+    for _ in range(3):
+        producer.produce(name, b"2", partition=0)
+    producer.flush()
+    answer = part(url, name)
+    assert [record["value"] for record in answer.body["records"]] == [1]
+    assert (answer.body["next_offset"], answer.body["end_offset"]) == (1, 1)
+    assert part(url, name, offset=3).body["records"] == []
+    assert part(url, name, offset=3).body["next_offset"] == 3
+    assert len(part(url, name, isolation="read_uncommitted").body["records"]) == 4
+    producer.abort_transaction()
+
+
+def test_a_part_is_bounded_by_records_and_bytes(url: str, site: Scene, name: str) -> None:
+    site.write(name, *(OutgoingRecord(name, None, b'"%s"' % (b"x" * 998), None, 1) for _ in range(20)))
+    counts = [len(part(url, name, 1, **{limit: 3000}).body["records"]) for limit in ("max_bytes", "maxBytes")]
+    assert counts == [3, 3]
+    assert part(url, name, 1, max_bytes=1).body["next_offset"] == 1
+    assert part(url, name, 1, count=7, offset=2).body["next_offset"] == 9
+    last = part(url, name, 1, offset=20).body
+    assert (last["records"], last["next_offset"], last["first_offset"], last["end_offset"]) == ([], 20, 0, 20)
+
+
+def test_records_that_no_format_fits_are_entries_and_formats_are_chosen(url: str, site: Scene, name: str) -> None:
+    site.write(name, *(OutgoingRecord(name, b"\x01", value, None, 0) for value in (b"{}", b"\xff", None)))
+    good, broken, tombstone = part(url, name).body["records"]
+    assert (good["value"], good["key"]) == ({}, "\x01") and "value" not in tombstone
+    assert (broken["errorCode"], broken["rawValue"]) == ("ERR40009", "/w==")
+    assert [record.get("value") for record in part(url, name, format="BINARY").body["records"]] == [
+        "e30=",
+        "/w==",
+        None,
+    ]
+    assert part(url, name, valueFormat="string", keyFormat="binary").body["records"][0]["key"] == "AQ=="
+
+
+def test_offsets_outside_the_log_are_said_with_its_bounds(url: str, site: Scene, name: str) -> None:
+    site.write(name, *(OutgoingRecord(name, None, b"0", None, 0) for _ in range(10)))
+    client = AdminClient({"bootstrap.servers": site.kafka.bootstrap_servers})
+    for future in client.delete_records([confluent_kafka.TopicPartition(name, 0, 4)]).values():
+        future.result()
+    for offset in (3, 11):
+        answer = part(url, name, offset=offset)
+        assert (answer.status, answer.body["code"]) == (416, "ERR40071")
+        assert (answer.body["metadata"]["first_offset"], answer.body["metadata"]["end_offset"]) == (4, 10)
+    assert part(url, name).body["records"][0]["offset"] == 4
+
+
+def test_parts_are_refused_with_a_code(url: str, name: str) -> None:
+    assert part(url, "no-such-topic").body["code"] == "ERR40006"
+    assert part(url, name, 7).body["code"] == "ERR40007"
+    assert part(url, name, "x").status == part(url, name, count=0).status == part(url, name, format="xml").status == 400
+    assert part(url, name, offsett=1).body["description"].endswith("did you mean offset?")
+    for internal in ("_audit-active", "__consumer_offsets", "_headrace-control"):
+        assert (part(url, internal).status, part(url, internal).body["code"]) == (403, "ERR40063")
+
+
+def test_waiting_readers_and_producers_do_not_shut_each_other_out(
+    site: Scene, headrace: Callable[..., Any], name: str
+) -> None:
+    """Ten readers against a limit of two: two wait, the others are answered 503, and producing goes through."""
+    process = headrace({**site.config, "http": {"max_connections": 4, "reader_share": 0.5}})
+    paths = []
+    for number in range(10):
+        created = site.ask(
+            f"{process.url}/consumers/{name}-{number}", {"name": "one", "autoOffsetReset": "earliest"}
+        ).body
+        paths.append(process.url + created["base_uri"])
+        assert site.ask(f"{paths[-1]}/assignments", {"partitions": [{"topic": name, "partition": 0}]}).status == 204
+    answers: list[HttpAnswer] = []
+
+    def read(path: str) -> None:
+        with contextlib.suppress(ConnectionError):
+            answers.append(site.ask(f"{path}/records?timeout=30000"))
+
+    readers = [threading.Thread(target=read, args=(path,)) for path in paths]
+    for reader in readers:
+        reader.start()
+    site.wait_until(lambda: len(answers) == 8, "the other readers to be refused")
+    assert {(answer.status, answer.body["code"]) for answer in answers} == {(503, "ERR40031")}
+    assert "http.reader_share" in answers[0].body["description"]
+    shown = site.ask(f"{process.url}/metrics").body
+    assert 'headrace_http_connections{kind="reads"} 2.0' in shown
+    assert site.ask(f"{process.url}/health/liveness").status == 200
+    assert site.ask(f"{process.url}/producers/{name}", {"records": [{"value": 1, "partition": 0}]}).status == 200
+    for reader in readers:
+        reader.join()
+    assert [answer.status for answer in answers] == [503] * 8 + [200] * 2
+    assert [answer.body[0]["value"] for answer in answers[8:]] == [1, 1]

@@ -1,48 +1,18 @@
 """Every error Headrace raises on purpose, and the one catalogue of codes.
 
     HeadraceError
-    |-- ConfigError                    an operator fixes a file; exit code 78
-    |-- EnvironmentProblem             the machine lacks something (Java, disk, port, artifact); exit code 1
-    |   |-- PortTaken
-    |-- RequestError                   the caller changes the request; 4xx
-    |   |-- InvalidRequest             |-- ContentTypeMismatch  |-- SchemaViolation
-    |   |-- OriginRefused              |-- HeadersTooLarge      |-- AmbiguousRequest
-    |   |-- PayloadTooLarge            |-- TooManyRequests      |-- MethodNotAllowed
-    |   |-- EncodingRefused            |-- TooManyRecords
-    |   |-- IdempotencyKeyReused       |-- IdempotencyKeyBusy    |-- LeaseTaken
-    |   |-- RegistrationConflict       |-- RegistrationQuota     |-- OffsetsKeptElsewhere
-    |   |-- InvalidTopicName           |-- AuditNotTaken
-    |   |-- InstanceInvalid            |-- InstanceExists       |-- InstanceState
-    |   |-- InstanceBusy               |-- CommitRefused         |-- OffsetOutOfRange
-    |   |-- NotFound                   |-- InstanceNotFound
-    |   |   |-- PathNotFound           |-- TopicNotFound        |-- PartitionNotFound
-    |-- Unauthenticated                the caller is not known; it gets a token or a certificate; 401
-    |   |-- AuthTokenMissing           |-- AuthTokenInvalid     |-- AuthTokenExpired
-    |   |-- ScopeTokenInvalid          |-- ScopeTokenExpired
-    |-- Forbidden                      the caller is known, and is not allowed; 403
-    |   |-- AuthTokenScopeMismatch     |-- ScopeTokenScopeMismatch
-    |-- KeysUnavailable                the keys of the token server were never read; send again
-    |-- FormatError                    the producer of the data fixes data or schema
-    |   |-- EncodeError                |-- DecodeError          |-- SchemaNotFound
-    |   |-- SchemaConflict             |-- SchemaInvalid
-    |-- RegistryUnavailable            the schema registry does not answer; send again
-    |-- KafkaError                     mapped from the client; keeps Kafka's own name and number
-    |   |-- KafkaUnavailable           |-- KafkaTimeout         |-- KafkaUnauthenticated
-    |   |-- KafkaUnauthorized          |-- ProducerQueueFull    |-- RecordTooLarge
-    |   |-- RecordRefused              |-- BatchRefused
-    |   |-- FatalKafkaError            |-- TransactionAborted
-    |-- DeliveryError                  the destination failed; becomes an Outcome
-    |   |-- DestinationUnavailable     |-- DestinationRefused   |-- DeadLetterFailed
-    |   |-- Fenced
-    |-- FunctionError
-    |   |-- FunctionInvalid            |-- WorkerLost
-    |-- PipelineError
-    |   |-- PipelineInvalid            |-- DriverLost
-    |-- ReadFailed                     no answer while dead letters were delivered again; send again
-    |-- LeaseLost                      another process may do the same work now; this one stops
-    |-- ServerBusy                     the connection limit is reached; send again later
-    |-- Draining                       this process is stopping; send to another one
-    |-- ServiceDied                    a service ended by itself; names it
+    |-- ConfigError            an operator fixes a file; exit code 78
+    |-- EnvironmentProblem     the machine lacks something (Java, disk, port, artifact); exit code 1
+    |-- RequestError           the caller changes the request; 4xx
+    |   |-- NotFound           404
+    |-- Unauthenticated        the caller is not known; it gets a token or a certificate; 401
+    |-- Forbidden              the caller is known, and is not allowed; 403
+    |-- FormatError            the producer of the data fixes data or schema
+    |-- KafkaError             mapped from the client; keeps Kafka's own name and number
+    |-- DeliveryError          the destination failed; becomes an Outcome
+    |-- FunctionError          a function file is wrong, or its worker died
+    |-- PipelineError          a pipeline file is wrong, or its driver died
+    |-- ...                    this process or a server cannot serve the request now; mostly 503
 
 A leaf exists only where a caller acts differently. A message names what failed, where, the probable cause and
 the next step; it never carries a secret or a record's value.

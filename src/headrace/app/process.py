@@ -102,6 +102,7 @@ class App:
         if config.durability == "report" and (config.reactive_consumers or config.functions):
             self.services.append(Durability(self._examine, clock))
 
+        self._instances: ActiveInstances | None = None
         families += self._active(assembly.internal)
         self.supervisor = Supervisor(self.services, clock, config.drain_seconds)
         self.web = self._web(assembly, [*families, dead_letters(context, running)])
@@ -113,7 +114,7 @@ class App:
         context, settings = self.context, self.context.config.active_consumers
         found: list[object] = [TopicEndpoints(settings, context.admin, context.codecs, internal.kind_of)]
         if settings.enabled:
-            instances = ActiveInstances(settings, context.admin, context.codecs, context.clock)
+            self._instances = instances = ActiveInstances(settings, context.admin, context.codecs, context.clock)
             self.services.append(instances)
             found.append(ActiveEndpoints(settings, instances, context.admin, ""))
         return found
@@ -142,7 +143,7 @@ class App:
         produce_route = ProduceRoute(produce, writing, metrics, config.http)
         families = [
             produce_route,
-            TransactionRoute(writing, config.http),
+            TransactionRoute(writing, config.http, self._instances),
             HealthEndpoints(readiness, audit.service_id if audit else "headrace", metrics),
             DocumentEndpoints(),
             AuditEndpoints(audit, config.http.max_records),

@@ -10,6 +10,7 @@ from headrace.kafka.producer import Producer
 from headrace.kafka.reachability import Reachability
 from headrace.kafka.reader import read_records, read_slice, read_window
 from headrace.kafka.topics import InternalTopic, TopicCreator, TopicDirectory
+from headrace.kafka.transaction_offsets import GroupOffsets
 from headrace.kafka.transactions import TransactionalProducers, TransactionSession
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Admin",
     "CompactedTable",
     "Consumer",
+    "GroupOffsets",
     "InternalTopic",
     "Lease",
     "PartitionInfo",

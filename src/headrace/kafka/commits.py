@@ -98,6 +98,16 @@ class Commits:
         self.request(offsets, epochs)
         self._drop([p for p in offsets if p not in epochs or epochs[p] != self._epoch_of.get(p)], [request])
 
+    def when_settled(
+        self, partitions: Iterable[TopicPartition], answer: Callable[[Sequence[TopicPartition]], None]
+    ) -> None:
+        """Answer when no commit of these partitions waits or is in flight, with those revoked before that."""
+        settling = _Request(self._newest.keys() & set(partitions), answer)
+        if self._in_flight:
+            settling.sent = self._sent.keys() & set(partitions)
+        self._requests.append(settling)
+        self._end_requests()
+
     def request(self, offsets: Mapping[TopicPartition, Committed], epochs: Mapping[TopicPartition, int]) -> None:
         """Take offsets that were reached in these epochs; the newest per partition wins."""
         for partition, at in offsets.items():

@@ -23,6 +23,7 @@ from headrace.kafka.names import check_group, check_topic
 from headrace.kafka.poll_thread import PollThread
 from headrace.kafka.positions import PositionResolver, ReadPolicy
 from headrace.kafka.properties import member_properties
+from headrace.kafka.transaction_offsets import GroupOffsets
 from headrace.lifecycle import Clock, Deadline, OwnedThread, Readiness, Service
 from headrace.records import Committed, TopicPartition
 
@@ -201,6 +202,12 @@ class Consumer(Service):
         """Commit, wait for the acknowledgement, and return the partitions that were revoked before it."""
         epochs = {partition: self._epochs.get(partition, 0) for partition in offsets}
         return await self._answered(lambda poll, answer: poll.commits.request_answered(offsets, epochs, answer))
+
+    async def for_transaction(self, offsets: Mapping[TopicPartition, Committed]) -> GroupOffsets | None:
+        """Return offsets for a transaction of this member; None if a partition is not assigned any more."""
+        epochs = {partition: self._epochs.get(partition, 0) for partition in offsets}
+        metadata: Any = await self._answered(lambda poll, answer: poll.group_metadata(epochs, answer))
+        return GroupOffsets(offsets, metadata) if metadata else None
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Read exactly these partitions from now on, without membership in the group."""

@@ -225,6 +225,18 @@ class PollThread:
             return
         answer({partition: at for partition, at in found.items() if isinstance(at, Committed)})
 
+    def group_metadata(self, epochs: Mapping[TopicPartition, int], answer: Callable[[Any], None]) -> None:
+        """Answer with the metadata of this member, when earlier commits of these partitions have ended.
+
+        The answer is None if a partition is not assigned in its epoch any more.
+        """
+
+        def settled(_revoked: Sequence[TopicPartition]) -> None:
+            current = all(self.epochs.get(partition) == epoch for partition, epoch in epochs.items())
+            answer(self._client.consumer_group_metadata() if current else None)
+
+        self.commits.when_settled(epochs, settled)
+
     def restart_topic(self, topic: str, after: float) -> None:
         """Read a recreated topic from its start, also if its offsets have passed the present positions already."""
         for partition in [p for p, epoch in self.epochs.items() if p.topic == topic and epoch < after * 1000]:

@@ -8,7 +8,7 @@ of them fails, each is written again alone. A request ends in one of three ways:
 - in doubt: a commit was requested and not confirmed. Then nothing is aborted. The client is replaced, and when its
   successor is open the broker has ended the transaction; so reading the topic shows how it ended.
 
-Source: KIP-98.
+Source: KIP-98; KIP-447 for the offsets of a consumer group.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from headrace.kafka.producer_limits import Batches, BatchLimits, wire_bytes
 from headrace.kafka.properties import producer_properties
 from headrace.kafka.reader import read_records
 from headrace.kafka.transaction_guard import TransactionGuard
+from headrace.kafka.transaction_offsets import GroupOffsets
 from headrace.lifecycle import Deadline, LoopBridge, OwnedThread, Service
 from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
 from headrace.records import OutgoingRecord, Produced, TopicPartition
@@ -61,9 +62,12 @@ _BROKEN: Final = (confluent_kafka.KafkaException, SystemError)
 class _Job:
     """A request: the loop owns it until a thread claims it, then that thread until it is posted back."""
 
-    def __init__(self, records: Sequence[OutgoingRecord], receipt: Receipt | None) -> None:
+    def __init__(
+        self, records: Sequence[OutgoingRecord], receipt: Receipt | None, group: GroupOffsets | None = None
+    ) -> None:
         self.records = list(records)
         self.receipt = receipt
+        self.group = group
         self.record_count = len(self.records)
         self.results: list[Any] = []
         self.in_doubt = False
@@ -248,6 +252,10 @@ class _Writer:
                     job.records.append(job.receipt(job.results))
                     job.send(client, job.record_count, batches)
             client.flush()
+        if all(job.written for job in jobs):
+            for job in jobs:
+                if job.group and (error := job.group.send(client)):
+                    job.results = [error] * len(job.records)
 
     def _commit(self, client: confluent_kafka.Producer, jobs: list[_Job]) -> None:
         try:
@@ -331,13 +339,14 @@ class TransactionalProducers(Service):
             thread.start()
 
     def submit(
-        self, records: Sequence[OutgoingRecord], receipt: Receipt | None = None
+        self, records: Sequence[OutgoingRecord], receipt: Receipt | None = None, group: GroupOffsets | None = None
     ) -> asyncio.Future[list[ProduceResult]]:
         """Write records as one transaction.
 
         Args:
             records: One or more.
             receipt: Makes a last record, in the same transaction, from the offsets of the others.
+            group: Offsets that are committed in the same transaction. `CommitRefused` means that the member is gone.
 
         Returns:
             A future that gets one result per record when the outcome is known: each of them written and visible, or
@@ -355,7 +364,7 @@ class TransactionalProducers(Service):
                 "nothing of this request was sent, send it again after a pause"
             )
         self.open()
-        job = _Job(records, receipt)
+        job = _Job(records, receipt, group)
         self._open_jobs.add(job)
         self._idle.clear()
         self._jobs.put(job)

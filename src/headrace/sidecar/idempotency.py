@@ -159,9 +159,7 @@ class Idempotency(Service):
         self._running[scope] = digest
         try:
             prepared = await prepare()
-            outcome = self._transactions.submit(
-                prepared.records, functools.partial(self._entry, scope, digest, prepared)
-            )
+            outcome = self._transactions.submit(prepared, functools.partial(self._entry, scope, digest, prepared))
         except BaseException:
             del self._running[scope]
             raise

@@ -11,8 +11,11 @@ import msgspec
 
 from headrace import errors
 from headrace.config.producer import ProducerConfig
-from headrace.kafka import TransactionalProducers
-from headrace.records import OutgoingRecord
+from headrace.kafka import GroupOffsets, TransactionalProducers
+from headrace.kafka.transactions import Receipt
+from headrace.records import Committed, OutgoingRecord, Produced, TopicPartition
+from headrace.sidecar.active.instance import ActiveInstance
+from headrace.sidecar.active.requests import Position
 from headrace.sidecar.produce import ProduceService, RequestIds
 from headrace.sidecar.produce_answer import (
     Prepared,
@@ -40,10 +43,20 @@ class TopicRequest(ProduceRequest, kw_only=True, rename="camel", gc=False):
     records: list[CountedRecord]  # type: ignore[assignment]  # they are only read
 
 
+class ConsumerOffsets(msgspec.Struct, rename="camel", forbid_unknown_fields=True, gc=False):
+    """Offsets of the last processed records of an instance, as when it commits them."""
+
+    group: str
+    instance_id: str
+    offsets: Annotated[list[Position], msgspec.Meta(min_length=1)]
+
+
 class TransactionRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """The body of `POST /transactions`."""
 
     topics: Annotated[list[TopicRequest], msgspec.Meta(min_length=1, max_length=_MAX_TOPICS)]
+    consumer: ConsumerOffsets | None = None
+    """What was processed to make the records; it is committed with them, or not at all."""
 
 
 class TopicResponse(ProduceResponse, kw_only=True):
@@ -64,13 +77,16 @@ class PreparedTransaction(NamedTuple):
     records: list[OutgoingRecord]
     answer: Callable[[Sequence[Result]], ProduceAnswer]
     """Makes the answer from one result per record. May be called on any thread, and more than once."""
+    group: GroupOffsets | None = None
+    committed: Callable[[], None] = lambda: None
+    """Called when the transaction is committed."""
 
 
 _decode = msgspec.json.Decoder(TransactionRequest).decode
 _encode_json = msgspec.json.Encoder().encode
 _FIELDS: Final = [
     field.encode_name
-    for kind in (TransactionRequest, TopicRequest, CountedRecord)
+    for kind in (TransactionRequest, TopicRequest, CountedRecord, ConsumerOffsets, Position)
     for field in msgspec.structs.fields(kind)
 ]
 
@@ -106,7 +122,7 @@ class Transactions:
     ) -> None:
         self._settings = settings
         self._produce = produce
-        self.submit = producers.submit
+        self._producers = producers
         self._audit = audit
 
     def check_writable(self, topic: str, *, admin: bool) -> None:
@@ -118,12 +134,15 @@ class Transactions:
         always_200 = self._settings.always_200
         return PreparedTransaction(prepared.records, lambda results: answer_of(prepared, results, always_200))
 
-    async def prepare(self, request: TransactionRequest, ids: RequestIds) -> PreparedTransaction:
-        """Prepare the records of all topics.
+    async def prepare(
+        self, request: TransactionRequest, ids: RequestIds, instance: ActiveInstance | None = None
+    ) -> PreparedTransaction:
+        """Prepare the records of all topics, and the offsets of the instance that the request names.
 
         Raises:
             RequestError, FormatError, RegistryUnavailable, KafkaUnavailable: As for a produce request; the error names
                 the topic. Nothing was sent.
+            InstanceState, CommitRefused: The instance may not commit these offsets.
         """
         parts: list[tuple[str, Prepared]] = []
         for part in request.topics:
@@ -134,8 +153,28 @@ class Transactions:
                 raise
         records = [record for _, prepared in parts for record in prepared.records]
         if not records:
-            raise errors.InvalidRequest("the transaction has no records")
-        return PreparedTransaction(records, functools.partial(_answer, parts))
+            raise errors.InvalidRequest("the transaction has no records; offsets alone are committed by the instance")
+        prepared = PreparedTransaction(records, functools.partial(_answer, parts))
+        if request.consumer is None or instance is None:
+            return prepared
+        group, committed = await instance.for_transaction(
+            {
+                TopicPartition(one.topic, one.partition): Committed(one.offset + 1, one.metadata or "")
+                for one in request.consumer.offsets
+            }
+        )
+        return prepared._replace(group=group, committed=committed)
+
+    def submit(self, prepared: PreparedTransaction, receipt: Receipt | None = None) -> asyncio.Future[list[Any]]:
+        """Hand a transaction over; see `TransactionalProducers.submit`."""
+        outcome = self._producers.submit(prepared.records, receipt, prepared.group)
+
+        def settled(done: asyncio.Future[list[Any]]) -> None:
+            if all(type(result) is Produced for result in done.result()):
+                prepared.committed()
+
+        outcome.add_done_callback(settled)
+        return outcome
 
     async def write(self, prepared: PreparedTransaction) -> ProduceAnswer:
         """Write a transaction and return the answer. If cancelled, it may still be written.
@@ -143,7 +182,7 @@ class Transactions:
         Raises:
             ProducerQueueFull: Too many transactions wait; nothing was sent.
         """
-        return await self.finish(prepared, self.submit(prepared.records))
+        return await self.finish(prepared, self.submit(prepared))
 
     async def finish(
         self, prepared: PreparedTransaction, outcome: asyncio.Future[list[Any]], keyed: bool = False

@@ -127,7 +127,7 @@ class Scene:
         with answer:
             text = answer.read().decode()
             seconds = time.monotonic() - began
-        body = json.loads(text) if "json" in answer.headers.get("Content-Type", "") else text
+        body = json.loads(text) if text and "json" in answer.headers.get("Content-Type", "") else text
         return HttpAnswer(answer.status, body, {k.lower(): v for k, v in answer.headers.items()}, seconds)
 
     def reasons(self, url: str) -> dict[str, str]:

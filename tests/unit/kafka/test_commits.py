@@ -102,3 +102,22 @@ def test_offsets_of_an_earlier_assignment_are_not_sent_at_all(bench: Bench) -> N
     del bench.epochs[PLACE]
     bench.want(6, 2)
     assert bench.sent == []
+
+
+def test_commits_are_settled_when_the_last_one_is_acknowledged_or_revoked(bench: Bench) -> None:
+    """A transaction that commits offsets must not be overtaken by an earlier commit, or by its repetition."""
+    settled: list[Any] = []
+    bench.commits.when_settled([PLACE], settled.append)
+    assert settled == [[]]
+    bench.want(5, 1)
+    bench.want(6, 1)
+    bench.commits.when_settled([PLACE, TopicPartition("t", 1)], settled.append)
+    bench.report(5, failed=True)
+    bench.wait()
+    assert (bench.sent, settled) == ([5, 6], [[]])
+    bench.report(6, failed=False)
+    assert settled == [[], []]
+    bench.want(7, 1)
+    bench.commits.when_settled([PLACE], settled.append)
+    bench.commits.forget([PLACE])
+    assert settled == [[], [], [PLACE]]

@@ -33,7 +33,9 @@ class Kafka:
         self.outcomes: list[asyncio.Future[list[Any]]] = []
         self.failure: errors.HeadraceError | None = None
 
-    def submit(self, records: Sequence[OutgoingRecord], closing: Any = None) -> asyncio.Future[list[Any]]:
+    def submit(
+        self, records: Sequence[OutgoingRecord], closing: Any = None, group: Any = None
+    ) -> asyncio.Future[list[Any]]:
         results = [Produced(0, index) for index in range(len(records))]
         self.written += [*records, closing(results)]
         self.outcomes.append(asyncio.get_running_loop().create_future())

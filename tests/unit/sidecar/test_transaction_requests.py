@@ -27,7 +27,7 @@ class Kafka:
             raise errors.EncodeError("record 0 does not fit", index=0)
         return Prepared([OutgoingRecord(topic, None, b"1") for _ in request.records], None, 7)
 
-    def submit(self, records: Any, closing: Any = None) -> asyncio.Future[list[Any]]:
+    def submit(self, records: Any, closing: Any = None, group: Any = None) -> asyncio.Future[list[Any]]:
         outcome = asyncio.get_running_loop().create_future()
         if self.results:
             outcome.set_result(list(self.results))

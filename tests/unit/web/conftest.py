@@ -86,7 +86,9 @@ class Kafka:
             raise self.failure
         return [Produced(0, index) for index in range(len(records))]
 
-    def submit(self, records: Sequence[OutgoingRecord], closing: Any = None) -> asyncio.Future[list[Any]]:
+    def submit(
+        self, records: Sequence[OutgoingRecord], closing: Any = None, group: Any = None
+    ) -> asyncio.Future[list[Any]]:
         return asyncio.ensure_future(self.produce(records))
 
     async def has_topic(self, name: str) -> bool:

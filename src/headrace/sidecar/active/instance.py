@@ -13,8 +13,16 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from headrace.config.consumers import FlowControl
-from headrace.errors import CommitRefused, InstanceBusy, InstanceNotFound, InstanceState, KafkaTimeout, ReadFailed
-from headrace.kafka import Admin, Consumer, ReadPolicy, Subscription
+from headrace.errors import (
+    CommitRefused,
+    InstanceBusy,
+    InstanceNotFound,
+    InstanceState,
+    KafkaTimeout,
+    KafkaUnavailable,
+    ReadFailed,
+)
+from headrace.kafka import Admin, Consumer, GroupOffsets, ReadPolicy, Subscription
 from headrace.lifecycle import Clock, Deadline, Service
 from headrace.records import Committed, Record, TopicPartition
 from headrace.sidecar.active.buffer import RecordBuffer
@@ -293,12 +301,14 @@ class ActiveInstance(Service):
         self._buffer.put_back(left)
         ended: dict[TopicPartition, list[int]] = {}
         for record in records[:count]:
-            found = ended.setdefault(record.topic_partition, [0, 0, 0])
+            found = ended.setdefault(record.topic_partition, [0, 0, 0, record.offset])
             found[0] += 1
             found[1] += record.size_bytes
             found[2] = record.offset + 1
-        for partition, (number, size, position) in ended.items():
+        for partition, (number, size, position, first) in ended.items():
             if partition in current and self._consumer:
+                if not self.spec.auto_commit_seconds:
+                    self._confirmed.setdefault(partition, first)
                 self.positions[partition] = position
                 self._consumer.release(partition, number, size)
             elif partition not in self._epochs:
@@ -342,11 +352,53 @@ class ActiveInstance(Service):
                 self._consumer.commit(offsets)
             self._confirmed.update({p: at.offset for p, at in offsets.items() if p not in gone})
         if gone:
-            for partition in gone:
-                self._revoked.pop(partition, None)
-            names = ", ".join(map(str, gone[:_NAMED])) + (f" and {len(gone) - _NAMED} more" * (len(gone) > _NAMED))
-            raise CommitRefused(f"not committed, because another member of the group has them now: {names}")
+            raise self._refused(gone)
         return offsets
+
+    async def for_transaction(
+        self, offsets: Mapping[TopicPartition, Committed]
+    ) -> tuple[GroupOffsets, Callable[[], None]]:
+        """Return offsets for a transaction, and what to call when it is committed.
+
+        Raises:
+            InstanceState: It is no member of a group, commits by itself, or an offset was not delivered since the last
+                commit.
+            CommitRefused: A partition is not assigned to this instance any more.
+            KafkaUnavailable: Earlier commits are not acknowledged, so the transaction did not begin.
+        """
+        if self._consumer is None or not self.reads or self.reads.partitions is not None:
+            raise InstanceState(f"instance {self.name} is no member of its group: subscribe it to topics")
+        if self.spec.auto_commit_seconds:
+            raise InstanceState(f"instance {self.name} commits by itself: create it without auto commit")
+        epochs = {partition: self._epochs.get(partition) for partition in offsets}
+        if gone := [partition for partition, epoch in epochs.items() if epoch is None]:
+            raise self._refused(gone)
+        for partition, at in offsets.items():
+            first, end = self._confirmed.get(partition, 0), self.positions.get(partition, 0)
+            if not first < at.offset <= end:
+                which = f"{first} to {end - 1} were" if first < end else "none was"
+                raise InstanceState(
+                    f"offset {at.offset - 1} of {partition} was not delivered since its last commit or seek: {which}"
+                )
+        try:
+            async with asyncio.timeout(_COMMAND_SECONDS):
+                found = await self._consumer.for_transaction(offsets)
+        except TimeoutError as cause:
+            raise KafkaUnavailable("earlier commits are not acknowledged, so nothing was written") from cause
+        if found is None:
+            raise self._refused(list(offsets))
+
+        def committed() -> None:
+            current = {p: at.offset for p, at in offsets.items() if self._epochs.get(p) == epochs[p]}
+            self._confirmed.update(current)
+
+        return found, committed
+
+    def _refused(self, gone: Sequence[TopicPartition]) -> CommitRefused:
+        for partition in gone:
+            self._revoked.pop(partition, None)
+        names = ", ".join(map(str, gone[:_NAMED])) + (f" and {len(gone) - _NAMED} more" * (len(gone) > _NAMED))
+        return CommitRefused(f"not committed, because another member of the group has them now: {names}")
 
     async def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Committed]:
         """Return the committed offsets of the group; partitions without one are left out."""

@@ -9,6 +9,7 @@ from headrace import errors
 from headrace.config.http import HttpConfig
 from headrace.lifecycle import next_slice
 from headrace.security.principals import WRITE
+from headrace.sidecar.active.instances import ActiveInstances
 from headrace.sidecar.idempotency import Idempotency
 from headrace.sidecar.produce import LONG_BODY_BYTES, RequestIds
 from headrace.sidecar.produce_answer import Prepared, ProduceAnswer
@@ -21,7 +22,18 @@ from headrace.sidecar.transactions import (
 )
 from headrace.telemetry.correlation import correlation_id
 from headrace.telemetry.metrics import Metrics
-from headrace.web.endpoint import JSON, KAFKA, RECORDS_BODY, Endpoint, Errors, Rule, below, is_admin, require
+from headrace.web.endpoint import (
+    JSON,
+    KAFKA,
+    RECORDS_BODY,
+    Endpoint,
+    Errors,
+    Rule,
+    below,
+    is_admin,
+    principal_of,
+    require,
+)
 from headrace.web.exchange import (
     CORRELATION,
     TRACE_PARENT,
@@ -120,8 +132,9 @@ def answered_ids(headers: dict[bytes, bytes]) -> RequestIds:
 class TransactionRoute:
     """Writes records to several topics in one transaction."""
 
-    def __init__(self, writing: Writing, settings: HttpConfig) -> None:
+    def __init__(self, writing: Writing, settings: HttpConfig, instances: ActiveInstances | None = None) -> None:
         self._writing = writing
+        self._instances = instances
         self._settings = settings
 
     @Endpoint(
@@ -134,7 +147,7 @@ class TransactionRoute:
         request={JSON: TransactionRequest},
         example={"topics": [{"topic": "orders", "records": [{"key": "a", "value": {"count": 2}}]}]},
         headers=KEYED_HEADERS,
-        errors=WRITE_ERRORS,
+        errors=(*WRITE_ERRORS, errors.InstanceNotFound, errors.InstanceState, errors.CommitRefused),
         error_fields=TransactionResponse,
         asgi=True,
     )
@@ -148,7 +161,17 @@ class TransactionRoute:
             require(scope, (WRITE,), "produce", part.topic)
             self._writing.transactions.check_writable(part.topic, admin=is_admin(scope))
         ids = answered_ids(headers)
-        transactions = self._writing.transactions
-        await self._writing.write(
-            send, headers.get(KEY), scope["path"], body, lambda: transactions.prepare(request, ids)
-        )
+        transactions, consumer, principal = self._writing.transactions, request.consumer, principal_of(scope)
+        if consumer:
+            require(scope, (WRITE,), "group", consumer.group)
+            if self._instances is None:
+                raise errors.InvalidRequest("active consumers are switched off here (active_consumers.enabled)")
+
+        async def prepare() -> PreparedTransaction:
+            instance = None
+            if consumer and self._instances:
+                owner = principal.name if principal else ""
+                instance = self._instances.find(consumer.group, consumer.instance_id, owner)
+            return await transactions.prepare(request, ids, instance)
+
+        await self._writing.write(send, headers.get(KEY), scope["path"], body, prepare)

@@ -1,0 +1,57 @@
+"""The offsets of a consumer group in a transaction: Kafka commits them with the records, or not at all.
+
+Source: KIP-447.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import confluent_kafka
+
+from headrace import errors
+from headrace.kafka.error_map import to_error
+from headrace.kafka.positions import to_client
+from headrace.records import Committed, TopicPartition
+
+_SECONDS: Final = 10.0
+_MEMBER_GONE: Final = {
+    confluent_kafka.KafkaError.UNKNOWN_MEMBER_ID,
+    confluent_kafka.KafkaError.FENCED_INSTANCE_ID,
+    confluent_kafka.KafkaError.FENCED_MEMBER_EPOCH,
+}
+_GENERATION_OVER: Final = {
+    confluent_kafka.KafkaError.ILLEGAL_GENERATION,
+    confluent_kafka.KafkaError.REBALANCE_IN_PROGRESS,
+    confluent_kafka.KafkaError.STALE_MEMBER_EPOCH,
+}
+
+
+class GroupOffsets(NamedTuple):
+    """Offsets that a transaction commits for a consumer group."""
+
+    offsets: Mapping[TopicPartition, Committed]
+    metadata: Any
+    """The client's object for one member and generation: Kafka refuses the offsets after another one began."""
+
+    def send(self, client: confluent_kafka.Producer) -> errors.HeadraceError | None:
+        """Add the offsets to the transaction of a client, on its thread; return why Kafka refuses them."""
+        try:
+            client.send_offsets_to_transaction(to_client(self.offsets), self.metadata, _SECONDS)
+        except confluent_kafka.KafkaException as cause:
+            return _error_of(cause, f"commit {', '.join(map(str, self.offsets))} in a transaction")
+        return None
+
+
+def _error_of(cause: confluent_kafka.KafkaException, doing: str) -> errors.HeadraceError:
+    """Return our error for offsets that a transaction could not commit.
+
+    A member of an earlier generation may still have its partitions: when the request is repeated, its consumer knows.
+    """
+    code = cause.args[0].code()
+    if code in _MEMBER_GONE:
+        return errors.CommitRefused(f"{doing}: the instance is no longer a member of its group, so nothing was written")
+    if code in _GENERATION_OVER:
+        return errors.TransactionAborted(f"{doing}: the group is rebalancing, nothing was written: send it again")
+    return to_error(cause, doing)

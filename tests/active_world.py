@@ -20,8 +20,9 @@ from headrace.config.kafka import KafkaConfig
 from headrace.formats.codecs import Codecs
 from headrace.kafka.positions import ReadPolicy
 from headrace.records import Committed, TopicPartition
-from headrace.sidecar.active.instance import ActiveInstance, InstanceSpec
+from headrace.sidecar.active.instance import ActiveInstance
 from headrace.sidecar.active.instances import ActiveInstances
+from headrace.sidecar.active.spec import InstanceSpec
 from headrace.testing import ManualClock
 
 T = TypeVar("T")

@@ -155,6 +155,18 @@ class InstanceBusy(
     """Another read of the instance is not answered yet."""
 
 
+class OffsetNotCommitted(RequestError, code="ERR40068", message="NO_COMMITTED_OFFSET", status=409):
+    """The group has committed no offset of the partition, and auto.offset.reset is none; seek to one first."""
+
+
+class OffsetOutOfRange(RequestError, code="ERR40069", message="OFFSET_OUT_OF_RANGE", status=409):
+    """The position of the partition is not in the log; seek to an offset that is there."""
+
+
+class TopicRecreated(RequestError, code="ERR40070", message="TOPIC_RECREATED", status=409, retriable=True):
+    """The topic was deleted and created again; the next read begins at its start."""
+
+
 class CommitRefused(RequestError, code="ERR12207", message="FAILED_TO_COMMIT_OFFSETS", status=409):
     """Partitions belong to another member of the group by now; their records will be delivered there."""
 

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import confluent_kafka
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from headrace.records import OutgoingRecord
 from headrace.testing.scene import Scene
@@ -247,3 +249,80 @@ def test_illegal_requests_have_codes(url: str, topic: str) -> None:
     assert instance("POST", "/offsets", {"offsets": [{"topic": topic, "partition": 0, "offset": 1}]}).code == "ERR12207"
     assert instance("POST", "/subscriptions", {}).status == 204
     assert send("DELETE", f"{create}/instances/other").code == "ERR12200"
+
+
+def test_a_key_and_a_value_are_decoded_apart(url: str, site: Scene, topic: str) -> None:
+    pairs = [(b"\xff", b'{"a":1}'), (b"good", b"{"), (b"\xff", b"{"), (b"good", b"null"), (b"", b'""'), (b"null", None)]
+    site.write(topic, *(OutgoingRecord(topic, key, value, None, 0) for key, value in pairs))
+    instance = Instance(url, topic)
+    instance.ok("POST", "/subscriptions", {"topics": [topic]})
+    bad_key, bad_value, bad, null, empty, tombstone = instance.read(6)
+    assert base64.b64decode(bad_key["rawKey"]) == b"\xff" and bad_key["value"] == {"a": 1} and "key" not in bad_key
+    assert bad_value["key"] == "good" and base64.b64decode(bad_value["rawValue"]) == b"{"
+    assert bad["error"].startswith("key: ") and "; value: " in bad["error"] and {"rawKey", "rawValue"} < bad.keys()
+    assert null["value"] is None and (empty["key"], empty["value"]) == ("", "")
+    assert tombstone["key"] == "null" and "value" not in tombstone and "error" not in tombstone
+
+
+def test_a_group_without_an_offset_that_must_not_reset_is_told_to_seek(url: str, site: Scene, topic: str) -> None:
+    written(site, topic, 3)
+    instance = Instance(url, topic, autoOffsetReset="none")
+    instance.ok("POST", "/subscriptions", {"topics": [topic]})
+    refused = instance("GET", "/records?timeout=20000")
+    assert refused.code == "ERR40068", refused
+    assert {"topic": topic, "partition": 0} in refused.body["metadata"]["partitions"]
+    assert "seek it, with POST .../positions" in refused.body["description"]
+    both = [{"topic": topic, "partition": n} for n in (0, 1)]
+    assert instance.ok("GET", "/assignments") == {"partitions": both}
+    instance.ok("POST", "/positions", {"offsets": [{**both[0], "offset": 1}]})
+    found: list[Any] = []
+    while len(found) < 2:  # the other partition is said once more at most, and stops nothing
+        answer = instance("GET", "/records?timeout=2000")
+        assert answer.status == 200 or answer.body["metadata"]["partition"] == 1
+        found += answer.body if answer.status == 200 else []
+    assert offsets_of(found) == [1, 2]
+    assert instance("GET", "/records?timeout=100").body["metadata"]["partitions"] == [both[1]]
+    instance.ok("POST", "/positions/first", {})
+    assert offsets_of(instance.read(3)) == [0, 1, 2]
+
+
+def test_a_position_out_of_range_is_said_and_stops_no_other_partition(url: str, site: Scene, topic: str) -> None:
+    written(site, topic, 3)
+    written(site, topic, 3, 1)
+    instance = Instance(url, topic)
+    instance.ok("POST", "/subscriptions", {"topics": [topic]})
+    instance.read(6)
+    one, other = {"topic": topic, "partition": 0}, {"topic": topic, "partition": 1}
+    instance.ok("POST", "/positions", {"offsets": [{**one, "offset": 1_000}, {**other, "offset": 0}]})
+    answers = []
+    while sum(len(answer.body) for answer in answers if answer.status == 200) < 3 or len(answers) < 2:
+        answers.append(instance("GET", "/records?timeout=5000"))
+    [refused] = [answer for answer in answers if answer.status != 200][:1]
+    assert (refused.status, refused.code) == (409, "ERR40069")
+    assert refused.body["metadata"]["partitions"] == [one]
+    assert "offsets 3 to 999 (997)" in refused.body["description"]
+    admin = AdminClient({"bootstrap.servers": site.kafka.bootstrap_servers})
+    for future in admin.delete_records([confluent_kafka.TopicPartition(topic, 0, 2)]).values():
+        future.result()
+    instance.ok("POST", "/positions", {"offsets": [{**one, "offset": 0}]})
+    assert "removed before they were read" in instance("GET", "/records?timeout=20000").body["description"]
+    instance.ok("POST", "/positions/first", {"partitions": [one]})
+    assert offsets_of(instance.read(1)) == [2]
+
+
+def test_a_topic_that_is_missing_or_created_again_is_said(url: str, site: Scene, topic: str, kafka: Any) -> None:
+    instance = Instance(url, topic)
+    again = f"{topic}-again"
+    instance.ok("POST", "/subscriptions", {"topics": [again]})
+    site.wait_until(lambda: instance("GET", "/records?timeout=10").code == "ERR40006", "the topic is missing")
+    kafka.create_topic(again, 1, {})
+    written(site, again, 5)
+    site.wait_until(lambda: instance("GET", "/records?timeout=2000").body, "the records of the topic")
+    admin = AdminClient({"bootstrap.servers": site.kafka.bootstrap_servers})
+    for future in admin.delete_topics([again]).values():
+        future.result()
+    site.wait_until(lambda: instance("GET", "/records?timeout=10").code == "ERR40006", "the topic is gone")
+    kafka.create_topic(again, 1, {})
+    written(site, again, 2)
+    site.wait_until(lambda: instance("GET", "/records?timeout=500").code == "ERR40070", "the topic is another one")
+    assert offsets_of(instance.read(2)) == [0, 1]

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import confluent_kafka
 
 from headrace.config.consumers import FlowControl
-from headrace.errors import HeadraceError, KafkaUnavailable
+from headrace.errors import HeadraceError, KafkaUnavailable, TopicRecreated
 from headrace.kafka.admin import Admin
 from headrace.kafka.fetch_flow import FetchFlowControl
 from headrace.kafka.loop_proxy import CommandQueue, ConsumerProblems, Listener, LoopProxy
@@ -91,11 +91,14 @@ class Consumer(Service):
         self._store = _StoreQuestions()
         self._poll: PollThread | None = None
         self._thread: OwnedThread | None = None
+        self.on_problem: Callable[[HeadraceError], None] = lambda error: None
+        """Called when a partition stalls until it is sought, and when a topic was created again."""
         if topics:
             self.subscribe(topics)
 
     async def start(self) -> None:
         loop = LoopProxy(self, self._listener, self._epochs)
+        self._problems.on_stalled = lambda error: loop.post(self.on_problem, error)
         ask_store = functools.partial(self._ask_store, loop) if self._policy.stored_offsets else None
         client = confluent_kafka.Consumer(
             {**self._properties, "on_commit": self._commit_reported, "error_cb": self._admin.reachability.failed}
@@ -106,7 +109,9 @@ class Consumer(Service):
             loop=loop,
             commands=self._commands,
             flow=self._flow,
-            resolver=PositionResolver(self._policy, self._clock, self._problems.report, ask_store),
+            resolver=PositionResolver(
+                self._policy, self._clock, self._problems.report, ask_store, self._problems.stall
+            ),
             problems=self._problems,
             clock=self._clock,
         )
@@ -155,6 +160,12 @@ class Consumer(Service):
 
     def trouble(self, partition: TopicPartition) -> str:
         return self._problems.of(partition)
+
+    @property
+    def stalled(self) -> Mapping[TopicPartition, HeadraceError]:
+        """Assigned partitions that wait for a seek, and why."""
+        errors = self._problems.stalled.values()
+        return {TopicPartition(one.parameters["topic"], one.parameters["partition"]): one for one in errors}
 
     def pause_reason(self, partition: TopicPartition) -> str:
         if not self._flow.is_paused(partition):
@@ -235,6 +246,9 @@ class Consumer(Service):
         Assignments from `after` on (seconds since the epoch) began when the old topic was gone already.
         """
         log.error("%s: %s was deleted and created again; its offsets start again", self.name, topic)
+        self.on_problem(
+            TopicRecreated(f"topic {topic} was deleted and created again; it is read from its start", topic=topic)
+        )
 
         # KIP-848 knows topics by id and assigns the new one, but a late commit of the old one's offset may lie on it.
         def restart() -> None:
@@ -321,7 +335,10 @@ class Subscription(Service):
         self._fits = fits
         self.subscribed: Collection[str] = topics
         """Topics that the consumer reads."""
+        self.missing: Collection[str] = ()
+        """Topics of these that do not exist, as of two looks."""
         self._last_found: set[str] = set()
+        self._last_missing: set[str] = set()
         self._ids: dict[str, str] = {}
         self._missing_since: dict[str, float] = {}
         self._problem = "" if fits is None else "the cluster's topics are not known yet"
@@ -353,6 +370,8 @@ class Subscription(Service):
                 self.subscribed = topics
         now = self._clock.time()
         ids = await self._admin.topic_ids(self.subscribed)
+        missing = {topic for topic in self.subscribed if topic not in ids}
+        self.missing, self._last_missing = sorted(missing & self._last_missing), missing
         for topic, topic_id in ids.items():
             if self._ids.get(topic, topic_id) != topic_id:
                 self._consumer.topic_recreated(topic, self._missing_since.get(topic, now))

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+from headrace.errors import HeadraceError
 from headrace.lifecycle import Deadline, LoopBridge, Service
 from headrace.records import Committed, Record, TopicPartition
 
@@ -123,10 +124,24 @@ class ConsumerProblems:
 
     def __init__(self, group: str) -> None:
         self.group = group
+        self.stalled: dict[str, HeadraceError] = {}
+        """Problems of partitions that only a seek solves."""
+        self.on_stalled: Callable[[HeadraceError], None] = lambda error: None
+        """Called on the thread, once per problem."""
         self._texts: dict[str, str] = {"": f"group {group}: not joined yet"}
+
+    def stall(self, about: str, error: HeadraceError) -> None:
+        """Set the problem of a partition that must be sought."""
+        new = self._texts.get(about) != error.description
+        self.report(about, error.description)
+        self.stalled = {**self.stalled, about: error}
+        if new:
+            self.on_stalled(error)
 
     def report(self, about: str, problem: str) -> None:
         """Set or clear the problem of a partition, or of the group if `about` is empty."""
+        if about in self.stalled:
+            self.stalled = {name: error for name, error in self.stalled.items() if name != about}
         if problem:
             if self._texts.get(about) != problem:  # the same problem may be found every second
                 log.warning("%s", problem)

@@ -13,7 +13,7 @@ from typing import Any
 
 import confluent_kafka
 
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, OffsetOutOfRange
 from headrace.kafka.commits import Commits, commit_now
 from headrace.kafka.error_map import to_error
 from headrace.kafka.fetch_flow import FetchFlowControl
@@ -369,11 +369,8 @@ class PollThread:
         """Do what the policy says about offsets that are missing."""
         group = self._problems.group
         if self.resolver.policy.on_gap == "stop":
-            self._problems.report(
-                str(partition),
-                f"{partition}: {gap}; it is stalled: have group {group} resume at an offset that is there "
-                "(headrace reactive seek), or set on_gap: continue",
-            )
+            text = f"{partition}: {gap}; it is stalled: {self.resolver.policy.advice}"
+            self._problems.stall(str(partition), OffsetOutOfRange(text, **partition._asdict()))
             return
         log.warning("%s, %s: %s; resuming at %d, as on_gap says", group, partition, gap, gap.start)
         self.loop.post(self.loop.listener.on_gap, partition, gap.end - gap.first)

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import confluent_kafka
 
 from headrace.config.membership import ConsumerConfig
+from headrace.errors import HeadraceError, OffsetNotCommitted
 from headrace.lifecycle import Clock, Deadline
 from headrace.records import Committed, TopicPartition
 
@@ -23,7 +24,6 @@ _LOG_SECONDS = 1.0
 _ROUND_SECONDS = 3.0
 """For the logs of all partitions in one round of questions."""
 _RETRY_SECONDS = 1.0
-_NO_OFFSET = "the group has committed none, and auto.offset.reset is none: seek first"
 
 StoredOffsets = Callable[[str, TopicPartition, int], Awaitable[int | None]]
 """Asks a backend that keeps a group's offsets where a partition resumes in an assignment epoch; None if it has no
@@ -44,6 +44,8 @@ class ReadPolicy(NamedTuple):
     with patterns, where the topic was created later."""
     member: ConsumerConfig = ConsumerConfig()
     """Session, assignment and fetches."""
+    advice: str = "resume at an offset that is there (headrace reactive seek), or set on_gap: continue"
+    """What people do about a position that is not in the log, for errors."""
     stored_offsets: StoredOffsets | None = None
     """Returns where the group resumes, if Kafka does not keep its offsets."""
 
@@ -97,7 +99,12 @@ class PositionResolver:
     """
 
     def __init__(
-        self, policy: ReadPolicy, clock: Clock, report: Callable[[str, str], None], ask_store: AskStore | None
+        self,
+        policy: ReadPolicy,
+        clock: Clock,
+        report: Callable[[str, str], None],
+        ask_store: AskStore | None,
+        stall: Callable[[str, HeadraceError], None] = lambda about, error: None,
     ) -> None:
         """Prepare.
 
@@ -106,6 +113,7 @@ class PositionResolver:
             clock: For the pauses.
             report: Takes the problem of a partition for readiness; an empty one when it is solved.
             ask_store: None if Kafka keeps the offsets.
+            stall: Takes the problem of a partition that waits for a seek.
         """
         self.policy = policy
         self.subscribed: Sequence[str] = ()
@@ -113,6 +121,7 @@ class PositionResolver:
         self._clock = clock
         self._report = report
         self._ask_store = ask_store
+        self._stall = stall
         self._open: dict[TopicPartition, int | None] = {}
         """Partition to the position that is out of range, or None if there is no position yet."""
         self._sought: dict[TopicPartition, StartPosition] = {}
@@ -148,7 +157,10 @@ class PositionResolver:
         for partition, start in answers.items():
             if not isinstance(start, StartPosition):
                 self._ask_last(partition)
-                self._report(str(partition), f"{partition}: where to begin cannot be read: {start.str()}")
+                if start.code() == confluent_kafka.KafkaError._NO_OFFSET:
+                    self._stall(str(partition), self._no_offset(partition))
+                else:
+                    self._report(str(partition), f"{partition}: where to begin cannot be read: {start.str()}")
                 continue
             self._report(str(partition), "")
             self._topics_read.add(partition.topic)
@@ -161,6 +173,10 @@ class PositionResolver:
                 found[partition] = StartPosition(offset, Committed(offset), is_new=True, epoch=stored.epoch)
         self._pause_questions(started_at)
         return found
+
+    def _no_offset(self, partition: TopicPartition) -> HeadraceError:
+        text = f"the group has committed no offset, and auto.offset.reset is none: {self.policy.advice}"
+        return OffsetNotCommitted(f"{partition}: {text}", **partition._asdict())
 
     def read_to(self, positions: Mapping[TopicPartition, int]) -> None:
         """Keep the next offsets to read in this assignment."""
@@ -245,7 +261,7 @@ class PositionResolver:
             if committed:
                 starts[partition] = StartPosition(committed.offset, committed)
             elif self.policy.reset == "none":
-                starts[partition] = confluent_kafka.KafkaError(confluent_kafka.KafkaError._NO_OFFSET, _NO_OFFSET)
+                starts[partition] = confluent_kafka.KafkaError(confluent_kafka.KafkaError._NO_OFFSET)
             elif self.policy.reset == "earliest" or (read_before[topic] and partition not in self._at_end):
                 starts[partition] = StartPosition(confluent_kafka.OFFSET_BEGINNING)
             else:

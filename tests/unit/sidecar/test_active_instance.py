@@ -21,8 +21,9 @@ from headrace.errors import (
 )
 from headrace.lifecycle import Deadline
 from headrace.records import Committed
-from headrace.sidecar.active.instance import ActiveInstance, Topics
+from headrace.sidecar.active.instance import ActiveInstance
 from headrace.sidecar.active.instances import ActiveInstances
+from headrace.sidecar.active.spec import Topics
 
 Test = Callable[[World, ActiveInstances, ActiveInstance], Coroutine[Any, Any, None]]
 DOWN = confluent_kafka.KafkaException(confluent_kafka.KafkaError(confluent_kafka.KafkaError._TIMED_OUT))

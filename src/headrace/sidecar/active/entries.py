@@ -48,10 +48,10 @@ class EntryWriter:
         try:
             keys = self._keys.texts([record.key for record in records])
             values = self._values.texts([record.value for record in records])
-        except DecodeError as cause:
+        except DecodeError:
             if len(records) > 1:
                 return [entry for record in records for entry in self._write_run(topic, partition, [record])]
-            return [self._undecodable(records[0], cause)]
+            return [self._undecodable(records[0])]
         start = f'{{"topic":{_text(topic)},"partition":{partition},"offset":'
         # An id begins like all others of the partition; a record without headers has no other header.
         identity = _text(f"{self._prefix}{topic}:{partition}:")[:-1]
@@ -65,23 +65,27 @@ class EntryWriter:
             entries.append(f'{start}{offset},"timestamp":{record.timestamp_ms}{head}{key}{value}}}')
         return entries
 
-    def _undecodable(self, record: Record, cause: DecodeError) -> str:
+    def _undecodable(self, record: Record) -> str:
+        """Return the entry of a record whose key or value, or both, cannot be decoded; the other one is decoded."""
         identity = _text(f"{self._prefix}{record.topic}:{record.partition}:{record.offset}")[:-1]
-        entry = {
+        entry: dict[str, object] = {
             "topic": record.topic,
             "partition": record.partition,
             "offset": record.offset,
             "timestamp": record.timestamp_ms,
-            **_raw("rawKey", record.key),
-            **_raw("rawValue", record.value),
-            "errorCode": cause.code,
-            "error": cause.description,
         }
-        return f'{_text(entry)[:-1]},"headers":{_headers_of(record.headers, identity)}}}'
-
-
-def _raw(name: str, data: bytes | None) -> dict[str, str]:
-    return {} if data is None else {name: base64.b64encode(data).decode()}
+        decoded, problems = "", []
+        for name, reader, data in (("key", self._keys, record.key), ("value", self._values, record.value)):
+            try:
+                text = reader.texts([data])[0]
+            except DecodeError as cause:
+                entry[f"raw{name.title()}"] = base64.b64encode(data or b"").decode()
+                entry["errorCode"] = cause.code
+                problems.append(f"{name}: {cause.description}")
+            else:
+                decoded += "" if text is None else f',"{name}":{text}'
+        entry["error"] = "; ".join(problems)
+        return f'{_text(entry)[:-1]},"headers":{_headers_of(record.headers, identity)}{decoded}}}'
 
 
 def _headers_of(headers: Sequence[Header], identity: str) -> str:

@@ -8,60 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from headrace.config.consumers import FlowControl
 from headrace.errors import (
     CommitRefused,
+    HeadraceError,
     InstanceBusy,
     InstanceNotFound,
     InstanceState,
     KafkaTimeout,
     KafkaUnavailable,
     ReadFailed,
+    TopicNotFound,
+    TopicRecreated,
 )
-from headrace.kafka import Admin, Consumer, GroupOffsets, ReadPolicy, Subscription
+from headrace.kafka import Admin, Consumer, GroupOffsets, Subscription
 from headrace.lifecycle import Clock, Deadline, Service
 from headrace.records import Committed, Record, TopicPartition
 from headrace.sidecar.active.buffer import RecordBuffer
 from headrace.sidecar.active.entries import EntryWriter
+from headrace.sidecar.active.spec import InstanceSpec, Topics
 
 _COMMAND_SECONDS: Final = 10.0
 _JOIN_SECONDS: Final = 10.0
 _MAX_RECORDS: Final = 20_000
 _NAMED: Final = 10
 """Partitions that an error names at most."""
-
-
-class InstanceSpec(NamedTuple):
-    """The settings of an instance."""
-
-    group: str
-    name: str
-    owner: str
-    """Name of the principal; empty without authentication."""
-    key_format: str
-    value_format: str
-    wait_seconds: float
-    min_bytes: int
-    """A read ends as soon as so many bytes wait; less than 1 is any record."""
-    max_read_bytes: int
-    auto_commit_seconds: float | None
-    """How often confirmed records are committed; None without auto commit."""
-    buffer_bytes: int
-    policy: ReadPolicy
-
-    @property
-    def id(self) -> str:
-        """Group and name, as in paths."""
-        return f"{self.group}/{self.name}"
-
-
-def random_name(server: str) -> str:
-    """Return the name of an instance whose client gave none, with 144 random bits."""
-    return "-".join(filter(None, ("rest-consumer", server, secrets.token_urlsafe(18))))
 
 
 @contextlib.asynccontextmanager
@@ -72,14 +46,6 @@ async def _in_time(advice: str) -> AsyncIterator[None]:
             yield
     except TimeoutError as cause:
         raise KafkaTimeout(f"Kafka did not answer within {_COMMAND_SECONDS:g} s{advice}") from cause
-
-
-class Topics(NamedTuple):
-    """What an instance reads: topics, the topics that match a pattern, or partitions without membership."""
-
-    names: Sequence[str] = ()
-    matches: Callable[[str], bool] | None = None
-    partitions: Sequence[TopicPartition] | None = None
 
 
 class Read:
@@ -123,6 +89,8 @@ class ActiveInstance(Service):
         """Offsets to commit: with auto commit what the next read has confirmed, else what was committed last."""
         self._revoked: dict[TopicPartition, int] = {}
         """Partitions that were revoked before their delivered records were committed."""
+        self._problems: list[HeadraceError] = []
+        """What the next read answers before it reads on."""
         self._arrived = asyncio.Event()
         self._reading = False
         self._stream: object = None
@@ -133,7 +101,7 @@ class ActiveInstance(Service):
     @property
     def assigned(self) -> list[TopicPartition]:
         """Partitions that it reads now."""
-        return sorted(self._epochs)
+        return sorted({*self._epochs, *(self._consumer.stalled if self._consumer else ())})
 
     @property
     def topics(self) -> list[str]:
@@ -195,12 +163,14 @@ class ActiveInstance(Service):
             await watch.stop()
         if self._consumer is not consumer:
             raise InstanceNotFound(f"instance {self.name} was closed meanwhile")
+        names = topics.names
         if topics.partitions is not None:
             consumer.assign(topics.partitions)
-            return
-        consumer.subscribe(topics.names)
+            names = sorted({partition.topic for partition in topics.partitions})
+        else:
+            consumer.subscribe(names)
         self._watch = Subscription(
-            f"{self.name} topics", consumer, self._admin, self._clock, topics=topics.names, fits=topics.matches
+            f"{self.name} topics", consumer, self._admin, self._clock, topics=names, fits=topics.matches
         )
         await self._watch.start()
 
@@ -227,6 +197,7 @@ class ActiveInstance(Service):
             policy=spec.policy,
         )
         consumer.on_death = lambda dead: self._arrived.set()
+        consumer.on_problem = self._on_problem
         await consumer.start()
         self._consumer = consumer
         return consumer
@@ -263,7 +234,11 @@ class ActiveInstance(Service):
         Raises:
             InstanceBusy: Another read is not answered yet.
             InstanceState: It has neither a subscription nor an assignment.
-            ReadFailed: Kafka refuses a partition, or its position is not in the log; nothing else waits.
+            OffsetNotCommitted, OffsetOutOfRange: Partitions wait for a seek. Said at once and once, and later when
+                nothing else waits.
+            TopicRecreated: A topic begins again. Said once.
+            TopicNotFound: A topic does not exist; nothing else waits.
+            ReadFailed: Kafka refuses a partition; nothing else waits.
         """
         self._check_free(stream)
         if self.reads is None:
@@ -276,11 +251,11 @@ class ActiveInstance(Service):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_seconds):
                     while not (self._buffer.records and (self._buffer.size_bytes >= least or self.spec.min_bytes < 1)):
-                        if self.is_closed:
+                        if self.is_closed or self._unsaid():
                             break
                         self._arrived.clear()
                         await self._arrived.wait()
-            if not self._buffer.records:
+            if self._unsaid() or not self._buffer.records:
                 self._raise_problem()
             records = self._buffer.take(max_bytes, max_records)
             return Read(self, records, dict(self._epochs))
@@ -314,12 +289,26 @@ class ActiveInstance(Service):
             elif partition not in self._epochs:
                 self._left({partition: position})  # revoked while the answer was written
 
+    def _unsaid(self) -> list[HeadraceError]:
+        """Return the problems that no read has answered and no seek has solved."""
+        stalled = self._consumer.stalled.values() if self._problems and self._consumer else ()
+        self._problems = [one for one in self._problems if one in stalled or isinstance(one, TopicRecreated)]
+        return self._problems
+
     def _raise_problem(self) -> None:
         consumer = self._consumer
         if consumer is None:
             return
         if consumer.death:
             raise ReadFailed(f"instance {self.name} has ended: {consumer.death}; create it again")
+        problems, self._problems = self._unsaid(), []
+        if problems := problems or list(consumer.stalled.values()):
+            names = [{n: v for n, v in one.parameters.items() if n != "partitions"} for one in problems]
+            text = "; ".join([one.description for one in problems[:_NAMED]])
+            raise type(problems[0])(text, **{**names[0], "partitions": names})
+        if self._watch and self._watch.missing:
+            topic = next(iter(self._watch.missing))
+            raise TopicNotFound(f"topic {topic} does not exist: create it, or subscribe to others", topic=topic)
         for partition in self._epochs:
             if problem := consumer.trouble(partition):  # also a position that is not in the log
                 raise ReadFailed(problem, topic=partition.topic, partition=partition.partition)
@@ -427,7 +416,7 @@ class ActiveInstance(Service):
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_JOIN_SECONDS):
-                while not (self._epochs.keys() >= set(partitions) and self._epochs) and not self.is_closed:
+                while not ({*self.assigned} >= {*partitions} and self.assigned) and not self.is_closed:
                     self._arrived.clear()
                     await self._arrived.wait()
 
@@ -449,6 +438,10 @@ class ActiveInstance(Service):
     ) -> None:
         self._drop(list(partitions))
         self._epochs.update(partitions)
+        self._arrived.set()
+
+    def _on_problem(self, error: HeadraceError) -> None:
+        self._problems.append(error)
         self._arrived.set()
 
     def on_records(self, partition: TopicPartition, epoch: int, records: Sequence[Record]) -> None:

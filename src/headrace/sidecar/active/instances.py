@@ -14,7 +14,8 @@ from headrace.kafka import Admin
 from headrace.lifecycle import Clock, Deadline, Service
 from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
 from headrace.sidecar.active.entries import EntryWriter
-from headrace.sidecar.active.instance import ActiveInstance, InstanceSpec
+from headrace.sidecar.active.instance import ActiveInstance
+from headrace.sidecar.active.spec import InstanceSpec
 
 log = logging.getLogger(__name__)
 

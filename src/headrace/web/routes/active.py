@@ -21,7 +21,7 @@ from headrace.lifecycle import run_while
 from headrace.records import Committed, TopicPartition
 from headrace.security.principals import READ, WRITE
 from headrace.sidecar.active.entries import EntryWriter
-from headrace.sidecar.active.instance import ActiveInstance, InstanceSpec, Read, Topics, random_name
+from headrace.sidecar.active.instance import ActiveInstance, Read
 from headrace.sidecar.active.instances import ActiveInstances
 from headrace.sidecar.active.requests import (
     MOST_RECORDS,
@@ -41,6 +41,7 @@ from headrace.sidecar.active.requests import (
     Subscribed,
     SubscribeRequest,
 )
+from headrace.sidecar.active.spec import InstanceSpec, Topics, random_name
 from headrace.web.endpoint import KAFKA, Call, Endpoint, Errors, Rule, expires_at, principal_of
 from headrace.web.exchange import (
     JSON,
@@ -109,7 +110,7 @@ class ActiveEndpoints:
             max_read_bytes=settings.max_read_bytes,
             auto_commit_seconds=settings.auto_commit_seconds if auto_commit else None,
             buffer_bytes=settings.buffer_bytes,
-            policy=ReadPolicy(reset, member=member),
+            policy=ReadPolicy(reset, member=member, advice="seek it, with POST .../positions"),
         )
 
     @Endpoint("DELETE", INSTANCE, "deleteConsumerInstance", "Close an instance", _MAY_CHANGE, {204: ()}, errors=_ERRORS)
@@ -303,7 +304,14 @@ class ActiveEndpoints:
         _MAY_READ,
         {200: (list[ConsumedRecord], EVENTS, NDJSON)},
         query=ReadQuery,
-        errors=(*_ERRORS, errors.InstanceBusy, errors.ReadFailed),
+        errors=(
+            *_ERRORS,
+            errors.InstanceBusy,
+            errors.OffsetNotCommitted,
+            errors.OffsetOutOfRange,
+            errors.ReadFailed,
+            errors.TopicRecreated,
+        ),
         effect=True,
         asgi=True,
     )

@@ -1,0 +1,47 @@
+"""The settings of an instance, and what it reads."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from headrace.kafka import ReadPolicy
+from headrace.records import TopicPartition
+
+
+class InstanceSpec(NamedTuple):
+    """The settings of an instance."""
+
+    group: str
+    name: str
+    owner: str
+    """Name of the principal; empty without authentication."""
+    key_format: str
+    value_format: str
+    wait_seconds: float
+    min_bytes: int
+    """A read ends as soon as so many bytes wait; less than 1 is any record."""
+    max_read_bytes: int
+    auto_commit_seconds: float | None
+    """How often confirmed records are committed; None without auto commit."""
+    buffer_bytes: int
+    policy: ReadPolicy
+
+    @property
+    def id(self) -> str:
+        """Group and name, as in paths."""
+        return f"{self.group}/{self.name}"
+
+
+def random_name(server: str) -> str:
+    """Return the name of an instance whose client gave none, with 144 random bits."""
+    return "-".join(filter(None, ("rest-consumer", server, secrets.token_urlsafe(18))))
+
+
+class Topics(NamedTuple):
+    """What an instance reads: topics, the topics that match a pattern, or partitions without membership."""
+
+    names: Sequence[str] = ()
+    matches: Callable[[str], bool] | None = None
+    partitions: Sequence[TopicPartition] | None = None

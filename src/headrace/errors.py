@@ -159,7 +159,7 @@ class OffsetNotCommitted(RequestError, code="ERR40068", message="NO_COMMITTED_OF
     """The group has committed no offset of the partition, and auto.offset.reset is none; seek to one first."""
 
 
-class OffsetOutOfRange(RequestError, code="ERR40069", message="OFFSET_OUT_OF_RANGE", status=409):
+class PositionOutOfRange(RequestError, code="ERR40069", message="POSITION_OUT_OF_RANGE", status=409):
     """The position of the partition is not in the log; seek to an offset that is there."""
 
 

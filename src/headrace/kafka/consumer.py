@@ -24,7 +24,7 @@ from headrace.kafka.poll_thread import PollThread
 from headrace.kafka.positions import PositionResolver, ReadPolicy
 from headrace.kafka.properties import member_properties
 from headrace.kafka.transaction_offsets import GroupOffsets
-from headrace.lifecycle import Clock, Deadline, OwnedThread, Readiness, Service
+from headrace.lifecycle import Clock, Deadline, OwnedThread, Readiness, Service, run_while
 from headrace.records import Committed, TopicPartition
 
 log = logging.getLogger(__name__)
@@ -188,12 +188,7 @@ class Consumer(Service):
         answer: asyncio.Future[T | HeadraceError] = asyncio.get_running_loop().create_future()
         done = functools.partial(poll.loop.post, answer.set_result)
         self._commands.append(lambda: command(poll, done))
-        ended = asyncio.ensure_future(thread.wait_ended())
-        waiting: set[asyncio.Future[Any]] = {answer, ended}
-        try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            ended.cancel()
+        await run_while(asyncio.wait([answer]), thread.wait_ended())
         if not answer.done():
             raise KafkaUnavailable(f"{self.name} has ended before it could do this: {self.death or 'it was stopped'}")
         result = answer.result()

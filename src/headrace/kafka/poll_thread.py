@@ -13,7 +13,7 @@ from typing import Any
 
 import confluent_kafka
 
-from headrace.errors import HeadraceError, OffsetOutOfRange
+from headrace.errors import HeadraceError, PositionOutOfRange
 from headrace.kafka.commits import Commits, commit_now
 from headrace.kafka.error_map import to_error
 from headrace.kafka.fetch_flow import FetchFlowControl
@@ -370,7 +370,7 @@ class PollThread:
         group = self._problems.group
         if self.resolver.policy.on_gap == "stop":
             text = f"{partition}: {gap}; it is stalled: {self.resolver.policy.advice}"
-            self._problems.stall(str(partition), OffsetOutOfRange(text, **partition._asdict()))
+            self._problems.stall(str(partition), PositionOutOfRange(text, **partition._asdict()))
             return
         log.warning("%s, %s: %s; resuming at %d, as on_gap says", group, partition, gap, gap.start)
         self.loop.post(self.loop.listener.on_gap, partition, gap.end - gap.first)

@@ -33,7 +33,7 @@ BIRTHS = {
     "start_new_thread",
 }
 DOORS = {
-    "confluent_kafka": {"kafka"},
+    "confluent_kafka": {"kafka", "devcluster"},
     "uvicorn": {"web"},
     "httptools": {"sidecar"},  # answers of backends; requests are parsed by uvicorn, on the same parser
     "pyspark": {"pipelines"},
@@ -42,7 +42,7 @@ DOORS = {
     "click": {"cli"},
     "rich": {"cli"},
     "fastavro": {"formats"},
-    "joserfc": {"security"},
+    "joserfc": {"security", "devcluster"},
     "jsonschema_rs": {"formats"},
     "google": {"formats"},
     "grpc_tools": {"formats"},
@@ -192,15 +192,13 @@ def test_words() -> None:
 
 
 def test_the_error_outline_is_the_tree() -> None:
-    """Each class of errors.py stands in the outline on top of its file, unless it refines a case of its parent."""
-    text = (SRC / "errors.py").read_text()
-    outline = set(re.findall(r"[A-Z][A-Za-z]+", text.split('"""')[1]))
-    tops = {
-        node.name
-        for node in TREES[SRC / "errors.py"].body
-        if isinstance(node, ast.ClassDef) and getattr(node.bases[0], "id", "") in ("HeadraceError", "Exception")
-    }
-    assert tops - {"InternalError"} <= outline
+    """Each family of the outline on top of errors.py is a class, and each class that others refine is in it."""
+    outline = set(re.findall(r"\|-- ([A-Z]\w+)", (SRC / "errors.py").read_text().split('"""')[1]))
+    classes = [node for node in TREES[SRC / "errors.py"].body if isinstance(node, ast.ClassDef)]
+    assert outline <= {node.name for node in classes}
+    refined = {getattr(node.bases[0], "id", "") for node in classes}
+    tops = {node.name for node in classes if getattr(node.bases[0], "id", "") == "HeadraceError"}
+    assert tops & refined <= outline
 
 
 def test_error_codes_are_unique() -> None:

@@ -234,7 +234,7 @@ class ActiveInstance(Service):
         Raises:
             InstanceBusy: Another read is not answered yet.
             InstanceState: It has neither a subscription nor an assignment.
-            OffsetNotCommitted, OffsetOutOfRange: Partitions wait for a seek. Said at once and once, and later when
+            OffsetNotCommitted, PositionOutOfRange: Partitions wait for a seek. Said at once and once, and later when
                 nothing else waits.
             TopicRecreated: A topic begins again. Said once.
             TopicNotFound: A topic does not exist; nothing else waits.

@@ -308,7 +308,7 @@ class ActiveEndpoints:
             *_ERRORS,
             errors.InstanceBusy,
             errors.OffsetNotCommitted,
-            errors.OffsetOutOfRange,
+            errors.PositionOutOfRange,
             errors.ReadFailed,
             errors.TopicRecreated,
         ),

@@ -44,10 +44,10 @@ class ReadPolicy(NamedTuple):
     with patterns, where the topic was created later."""
     member: ConsumerConfig = ConsumerConfig()
     """Session, assignment and fetches."""
-    advice: str = "resume at an offset that is there (headrace reactive seek), or set on_gap: continue"
-    """What people do about a position that is not in the log, for errors."""
     stored_offsets: StoredOffsets | None = None
     """Returns where the group resumes, if Kafka does not keep its offsets."""
+    advice: str = "resume at an offset that is there (headrace reactive seek), or set on_gap: continue"
+    """What people do about a position that is not in the log, for errors."""
 
 
 class StartPosition(NamedTuple):

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from bench.active import ActiveTable
 from bench.audit import AuditTable
 from bench.compare import ROWS, compare
 from bench.control import ControlTable
@@ -32,6 +33,7 @@ TABLES: dict[str, Callable[[Bench], Table]] = {
     "liveness": LivenessTable,
     "push": PushTable,
     "function": FunctionTable,
+    "active": ActiveTable,
     "replay": ReplayTable,
     "audit": AuditTable,
     "dead-letters": DeadLetterTable,

@@ -1,6 +1,7 @@
 """Bare loops over the client: what the machine can do without Headrace, each in a process of its own.
 
-usage: python -m bench.bare produce|tick|consume|post|post-one BOOTSTRAP TOPIC RECORDS [PORT]
+usage: python -m bench.bare produce|produce-kb|tick|consume|post|post-one BOOTSTRAP TOPIC RECORDS [PORT]
+`produce` writes values of 100 bytes, `produce-kb` of 1,000.
 `tick` writes one record at a time, each holding the moment; `post` sends 100 records per request, 8 requests in flight;
 `post-one` one record, 64 in flight. Requests are made by the client of the reactive consumer.
 Prints JSON: records, seconds.
@@ -24,7 +25,7 @@ PER_POST = {"post": (100, 8), "post-one": (1, 64)}
 """Records of a request, and requests in flight."""
 
 
-def produce(servers: str, topic: str, records: int) -> float:
+def produce(servers: str, topic: str, records: int, value_bytes: int = 100) -> float:
     client = confluent_kafka.Producer(
         {
             "bootstrap.servers": servers,
@@ -36,7 +37,7 @@ def produce(servers: str, topic: str, records: int) -> float:
         }
     )
     client.list_topics(topic)
-    value = b'"' + b"x" * 98 + b'"'
+    value = b'"' + b"x" * (value_bytes - 2) + b'"'
     start = time.perf_counter()
     for number in range(records):
         while True:
@@ -49,6 +50,10 @@ def produce(servers: str, topic: str, records: int) -> float:
             client.poll(0)
     client.flush()
     return time.perf_counter() - start
+
+
+def produce_kb(servers: str, topic: str, records: int) -> float:
+    return produce(servers, topic, records, 1000)
 
 
 def consumer(servers: str, topic: str) -> confluent_kafka.Consumer:
@@ -81,9 +86,9 @@ def consume(servers: str, topic: str, records: int) -> float:
 
 def tick(servers: str, topic: str, records: int) -> float:
     client = confluent_kafka.Producer({"bootstrap.servers": servers, "acks": "all", "linger.ms": 0})
-    client.list_topics(topic)
+    partitions = len(client.list_topics(topic).topics[topic].partitions)
     for number in range(records):
-        client.produce(topic, b"%d" % time.monotonic_ns(), partition=number % 8)
+        client.produce(topic, b"%d" % time.monotonic_ns(), partition=number % partitions)
         client.flush()
         time.sleep(0.02)
     return 1.0
@@ -136,5 +141,6 @@ if __name__ == "__main__":
     if what in PER_POST:
         elapsed = uvloop.run(post(what, servers, topic, int(count), int(sys.argv[5])))
     else:
-        elapsed = {"produce": produce, "tick": tick, "consume": consume}[what](servers, topic, int(count))
+        loops = {"produce": produce, "produce-kb": produce_kb, "tick": tick, "consume": consume}
+        elapsed = loops[what](servers, topic, int(count))
     print(json.dumps({"records": int(count), "seconds": elapsed}))

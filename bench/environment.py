@@ -42,7 +42,7 @@ class Bench:
         self.cluster, self.folder, self.scale = cluster, folder, scale
         self.source = SOURCE
         """The folder with the package `headrace` whose processes are measured."""
-        self._full: dict[int, str] = {}
+        self._full: dict[tuple[int, str], str] = {}
 
     @property
     def records(self) -> int:
@@ -88,12 +88,12 @@ class Bench:
         self.cluster.create_topic(unique, partitions)
         return unique
 
-    def full(self, records: int) -> str:
-        """Return a topic with so many records; it is filled once."""
-        if records not in self._full:
-            self._full[records] = self.topic("full")
-            self.bare("produce", self._full[records], records)
-        return self._full[records]
+    def full(self, records: int, loop: str = "produce") -> str:
+        """Return a topic with so many records of a bare loop; it is filled once."""
+        if (records, loop) not in self._full:
+            self._full[records, loop] = self.topic("full")
+            self.bare(loop, self._full[records, loop], records)
+        return self._full[records, loop]
 
     def bare(self, what: str, topic: str, records: int, port: int = 0) -> float:
         """Run a bare loop and return its records per second."""
@@ -114,7 +114,8 @@ def first_to_last(line: Callable[[], str], server: int) -> Measured:
     meter = Meter(server)
     found = json.loads(line())
     cpu_seconds, stolen = meter.used()
-    return Measured(cpu_seconds=cpu_seconds, stolen=stolen, **found)
+    known = {name: number for name, number in found.items() if name in Measured._fields}
+    return Measured(cpu_seconds=cpu_seconds, stolen=stolen, **known)
 
 
 def pid(process: HeadraceProcess) -> int:
@@ -129,14 +130,14 @@ def metrics(process: HeadraceProcess) -> str:
 
 
 def ask(url: str, body: Any = None) -> Any:
-    """Return the JSON that answers a GET, or a POST of a body; 503 is retried for a while."""
+    """Return the JSON that answers a GET, or a POST of a body, None without JSON; 503 is retried for a while."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
     end = time.monotonic() + BUSY_SECONDS
     while True:
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:
-                return json.load(answer)
+                return json.loads(answer.read() or b"null")
         except urllib.error.HTTPError as cause:
             if cause.code != 503 or time.monotonic() > end:
                 raise RuntimeError(f"{url} answered {cause.code}: {cause.read().decode()}") from cause

@@ -1,0 +1,114 @@
+"""Clients of active consumers that count what they read, in a process of its own.
+
+usage: python -m bench.reader json|binary|events|delays|event-delays PORT RECORDS CLIENTS PATH
+`PATH` may hold `{}`, the number of the client. `json` and `binary` read again as soon as an answer is there; `events`
+read one stream of server-sent events; the others also measure: their values are when they were written (nanoseconds of
+the monotonic clock). RECORDS are those of all clients together. Prints a line when every client is connected, one with
+the first record, and JSON after the last: records, seconds (first to last), load (its share of one processor
+meanwhile), p50_ms, p99_ms, and late_ms: the median delay of the last quarter less that of the second one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import statistics
+import sys
+import time
+
+import httptools
+import uvloop
+
+END = {False: b'"offset":', True: b"\n\n"}
+"""What stands once in each record: in an array, and in a stream."""
+VALUE = re.compile(rb'"value":(\d+)')
+
+
+class Count:
+    """Records so far, when the first arrived, and how long each took."""
+
+    def __init__(self, expected: int) -> None:
+        self.expected, self.records, self.first, self.cpu = expected, 0, 0.0, 0.0
+        self.delays: list[float] = []
+        self.done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+
+    def add(self, records: int) -> None:
+        if not self.first:
+            self.first, self.cpu = time.perf_counter(), time.process_time()
+            print("first", flush=True)
+        self.records += records
+        if self.records >= self.expected and not self.done.done():
+            self.done.set_result(time.perf_counter() - self.first)
+
+    def found(self, seconds: float) -> dict[str, float]:
+        """Return what was measured."""
+        quarter = len(self.delays) // 4
+        late = 0.0
+        if quarter:
+            late = statistics.median(self.delays[-quarter:]) - statistics.median(self.delays[quarter : 2 * quarter])
+        ordered = sorted(self.delays) or [0.0]
+        return {
+            "records": self.records,
+            "seconds": seconds,
+            "load": (time.process_time() - self.cpu) / seconds,
+            "p50_ms": ordered[len(ordered) // 2],
+            "p99_ms": ordered[int(len(ordered) * 0.99)],
+            "late_ms": late,
+        }
+
+
+class Reader(asyncio.Protocol):
+    """Sends a request, reads the answer, and sends the next one."""
+
+    def __init__(self, count: Count, request: bytes, mode: str) -> None:
+        self.count, self.request = count, request
+        self.is_stream, self.measures = mode.startswith("event"), mode.endswith("delays")
+        self.parts: list[bytes] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        self.send()
+
+    def send(self) -> None:
+        self.parser = httptools.HttpResponseParser(self)
+        self.transport.write(self.request)  # type: ignore[attr-defined]
+
+    def data_received(self, data: bytes) -> None:
+        self.parser.feed_data(data)
+
+    def on_body(self, body: bytes) -> None:
+        self.parts.append(body)
+        if self.is_stream and body.endswith(b"\n\n"):
+            self.take()
+
+    def on_message_complete(self) -> None:
+        if (status := self.parser.get_status_code()) != 200 or self.is_stream:
+            raise SystemExit(f"a read ended with {status}: {b''.join(self.parts)[:500]!r}")
+        self.take()
+        if not self.count.done.done():
+            self.send()
+
+    def take(self) -> None:
+        """Count the records that are here completely."""
+        data = b"".join(self.parts)
+        self.parts.clear()
+        if self.measures:
+            now = time.monotonic_ns()
+            self.count.delays += [(now - int(at)) / 1e6 for at in VALUE.findall(data)]
+        if records := data.count(END[self.is_stream]) - data.count(b":\n\n"):
+            self.count.add(records)
+
+
+async def main(mode: str, port: int, records: int, clients: int, path: str) -> None:
+    count, loop = Count(records), asyncio.get_running_loop()
+    accept = "text/event-stream" if mode.startswith("event") else "application/json"
+    for number in range(clients):
+        head = f"GET {path.format(number)} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAccept: {accept}\r\n\r\n"
+        await loop.create_connection(lambda head=head: Reader(count, head.encode(), mode), "127.0.0.1", port)  # type: ignore[misc]
+    print("connected", flush=True)
+    print(json.dumps(count.found(await count.done)), flush=True)
+
+
+if __name__ == "__main__":
+    uvloop.run(main(sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5]))

@@ -84,7 +84,11 @@ class BinaryCodec:
             raise EncodeError(f"BINARY takes a JSON string in standard base64 with padding: {cause}") from cause
 
     def decode(self, data: bytes) -> bytes:
-        return b'"' + binascii.b2a_base64(data, newline=False) + b'"'
+        return self.text(data).encode()
+
+    def text(self, data: bytes) -> str:
+        """Return what `decode` does as text."""
+        return f'"{str(binascii.b2a_base64(data, newline=False), "ascii")}"'
 
 
 class StringCodec:

@@ -9,7 +9,16 @@ from typing import Final, Literal, NamedTuple
 from cachetools import LRUCache
 
 from headrace import errors
-from headrace.formats.codec import PLAIN_CODECS, SCHEMA_TYPES, Codec, JsonCodec, header_of, schema_id_of, unframe
+from headrace.formats.codec import (
+    PLAIN_CODECS,
+    SCHEMA_TYPES,
+    BinaryCodec,
+    Codec,
+    JsonCodec,
+    header_of,
+    schema_id_of,
+    unframe,
+)
 from headrace.formats.registry import Reference, RegisteredSchema, SchemaRegistry
 from headrace.formats.schema_codec import SchemaCodec, compile_schema
 
@@ -197,7 +206,7 @@ class Reader:
         self._last_id = -1
         """Most records of a topic have the schema of the one before."""
         self._last_decode: Callable[[bytes], bytes]
-        self._text = plain.text if isinstance(plain, JsonCodec) else self._decode_text
+        self._text = plain.text if isinstance(plain, BinaryCodec | JsonCodec) else self._decode_text
 
     async def prepare(self, payloads: Iterable[bytes | None]) -> None:
         """Fetch every schema that these bytes name; await it before `decode`. Cheap if all are cached.

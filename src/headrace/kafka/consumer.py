@@ -20,7 +20,7 @@ from headrace.kafka.admin import Admin
 from headrace.kafka.fetch_flow import FetchFlowControl
 from headrace.kafka.loop_proxy import CommandQueue, ConsumerProblems, Listener, LoopProxy
 from headrace.kafka.names import check_group, check_topic
-from headrace.kafka.poll_thread import PollThread
+from headrace.kafka.poll_thread import ATTENTIVE_SECONDS, PollThread
 from headrace.kafka.positions import PositionResolver, ReadPolicy
 from headrace.kafka.properties import member_properties
 from headrace.kafka.transaction_offsets import GroupOffsets
@@ -187,7 +187,13 @@ class Consumer(Service):
         assert thread
         answer: asyncio.Future[T | HeadraceError] = asyncio.get_running_loop().create_future()
         done = functools.partial(poll.loop.post, answer.set_result)
-        self._commands.append(lambda: command(poll, done))
+
+        def run() -> None:
+            poll.attentive_until = self._clock.monotonic() + ATTENTIVE_SECONDS
+            command(poll, done)
+
+        self._commands.append(run)
+        self._commands.wake()
         await run_while(asyncio.wait([answer]), thread.wait_ended())
         if not answer.done():
             raise KafkaUnavailable(f"{self.name} has ended before it could do this: {self.death or 'it was stopped'}")

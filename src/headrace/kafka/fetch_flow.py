@@ -53,6 +53,11 @@ class FetchFlowControl:
         return self._is_full() and any(not each.paused and self._exceeds(each) for each in self._partitions.values())
 
     @property
+    def all_paused(self) -> bool:
+        """Whether there are partitions, and all are paused."""
+        return 0 < len(self._partitions) == self._paused
+
+    @property
     def fill(self) -> float:
         """Part of the budget that is used; 1 is full."""
         return self.part_of(self.records, self.bytes)

@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 _BATCH_RECORDS = 500
 _IDLE_SECONDS = 0.1
 _BUSY_SECONDS = 0.01
+ATTENTIVE_SECONDS = 0.2
+"""A command with an answer is often followed by another one: for so long polls are short, so that it waits less."""
 _PATIENCE_SECONDS = 0.1
 _DRAIN_SECONDS = 20.0
 
@@ -122,6 +124,8 @@ class PollThread:
         self.commits = Commits(name, clock, self.epochs, resolver.acknowledged)
         self.leave_by: Deadline | None = None
         """When the group must be left; set by the loop."""
+        self.attentive_until = 0.0
+        """Until when polls are short, by the monotonic clock."""
         self._name = name
         self._client = client
         self.loop = loop
@@ -156,8 +160,13 @@ class PollThread:
             # A moment without a poll does no harm, and is cheaper than a pause.
             self._commands.wait(_PATIENCE_SECONDS)
             return
+        seconds = _BUSY_SECONDS if self._clock.monotonic() < self.attentive_until else _IDLE_SECONDS
+        if self._flow.all_paused:
+            # No record can arrive, and a wait for commands ends as soon as enough is released.
+            self._commands.wait(seconds)
+            seconds = 0
         # consume() alone waits until the batch is full; poll() returns with the first record.
-        first = client.poll(_BUSY_SECONDS if self._flow.records else _IDLE_SECONDS)
+        first = client.poll(seconds)
         if first is not None:
             reach("poll.after")
             more = client.consume(min(_BATCH_RECORDS - 1, self._flow.poll_limit_records), 0)

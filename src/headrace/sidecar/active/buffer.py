@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
 from headrace.records import Record, TopicPartition
+
+_PARTITION: Final = operator.attrgetter("topic", "partition")
+
+
+def runs_of(records: Iterable[Record]) -> Iterator[tuple[TopicPartition, list[Record]]]:
+    """Yield neighbours of the same partition together."""
+    for partition, run in itertools.groupby(records, _PARTITION):
+        yield TopicPartition(*partition), list(run)
 
 
 class RecordBuffer:

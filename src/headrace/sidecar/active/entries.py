@@ -7,8 +7,6 @@ the records behind it.
 from __future__ import annotations
 
 import base64
-import itertools
-import operator
 from collections.abc import Sequence
 from typing import Final
 
@@ -17,9 +15,9 @@ import msgspec
 from headrace.errors import DecodeError
 from headrace.formats.codecs import Reader
 from headrace.records import Header, Record
+from headrace.sidecar.active.buffer import runs_of
 
 CORRELATION_ID: Final = "X-Correlation-Id"
-_PARTITION: Final = operator.attrgetter("topic", "partition")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -40,8 +38,8 @@ class EntryWriter:
         await self._keys.prepare(record.key for record in records)
         await self._values.prepare(record.value for record in records)
         entries: list[str] = []
-        for partition, run in itertools.groupby(records, _PARTITION):
-            entries += self._write_run(*partition, list(run))
+        for partition, run in runs_of(records):
+            entries += self._write_run(*partition, run)
         return entries
 
     def _write_run(self, topic: str, partition: int, records: Sequence[Record]) -> list[str]:

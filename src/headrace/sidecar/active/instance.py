@@ -27,7 +27,7 @@ from headrace.errors import (
 from headrace.kafka import Admin, Consumer, GroupOffsets, Subscription
 from headrace.lifecycle import Clock, Deadline, Service
 from headrace.records import Committed, Record, TopicPartition
-from headrace.sidecar.active.buffer import RecordBuffer
+from headrace.sidecar.active.buffer import RecordBuffer, runs_of
 from headrace.sidecar.active.entries import EntryWriter
 from headrace.sidecar.active.spec import InstanceSpec, Topics
 
@@ -274,18 +274,13 @@ class ActiveInstance(Service):
         current = {p for p, epoch in epochs.items() if self._epochs.get(p) == epoch}
         left = [record for record in records[count:] if record.topic_partition in current]
         self._buffer.put_back(left)
-        ended: dict[TopicPartition, list[int]] = {}
-        for record in records[:count]:
-            found = ended.setdefault(record.topic_partition, [0, 0, 0, record.offset])
-            found[0] += 1
-            found[1] += record.size_bytes
-            found[2] = record.offset + 1
-        for partition, (number, size, position, first) in ended.items():
+        for partition, run in runs_of(records[:count]):
+            position = run[-1].offset + 1
             if partition in current and self._consumer:
                 if not self.spec.auto_commit_seconds:
-                    self._confirmed.setdefault(partition, first)
+                    self._confirmed.setdefault(partition, run[0].offset)
                 self.positions[partition] = position
-                self._consumer.release(partition, number, size)
+                self._consumer.release(partition, len(run), sum([record.size_bytes for record in run]))
             elif partition not in self._epochs:
                 self._left({partition: position})  # revoked while the answer was written
 

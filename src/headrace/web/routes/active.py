@@ -371,6 +371,8 @@ async def _send_read(read: Read, entries: EntryWriter, scope: Scope, send: Send)
 def _fitting(entries: list[str]) -> list[str]:
     """Return as many entries as an answer may have, at least one."""
     size = 0
+    if sum(map(len, entries)) <= _MOST_ANSWER_BYTES:
+        return entries
     for index, entry in enumerate(entries):
         size += len(entry)
         if size > _MOST_ANSWER_BYTES and index:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
+import urllib.error
+import urllib.request
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -181,3 +184,80 @@ def test_waiting_readers_and_producers_do_not_shut_each_other_out(
         reader.join()
     assert [answer.status for answer in answers] == [503] * 8 + [200] * 2
     assert [answer.body[0]["value"] for answer in answers[8:]] == [1, 1]
+
+
+def reading(url: str, site: Scene, name: str, **settings: Any) -> str:
+    """Create an instance that reads partition 0, and return its URL."""
+    body = {"name": "one", "autoOffsetReset": "earliest", **settings}
+    path = url + site.ask(f"{url}/consumers/{name}", body).body["base_uri"]
+    assert site.ask(f"{path}/assignments", {"partitions": [{"topic": name, "partition": 0}]}).status == 204
+    return path
+
+
+def value_of(url: str, metric: str) -> float:
+    """Return the value of a metric, with its labels as they are shown."""
+    lines = Scene.ask(f"{url}/metrics").body.splitlines()
+    return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{metric} "))
+
+
+def test_operators_see_instances_their_lag_and_their_reads(url: str, site: Scene, name: str) -> None:
+    """In `/adm/consumers`, in the command, in metrics and in the audit."""
+    site.write(name, *(OutgoingRecord(name, b"k", b"%d" % n, None, 0) for n in range(7)))
+    path = reading(url, site, name)
+    site.wait_until(lambda: site.ask(f"{path}/records?max_records=2&timeout=5000").body, "the first records")
+    assert len(site.ask(f"{path}/records?max_records=3").body) == 3
+    shown = site.ask(f"{url}/adm/consumers?group={name}").body
+    (one,) = shown["consumers"]
+    assert (one["group"], one["name"], one["topics"], one["lags"], one["lag"]) == (
+        name,
+        "one",
+        [name],
+        {f"{name}-0": 2},
+        2,
+    )
+    assert (one["bufferedBytes"], one["isReading"], one["principal"], one["valueFormat"]) == (4, False, "", "json")
+    assert one["idleSeconds"] >= 0 and one["lastRead"] > 1_700_000_000 and "(pid " in shown["process"]
+    listed = site.cli("consumers", "list", "--url", url, "--group", name).stdout.splitlines()
+    assert listed[0].split()[:5] == ["INSTANCE", "PRINCIPAL", "TOPICS", "PARTITIONS", "LAG"]
+    assert listed[1].split()[:5] == [f"{name}/one", "-", name, "1", "2"]
+    assert json.loads(site.cli("consumers", "list", "--url", url, "--output", "json").stdout)[0]["group"] == name
+    assert value_of(url, "headrace_active_instances") == 1
+    assert (value_of(url, "headrace_active_reads_total"), value_of(url, "headrace_active_waiting_reads")) == (2, 0)
+    assert value_of(url, "headrace_active_delivered_records_total") == 5
+    assert value_of(url, "headrace_active_delivered_bytes_total") == 10
+    assert value_of(url, f'headrace_consumer_lag_records{{group="{name}",partition="0",topic="{name}"}}') == 2
+
+    def notes() -> list[Any]:
+        found = [json.loads(record.value or b"") for record in site.records("_audit-active")]
+        return [note for note in found if note.get("topic") == name and note["auditType"] == "ACTIVE_CONSUMER"]
+
+    site.wait_until(lambda: sum(note.get("count", 1) for note in notes()) == 5, "the audit of both reads")
+    assert {(note["action"], note["group"], note["auditStatus"]) for note in notes()} == {("read", name, "SUCCESS")}
+    assert min(note["offset"] for note in notes()) == 0 and max(note["lastOffset"] for note in notes()) == 4
+
+
+def test_operators_see_what_they_may(site: Scene, headrace: Callable[..., Any], name: str) -> None:
+    """A principal sees its own instances, an administrator all; others are refused."""
+    scopes = {"one": ["kafka:w", "kafka:r", "consumers:r"], "two": ["kafka:w", "kafka:r"], "root": ["admin"]}
+    principals = {who: {"token": f"${{env:TOKEN_{who}}}", "scopes": given} for who, given in scopes.items()}
+    tokens = {f"TOKEN_{who}": f"{who:->16}" for who in scopes}
+    process = headrace({**site.config, "security": {"mode": "token", "principals": principals}}, env=tokens)
+
+    def ask(who: str, path: str, body: Any = None) -> tuple[int, Any]:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Authorization": f"Bearer {who:->16}", "Content-Type": "application/json"}
+        try:
+            with urllib.request.urlopen(urllib.request.Request(process.url + path, data, headers)) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.load(error)
+
+    for who in ("one", "two"):
+        assert ask(who, f"/consumers/{name}", {"name": who})[0] == 200
+    seen = {who: ask(who, "/adm/consumers") for who in scopes}
+    assert [one["principal"] for one in seen["one"][1]["consumers"]] == ["one"]
+    assert [one["principal"] for one in seen["root"][1]["consumers"]] == ["one", "two"]
+    assert seen["two"][0] == 403
+    assert ask("root", f"/topics/{name}/partitions/0/records")[0] == 403
+    assert ask("one", f"/topics/{name}/partitions/0/records")[0] == 200

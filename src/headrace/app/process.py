@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import logging
 import os
 import socket
@@ -42,7 +43,7 @@ from headrace.web.application import Application
 from headrace.web.hot_path import HotPath
 from headrace.web.routes.active import ActiveEndpoints
 from headrace.web.routes.audit import AuditEndpoints
-from headrace.web.routes.control import ControlEndpoints
+from headrace.web.routes.control import ActiveStatusEndpoints, ControlEndpoints
 from headrace.web.routes.documents import DocumentEndpoints
 from headrace.web.routes.health import HealthEndpoints
 from headrace.web.routes.produce import ProduceRoute
@@ -103,20 +104,23 @@ class App:
             self.services.append(Durability(self._examine, clock))
 
         self._instances: ActiveInstances | None = None
-        families += self._active(assembly.internal)
+        families += self._active(assembly.internal, member)
         self.supervisor = Supervisor(self.services, clock, config.drain_seconds)
         self.web = self._web(assembly, [*families, dead_letters(context, running)])
         # Last to start and first to drain; and it answers health questions while the others drain.
         self.supervisor.add(self.web)
 
-    def _active(self, internal: InternalTopics) -> list[object]:
+    def _active(self, internal: InternalTopics, member: str) -> list[object]:
         """Make the endpoints that clients read records with, and add the services that they need."""
         context, settings = self.context, self.context.config.active_consumers
         found: list[object] = [TopicEndpoints(settings, context.admin, context.codecs, internal.kind_of)]
         if settings.enabled:
-            self._instances = instances = ActiveInstances(settings, context.admin, context.codecs, context.clock)
-            self.services.append(instances)
-            found.append(ActiveEndpoints(settings, instances, context.admin, ""))
+            instances = ActiveInstances(settings, context.admin, context.codecs, context.clock, context.audit)
+            self._instances = instances
+            monitor, others = instances.monitor, context.metrics.lag_of
+            context.metrics.lag_of = lambda: itertools.chain(others(), monitor.lags())
+            self.services += [monitor, instances]
+            found += [ActiveEndpoints(settings, instances, context.admin, ""), ActiveStatusEndpoints(monitor, member)]
         return found
 
     def _web(self, assembly: Assembly, families: Sequence[object]) -> WebService:

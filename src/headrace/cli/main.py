@@ -27,6 +27,7 @@ _COMMANDS = {
     "replay": "Deliver a window of a topic once more: to a backend, a function or a topic.",
     "jobs": "Replays and other jobs: see, pause, resume, stop.",
     "reactive": "Reactive consumers: see why each moves or not, pause, seek, skip.",
+    "consumers": "Active consumers: the instances that clients created over HTTP.",
     "doctor": "Check what durability needs, and say what to do.",
 }
 """Command to its line in the help. Each is the object of the same name in its module."""

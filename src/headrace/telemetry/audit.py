@@ -207,7 +207,9 @@ class Audit(Service):
         which, well = self._settings.records, how == "delivered"
         if which == "none" or (which == "failed" and well):
             return
-        common = self._note(who.audit_type, "SUCCESS", group=who.group, replay=who.replay)
+        common = self._note(
+            who.audit_type, "SUCCESS", group=who.group, replay=who.replay, caller=who.caller, action=who.action
+        )
         if well and which == "summary":
             for note in consumed_ranges(common, self._key_of, records):
                 self._put_range(note)
@@ -265,7 +267,7 @@ class Audit(Service):
 
     def _put_range(self, note: RangeNote) -> None:
         """Put the note of a delivery, or let the one before it, of the same partition, stand for both."""
-        key = note.audit_type, note.group, note.replay, note.topic, note.partition, note.correlation_id
+        key = note.audit_type, note.group, note.replay, note.caller, note.topic, note.partition, note.correlation_id
         last = self._ranges.get(key)
         if last and last.last_offset is not None and note.last_offset and note.offset == last.last_offset + 1:
             last.last_offset, last.count = note.last_offset, last.count + note.count

@@ -80,10 +80,14 @@ class Consumption(NamedTuple):
     """The consumer of records."""
 
     audit_type: str
-    """`REACTIVE_CONSUMER` or `STREAMING_CONSUMER`."""
+    """`REACTIVE_CONSUMER`, `STREAMING_CONSUMER` or `ACTIVE_CONSUMER`."""
     group: str
     replay: str = ""
     """Id of the job that delivered them once more."""
+    caller: str = ""
+    """Who requested them, of an active consumer."""
+    action: str = ""
+    """`read` of records that a client received."""
 
 
 class ClientReport(NamedTuple):

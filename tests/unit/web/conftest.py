@@ -40,7 +40,7 @@ from headrace.web.application import Application
 from headrace.web.hot_path import HotPath
 from headrace.web.routes.active import ActiveEndpoints
 from headrace.web.routes.audit import AuditEndpoints
-from headrace.web.routes.control import ControlEndpoints
+from headrace.web.routes.control import ActiveStatusEndpoints, ControlEndpoints
 from headrace.web.routes.dead_letters import DeadLetterEndpoints
 from headrace.web.routes.documents import DocumentEndpoints
 from headrace.web.routes.health import HealthEndpoints
@@ -311,6 +311,9 @@ class ActiveFake:
     async def create(self, *_: Any) -> ActiveFake:
         return self.find()
 
+    async def statuses(self) -> list[Any]:
+        return []
+
     async def read(self, **_: Any) -> ActiveFake:
         return self
 
@@ -407,6 +410,7 @@ async def _opened(**settings: Any) -> AsyncIterator[RunningServer]:
         DeadLetterEndpoints(dead_letters, dead_letters),
         JobEndpoints(work, work, work),
         ControlEndpoints(control, control, control),
+        ActiveStatusEndpoints(active, "here"),
         RegistrationEndpoints(registered, lambda _: Readiness(True)),
         ActiveEndpoints(ActiveConsumersConfig(), active, kafka, ""),
         TopicEndpoints(ActiveConsumersConfig(), kafka, Codecs(registry), kind_by_name),

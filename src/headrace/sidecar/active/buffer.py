@@ -29,6 +29,11 @@ class RecordBuffer:
         """Number of records."""
         self._partitions: dict[TopicPartition, deque[Record]] = {}
 
+    @property
+    def first_offsets(self) -> dict[TopicPartition, int]:
+        """The first offset that waits in each partition."""
+        return {partition: records[0].offset for partition, records in self._partitions.items() if records}
+
     def add(self, partition: TopicPartition, records: Sequence[Record]) -> None:
         """Append records that follow those of the same partition."""
         self._partitions.setdefault(partition, deque()).extend(records)

@@ -48,6 +48,10 @@ async def _in_time(advice: str) -> AsyncIterator[None]:
         raise KafkaTimeout(f"Kafka did not answer within {_COMMAND_SECONDS:g} s{advice}") from cause
 
 
+OnDelivered = Callable[["ActiveInstance", Sequence[Record]], None]
+"""Takes records that the client of an instance has received, at least one."""
+
+
 class Read:
     """The records of one read, until its answer is written or has failed."""
 
@@ -69,7 +73,9 @@ class Read:
 class ActiveInstance(Service):
     """One instance. Its consumer starts with its first topics."""
 
-    def __init__(self, spec: InstanceSpec, entries: EntryWriter, admin: Admin, clock: Clock) -> None:
+    def __init__(
+        self, spec: InstanceSpec, entries: EntryWriter, admin: Admin, clock: Clock, on_delivered: OnDelivered
+    ) -> None:
         super().__init__(f"active consumer {spec.id}")
         self.spec = spec
         self.entries = entries
@@ -81,6 +87,7 @@ class ActiveInstance(Service):
         """The offsets after those that were delivered, of assigned partitions."""
         self._admin = admin
         self._clock = clock
+        self._on_delivered = on_delivered
         self._buffer = RecordBuffer()
         self._consumer: Consumer | None = None
         self._watch: Subscription | None = None
@@ -102,6 +109,11 @@ class ActiveInstance(Service):
     def assigned(self) -> list[TopicPartition]:
         """Partitions that it reads now."""
         return sorted({*self._epochs, *(self._consumer.stalled if self._consumer else ())})
+
+    @property
+    def next_offsets(self) -> dict[TopicPartition, int]:
+        """The next offset to deliver of its partitions, where it is known: of the others nothing was fetched."""
+        return {**self._buffer.first_offsets, **self.positions}
 
     @property
     def topics(self) -> list[str]:
@@ -271,6 +283,8 @@ class ActiveInstance(Service):
         """Count the first records as delivered, and put the others back, where the assignment still lasts."""
         self._reading = False
         self.last_used = self._clock.monotonic()
+        if count:
+            self._on_delivered(self, records[:count])
         current = {p for p, epoch in epochs.items() if self._epochs.get(p) == epoch}
         left = [record for record in records[count:] if record.topic_partition in current]
         self._buffer.put_back(left)

@@ -15,7 +15,9 @@ from headrace.lifecycle import Clock, Deadline, Service
 from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
 from headrace.sidecar.active.entries import EntryWriter
 from headrace.sidecar.active.instance import ActiveInstance
+from headrace.sidecar.active.monitor import ReadMonitor
 from headrace.sidecar.active.spec import InstanceSpec
+from headrace.telemetry.audit import Audit
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +28,9 @@ _GAUGES: Final = ("headrace_active_instances", "headrace_active_buffered_bytes")
 class ActiveInstances(Service):
     """Creates and keeps instances. An instance belongs to the principal that created it."""
 
-    def __init__(self, settings: ActiveConsumersConfig, admin: Admin, codecs: Codecs, clock: Clock) -> None:
+    def __init__(
+        self, settings: ActiveConsumersConfig, admin: Admin, codecs: Codecs, clock: Clock, audit: Audit | None = None
+    ) -> None:
         super().__init__("active consumers")
         self._settings = settings
         self._admin = admin
@@ -34,6 +38,8 @@ class ActiveInstances(Service):
         self._clock = clock
         self._instances: dict[tuple[str, str], ActiveInstance] = {}
         self._draining = False
+        self.monitor = ReadMonitor(self.all, admin, audit, clock)
+        """What is read of them."""
 
     async def start(self) -> None:
         register_gauge(_GAUGES[0], lambda: len(self._instances))
@@ -72,7 +78,9 @@ class ActiveInstances(Service):
             limit = f"active_consumers.max_instances_per_principal, {settings.max_instances_per_principal}"
             raise TooManyRequests(f"{spec.owner} has as many instances as it may ({limit}): delete those of no use")
         entries = self.entries(spec)
-        instance = self._instances[key] = ActiveInstance(spec, entries, self._admin, self._clock)
+        instance = self._instances[key] = ActiveInstance(
+            spec, entries, self._admin, self._clock, self.monitor.delivered
+        )
         await instance.start()
         return instance
 

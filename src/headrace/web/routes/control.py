@@ -1,4 +1,4 @@
-"""`/adm/reactive-consumers`: the status of running consumers and functions, and control over them."""
+"""`/adm/reactive-consumers` and `/adm/consumers`: status of what runs here, and control of what pushes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from headrace.control.consumer_control import CommandAnswer, ConsumerControl
 from headrace.control.consumer_status import ConsumerStatuses, Details, Summary
 from headrace.control.running_consumer import RunningConsumer
 from headrace.errors import NotFound
+from headrace.sidecar.active.monitor import InstanceStatus, ReadMonitor
 from headrace.web.endpoint import CHANGE, KAFKA, SEE, Call, CallNote, Endpoint, Errors, caller_name, may_control
 from headrace.web.exchange import HttpResponse
 
@@ -41,6 +42,34 @@ class CancelledCommand(msgspec.Struct):
 
     id: str
     partitions: list[str]
+
+
+class ActiveConsumers(msgspec.Struct):
+    """The instances of one process that the caller may see."""
+
+    process: str
+    """Host, port and process id."""
+    consumers: list[InstanceStatus]
+
+
+class GroupQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """Selects instances."""
+
+    group: str | None = None
+    """Only those of this group."""
+
+
+class ActiveStatusEndpoints:
+    """Status of the instances of active consumers."""
+
+    def __init__(self, monitor: ReadMonitor, process: str) -> None:
+        self._monitor = monitor
+        self._process = process
+
+    @Endpoint("GET", "/adm/consumers", "listActiveConsumers", "Every instance of active consumers in this process", SEE)
+    async def list(self, call: Call[None, GroupQuery]) -> ActiveConsumers:
+        found = [one for one in await self._monitor.statuses() if may_control(call.scope, one.principal)]
+        return ActiveConsumers(self._process, [one for one in found if call.query.group in (None, one.group)])
 
 
 class ControlEndpoints:

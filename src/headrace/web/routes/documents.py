@@ -18,7 +18,7 @@ from headrace.web.exchange import HttpResponse
 from headrace.web.openapi import document, older
 from headrace.web.routes.active import ActiveEndpoints
 from headrace.web.routes.audit import AuditEndpoints
-from headrace.web.routes.control import ControlEndpoints
+from headrace.web.routes.control import ActiveStatusEndpoints, ControlEndpoints
 from headrace.web.routes.dead_letters import DeadLetterEndpoints
 from headrace.web.routes.health import HealthEndpoints
 from headrace.web.routes.jobs import JobEndpoints
@@ -105,6 +105,7 @@ ENDPOINTS: Final[Sequence[Endpoint]] = [
         DocumentEndpoints,
         AuditEndpoints,
         ControlEndpoints,
+        ActiveStatusEndpoints,
         DeadLetterEndpoints,
         JobEndpoints,
         RegistrationEndpoints,

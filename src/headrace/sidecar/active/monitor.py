@@ -1,0 +1,144 @@
+"""What clients read of instances: counted, audited, and shown to operators."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from headrace.errors import KafkaError
+from headrace.kafka import Admin
+from headrace.lifecycle import Clock, Service
+from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
+from headrace.records import Record, TopicPartition
+from headrace.sidecar.active.instance import ActiveInstance
+from headrace.telemetry.audit import Audit
+from headrace.telemetry.audit_notes import Consumption
+
+_LAG_SECONDS: Final = 10.0
+_MOST_LAGS: Final = 1000
+
+
+class InstanceStatus(msgspec.Struct, rename="camel"):
+    """An instance, as operators see it."""
+
+    group: str
+    name: str
+    principal: str
+    """Who created it; empty without authentication."""
+    topics: list[str]
+    lag: int | None
+    """Sum of the lags that are known."""
+    lags: dict[str, int | None]
+    """Assigned partitions: offsets from the next one to deliver to the end; null while that is not known."""
+    idle_seconds: float
+    """Since its client used it."""
+    buffered_bytes: int
+    """Fetched, and not delivered."""
+    last_read: float | None
+    """When records were delivered, in seconds since the epoch."""
+    is_reading: bool
+    """Whether a read or a stream waits."""
+    key_format: str
+    value_format: str
+    auto_commit: bool
+
+
+class ReadMonitor(Service):
+    """Counts and audits reads, and asks Kafka now and then where the partitions of all instances end."""
+
+    def __init__(
+        self, instances: Callable[[], Sequence[ActiveInstance]], admin: Admin, audit: Audit | None, clock: Clock
+    ) -> None:
+        super().__init__("reads")
+        self._instances = instances
+        self._admin = admin
+        self._audit = audit
+        self._clock = clock
+        self._counts = {"reads": 0, "records": 0, "bytes": 0}
+        self._last_reads: weakref.WeakKeyDictionary[ActiveInstance, float] = weakref.WeakKeyDictionary()
+        self._ends: dict[TopicPartition, int] = {}
+
+    async def start(self) -> None:
+        counts = self._counts
+        register_gauge("headrace_active_reads_total", lambda: counts["reads"])
+        register_gauge("headrace_active_delivered_records_total", lambda: counts["records"])
+        register_gauge("headrace_active_delivered_bytes_total", lambda: counts["bytes"])
+        register_gauge("headrace_active_waiting_reads", lambda: sum(one.is_reading for one in self._instances()))
+        self.spawn(self._follow_ends(), "ends")
+
+    async def stop(self) -> None:
+        for name in ("reads_total", "delivered_records_total", "delivered_bytes_total", "waiting_reads"):
+            unregister_gauge(f"headrace_active_{name}")
+        await super().stop()
+
+    def delivered(self, instance: ActiveInstance, records: Sequence[Record]) -> None:
+        """Count and audit records that a client has received, at least one."""
+        size = sum([record.size_bytes for record in records])
+        self._counts["reads"] += 1
+        self._counts["records"] += len(records)
+        self._counts["bytes"] += size
+        self._last_reads[instance] = self._clock.time()
+        if self._audit:
+            who = Consumption("ACTIVE_CONSUMER", instance.spec.group, caller=instance.spec.owner, action="read")
+            self._audit.consumed(who, records, size, "delivered", ())
+
+    def lags(self) -> Iterator[tuple[str, TopicPartition, int]]:
+        """Yield group, partition and lag, as far as they are known, of 1,000 partitions at most."""
+        known = (
+            (instance.spec.group, partition, lag)
+            for instance in self._instances()
+            for partition, lag in self._lags_of(instance).items()
+            if lag is not None
+        )
+        return itertools.islice(known, _MOST_LAGS)
+
+    async def statuses(self) -> list[InstanceStatus]:
+        """Return the status of every instance, sorted by group and name."""
+        await self._find_ends()
+        found = [self._status(one) for one in self._instances()]
+        return sorted(found, key=lambda one: (one.group, one.name))
+
+    def _status(self, instance: ActiveInstance) -> InstanceStatus:
+        spec, lags = instance.spec, self._lags_of(instance)
+        known = [lag for lag in lags.values() if lag is not None]
+        return InstanceStatus(
+            group=spec.group,
+            name=spec.name,
+            principal=spec.owner,
+            topics=instance.topics or sorted({partition.topic for partition in lags}),
+            lag=sum(known) if known else None,
+            lags={str(partition): lag for partition, lag in lags.items()},
+            idle_seconds=round(self._clock.monotonic() - instance.last_used, 3),
+            buffered_bytes=instance.buffered_bytes,
+            last_read=self._last_reads.get(instance),
+            is_reading=instance.is_reading,
+            key_format=spec.key_format,
+            value_format=spec.value_format,
+            auto_commit=spec.auto_commit_seconds is not None,
+        )
+
+    def _lags_of(self, instance: ActiveInstance) -> dict[TopicPartition, int | None]:
+        ends = {} if self._admin.reachability.outage else self._ends
+        following = instance.next_offsets
+        return {
+            partition: max(0, ends[partition] - following[partition])
+            if partition in ends and partition in following
+            else None
+            for partition in instance.assigned
+        }
+
+    async def _find_ends(self) -> None:
+        partitions = {partition for one in self._instances() for partition in one.assigned}
+        self._ends = {}
+        with contextlib.suppress(KafkaError):  # unknown, never its last value
+            self._ends = await self._admin.end_offsets(partitions)
+
+    async def _follow_ends(self) -> None:
+        while True:
+            await self._clock.sleep(_LAG_SECONDS)
+            await self._find_ends()

@@ -7,7 +7,8 @@ import json
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,9 +31,10 @@ class Answer(NamedTuple):
         return self.body["code"] if isinstance(self.body, dict) else ""
 
 
-def send(method: str, url: str, body: Any = None) -> Answer:
+def send(method: str, url: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Answer:
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"} if data else {}, method=method)
+    sent = {**(headers or {}), **({"Content-Type": "application/json"} if data else {})}
+    request = urllib.request.Request(url, data, sent, method=method)
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:
             text = answer.read()
@@ -326,3 +328,101 @@ def test_a_topic_that_is_missing_or_created_again_is_said(url: str, site: Scene,
     written(site, again, 2)
     site.wait_until(lambda: instance("GET", "/records?timeout=500").code == "ERR40070", "the topic is another one")
     assert offsets_of(instance.read(2)) == [0, 1]
+
+
+def test_an_instance_is_created_with_kafkas_names(url: str, site: Scene, topic: str) -> None:
+    written(site, topic, 2)
+    create = f"{url}/consumers/{topic}"
+    settings = {
+        "name": "named",
+        "format": "BINARY",
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": "false",
+        "session.timeout.ms": "12000",
+        "heartbeat.interval.ms": 5000,
+        "max.poll.interval.ms": 60_000,
+        "group.instance.id": "static-one",
+        "isolation.level": "read_uncommitted",
+        "fetch.min.bytes": -1,
+        "consumer.request.timeout.ms": "5000",
+    }
+    created = send("POST", create, settings)
+    assert created.status == 200 and "more than a third" in created.body["warnings"][0]
+    instance = Instance(url, topic, name="other", **{"group.protocol": "consumer"})
+    assert "warnings" not in instance.created.body
+    instance.ok("DELETE")
+    instance.url = url + created.body["base_uri"]
+    instance.ok("POST", "/subscriptions", {"topics": [topic]})
+    assert [record["value"] for record in instance.read(2)] == [
+        base64.b64encode(b'{"n":%d}' % n).decode() for n in range(2)
+    ]
+    refusals = {
+        "heartbeat.interval.ms": (20_000, "ERR12201"),
+        "session.timeout.ms": (400_000, "ERR12201"),
+        "isolation.level": ("none", "ERR12201"),
+        "isolation_level": ("read_committed", "ERR11004"),
+        "auto.commit.enable": ("perhaps", "ERR11004"),
+        "partition.assignment.strategy": ("sticky", "ERR12201"),
+    }
+    for name, (value, code) in refusals.items():
+        refused = send("POST", create, {name: value})
+        assert (refused.status, refused.code) == (400, code), (name, refused)
+    assert "did you mean isolation.level?" in send("POST", create, {"isolation_level": 1}).body["description"]
+
+
+def test_a_creation_that_is_sent_again_makes_no_second_instance(url: str, topic: str) -> None:
+    create, key = f"{url}/consumers/{topic}", {"Idempotency-Key": "a"}
+    first = send("POST", create, {"format": "json"}, key)
+    assert first.status == 200 and send("POST", create, {"format": "json"}, key) == first
+    assert send("POST", create, {"format": "string"}, key).code == "ERR40043"
+    assert send("POST", create, {"format": "json"}, {"Idempotency-Key": "b"}).body != first.body
+    assert send("DELETE", url + first.body["base_uri"]).status == 204
+
+
+def test_a_read_waits_for_linger_and_for_its_least_bytes(url: str, site: Scene, topic: str) -> None:
+    written(site, topic, 1)
+    slow = Instance(url, topic, name="slow", lingerMs=3000, requestWaitMs=20_000)
+    slow.ok("POST", "/subscriptions", {"topics": [topic]})
+    with ThreadPoolExecutor() as pool:
+        reading = pool.submit(slow, "GET", "/records?timeout=20000&max_records=2")
+        site.wait_until(lambda: slow("GET", "/records?timeout=0").code == "ERR40067", "the first read waits")
+        written(site, topic, 1)
+        assert offsets_of(reading.result().body) == [0, 1]  # both are there, so the linger ends
+    least = Instance(url, f"{topic}-2", responseMinBytes=20)
+    least.ok("POST", "/assignments", {"partitions": [{"topic": topic, "partition": 1}]})
+    with ThreadPoolExecutor() as pool:
+        reading = pool.submit(least, "GET", "/records?timeout=20000")
+        written(site, topic, 1, 1)
+        written(site, topic, 3, 1)
+        assert len(reading.result().body) >= 3
+    assert least("GET", "/records?timeout=-1&maxBytes=-1&max_bytes=-1").status == 200
+
+
+def test_a_refused_commit_says_what_became_of_each_partition(url: str, site: Scene, topic: str) -> None:
+    written(site, topic, 1)
+    instance = Instance(url, topic)
+    instance.ok("POST", "/subscriptions", {"topics": [topic]})
+    instance.read(1)
+    one, strange = {"topic": topic, "partition": 0}, {"topic": topic, "partition": 9}
+    refused = instance("POST", "/offsets", {"offsets": [{**one, "offset": 0}, {**strange, "offset": 0}]})
+    assert (refused.status, refused.code) == (409, "ERR12207")
+    assert refused.body["metadata"]["refused"] == [strange]
+    assert refused.body["metadata"]["committed"] == [{**one, "offset": 1}]
+    assert site.committed(topic) == {(topic, 0): 1}
+
+
+def test_sigterm_ends_a_waiting_read_and_commits_nothing(site: Scene, topic: str, headrace: Callable[..., Any]) -> None:
+    written(site, topic, 2)
+    process = headrace({**site.config, "active_consumers": {"auto_offset_reset": "earliest"}})
+    instance = Instance(process.url, topic)
+    instance.ok("POST", "/subscriptions", {"topics": [topic]})
+    instance.read(2)
+    with ThreadPoolExecutor() as pool:
+        unread = pool.submit(instance, "GET", "/records?timeout=30000")
+        site.wait_until(lambda: instance("GET", "/records?timeout=0").code == "ERR40067", "the read waits")
+        assert process.terminate() == 0
+        assert unread.result() == (200, [])
+    assert site.committed(topic) == {}
+    other = Instance(headrace(site.config).url, topic)
+    other.ok("POST", "/subscriptions", {"topics": [topic]})
+    assert offsets_of(other.read(2)) == [0, 1]

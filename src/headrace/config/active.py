@@ -25,6 +25,8 @@ class ActiveConsumersConfig(Section):
     """Longest wait of a read that finds nothing, unless the instance or the read says it."""
     max_read_bytes: Annotated[int, Field(ge=1, le=2_097_152), Number] = 204_800
     """Bytes of keys and values of one read at most, unless the read says less; a larger record is read alone."""
+    linger_seconds: Annotated[float, Field(ge=0, le=30), Number] = 0.0
+    """How long a read that has a record waits for more, up to its limits, unless the instance says it."""
     idle_seconds: PositiveSeconds = 300.0
     """An instance that is not used for so long is closed."""
     auto_commit_seconds: PositiveSeconds = 5.0
@@ -35,6 +37,8 @@ class ActiveConsumersConfig(Section):
     """Instances of one caller in this process; without authentication only `max_instances` counts."""
     buffer_bytes: Annotated[int, Field(ge=65_536, le=67_108_864), Number] = 2_097_152
     """Fetched bytes that wait in one instance at most, in addition to one record."""
+    total_bytes: Annotated[int, Field(ge=1_048_576, le=8_589_934_592), Number] = 67_108_864
+    """Fetched bytes of all instances at most. The more instances there are, the fewer bytes a new one may keep."""
     array_answers: bool = False
     """Whether subscriptions and assignments are answered as arrays, as the light-4j document says."""
     consumer: ConsumerConfig = ConsumerConfig()

@@ -104,14 +104,16 @@ async def read_json(receive: Receive, headers: dict[bytes, bytes], settings: Htt
     return body
 
 
-def decode_body(body: bytes, kind: type[T]) -> T:
+def decode_body(body: bytes, kind: type[T], *, strict: bool = True) -> T:
     """Return a JSON body as a type that refuses unknown fields. An empty body counts as `{}`.
+
+    If not strict, numbers and booleans may be text.
 
     Raises:
         InvalidRequest: It does not match, with the nearest name for an unknown one.
     """
     try:
-        return msgspec.json.decode(body or b"{}", type=kind)
+        return msgspec.json.decode(body or b"{}", type=kind, strict=strict)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
         raise _mismatch("the body", kind, cause) from cause
 

@@ -297,7 +297,7 @@ class ActiveFake:
     topics: tuple[str, ...] = ()
     assigned: tuple[TopicPartition, ...] = ()
     records: tuple[Record, ...] = ()
-    spec = SimpleNamespace(max_read_bytes=1, wait_seconds=0)
+    spec = SimpleNamespace(name="t", max_read_bytes=1, wait_seconds=0)
 
     def __init__(self, kafka: Kafka, codecs: Codecs) -> None:
         self._kafka = kafka
@@ -308,7 +308,7 @@ class ActiveFake:
             raise self._kafka.failure
         return self
 
-    async def create(self, *_: Any) -> ActiveFake:
+    async def create(self, *_: Any, **__: Any) -> ActiveFake:
         return self.find()
 
     async def statuses(self) -> list[Any]:

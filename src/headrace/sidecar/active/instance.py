@@ -32,6 +32,7 @@ from headrace.sidecar.active.entries import EntryWriter
 from headrace.sidecar.active.spec import InstanceSpec, Topics
 
 _COMMAND_SECONDS: Final = 10.0
+_GONE_SECONDS: Final = 0.1
 _JOIN_SECONDS: Final = 10.0
 _MAX_RECORDS: Final = 20_000
 _NAMED: Final = 10
@@ -99,7 +100,9 @@ class ActiveInstance(Service):
         self._problems: list[HeadraceError] = []
         """What the next read answers before it reads on."""
         self._arrived = asyncio.Event()
-        self._reading = False
+        self._free = asyncio.Event()
+        """Clear while a read is not answered."""
+        self._free.set()
         self._stream: object = None
         self._changes = asyncio.Lock()
         """Held while what it reads is replaced."""
@@ -125,7 +128,7 @@ class ActiveInstance(Service):
     @property
     def is_reading(self) -> bool:
         """Whether a read or a stream is not answered yet."""
-        return self._reading or self._stream is not None
+        return not self._free.is_set() or self._stream is not None
 
     @property
     def is_closed(self) -> bool:
@@ -252,36 +255,49 @@ class ActiveInstance(Service):
             TopicNotFound: A topic does not exist; nothing else waits.
             ReadFailed: Kafka refuses a partition; nothing else waits.
         """
+        if self._stream is stream:  # the server may not have noticed yet that its client has left
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_GONE_SECONDS):
+                    await self._free.wait()
         self._check_free(stream)
         if self.reads is None:
             raise InstanceState(f"instance {self.name} reads nothing: subscribe it to topics, or assign partitions")
-        self._reading = True
+        self._free.clear()
         try:
             if self.spec.auto_commit_seconds:
                 self._confirmed.update(self.positions)
-            least = min(max(self.spec.min_bytes, 1), max_bytes, self.spec.buffer_bytes // 2)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_seconds):
-                    while not (self._buffer.records and (self._buffer.size_bytes >= least or self.spec.min_bytes < 1)):
-                        if self.is_closed or self._unsaid():
-                            break
-                        self._arrived.clear()
-                        await self._arrived.wait()
+            until, linger = asyncio.get_running_loop().time() + wait_seconds, self.spec.linger_seconds
+            most = min(max_bytes, self.spec.buffer_bytes // 2)
+            await self._wait(min(self.spec.min_bytes, most), max_records, until)
+            if linger and self._buffer.records:
+                until = min(until, asyncio.get_running_loop().time() + linger)
+                await self._wait(most, max_records, until)
             if self._unsaid() or not self._buffer.records:
                 self._raise_problem()
             records = self._buffer.take(max_bytes, max_records)
             return Read(self, records, dict(self._epochs))
         except BaseException:
-            self._reading = False
+            self._free.set()
             raise
 
+    async def _wait(self, size_bytes: int, records: int, until: float) -> None:
+        """Wait for bytes or records until a time of the loop, or until there is something else to answer."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                while not self.is_closed and not self._unsaid():
+                    count = self._buffer.records
+                    if count and (count >= records or self._buffer.size_bytes >= size_bytes):
+                        break
+                    self._arrived.clear()
+                    await self._arrived.wait()
+
     def _check_free(self, stream: object) -> None:
-        if self._reading or self._stream is not stream:
+        if not self._free.is_set() or self._stream is not stream:
             raise InstanceBusy(f"another read of instance {self.name} is not answered yet: one at a time")
 
     def end_read(self, records: Sequence[Record], count: int, epochs: Mapping[TopicPartition, int]) -> None:
         """Count the first records as delivered, and put the others back, where the assignment still lasts."""
-        self._reading = False
+        self._free.set()
         self.last_used = self._clock.monotonic()
         if count:
             self._on_delivered(self, records[:count])
@@ -312,9 +328,8 @@ class ActiveInstance(Service):
             raise ReadFailed(f"instance {self.name} has ended: {consumer.death}; create it again")
         problems, self._problems = self._unsaid(), []
         if problems := problems or list(consumer.stalled.values()):
-            names = [{n: v for n, v in one.parameters.items() if n != "partitions"} for one in problems]
             text = "; ".join([one.description for one in problems[:_NAMED]])
-            raise type(problems[0])(text, **{**names[0], "partitions": names})
+            raise type(problems[0])(text, **problems[0].parameters, partitions=[one.parameters for one in problems])
         if self._watch and self._watch.missing:
             topic = next(iter(self._watch.missing))
             raise TopicNotFound(f"topic {topic} does not exist: create it, or subscribe to others", topic=topic)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from headrace.config.active import ActiveConsumersConfig
-from headrace.errors import Draining, InstanceExists, InstanceNotFound, TooManyRequests
+from headrace.errors import Draining, IdempotencyKeyReused, InstanceExists, InstanceNotFound, TooManyRequests
 from headrace.formats.codecs import Codecs
 from headrace.kafka import Admin
 from headrace.lifecycle import Clock, Deadline, Service
@@ -22,6 +22,8 @@ from headrace.telemetry.audit import Audit
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS: Final = 1.0
+_LEAST_BUFFER_BYTES: Final = 65_536
+_BUFFER_PARTS: Final = 32
 _GAUGES: Final = ("headrace_active_instances", "headrace_active_buffered_bytes")
 
 
@@ -57,10 +59,11 @@ class ActiveInstances(Service):
             unregister_gauge(name)
         await super().stop()
 
-    async def create(self, spec: InstanceSpec) -> ActiveInstance:
-        """Create an instance; it reads nothing yet.
+    async def create(self, spec: InstanceSpec, *, is_named: bool = True) -> ActiveInstance:
+        """Create an instance; it reads nothing yet. Sent again with the same key, return the first one.
 
         Raises:
+            IdempotencyKeyReused: The key came with other settings before.
             InstanceExists: The group has one of this name.
             TooManyRequests: There are as many as may be: of this principal, or in all.
             Draining: The process is stopping.
@@ -68,6 +71,8 @@ class ActiveInstances(Service):
         key = spec.group, spec.name
         if self._draining:
             raise Draining()
+        if spec.key and (known := self._find_key(spec, is_named)):
+            return known
         if key in self._instances:
             raise InstanceExists(f"group {spec.group} has an instance {spec.name}: choose another name, or delete it")
         settings, own = self._settings, [one for one in self._instances.values() if one.spec.owner == spec.owner]
@@ -77,12 +82,31 @@ class ActiveInstances(Service):
         if spec.owner and len(own) >= settings.max_instances_per_principal:
             limit = f"active_consumers.max_instances_per_principal, {settings.max_instances_per_principal}"
             raise TooManyRequests(f"{spec.owner} has as many instances as it may ({limit}): delete those of no use")
+        spec = spec._replace(buffer_bytes=self._share(spec))
         entries = self.entries(spec)
         instance = self._instances[key] = ActiveInstance(
             spec, entries, self._admin, self._clock, self.monitor.delivered
         )
         await instance.start()
         return instance
+
+    def _find_key(self, spec: InstanceSpec, is_named: bool) -> ActiveInstance | None:
+        for one in self._instances.values():
+            known = one.spec
+            if (known.owner, known.group, known.key) == (spec.owner, spec.group, spec.key):
+                name = spec.name if is_named else known.name
+                if known != spec._replace(name=name, buffer_bytes=known.buffer_bytes):
+                    raise IdempotencyKeyReused()
+                return one
+        return None
+
+    def _share(self, spec: InstanceSpec) -> int:
+        """Return the buffer of one more instance: a part of what the others leave, so that more can follow."""
+        left = self._settings.total_bytes - sum(one.spec.buffer_bytes for one in self._instances.values())
+        if left < _LEAST_BUFFER_BYTES:
+            limit = f"active_consumers.total_bytes, {self._settings.total_bytes}"
+            raise TooManyRequests(f"the buffers of all instances have as many bytes as they may ({limit}): delete some")
+        return min(spec.buffer_bytes, max(left // _BUFFER_PARTS, _LEAST_BUFFER_BYTES))
 
     def find(self, group: str, name: str, owner: str) -> ActiveInstance:
         """Return an instance of a principal, and count it as used.

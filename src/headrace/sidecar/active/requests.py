@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from headrace.config.kafka import CONSUMER_KEYS
 from headrace.kafka.names import check_topic
 from headrace.records import TopicPartition
 
@@ -13,11 +14,14 @@ MOST_RECORDS: Final = 10_000
 _MOST_WAIT_MS: Final = 30_000
 _Partition = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 2)]
-_Truth = bool | Literal["true", "false"] | None
+
+
+def _kafka(name: str) -> Any:
+    return msgspec.field(default=None, name=name)
 
 
 class CreateInstance(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
-    """The settings of an instance; names with dots are Kafka's."""
+    """The settings of an instance; names with dots are Kafka's. Numbers and booleans may be text."""
 
     id: str | None = None
     name: str | None = None
@@ -25,20 +29,43 @@ class CreateInstance(msgspec.Struct, rename="camel", forbid_unknown_fields=True)
     key_format: str | None = None
     value_format: str | None = None
     auto_offset_reset: Literal["earliest", "latest", "none"] | None = None
-    reset: Literal["earliest", "latest", "none"] | None = msgspec.field(default=None, name="auto.offset.reset")
-    auto_commit_enable: _Truth = None
-    auto_commit: _Truth = msgspec.field(default=None, name="auto.commit.enable")
+    reset: Literal["earliest", "latest", "none"] | None = _kafka("auto.offset.reset")
+    auto_commit_enable: bool | None = None
+    auto_commit: bool | None = _kafka("auto.commit.enable")
+    enable_auto_commit: bool | None = _kafka("enable.auto.commit")
+    auto_commit_interval: Annotated[int, msgspec.Meta(ge=1)] | None = _kafka("auto.commit.interval.ms")
     response_min_bytes: Annotated[int, msgspec.Meta(ge=-1, le=10_000_000)] | None = None
-    fetch_min_bytes: Annotated[int, msgspec.Meta(ge=-1, le=10_000_000)] | None = msgspec.field(
-        default=None, name="fetch.min.bytes"
-    )
+    fetch_min_bytes: Annotated[int, msgspec.Meta(ge=-1, le=10_000_000)] | None = _kafka("fetch.min.bytes")
     request_wait_ms: Annotated[int, msgspec.Meta(ge=1, le=_MOST_WAIT_MS)] | None = None
-    request_timeout_ms: Annotated[int, msgspec.Meta(ge=1, le=_MOST_WAIT_MS)] | None = msgspec.field(
-        default=None, name="consumer.request.timeout.ms"
+    request_timeout_ms: Annotated[int, msgspec.Meta(ge=1, le=_MOST_WAIT_MS)] | None = _kafka(
+        "consumer.request.timeout.ms"
     )
-    isolation_level: Literal["read_committed", "read_uncommitted"] | None = msgspec.field(
-        default=None, name="isolation.level"
-    )
+    linger_ms: Annotated[int, msgspec.Meta(ge=0, le=_MOST_WAIT_MS)] | None = None
+    isolation_level: str | None = _kafka("isolation.level")
+    group_protocol: str | None = _kafka("group.protocol")
+    group_instance_id: str | None = _kafka("group.instance.id")
+    remote_assignor: str | None = _kafka("group.remote.assignor")
+    assignors: str | None = _kafka("partition.assignment.strategy")
+    session_timeout: int | None = _kafka("session.timeout.ms")
+    heartbeat: int | None = _kafka("heartbeat.interval.ms")
+    max_poll_interval: int | None = _kafka("max.poll.interval.ms")
+    fetch_max_bytes: int | None = _kafka("fetch.max.bytes")
+    partition_fetch_bytes: int | None = _kafka("max.partition.fetch.bytes")
+    fetch_wait: int | None = _kafka("fetch.max.wait.ms")
+
+    @property
+    def membership(self) -> dict[str, Any]:
+        """What it says of group membership and fetching, under the names of `active_consumers.consumer`."""
+        found: dict[str, Any] = {}
+        for field in msgspec.structs.fields(self):
+            setting = CONSUMER_KEYS[field.encode_name].setting if field.encode_name in CONSUMER_KEYS else ""
+            value = getattr(self, field.name)
+            if setting.startswith("`consumer.") and value is not None and field.name != "fetch_min_bytes":
+                name = setting.strip("`").removeprefix("consumer.")
+                found[name] = value / 1000 if name.endswith("_seconds") else value
+        if self.assignors is not None:
+            found["assignors"] = [name.strip() for name in self.assignors.split(",")]
+        return found
 
 
 class Created(msgspec.Struct):
@@ -48,6 +75,8 @@ class Created(msgspec.Struct):
     base_uri: str
     camel_id: str = msgspec.field(name="instanceId")
     camel_uri: str = msgspec.field(name="baseUri")
+    warnings: list[str] | msgspec.UnsetType = msgspec.UNSET
+    """Settings that are allowed and probably a mistake."""
 
 
 class Position(msgspec.Struct):

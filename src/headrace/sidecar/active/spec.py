@@ -27,6 +27,10 @@ class InstanceSpec(NamedTuple):
     """How often confirmed records are committed; None without auto commit."""
     buffer_bytes: int
     policy: ReadPolicy
+    linger_seconds: float = 0.0
+    """How long a read that has a record waits for more."""
+    key: str = ""
+    """The `Idempotency-Key` of its creation."""
 
     @property
     def id(self) -> str:

@@ -5,9 +5,12 @@ Both the documented names of fields and those of the light-4j kafka-sidecar's wi
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from typing import Any, Final
+
+from pydantic import ValidationError
 
 from headrace import errors
 from headrace.config.active import ActiveConsumersConfig
@@ -42,6 +45,7 @@ from headrace.sidecar.active.requests import (
     SubscribeRequest,
 )
 from headrace.sidecar.active.spec import InstanceSpec, Topics, random_name
+from headrace.web.endpoint import JSON as JSON_TYPE
 from headrace.web.endpoint import KAFKA, Call, Endpoint, Errors, Rule, expires_at, principal_of
 from headrace.web.exchange import (
     JSON,
@@ -51,16 +55,22 @@ from headrace.web.exchange import (
     Receive,
     Scope,
     Send,
+    decode_body,
     decode_query,
     headers_of,
 )
 from headrace.web.routes.active_stream import EVENTS, LAST_EVENT_ID, NDJSON, positions_of, stream_records
+
+log = logging.getLogger(__name__)
 
 INSTANCES: Final = "/consumers/{group}"
 INSTANCE: Final = INSTANCES + "/instances/{instance}"
 _MAY_READ: Final = Rule((READ, WRITE), "group", "group")
 _MAY_CHANGE: Final = Rule((WRITE,), "group", "group")
 _ERRORS: Final[Errors] = (*KAFKA, errors.InstanceNotFound, errors.InstanceState)
+_ANY_BYTES: Final = 2**40
+_MOST_KEY: Final = 255
+IDEMPOTENCY_KEY: Final = b"idempotency-key"
 _MOST_BYTES: Final = 2_097_152
 _MOST_ANSWER_BYTES: Final = 8_388_608
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,200}")
@@ -81,24 +91,46 @@ class ActiveEndpoints:
         "createConsumerInstanceInGroup",
         "Create an instance in a group",
         _MAY_CHANGE,
+        {200: Created},
+        {JSON_TYPE: CreateInstance},
         example={"keyFormat": "string", "autoOffsetReset": "earliest"},
-        errors=(*_ERRORS, errors.InstanceExists, errors.InstanceInvalid, errors.TooManyRequests),
+        headers={"Idempotency-Key": "Names the request: sent again, it answers with the same instance."},
+        errors=(
+            *_ERRORS,
+            errors.IdempotencyKeyReused,
+            errors.InstanceExists,
+            errors.InstanceInvalid,
+            errors.TooManyRequests,
+        ),
+        decoded=False,
     )
-    async def create(self, call: Call[CreateInstance, None]) -> Created:
-        spec = self._spec(call.body, check_group(call.parameters["group"]), _owner(call.scope))
-        await self._instances.create(spec)
-        uri = f"/consumers/{spec.group}/instances/{spec.name}"
-        return Created(spec.name, uri, spec.name, uri)
+    async def create(self, call: Call[bytes, None]) -> HttpResponse:
+        body = decode_body(call.body, CreateInstance, strict=False)
+        key = headers_of(call.scope).get(IDEMPOTENCY_KEY, b"").decode("latin-1")
+        if len(key) > _MOST_KEY or not key.isprintable():
+            raise InvalidRequest("Idempotency-Key is 1 to 255 characters of visible ASCII")
+        spec = self._spec(body, check_group(call.parameters["group"]), _owner(call.scope), key)
+        instance = await self._instances.create(spec, is_named=bool(body.id or body.name))
+        uri = f"/consumers/{spec.group}/instances/{instance.spec.name}"
+        answer = Created(instance.spec.name, uri, instance.spec.name, uri)
+        if warnings := spec.policy.member.warnings(self._admin.config.properties, _ANY_BYTES):
+            answer.warnings = warnings
+            log.warning("instance %s: %s", instance.spec.id, "; ".join(warnings))
+        return HttpResponse(answer)
 
-    def _spec(self, body: CreateInstance, group: str, owner: str) -> InstanceSpec:
+    def _spec(self, body: CreateInstance, group: str, owner: str, key: str) -> InstanceSpec:
         settings = self._settings
         minimum = _first(body.response_min_bytes, body.fetch_min_bytes, -1)
         wait_ms = _first(body.request_wait_ms, body.request_timeout_ms)
-        auto_commit = _first(body.auto_commit_enable, body.auto_commit, False) in (True, "true")
+        auto_commit = _first(body.auto_commit_enable, body.auto_commit, body.enable_auto_commit, False)
+        auto_ms = body.auto_commit_interval
         reset = _first(body.auto_offset_reset, body.reset, settings.auto_offset_reset)
-        member = settings.consumer
-        if body.isolation_level:
-            member = member.model_copy(update={"isolation_level": body.isolation_level})
+        try:
+            given = {**settings.consumer.model_dump(exclude_unset=True), **body.membership}
+            member = type(settings.consumer).model_validate(given)
+            member.client_properties(self._admin.config.properties)
+        except ValueError as cause:
+            raise InstanceInvalid(f"{_why(cause)} (named as in active_consumers.consumer, in seconds)") from None
         return InstanceSpec(
             group=group,
             name=_check_name(body.id or body.name or random_name(self._server)),
@@ -108,9 +140,11 @@ class ActiveEndpoints:
             wait_seconds=settings.wait_seconds if wait_ms is None else wait_ms / 1000,
             min_bytes=minimum,
             max_read_bytes=settings.max_read_bytes,
-            auto_commit_seconds=settings.auto_commit_seconds if auto_commit else None,
+            auto_commit_seconds=(auto_ms / 1000 if auto_ms else settings.auto_commit_seconds) if auto_commit else None,
             buffer_bytes=settings.buffer_bytes,
             policy=ReadPolicy(reset, member=member, advice="seek it, with POST .../positions"),
+            linger_seconds=settings.linger_seconds if body.linger_ms is None else body.linger_ms / 1000,
+            key=key,
         )
 
     @Endpoint("DELETE", INSTANCE, "deleteConsumerInstance", "Close an instance", _MAY_CHANGE, {204: ()}, errors=_ERRORS)
@@ -383,6 +417,14 @@ def _fitting(entries: list[str]) -> list[str]:
 def _first(*values: Any) -> Any:
     """Return the first value that is given."""
     return next((value for value in values if value is not None), None)
+
+
+def _why(cause: ValueError) -> str:
+    """Return a sentence per mistake."""
+    if not isinstance(cause, ValidationError):
+        return str(cause)
+    found = [(".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, ")) for one in cause.errors()]
+    return "; ".join(f"{name} {text}".strip() for name, text in found)
 
 
 def _owner(scope: Scope) -> str:

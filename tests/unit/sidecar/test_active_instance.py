@@ -13,11 +13,14 @@ from active_world import P0, P1, World, read, run_virtual, spec_of
 from headrace.errors import (
     CommitRefused,
     HeadraceError,
+    IdempotencyKeyReused,
+    InstanceBusy,
     InstanceNotFound,
     KafkaError,
     KafkaTimeout,
     KafkaUnavailable,
     ReadFailed,
+    TooManyRequests,
 )
 from headrace.lifecycle import Deadline
 from headrace.records import Committed
@@ -237,3 +240,109 @@ def test_an_instance_whose_consumer_died_says_so_at_once(monkeypatch: pytest.Mon
         assert asyncio.get_running_loop().time() - began < 1
 
     with_instance(monkeypatch, test)
+
+
+def test_a_commit_that_was_answered_early_is_kept_by_a_revoke(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kafka refuses commits for a while; then the partition moves."""
+
+    async def test(world: World, instances: ActiveInstances, instance: ActiveInstance) -> None:
+        await delivered(world, instance)
+        world.clients[-1].loses_commits = True
+        await instance.commit({P0: Committed(4)}, wait=False)
+        await world.turns()
+        world.clients[-1].loses_commits = False
+        world.clients[-1].rebalance("on_revoke", P0)
+        await world.turns()
+        assert world.committed == {P0: Committed(4)}
+
+    with_instance(monkeypatch, test)
+
+
+def test_a_commit_that_was_answered_early_and_is_lost_is_said_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The partition was lost, so nothing could be committed."""
+
+    async def test(world: World, instances: ActiveInstances, instance: ActiveInstance) -> None:
+        await delivered(world, instance)
+        world.clients[-1].loses_commits = True
+        await instance.commit(wait=False)
+        await world.turns()
+        world.clients[-1].loses_commits = False
+        world.clients[-1].rebalance("on_lost", P0)
+        await world.turns()
+        with pytest.raises(CommitRefused) as raised:
+            await world.run(instance.commit())
+        assert raised.value.parameters["refused"] == [P0._asdict()]
+
+    with_instance(monkeypatch, test)
+
+
+def test_a_second_read_waits_for_a_cancelled_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client has left, and the server takes a moment to notice; a read that lasts refuses the second."""
+
+    async def test(world: World, instances: ActiveInstances, instance: ActiveInstance) -> None:
+        await delivered(world, instance)
+        first = asyncio.ensure_future(instance.read(max_bytes=1, max_records=1, wait_seconds=1800))
+        await world.clock.settle()
+        with pytest.raises(InstanceBusy):
+            await instance.read(max_bytes=1, max_records=1, wait_seconds=0)
+        second = asyncio.ensure_future(instance.read(max_bytes=1, max_records=1, wait_seconds=0))
+        await world.clock.settle()
+        first.cancel()
+        (await second).end(0)
+
+    with_instance(monkeypatch, test)
+
+
+@pytest.mark.parametrize(("linger", "least", "count"), [(0.0, -1, 1), (60.0, -1, 3), (0.0, 25, 3)])
+def test_a_read_waits_for_more_if_its_instance_says_so(
+    monkeypatch: pytest.MonkeyPatch, linger: float, least: int, count: int
+) -> None:
+    """Until its limits are reached, or as many bytes are there as it waits for."""
+
+    async def test(world: World, instances: ActiveInstances, instance: ActiveInstance) -> None:
+        await delivered(world, instance)
+        reading = asyncio.ensure_future(instance.read(max_bytes=1000, max_records=3, wait_seconds=1800))
+        for _ in range(3):
+            world.append(P0, 10)
+            await world.turns(1)
+        found = await reading
+        assert len(found.records) == count
+        found.end(count)
+
+    with_instance(monkeypatch, test, linger_seconds=linger, min_bytes=least)
+
+
+def test_a_creation_with_a_key_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names that were made up differ in each attempt; other settings are another request."""
+
+    async def main() -> None:
+        instances = World(monkeypatch).instances()
+        first = await instances.create(spec_of("a", key="k"), is_named=False)
+        assert await instances.create(spec_of("b", key="k"), is_named=False) is first
+        for other in (spec_of("c", key="k", value_format="string"), spec_of("d", key="k", linger_seconds=1.0)):
+            with pytest.raises(IdempotencyKeyReused):
+                await instances.create(other, is_named=False)
+        assert await instances.create(spec_of("e", key="k", owner="other"), is_named=False) is not first
+        await instances.delete(first)
+        assert (await instances.create(spec_of("f", key="k"), is_named=False)).spec.name == "f"
+        await instances.stop()
+
+    run_virtual(main())
+
+
+def test_the_buffers_of_all_instances_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred fit, the last ones with less; what is above is refused until one is deleted."""
+
+    async def main() -> None:
+        instances = World(monkeypatch).instances(max_instances=1000)
+        made = [await instances.create(spec_of(f"n{number}", buffer_bytes=2_097_152)) for number in range(100)]
+        assert made[0].spec.buffer_bytes == 2_097_152
+        with pytest.raises(TooManyRequests, match=r"active_consumers\.total_bytes"):
+            for number in range(1000):
+                made.append(await instances.create(spec_of(f"m{number}", buffer_bytes=2_097_152)))
+        assert sum(one.spec.buffer_bytes for one in made) <= 67_108_864
+        await instances.delete(made[0])
+        await instances.create(spec_of("last"))
+        await instances.stop()
+
+    run_virtual(main())

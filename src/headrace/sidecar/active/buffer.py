@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from headrace.records import Record, TopicPartition
@@ -79,3 +79,19 @@ class RecordBuffer:
             self._partitions.setdefault(record.topic_partition, deque()).appendleft(record)
             self.size_bytes += record.size_bytes
         self.records += len(records)
+
+
+class Read:
+    """The records of one read, until its answer is written or has failed."""
+
+    def __init__(self, records: Sequence[Record], end: Callable[[int], None]) -> None:
+        """Take what is called once with the number of delivered records."""
+        self.records = records
+        self._end = end
+        self._ended = False
+
+    def end(self, delivered: int) -> None:
+        """End the read: the first records were delivered, the others return to the buffer. Only one call counts."""
+        if not self._ended:
+            self._ended = True
+            self._end(delivered)

@@ -21,14 +21,13 @@ from headrace.errors import (
     KafkaTimeout,
     KafkaUnavailable,
     ReadFailed,
-    TopicNotFound,
-    TopicRecreated,
 )
 from headrace.kafka import Admin, Consumer, GroupOffsets, Subscription
 from headrace.lifecycle import Clock, Deadline, Service
 from headrace.records import Committed, Record, TopicPartition
-from headrace.sidecar.active.buffer import RecordBuffer, runs_of
+from headrace.sidecar.active.buffer import Read, RecordBuffer, runs_of
 from headrace.sidecar.active.entries import EntryWriter
+from headrace.sidecar.active.problems import ReadProblems
 from headrace.sidecar.active.spec import InstanceSpec, Topics
 
 _COMMAND_SECONDS: Final = 10.0
@@ -37,6 +36,7 @@ _JOIN_SECONDS: Final = 10.0
 _MAX_RECORDS: Final = 20_000
 _NAMED: Final = 10
 """Partitions that an error names at most."""
+_NONE: Final[Mapping[TopicPartition, Committed]] = {}
 
 
 @contextlib.asynccontextmanager
@@ -51,24 +51,6 @@ async def _in_time(advice: str) -> AsyncIterator[None]:
 
 OnDelivered = Callable[["ActiveInstance", Sequence[Record]], None]
 """Takes records that the client of an instance has received, at least one."""
-
-
-class Read:
-    """The records of one read, until its answer is written or has failed."""
-
-    def __init__(
-        self, instance: ActiveInstance, records: Sequence[Record], epochs: Mapping[TopicPartition, int]
-    ) -> None:
-        self.records = records
-        self._instance = instance
-        self._epochs = epochs
-        self._ended = False
-
-    def end(self, delivered: int) -> None:
-        """End the read: the first records were delivered, the others return to the buffer. Only one call counts."""
-        if not self._ended:
-            self._ended = True
-            self._instance.end_read(self.records, delivered, self._epochs)
 
 
 class ActiveInstance(Service):
@@ -95,10 +77,11 @@ class ActiveInstance(Service):
         self._epochs: dict[TopicPartition, int] = {}
         self._confirmed: dict[TopicPartition, int] = {}
         """Offsets to commit: with auto commit what the next read has confirmed, else what was committed last."""
+        self._unanswered: dict[TopicPartition, Committed] = {}
+        """What asynchronous commits asked for, until it is acknowledged."""
         self._revoked: dict[TopicPartition, int] = {}
         """Partitions that were revoked before their delivered records were committed."""
-        self._problems: list[HeadraceError] = []
-        """What the next read answers before it reads on."""
+        self._problems = ReadProblems()
         self._arrived = asyncio.Event()
         self._free = asyncio.Event()
         """Clear while a read is not answered."""
@@ -168,10 +151,8 @@ class ActiveInstance(Service):
 
     async def _subscribe(self, topics: Topics) -> None:
         if self.reads and (self.reads.partitions is None) != (topics.partitions is None):
-            has, requested = (
-                ("a subscription", "assigned") if topics.partitions is not None else ("an assignment", "subscribed")
-            )
-            raise InstanceState(f"instance {self.name} has {has}: delete its subscriptions before it is {requested}")
+            has = "a subscription" if self.reads.partitions is None else "an assignment"
+            raise InstanceState(f"instance {self.name} has {has}: delete its subscriptions before it gets the other")
         consumer = self._consumer or await self._open()
         watch, self._watch, self.reads = self._watch, None, topics
         if watch:
@@ -272,10 +253,11 @@ class ActiveInstance(Service):
             if linger and self._buffer.records:
                 until = min(until, asyncio.get_running_loop().time() + linger)
                 await self._wait(most, max_records, until)
-            if self._unsaid() or not self._buffer.records:
+            if self._problems.are_new(self._consumer) or not self._buffer.records:
                 self._raise_problem()
             records = self._buffer.take(max_bytes, max_records)
-            return Read(self, records, dict(self._epochs))
+            epochs = dict(self._epochs)
+            return Read(records, lambda delivered: self._end_read(records, delivered, epochs))
         except BaseException:
             self._free.set()
             raise
@@ -284,7 +266,7 @@ class ActiveInstance(Service):
         """Wait for bytes or records until a time of the loop, or until there is something else to answer."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until):
-                while not self.is_closed and not self._unsaid():
+                while not self.is_closed and not self._problems.are_new(self._consumer):
                     count = self._buffer.records
                     if count and (count >= records or self._buffer.size_bytes >= size_bytes):
                         break
@@ -295,7 +277,7 @@ class ActiveInstance(Service):
         if not self._free.is_set() or self._stream is not stream:
             raise InstanceBusy(f"another read of instance {self.name} is not answered yet: one at a time")
 
-    def end_read(self, records: Sequence[Record], count: int, epochs: Mapping[TopicPartition, int]) -> None:
+    def _end_read(self, records: Sequence[Record], count: int, epochs: Mapping[TopicPartition, int]) -> None:
         """Count the first records as delivered, and put the others back, where the assignment still lasts."""
         self._free.set()
         self.last_used = self._clock.monotonic()
@@ -314,25 +296,14 @@ class ActiveInstance(Service):
             elif partition not in self._epochs:
                 self._left({partition: position})  # revoked while the answer was written
 
-    def _unsaid(self) -> list[HeadraceError]:
-        """Return the problems that no read has answered and no seek has solved."""
-        stalled = self._consumer.stalled.values() if self._problems and self._consumer else ()
-        self._problems = [one for one in self._problems if one in stalled or isinstance(one, TopicRecreated)]
-        return self._problems
-
     def _raise_problem(self) -> None:
         consumer = self._consumer
         if consumer is None:
             return
         if consumer.death:
             raise ReadFailed(f"instance {self.name} has ended: {consumer.death}; create it again")
-        problems, self._problems = self._unsaid(), []
-        if problems := problems or list(consumer.stalled.values()):
-            text = "; ".join([one.description for one in problems[:_NAMED]])
-            raise type(problems[0])(text, **problems[0].parameters, partitions=[one.parameters for one in problems])
-        if self._watch and self._watch.missing:
-            topic = next(iter(self._watch.missing))
-            raise TopicNotFound(f"topic {topic} does not exist: create it, or subscribe to others", topic=topic)
+        if error := self._problems.take(consumer, self._watch.missing if self._watch else ()):
+            raise error
         for partition in self._epochs:
             if problem := consumer.trouble(partition):  # also a position that is not in the log
                 raise ReadFailed(problem, topic=partition.topic, partition=partition.partition)
@@ -357,16 +328,24 @@ class ActiveInstance(Service):
         offsets = {p: at for p, at in offsets.items() if p not in gone}
         if offsets and self._consumer:
             if wait:
-                async with _in_time(
-                    ", so the outcome is unknown; it is repeated while the partitions are assigned here"
-                ):
+                async with _in_time(", so the outcome is unknown; it is repeated while they are assigned here"):
                     gone += await self._consumer.commit_now(offsets)
             else:
-                self._consumer.commit(offsets)
+                self.spawn(self._commit_later(offsets), "commit")
             self._confirmed.update({p: at.offset for p, at in offsets.items() if p not in gone})
         if gone:
-            raise self._refused(gone)
+            raise self._refused(gone, {p: at for p, at in offsets.items() if p not in gone})
         return offsets
+
+    async def _commit_later(self, offsets: Mapping[TopicPartition, Committed]) -> None:
+        """Commit what an answered request asked for; a revoke before the acknowledgement commits it too."""
+        self._unanswered.update(offsets)
+        with contextlib.suppress(HeadraceError):  # the consumer has ended
+            assert self._consumer
+            await self._consumer.commit_now(offsets)
+            for partition, at in offsets.items():
+                if self._unanswered.get(partition) is at:
+                    del self._unanswered[partition]
 
     async def for_transaction(
         self, offsets: Mapping[TopicPartition, Committed]
@@ -407,11 +386,17 @@ class ActiveInstance(Service):
 
         return found, committed
 
-    def _refused(self, gone: Sequence[TopicPartition]) -> CommitRefused:
+    def _refused(
+        self, gone: Sequence[TopicPartition], committed: Mapping[TopicPartition, Committed] = _NONE
+    ) -> CommitRefused:
         for partition in gone:
             self._revoked.pop(partition, None)
         names = ", ".join(map(str, gone[:_NAMED])) + (f" and {len(gone) - _NAMED} more" * (len(gone) > _NAMED))
-        return CommitRefused(f"not committed, because another member of the group has them now: {names}")
+        return CommitRefused(
+            f"not assigned to this instance, so not committed: {names}; the member that has them gets their records",
+            refused=[partition._asdict() for partition in gone],
+            committed=[{**p._asdict(), "offset": at.offset} for p, at in committed.items()],
+        )
 
     async def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Committed]:
         """Return the committed offsets of the group; partitions without one are left out."""
@@ -465,7 +450,7 @@ class ActiveInstance(Service):
         self._arrived.set()
 
     def _on_problem(self, error: HeadraceError) -> None:
-        self._problems.append(error)
+        self._problems.add(error)
         self._arrived.set()
 
     def on_records(self, partition: TopicPartition, epoch: int, records: Sequence[Record]) -> None:
@@ -482,13 +467,15 @@ class ActiveInstance(Service):
     async def on_revoked(
         self, partitions: Sequence[TopicPartition], deadline: Deadline
     ) -> Mapping[TopicPartition, Committed]:
-        found = {}
+        found = {p: self._unanswered[p] for p in partitions if p in self._unanswered}
         if self.spec.auto_commit_seconds:
-            found = {p: Committed(self._confirmed[p]) for p in partitions if p in self._confirmed}
+            found |= {p: Committed(self._confirmed[p]) for p in partitions if p in self._confirmed}
         self._lose(partitions)
         return found
 
     def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
+        for partition in self._unanswered.keys() & set(partitions):
+            self._confirmed.pop(partition, None)  # so the next commit is refused
         self._lose(partitions)
 
     def _lose(self, partitions: Sequence[TopicPartition]) -> None:
@@ -505,5 +492,6 @@ class ActiveInstance(Service):
         self._buffer.drop(partitions)
         for partition in partitions:
             self._epochs.pop(partition, None)
+            self._unanswered.pop(partition, None)
             self.positions.pop(partition, None)
             self._confirmed.pop(partition, None)

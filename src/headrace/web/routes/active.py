@@ -23,8 +23,9 @@ from headrace.kafka.names import check_group, check_topic
 from headrace.lifecycle import run_while
 from headrace.records import Committed, TopicPartition
 from headrace.security.principals import READ, WRITE
+from headrace.sidecar.active.buffer import Read
 from headrace.sidecar.active.entries import EntryWriter
-from headrace.sidecar.active.instance import ActiveInstance, Read
+from headrace.sidecar.active.instance import ActiveInstance
 from headrace.sidecar.active.instances import ActiveInstances
 from headrace.sidecar.active.requests import (
     MOST_RECORDS,

@@ -1,8 +1,8 @@
 """Bare loops over the client: what the machine can do without Headrace, each in a process of its own.
 
-usage: python -m bench.bare produce|produce-kb|tick|consume|post|post-one BOOTSTRAP TOPIC RECORDS [PORT]
+usage: python -m bench.bare produce|produce-kb|tick|tick-slowly|consume|post|post-one BOOTSTRAP TOPIC RECORDS [PORT]
 `produce` writes values of 100 bytes, `produce-kb` of 1,000.
-`tick` writes one record at a time, each holding the moment; `post` sends 100 records per request, 8 requests in flight;
+`tick` writes one record at a time, each holding the moment, with 20 ms between them, `tick-slowly` with 200 ms; `post` sends 100 records per request, 8 requests in flight;
 `post-one` one record, 64 in flight. Requests are made by the client of the reactive consumer.
 Prints JSON: records, seconds.
 """
@@ -84,13 +84,17 @@ def consume(servers: str, topic: str, records: int) -> float:
     return seconds
 
 
-def tick(servers: str, topic: str, records: int) -> float:
+def tick_slowly(servers: str, topic: str, records: int) -> float:
+    return tick(servers, topic, records, 0.2)
+
+
+def tick(servers: str, topic: str, records: int, pause_seconds: float = 0.02) -> float:
     client = confluent_kafka.Producer({"bootstrap.servers": servers, "acks": "all", "linger.ms": 0})
     partitions = len(client.list_topics(topic).topics[topic].partitions)
     for number in range(records):
         client.produce(topic, b"%d" % time.monotonic_ns(), partition=number % partitions)
         client.flush()
-        time.sleep(0.02)
+        time.sleep(pause_seconds)
     return 1.0
 
 
@@ -141,6 +145,7 @@ if __name__ == "__main__":
     if what in PER_POST:
         elapsed = uvloop.run(post(what, servers, topic, int(count), int(sys.argv[5])))
     else:
-        loops = {"produce": produce, "produce-kb": produce_kb, "tick": tick, "consume": consume}
+        loops = {"produce": produce, "produce-kb": produce_kb, "consume": consume, "tick": tick}
+        loops["tick-slowly"] = tick_slowly
         elapsed = loops[what](servers, topic, int(count))
     print(json.dumps({"records": int(count), "seconds": elapsed}))

@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 _REFUSALS_PER_SECOND: Final = 100
 _NOTE_BYTES: Final = 1000
 _RECORD_BYTES: Final = 300
+_RANGE_BYTES: Final = 400
 _ALARMS_PER_SECOND: Final = 1 / 60
 _GATHER_SECONDS: Final = 0.1
 """Notes of so long are written together: a write costs more than a note."""
@@ -263,7 +264,8 @@ class Audit(Service):
 
     def _put_list(self, notes: Sequence[AuditNote]) -> None:
         if notes:
-            self.put(notes, len(notes), _NOTE_BYTES * len(notes))
+            ranges = sum([len(note.ranges) for note in notes if isinstance(note, RangeNote) and note.ranges])
+            self.put(notes, len(notes), _NOTE_BYTES * len(notes) + _RANGE_BYTES * ranges)
 
     def _put_range(self, note: RangeNote) -> None:
         """Put the note of a delivery, or let the one before it, of the same partition, stand for both."""
@@ -271,7 +273,7 @@ class Audit(Service):
         last = self._ranges.get(key)
         if last and last.last_offset is not None and note.last_offset and note.offset == last.last_offset + 1:
             last.last_offset, last.count = note.last_offset, last.count + note.count
-        elif self.put([note], 1, _NOTE_BYTES):
+        elif self.put([note], 1, _NOTE_BYTES + _RANGE_BYTES * len(note.ranges or ())):
             self._ranges[key] = note
 
     def _note(self, audit_type: str, audit_status: str, **fields: Any) -> RangeNote:

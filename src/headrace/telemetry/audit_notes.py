@@ -23,6 +23,8 @@ _CORRELATION: Final = "X-Correlation-Id"
 _TRACEABILITY: Final = "X-Traceability-Id"
 _REDRIVE_OF: Final = "headrace.redrive.of"
 _UNKNOWN: Final = (KafkaTimeout, FatalKafkaError)
+_MOST_RANGES: Final = 100
+"""Ranges of one note: more could exceed the size of a record."""
 _NO_DETAILS: Final[Mapping[str, str]] = {}
 _encode_json = msgspec.json.Encoder().encode
 
@@ -58,10 +60,21 @@ class AuditNote(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True
         return self.correlation_id.encode(), _encode_json(self)
 
 
+class OffsetRange(msgspec.Struct, rename="camel", gc=False):
+    """Records of one partition, between two offsets."""
+
+    topic: str
+    partition: int
+    offset: int
+    last_offset: int
+    count: int
+
+
 class RangeNote(AuditNote, rename="camel", omit_defaults=True, kw_only=True, gc=False):
-    """A note that may stand for `count` records of one partition, from `offset` to `last_offset`."""
+    """A note that may stand for `count` records: of one partition, from `offset` to `last_offset`, or of `ranges`."""
 
     last_offset: int | None = None
+    ranges: list[OffsetRange] | None = None
 
 
 class RecordEnd(Protocol):
@@ -163,14 +176,14 @@ def unwritten_notes(
 def written_ranges(
     common: RangeNote, key_of: KeyText, records: Sequence[OutgoingRecord], results: Sequence[Produced | HeadraceError]
 ) -> list[RangeNote]:
-    """Return one note for the records that one request wrote to one partition; arguments as of `written_notes`."""
+    """Return a note for the records that one request wrote, or a few; arguments as of `written_notes`."""
     if len(records) == 1:
         return list(written_notes(common, key_of, records, results))
     offsets: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
     for record, result in zip(records, results, strict=True):
         if type(result) is Produced:
             offsets[record.topic, result.partition].append(result.offset)
-    return _ranges(common, offsets, (record.headers for record in records))
+    return _range_notes(common, offsets, (record.headers for record in records))
 
 
 def consumed_notes(
@@ -206,13 +219,13 @@ def consumed_notes(
 
 
 def consumed_ranges(common: RangeNote, key_of: KeyText, records: Sequence[Record]) -> list[RangeNote]:
-    """Return one note for the delivered records of each partition; arguments as of `consumed_notes`."""
+    """Return a note for delivered records, or a few; arguments as of `consumed_notes`."""
     if len(records) == 1:
         return list(consumed_notes(common, key_of, records))
     offsets: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
     for record in records:
         offsets[record.topic, record.partition].append(record.offset)
-    return _ranges(common, offsets, (record.read_headers() for record in records))
+    return _range_notes(common, offsets, (record.read_headers() for record in records))
 
 
 def reason_of(error: HeadraceError) -> str:
@@ -220,24 +233,29 @@ def reason_of(error: HeadraceError) -> str:
     return f"{error.code} {error.message}: {error.description}"
 
 
-def _ranges(
+def _range_notes(
     common: RangeNote, offsets: Mapping[tuple[str, int], list[int]], headers: Iterable[list[Header] | None]
 ) -> list[RangeNote]:
-    """Return a note for each partition; it has a correlation id if all records of the request have the same."""
+    """Return the notes of several records; they have a correlation id if all records have the same."""
     shared = _shared_correlation(headers)
-    return [
-        replace(
-            common,
-            id=new_correlation_id().decode(),
-            topic=topic,
-            partition=partition,
-            offset=min(found),
-            last_offset=max(found),
-            count=len(found),
-            correlation_id=shared,
-        )
-        for (topic, partition), found in offsets.items()
-    ]
+    found = [OffsetRange(*at, min(numbers), max(numbers), len(numbers)) for at, numbers in offsets.items()]
+    notes = []
+    for first in range(0, len(found), _MOST_RANGES):
+        ranges = found[first : first + _MOST_RANGES]
+        count = sum([one.count for one in ranges])
+        note = replace(common, id=new_correlation_id().decode(), correlation_id=shared, count=count)
+        if len(ranges) > 1:
+            note.ranges = ranges
+        else:
+            [one] = ranges
+            note.topic, note.partition, note.offset, note.last_offset = (
+                one.topic,
+                one.partition,
+                one.offset,
+                one.last_offset,
+            )
+        notes.append(note)
+    return notes
 
 
 def _shared_correlation(all_headers: Iterable[list[Header] | None]) -> str:

@@ -126,27 +126,43 @@ def test_which_records_have_notes(settings: Any, statuses: list[str]) -> None:
     assert [note["auditStatus"] for note in notes] == statuses
 
 
-def test_by_default_a_request_has_one_note_per_partition_for_what_went_well() -> None:
-    """First and last offset, count, and the correlation id if it is the same in all; what failed has its own notes."""
+def test_by_default_a_request_has_one_note_for_what_went_well() -> None:
+    """First and last offset and count of each partition, and the correlation id if it is the same in all records.
+
+    What failed has notes of its own, without anything of those that were written.
+    """
     results = [Produced(2, 8), Produced(1, 40), RecordTooLarge("too large"), Produced(2, 9), Produced(2, 7)]
 
     def act(audit: Audit) -> None:
         audit.produced(RECORDS[:1] * 5, results)
         audit.produced(
-            [*RECORDS[:1], OutgoingRecord("orders", None, b"v", [("X-Correlation-Id", b"c-2")])], results[:2]
+            [*RECORDS[:1], OutgoingRecord("orders", None, b"v", [("X-Correlation-Id", b"c-2")])], results[::3]
         )
 
     notes, metrics = audited(act, to="file")
-    about = [(n["partition"], n["offset"], n.get("lastOffset"), n.get("count"), n.get("correlationId")) for n in notes]
-    assert about == [
-        (2, 7, 9, 3, "c-1"),
-        (1, 40, 40, 1, "c-1"),
-        (0, 0, None, None, "c-1"),
-        (2, 8, 8, 1, None),
-        (1, 40, 40, 1, None),
+    names = ("topic", "partition", "offset", "lastOffset", "count", "ranges", "correlationId")
+    ranges = [
+        {"topic": "orders", "partition": 2, "offset": 7, "lastOffset": 9, "count": 3},
+        {"topic": "orders", "partition": 1, "offset": 40, "lastOffset": 40, "count": 1},
     ]
-    assert [note["auditStatus"] for note in notes] == ["SUCCESS", "SUCCESS", "FAILURE", "SUCCESS", "SUCCESS"]
-    assert counted(metrics) == {"written": 5, "lost": 0}
+    assert [tuple(note.get(name) for name in names) for note in notes] == [
+        (None, None, None, None, 4, ranges, "c-1"),
+        ("orders", 0, 0, None, None, None, "c-1"),
+        ("orders", 2, 8, 9, 2, None, None),
+    ]
+    assert [note["auditStatus"] for note in notes] == ["SUCCESS", "FAILURE", "SUCCESS"]
+    assert counted(metrics) == {"written": 3, "lost": 0}
+
+
+def test_a_request_to_hundreds_of_partitions_has_notes_that_each_fit_into_a_record() -> None:
+    """A hundred ranges in each; the last range alone has the fields of a note for one partition."""
+    notes, _ = audited(lambda audit: audit.produced(RECORDS[:1] * 201, [Produced(n, n) for n in range(201)]), to="file")
+    assert [(len(note.get("ranges", ())), note["count"], note.get("partition")) for note in notes] == [
+        (100, 100, None),
+        (100, 100, None),
+        (0, 1, 200),
+    ]
+    assert {one["partition"] for note in notes for one in note.get("ranges", ())} == set(range(200))
 
 
 def test_by_default_a_delivery_has_one_note_for_what_went_well() -> None:

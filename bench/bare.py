@@ -2,8 +2,9 @@
 
 usage: python -m bench.bare produce|produce-kb|tick|tick-slowly|consume|post|post-one BOOTSTRAP TOPIC RECORDS [PORT]
 `produce` writes values of 100 bytes, `produce-kb` of 1,000.
-`tick` writes one record at a time, each holding the moment, with 20 ms between them, `tick-slowly` with 200 ms; `post` sends 100 records per request, 8 requests in flight;
-`post-one` one record, 64 in flight. Requests are made by the client of the reactive consumer.
+`tick` writes one record at a time, each holding the moment, with 20 ms between them, `tick-slowly` with 200 ms.
+`post` sends 100 records per request, 8 requests in flight; `post-one` one record, 64 in flight. Requests are made by
+the client of the reactive consumer.
 Prints JSON: records, seconds.
 """
 

@@ -223,8 +223,13 @@ def consumed_ranges(common: RangeNote, key_of: KeyText, records: Sequence[Record
     if len(records) == 1:
         return list(consumed_notes(common, key_of, records))
     offsets: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
-    for record in records:
-        offsets[record.topic, record.partition].append(record.offset)
+    first = records[0]
+    # A delivery is mostly of one partition, and two sets cost less than a key for each record.
+    if len({record.partition for record in records}) == len({record.topic for record in records}) == 1:
+        offsets[first.topic, first.partition] = [record.offset for record in records]
+    else:
+        for record in records:
+            offsets[record.topic, record.partition].append(record.offset)
     return _range_notes(common, offsets, (record.read_headers() for record in records))
 
 

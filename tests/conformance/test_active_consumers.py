@@ -327,6 +327,7 @@ def test_a_topic_that_is_missing_or_created_again_is_said(url: str, site: Scene,
         return len(found)
 
     site.wait_until(lambda: read() == 5, "the records of the topic")
+    site.wait_until(lambda: instance("GET", "/records?timeout=10").status == 200, "the topic is known")
     admin = AdminClient({"bootstrap.servers": site.kafka.bootstrap_servers})
     for future in admin.delete_topics([again]).values():
         future.result()

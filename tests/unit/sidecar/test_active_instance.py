@@ -330,6 +330,15 @@ def test_a_creation_with_a_key_is_made_once(monkeypatch: pytest.MonkeyPatch) -> 
     run_virtual(main())
 
 
+def test_the_answers_that_are_not_taken_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One alone may be larger than the bound; one more is refused while it is written."""
+    instances = World(monkeypatch).instances(total_bytes=1_048_576)
+    with instances.answering(2_000_000), pytest.raises(TooManyRequests), instances.answering(1):
+        raise AssertionError
+    with instances.answering(1_000_000), instances.answering(48_576):
+        pass
+
+
 def test_the_buffers_of_all_instances_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred fit, the last ones with less; what is above is refused until one is deleted."""
 

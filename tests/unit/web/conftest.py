@@ -314,6 +314,9 @@ class ActiveFake:
     async def statuses(self) -> list[Any]:
         return []
 
+    def answering(self, size_bytes: int) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
     async def read(self, **_: Any) -> ActiveFake:
         return self
 

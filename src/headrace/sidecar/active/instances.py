@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from headrace.config.active import ActiveConsumersConfig
@@ -40,6 +41,7 @@ class ActiveInstances(Service):
         self._clock = clock
         self._instances: dict[tuple[str, str], ActiveInstance] = {}
         self._draining = False
+        self._answer_bytes = 0
         self.monitor = ReadMonitor(self.all, admin, audit, clock)
         """What is read of them."""
 
@@ -107,6 +109,22 @@ class ActiveInstances(Service):
             limit = f"active_consumers.total_bytes, {self._settings.total_bytes}"
             raise TooManyRequests(f"the buffers of all instances have as many bytes as they may ({limit}): delete some")
         return min(spec.buffer_bytes, max(left // _BUFFER_PARTS, _LEAST_BUFFER_BYTES))
+
+    @contextlib.contextmanager
+    def answering(self, size_bytes: int) -> Iterator[None]:
+        """Count the bytes of an answer while it is written.
+
+        Raises:
+            TooManyRequests: Clients that read slowly have as many bytes as all may have.
+        """
+        if self._answer_bytes and self._answer_bytes + size_bytes > self._settings.total_bytes:
+            limit = f"active_consumers.total_bytes, {self._settings.total_bytes}"
+            raise TooManyRequests(f"answers that clients read slowly hold too many bytes ({limit}): send it again")
+        self._answer_bytes += size_bytes
+        try:
+            yield
+        finally:
+            self._answer_bytes -= size_bytes
 
     def find(self, group: str, name: str, owner: str) -> ActiveInstance:
         """Return an instance of a principal, and count it as used.

@@ -375,7 +375,23 @@ class ActiveEndpoints:
         read = await run_while(reading, _closed(receive))
         if read is None:
             raise ClientGone
-        await _send_read(read, entries, scope, send)
+        await self._send_read(read, entries, scope, send)
+
+    async def _send_read(self, read: Read, entries: EntryWriter, scope: Scope, send: Send) -> None:
+        """Answer with the records of a read. If they are not written completely, they return to the instance."""
+        try:
+            texts = _fitting(await entries.write(read.records))
+            body = f"[{','.join(texts)}]".encode()
+            with self._instances.answering(len(body)):
+                head = [(b"content-type", JSON), (b"content-length", b"%d" % len(body))]
+                await send({"type": "http.response.start", "status": 200, "headers": head})
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+                written = scope["state"].get(WRITTEN)
+                if written is None or await written()():
+                    read.end(len(texts))
+                await send({"type": "http.response.body", "body": b""})
+        finally:
+            read.end(0)
 
     def _find(self, call: Call[Any, Any]) -> ActiveInstance:
         return self._instances.find(call.parameters["group"], call.parameters["instance"], _owner(call.scope))
@@ -385,22 +401,6 @@ async def _closed(receive: Receive) -> None:
     """Wait until the client has closed its connection, or the request is answered."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _send_read(read: Read, entries: EntryWriter, scope: Scope, send: Send) -> None:
-    """Answer with the records of a read. If they are not written completely, they return to the instance."""
-    try:
-        texts = _fitting(await entries.write(read.records))
-        body = f"[{','.join(texts)}]".encode()
-        head = [(b"content-type", JSON), (b"content-length", b"%d" % len(body))]
-        await send({"type": "http.response.start", "status": 200, "headers": head})
-        await send({"type": "http.response.body", "body": body, "more_body": True})
-        written = scope["state"].get(WRITTEN)
-        if written is None or await written()():
-            read.end(len(texts))
-        await send({"type": "http.response.body", "body": b""})
-    finally:
-        read.end(0)
 
 
 def _fitting(entries: list[str]) -> list[str]:

@@ -167,6 +167,14 @@ class TopicRecreated(RequestError, code="ERR40070", message="TOPIC_RECREATED", s
     """The topic was deleted and created again; the next read begins at its start."""
 
 
+class InstanceGone(RequestError, code="ERR40080", message="INSTANCE_GONE", status=410):
+    """The process that had the instance has ended; what its group committed is intact: create an instance again."""
+
+
+class HopRefused(RequestError, code="ERR40081", message="HOP_REFUSED", status=403):
+    """The request says that another process forwarded it, and is not signed with the secret of this cluster."""
+
+
 class CommitRefused(RequestError, code="ERR12207", message="FAILED_TO_COMMIT_OFFSETS", status=409):
     """Partitions belong to another member of the group by now; their records will be delivered there."""
 
@@ -450,6 +458,12 @@ class ReadFailed(
 
 class LeaseLost(HeadraceError, code="ERR40049", message="LEASE_LOST", status=503, retriable=True):
     """Another process may do this work now, so this one has stopped."""
+
+
+class OwnerUnavailable(
+    HeadraceError, code="ERR40082", message="OWNER_UNAVAILABLE", status=503, retriable=True, retry_after_seconds=2
+):
+    """The process that has the instance does not answer now."""
 
 
 class ServerBusy(

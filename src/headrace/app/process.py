@@ -9,7 +9,9 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 import uvloop
 
@@ -24,22 +26,24 @@ from headrace.control.commands import Commands
 from headrace.control.consumer_control import ConsumerControl
 from headrace.control.consumer_status import ConsumerStatuses
 from headrace.control.doctor import Durability, require
+from headrace.control.instance_owners import InstanceOwners
 from headrace.control.lag import LagMonitor
 from headrace.control.running_consumer import RunningConsumer, topics_of_groups
 from headrace.errors import ServiceDied
 from headrace.formats.codec import SCHEMA_TYPES
 from headrace.formats.registry import RegistryWatch
-from headrace.kafka import JSON_OBJECTS, CompactedTable, InternalTopic, TopicCreator, TransactionalProducers
+from headrace.kafka import JSON_OBJECTS, CompactedTable, InternalTopic, Lease, TopicCreator, TransactionalProducers
 from headrace.kafka.properties import check_properties
 from headrace.lifecycle import Clock, Service, Signals, Supervisor, SystemClock
 from headrace.lifecycle.gauge_registry import register_gauge
-from headrace.security import Authenticator, TlsFiles
+from headrace.security import Authenticator, BackendTlsFiles, TlsFiles
 from headrace.sidecar.active.instances import ActiveInstances
 from headrace.sidecar.idempotency import Idempotency
 from headrace.sidecar.produce import ProduceService
 from headrace.sidecar.transactions import Transactions
 from headrace.telemetry.logs import configure_logging
 from headrace.web.application import Application
+from headrace.web.forwarding import Forwarder
 from headrace.web.hot_path import HotPath
 from headrace.web.routes.active import ActiveEndpoints
 from headrace.web.routes.audit import AuditEndpoints
@@ -89,7 +93,7 @@ class App:
             control.add(consumer)
         statuses = ConsumerStatuses(control, lag.of, clock)
         jobs, job_endpoints = jobs_of(context, table, running, assembly.internal)
-        if assembly.consumers or config.registrations.backends:
+        if assembly.consumers or config.registrations.backends or config.cluster.peers:
             # What is paused must not begin, so the table is read before the consumers start.
             self.services += [table, control, *assembly.services, jobs, lag]
         else:
@@ -104,18 +108,20 @@ class App:
             self.services.append(Durability(self._examine, clock))
 
         self._instances: ActiveInstances | None = None
-        families += self._active(assembly.internal, member)
+        forwarder = self._forwarder(table) if config.cluster.peers else None
+        families += self._active(assembly.internal, member, forwarder.owners if forwarder else None)
         self.supervisor = Supervisor(self.services, clock, config.drain_seconds)
-        self.web = self._web(assembly, [*families, dead_letters(context, running)])
+        self.web = self._web(assembly, [*families, dead_letters(context, running)], forwarder)
         # Last to start and first to drain; and it answers health questions while the others drain.
         self.supervisor.add(self.web)
 
-    def _active(self, internal: InternalTopics, member: str) -> list[object]:
+    def _active(self, internal: InternalTopics, member: str, owners: InstanceOwners | None) -> list[object]:
         """Make the endpoints that clients read records with, and add the services that they need."""
         context, settings = self.context, self.context.config.active_consumers
         found: list[object] = [TopicEndpoints(settings, context.admin, context.codecs, internal.kind_of)]
         if settings.enabled:
-            instances = ActiveInstances(settings, context.admin, context.codecs, context.clock, context.audit)
+            shared = (owners.claim, owners.release) if owners else None
+            instances = ActiveInstances(settings, context.admin, context.codecs, context.clock, context.audit, shared)
             self._instances = instances
             monitor, others = instances.monitor, context.metrics.lag_of
             context.metrics.lag_of = lambda: itertools.chain(others(), monitor.lags())
@@ -123,7 +129,17 @@ class App:
             found += [ActiveEndpoints(settings, instances, context.admin, ""), ActiveStatusEndpoints(monitor, member)]
         return found
 
-    def _web(self, assembly: Assembly, families: Sequence[object]) -> WebService:
+    def _forwarder(self, table: CompactedTable[Any]) -> Forwarder:
+        """Make what shares instances with other processes, and add the services that it needs."""
+        context, config, clock = self.context, self.context.config, self.context.clock
+        cluster = config.cluster
+        tls = BackendTlsFiles("cluster.tls", cluster.tls, clock)
+        lease_of = partial(Lease, config.kafka, context.admin, clock=clock)
+        owners = InstanceOwners(table, cluster.url or "", lease_of, context.admin, clock)
+        self.services += [tls, owners]
+        return Forwarder(cluster, config.http, owners, tls.context, clock)
+
+    def _web(self, assembly: Assembly, families: Sequence[object], forwarder: Forwarder | None) -> WebService:
         """Make the HTTP server, and add the services that its endpoints need."""
         context, supervisor = self.context, self.supervisor
         config, clock = context.config, context.clock
@@ -153,7 +169,9 @@ class App:
             AuditEndpoints(audit, config.http.max_records),
             *families,
         ]
-        application = Application(config.http, families, metrics, authenticator, audit)
+        own_host = urlsplit(config.cluster.url or "").hostname
+        http = config.http.model_copy(update={"allowed_hosts": [*config.http.allowed_hosts, *filter(None, [own_host])]})
+        application = Application(http, families, metrics, authenticator, audit, forwarder)
         hot_path = HotPath(config.http, produce, metrics, application.gate, application.checks, authenticator)
         context_of_tls = tls.context if tls else None
         return WebService(config.http, application, hot_path, produce_route.stream, tls=context_of_tls, clock=clock)

@@ -179,6 +179,7 @@ class _FileReader:
         files = {section: [folder / file for file in getattr(config, section)] for section in _FILE_LISTS}
         tls = self._with_absolute_files(config.http.tls, ("http", "tls"))
         jwt = self._with_absolute_files(config.security.jwt, ("security", "jwt"))
+        peer_tls = self._with_absolute_files(config.cluster.tls, ("cluster", "tls"))
         reactive: dict[str, ReactiveConsumerConfig] = {}
         for name, consumer in config.reactive_consumers.items():
             backend_tls = self._with_absolute_files(
@@ -186,7 +187,7 @@ class _FileReader:
             )
             backend = consumer.backend.model_copy(update={"tls": backend_tls})
             reactive[name] = consumer.model_copy(update={"backend": backend})
-        for key in [tls.key, *(consumer.backend.tls.key for consumer in reactive.values())]:
+        for key in [tls.key, peer_tls.key, *(consumer.backend.tls.key for consumer in reactive.values())]:
             if key:
                 self._check_mount(key)
         return config.model_copy(
@@ -195,6 +196,7 @@ class _FileReader:
                 "audit": config.audit.model_copy(update={"file": folder / config.audit.file}),
                 "state_dir": folder / config.state_dir,
                 "http": config.http.model_copy(update={"tls": tls}),
+                "cluster": config.cluster.model_copy(update={"tls": peer_tls}),
                 "security": config.security.model_copy(update={"jwt": jwt}),
                 "reactive_consumers": reactive,
             }

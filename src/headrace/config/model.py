@@ -9,6 +9,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from headrace.config.active import ActiveConsumersConfig
 from headrace.config.audit import AuditConfig
+from headrace.config.cluster import ClusterConfig
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.http import HttpConfig, SecurityConfig
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
@@ -41,6 +42,8 @@ class HeadraceConfig(Section):
     """Reactive consumers by name."""
     active_consumers: ActiveConsumersConfig = ActiveConsumersConfig()
     """Consumers that clients create and read over HTTP."""
+    cluster: ClusterConfig = ClusterConfig()
+    """Other processes of this deployment that share its active consumers."""
     registrations: RegistrationsConfig = RegistrationsConfig()
     """Reactive consumers that are registered over HTTP."""
     functions: list[Path] = Field(default_factory=list)

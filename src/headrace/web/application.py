@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import re
 import time
@@ -20,7 +21,7 @@ from headrace.security import Authenticator, Principal
 from headrace.telemetry.audit import Audit
 from headrace.telemetry.correlation import caller, correlation_id, new_correlation_id
 from headrace.telemetry.metrics import Metrics
-from headrace.web.endpoint import OPEN, PRINCIPAL, Endpoint, served
+from headrace.web.endpoint import OPEN, PRINCIPAL, Endpoint, principal_of, served
 from headrace.web.exchange import (
     ALWAYS_OPEN,
     CORRELATION,
@@ -36,6 +37,7 @@ from headrace.web.exchange import (
     given_id,
     headers_of,
 )
+from headrace.web.forwarding import Forwarder
 from headrace.web.origin import RequestChecks
 
 log = logging.getLogger(__name__)
@@ -55,6 +57,7 @@ class Application:
         metrics: Metrics,
         authenticator: Authenticator | None = None,
         audit: Audit | None = None,
+        forwarder: Forwarder | None = None,
     ) -> None:
         """Make the application.
 
@@ -64,7 +67,10 @@ class Application:
             metrics: Counts requests.
             authenticator: Finds the caller; without it every caller may use every endpoint.
             audit: Takes notes of changes, refusals and produce requests that were not sent.
+            forwarder: Decides where requests of active instances are served; without it they are served here.
         """
+        self.forwarder = forwarder
+        """As given."""
         self._metrics = metrics
         self._authenticator = authenticator
         self._audit = audit
@@ -150,8 +156,13 @@ class Application:
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         # The caller is identified first, so that unknown callers do not learn which paths exist.
-        principal = await self._identify(scope, self._authenticator) if self._authenticator else None
+        if self.forwarder and self.forwarder.is_forwarded(scope):
+            principal = principal_of(scope)
+        else:
+            principal = await self._identify(scope, self._authenticator) if self._authenticator else None
         endpoint, app = self._router.find(scope)
+        if self.forwarder and "instance" in scope["path_params"]:
+            app = functools.partial(self.forwarder.serve, app)
         if self._authenticator is None or endpoint.rule == OPEN:
             self.checks.check_site(headers_of(scope), changes=endpoint.changes)
             await app(scope, receive, send)

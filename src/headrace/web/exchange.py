@@ -264,3 +264,9 @@ async def throw_away(receive: Receive) -> None:
         message = await receive()
         if message["type"] != "http.request" or not message["more_body"]:
             return
+
+
+async def client_closed(receive: Receive) -> None:
+    """Wait until the client has closed its connection, or the request is answered."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

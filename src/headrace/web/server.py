@@ -135,6 +135,8 @@ class WebService(Service):
     async def drain(self, deadline: Deadline) -> None:
         self._application.gate.draining = True
         self._streams.drain()
+        if self._application.forwarder:
+            self._application.forwarder.ending.set()
         await self._application.gate.drain(deadline)
 
     async def stop(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final
 
 from headrace.config.active import ActiveConsumersConfig
@@ -25,6 +25,10 @@ log = logging.getLogger(__name__)
 _LOOK_SECONDS: Final = 1.0
 _LEAST_BUFFER_BYTES: Final = 65_536
 _BUFFER_PARTS: Final = 32
+Claim = Callable[[str, str, str, Callable[[], None]], Awaitable[None]]
+"""Makes an instance known to other processes: group, name, principal, and what closes it if they say so."""
+Release = Callable[[str, str], Awaitable[None]]
+"""Says that an instance is closed: group and name."""
 _GAUGES: Final = ("headrace_active_instances", "headrace_active_buffered_bytes")
 
 
@@ -32,7 +36,13 @@ class ActiveInstances(Service):
     """Creates and keeps instances. An instance belongs to the principal that created it."""
 
     def __init__(
-        self, settings: ActiveConsumersConfig, admin: Admin, codecs: Codecs, clock: Clock, audit: Audit | None = None
+        self,
+        settings: ActiveConsumersConfig,
+        admin: Admin,
+        codecs: Codecs,
+        clock: Clock,
+        audit: Audit | None = None,
+        shared: tuple[Claim, Release] | None = None,
     ) -> None:
         super().__init__("active consumers")
         self._settings = settings
@@ -44,6 +54,10 @@ class ActiveInstances(Service):
         self._answer_bytes = 0
         self.monitor = ReadMonitor(self.all, admin, audit, clock)
         """What is read of them."""
+        self._claim: Claim | None = None
+        self._release: Release | None = None
+        if shared:
+            self._claim, self._release = shared
 
     async def start(self) -> None:
         register_gauge(_GAUGES[0], lambda: len(self._instances))
@@ -90,6 +104,13 @@ class ActiveInstances(Service):
             spec, entries, self._admin, self._clock, self.monitor.delivered
         )
         await instance.start()
+        if self._claim:
+            try:
+                await self._claim(*key, spec.owner, lambda: self._close(instance))
+            except BaseException:
+                self._instances.pop(key, None)
+                await instance.stop()
+                raise
         return instance
 
     def _find_key(self, spec: InstanceSpec, is_named: bool) -> ActiveInstance | None:
@@ -150,7 +171,11 @@ class ActiveInstances(Service):
 
     async def delete(self, instance: ActiveInstance) -> None:
         """Close an instance and leave its group; nothing is committed that its client has not confirmed."""
-        self._instances.pop((instance.spec.group, instance.spec.name), None)
+        key = instance.spec.group, instance.spec.name
+        if self._instances.get(key) is instance:
+            del self._instances[key]
+            if self._release:
+                await self._release(*key)
         await instance.stop()
 
     async def _close_idle(self) -> None:
@@ -159,5 +184,7 @@ class ActiveInstances(Service):
             before = self._clock.monotonic() - self._settings.idle_seconds
             for instance in [one for one in self._instances.values() if one.last_used < before and not one.is_reading]:
                 log.info("%s was idle for %g s and is closed", instance.name, self._settings.idle_seconds)
-                self._instances.pop((instance.spec.group, instance.spec.name), None)
-                self.spawn(instance.stop(), f"close {instance.name}")
+                self._close(instance)
+
+    def _close(self, instance: ActiveInstance) -> None:
+        self.spawn(self.delete(instance), f"close {instance.name}")

@@ -56,6 +56,7 @@ from headrace.web.exchange import (
     Receive,
     Scope,
     Send,
+    client_closed,
     decode_body,
     decode_query,
     headers_of,
@@ -68,7 +69,13 @@ INSTANCES: Final = "/consumers/{group}"
 INSTANCE: Final = INSTANCES + "/instances/{instance}"
 _MAY_READ: Final = Rule((READ, WRITE), "group", "group")
 _MAY_CHANGE: Final = Rule((WRITE,), "group", "group")
-_ERRORS: Final[Errors] = (*KAFKA, errors.InstanceNotFound, errors.InstanceState)
+_ERRORS: Final[Errors] = (
+    *KAFKA,
+    errors.InstanceNotFound,
+    errors.InstanceState,
+    errors.InstanceGone,
+    errors.OwnerUnavailable,
+)
 _ANY_BYTES: Final = 2**40
 _MOST_KEY: Final = 255
 IDEMPOTENCY_KEY: Final = b"idempotency-key"
@@ -364,7 +371,7 @@ class ActiveEndpoints:
             streaming = stream_records(
                 instance, entries, scope, send, events=EVENTS in accepts, until=expires_at(scope)
             )
-            await run_while(streaming, _closed(receive))
+            await run_while(streaming, client_closed(receive))
             return
         max_bytes = max(query.max_bytes, query.max_bytes_camel)
         reading = instance.read(
@@ -372,7 +379,7 @@ class ActiveEndpoints:
             max_records=min(query.max_records, MOST_RECORDS),
             wait_seconds=spec.wait_seconds if query.timeout < 0 else query.timeout / 1000,
         )
-        read = await run_while(reading, _closed(receive))
+        read = await run_while(reading, client_closed(receive))
         if read is None:
             raise ClientGone
         await self._send_read(read, entries, scope, send)
@@ -395,12 +402,6 @@ class ActiveEndpoints:
 
     def _find(self, call: Call[Any, Any]) -> ActiveInstance:
         return self._instances.find(call.parameters["group"], call.parameters["instance"], _owner(call.scope))
-
-
-async def _closed(receive: Receive) -> None:
-    """Wait until the client has closed its connection, or the request is answered."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _fitting(entries: list[str]) -> list[str]:

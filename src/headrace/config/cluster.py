@@ -1,0 +1,53 @@
+"""The processes of one deployment that forward requests to each other."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, SecretStr, model_validator
+
+from headrace.config.backend import BackendTls
+from headrace.config.section import Count, Section, Url
+
+_LEAST_SECRET: Final = 32
+
+
+def _process_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.path.strip("/") or parts.query or parts.fragment:
+        raise ValueError("has a path or query: write scheme, host and port only")
+    if parts.scheme != "https" and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
+        raise ValueError("is not https, so that others could read records on their way: use https")
+    return url.rstrip("/")
+
+
+ProcessUrl = Annotated[Url, AfterValidator(_process_url)]
+
+
+class ClusterConfig(Section):
+    """Several processes behind one address. Each forwards requests for an instance to the process that has it."""
+
+    peers: Annotated[list[ProcessUrl], Field(max_length=64)] = Field(default_factory=list)
+    """URLs of the processes, such as `https://headrace-1:8082`; `url` may be one of them. Empty: none forwards."""
+    url: ProcessUrl | None = None
+    """URL of this process for the others. Only this process listens there."""
+    secret: SecretStr = SecretStr("")
+    """Signs forwarded requests: `${env:NAME}` or `${file:PATH}`, equal in all processes, 32 characters at least."""
+    tls: BackendTls = BackendTls()
+    """TLS to the other processes; they need `certificate` and `key` if their `http.tls.client_ca` is set."""
+    max_forwarded: Count = 256
+    """Requests that are forwarded to one process at the same time; one more is answered 503."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> ClusterConfig:
+        if not self.peers:
+            return self
+        if self.url is None:
+            raise ValueError("peers are set, and url is not: set the URL at which they reach this process")
+        if len(self.secret.get_secret_value()) < _LEAST_SECRET:
+            raise ValueError(
+                f"peers are set, and secret has fewer than {_LEAST_SECRET} characters: set a random one, "
+                "the same in every process"
+            )
+        return self

@@ -1,0 +1,87 @@
+"""A connection to another Headrace process: a request goes out, its answer comes back in parts.
+
+The next part is read when the last one was taken, so a slow client slows down the other process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import Final
+from urllib.parse import urlsplit
+
+import httptools
+
+_CONNECT_SECONDS: Final = 3.0
+_SILENT_SECONDS: Final = 45.0
+"""Longest time without a byte: a read waits for 30 seconds at most, and streams send heartbeats."""
+_MOST_AT_ONCE: Final = 65_536
+
+
+class PeerConnection:
+    """A connection that is kept, for one request at a time. OSError says that the other process does not answer."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.status = 0
+        """Status of the answer; 0 before its head has arrived."""
+        self.headers: list[tuple[bytes, bytes]] = []
+        """Headers of the answer, with names in lower case."""
+        self._reader = reader
+        self._writer = writer
+        self._parser = httptools.HttpResponseParser(self)
+        self._parts: list[bytes] = []
+        self._is_complete = False
+
+    @classmethod
+    async def open(cls, url: str, tls: ssl.SSLContext | None) -> PeerConnection:
+        """Connect to a process."""
+        parts = urlsplit(url)
+        context = tls if parts.scheme == "https" else None
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            opening = asyncio.open_connection(parts.hostname, parts.port or (443 if context else 80), ssl=context)
+            return cls(*await opening)
+
+    async def ask(self, request: bytes) -> None:
+        """Send a request, and return when the head of its answer has arrived."""
+        self.status, self.headers, self._parts, self._is_complete = 0, [], [], False
+        self._writer.write(request)
+        while not self.status:
+            await self._read()
+
+    async def next_part(self) -> bytes:
+        """Return the next bytes of the answer's body; none at its end."""
+        while not (self._parts or self._is_complete):
+            await self._read()
+        part = b"".join(self._parts)
+        self._parts.clear()
+        return part
+
+    def send_chunk(self, data: bytes) -> None:
+        """Send a part of a chunked request body; no bytes end the body."""
+        self._writer.write(b"%x\r\n%s\r\n" % (len(data), data))
+
+    def close(self) -> None:
+        """Close at once. The other process cancels the request."""
+        self._writer.transport.abort()
+
+    async def _read(self) -> None:
+        async with asyncio.timeout(_SILENT_SECONDS):
+            data = await self._reader.read(_MOST_AT_ONCE)
+        if not data:
+            raise ConnectionResetError("it closed the connection")
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as cause:
+            raise OSError(f"its answer is no HTTP: {cause}") from cause
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+
+    def on_body(self, data: bytes) -> None:
+        self._parts.append(data)
+
+    def on_message_complete(self) -> None:
+        self._is_complete = True

@@ -1,0 +1,402 @@
+"""Several processes behind one address: an instance is served through any of them, by the one that has it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import select
+import socket
+import urllib.error
+import urllib.request
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from headrace.devcluster.headrace import HeadraceProcess
+from headrace.devcluster.ports import free_ports
+from headrace.lifecycle import LoopThread
+from headrace.records import OutgoingRecord
+from headrace.testing.scene import Scene
+
+SECRET = "a secret that is long enough to sign with"
+TOKENS = {"ann": "the token of ann, long enough", "bob": "the token of bob, long enough"}
+
+
+class Answer(NamedTuple):
+    status: int
+    body: Any
+    headers: Any
+
+    @property
+    def reason(self) -> str:
+        return self.body["metadata"]["reason"] if self.status >= 400 else ""
+
+
+def send(method: str, url: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(
+        url, data, {"Content-Type": "application/json", "Connection": "close", **(headers or {})}, method=method
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            text = answer.read()
+            return Answer(answer.status, json.loads(text) if text else None, answer.headers)
+    except urllib.error.HTTPError as answer:
+        with answer:
+            return Answer(answer.code, json.load(answer), answer.headers)
+
+
+class RoundRobin:
+    """A load balancer: each connection is to the next process that accepts one."""
+
+    def __init__(self, urls: list[str]) -> None:
+        self.used: Counter[int] = Counter()
+        self._ports = itertools.cycle([int(url.rpartition(":")[2]) for url in urls])
+        self._many = len(urls)
+        self._thread = LoopThread("round-robin")
+        self._server = self._thread.call(asyncio.start_server(self._serve, "127.0.0.1", 0), 30)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    def close(self) -> None:
+        async def close() -> None:
+            self._server.close()
+
+        self._thread.call(close(), 30)
+        self._thread.stop()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for port in itertools.islice(self._ports, self._many):
+            with contextlib.suppress(OSError):
+                there, back = await asyncio.open_connection("127.0.0.1", port)
+                self.used[port] += 1
+                await asyncio.wait(
+                    [asyncio.ensure_future(self._copy(reader, back)), asyncio.ensure_future(self._copy(there, writer))],
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                back.close()
+                break
+        writer.close()
+
+    @staticmethod
+    async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65_536):
+                writer.write(data)
+                await writer.drain()
+
+
+class Processes:
+    """Processes of one deployment."""
+
+    def __init__(self, start: Callable[..., HeadraceProcess], config: dict[str, Any], count: int = 3) -> None:
+        ports = free_ports(count)
+        self.urls = [f"http://127.0.0.1:{port}" for port in ports]
+        self._topic = f"_control-{uuid.uuid4().hex[:12]}"
+        self._start, self._config = start, config
+        self.processes = [self.start(url) for url in self.urls]
+        for process in self.processes:
+            process.wait_ready()
+
+    def start(self, url: str, **env: str) -> HeadraceProcess:
+        cluster = {"url": url, "peers": self.urls, "secret": "${env:SECRET}"}
+        http, control = {"port": int(url.rpartition(":")[2])}, {"topic": self._topic}
+        config = {**self._config, "cluster": cluster, "http": http, "control": control}
+        return self._start(
+            config, wait=False, env={"SECRET": SECRET, "BOB": TOKENS["bob"], "ANN": TOKENS["ann"], **env}
+        )
+
+
+@pytest.fixture
+def site(kafka: Any, tmp_path: Path) -> Scene:
+    return Scene(kafka.bootstrap_servers, tmp_path)
+
+
+@pytest.fixture
+def three(site: Scene, headrace: Callable[..., HeadraceProcess]) -> Processes:
+    return Processes(headrace, {**site.config, "active_consumers": {"auto_offset_reset": "earliest"}})
+
+
+@pytest.fixture
+def balancer(three: Processes) -> Iterator[RoundRobin]:
+    balancer = RoundRobin(three.urls)
+    yield balancer
+    balancer.close()
+
+
+@pytest.fixture
+def group() -> str:
+    return f"group-{uuid.uuid4().hex[:12]}"
+
+
+def write(site: Scene, topic: str, first: int, end: int, size: int = 10) -> None:
+    values = [json.dumps({"n": n, "text": "x" * size}).encode() for n in range(first, end)]
+    site.write(topic, *(OutgoingRecord(topic, None, value, None, 0) for value in values))
+
+
+def create(url: str, group: str, topic: str, **settings: Any) -> str:
+    """Create and subscribe an instance, and return its path."""
+    created = send("POST", f"{url}/consumers/{group}", settings)
+    assert created.status == 200, created
+    path: str = created.body["base_uri"]
+    assert send("POST", url + path + "/subscriptions", {"topics": [topic]}).status == 204
+    return path
+
+
+def numbers(url: str, count: int, query: str = "") -> list[int]:
+    """Read until there are so many records."""
+    found: list[int] = []
+    for _ in range(30):
+        answer = send("GET", f"{url}/records?timeout=2000{query}")
+        assert answer.status == 200, answer
+        found += [record["value"]["n"] for record in answer.body]
+        if len(found) >= count:
+            break
+    return found
+
+
+def test_every_operation_through_any_process(
+    site: Scene, three: Processes, balancer: RoundRobin, topic: Callable[..., str], group: str
+) -> None:
+    name = topic()
+    write(site, name, 0, 20)
+    url = balancer.url + create(balancer.url, group, name)
+    assert numbers(url, 20, "&max_records=7") == list(range(20))
+    assert send("POST", url + "/offsets?offsets=true").body == [
+        {"topic": name, "partition": 0, "offset": 20, "metadata": ""}
+    ]
+    assert send("PUT", url + "/offsets", {"partitions": [{"topic": name, "partition": 0}]}).body["offsets"]
+    position = {"topic": name, "partition": 0, "offset": 15}
+    assert send("POST", url + "/positions", {"offsets": [position]}).status == 204
+    assert numbers(url, 5) == list(range(15, 20))
+    assert send("POST", url + "/positions/first", {"partitions": []}).status == 204
+    assert numbers(url, 20) == list(range(20))
+    assert send("GET", url + "/subscriptions").body == {"topics": [name]}
+    assert send("GET", url + "/assignments").body == {"partitions": [{"topic": name, "partition": 0}]}
+    assert send("GET", url + "/records?max_records=0").status == 400
+    assert send("DELETE", url).status == 204
+    assert [send("GET", url + "/subscriptions").status for _ in three.urls] == [404] * 3
+    assert len(balancer.used) == 3
+    assert min(balancer.used.values()) > 4
+
+
+def test_a_commit_right_after_a_read_counts_what_was_read(
+    site: Scene, three: Processes, topic: Callable[..., str], group: str
+) -> None:
+    name = topic()
+    write(site, name, 0, 300)
+    path = create(three.urls[0], group, name)
+    for count in range(1, 101):
+        (record,) = send("GET", f"{three.urls[count % 2 + 1]}{path}/records?timeout=20000&max_records=1").body
+        committed = send("POST", f"{three.urls[(count + 1) % 3]}{path}/offsets?offsets=true").body
+        assert (record["offset"] + 1, committed[0]["offset"]) == (count, count)
+
+
+def test_an_instance_of_a_killed_process_is_gone_and_its_commits_are_not(
+    site: Scene, three: Processes, topic: Callable[..., str], group: str
+) -> None:
+    name = topic()
+    write(site, name, 0, 10)
+    first, second, third = three.urls
+    path = create(first, group, name, name="one")
+    assert numbers(second + path, 4, "&max_records=4") == [0, 1, 2, 3]
+    assert send("POST", third + path + "/offsets").status == 200
+    assert numbers(third + path, 3, "&max_records=3") == [4, 5, 6]
+    three.processes[0].kill()
+    answers = []
+
+    def is_gone() -> bool:
+        answers.append(send("GET", second + path + "/assignments"))
+        return answers[-1].status == 410
+
+    site.wait_until(is_gone, "410")
+    assert {(answer.status, answer.reason) for answer in answers} == {
+        (503, "owner_unavailable"),
+        (410, "instance_gone"),
+    }
+    assert all(answer.headers["Retry-After"] for answer in answers[:-1])
+    assert send("POST", third + path + "/offsets").reason == "instance_gone"
+    assert create(third, group, name, name="one") == path
+    assert numbers(second + path, 6) == [4, 5, 6, 7, 8, 9]
+
+    three.processes[0].start()
+    three.processes[0].wait_ready()
+    assert send("GET", first + path + "/assignments").status == 200
+
+
+def test_an_instance_of_a_stopped_or_restarted_process_is_gone_at_once(
+    three: Processes, topic: Callable[..., str], group: str
+) -> None:
+    name = topic()
+    first, second, third = three.urls
+    stopped, killed = create(first, group, name), create(second, group, name)
+    three.processes[0].terminate()
+    assert send("GET", third + stopped + "/assignments").reason == "instance_gone"
+    three.processes[1].kill()
+    three.processes[1].start()
+    three.processes[1].wait_ready()
+    assert send("GET", third + killed + "/assignments").reason == "instance_gone"
+    assert send("GET", second + killed + "/assignments").reason == "instance_gone"
+
+
+def test_of_two_processes_one_creates_an_instance(three: Processes, group: str) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        for n in range(20):
+            urls = [f"{url}/consumers/{group}" for url in three.urls]
+            answers = list(pool.map(lambda url, name=f"c{n}": send("POST", url, {"name": name}), urls))
+            assert sorted(answer.status for answer in answers) == [200, 409, 409]
+            assert {answer.reason for answer in answers} == {"", "consumer_already_exists"}
+            served = [send("DELETE", f"{url}/consumers/{group}/instances/c{n}").status for url in three.urls[:2]]
+            assert served == [204, 404]
+
+
+def test_only_a_process_with_the_secret_forwards(three: Processes, topic: Callable[..., str], group: str) -> None:
+    path = create(three.urls[0], group, topic())
+    forged = send("GET", three.urls[0] + path + "/assignments", None, {"X-Headrace-Hop": "e30=.0123456789abcdef"})
+    assert (forged.status, forged.reason) == (403, "hop_refused")
+
+    three.processes[1].kill()
+    other = three.start(three.urls[1], SECRET="another secret that is long enough to sign with")
+    other.wait_ready()
+    answer = send("GET", other.url + path + "/assignments")
+    assert (answer.status, answer.reason) == (503, "owner_unavailable")
+    assert "cluster.secret" in answer.body["description"]
+
+
+def test_an_instance_exists_for_its_principal_only(
+    site: Scene, headrace: Callable[..., HeadraceProcess], topic: Callable[..., str], group: str
+) -> None:
+    principals = {name: {"token": f"${{env:{name.upper()}}}", "scopes": ["kafka:r", "kafka:w"]} for name in TOKENS}
+    config = {**site.config, "security": {"mode": "token", "principals": principals}}
+    first, second = Processes(headrace, config, 2).urls
+    ann, bob = ({"Authorization": f"Bearer {token}"} for token in TOKENS.values())
+    created = send("POST", f"{first}/consumers/{group}", {}, ann)
+    path = created.body["base_uri"]
+    name = topic()
+    assert send("POST", second + path + "/subscriptions", {"topics": [name]}, ann).status == 204
+    assert send("GET", second + path + "/subscriptions", None, ann).body == {"topics": [name]}
+    for url in (first, second):
+        refused = send("GET", url + path + "/subscriptions", None, bob)
+        assert (refused.status, refused.reason) == (404, "consumer_instance_not_found")
+        assert send("GET", url + path + "/subscriptions").status == 401
+
+
+def open_read(url: str, path: str, headers: str = "", receive_bytes: int = 0) -> socket.socket:
+    """Send a read, and return the connection."""
+    connection = socket.socket()
+    if receive_bytes:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    connection.settimeout(15)
+    connection.connect(("127.0.0.1", int(url.rpartition(":")[2])))
+    connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n".encode())
+    return connection
+
+
+def receive_until(connection: socket.socket, text: bytes) -> bytes:
+    received = b""
+    while text not in received:
+        data = connection.recv(65_536)
+        assert data, received[-500:]
+        received += data
+    return received
+
+
+def begin_read(site: Scene, url: str, path: str, other_url: str) -> socket.socket:
+    """Return the connection of a read that waits for records."""
+    found: list[socket.socket] = []
+
+    def waits() -> bool:
+        connection = open_read(url, path + "/records?timeout=30000")
+        is_busy = send("GET", f"{other_url}{path}/records?timeout=1").status == 409
+        if is_busy and not select.select([connection], [], [], 0)[0]:
+            found.append(connection)
+            return True
+        connection.close()
+        return False
+
+    site.wait_until(waits, "a read that waits")
+    return found[0]
+
+
+def test_a_client_that_leaves_while_its_read_waits(
+    site: Scene, three: Processes, topic: Callable[..., str], group: str
+) -> None:
+    name = topic()
+    first, second, third = three.urls
+    path = create(first, group, name)
+    begin_read(site, second, path, third).close()
+    site.wait_until(lambda: send("GET", f"{third}{path}/records?timeout=1").status == 200, "the read to end")
+    write(site, name, 0, 10)
+    assert numbers(third + path, 10) == list(range(10))
+
+
+def test_a_client_that_leaves_before_it_has_its_answer_gets_the_records_again(
+    site: Scene, three: Processes, topic: Callable[..., str], group: str
+) -> None:
+    """The answer is larger than what the system buffers of a connection, and the client does not read it."""
+    name, many = topic(), 1200
+    site.write(name, *(OutgoingRecord(name, None, b"\x01" * 1000, None, 0) for _ in range(many)))
+    first, second, third = three.urls
+    path = create(first, group, name, valueFormat="string")
+    site.wait_until(lambda: send("GET", third + path + "/assignments").body["partitions"], "an assignment")
+    blocked = open_read(second, f"{path}/records?timeout=30000&max_bytes=2000000", receive_bytes=4096)
+    receive_until(blocked, b"\r\n\r\n")
+    assert send("GET", f"{third}{path}/records").status == 409
+    assert send("POST", f"{third}{path}/offsets?offsets=true").body == []
+    blocked.close()
+    found: list[int] = []
+
+    def reads() -> bool:
+        answer = send("GET", f"{third}{path}/records?timeout=1000&max_bytes=2000000")
+        found.extend(record["offset"] for record in answer.body if answer.status == 200)
+        return len(found) >= many
+
+    site.wait_until(reads, "all records")
+    assert found == list(range(many))
+
+
+def test_a_stream_through_another_process(site: Scene, three: Processes, topic: Callable[..., str], group: str) -> None:
+    name = topic()
+    first, second, third = three.urls
+    path = create(first, group, name)
+    write(site, name, 0, 1000)
+    stream = open_read(second, path + "/records", "Accept: text/event-stream\r\n")
+    head = receive_until(stream, b'"n": 999,')
+    assert b"content-type: text/event-stream" in head
+    assert head.count(b"\ndata: ") == 1000
+    assert send("GET", f"{third}{path}/records").status == 409
+    assert send("POST", f"{third}{path}/offsets?offsets=true").body[0]["offset"] == 1000
+    write(site, name, 1000, 1010)
+    receive_until(stream, b'"n": 1009,')
+    stream.close()
+    last = json.dumps({name: {"0": 995}})
+    again = open_read(third, path + "/records", f"Accept: application/x-ndjson\r\nLast-Event-ID: {last}\r\n")
+    received = receive_until(again, b'"n": 1009,')
+    assert received.count(b'"offset":') == 15
+    again.close()
+
+
+def test_a_slow_client_of_a_stream_slows_down_the_process_that_has_the_instance(
+    site: Scene, three: Processes, topic: Callable[..., str], group: str
+) -> None:
+    name, many = topic(), 4000
+    site.write(name, *(OutgoingRecord(name, None, b"\x01" * 1000, None, 0) for _ in range(many)))
+    first, second, third = three.urls
+    path = create(first, group, name, valueFormat="string")
+    stream = open_read(second, path + "/records", "Accept: application/x-ndjson\r\n", receive_bytes=4096)
+    receive_until(stream, b'"offset":0')
+    committed: list[Any] = []
+
+    def waits() -> bool:
+        committed.append(send("POST", f"{third}{path}/offsets?offsets=true").body)
+        return len(committed) > 1 and committed[-1] == []
+
+    site.wait_until(waits, "the stream to wait for its client")
+    assert max(one[0]["offset"] for one in committed if one) < many - 1000
+    stream.close()

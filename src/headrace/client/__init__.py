@@ -1,5 +1,20 @@
-"""Helpers for user code that works with Headrace; the product never imports it."""
+"""Helpers for user code that works with Headrace; the product never imports it.
 
+`HeadraceClient` and `AsyncHeadraceClient` need the extra `client`.
+"""
+
+from headrace.client.awaiting import AsyncGroupConsumer, AsyncHeadraceClient
+from headrace.client.blocking import GroupConsumer, HeadraceClient
+from headrace.client.exchange import ClientRecord, NewRecord, RetryPolicy
 from headrace.client.offset_store import OffsetStore
 
-__all__ = ["OffsetStore"]
+__all__ = [
+    "AsyncGroupConsumer",
+    "AsyncHeadraceClient",
+    "ClientRecord",
+    "GroupConsumer",
+    "HeadraceClient",
+    "NewRecord",
+    "OffsetStore",
+    "RetryPolicy",
+]

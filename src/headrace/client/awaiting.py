@@ -1,0 +1,163 @@
+"""The asynchronous client, on httpx."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+
+from headrace.client.exchange import (
+    AnswerLost,
+    ClientRecord,
+    HttpReply,
+    HttpRequest,
+    RetryPolicy,
+    Work,
+    error_of,
+    load_httpx,
+)
+from headrace.client.operations import ClientOperations, EventReader, InstanceOperations
+from headrace.errors import HeadraceError
+
+P = ParamSpec("P")
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+def awaiting(operation: Callable[Concatenate[S, P], Work[T]]) -> Callable[Concatenate[Any, P], Awaitable[T]]:
+    """Return an operation as a method of a client or consumer, which carries it out."""
+
+    @functools.wraps(operation)
+    def method(self: Any, /, *args: P.args, **named: P.kwargs) -> Awaitable[T]:
+        return self.run(operation(self.operations, *args, **named))  # type: ignore[no-any-return]
+
+    return method
+
+
+class AsyncHeadraceClient:
+    """A client of a Headrace service: a context manager, or `aclose` closes its connections.
+
+    Errors of the service are those of `headrace.errors`, with `code`, `status`, `description` and `parameters`. If a
+    request is not answered after all attempts, httpx's `TransportError` is raised.
+    """
+
+    def __init__(
+        self,
+        url: str = "http://localhost:8082",
+        *,
+        token: str = "",
+        retries: RetryPolicy = RetryPolicy(),  # noqa: B008 it is immutable
+        **options: Any,
+    ) -> None:
+        """Prepare; nothing is sent.
+
+        Args:
+            url: Of the service.
+            token: Sent as `Authorization: Bearer`; empty for none.
+            retries: How often requests that may be repeated are sent again.
+            options: Of `httpx.AsyncClient`: `verify`, `cert`, `proxy`, `headers` ...
+        """
+        headers = {**({"Authorization": f"Bearer {token}"} if token else {}), **options.pop("headers", {})}
+        self.httpx = httpx = load_httpx()
+        self.http = httpx.AsyncClient(base_url=url, headers=headers, **options)
+        self.operations = ClientOperations(retries)
+
+    produce = awaiting(ClientOperations.produce)
+    produce_all = awaiting(ClientOperations.produce_all)
+    transaction = awaiting(ClientOperations.transaction)
+
+    @functools.wraps(ClientOperations.instance)
+    def consumer(self, *args: Any, **named: Any) -> AsyncGroupConsumer:
+        return AsyncGroupConsumer(self, self.operations.instance(*args, **named))
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self.http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.aclose()
+
+    async def run(self, work: Work[T]) -> T:
+        """Carry out an operation."""
+        httpx = self.httpx
+        try:
+            step = next(work)
+            while True:
+                if not isinstance(step, HttpRequest):
+                    await asyncio.sleep(step)
+                    step = next(work)
+                    continue
+                try:
+                    answer = await self.http.request(**step.arguments)
+                    reply = HttpReply(answer.status_code, answer.content, answer.headers)
+                except httpx.TransportError as cause:
+                    unsent = isinstance(cause, (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout))
+                    step = work.throw(AnswerLost(cause, sent=not unsent))
+                else:
+                    step = work.send(reply)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
+class AsyncGroupConsumer:
+    """A consumer of a group. Iterate over it, `stream` it or `read` it; one of them at a time.
+
+    `commit` commits what was handed over: of an iteration all records up to the present one. What was not committed is
+    delivered again to a member of the group.
+    """
+
+    def __init__(self, client: AsyncHeadraceClient, operations: InstanceOperations) -> None:
+        self.operations = operations
+        self.run = client.run
+        self._client = client
+
+    open = awaiting(InstanceOperations.open)
+    close = awaiting(InstanceOperations.close)
+    read = awaiting(InstanceOperations.read)
+    commit = awaiting(InstanceOperations.commit)
+    committed = awaiting(InstanceOperations.committed)
+    assigned = awaiting(InstanceOperations.assigned)
+    seek = awaiting(InstanceOperations.seek)
+    seek_times = awaiting(InstanceOperations.seek_times)
+    seek_first = awaiting(InstanceOperations.seek_first)
+    seek_last = awaiting(InstanceOperations.seek_last)
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.close()
+
+    async def __aiter__(self) -> AsyncIterator[ClientRecord]:
+        """Yield records as they arrive, without an end."""
+        while True:
+            for record in await self.run(self.operations.fetch()):
+                self.operations.take(record)
+                yield record
+
+    async def stream(self) -> AsyncIterator[ClientRecord]:
+        """Yield records of a stream of server-sent events, without an end; a lost connection is opened again.
+
+        Raises:
+            HeadraceError: The service has ended the stream, and another connection does not help.
+        """
+        reader = EventReader(self.operations)
+        while True:
+            problem: Exception | None = None
+            try:
+                async with self._client.http.stream(**reader.request.arguments) as answer:
+                    if answer.status_code != 200:
+                        body = await answer.aread()
+                        raise error_of(HttpReply(answer.status_code, body, answer.headers))
+                    async for line in answer.aiter_lines():
+                        if record := reader.feed(line):
+                            yield record
+            except (self._client.httpx.TransportError, HeadraceError) as ended:
+                problem = ended
+            await self.run(reader.recover(problem))

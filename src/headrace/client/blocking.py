@@ -1,0 +1,163 @@
+"""The synchronous client, on httpx."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+
+from headrace.client.exchange import (
+    AnswerLost,
+    ClientRecord,
+    HttpReply,
+    HttpRequest,
+    RetryPolicy,
+    Work,
+    error_of,
+    load_httpx,
+)
+from headrace.client.operations import ClientOperations, EventReader, InstanceOperations
+from headrace.errors import HeadraceError
+
+P = ParamSpec("P")
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+def blocking(operation: Callable[Concatenate[S, P], Work[T]]) -> Callable[Concatenate[Any, P], T]:
+    """Return an operation as a method of a client or consumer, which carries it out."""
+
+    @functools.wraps(operation)
+    def method(self: Any, /, *args: P.args, **named: P.kwargs) -> T:
+        return self.run(operation(self.operations, *args, **named))  # type: ignore[no-any-return]
+
+    return method
+
+
+class HeadraceClient:
+    """A client of a Headrace service: a context manager, or `close` closes its connections.
+
+    Errors of the service are those of `headrace.errors`, with `code`, `status`, `description` and `parameters`. If a
+    request is not answered after all attempts, httpx's `TransportError` is raised.
+    """
+
+    def __init__(
+        self,
+        url: str = "http://localhost:8082",
+        *,
+        token: str = "",
+        retries: RetryPolicy = RetryPolicy(),  # noqa: B008 it is immutable
+        **options: Any,
+    ) -> None:
+        """Prepare; nothing is sent.
+
+        Args:
+            url: Of the service.
+            token: Sent as `Authorization: Bearer`; empty for none.
+            retries: How often requests that may be repeated are sent again.
+            options: Of `httpx.Client`: `verify`, `cert`, `proxy`, `headers` ...
+        """
+        headers = {**({"Authorization": f"Bearer {token}"} if token else {}), **options.pop("headers", {})}
+        self.httpx = httpx = load_httpx()
+        self.http = httpx.Client(base_url=url, headers=headers, **options)
+        self.operations = ClientOperations(retries)
+
+    produce = blocking(ClientOperations.produce)
+    produce_all = blocking(ClientOperations.produce_all)
+    transaction = blocking(ClientOperations.transaction)
+
+    @functools.wraps(ClientOperations.instance)
+    def consumer(self, *args: Any, **named: Any) -> GroupConsumer:
+        return GroupConsumer(self, self.operations.instance(*args, **named))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def run(self, work: Work[T]) -> T:
+        """Carry out an operation."""
+        httpx = self.httpx
+        try:
+            step = next(work)
+            while True:
+                if not isinstance(step, HttpRequest):
+                    time.sleep(step)
+                    step = next(work)
+                    continue
+                try:
+                    answer = self.http.request(**step.arguments)
+                    reply = HttpReply(answer.status_code, answer.content, answer.headers)
+                except httpx.TransportError as cause:
+                    unsent = isinstance(cause, (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout))
+                    step = work.throw(AnswerLost(cause, sent=not unsent))
+                else:
+                    step = work.send(reply)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
+class GroupConsumer:
+    """A consumer of a group. Iterate over it, `stream` it or `read` it; one of them at a time.
+
+    `commit` commits what was handed over: of an iteration all records up to the present one. What was not committed is
+    delivered again to a member of the group.
+    """
+
+    def __init__(self, client: HeadraceClient, operations: InstanceOperations) -> None:
+        self.operations = operations
+        self.run = client.run
+        self._client = client
+
+    open = blocking(InstanceOperations.open)
+    close = blocking(InstanceOperations.close)
+    read = blocking(InstanceOperations.read)
+    commit = blocking(InstanceOperations.commit)
+    committed = blocking(InstanceOperations.committed)
+    assigned = blocking(InstanceOperations.assigned)
+    seek = blocking(InstanceOperations.seek)
+    seek_times = blocking(InstanceOperations.seek_times)
+    seek_first = blocking(InstanceOperations.seek_first)
+    seek_last = blocking(InstanceOperations.seek_last)
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[ClientRecord]:
+        """Yield records as they arrive, without an end."""
+        while True:
+            for record in self.run(self.operations.fetch()):
+                self.operations.take(record)
+                yield record
+
+    def stream(self) -> Iterator[ClientRecord]:
+        """Yield records of a stream of server-sent events, without an end; a lost connection is opened again.
+
+        Raises:
+            HeadraceError: The service has ended the stream, and another connection does not help.
+        """
+        reader = EventReader(self.operations)
+        while True:
+            problem: Exception | None = None
+            try:
+                with self._client.http.stream(**reader.request.arguments) as answer:
+                    if answer.status_code != 200:
+                        body = answer.read()
+                        raise error_of(HttpReply(answer.status_code, body, answer.headers))
+                    for line in answer.iter_lines():
+                        if record := reader.feed(line):
+                            yield record
+            except (self._client.httpx.TransportError, HeadraceError) as ended:
+                problem = ended
+            self.run(reader.recover(problem))

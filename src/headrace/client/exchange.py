@@ -1,0 +1,180 @@
+"""Requests to a Headrace service, their answers, and when a request is sent again.
+
+Nothing here does input or output: each operation is a generator that yields requests and pauses, and is resumed with
+answers. So the synchronous and the asynchronous client share all of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, Final, NamedTuple, TypeVar
+
+import msgspec
+
+from headrace.errors import EnvironmentProblem, HeadraceError, catalogue
+
+T = TypeVar("T")
+
+_ANSWER_SECONDS: Final = 60.0
+_LONGEST_PAUSE_SECONDS: Final = 30.0
+_REPEATABLE_STATUS: Final = (409, 429, 503)
+"""With `retriable` in the body: the service refused the request as a whole, so nothing of it was done."""
+
+
+class RetryPolicy(NamedTuple):
+    """How often and how fast a request is sent again; pauses double, and vary by half."""
+
+    attempts: int = 8
+    first_seconds: float = 0.1
+    longest_seconds: float = 5.0
+
+
+class HttpRequest(NamedTuple):
+    """One request."""
+
+    method: str
+    path: str
+    body: Any = None
+    headers: Mapping[str, str] = {}
+    repeatable: bool = True
+    """Whether it may be sent again when its answer was lost: sent twice, it does the same as once."""
+    answer_seconds: float = _ANSWER_SECONDS
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The request as httpx takes it."""
+        kind = {} if self.body is None else {"Content-Type": "application/json"}
+        return {
+            "method": self.method,
+            "url": self.path,
+            "content": None if self.body is None else msgspec.json.encode(self.body),
+            "headers": {**kind, **self.headers},
+            "timeout": self.answer_seconds,
+        }
+
+
+class HttpReply(NamedTuple):
+    """The answer to a request."""
+
+    status: int
+    body: bytes
+    headers: Mapping[str, str]
+
+
+class AnswerLost(Exception):
+    """A connection failed; its cause is the error of httpx. Never raised to callers."""
+
+    def __init__(self, cause: Exception, *, sent: bool) -> None:
+        """Keep the cause; `sent` is whether the request may have arrived."""
+        super().__init__(str(cause))
+        self.cause = cause
+        self.sent = sent
+
+
+Work = Generator[HttpRequest | float, HttpReply, T]
+"""An operation: it yields requests, and pauses in seconds."""
+
+
+class ClientRecord(msgspec.Struct, frozen=True, rename="camel"):
+    """A record as the service decoded it.
+
+    If it could not be decoded, `error` and `error_code` say why, and `raw_key` and `raw_value` are its bytes.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    """Milliseconds since the epoch."""
+    key: Any = None
+    value: Any = None
+    headers: dict[str, str | None] = {}
+    header_list: list[dict[str, str | None]] = []
+    """All headers in order, values in base64, where `headers` cannot hold them exactly."""
+    raw_key: bytes | None = None
+    raw_value: bytes | None = None
+    error_code: str = ""
+    error: str = ""
+
+
+class NewRecord(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A record to write. A value of None is a tombstone."""
+
+    value: Any = msgspec.UNSET
+    key: Any = msgspec.UNSET
+    headers: dict[str, str] | None = None
+    partition: int | None = None
+    timestamp: int = 0
+    """Milliseconds since the epoch; 0 is the time of writing."""
+
+
+def error_of(reply: HttpReply) -> HeadraceError:
+    """Return the error that an answer is, of the class in `headrace.errors` that has its code."""
+    try:
+        body = msgspec.json.decode(reply.body, type=dict[str, Any])
+    except msgspec.MsgspecError:
+        body = {"description": f"HTTP {reply.status}: {reply.body[:200].decode(errors='replace')}"}
+    kinds = {kind.code: kind for kind in catalogue()}
+    known = kinds.get(body.get("code", ""))
+    error = (known or HeadraceError)(body.get("description", ""))
+    error.parameters = {"retriable": reply.status in (429, 503), **body.get("metadata", {})}
+    facts: Any = error  # of this answer, instead of those of its class
+    facts.status = reply.status
+    facts.code = body.get("code", error.code)
+    facts.retriable = error.parameters["retriable"]
+    pause = reply.headers.get("retry-after", "")
+    facts.retry_after_seconds = int(pause) if pause.isdigit() else None
+    return error
+
+
+def exchange(policy: RetryPolicy, request: HttpRequest, recover: Callable[[], Work[None]] | None = None) -> Work[bytes]:
+    """Send a request until it is answered, and return the body.
+
+    It is sent again if it never arrived, if the service refused it and says that it may come again, or if its answer
+    was lost and it is repeatable. Otherwise a lost answer calls `recover` first, if there is one.
+
+    Raises:
+        HeadraceError: The service refused it, for the last time.
+        httpx.TransportError: It was not answered.
+    """
+    for attempt in range(1, policy.attempts + 1):
+        seconds = pause_of(policy, attempt)
+        lost = False
+        try:
+            reply = yield request
+        except AnswerLost as failure:
+            lost = failure.sent and not request.repeatable
+            if attempt == policy.attempts or (lost and recover is None):
+                raise failure.cause from None
+        else:
+            if reply.status < 300:
+                return reply.body
+            error = error_of(reply)
+            again = error.retriable and (reply.status in _REPEATABLE_STATUS or request.repeatable)
+            if attempt == policy.attempts or not again:
+                raise error
+            seconds = max(seconds, min(error.retry_after_seconds or 0, _LONGEST_PAUSE_SECONDS))
+        yield seconds
+        if lost and recover:
+            yield from recover()
+    raise AssertionError("a policy has at least one attempt")
+
+
+def load_httpx() -> Any:
+    """Return the module httpx.
+
+    Raises:
+        EnvironmentProblem: It is not installed.
+    """
+    try:
+        return importlib.import_module("httpx")
+    except ImportError as cause:
+        raise EnvironmentProblem("the HTTP client needs httpx: pip install 'headrace[client]'") from cause
+
+
+def pause_of(policy: RetryPolicy, attempt: int) -> float:
+    """Return the seconds to wait after an attempt, counted from 1."""
+    longest = min(policy.longest_seconds, policy.first_seconds * 2.0 ** min(attempt - 1, 30))
+    return longest * random.uniform(0.5, 1)

@@ -1,0 +1,252 @@
+"""`headrace.client` against a real process and broker, also over connections that end before the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from headrace.client import AsyncHeadraceClient, HeadraceClient, NewRecord, RetryPolicy
+from headrace.errors import CommitRefused, InstanceExists, InstanceNotFound, RecordTooLarge, TopicNotFound
+from headrace.lifecycle import LoopThread
+from headrace.records import Produced, TopicPartition
+
+CONFIG = {"active_consumers": {"auto_offset_reset": "earliest", "wait_seconds": 0.2}}
+
+
+@pytest.fixture
+def url(site: Any, headrace: Callable[..., Any]) -> str:
+    return headrace({**site.config, **CONFIG}).url
+
+
+class CuttingProxy:
+    """Forwards HTTP connections; `cut` ends some of them when their answer has come so far, without its last bytes."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._cuts: list[tuple[bytes, int]] = []
+        self.cuts = 0
+        self._thread = LoopThread("cutting-proxy")
+        self._server: asyncio.Server = self._thread.call(self._listen(), 30)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    def cut(self, request: bytes, after_bytes: int = 0, times: int = 1) -> None:
+        """End the connections of the next requests that begin so: their answers are complete here and go no further."""
+        self._cuts += [(request, after_bytes)] * times
+
+    def stop(self) -> None:
+        self._thread.stop()
+
+    async def _listen(self) -> asyncio.Server:
+        return await asyncio.start_server(self._forward, "127.0.0.1", 0)
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        upstream, service = await asyncio.open_connection("127.0.0.1", self._port)
+        left: int | None = None
+
+        async def requests() -> None:
+            nonlocal left
+            while data := await reader.read(65536):
+                for wanted in self._cuts:
+                    if data.startswith(wanted[0]):
+                        left = wanted[1]
+                        self._cuts.remove(wanted)
+                        break
+                service.write(data)
+
+        async def answers() -> None:
+            while data := await upstream.read(65536):
+                if left is not None:
+                    if left < len(data):
+                        writer.write(data[:left])
+                        self.cuts += 1
+                        await asyncio.sleep(0.1)  # the service has written the answer completely
+                        return
+                    reduce(len(data))
+                writer.write(data)
+
+        def reduce(size: int) -> None:
+            nonlocal left
+            assert left is not None
+            left -= size
+
+        with contextlib.suppress(OSError):
+            asked, answered = asyncio.ensure_future(requests()), asyncio.ensure_future(answers())
+            await asyncio.wait([asked, answered], return_when=asyncio.FIRST_COMPLETED)
+            asked.cancel()
+            answered.cancel()
+        service.close()
+        writer.close()
+
+
+@pytest.fixture
+def proxy(url: str) -> Iterator[CuttingProxy]:
+    proxy = CuttingProxy(int(url.rpartition(":")[2]))
+    yield proxy
+    proxy.stop()
+
+
+@pytest.fixture
+def client(proxy: CuttingProxy) -> Iterator[HeadraceClient]:
+    with HeadraceClient(proxy.url) as client:
+        yield client
+
+
+def read(consumer: Any, count: int) -> list[Any]:
+    return [next(records).value for records in [iter(consumer)] for _ in range(count)]
+
+
+def test_a_loop_reads_and_commits_each_record(client: HeadraceClient, site: Any, topic: Any) -> None:
+    """What was not yielded is not committed, and comes to the next member of the group."""
+    name = topic()
+    assert client.produce(name, {"n": 0}, "k") == Produced(0, 0)
+    assert client.produce_all(name, [NewRecord({"n": n}, headers={"a": "b"}) for n in (1, 2, 3)])[-1] == Produced(0, 3)
+    with client.consumer(name, [name]) as consumer:
+        for record in consumer:
+            consumer.commit()
+            if record.value["n"] == 1:
+                break
+        assert (record.headers["a"], record.key, record.offset) == ("b", None, 1)
+        assert consumer.committed([TopicPartition(name, 0)]) == {TopicPartition(name, 0): 2}
+    with client.consumer(name, pattern=name) as consumer:
+        assert read(consumer, 2) == [{"n": 2}, {"n": 3}]
+        assert consumer.commit() == {TopicPartition(name, 0): 4}
+        assert consumer.commit() == {}
+        consumer.seek({TopicPartition(name, 0): 3})
+        assert read(consumer, 1) == [{"n": 3}]
+        consumer.seek_first()
+        assert read(consumer, 1) == [{"n": 0}]
+
+
+def test_the_asynchronous_client_does_the_same(url: str, site: Any, topic: Any) -> None:
+    """Two consumers at a time, one by a stream, and a transaction that commits what was read."""
+    name, target = topic(), topic()
+
+    async def main() -> None:
+        async with AsyncHeadraceClient(url) as client:
+            await client.produce_all(name, [NewRecord(n) for n in range(5)])
+            by_read = client.consumer(f"{name}-read", [name])
+            by_stream = client.consumer(f"{name}-stream", [name])
+            async with by_read, by_stream:
+                found: list[Any] = []
+                async for record in by_stream.stream():
+                    found.append(record.value)
+                    if len(found) == 5:
+                        break
+                async for record in by_read:
+                    if record.value == 2:
+                        break
+                written = await client.transaction({target: [NewRecord("from three")]}, by_read)
+                assert (found, len(written[target])) == ([0, 1, 2, 3, 4], 1)
+                assert await by_read.commit() == {}
+
+    asyncio.run(main())
+    site.wait_committed(f"{name}-read", name, 3)
+
+
+def test_errors_are_those_of_the_service(client: HeadraceClient, topic: Any) -> None:
+    """With code, status and description, and no attempt more than needed."""
+    name = topic(1, max_message_bytes=2000)
+    with pytest.raises(TopicNotFound) as missing:
+        client.produce(f"{name}-none", 1)
+    assert (missing.value.status, missing.value.code) == (404, "ERR40006")
+    assert missing.value.parameters["topic"] == f"{name}-none"
+    with pytest.raises(RecordTooLarge):
+        client.produce_all(name, [NewRecord(1), NewRecord("x" * 5000)])
+    with client.consumer(name, [name], name="one"):
+        with pytest.raises(InstanceExists), client.consumer(name, [name], name="one"):
+            pass
+        with pytest.raises(InstanceNotFound), client.consumer(name, [name]) as other:
+            other.close()
+            other.operations.id = "gone"
+            other.read()
+
+
+def test_an_answer_that_was_lost_repeats_nothing(
+    client: HeadraceClient, proxy: CuttingProxy, site: Any, topic: Any
+) -> None:
+    """No record twice, none skipped, no instance too many, and every commit is made."""
+    name, target = topic(), topic()
+    proxy.cut(b"POST /producers/", times=2)
+    assert client.produce_all(name, [NewRecord(n) for n in range(6)])[0] == Produced(0, 0)
+    proxy.cut(b"POST /consumers/")
+    with client.consumer(name, [name], autoOffsetReset="earliest") as consumer:
+        proxy.cut(f"GET {consumer.operations.path}/records".encode(), times=2)
+        first = [record.value for record in consumer.read(20, max_records=2)]
+        proxy.cut(f"GET {consumer.operations.path}/records".encode(), after_bytes=200)
+        second = [record.value for record in consumer.read(20, max_records=2)]
+        assert (first, second) == ([0, 1], [2, 3])
+        proxy.cut(b"POST /transactions")
+        assert client.transaction({target: [NewRecord("once")]}, consumer)[target] == [Produced(0, 0)]
+        assert read(consumer, 2) == [4, 5]
+        proxy.cut(f"POST {consumer.operations.path}/offsets".encode())
+        assert consumer.commit() == {TopicPartition(name, 0): 6}
+        assert "headrace_active_instances 1" in site.ask(f"{proxy.url}/metrics").body.replace(".0", "")
+        proxy.cut(b"DELETE /consumers/")
+    assert proxy.cuts == 9
+    site.wait_committed(name, name, 6)
+    assert "headrace_active_instances 0" in site.ask(f"{proxy.url}/metrics").body.replace(".0", "")
+    assert [json.loads(record.value) for record in site.records(target)] == ["once"]
+    assert len(site.records(name)) == 6
+
+
+def test_a_stream_that_was_cut_resumes_behind_its_last_record(
+    client: HeadraceClient, proxy: CuttingProxy, topic: Any
+) -> None:
+    """Each record once, in the order of its partition, however often the connection ends and wherever."""
+    name = topic(3)
+    for partition in range(3):
+        client.produce_all(name, [NewRecord([partition, n], partition=partition) for n in range(300)])
+    found: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    with client.consumer(name, [name], autoOffsetReset="earliest") as consumer:
+        for size in (300, 10, 5000, 20_000):
+            proxy.cut(f"GET {consumer.operations.path}/records".encode(), after_bytes=size)
+        for record in consumer.stream():
+            found[record.partition].append(record.value[1])
+            if sum(map(len, found.values())) == 900:
+                break
+        assert consumer.commit() == {TopicPartition(name, partition): 300 for partition in range(3)}
+    assert found == {partition: list(range(300)) for partition in range(3)}
+    assert proxy.cuts == 4
+
+
+def test_attempts_are_bounded(proxy: CuttingProxy, topic: Any) -> None:
+    """The error of the connection is raised after the last; nothing was written that was not meant."""
+    import httpx
+
+    name = topic()
+    proxy.cut(b"POST /producers/", times=10)
+    with HeadraceClient(proxy.url, retries=RetryPolicy(3, 0.01, 0.02)) as client, pytest.raises(httpx.TransportError):
+        client.produce(name, 1)
+    assert proxy.cuts == 3
+
+
+def test_a_partition_of_another_member_is_said(client: HeadraceClient, site: Any, topic: Any) -> None:
+    """The commit of it is refused once; later commits do not name it again."""
+    name = topic(2)
+    for partition in range(2):
+        client.produce_all(name, [NewRecord(partition, partition=partition)])
+    with client.consumer(name, [name]) as consumer:
+        read(consumer, 2)
+        with client.consumer(name, [name]) as other:
+            site.wait_until(lambda: len(other.assigned()) == 1 and len(consumer.assigned()) == 1, "a partition each")
+            with pytest.raises(CommitRefused):
+                consumer.commit()
+            assert consumer.commit() == {}
+            read(other, 1)
+
+
+def test_threads_share_a_client(client: HeadraceClient, topic: Any) -> None:
+    name = topic()
+    threads = [threading.Thread(target=client.produce, args=(name, n)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    with client.consumer(name, [name]) as consumer:
+        assert sorted(read(consumer, 8)) == list(range(8))

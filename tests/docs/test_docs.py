@@ -8,6 +8,7 @@ import configparser
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -49,6 +50,8 @@ BANNED = re.compile(
     r"|(?<![\w.])/(home|root|Users|mnt|workspace)/\w",
     re.IGNORECASE,
 )
+RUNTIMES = {"js": "node", "java": "java"}
+"""Languages of programs that other runtimes run."""
 CLUSTERS = {"docs/when-something-fails.md": "kafka_three"}
 """What a page's examples run on, where one broker is not enough."""
 STARTS_CLUSTERS = re.compile(r"make |python3 -m venv |\.venv/bin/pip |eval |headrace (dev|demo)\b|export PATH=")
@@ -77,9 +80,9 @@ def blocks(page: Path) -> list[Block]:
 def files_of(page: Path) -> Iterator[tuple[str, str]]:
     """Yield name and text of every file that a page shows; its first line is its name."""
     for block in blocks(page):
-        if block.language in ("python", "yaml"):
+        if block.language in ("python", "yaml", *RUNTIMES):
             first = block.text.splitlines()[0]
-            named = re.fullmatch(r"# ([\w./]+\.(py|yaml))", first)
+            named = re.fullmatch(r"(?:#|//) ([\w./]+\.(py|yaml|mjs|java))", first)
             assert named, f"{name_of(page)}: this block does not begin with its file's name: {first}"
             yield named[1], block.text
 
@@ -203,7 +206,7 @@ def test_files_shown_load(page: Path, tmp_path: Path) -> None:
         path = tmp_path / name
         if path.suffix == ".yaml":
             EXAMPLES.get(path.name, load_pipeline)(path)
-        else:
+        elif path.suffix == ".py":
             compile(text, name, "exec")
     for block in blocks(page):
         if block.language == "json":
@@ -324,7 +327,7 @@ def test_commands_shown_do_what_the_page_says(
         **services,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
-    printed = ""
+    printed, skipped = "", set()
     for block in blocks(page):
         if block.language == "text" and printed:
             assert is_as_shown(printed, block.text), f"it printed\n{printed}\nand the page shows\n{block.text}"
@@ -335,6 +338,8 @@ def test_commands_shown_do_what_the_page_says(
                 process = headrace(config, env=services)
                 ports["8082"] = int(process.url.rpartition(":")[2])
                 env["HEADRACE_URL"] = process.url
+            elif (program := command.split()[0]) in RUNTIMES.values() and not shutil.which(program):
+                skipped.add(program)
             elif command.endswith(" &"):
                 background(command.removesuffix(" &"), folder, env)
             elif runs(command):
@@ -346,6 +351,8 @@ def test_commands_shown_do_what_the_page_says(
         for shown in delivered_in(page):
             found = {**shown, **{name: backend.accepted[0][name] for name in ("timestamp", "headers", "epoch")}}
             assert backend.accepted[0] == found
+    if skipped:
+        pytest.skip(f"not installed, so their programs were not run: {', '.join(sorted(skipped))}")
 
 
 def delivered_in(page: Path) -> list[Any]:

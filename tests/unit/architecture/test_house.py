@@ -35,6 +35,7 @@ BIRTHS = {
 DOORS = {
     "confluent_kafka": {"kafka", "devcluster"},
     "uvicorn": {"web"},
+    "httpx": {"client"},
     "httptools": {"sidecar"},  # answers of backends; requests are parsed by uvicorn, on the same parser
     "pyspark": {"pipelines"},
     "sqlglot": {"pipelines"},

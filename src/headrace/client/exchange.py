@@ -132,8 +132,8 @@ def error_of(reply: HttpReply) -> HeadraceError:
 def exchange(policy: RetryPolicy, request: HttpRequest, recover: Callable[[], Work[None]] | None = None) -> Work[bytes]:
     """Send a request until it is answered, and return the body.
 
-    It is sent again if it never arrived, if the service refused it and says that it may come again, or if its answer
-    was lost and it is repeatable. Otherwise a lost answer calls `recover` first, if there is one.
+    It is sent again if it never arrived, or if the service refused it and says that it may be repeated. If its answer
+    was lost, it is sent again if it is repeatable, or after `recover`.
 
     Raises:
         HeadraceError: The service refused it, for the last time.

@@ -276,8 +276,8 @@ class InstanceOperations:
     def restore(self) -> Work[None]:
         """Return to the records behind those that have arrived, after an answer with others was lost.
 
-        Partitions of which none has arrived return to the last seek or else the committed offset, and without one to
-        the start if `autoOffsetReset` is `earliest`.
+        Partitions of which none has arrived return to the last seek, or else to the committed offset. Without one they
+        return to the start if `autoOffsetReset` is `earliest`.
         """
         assigned = yield from self.assigned()
         unknown = [partition for partition in assigned if partition not in self._next]

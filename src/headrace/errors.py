@@ -129,6 +129,10 @@ class AuditNotTaken(RequestError, code="ERR30004", message="AUDIT_ACTIVE_PROCEDU
     """The report of a client is not valid, or there is no audit here; nothing was written to the audit."""
 
 
+class DeadLetterNotTaken(RequestError, code="ERR30003", message="DLQ_ACTIVE_PROCEDURE_ERROR"):
+    """A record that a client reports as failed is not usable; nothing is written."""
+
+
 class NotFound(RequestError, code="ERR40005", message="NOT_FOUND", status=404):
     """There is no such thing here."""
 

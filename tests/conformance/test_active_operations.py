@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import time
 import urllib.error
 import urllib.request
 import uuid
@@ -17,6 +18,7 @@ import confluent_kafka
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from headrace.delivery.dead_letter import origin_of
 from headrace.records import OutgoingRecord
 from headrace.testing.scene import HttpAnswer, Scene
 
@@ -227,13 +229,20 @@ def test_operators_see_instances_their_lag_and_their_reads(url: str, site: Scene
     assert value_of(url, "headrace_active_delivered_bytes_total") == 10
     assert value_of(url, f'headrace_consumer_lag_records{{group="{name}",partition="0",topic="{name}"}}') == 2
 
+    assert len(part(url, name, offset=5).body["records"]) == 2
+
     def notes() -> list[Any]:
         found = [json.loads(record.value or b"") for record in site.records("_audit-active")]
         return [note for note in found if note.get("topic") == name and note["auditType"] == "ACTIVE_CONSUMER"]
 
-    site.wait_until(lambda: sum(note.get("count", 1) for note in notes()) == 5, "the audit of both reads")
-    assert {(note["action"], note["group"], note["auditStatus"]) for note in notes()} == {("read", name, "SUCCESS")}
-    assert min(note["offset"] for note in notes()) == 0 and max(note["lastOffset"] for note in notes()) == 4
+    site.wait_until(lambda: sum(note.get("count", 1) for note in notes()) == 7, "the audit of the reads")
+    assert {(note["action"], note.get("group"), note["auditStatus"]) for note in notes()} == {
+        ("read", name, "SUCCESS"),
+        ("read", None, "SUCCESS"),
+    }
+    control = [json.loads(record.value or b"") for record in site.records("_audit-active")]
+    assert [note["action"] for note in control if note.get("target") == f"active consumer {name}/one"] == ["create"]
+    assert min(note["offset"] for note in notes()) == 0 and max(note["lastOffset"] for note in notes()) == 6
 
 
 def test_operators_see_what_they_may(site: Scene, headrace: Callable[..., Any], name: str) -> None:
@@ -261,3 +270,72 @@ def test_operators_see_what_they_may(site: Scene, headrace: Callable[..., Any], 
     assert seen["two"][0] == 403
     assert ask("root", f"/topics/{name}/partitions/0/records")[0] == 403
     assert ask("one", f"/topics/{name}/partitions/0/records")[0] == 200
+
+
+def failed(record: dict[str, Any], **result: Any) -> dict[str, Any]:
+    return {"record": record, "processed": False, "key": "alice", **result}
+
+
+def test_a_dead_letter_is_fetched_until_the_next_call_confirms_it(url: str, site: Scene, name: str) -> None:
+    """Not when it was answered: an instance that ends before gives it to the next one."""
+    path, where = f"{url}/consumers/deadLetter/active", {"topic": name, "timeout": 5000, "group": name}
+    assert site.ask(f"{path}?{urlencode(where)}").body == []  # there is no dead letter topic
+    records = [{"topic": name, "partition": 0, "offset": n, "value": {"n": n}, "headers": {"h": "1"}} for n in range(3)]
+    assert site.ask(path, [failed(record) for record in records]).status == 200
+
+    def fetch() -> list[int]:
+        answer = site.ask(f"{path}?{urlencode(where)}")
+        assert answer.status == 200, answer
+        return [record["value"]["n"] for record in answer.body]
+
+    def end() -> None:
+        instance = f"{url}/consumers/{name}/instances/Active-Replay-1289990"
+        urllib.request.urlopen(urllib.request.Request(instance, method="DELETE")).close()
+
+    found: list[int] = []
+    site.wait_until(lambda: found.extend(fetch()) or len(found) == 3, "the dead letters")
+    end()
+    again: list[int] = []
+    site.wait_until(lambda: again.extend(fetch()) or len(again) == 3, "the dead letters again")
+    assert sorted(found) == sorted(again) == [0, 1, 2]
+    assert fetch() == []
+    end()
+    assert sum(site.committed(name).values()) == 3
+    assert fetch() == []
+    refused = site.ask(path)
+    assert (refused.status, refused.body["code"]) == (400, "ERR30001")
+
+
+def test_clients_write_dead_letters_in_the_shape_of_light_4j(url: str, site: Scene, name: str) -> None:
+    path = f"{url}/consumers/deadLetter/active"
+    record = {"topic": name, "partition": 1, "offset": 7, "timestamp": 1_700_000_000_000, "key": "k", "value": {"n": 1}}
+    record["headers"] = {"mine": "1", "headrace.redrive.count": "9", "X-Correlation-Id": "old"}
+    answer = site.ask(path, [failed(record, stacktrace="boom", correlationId="c", traceabilityId="t")])
+    assert answer.status == 200, answer
+    (one,) = answer.body
+    assert (one["topic"], one["serializeKeySize"], one["serializeValueSize"]) == (f"{name}.dlq", 5, 8)
+    assert (
+        one["timestamp"] == pytest.approx(time.time(), abs=60) and one["partitionId"] in (0, 1) and one["offset"] == 0
+    )
+    (stored,) = site.records(f"{name}.dlq")
+    headers = dict(stored.headers)
+    assert (stored.key, stored.value, len(headers)) == (b"alice", b'{"n": 1}', len(stored.headers))
+    assert (headers["StackTrace"], headers["X-Correlation-Id"], headers["X-Traceability-Id"]) == (b"boom", b"c", b"t")
+    assert headers["mine"] == b"1" and "headrace.redrive.count" not in headers
+    origin = origin_of(stored.headers)
+    assert origin and (origin.partition, origin.offset, origin.attempts) == ((name, 1), 7, 1)
+    # What was fetched and fails again stays in its topic, and keeps its history.
+    fetched = part(url, f"{name}.dlq", stored.partition).body["records"][0]
+    again = {"consumerRecord": fetched, "processed": False, "key": "alice", "stacktrace": "boom again"}
+    assert site.ask(path, [again]).body[0]["topic"] == f"{name}.dlq"
+    second = next(one for one in site.records(f"{name}.dlq") if (one.partition, one.offset) != (stored.partition, 0))
+    origin = origin_of(second.headers)
+    assert origin and (origin.partition, origin.offset, origin.attempts) == ((name, 1), 7, 2)
+    assert (second.value, origin.text("reason")) == (b'{"n": 1}', "boom again")
+    raw = {**record, "rawValue": "/w=="}
+    assert site.ask(path, [failed(raw), failed({**record, "value": None})]).status == 200
+    assert {one.value for one in site.records(f"{name}.dlq")} == {b'{"n": 1}', b"\xff", None}
+    for body in ([{"processed": False}], {"record": record}, [failed({**record, "rawValue": "?"})]):
+        refused = site.ask(path, body)
+        assert (refused.status, refused.body["code"]) == (400, "ERR30003")
+    assert site.ask(path, [failed({**record, "topic": "no-such-topic"})]).status == 404

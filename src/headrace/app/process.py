@@ -8,7 +8,7 @@ import itertools
 import logging
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -46,6 +46,7 @@ from headrace.web.application import Application
 from headrace.web.forwarding import Forwarder
 from headrace.web.hot_path import HotPath
 from headrace.web.routes.active import ActiveEndpoints
+from headrace.web.routes.active_dead_letters import INSTANCE, ActiveDeadLetterEndpoints
 from headrace.web.routes.audit import AuditEndpoints
 from headrace.web.routes.control import ActiveStatusEndpoints, ControlEndpoints
 from headrace.web.routes.documents import DocumentEndpoints
@@ -109,16 +110,22 @@ class App:
 
         self._instances: ActiveInstances | None = None
         forwarder = self._forwarder(table) if config.cluster.peers else None
-        families += self._active(assembly.internal, member, forwarder.owners if forwarder else None)
+        families += self._active(assembly.internal, running, member, forwarder.owners if forwarder else None)
         self.supervisor = Supervisor(self.services, clock, config.drain_seconds)
         self.web = self._web(assembly, [*families, dead_letters(context, running)], forwarder)
         # Last to start and first to drain; and it answers health questions while the others drain.
         self.supervisor.add(self.web)
 
-    def _active(self, internal: InternalTopics, member: str, owners: InstanceOwners | None) -> list[object]:
+    def _active(
+        self,
+        internal: InternalTopics,
+        running: Mapping[str, RunningConsumer],
+        member: str,
+        owners: InstanceOwners | None,
+    ) -> list[object]:
         """Make the endpoints that clients read records with, and add the services that they need."""
         context, settings = self.context, self.context.config.active_consumers
-        found: list[object] = [TopicEndpoints(settings, context.admin, context.codecs, internal.kind_of)]
+        found: list[object] = [TopicEndpoints(settings, context.admin, context.codecs, internal.kind_of, context.audit)]
         if settings.enabled:
             shared = (owners.claim, owners.release) if owners else None
             instances = ActiveInstances(settings, context.admin, context.codecs, context.clock, context.audit, shared)
@@ -127,6 +134,13 @@ class App:
             context.metrics.lag_of = lambda: itertools.chain(others(), monitor.lags())
             self.services += [monitor, instances]
             found += [ActiveEndpoints(settings, instances, context.admin, ""), ActiveStatusEndpoints(monitor, member)]
+            ensure = context.admin.ensure_topic_like if context.config.kafka.create_topics else None
+            produce, codecs = context.audited_produce(), context.codecs
+            # Each process has an instance of its own in the group, so that no call depends on another process.
+            name = f"{INSTANCE}-{socket.gethostname()}-{context.config.http.port}" if owners else INSTANCE
+            found.append(
+                ActiveDeadLetterEndpoints(settings, instances, context.admin, codecs, running, produce, ensure, name)
+            )
         return found
 
     def _forwarder(self, table: CompactedTable[Any]) -> Forwarder:

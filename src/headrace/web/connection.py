@@ -26,7 +26,7 @@ from headrace.web.exchange import ALWAYS_OPEN, LONG_HEAD, MAX_HEAD_BYTES, STREAM
 
 _ALWAYS_OPEN: Final = tuple(path.encode() for path in ALWAYS_OPEN)
 _PROBES: Final = tuple(b"GET " + path for path in _ALWAYS_OPEN)
-_READ: Final = re.compile(rb"([^/]*//[^/]*)?/consumers/[^/]+/instances/[^/]+/records")
+_READ: Final = re.compile(rb"([^/]*//[^/]*)?/consumers/([^/]+/instances/[^/]+/records|deadLetter/active)")
 """Path of a read or a stream, also in absolute form."""
 _QUERY: Final = re.compile(rb"[?#]")
 _AUTHORITY: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")

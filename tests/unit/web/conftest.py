@@ -39,6 +39,7 @@ from headrace.testing import ManualClock
 from headrace.web.application import Application
 from headrace.web.hot_path import HotPath
 from headrace.web.routes.active import ActiveEndpoints
+from headrace.web.routes.active_dead_letters import ActiveDeadLetterEndpoints
 from headrace.web.routes.audit import AuditEndpoints
 from headrace.web.routes.control import ActiveStatusEndpoints, ControlEndpoints
 from headrace.web.routes.dead_letters import DeadLetterEndpoints
@@ -96,6 +97,11 @@ class Kafka:
 
     async def written_offsets(self, partitions: Any) -> dict[Any, int]:
         return dict.fromkeys(partitions, 0)
+
+    async def list_topics(self) -> list[Any]:
+        if self.failure:
+            raise self.failure
+        return [SimpleNamespace(name="t.dlq")]
 
     async def topic_offsets(self, topic: str) -> dict[TopicPartition, tuple[int, int]]:
         if self.failure:
@@ -296,6 +302,7 @@ class ActiveFake:
 
     topics: tuple[str, ...] = ()
     assigned: tuple[TopicPartition, ...] = ()
+    reads = None
     records: tuple[Record, ...] = ()
     spec = SimpleNamespace(name="t", max_read_bytes=1, wait_seconds=0)
 
@@ -402,6 +409,9 @@ async def _opened(**settings: Any) -> AsyncIterator[RunningServer]:
     work: Any = Work(kafka)
     control: Any = ControlFake(kafka)
     registered: Any = Registered(kafka)
+    reactive: Any = SimpleNamespace(
+        kind="reactive", topics=["t"], reads=lambda topic: topic == "t", group="g", dead_letters=None
+    )
     active: Any = ActiveFake(kafka, Codecs(registry))
     produce_route = ProduceRoute(produce, writing, metrics, config)
     families = [
@@ -414,9 +424,12 @@ async def _opened(**settings: Any) -> AsyncIterator[RunningServer]:
         JobEndpoints(work, work, work),
         ControlEndpoints(control, control, control),
         ActiveStatusEndpoints(active, "here"),
+        ActiveDeadLetterEndpoints(
+            ActiveConsumersConfig(), active, kafka, Codecs(registry), {"r": reactive}, kafka.produce, None
+        ),
         RegistrationEndpoints(registered, lambda _: Readiness(True)),
         ActiveEndpoints(ActiveConsumersConfig(), active, kafka, ""),
-        TopicEndpoints(ActiveConsumersConfig(), kafka, Codecs(registry), kind_by_name),
+        TopicEndpoints(ActiveConsumersConfig(), kafka, Codecs(registry), kind_by_name, None),
     ]
     application = Application(config, families, metrics, authenticator, notes)
     hot_path = HotPath(config, produce, metrics, application.gate, application.checks, authenticator)

@@ -47,7 +47,7 @@ from headrace.sidecar.active.requests import (
 )
 from headrace.sidecar.active.spec import InstanceSpec, Topics, random_name
 from headrace.web.endpoint import JSON as JSON_TYPE
-from headrace.web.endpoint import KAFKA, Call, Endpoint, Errors, Rule, expires_at, principal_of
+from headrace.web.endpoint import KAFKA, Call, CallNote, Endpoint, Errors, Rule, expires_at, principal_of
 from headrace.web.exchange import (
     JSON,
     WRITTEN,
@@ -110,6 +110,7 @@ class ActiveEndpoints:
             errors.InstanceInvalid,
             errors.TooManyRequests,
         ),
+        audited="create",
         decoded=False,
     )
     async def create(self, call: Call[bytes, None]) -> HttpResponse:
@@ -118,6 +119,7 @@ class ActiveEndpoints:
         if len(key) > _MOST_KEY or not key.isprintable():
             raise InvalidRequest("Idempotency-Key is 1 to 255 characters of visible ASCII")
         spec = self._spec(body, check_group(call.parameters["group"]), _owner(call.scope), key)
+        call.note = CallNote(f"active consumer {spec.group}/{spec.name}")
         instance = await self._instances.create(spec, is_named=bool(body.id or body.name))
         uri = f"/consumers/{spec.group}/instances/{instance.spec.name}"
         answer = Created(instance.spec.name, uri, instance.spec.name, uri)
@@ -155,9 +157,19 @@ class ActiveEndpoints:
             key=key,
         )
 
-    @Endpoint("DELETE", INSTANCE, "deleteConsumerInstance", "Close an instance", _MAY_CHANGE, {204: ()}, errors=_ERRORS)
+    @Endpoint(
+        "DELETE",
+        INSTANCE,
+        "deleteConsumerInstance",
+        "Close an instance",
+        _MAY_CHANGE,
+        {204: ()},
+        errors=_ERRORS,
+        audited="close",
+    )
     async def delete(self, call: Call[None, None]) -> HttpResponse:
-        await self._instances.delete(self._find(call))
+        instance, call.note = self._find(call), _note(call)
+        await self._instances.delete(instance)
         return HttpResponse(b"", 204)
 
     @Endpoint(
@@ -293,9 +305,10 @@ class ActiveEndpoints:
         {204: ()},
         example={"offsets": [{"topic": "orders", "partition": 0, "offset": 0}]},
         errors=_ERRORS,
+        audited="seek",
     )
     async def seek(self, call: Call[SeekPositions, None]) -> HttpResponse:
-        instance = self._find(call)
+        instance, call.note = self._find(call), _note(call)
         targets = {TopicPartition(one.topic, one.partition): one.offset for one in call.body.offsets}
         times = {TopicPartition(one.topic, one.partition): _milliseconds(one) for one in call.body.timestamps}
         await instance.wait_assigned([*targets, *times])
@@ -315,6 +328,7 @@ class ActiveEndpoints:
         {204: ()},
         example={"partitions": [{"topic": "orders", "partition": 0}]},
         errors=_ERRORS,
+        audited="seek to the start",
     )
     async def first(self, call: Call[Partitions, None]) -> HttpResponse:
         return await self._seek_all(call, self._admin.start_offsets)
@@ -328,12 +342,13 @@ class ActiveEndpoints:
         {204: ()},
         example={"partitions": [{"topic": "orders", "partition": 0}]},
         errors=_ERRORS,
+        audited="seek to the end",
     )
     async def last(self, call: Call[Partitions, None]) -> HttpResponse:
         return await self._seek_all(call, self._admin.end_offsets)
 
     async def _seek_all(self, call: Call[Partitions, None], offsets_of: Any) -> HttpResponse:
-        instance = self._find(call)
+        instance, call.note = self._find(call), _note(call)
         await instance.wait_assigned(call.body.all)
         await instance.seek(await offsets_of(call.body.all or instance.assigned))
         return HttpResponse(b"", 204)
@@ -382,26 +397,31 @@ class ActiveEndpoints:
         read = await run_while(reading, client_closed(receive))
         if read is None:
             raise ClientGone
-        await self._send_read(read, entries, scope, send)
-
-    async def _send_read(self, read: Read, entries: EntryWriter, scope: Scope, send: Send) -> None:
-        """Answer with the records of a read. If they are not written completely, they return to the instance."""
-        try:
-            texts = _fitting(await entries.write(read.records))
-            body = f"[{','.join(texts)}]".encode()
-            with self._instances.answering(len(body)):
-                head = [(b"content-type", JSON), (b"content-length", b"%d" % len(body))]
-                await send({"type": "http.response.start", "status": 200, "headers": head})
-                await send({"type": "http.response.body", "body": body, "more_body": True})
-                written = scope["state"].get(WRITTEN)
-                if written is None or await written()():
-                    read.end(len(texts))
-                await send({"type": "http.response.body", "body": b""})
-        finally:
-            read.end(0)
+        await send_read(self._instances, read, entries, scope, send)
 
     def _find(self, call: Call[Any, Any]) -> ActiveInstance:
         return self._instances.find(call.parameters["group"], call.parameters["instance"], _owner(call.scope))
+
+
+def _note(call: Call[Any, Any]) -> CallNote:
+    return CallNote(f"active consumer {call.parameters['group']}/{call.parameters['instance']}")
+
+
+async def send_read(instances: ActiveInstances, read: Read, entries: EntryWriter, scope: Scope, send: Send) -> None:
+    """Answer with the records of a read. If they are not written completely, they return to the instance."""
+    try:
+        texts = _fitting(await entries.write(read.records))
+        body = f"[{','.join(texts)}]".encode()
+        with instances.answering(len(body)):
+            head = [(b"content-type", JSON), (b"content-length", b"%d" % len(body))]
+            await send({"type": "http.response.start", "status": 200, "headers": head})
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+            written = scope["state"].get(WRITTEN)
+            if written is None or await written()():
+                read.end(len(texts))
+            await send({"type": "http.response.body", "body": b""})
+    finally:
+        read.end(0)
 
 
 def _fitting(entries: list[str]) -> list[str]:

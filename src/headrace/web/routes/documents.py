@@ -17,6 +17,7 @@ from headrace.web.endpoint import HTML, JSON, OPEN, SCRIPT, STYLE, YAML, Call, E
 from headrace.web.exchange import HttpResponse
 from headrace.web.openapi import document, older
 from headrace.web.routes.active import ActiveEndpoints
+from headrace.web.routes.active_dead_letters import ActiveDeadLetterEndpoints
 from headrace.web.routes.audit import AuditEndpoints
 from headrace.web.routes.control import ActiveStatusEndpoints, ControlEndpoints
 from headrace.web.routes.dead_letters import DeadLetterEndpoints
@@ -106,6 +107,7 @@ ENDPOINTS: Final[Sequence[Endpoint]] = [
         AuditEndpoints,
         ControlEndpoints,
         ActiveStatusEndpoints,
+        ActiveDeadLetterEndpoints,
         DeadLetterEndpoints,
         JobEndpoints,
         RegistrationEndpoints,

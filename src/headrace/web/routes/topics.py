@@ -22,6 +22,9 @@ from headrace.records import Record, TopicPartition
 from headrace.security.principals import READ, WRITE
 from headrace.sidecar.active.entries import EntryWriter
 from headrace.sidecar.active.requests import ConsumedRecord
+from headrace.telemetry.audit import Audit
+from headrace.telemetry.audit_notes import Consumption
+from headrace.telemetry.correlation import caller
 from headrace.web.endpoint import KAFKA, Call, Endpoint, Rule
 from headrace.web.exchange import HttpResponse
 
@@ -62,13 +65,19 @@ class TopicEndpoints:
     """Shows records of topics, a few requests at a time. Nothing is joined, committed or remembered."""
 
     def __init__(
-        self, settings: ActiveConsumersConfig, admin: Admin, codecs: Codecs, kind_of: Callable[[str], str]
+        self,
+        settings: ActiveConsumersConfig,
+        admin: Admin,
+        codecs: Codecs,
+        kind_of: Callable[[str], str],
+        audit: Audit | None,
     ) -> None:
         """Prepare; `kind_of` returns the kind of an internal topic, empty for other topics."""
         self._settings = settings
         self._admin = admin
         self._codecs = codecs
         self._kind_of = kind_of
+        self._audit = audit
         self._reads = 0
 
     @Endpoint(
@@ -100,6 +109,10 @@ class TopicEndpoints:
         fitting = max(1, bisect.bisect(list(itertools.accumulate(map(len, texts))), _MOST_ANSWER_BYTES))
         if fitting < len(texts):
             offsets["next_offset"] = records[fitting].offset
+        if self._audit and texts:
+            who = Consumption("ACTIVE_CONSUMER", "", caller=caller.get(), action="read")
+            shown = records[:fitting]
+            self._audit.consumed(who, shown, sum([record.size_bytes for record in shown]), "delivered", ())
         body = f'{{"records":[{",".join(texts[:fitting])}],{msgspec.json.encode(offsets).decode()[1:]}'
         return HttpResponse(body.encode())
 

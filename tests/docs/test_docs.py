@@ -195,11 +195,12 @@ def test_files_shown_load(page: Path, tmp_path: Path) -> None:
             "secret/prometheus",
             "secret/shop",
             "secret/operators",
+            "secret/cluster",
             *CERTIFICATES,
         ):
             file = folder / name
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(f"{file.name:->16}")
+            file.write_text(f"{file.name:->32}")
             file.chmod(0o600)
     write_files(page, tmp_path)
     for name, text in files_of(page):

@@ -29,7 +29,7 @@ class ClusterConfig(Section):
     """Several processes behind one address. Each forwards requests for an instance to the process that has it."""
 
     peers: Annotated[list[ProcessUrl], Field(max_length=64)] = Field(default_factory=list)
-    """URLs of the processes, such as `https://headrace-1:8082`; `url` may be one of them. Empty: none forwards."""
+    """URLs of the processes, such as `https://localhost:8083`; `url` may be one of them. Empty: none forwards."""
     url: ProcessUrl | None = None
     """URL of this process for the others. Only this process listens there."""
     secret: SecretStr = SecretStr("")

@@ -79,6 +79,7 @@ class World:
         self.failure: confluent_kafka.KafkaException | None = None
         """Raised by questions to the coordinator while it is set."""
         patch.setattr(confluent_kafka, "Consumer", lambda settings: Client(self, settings))
+        patch.setattr("headrace.kafka.loop_proxy.CommandQueue.wait", lambda queue, seconds: None)
         patch.setattr("headrace.kafka.consumer.OwnedThread", Steps)
         patch.setattr("headrace.kafka.consumer.LoopProxy", Proxy)
 
@@ -107,6 +108,7 @@ class World:
             if task.done():
                 break
             self.turn()
+            await self.clock.advance(0.05)
         return await task
 
     def turn(self) -> None:
@@ -119,6 +121,17 @@ class World:
         for _ in range(count):
             self.turn()
             await self.clock.settle()
+
+    async def rebalanced(self) -> None:
+        """Let turns and time pass until the clients have made their rebalances: a full buffer is not polled at once."""
+        for _ in range(20):
+            await self.turns(1)
+            await self.clock.advance(0.5)
+            if not any(client.rebalances for client in self.clients):
+                break
+        else:
+            raise AssertionError("the client is never polled")
+        await self.turns()
 
 
 class Client:
@@ -144,6 +157,11 @@ class Client:
     def rebalance(self, event: str, *partitions: TopicPartition) -> None:
         """Let partitions be assigned (`on_assign`), revoked (`on_revoke`) or lost (`on_lost`) in the next poll."""
         self._events.append((event, list(partitions)))
+
+    @property
+    def rebalances(self) -> bool:
+        """Whether an event waits for the next poll."""
+        return bool(self._events)
 
     def subscribe(self, topics: Sequence[str], **callbacks: Callable[[Any, Any], None]) -> None:
         self.topics, self._callbacks = list(topics), callbacks

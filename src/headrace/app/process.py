@@ -113,6 +113,8 @@ class App:
         families += self._active(assembly.internal, running, member, forwarder.owners if forwarder else None)
         self.supervisor = Supervisor(self.services, clock, config.drain_seconds)
         self.web = self._web(assembly, [*families, dead_letters(context, running)], forwarder)
+        if self._instances:
+            self.web.before_drain.append(self._instances.end_reads)
         # Last to start and first to drain; and it answers health questions while the others drain.
         self.supervisor.add(self.web)
 

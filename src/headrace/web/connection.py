@@ -194,6 +194,8 @@ class ClientConnection(HttpToolsProtocol):
     """The request that is answered, and when `check_deadlines` saw it first."""
     _awaited: tuple[str, Any, float, int] = "", None, 0.0, 0
     """What the client must do for which request, since when, and the bytes received until then."""
+    _patience_seconds = _SLOW_SECONDS
+    """Longest time for reading an answer."""
     _exchange: Any = None
     """The request that the hot path serves, if `cycle` is one."""
 
@@ -234,13 +236,19 @@ class ClientConnection(HttpToolsProtocol):
             self._waiting = (data,)
             self._slices.wait(self.read_waiting)
 
-    async def written(self) -> bool:
-        """Wait until all that was sent is with the operating system; False if the connection was closed before."""
+    async def written(self, patience_seconds: float = _REQUEST_SECONDS) -> bool:
+        """Wait until all that was sent is with the operating system; False if the connection was closed before.
+
+        So long a client may take to read it.
+        """
+        self._patience_seconds = patience_seconds
         self.transport.set_write_buffer_limits(0)
         try:
             await self.flow.drain()
         finally:
             self.transport.set_write_buffer_limits()
+            self._patience_seconds = _SLOW_SECONDS
+            self._awaited = "", None, 0.0, 0
         return not self.transport.is_closing()
 
     def read_waiting(self) -> None:
@@ -415,7 +423,8 @@ class ClientConnection(HttpToolsProtocol):
             self._awaited = reason, self.scope, now, self.received_bytes
         elapsed, moved = now - self._awaited[2], self.received_bytes - self._awaited[3]
         too_slow = reason != "body" or moved < elapsed * _LEAST_BYTES_PER_SECOND
-        if reason and elapsed > _SLOW_SECONDS and too_slow:
+        limit = self._patience_seconds if reason == "reading" else _SLOW_SECONDS
+        if reason and elapsed > limit and too_slow:
             self.transport.abort()
 
     def _waits_for(self) -> str:

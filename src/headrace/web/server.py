@@ -85,7 +85,8 @@ class WebService(Service):
         self._scheme = "https" if tls else "http"
         self._settings = settings
         self._application = application
-        self._streams = streams
+        self.before_drain: list[Callable[[], None]] = [streams.drain]
+        """Called before requests in progress are awaited; ends those that would take long."""
         streams.spawn = self.spawn
         self._task: asyncio.Task[None] | None = None
         self._listener: socket.socket | None = None
@@ -134,7 +135,8 @@ class WebService(Service):
 
     async def drain(self, deadline: Deadline) -> None:
         self._application.gate.draining = True
-        self._streams.drain()
+        for call in self.before_drain:
+            call()
         if self._application.forwarder:
             self._application.forwarder.ending.set()
         await self._application.gate.drain(deadline)

@@ -27,6 +27,8 @@ class RecordBuffer:
         """Bytes of keys and values."""
         self.records = 0
         """Number of records."""
+        self.first: dict[TopicPartition, int] = {}
+        """Offset of the first record of each partition since its records were dropped."""
         self._partitions: dict[TopicPartition, deque[Record]] = {}
 
     @property
@@ -36,6 +38,7 @@ class RecordBuffer:
 
     def add(self, partition: TopicPartition, records: Sequence[Record]) -> None:
         """Append records that follow those of the same partition."""
+        self.first.setdefault(partition, records[0].offset)
         self._partitions.setdefault(partition, deque()).extend(records)
         self.records += len(records)
         self.size_bytes += sum([record.size_bytes for record in records])
@@ -43,6 +46,7 @@ class RecordBuffer:
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
         """Forget the records of partitions."""
         for partition in partitions:
+            self.first.pop(partition, None)
             dropped = self._partitions.pop(partition, ())
             self.records -= len(dropped)
             self.size_bytes -= sum([record.size_bytes for record in dropped])

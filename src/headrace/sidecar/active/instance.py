@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from headrace.config.consumers import FlowControl
@@ -18,7 +18,6 @@ from headrace.errors import (
     InstanceBusy,
     InstanceNotFound,
     InstanceState,
-    KafkaTimeout,
     KafkaUnavailable,
     ReadFailed,
 )
@@ -27,26 +26,12 @@ from headrace.lifecycle import Clock, Deadline, Service
 from headrace.records import Committed, Record, TopicPartition
 from headrace.sidecar.active.buffer import Read, RecordBuffer, runs_of
 from headrace.sidecar.active.entries import EntryWriter
-from headrace.sidecar.active.problems import ReadProblems
+from headrace.sidecar.active.problems import COMMAND_SECONDS, ReadProblems, in_time, names_of
 from headrace.sidecar.active.spec import InstanceSpec, Topics
 
-_COMMAND_SECONDS: Final = 10.0
-_GONE_SECONDS: Final = 0.1
 _JOIN_SECONDS: Final = 10.0
 _MAX_RECORDS: Final = 20_000
-_NAMED: Final = 10
-"""Partitions that an error names at most."""
 _NONE: Final[Mapping[TopicPartition, Committed]] = {}
-
-
-@contextlib.asynccontextmanager
-async def _in_time(advice: str) -> AsyncIterator[None]:
-    """Raise KafkaTimeout if Kafka takes too long."""
-    try:
-        async with asyncio.timeout(_COMMAND_SECONDS):
-            yield
-    except TimeoutError as cause:
-        raise KafkaTimeout(f"Kafka did not answer within {_COMMAND_SECONDS:g} s{advice}") from cause
 
 
 OnDelivered = Callable[["ActiveInstance", Sequence[Record]], None]
@@ -115,8 +100,8 @@ class ActiveInstance(Service):
 
     @property
     def is_closed(self) -> bool:
-        """Whether its consumer has left the group or has died, so that no records come."""
-        return self._consumer is None or self._consumer.death is not None
+        """Whether it ends, or its consumer has left the group or has died, so that no records come."""
+        return self._ended or self._consumer is None or self._consumer.death is not None
 
     @property
     def buffered_bytes(self) -> int:
@@ -128,6 +113,11 @@ class ActiveInstance(Service):
     async def start(self) -> None:
         if self.spec.auto_commit_seconds:
             self.spawn(self._commit_confirmed(self.spec.auto_commit_seconds), "auto commit")
+
+    def end_reads(self) -> None:
+        """Answer a waiting read with what is there, and end a stream. Nothing is read any more."""
+        self._ended = True
+        self._arrived.set()
 
     async def drain(self, deadline: Deadline) -> None:
         """Answer a waiting read with what is there, commit what was confirmed, and leave the group."""
@@ -175,7 +165,7 @@ class ActiveInstance(Service):
         async with self._changes:
             self.reads = None
             self._revoked.clear()
-            await self._close(Deadline(self._clock, _COMMAND_SECONDS))
+            await self._close(Deadline(self._clock, COMMAND_SECONDS))
 
     async def _open(self) -> Consumer:
         if self._ended:
@@ -210,6 +200,12 @@ class ActiveInstance(Service):
 
     # Reads -----------------------------------------------------------------------------------------------------------
 
+    async def wait_free(self) -> None:
+        """Wait a moment for the end of a read or stream: the server may not know yet that its client has left."""
+        for _ in range(20):
+            if self.is_reading:
+                await asyncio.sleep(0.005)
+
     @contextlib.contextmanager
     def stream(self) -> Iterator[object]:
         """Reserve the instance for one stream, which passes the token to its reads.
@@ -236,17 +232,15 @@ class ActiveInstance(Service):
             TopicNotFound: A topic does not exist; nothing else waits.
             ReadFailed: Kafka refuses a partition; nothing else waits.
         """
-        if self._stream is stream:  # the server may not have noticed yet that its client has left
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_GONE_SECONDS):
-                    await self._free.wait()
+        if stream is None:
+            await self.wait_free()
         self._check_free(stream)
         if self.reads is None:
             raise InstanceState(f"instance {self.name} reads nothing: subscribe it to topics, or assign partitions")
         self._free.clear()
         try:
             if self.spec.auto_commit_seconds:
-                self._confirmed.update(self.positions)
+                self._confirmed.update(self._uncommitted())
             until, linger = asyncio.get_running_loop().time() + wait_seconds, self.spec.linger_seconds
             most = min(max_bytes, self.spec.buffer_bytes // 2)
             await self._wait(min(self.spec.min_bytes, most), max_records, until)
@@ -322,13 +316,13 @@ class ActiveInstance(Service):
         gone: list[TopicPartition] = []
         if offsets is None:
             gone = list(self._revoked)
-            offsets = {p: Committed(at) for p, at in self.positions.items() if self._confirmed.get(p) != at}
+            offsets = {p: Committed(at) for p, at in self._uncommitted().items()}
         else:
             gone = [partition for partition in offsets if partition not in self._epochs]
         offsets = {p: at for p, at in offsets.items() if p not in gone}
         if offsets and self._consumer:
             if wait:
-                async with _in_time(", so the outcome is unknown; it is repeated while they are assigned here"):
+                async with in_time(", so the outcome is unknown; it is repeated while they are assigned here"):
                     gone += await self._consumer.commit_now(offsets)
             else:
                 self.spawn(self._commit_later(offsets), "commit")
@@ -373,7 +367,7 @@ class ActiveInstance(Service):
                     f"offset {at.offset - 1} of {partition} was not delivered since its last commit or seek: {which}"
                 )
         try:
-            async with asyncio.timeout(_COMMAND_SECONDS):
+            async with asyncio.timeout(COMMAND_SECONDS):
                 found = await self._consumer.for_transaction(offsets)
         except TimeoutError as cause:
             raise KafkaUnavailable("earlier commits are not acknowledged, so nothing was written") from cause
@@ -391,7 +385,7 @@ class ActiveInstance(Service):
     ) -> CommitRefused:
         for partition in gone:
             self._revoked.pop(partition, None)
-        names = ", ".join(map(str, gone[:_NAMED])) + (f" and {len(gone) - _NAMED} more" * (len(gone) > _NAMED))
+        names = names_of(gone)
         return CommitRefused(
             f"not assigned to this instance, so not committed: {names}; the member that has them gets their records",
             refused=[partition._asdict() for partition in gone],
@@ -402,7 +396,7 @@ class ActiveInstance(Service):
         """Return the committed offsets of the group; partitions without one are left out."""
         async with self._changes:
             consumer = self._consumer or await self._open()
-        async with _in_time(": ask again"):
+        async with in_time(": ask again"):
             return await consumer.committed(partitions)
 
     async def seek(self, offsets: Mapping[TopicPartition, int]) -> None:
@@ -412,12 +406,18 @@ class ActiveInstance(Service):
             InstanceState: A partition is not assigned to this instance.
         """
         for partition, offset in offsets.items():
-            async with _in_time(": seek again"):
+            async with in_time(": seek again"):
                 moved = self._consumer is not None and await self._consumer.move(partition, offset)
             if not moved:
                 raise InstanceState(
                     f"{partition} is not assigned to instance {self.name}: subscribe or assign it first"
                 )
+
+    async def resume(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Read on behind the last event of a stream; of a partition that is not in it nothing was received."""
+        await self.wait_assigned(list(positions))
+        unknown = {p: self._buffer.first[p] for p in self.positions if p not in positions}
+        await self.seek(unknown | {p: at for p, at in positions.items() if p in self._epochs})
 
     async def wait_assigned(self, partitions: Sequence[TopicPartition]) -> None:
         """Return when partitions are assigned, or after some seconds: a group takes a moment to assign them."""
@@ -430,8 +430,7 @@ class ActiveInstance(Service):
                     await self._arrived.wait()
 
     async def _commit_confirmed(self, seconds: float) -> None:
-        sent: dict[TopicPartition, tuple[int | None, int]] = {}
-        """Assignment epoch and offset: what an earlier assignment sent may have been dropped."""
+        sent: dict[TopicPartition, tuple[int | None, int]] = {}  # what an earlier epoch sent may have been dropped
         while True:
             await self._clock.sleep(seconds)
             confirmed = {p: (self._epochs.get(p), at) for p, at in self._confirmed.items()}
@@ -479,14 +478,18 @@ class ActiveInstance(Service):
         self._lose(partitions)
 
     def _lose(self, partitions: Sequence[TopicPartition]) -> None:
-        self._left({p: self.positions[p] for p in partitions if p in self.positions})
+        self._left({p: at for p, at in self._uncommitted().items() if p in partitions})
         self._drop(partitions)
 
     def _left(self, positions: Mapping[TopicPartition, int]) -> None:
         """Keep the partitions that another member got before what was delivered of them was committed."""
         by_client = self.reads is None or self.reads.partitions is not None
         if not by_client and not self.spec.auto_commit_seconds:
-            self._revoked.update({p: at for p, at in positions.items() if self._confirmed.get(p) != at})
+            self._revoked.update(positions)
+
+    def _uncommitted(self) -> dict[TopicPartition, int]:
+        """Return the offsets after what was delivered, where the client has not committed as many."""
+        return {p: at for p, at in self.positions.items() if self._confirmed.get(p, -1) < at}
 
     def _drop(self, partitions: Sequence[TopicPartition]) -> None:
         self._buffer.drop(partitions)

@@ -64,8 +64,13 @@ class ActiveInstances(Service):
         register_gauge(_GAUGES[1], lambda: sum(one.buffered_bytes for one in self._instances.values()))
         self.spawn(self._close_idle(), "idle instances")
 
-    async def drain(self, deadline: Deadline) -> None:
+    def end_reads(self) -> None:
+        """Create no more instances, and end reads and streams: the process waits for their answers."""
         self._draining = True
+        for one in self._instances.values():
+            one.end_reads()
+
+    async def drain(self, deadline: Deadline) -> None:
         await asyncio.gather(*(one.drain(deadline) for one in self._instances.values()))
 
     async def stop(self) -> None:

@@ -1,15 +1,36 @@
-"""Why partitions of an instance are not read, for the answers of its reads."""
+"""Why partitions of an instance are not read, and how long Kafka may take, for the answers to its client."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Final
 
-from headrace.errors import HeadraceError, TopicNotFound, TopicRecreated
+from headrace.errors import HeadraceError, KafkaTimeout, TopicNotFound, TopicRecreated
 from headrace.kafka import Consumer
+from headrace.records import TopicPartition
 
+COMMAND_SECONDS: Final = 10.0
+"""Longest wait for an answer of Kafka."""
 _NAMED: Final = 10
-"""Problems that an error describes at most."""
+"""Problems or partitions that an error describes at most."""
+
+
+@contextlib.asynccontextmanager
+async def in_time(advice: str) -> AsyncIterator[None]:
+    """Raise KafkaTimeout if Kafka takes too long."""
+    try:
+        async with asyncio.timeout(COMMAND_SECONDS):
+            yield
+    except TimeoutError as cause:
+        raise KafkaTimeout(f"Kafka did not answer within {COMMAND_SECONDS:g} s{advice}") from cause
+
+
+def names_of(partitions: Sequence[TopicPartition]) -> str:
+    """Return partitions as text of bounded length."""
+    more = f" and {len(partitions) - _NAMED} more" if len(partitions) > _NAMED else ""
+    return ", ".join(map(str, partitions[:_NAMED])) + more
 
 
 class ReadProblems:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Final
 
 import msgspec
 
 from headrace.errors import HeadraceError, InstanceState, InvalidRequest
 from headrace.records import Record, TopicPartition
+from headrace.sidecar.active.buffer import Read
 from headrace.sidecar.active.entries import EntryWriter
 from headrace.sidecar.active.instance import ActiveInstance
 from headrace.web.exchange import STREAMING, WRITTEN, Scope, Send
@@ -21,10 +22,15 @@ from headrace.web.exchange import STREAMING, WRITTEN, Scope, Send
 EVENTS: Final = "text/event-stream"
 NDJSON: Final = "application/x-ndjson"
 LAST_EVENT_ID: Final = b"last-event-id"
+_HEAD: Final = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
 _HEARTBEAT_SECONDS: Final = 15.0
 _MOST_RECORDS: Final = 500
+_UNREAD_SECONDS: Final = 300.0
+"""Longest time in which a client reads nothing of what was sent."""
 _Positions = dict[str, dict[int, int]]
-_decode_positions = msgspec.json.Decoder(_Positions).decode
+_Partition = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+_Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 2)]
+_decode_positions = msgspec.json.Decoder(dict[str, dict[_Partition, _Offset]]).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -42,31 +48,39 @@ def positions_of(event_id: str) -> dict[TopicPartition, int]:
 
 
 async def stream_records(
-    instance: ActiveInstance, entries: EntryWriter, scope: Scope, send: Send, *, events: bool, until: float
+    instance: ActiveInstance,
+    entries: EntryWriter,
+    scope: Scope,
+    send: Send,
+    *,
+    events: bool,
+    until: float,
+    resume: Mapping[TopicPartition, int] | None = None,
 ) -> None:
-    """Send records as they arrive, until the client closes the connection.
+    """Send records as they arrive and the client takes them, until it closes the connection.
 
     Args:
-        instance: Where they are read. No other read is served meanwhile.
-        entries: Writes them.
-        scope: Of the request.
-        send: Sends to the client. It waits while the client is slow, and partitions are paused then.
+        instance: No other read of it is served meanwhile.
+        entries: Writes the records.
+        scope, send: Of the request.
         events: Whether to send server-sent events instead of lines.
-        until: When the caller's credentials expire, in seconds since the epoch.
+        until: When the caller's credentials expire.
+        resume: The positions of the last event that the client has received.
 
     Raises:
-        InstanceBusy: The instance is read already.
-        InstanceState: It reads nothing.
+        InstanceBusy, InstanceState: The instance is read already, or reads nothing.
     """
+    await instance.wait_free()
     with instance.stream() as token:
         if instance.reads is None:
             raise InstanceState(f"instance {instance.name} reads nothing: subscribe it to topics, or assign partitions")
+        if resume is not None:
+            await instance.resume(resume)
         scope["state"][STREAMING] = True
-        kind = EVENTS if events else NDJSON
-        head = [(b"content-type", kind.encode()), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
+        head = [(b"content-type", (EVENTS if events else NDJSON).encode()), *_HEAD]
         await send({"type": "http.response.start", "status": 200, "headers": head})
-        await send({"type": "http.response.body", "body": b":\n\n" if events else b"", "more_body": True})
-        written, last = scope["state"].get(WRITTEN), b""
+        first = b"id: %b\n\n" % _encode(_positions(instance)) if events else b""  # it has no data, only an id
+        await send({"type": "http.response.body", "body": first, "more_body": True})
         while (left := until - time.time()) > 0 and not instance.is_closed:
             try:
                 read = await instance.read(
@@ -75,27 +89,43 @@ async def stream_records(
                     wait_seconds=min(_HEARTBEAT_SECONDS, left),
                     stream=token,
                 )
-                try:
-                    texts = await entries.write(read.records)
-                    parts = _events(instance, read.records, texts) if events else (f"{text}\n" for text in texts)
-                    body = "".join(parts).encode() or (b":\n\n" if events else b"\n")
-                    await send({"type": "http.response.body", "body": body, "more_body": True})
-                    if written is not None and not await written()():
-                        return
-                    read.end(len(texts))
-                finally:
-                    read.end(0)
+                if not await _send_read(instance, entries, read, scope, send, events):
+                    return
             except HeadraceError as error:
-                last = _error(error, events)
-                break
+                await send({"type": "http.response.body", "body": _error(error, events)})
+                return
             await asyncio.sleep(0)  # a stream whose records never end must not keep the loop
-        await send({"type": "http.response.body", "body": last})
+        await send({"type": "http.response.body", "body": b""})
 
 
-def _events(instance: ActiveInstance, records: Sequence[Record], texts: Sequence[str]) -> Iterator[str]:
+async def _send_read(
+    instance: ActiveInstance, entries: EntryWriter, read: Read, scope: Scope, send: Send, events: bool
+) -> bool:
+    """Send the records of a read, or a heartbeat; False if the client has left before they were written."""
+    try:
+        # JSON may have line breaks between its tokens, and a line is an entry here.
+        texts = [text.replace("\n", " ").replace("\r", " ") for text in await entries.write(read.records)]
+        parts = _events(instance, read.records, texts) if events else (f"{text}\n" for text in texts)
+        body = "".join(parts).encode() or (b":\n\n" if events else b"\n")
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        written = scope["state"].get(WRITTEN)
+        if written is not None and not await written()(_UNREAD_SECONDS):
+            return False
+        read.end(len(texts))
+        return True
+    finally:
+        read.end(0)
+
+
+def _positions(instance: ActiveInstance) -> _Positions:
     positions: _Positions = {}
     for partition, offset in instance.positions.items():
         positions.setdefault(partition.topic, {})[partition.partition] = offset
+    return positions
+
+
+def _events(instance: ActiveInstance, records: Sequence[Record], texts: Sequence[str]) -> Iterator[str]:
+    positions = _positions(instance)
     for record, text in zip(records, texts, strict=True):
         positions.setdefault(record.topic, {})[record.partition] = record.offset + 1
         yield f"id: {_encode(positions).decode()}\ndata: {text}\n\n"

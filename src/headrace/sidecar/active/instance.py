@@ -63,7 +63,7 @@ class ActiveInstance(Service):
         self._confirmed: dict[TopicPartition, int] = {}
         """Offsets to commit: with auto commit what the next read has confirmed, else what was committed last."""
         self._unanswered: dict[TopicPartition, Committed] = {}
-        """What asynchronous commits asked for, until it is acknowledged."""
+        """Offsets of asynchronous commits, until they are acknowledged."""
         self._revoked: dict[TopicPartition, int] = {}
         """Partitions that were revoked before their delivered records were committed."""
         self._problems = ReadProblems()
@@ -332,7 +332,7 @@ class ActiveInstance(Service):
         return offsets
 
     async def _commit_later(self, offsets: Mapping[TopicPartition, Committed]) -> None:
-        """Commit what an answered request asked for; a revoke before the acknowledgement commits it too."""
+        """Commit offsets of a request that is answered already; a revoke before Kafka acknowledges commits them too."""
         self._unanswered.update(offsets)
         with contextlib.suppress(HeadraceError):  # the consumer has ended
             assert self._consumer

@@ -84,7 +84,7 @@ class ActiveInstances(Service):
         """Create an instance; it reads nothing yet. Sent again with the same key, return the first one.
 
         Raises:
-            IdempotencyKeyReused: The key came with other settings before.
+            IdempotencyKeyReused: The key was used with other settings before.
             InstanceExists: The group has one of this name.
             TooManyRequests: There are as many as may be: of this principal, or in all.
             Draining: The process is stopping.

@@ -20,11 +20,18 @@ from headrace.control.running_consumer import RunningConsumer
 from headrace.control.selection import parse_time
 from headrace.delivery.dead_letter import STACK_TRACE, DeadLetterTopic, headers_of, origin_of
 from headrace.delivery.protocols import DeadLetter, Reply
-from headrace.errors import DeadLetterNotTaken, FormatError, HeadraceError, InstanceNotFound, InvalidTopicName
+from headrace.errors import (
+    DeadLetterNotTaken,
+    FormatError,
+    HeadraceError,
+    InstanceNotFound,
+    InvalidTopicName,
+    TooManyRecords,
+)
 from headrace.formats.codecs import Codecs, SchemaChoice
 from headrace.kafka import Admin, ReadPolicy
 from headrace.kafka.names import check_group, check_topic
-from headrace.lifecycle import run_while
+from headrace.lifecycle import next_slice, run_while
 from headrace.records import Header, OutgoingRecord, Produced, Record, TopicPartition, is_reserved
 from headrace.security.principals import READ, WRITE
 from headrace.sidecar.active.instance import ActiveInstance
@@ -94,7 +101,10 @@ class WrittenDeadLetter(msgspec.Struct, rename="camel"):
     serialize_value_size: int
 
 
-_decode: Final = msgspec.json.Decoder(list[FailedResult]).decode
+_split: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_decode: Final = msgspec.json.Decoder(FailedResult).decode
+_SLICE: Final = 50
+"""Results of one turn of the loop."""
 
 
 class ActiveDeadLetterEndpoints:
@@ -172,28 +182,32 @@ class ActiveDeadLetterEndpoints:
         _RULE,
         request={JSON: list[FailedResult]},
         example=[{"record": {"topic": "t", "partition": 0, "offset": 7, "value": 1}, "processed": False, "key": "a"}],
-        errors=(*RECORDS_BODY, *KAFKA, errors.DeadLetterNotTaken, errors.RegistryUnavailable),
+        errors=(*RECORDS_BODY, *KAFKA, errors.DeadLetterNotTaken, errors.TooManyRecords, errors.RegistryUnavailable),
         decoded=False,
     )
     async def write(self, call: Call[bytes, None]) -> list[WrittenDeadLetter]:
         try:
-            results = _decode(call.body)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as cause:
-            raise DeadLetterNotTaken(
-                f"the body is no array of results, nothing is written: {str(cause)[:200]}"
-            ) from None
+            texts = _split(call.body)
+        except (msgspec.MsgspecError, RecursionError) as cause:
+            text = f"the body is no array of results, so nothing is written: {str(cause)[:200]}"
+            raise DeadLetterNotTaken(text) from None
+        if len(texts) > _MOST_RECORDS:
+            raise TooManyRecords(f"{len(texts)} results are sent, and {_MOST_RECORDS} are the most: send fewer")
         outgoing, origins = [], set()
-        for index, result in enumerate(results):
-            record = result.record or result.consumer_record
-            if record is None:
-                raise DeadLetterNotTaken(f"result {index} has no record, nothing is written: send it as it was fetched")
-            require(call.scope, _ACCESS, "consume", check_topic(record.topic))
-            origins.add(record.topic)
+        for index, each in enumerate(texts):
+            if index % _SLICE == _SLICE - 1:
+                await next_slice()
             try:
+                result = _decode(each)
+                record = result.record or result.consumer_record
+                if record is None:
+                    raise ValueError("it has no record: send it as it was fetched")
+                require(call.scope, _ACCESS, "consume", check_topic(record.topic))
                 outgoing.append(await self._dead_letter(result, record))
-            except (ValueError, FormatError) as cause:
-                text = f"result {index} is not usable, nothing is written: {cause}"
+            except (msgspec.MsgspecError, RecursionError, ValueError, FormatError) as cause:
+                text = f"result {index} is not usable, so nothing is written: {str(cause)[:300]}"
                 raise DeadLetterNotTaken(text, index=index) from cause
+            origins.add(record.topic)
         for topic in origins:
             await self._writer_of(topic).prepare(topic)
         written = await self._produce(outgoing) if outgoing else []

@@ -98,7 +98,11 @@ class Connection:
     def until(self, holds: Callable[[bytes], Any]) -> bytes:
         """Receive until a condition holds for all bytes."""
         while not holds(self.data):
-            if not (more := self.socket.recv(65_536)):
+            try:
+                more = self.socket.recv(65_536)
+            except TimeoutError:
+                raise AssertionError(f"nothing more arrives behind {self.data[-900:]!r}") from None
+            if not more:
                 raise AssertionError(f"the answer ended: {self.data[-300:]!r}")
             self.data += more
         return self.data

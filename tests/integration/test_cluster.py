@@ -198,6 +198,30 @@ def test_a_commit_right_after_a_read_counts_what_was_read(
         assert (record["offset"] + 1, committed[0]["offset"]) == (count, count)
 
 
+def test_a_transaction_with_offsets_through_another_process(
+    site: Scene, three: Processes, topic: Callable[..., str], group: str
+) -> None:
+    """It is written once and commits the offset; the same key is answered as before, through any process."""
+    name, target = topic(), topic()
+    write(site, name, 0, 3)
+    path = create(three.urls[0], group, name)
+    assert numbers(three.urls[1] + path, 3) == [0, 1, 2]
+    offsets = [{"topic": name, "partition": 0, "offset": 2}]
+    body = {
+        "topics": [{"topic": target, "records": [{"value": {"n": 1}}]}],
+        "consumer": {"group": group, "instanceId": path.rpartition("/")[2], "offsets": offsets},
+    }
+    key = {"Idempotency-Key": "transaction-1"}
+    first = send("POST", three.urls[1] + "/transactions", body, key)
+    assert first.status == 200, first
+    assert send("POST", three.urls[2] + "/transactions", body, key).body == first.body
+    found = send("PUT", f"{three.urls[2]}{path}/offsets", {"partitions": [{"topic": name, "partition": 0}]})
+    assert [one["offset"] for one in found.body["offsets"]] == [3]
+    assert send("POST", three.urls[2] + "/transactions", body).status == 409
+    records = send("GET", f"{three.urls[0]}/topics/{target}/partitions/0/records?offset=0")
+    assert len(records.body["records"]) == 1
+
+
 def test_an_instance_of_a_killed_process_is_gone_and_its_commits_are_not(
     site: Scene, three: Processes, topic: Callable[..., str], group: str
 ) -> None:

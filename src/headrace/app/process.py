@@ -179,7 +179,7 @@ class App:
         produce_route = ProduceRoute(produce, writing, metrics, config.http)
         families = [
             produce_route,
-            TransactionRoute(writing, config.http, self._instances),
+            TransactionRoute(writing, config.http, self._instances, forwarder),
             HealthEndpoints(readiness, audit.service_id if audit else "headrace", metrics),
             DocumentEndpoints(),
             AuditEndpoints(audit, config.http.max_records),

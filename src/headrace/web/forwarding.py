@@ -55,8 +55,22 @@ _CONFIRM_SECONDS: Final = 30.0
 _CONFIRMED_SOON_SECONDS: Final = 2.0
 _MOST_KEPT: Final = 32
 """Unused connections to one process."""
-_REQUEST_HEADERS: Final = (b"accept", b"content-type", b"last-event-id", b"x-traceability-id", b"traceparent")
-_ANSWER_HEADERS: Final = (b"content-type", b"content-length", b"cache-control", b"x-accel-buffering", b"retry-after")
+_REQUEST_HEADERS: Final = (
+    b"accept",
+    b"content-type",
+    b"idempotency-key",
+    b"last-event-id",
+    b"x-traceability-id",
+    b"traceparent",
+)
+_ANSWER_HEADERS: Final = (
+    b"content-type",
+    b"content-length",
+    b"cache-control",
+    b"idempotency-replayed",
+    b"x-accel-buffering",
+    b"retry-after",
+)
 
 
 class _Hop(msgspec.Struct, frozen=True):
@@ -116,8 +130,22 @@ class Forwarder:
             caller.set(hop.principal.name)
         return True
 
-    async def serve(self, app: AsgiApp, scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve(
+        self,
+        app: AsgiApp,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        key: tuple[str, str] | None = None,
+        body: bytes | None = None,
+    ) -> None:
         """Serve a request of an instance here or in the process that has it.
+
+        Args:
+            app: Serves it here.
+            scope, receive, send: Of the request.
+            key: Group and name of the instance; those in the path when None.
+            body: The request's body, if it was read already.
 
         Raises:
             InstanceGone: The process that had it has ended.
@@ -125,7 +153,7 @@ class Forwarder:
             OwnerUnavailable: The process that has it does not answer now.
         """
         hop: _Hop | None = scope.get(_HOP)
-        group, name = key = scope["path_params"]["group"], scope["path_params"]["instance"]
+        group, name = key = key or (scope["path_params"]["group"], scope["path_params"]["instance"])
         owner = None if hop else await self.owners.find(group, name)
         if owner and owner.process != self.owners.process:
             principal = principal_of(scope)
@@ -133,7 +161,7 @@ class Forwarder:
                 raise InstanceNotFound(f"group {group[:100]} has no instance {name[:100]}: create it, and subscribe it")
             if owner.gone_at is not None:
                 raise self._gone(group, name)
-            await self._forward(owner, scope, receive, send)
+            await self._forward(owner, scope, receive, send, body)
             return
         if hop and hop.to != self.owners.process:
             raise self._gone(group, name)
@@ -190,7 +218,9 @@ class Forwarder:
 
         await run_while(serving(), follow())
 
-    async def _forward(self, owner: InstanceOwner, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _forward(
+        self, owner: InstanceOwner, scope: Scope, receive: Receive, send: Send, body: bytes | None
+    ) -> None:
         if owner.url not in self._settings.peers:
             raise OwnerUnavailable(
                 f"the instance is in the process {owner.url}, which cluster.peers does not name here"
@@ -199,7 +229,8 @@ class Forwarder:
             limit = self._settings.max_forwarded
             raise OwnerUnavailable(f"{limit} requests are forwarded to {owner.url} now (cluster.max_forwarded)")
         reads = _is_read(scope)
-        body = b"" if reads else await read_body(receive, headers_of(scope), self._http)
+        if body is None:
+            body = b"" if reads else await read_body(receive, headers_of(scope), self._http)
         request = self._head(owner, scope, None if reads else len(body)) + body
         self._in_flight[owner.url] += 1
         try:

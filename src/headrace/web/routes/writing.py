@@ -48,6 +48,7 @@ from headrace.web.exchange import (
     read_json,
     retry_after,
 )
+from headrace.web.forwarding import Forwarder
 
 KEY: Final = b"idempotency-key"
 _CORRELATION: Final = "Names the request. It is returned in the answer, and written into records without one."
@@ -132,9 +133,16 @@ def answered_ids(headers: dict[bytes, bytes]) -> RequestIds:
 class TransactionRoute:
     """Writes records to several topics in one transaction."""
 
-    def __init__(self, writing: Writing, settings: HttpConfig, instances: ActiveInstances | None = None) -> None:
+    def __init__(
+        self,
+        writing: Writing,
+        settings: HttpConfig,
+        instances: ActiveInstances | None = None,
+        forwarder: Forwarder | None = None,
+    ) -> None:
         self._writing = writing
         self._instances = instances
+        self._forwarder = forwarder
         self._settings = settings
 
     @Endpoint(
@@ -162,10 +170,6 @@ class TransactionRoute:
             self._writing.transactions.check_writable(part.topic, admin=is_admin(scope))
         ids = answered_ids(headers)
         transactions, consumer, principal = self._writing.transactions, request.consumer, principal_of(scope)
-        if consumer:
-            require(scope, (WRITE,), "group", consumer.group)
-            if self._instances is None:
-                raise errors.InvalidRequest("active consumers are switched off here (active_consumers.enabled)")
 
         async def prepare() -> PreparedTransaction:
             instance = None
@@ -174,4 +178,15 @@ class TransactionRoute:
                 instance = self._instances.find(consumer.group, consumer.instance_id, owner)
             return await transactions.prepare(request, ids, instance)
 
-        await self._writing.write(send, headers.get(KEY), scope["path"], body, prepare)
+        async def write_here(scope: Scope, receive: Receive, send: Send) -> None:
+            await self._writing.write(send, headers.get(KEY), scope["path"], body, prepare)
+
+        if consumer:
+            require(scope, (WRITE,), "group", consumer.group)
+            if self._instances is None:
+                raise errors.InvalidRequest("active consumers are switched off here (active_consumers.enabled)")
+            if self._forwarder:  # only the process that has the instance knows what was delivered
+                key = consumer.group, consumer.instance_id
+                await self._forwarder.serve(write_here, scope, receive, send, key, body)
+                return
+        await write_here(scope, receive, send)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from headrace.config.membership import ConsumerConfig
 from headrace.config.section import Count, FormatName, Number, PositiveSeconds, Section
@@ -43,3 +43,12 @@ class ActiveConsumersConfig(Section):
     """Whether subscriptions and assignments are answered as arrays, as the light-4j document says."""
     consumer: ConsumerConfig = ConsumerConfig()
     """Group membership and fetching; an instance may override a part."""
+
+    @model_validator(mode="after")
+    def _shared(self) -> ActiveConsumersConfig:
+        if self.consumer.instance_id:
+            raise ValueError(
+                "consumer.instance_id is set, and every instance would be that member: take it out, and send "
+                "group.instance.id when an instance is created"
+            )
+        return self

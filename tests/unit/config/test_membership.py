@@ -8,6 +8,7 @@ import confluent_kafka
 import pytest
 from pydantic import ValidationError
 
+from headrace.config.active import ActiveConsumersConfig
 from headrace.config.kafka import KafkaConfig
 from headrace.config.membership import ConsumerConfig
 from headrace.config.model import HeadraceConfig
@@ -125,3 +126,9 @@ def test_what_is_probably_not_meant_is_a_warning(settings: dict[str, Any], says:
     """Nobody is warned of defaults."""
     found = ConsumerConfig.model_validate(settings).warnings({}, 1000)
     assert [text[: len(start)] for text, start in zip(found, says, strict=True)] == says
+
+
+def test_instances_have_no_member_id_in_common() -> None:
+    """One id in the file would make each new instance take the group's partitions from the one before."""
+    with pytest.raises(ValidationError, match=r"send group\.instance\.id when an instance is created"):
+        ActiveConsumersConfig(consumer=ConsumerConfig(instance_id="one"))

@@ -38,6 +38,7 @@ _FIRST_STORE_SECONDS, _STORE_SECONDS, _STORE_QUESTIONS = 2.0, 30.0, 32
 _THREAD_STOP_SECONDS = 30.0
 _LOOK_SECONDS = 5.0
 _DEFAULT_POLICY = ReadPolicy()
+_MOST_QUEUED_KBYTES = 16_384
 
 
 class Consumer(Service):
@@ -78,6 +79,8 @@ class Consumer(Service):
         super().__init__(name)
         self._group = check_group(group)
         self._properties = member_properties(admin.config, f"headrace-{self.name}", group, policy.member)
+        # The client fetches ahead as much as may be in flight, so that what a consumer holds has a bound.
+        self._properties["queued.max.messages.kbytes"] = min(_MOST_QUEUED_KBYTES, max(1, flow.max_bytes // 1024))
         self._listener = listener
         self._flow = FetchFlowControl(flow)
         self._policy = policy

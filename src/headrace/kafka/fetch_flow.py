@@ -43,6 +43,8 @@ class FetchFlowControl:
         self._limits = limits
         self._partitions: dict[TopicPartition, _InFlight] = {}
         self._paused = 0
+        self._mean_bytes = 1
+        """Bytes of a record, as the last poll had them."""
         self._full_since: float | None = None
 
     @property
@@ -68,8 +70,9 @@ class FetchFlowControl:
 
     @property
     def poll_limit_records(self) -> int:
-        """Half of the free records, at least 1, so that no single poll takes the whole budget."""
-        return max(1, (self._limits.max_records - self.records) // 2)
+        """Half of the free records or bytes, at least 1 record, so that no single poll takes the whole budget."""
+        free_bytes = self._limits.max_bytes - self.bytes
+        return max(1, min(self._limits.max_records - self.records, free_bytes // self._mean_bytes) // 2)
 
     def is_paused(self, partition: TopicPartition) -> bool:
         """Return whether a partition is paused now; callable on any thread."""
@@ -98,6 +101,7 @@ class FetchFlowControl:
             found.bytes += size_bytes
             self.records += records
             self.bytes += size_bytes
+            self._mean_bytes = max(1, size_bytes // max(1, records))
 
     def released(self, partition: TopicPartition, records: int, size_bytes: int, now: float) -> None:
         """Count ended records; a partition that was revoked in between is ignored."""

@@ -80,7 +80,6 @@ def member_properties(kafka: KafkaConfig, name: str, group: str, consumer: Consu
         raise ConfigError(f"group {group}: {cause}") from None
     return {
         "fetch.queue.backoff.ms": 10,  # the client's 1000 starves a fast consumer
-        "queued.max.messages.kbytes": 16_384,
         "topic.metadata.refresh.interval.ms": 5000,  # a topic that is created later is found soon
         **client_properties(kafka, f"{name} (pid {os.getpid()} on {socket.gethostname()})"),
         **own,

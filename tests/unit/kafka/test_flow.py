@@ -134,3 +134,16 @@ def test_the_part_of_the_budget_is_that_of_what_is_scarcer() -> None:
     made = flow(records=100, size=1000)
     assert made.part_of(10, 1) == 0.1
     assert made.part_of(1, 500) == 0.5
+
+
+def test_a_poll_takes_no_more_bytes_than_are_free() -> None:
+    """The records of the last poll say how large those of the next one are."""
+    made = FetchFlowControl(FlowControl(max_records=20_000, max_bytes=2_000_000))
+    made.assigned([A])
+    assert made.poll_limit_records == 10_000
+    made.fetched(A, 1, 100_000, 0)
+    assert made.poll_limit_records == 9
+    made.fetched(A, 19, 1_900_000, 0)
+    assert made.poll_limit_records == 1
+    made.released(A, 20, 2_000_000, 0)
+    assert made.poll_limit_records == 10

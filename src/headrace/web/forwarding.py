@@ -34,6 +34,7 @@ from headrace.telemetry.correlation import caller, correlation_id
 from headrace.web.endpoint import PRINCIPAL, Endpoint, principal_of
 from headrace.web.exchange import (
     STREAMING,
+    UNREAD_SECONDS,
     WRITTEN,
     AsgiApp,
     ClientGone,
@@ -196,10 +197,10 @@ class Forwarder:
             await asyncio.Event().wait()
             raise ClientGone
 
-        async def written() -> bool:
+        async def written(limit_seconds: float = _CONFIRM_SECONDS) -> bool:
             settled = self._unconfirmed[key] = asyncio.Event()
             try:
-                async with asyncio.timeout(_CONFIRM_SECONDS):
+                async with asyncio.timeout(limit_seconds):
                     while confirmed < sent:
                         moved.clear()
                         await moved.wait()
@@ -264,7 +265,7 @@ class Forwarder:
             while part := await connection.next_part():
                 await send({"type": "http.response.body", "body": part, "more_body": True})
                 if reads:
-                    if written is not None and not await written()():
+                    if written is not None and not await written()(UNREAD_SECONDS):
                         raise ClientGone
                     count += len(part)
                     connection.send_chunk(b"%d\n" % count)

@@ -17,7 +17,7 @@ from headrace.records import Record, TopicPartition
 from headrace.sidecar.active.buffer import Read
 from headrace.sidecar.active.entries import EntryWriter
 from headrace.sidecar.active.instance import ActiveInstance
-from headrace.web.exchange import STREAMING, WRITTEN, Scope, Send
+from headrace.web.exchange import STREAMING, UNREAD_SECONDS, WRITTEN, Scope, Send
 
 EVENTS: Final = "text/event-stream"
 NDJSON: Final = "application/x-ndjson"
@@ -25,8 +25,6 @@ LAST_EVENT_ID: Final = b"last-event-id"
 _HEAD: Final = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
 _HEARTBEAT_SECONDS: Final = 15.0
 _MOST_RECORDS: Final = 500
-_UNREAD_SECONDS: Final = 300.0
-"""Longest time in which a client reads nothing of what was sent."""
 _Positions = dict[str, dict[int, int]]
 _Partition = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 2)]
@@ -109,7 +107,7 @@ async def _send_read(
         body = "".join(parts).encode() or (b":\n\n" if events else b"\n")
         await send({"type": "http.response.body", "body": body, "more_body": True})
         written = scope["state"].get(WRITTEN)
-        if written is not None and not await written()(_UNREAD_SECONDS):
+        if written is not None and not await written()(UNREAD_SECONDS):
             return False
         read.end(len(texts))
         return True

@@ -22,7 +22,7 @@ from headrace.web.routes.documents import ENDPOINTS
 LONG = 5000
 POST = "/producers/{topic}"
 WRITING = [POST, "/transactions"]
-STEERING = ("/adm/", "/consumers/", "/reactive-consumers", "/health/{serviceId}")
+STEERING = ("/adm/", "/consumers/", "/topics/", "/reactive-consumers", "/health/{serviceId}")
 """Where what is asked for by chance is not there, so that it is only seldom answered with a success."""
 WHOLE = ("partition", "timestamp")  # where JSON Schema takes 1.0 as well
 PLAIN = ["string", "json", "binary"]

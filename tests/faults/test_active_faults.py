@@ -229,7 +229,6 @@ async def commit_fetched(self, *offsets, **how):
 ActiveInstance.on_records, ActiveInstance.commit = on_records, commit_fetched
 """
 CONFIRMS_AT_THE_READ = """
-from headrace.records import Committed
 from headrace.sidecar.active.instance import ActiveInstance
 
 real = ActiveInstance.read
@@ -237,7 +236,7 @@ real = ActiveInstance.read
 async def read(self, **limits):
     found = await real(self, **limits)
     if found.records:
-        self._consumer.commit({r.topic_partition: Committed(r.offset + 1) for r in found.records})
+        self._confirmed.update({r.topic_partition: r.offset + 1 for r in found.records})
     return found
 
 ActiveInstance.read = read

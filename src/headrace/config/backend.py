@@ -108,7 +108,8 @@ class BackendTls(Section):
         return self
 
 
-def _encrypted(url: str) -> str:
+def encrypted(url: str) -> str:
+    """Return a URL that is safe to send secrets to: https, or loopback."""
     parts = urlsplit(url)
     if parts.scheme != "https" and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
         raise ValueError("is not https, so that others could read the secret on its way: use https")
@@ -118,7 +119,7 @@ def _encrypted(url: str) -> str:
 class OAuth(Section):
     """A token for every request, fetched with the credentials of a client (RFC 6749, 4.4)."""
 
-    token_url: Annotated[Url, AfterValidator(_encrypted)]
+    token_url: Annotated[Url, AfterValidator(encrypted)]
     """Where the token server gives tokens; `https`, or loopback."""
     client_id: Annotated[str, Field(min_length=1)]
     """Name of this client there."""

@@ -7,8 +7,9 @@ import difflib
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
+from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.references import is_secret_name
 from headrace.config.section import PositiveSeconds, Seconds, Section, Url
 
@@ -136,12 +137,24 @@ class KafkaConfig(Section):
 
     bootstrap_servers: Annotated[str, Field(pattern=r"^[^\s,]+(\s*,\s*[^\s,]+)*$")] = "localhost:9092"
     """Brokers to ask first: `host:port`, comma separated."""
+    security: KafkaSecurity = KafkaSecurity()
+    """TLS and login."""
     properties: ClientProperties = Field(default_factory=dict)
     """Client properties by their librdkafka names, after an allow-list; a secret belongs in a `${file:}` reference."""
     create_topics: bool = True
     """Whether internal topics (dead letter topics, result topics) are created when missing."""
     request_timeout_seconds: PositiveSeconds = 10.0
     """Longest wait for one answer to an administrative request."""
+
+    @model_validator(mode="after")
+    def _one_way_to_secure(self) -> KafkaConfig:
+        if self.security != KafkaSecurity():
+            for name in self.properties:
+                if name == "security.protocol" or name.startswith(("sasl.", "ssl.")):
+                    raise ValueError(
+                        f"has security and properties.{name}: remove {name}, and write all of it in security"
+                    )
+        return self
 
 
 class SchemaRegistryConfig(Section):

@@ -16,8 +16,9 @@ from pydantic import ValidationError
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.explain import explain, known_keys, location_of
 from headrace.config.http import JwtConfig
+from headrace.config.kafka import KafkaConfig
 from headrace.config.model import HeadraceConfig
-from headrace.config.references import ReferenceProblem, holds_plain_text, is_secret_name, resolve, too_open
+from headrace.config.references import ReferenceProblem, files_in, holds_plain_text, is_secret_name, resolve, too_open
 from headrace.config.section import Section
 from headrace.config.yaml_tree import KeyPath, Problems, read_text, read_tree
 from headrace.errors import ConfigError
@@ -86,8 +87,8 @@ class _FileReader:
             self._tree = {}
         self._unresolved: set[KeyPath] = set()
         """Paths of references that have no value."""
-        self._replaced: set[KeyPath] = set()
-        """Paths of references that were replaced by their value."""
+        self._replaced: dict[KeyPath, str] = {}
+        """Paths of references that were replaced by their value, with their text."""
         self._has_plain_secret = False
 
     def read(self) -> ConfigReading:
@@ -101,7 +102,7 @@ class _FileReader:
             config = HeadraceConfig.model_validate(self._tree)
         except ValidationError as cause:
             errors = cause.errors(include_url=False, include_input=False)
-            explain(errors, self._tree, self._locations, self._unresolved, self._problems, hidden=self._replaced)
+            explain(errors, self._tree, self._locations, self._unresolved, self._problems, hidden=set(self._replaced))
         else:
             config = self._with_absolute_paths(config)
             for path, sentence in unprotected(config):
@@ -124,7 +125,7 @@ class _FileReader:
             try:
                 resolved = resolve(value, self._environ, self._folder, self._check_mount if secret else lambda _: None)
                 if resolved != value:
-                    self._replaced.add(at)
+                    self._replaced[at] = value
                 return resolved
             except ReferenceProblem as cause:
                 self._unresolved.add(at)
@@ -156,6 +157,7 @@ class _FileReader:
             node[key] = _override_value(self._environ[name])
             for overridden in [known for known in locations if known[: len(path)] == path]:
                 del locations[overridden]
+                self._replaced.pop(overridden, None)
             locations[path] = name
 
     def _named_files(self) -> dict[str, list[Path]]:
@@ -179,6 +181,7 @@ class _FileReader:
         files = {section: [folder / file for file in getattr(config, section)] for section in _FILE_LISTS}
         tls = self._with_absolute_files(config.http.tls, ("http", "tls"))
         jwt = self._with_absolute_files(config.security.jwt, ("security", "jwt"))
+        kafka = self._with_security_files(config.kafka, ("kafka", "security"))
         peer_tls = self._with_absolute_files(config.cluster.tls, ("cluster", "tls"))
         reactive: dict[str, ReactiveConsumerConfig] = {}
         for name, consumer in config.reactive_consumers.items():
@@ -193,6 +196,7 @@ class _FileReader:
         return config.model_copy(
             update={
                 **files,
+                "kafka": kafka,
                 "audit": config.audit.model_copy(update={"file": folder / config.audit.file}),
                 "state_dir": folder / config.state_dir,
                 "http": config.http.model_copy(update={"tls": tls}),
@@ -201,6 +205,16 @@ class _FileReader:
                 "reactive_consumers": reactive,
             }
         )
+
+    def _with_security_files(self, kafka: KafkaConfig, at: KeyPath) -> KafkaConfig:
+        references = {
+            path[len(at) :]: text for path, text in self._replaced.items() if path[: len(at)] == at and files_in(text)
+        }
+        security = kafka.security.read_from(self._folder, references)
+        for file in security.files:
+            if not file.is_file():
+                self._report(at, f"names {file}, which is no file: correct the path")
+        return kafka.model_copy(update={"security": security})
 
     def _with_absolute_files(self, section: AnySection, at: KeyPath) -> AnySection:
         files = {name: self._folder / value for name, value in section if isinstance(value, Path)}

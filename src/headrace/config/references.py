@@ -45,6 +45,13 @@ def resolve(text: str, environ: Mapping[str, str], folder: Path, on_file: Callab
     return _REFERENCE.sub(replace, text)
 
 
+def files_in(text: str) -> list[str]:
+    """Return the names of the files that a text refers to."""
+    return [
+        match[1].removeprefix("file:") for match in _REFERENCE.finditer(text) if (match[1] or "").startswith("file:")
+    ]
+
+
 def holds_plain_text(text: str) -> bool:
     """Return whether a secret written like this is itself in the file: no reference, or one with a default."""
     references = [match[1] for match in _REFERENCE.finditer(text) if match[1]]

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from headrace.devcluster.certificates import write_file
 from headrace.devcluster.ports import free_ports
 from headrace.devcluster.server import Server
 
@@ -52,7 +53,7 @@ class HeadraceProcess:
 
         self._folder.mkdir(parents=True, exist_ok=True)
         file = self._folder / "headrace.yaml"
-        file.write_text(yaml.safe_dump(self._config))
+        write_file(file, yaml.safe_dump(self._config).encode(), 0o600)  # it may hold passwords
         self.server.log.write_text("")
         self._launch(["run", "-c", str(file)])
 

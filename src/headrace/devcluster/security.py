@@ -68,6 +68,8 @@ class ClusterSecurity:
             key = RSAKey.generate_key(2048, {"kid": "dev", "use": "sig", "alg": "RS256"})
             write_file(self.folder / "token.key", json.dumps(key.as_dict(private=True)).encode(), 0o600)
             write_file(self.jwks, json.dumps({"keys": [key.as_dict(private=False)]}).encode(), 0o644)
+        for user, password in self.passwords.items():
+            write_file(self.folder / f"{user}.password", password.encode(), 0o600)
         authority = Authority(self.folder, "ca")
         server = authority.issue("server", server=True)
         write_file(self.server_store, server.key.read_bytes() + server.certificate.read_bytes(), 0o600)
@@ -145,6 +147,8 @@ class ClusterSecurity:
             }
             for user in (*_USERS, "expired", "stranger")
         }
+        for user in _USERS:
+            users[user]["password"] = str(self.folder / f"{user}.password")
         return {
             "sasl_ssl": {"bootstrap_servers": sasl, "mechanisms": list(MECHANISMS)},
             "ssl": {"bootstrap_servers": tls},

@@ -9,6 +9,7 @@ usage: python -m headrace.devcluster.token_server FOLDER PORT REGISTRY_PORT TOKE
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import hmac
 import http.client
@@ -85,9 +86,10 @@ class TokenServer(ServerGroup):
 
 
 def _answers(port: int) -> bool:
-    connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=5, context=ssl._create_unverified_context())
-    connection.request("GET", "/jwks")
-    return connection.getresponse().status == 200
+    context = ssl._create_unverified_context()
+    with contextlib.closing(http.client.HTTPSConnection("127.0.0.1", port, timeout=5, context=context)) as connection:
+        connection.request("GET", "/jwks")
+        return connection.getresponse().status == 200
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -13,10 +13,13 @@ import confluent_kafka
 from pydantic import SecretStr
 
 from headrace.config.kafka import CONSUMER_ONLY, KafkaConfig
+from headrace.config.kafka_security import KafkaSasl, KafkaSecurity, KafkaTls, is_pem
 from headrace.config.membership import ConsumerConfig
 from headrace.config.producer import ProducerConfig
+from headrace.config.references import ReferenceProblem
 from headrace.errors import ConfigError
 
+log = logging.getLogger(__name__)
 client_log = logging.getLogger("headrace.kafka.client")
 
 
@@ -42,6 +45,8 @@ class _Seldom(logging.Filter):
         return True
 
 
+_ONLY_TLS_1_3 = "PSK-AES256-GCM-SHA384"
+"""The client has no setting for versions. This suite of TLS 1.2 is never usable here, and those of 1.3 stay offered."""
 _CONNECTION = re.compile(r"FAIL|REQTMOUT")  # the client's words for what also comes to `error_cb`
 _VARYING = re.compile(r"\d+|\(.*?\)")
 _REPEAT_SECONDS = 30.0
@@ -55,10 +60,61 @@ def client_properties(kafka: KafkaConfig, client_id: str, *, consumer: bool = Fa
     return {
         "reconnect.backoff.max.ms": 2000,
         **opened(chosen),
+        **security_properties(kafka.security),
         "bootstrap.servers": kafka.bootstrap_servers,
         "client.id": client_id,
         "logger": client_log,
     }
+
+
+def security_properties(security: KafkaSecurity) -> dict[str, Any]:
+    """Return the properties of TLS and login, with the secrets that their files hold now."""
+    try:
+        security = security.current()
+    except (ReferenceProblem, ValueError) as cause:
+        log.warning("kafka.security: %s. The secrets read before stay in use", cause)
+    protocol = security.effective_protocol
+    properties: dict[str, Any] = {} if protocol == "plaintext" else {"security.protocol": protocol}
+    if protocol.endswith("ssl"):
+        properties |= _tls_properties(security.tls or KafkaTls())
+    return properties | (_login_properties(security.sasl) if security.sasl else {})
+
+
+def _tls_properties(tls: KafkaTls) -> dict[str, Any]:
+    properties = {
+        **_pem("ssl.ca", tls.ca),
+        **_pem("ssl.certificate", tls.certificate),
+        **_pem("ssl.key", tls.key.get_secret_value()),
+        "ssl.key.password": tls.key_password.get_secret_value(),
+        "ssl.keystore.location": str(tls.keystore or ""),
+        "ssl.keystore.password": tls.keystore_password.get_secret_value(),
+        "ssl.cipher.suites": _ONLY_TLS_1_3 if tls.min_version == "1.3" else "",
+        "enable.ssl.certificate.verification": "" if tls.verify_certificate else "false",
+    }
+    written = {name: value for name, value in properties.items() if value}
+    return {**written, "ssl.endpoint.identification.algorithm": "https" if tls.verify_host_name else "none"}
+
+
+def _login_properties(sasl: KafkaSasl) -> dict[str, Any]:
+    oauth = sasl.oauth
+    if oauth is None:
+        password = sasl.password.get_secret_value()
+        return {"sasl.mechanism": sasl.mechanism, "sasl.username": sasl.username, "sasl.password": password}
+    properties = {
+        "sasl.mechanism": sasl.mechanism,
+        "sasl.oauthbearer.method": "oidc",
+        "sasl.oauthbearer.token.endpoint.url": oauth.token_url,
+        "sasl.oauthbearer.client.id": oauth.client_id,
+        "sasl.oauthbearer.client.secret": oauth.client_secret.get_secret_value(),
+        "sasl.oauthbearer.scope": " ".join(oauth.scopes),
+        "sasl.oauthbearer.extensions": ",".join(f"{name}={value}" for name, value in oauth.extensions.items()),
+        **_pem("https.ca", oauth.ca),
+    }
+    return {name: value for name, value in properties.items() if value}
+
+
+def _pem(name: str, value: str) -> dict[str, str]:
+    return {f"{name}.{'pem' if is_pem(value) else 'location'}": value} if value else {}
 
 
 def opened(properties: Mapping[str, object]) -> dict[str, Any]:

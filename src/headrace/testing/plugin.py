@@ -13,11 +13,13 @@ from typing import Any, TypeVar
 import pytest
 
 from headrace.devcluster import Cluster, HeadraceProcess, RecordingBackend, Registry
+from headrace.devcluster.token_server import TokenServer
 from headrace.errors import EnvironmentProblem
 from headrace.testing.forked import ForkedHeadrace
 from headrace.testing.proxy import FaultProxy
+from headrace.testing.secured import SecuredCluster
 
-AnyServers = TypeVar("AnyServers", Cluster, Registry)
+AnyServers = TypeVar("AnyServers", Cluster, Registry, TokenServer)
 
 
 @contextlib.contextmanager
@@ -54,6 +56,18 @@ def kafka_three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     A test that breaks a broker repairs it before it ends.
     """
     yield from _run(Cluster(tmp_path_factory.mktemp("kafka3"), 3, proxied=True))
+
+
+@pytest.fixture(scope="session")
+def kafka_secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredCluster]:
+    """A cluster of one broker with TLS, logins and access rules, and a token server, shared by the session.
+
+    `kafka_secured.login(mechanism, user)` and `certificate(user)` return the section `kafka` of a headrace.yaml.
+    """
+    for cluster in _run(Cluster(tmp_path_factory.mktemp("secured"), 1, secured=True)):
+        assert cluster.security
+        for tokens in _run(TokenServer(tmp_path_factory.mktemp("tokens"), cluster.security)):
+            yield SecuredCluster(cluster, cluster.security, tokens)
 
 
 @pytest.fixture

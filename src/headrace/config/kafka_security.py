@@ -1,0 +1,222 @@
+"""TLS and login of Kafka's clients: one model for `headrace.yaml`, for triggers of functions, and for pipelines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, SecretStr, model_validator
+
+from headrace.config.backend import encrypted
+from headrace.config.references import files_in, resolve
+from headrace.config.section import Section, Url
+from headrace.config.yaml_tree import KeyPath
+
+TlsVersion = Literal["1.2", "1.3"]
+Mechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
+Protocol = Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"]
+_PEM_START: Final = "-----BEGIN"
+
+
+def is_pem(value: str) -> bool:
+    """Return whether a value is the text of certificates or keys; otherwise it is the path of a file."""
+    return _PEM_START in value
+
+
+def _mechanism(value: Any) -> Any:
+    if str(value).upper() in ("GSSAPI", "KERBEROS"):
+        raise ValueError(
+            f"is {value}, which needs Kerberos and is not supported: take a SCRAM mechanism or OAUTHBEARER"
+        )
+    return str(value).upper()
+
+
+def _lower(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
+
+
+def _version(value: Any) -> Any:
+    return str(value).removeprefix("TLSv")
+
+
+class KafkaTls(Section):
+    """TLS to the brokers. Certificates and keys are PEM: the path of a file, relative to this file, or the text itself.
+
+    Files are read again when they change."""
+
+    ca: str = ""
+    """Authorities that may have signed the brokers' certificates, instead of the system's."""
+    certificate: str = ""
+    """Certificate that Headrace presents, with its chain."""
+    key: SecretStr = SecretStr("")
+    """Private key of the certificate (PKCS#8)."""
+    key_password: SecretStr = SecretStr("")
+    """Password of the key, if it has one."""
+    keystore: Path | None = None
+    """PKCS#12 file with certificate and key, instead of `certificate` and `key`."""
+    keystore_password: SecretStr = SecretStr("")
+    """Password of the PKCS#12 file."""
+    min_version: Annotated[TlsVersion, BeforeValidator(_version)] = "1.2"
+    """Oldest version of TLS that is accepted."""
+    max_version: Annotated[TlsVersion, BeforeValidator(_version)] = "1.3"
+    """Newest version of TLS that is offered; the lowest that is set in this process counts for all clusters."""
+    verify_host_name: bool = True
+    """Whether the broker's certificate must be for the host that was connected to."""
+    verify_certificate: bool = True
+    """Whether a known authority must have signed the broker's certificate."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> KafkaTls:
+        key = bool(self.key.get_secret_value())
+        if bool(self.certificate) != key:
+            raise ValueError("needs certificate and key together: set both, or none")
+        if self.key_password.get_secret_value() and not key:
+            raise ValueError("key_password is set without key: set key, or keystore with keystore_password")
+        if self.keystore and key:
+            raise ValueError("has both keystore and certificate: keep one of them")
+        if bool(self.keystore) != bool(self.keystore_password.get_secret_value()):
+            raise ValueError("needs keystore and keystore_password together: set both, or none")
+        if self.min_version > self.max_version:
+            raise ValueError(f"min_version {self.min_version} is newer than max_version {self.max_version}: swap them")
+        return self
+
+
+class KafkaOAuth(Section):
+    """A token of a server for each connection, fetched with the credentials of a client (RFC 6749, 4.4; KIP-768)."""
+
+    token_url: Annotated[Url, AfterValidator(encrypted)]
+    """Where the token server gives tokens; `https`, or loopback."""
+    client_id: Annotated[str, Field(min_length=1)]
+    """Name of this client there."""
+    client_secret: SecretStr
+    """Its secret."""
+    scopes: list[str] = Field(default_factory=list)
+    """Scopes to ask for; empty for the server's default."""
+    extensions: dict[str, str] = Field(default_factory=dict)
+    """SASL extensions by name that brokers of some services ask for (KIP-342)."""
+    ca: str = ""
+    """Authorities of the token server's certificate, as path or PEM text, instead of the system's."""
+
+
+class KafkaSasl(Section):
+    """The login."""
+
+    mechanism: Annotated[Mechanism, BeforeValidator(_mechanism)]
+    """Kafka's `sasl.mechanism`, in any letter case."""
+    username: str = ""
+    """User, for PLAIN and SCRAM."""
+    password: SecretStr = SecretStr("")
+    """Password, for PLAIN and SCRAM."""
+    oauth: KafkaOAuth | None = None
+    """Token server, for OAUTHBEARER."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> KafkaSasl:
+        login = bool(self.username), bool(self.password.get_secret_value())
+        if self.mechanism == "OAUTHBEARER":
+            if not self.oauth:
+                raise ValueError(
+                    "mechanism is OAUTHBEARER without oauth: set oauth.token_url, client_id, client_secret"
+                )
+            if any(login):
+                raise ValueError("has username or password, which OAUTHBEARER does not use: remove them")
+        elif self.oauth:
+            raise ValueError(f"has oauth, which {self.mechanism} does not use: remove it, or set OAUTHBEARER")
+        elif not all(login):
+            missing = " and ".join(n for n, set_ in zip(("username", "password"), login, strict=True) if not set_)
+            raise ValueError(f"mechanism {self.mechanism} needs {missing}: set it")
+        return self
+
+
+class KafkaSecurity(Section):
+    """How clients protect their connections to Kafka, and how they log in."""
+
+    protocol: Annotated[Protocol, BeforeValidator(_lower)] | None = None
+    """Kafka's `security.protocol`; when left out, `sasl_ssl` if there is a login, `ssl` if there is `tls`, otherwise
+    `plaintext`. `sasl_plaintext` must be written: it shows records and, with PLAIN, the password to the network."""
+    tls: KafkaTls | None = None
+    """Certificates, and what is checked of the brokers'."""
+    sasl: KafkaSasl | None = None
+    """The login."""
+    _references: Mapping[KeyPath, str] = PrivateAttr(default_factory=dict)
+    _folder: Path = PrivateAttr(default=Path())
+
+    @model_validator(mode="after")
+    def _consistent(self) -> KafkaSecurity:
+        protocol = self.effective_protocol
+        if self.sasl and not protocol.startswith("sasl_"):
+            raise ValueError(f"has sasl, and protocol {protocol} has no login: set protocol: sasl_ssl, or remove sasl")
+        if protocol.startswith("sasl_") and not self.sasl:
+            raise ValueError(f"protocol {protocol} needs a login: set sasl.mechanism and its credentials")
+        if self.tls and not protocol.endswith("ssl"):
+            raise ValueError(
+                f"has tls, and protocol {protocol} has no TLS: set protocol: sasl_ssl or ssl, or remove tls"
+            )
+        return self
+
+    @property
+    def effective_protocol(self) -> Protocol:
+        """Kafka's `security.protocol`, chosen if it is not written."""
+        if self.protocol:
+            return self.protocol
+        return "sasl_ssl" if self.sasl else "ssl" if self.tls else "plaintext"
+
+    @property
+    def principal(self) -> str:
+        """Kafka's name of this client, as far as it is known here; empty if only the brokers know it."""
+        if not self.sasl:
+            return "User:ANONYMOUS" if self.effective_protocol == "plaintext" else ""
+        return f"User:{self.sasl.oauth.client_id if self.sasl.oauth else self.sasl.username}"
+
+    @property
+    def files(self) -> list[Path]:
+        """Every file that certificates and secrets are read from."""
+        tls, oauth = self.tls or KafkaTls(), self.sasl.oauth if self.sasl else None
+        texts = [tls.ca, tls.certificate, tls.key.get_secret_value(), oauth.ca if oauth else ""]
+        found = [Path(text) for text in texts if text and not is_pem(text)]
+        found += [tls.keystore] if tls.keystore else []
+        return found + [self._folder / name for text in self._references.values() for name in files_in(text)]
+
+    def read_from(self, folder: Path, references: Mapping[KeyPath, str]) -> KafkaSecurity:
+        """Return this with absolute paths, able to read its secrets again.
+
+        Args:
+            folder: What relative paths start from.
+            references: Path below this section to the text with its `${file:}` references.
+        """
+        values = self.model_dump(exclude_unset=True)
+        for section, names in (
+            (values.get("tls"), ("ca", "certificate", "key", "keystore")),
+            (_oauth(values), ("ca",)),
+        ):
+            for name in names:
+                if section and (value := section.get(name)):
+                    text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+                    section[name] = text if is_pem(text) else str(folder / text)
+        found = KafkaSecurity.model_validate(values)
+        if references:
+            found._references, found._folder = dict(references), folder
+        return found
+
+    def current(self) -> KafkaSecurity:
+        """Return this with the secrets that its files hold now.
+
+        Raises:
+            ReferenceProblem: A file cannot be read.
+            ValidationError: A secret is not usable.
+        """
+        if not self._references:
+            return self
+        values = self.model_dump(exclude_unset=True)
+        for path, text in self._references.items():
+            section: Any = values
+            for part in path[:-1]:
+                section = section[part]
+            section[path[-1]] = resolve(text, os.environ, self._folder, lambda _: None)
+        return KafkaSecurity.model_validate(values).read_from(self._folder, self._references)
+
+
+def _oauth(values: dict[str, Any]) -> Any:
+    return (values.get("sasl") or {}).get("oauth")

@@ -1,0 +1,40 @@
+"""A secured cluster as tests use it: sections of headrace.yaml for each login, and access rules."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from headrace.devcluster import Cluster
+from headrace.devcluster.certificates import STORE_PASSWORD
+from headrace.devcluster.security import ClusterSecurity
+from headrace.devcluster.token_server import TokenServer
+
+
+class SecuredCluster(NamedTuple):
+    """Brokers with TLS, logins and access rules, and the server of their tokens."""
+
+    cluster: Cluster
+    """Its `bootstrap_servers` are the listener without login, which has every right."""
+    security: ClusterSecurity
+    """Users, passwords and certificates."""
+    tokens: TokenServer
+    """Gives tokens to the cluster's users."""
+
+    def login(self, mechanism: str = "SCRAM-SHA-512", user: str = "app") -> dict[str, Any]:
+        """Return the section `kafka` of a headrace.yaml that logs in over TLS."""
+        password, authority = f"${{file:{self.security.folder / user}.password}}", str(self.security.authority)
+        sasl: dict[str, Any] = {"mechanism": mechanism, "username": user, "password": password}
+        if mechanism == "OAUTHBEARER":
+            oauth = {"token_url": self.tokens.token_url, "client_id": user, "client_secret": password, "ca": authority}
+            sasl = {"mechanism": mechanism, "oauth": oauth}
+        return {"bootstrap_servers": self.cluster.sasl_servers, "security": {"tls": {"ca": authority}, "sasl": sasl}}
+
+    def certificate(self, user: str = "app", *, store: bool = False) -> dict[str, Any]:
+        """Return the section `kafka` of a headrace.yaml that shows a certificate, from PEM files or a PKCS#12 file."""
+        folder = self.security.folder
+        pem = {"certificate": str(folder / f"{user}.pem"), "key": str(folder / f"{user}.key")}
+        pkcs12 = {"keystore": str(folder / f"{user}.p12"), "keystore_password": STORE_PASSWORD}
+        return {
+            "bootstrap_servers": self.cluster.tls_servers,
+            "security": {"tls": {"ca": str(self.security.authority), **(pkcs12 if store else pem)}},
+        }

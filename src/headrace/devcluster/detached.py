@@ -131,4 +131,10 @@ def environment(endpoints: dict[str, Any]) -> dict[str, str]:
     variables = {"KAFKA": endpoints["kafka"]["bootstrap_servers"]}
     if "schema_registry" in endpoints:
         variables["SCHEMA_REGISTRY_URL"] = endpoints["schema_registry"]["url"]
+    if secured := endpoints.get("secured"):
+        variables["KAFKA_SASL_SSL"] = secured["sasl_ssl"]["bootstrap_servers"]
+        variables["KAFKA_SSL"] = secured["ssl"]["bootstrap_servers"]
+        variables["TOKEN_URL"] = secured["token_url"]
+        if "schema_registry" in secured:
+            variables["SCHEMA_REGISTRY_TLS_URL"] = secured["schema_registry"]["url"]
     return variables

@@ -75,6 +75,18 @@ def test_the_environment_names_what_runs() -> None:
     """Without a registry there is no line for it."""
     assert environment(UP) == {"KAFKA": "127.0.0.1:1", "SCHEMA_REGISTRY_URL": "http://127.0.0.1:2/x"}
     assert environment({"kafka": UP["kafka"]}) == {"KAFKA": "127.0.0.1:1"}
+    secured: dict[str, object] = {
+        "sasl_ssl": {"bootstrap_servers": "localhost:3"},
+        "ssl": {"bootstrap_servers": "localhost:4"},
+    }
+    secured |= {"token_url": "https://localhost:5/token", "schema_registry": {"url": "https://localhost:5/x"}}
+    assert environment({"kafka": UP["kafka"], "secured": secured}) == {
+        "KAFKA": "127.0.0.1:1",
+        "KAFKA_SASL_SSL": "localhost:3",
+        "KAFKA_SSL": "localhost:4",
+        "TOKEN_URL": "https://localhost:5/token",
+        "SCHEMA_REGISTRY_TLS_URL": "https://localhost:5/x",
+    }
 
 
 def test_status_of_a_stopped_cluster_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

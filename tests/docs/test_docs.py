@@ -25,6 +25,7 @@ from headrace.config.consumers import RetryConfig
 from headrace.config.load import load_config
 from headrace.delivery.protocols import ACK, Delivery, Reply
 from headrace.devcluster.ports import free_ports, is_free
+from headrace.devcluster.security import ClusterSecurity
 from headrace.devcluster.server import Server
 from headrace.errors import HeadraceError, catalogue
 from headrace.formats.codecs import Codecs
@@ -37,6 +38,7 @@ from headrace.sidecar import produce_answer
 from headrace.sidecar.reactive.http_destination import HttpDestination
 from headrace.sidecar.reactive.payload_decoder import PayloadDecoder
 from headrace.telemetry.metrics import BY_NAME
+from headrace.testing.secured import SecuredCluster
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
@@ -52,7 +54,7 @@ BANNED = re.compile(
 )
 RUNTIMES = {"js": "node", "java": "java"}
 """Languages of programs that other runtimes run."""
-CLUSTERS = {"docs/when-something-fails.md": "kafka_three"}
+CLUSTERS = {"docs/when-something-fails.md": "kafka_three", "docs/security-kafka.md": "kafka_secured"}
 """What a page's examples run on, where one broker is not enough."""
 STARTS_CLUSTERS = re.compile(r"make |python3 -m venv |\.venv/bin/pip |eval |headrace (dev|demo)\b|export PATH=")
 """Commands of the examples that make an environment or a cluster; other tests run them."""
@@ -203,6 +205,8 @@ def test_files_shown_load(page: Path, tmp_path: Path) -> None:
             file.write_text(f"{file.name:->32}")
             file.chmod(0o600)
     write_files(page, tmp_path)
+    if ".headrace/dev/kafka/security/" in page.read_text():
+        ClusterSecurity(tmp_path / ".headrace/dev/kafka/security").prepare()
     for name, text in files_of(page):
         path = tmp_path / name
         if path.suffix == ".yaml":
@@ -319,8 +323,13 @@ def test_commands_shown_do_what_the_page_says(
     has_backend = "\npython backend.py &" in page.read_text()
     ports = {"8444": free_ports(1)[0] if has_backend else int(re.search(r":(\d+)/", backend.url)[1])}
     write_files(page, folder, ports)
-    kafka = emptied(request.getfixturevalue(CLUSTERS.get(name_of(page), "kafka")))
-    services = {"KAFKA": kafka.bootstrap_servers}
+    kafka = request.getfixturevalue(CLUSTERS.get(name_of(page), "kafka"))
+    services = {"KAFKA": emptied(kafka).bootstrap_servers}
+    if isinstance(kafka, SecuredCluster):
+        cluster, token_url = kafka.cluster, kafka.tokens.token_url
+        services |= {"KAFKA_SASL_SSL": cluster.sasl_servers, "KAFKA_SSL": cluster.tls_servers, "TOKEN_URL": token_url}
+        (folder / ".headrace/dev/kafka").mkdir(parents=True)
+        (folder / ".headrace/dev/kafka/security").symlink_to(kafka.security.folder)
     if "SCHEMA_REGISTRY_URL" in page.read_text():
         services["SCHEMA_REGISTRY_URL"] = request.getfixturevalue("schema_registry").url
     env = {

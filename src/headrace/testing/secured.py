@@ -20,6 +20,11 @@ class SecuredCluster(NamedTuple):
     tokens: TokenServer
     """Gives tokens to the cluster's users."""
 
+    @property
+    def bootstrap_servers(self) -> str:
+        """The listener without login, which has every right."""
+        return self.cluster.bootstrap_servers
+
     def login(self, mechanism: str = "SCRAM-SHA-512", user: str = "app") -> dict[str, Any]:
         """Return the section `kafka` of a headrace.yaml that logs in over TLS."""
         password, authority = f"${{file:{self.security.folder / user}.password}}", str(self.security.authority)

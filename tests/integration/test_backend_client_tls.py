@@ -10,16 +10,16 @@ from pathlib import Path
 
 from raw_server import OK, Authority, always, client_for, run, served, why_not
 
-from headrace.config.backend import BackendConfig, BackendTls
+from headrace.config.backend import BackendConfig, ClientTls
 from headrace.lifecycle import SystemClock
-from headrace.security import BackendTlsFiles
+from headrace.security import ClientTlsFiles
 from headrace.sidecar.reactive.client import client_of
 
 
 def test_tls_takes_whom_the_authority_vouches_for_and_nobody_else(tmp_path: Path) -> None:
     """Right name, date and authority; each of them wrong is refused in words, and no request is sent (E11)."""
     authority, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
-    context = BackendTlsFiles("x", BackendTls(ca=authority.file), SystemClock()).context
+    context = ClientTlsFiles("x", ClientTls(ca=authority.file), SystemClock()).context
     cases = [
         (authority.issue("good"), ""),
         (authority.issue("other", host="other.example"), "not trusted: IP address mismatch"),
@@ -43,7 +43,7 @@ def test_tls_takes_whom_the_authority_vouches_for_and_nobody_else(tmp_path: Path
 def test_tls_and_plain_text_do_not_meet(tmp_path: Path) -> None:
     """https to a plain port and http to a TLS port: a clear sentence, nothing delivered (E11)."""
     authority = Authority(tmp_path)
-    context = BackendTlsFiles("x", BackendTls(ca=authority.file), SystemClock()).context
+    context = ClientTlsFiles("x", ClientTls(ca=authority.file), SystemClock()).context
 
     async def main() -> None:
         async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -70,7 +70,7 @@ def test_a_backend_may_want_a_certificate_and_a_new_one_is_taken(tmp_path: Path)
     server_tls.verify_mode = ssl.CERT_REQUIRED
     authority.issue("us", password=b"locked")
     settings = {"ca": authority.file, "certificate": tmp_path / "us.pem", "key": tmp_path / "us.key"}
-    files = BackendTlsFiles("x", BackendTls.model_validate({**settings, "key_password": "locked"}), SystemClock())
+    files = ClientTlsFiles("x", ClientTls.model_validate({**settings, "key_password": "locked"}), SystemClock())
     names: list[str] = []
 
     async def main() -> None:
@@ -80,7 +80,7 @@ def test_a_backend_may_want_a_certificate_and_a_new_one_is_taken(tmp_path: Path)
 
         async with served(note, tls=server_tls) as server:
             url = server.url.replace("http:", "https:")
-            without = BackendTlsFiles("x", BackendTls(ca=authority.file), SystemClock()).context
+            without = ClientTlsFiles("x", ClientTls(ca=authority.file), SystemClock()).context
             with client_for(url, tls=without) as client:
                 assert re.search("certificate|closed the connection", await why_not(client))
             assert names == []

@@ -27,7 +27,7 @@ from headrace.lifecycle import Service
 from headrace.pipelines.load import load_pipelines
 from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.spec import PipelineSpec
-from headrace.security import BackendTlsFiles
+from headrace.security import ClientTlsFiles
 from headrace.sidecar.reactive.external_offsets import ExternalOffsets
 from headrace.sidecar.reactive.healthy_start import StartWhenHealthy
 from headrace.sidecar.reactive.http_destination import HttpDestination
@@ -142,11 +142,11 @@ class Assembly:
         self._add(running)
         return [*tls, destination, *retries, pump, self._when_healthy(consumer, destination, backend), watch]
 
-    def _backend(self, label: str, reactive: ReactiveConsumerConfig) -> tuple[list[BackendTlsFiles], HttpDestination]:
+    def _backend(self, label: str, reactive: ReactiveConsumerConfig) -> tuple[list[ClientTlsFiles], HttpDestination]:
         backend, codecs, clock = reactive.backend, self._context.codecs, self._context.clock
         keys, values = codecs.for_reading(reactive.key_format), codecs.for_reading(reactive.value_format)
         payloads = PayloadDecoder(keys, reactive.key_format, values, reactive.value_format)
-        tls = [BackendTlsFiles(f"{label} backend.tls", backend.tls, clock)] if backend.secure else []
+        tls = [ClientTlsFiles(f"{label} backend.tls", backend.tls, clock)] if backend.secure else []
         tls_context = tls[0].context if tls else None
         return tls, HttpDestination(f"{label} backend", backend, reactive.retry, payloads, clock, tls_context)
 

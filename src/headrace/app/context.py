@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
+from headrace.config.kafka import SchemaRegistryConfig
 from headrace.config.model import HeadraceConfig
 from headrace.delivery.protocols import OnEnded, Outcome, Reply
 from headrace.formats.codecs import Codecs
@@ -13,6 +14,7 @@ from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import Admin, Producer, Reachability, TopicDirectory
 from headrace.lifecycle import Clock, Service
 from headrace.records import Record
+from headrace.security import ClientTlsFiles
 from headrace.telemetry.audit import Audit
 from headrace.telemetry.audit_notes import Consumption
 from headrace.telemetry.audit_targets import AuditFile, AuditTarget, AuditTopic, Produce
@@ -35,6 +37,7 @@ class ProcessContext:
     inner_producer: Producer
     """Writes dead letters, outputs of functions and internal topics; may be the same."""
     registry: SchemaRegistry
+    registry_tls: ClientTlsFiles | None
     codecs: Codecs
     audit: Audit | None
     audit_producer: Producer | None
@@ -44,7 +47,7 @@ class ProcessContext:
     def services(self) -> list[Service]:
         """What must start before everything else, in order."""
         clients: list[Service | None] = [self.admin.reachability, self.topics, self.producer, self.inner_producer]
-        return [each for each in dict.fromkeys([*clients, self.audit_producer, self.audit]) if each]
+        return [each for each in dict.fromkeys([self.registry_tls, *clients, self.audit_producer, self.audit]) if each]
 
     def on_ended(self, audit_type: str, group: str) -> OnEnded | None:
         """Return what writes audit notes of a group's ended records; None without an audit."""
@@ -75,7 +78,7 @@ def make_context(config: HeadraceConfig, clock: Clock) -> ProcessContext:
         # Its records may be larger: a dead letter is a record that Kafka took, and headers.
         lasting = config.producer.lasting.model_copy(update={"max_record_bytes": _LARGEST_RECORD_BYTES})
         inner = Producer(config.kafka, lasting, "inner_producer", admin)
-    registry = SchemaRegistry(config.schema_registry, clock)
+    registry, registry_tls = make_registry(config.schema_registry, clock)
     audit, audit_producer = _audit(config, admin, metrics, clock)
     return ProcessContext(
         config,
@@ -86,10 +89,21 @@ def make_context(config: HeadraceConfig, clock: Clock) -> ProcessContext:
         producer,
         inner,
         registry,
+        registry_tls,
         Codecs(registry, plain_unions=config.schema_registry.avro_unions == "plain"),
         audit,
         audit_producer,
     )
+
+
+def make_registry(settings: SchemaRegistryConfig, clock: Clock) -> tuple[SchemaRegistry, ClientTlsFiles | None]:
+    """Make the client of the schema registry, and what reads its TLS files again when they change.
+
+    Raises:
+        ConfigError: The files of TLS are not usable.
+    """
+    tls = ClientTlsFiles("schema_registry.tls", settings.tls, clock) if settings.secure else None
+    return SchemaRegistry(settings, clock, tls.context if tls else None), tls
 
 
 def _audit(

@@ -36,7 +36,7 @@ from headrace.kafka import JSON_OBJECTS, CompactedTable, InternalTopic, Lease, T
 from headrace.kafka.properties import check_properties
 from headrace.lifecycle import Clock, Service, Signals, Supervisor, SystemClock
 from headrace.lifecycle.gauge_registry import register_gauge
-from headrace.security import Authenticator, BackendTlsFiles, TlsFiles
+from headrace.security import Authenticator, ClientTlsFiles, TlsFiles
 from headrace.sidecar.active.instances import ActiveInstances
 from headrace.sidecar.idempotency import Idempotency
 from headrace.sidecar.produce import ProduceService
@@ -149,7 +149,7 @@ class App:
         """Make what shares instances with other processes, and add the services that it needs."""
         context, config, clock = self.context, self.context.config, self.context.clock
         cluster = config.cluster
-        tls = BackendTlsFiles("cluster.tls", cluster.tls, clock)
+        tls = ClientTlsFiles("cluster.tls", cluster.tls, clock)
         lease_of = partial(Lease, config.kafka, context.admin, clock=clock)
         owners = InstanceOwners(table, cluster.url or "", lease_of, context.admin, clock)
         self.services += [tls, owners]

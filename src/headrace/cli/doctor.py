@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import click
 
+from headrace.app.context import make_registry
 from headrace.app.topic_requirements import examination
 from headrace.cli.connection import ClusterSettings, kafka_options
 from headrace.cli.output import print_rows
@@ -11,7 +12,6 @@ from headrace.config.model import HeadraceConfig
 from headrace.control.doctor import examine
 from headrace.control.preconditions import Finding, TopicRequirement
 from headrace.errors import HeadraceError
-from headrace.formats.registry import SchemaRegistry
 from headrace.functions.load import load_function
 from headrace.jvm import find_java
 from headrace.kafka import Admin
@@ -58,7 +58,7 @@ async def _machine(config: HeadraceConfig) -> list[Finding]:
         except HeadraceError as error:
             found.append(Finding("machine", "Java", "failing", "none that fits", error.description))
     if "schema_registry" in config.model_fields_set:
-        registry = SchemaRegistry(config.schema_registry, SystemClock())
+        registry, _ = make_registry(config.schema_registry, SystemClock())
         try:
             await registry.check()
             found.append(Finding("schema registry", "reachable", "ok", "yes"))

@@ -12,6 +12,7 @@ from typing import IO, Any, get_args
 import click
 import msgspec
 
+from headrace.app.context import make_registry
 from headrace.cli.connection import ClusterSettings, kafka_options, open_producer, registry_option
 from headrace.cli.options import AliasedOption, with_options
 from headrace.cli.output import counted, print_json, progress
@@ -21,7 +22,6 @@ from headrace.control.selection import read_window, window
 from headrace.errors import DecodeError, EncodeError, HeadraceError, InvalidRequest
 from headrace.formats.codec import JsonCodec
 from headrace.formats.codecs import Codecs, Reader, SchemaChoice
-from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import Admin, Reachability, read_records
 from headrace.lifecycle import SystemClock, run_blocking
 from headrace.records import OutgoingRecord, Record
@@ -241,7 +241,7 @@ def _line(record: Record, keys: Reader | None, values: Reader, as_json: bool) ->
 @contextlib.asynccontextmanager
 async def open_codecs(registry: SchemaRegistryConfig) -> AsyncIterator[Codecs]:
     """Give the codecs for the length of a command; only formats with a schema use the registry."""
-    client = SchemaRegistry(registry, SystemClock())
+    client, _ = make_registry(registry, SystemClock())
     try:
         yield Codecs(client, plain_unions=registry.avro_unions == "plain")
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import ssl
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -88,12 +89,12 @@ def _sendable(headers: dict[str, str]) -> dict[str, str]:
 Headers = Annotated[dict[str, str], AfterValidator(_sendable)]
 
 
-class BackendTls(Section):
-    """TLS to a backend, 1.2 or newer; files are PEM, relative to this file, and read again when they change. The
+class ClientTls(Section):
+    """TLS to an HTTP server, 1.2 or newer; files are PEM, relative to this file, and read again when they change. The
     server's name and certificate are always checked."""
 
     ca: Path | None = None
-    """Authorities that may have signed the backend's certificate, instead of the system's."""
+    """Authorities that may have signed the server's certificate, instead of the system's."""
     certificate: Path | None = None
     """Certificate that Headrace presents, with its chain."""
     key: Path | None = None
@@ -102,10 +103,38 @@ class BackendTls(Section):
     """Password of the key, if it has one."""
 
     @model_validator(mode="after")
-    def _complete(self) -> BackendTls:
+    def _complete(self) -> ClientTls:
         if (self.certificate is None) != (self.key is None):
             raise ValueError("needs certificate and key together: set both, or none")
         return self
+
+
+def connection_problem(cause: OSError | None, section: str = "") -> str:
+    """Return why there is no connection to an HTTP server, in words that name the next step.
+
+    Args:
+        cause: What the attempt raised.
+        section: Section of the settings `url` and `tls`, with a dot at its end; empty for none.
+    """
+    match cause:
+        case ssl.SSLCertVerificationError():
+            return (
+                f"its certificate is not trusted: {cause.verify_message}. Correct the host in {section}url, renew the "
+                f"certificate, or name its authority in {section}tls.ca"
+            )
+        case ssl.SSLError():
+            return (
+                f"TLS cannot be agreed on ({cause.reason or cause}): is it http:// there, or {section}tls.certificate "
+                "missing?"
+            )
+        case socket.gaierror():
+            return f"its name cannot be resolved ({cause.strerror}): correct the host in {section}url"
+        case ConnectionRefusedError():
+            return f"no process listens there: start it, or correct the port in {section}url"
+        case TimeoutError():
+            return f"no connection in time ({section}timeout_seconds): is it up, and does a firewall stand between?"
+        case _:
+            return f"no connection ({(cause and cause.strerror) or cause})"
 
 
 def encrypted(url: str) -> str:
@@ -156,7 +185,7 @@ class BackendConfig(Section):
     """Longest wait for one answer."""
     headers: Headers = Field(default_factory=dict)
     """Headers of every request, which win over those that Headrace would set; secrets as `${env:}` or `${file:}`."""
-    tls: BackendTls = BackendTls()
+    tls: ClientTls = ClientTls()
     """Certificates, where the URL begins with `https`."""
     oauth: OAuth | None = None
     """The server that issues tokens for `Authorization`."""
@@ -184,7 +213,7 @@ class BackendConfig(Section):
 
     @model_validator(mode="after")
     def _transport_fits(self) -> BackendConfig:
-        if self.tls != BackendTls() and not self.secure:
+        if self.tls != ClientTls() and not self.secure:
             raise ValueError("tls is set and url is not https: correct one of them")
         if self.oauth and any(name.lower() == "authorization" for name in self.headers):
             raise ValueError("has both oauth and a header Authorization: keep one")

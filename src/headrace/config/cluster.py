@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
-from headrace.config.backend import BackendTls
+from headrace.config.backend import ClientTls
 from headrace.config.section import Count, Section, Url
 
 _LEAST_SECRET: Final = 32
@@ -34,7 +34,7 @@ class ClusterConfig(Section):
     """URL of this process for the others. Only this process listens there."""
     secret: SecretStr = SecretStr("")
     """Signs forwarded requests: `${env:NAME}` or `${file:PATH}`, equal in all processes, 32 characters at least."""
-    tls: BackendTls = BackendTls()
+    tls: ClientTls = ClientTls()
     """TLS to the other processes; they need `certificate` and `key` if their `http.tls.client_ca` is set."""
     max_forwarded: Count = 256
     """Requests that are forwarded to one process at the same time; one more is answered 503."""

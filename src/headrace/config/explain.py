@@ -45,7 +45,11 @@ def mask(value: Any, name: str = "") -> Any:
 
 
 _QUOTED_CHARACTERS = 80
-_TABLES = {"producer": (PRODUCER_KEYS, CONSUMER_KEYS), "reactive_consumers": (CONSUMER_KEYS,)}
+_TABLES = {
+    "producer": (PRODUCER_KEYS, CONSUMER_KEYS),
+    "reactive_consumers": (CONSUMER_KEYS,),
+    "schema_registry": (PRODUCER_KEYS,),
+}
 """Sections in which people write the keys of Java's clients, and the tables that explain these."""
 
 

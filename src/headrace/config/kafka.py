@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
+from headrace.config.backend import ClientTls
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.references import is_secret_name
 from headrace.config.section import PositiveSeconds, Seconds, Section, Url
@@ -166,9 +167,22 @@ class SchemaRegistryConfig(Section):
     """User of HTTP basic authentication; empty for none."""
     password: SecretStr = SecretStr("")
     """Password of HTTP basic authentication."""
+    tls: ClientTls = ClientTls()
+    """Certificates, where the URL begins with `https`."""
     timeout_seconds: PositiveSeconds = 5.0
     """Longest wait for one answer."""
     latest_seconds: Seconds = 30.0
     """How long an answer to "latest version of a subject" is reused, and a "not found" remembered."""
     avro_unions: Literal["wrapped", "plain"] = "wrapped"
     """Values of Avro's unions in JSON: `wrapped` in an object with the branch's name, or `plain`."""
+
+    @model_validator(mode="after")
+    def _transport_fits(self) -> SchemaRegistryConfig:
+        if self.tls != ClientTls() and not self.secure:
+            raise ValueError("tls is set and url is not https: correct one of them")
+        return self
+
+    @property
+    def secure(self) -> bool:
+        """Whether connections use TLS."""
+        return self.url.lower().startswith("https:")

@@ -183,6 +183,7 @@ class _FileReader:
         jwt = self._with_absolute_files(config.security.jwt, ("security", "jwt"))
         kafka = self._with_security_files(config.kafka, ("kafka", "security"))
         peer_tls = self._with_absolute_files(config.cluster.tls, ("cluster", "tls"))
+        registry_tls = self._with_absolute_files(config.schema_registry.tls, ("schema_registry", "tls"))
         reactive: dict[str, ReactiveConsumerConfig] = {}
         for name, consumer in config.reactive_consumers.items():
             backend_tls = self._with_absolute_files(
@@ -190,11 +191,13 @@ class _FileReader:
             )
             backend = consumer.backend.model_copy(update={"tls": backend_tls})
             reactive[name] = consumer.model_copy(update={"backend": backend})
-        for key in [tls.key, peer_tls.key, *(consumer.backend.tls.key for consumer in reactive.values())]:
-            if key:
-                self._check_mount(key)
+        used = [tls, peer_tls, registry_tls, *(consumer.backend.tls for consumer in reactive.values())]
+        for key in [section.key for section in used if section.key]:
+            self._check_mount(key)
+        registry = {"schema_registry": config.schema_registry.model_copy(update={"tls": registry_tls})}
         return config.model_copy(
             update={
+                **(registry if "schema_registry" in config.model_fields_set else {}),  # one in the file must answer
                 **files,
                 "kafka": kafka,
                 "audit": config.audit.model_copy(update={"file": folder / config.audit.file}),

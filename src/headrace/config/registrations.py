@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
-from headrace.config.backend import BackendConfig, BackendTls, forbidden_host, is_this_machine
+from headrace.config.backend import BackendConfig, ClientTls, forbidden_host, is_this_machine
 from headrace.config.consumers import DeadLetterConfig, ReactiveConsumerConfig
 from headrace.config.section import Count, Section, TopicName, TopicPattern, Url
 
@@ -132,7 +132,7 @@ class RegisteredBackend(BackendConfig):
                 raise ValueError(f"{name} {why}")
         if self.allow_link_local:
             raise ValueError("allow_link_local is not for registrations: take it out")
-        if self.tls != BackendTls():
+        if self.tls != ClientTls():
             raise ValueError("tls names files of the machine Headrace runs on, which is not for registrations")
         return self
 

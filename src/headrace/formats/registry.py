@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import ssl
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from typing import Annotated, Any, NamedTuple
 from urllib.parse import quote
@@ -18,6 +19,7 @@ import aiohttp
 import msgspec
 from cachetools import LRUCache
 
+from headrace.config.backend import connection_problem
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.errors import FormatError, HeadraceError, RegistryUnavailable, SchemaInvalid, SchemaNotFound
 from headrace.lifecycle import Clock, Readiness, Service
@@ -69,9 +71,15 @@ _decode_versions = msgspec.json.Decoder(list[_Answer]).decode
 class SchemaRegistry:
     """Looks schemas up and registers them; for use on one loop."""
 
-    def __init__(self, settings: SchemaRegistryConfig, clock: Clock) -> None:
-        """Prepare; connections are opened when needed, so the registry may be down."""
-        self._settings = settings
+    def __init__(self, settings: SchemaRegistryConfig, clock: Clock, tls: ssl.SSLContext | None = None) -> None:
+        """Prepare; connections are opened when needed, so the registry may be down.
+
+        Args:
+            settings: Its address and login.
+            clock: Time.
+            tls: Context of `https` connections; the system's authorities when None.
+        """
+        self._settings, self._tls = settings, tls
         self._url = settings.url.rstrip("/")
         self._session: aiohttp.ClientSession | None = None
         self._cache = _AnswerCache(settings.latest_seconds, clock)
@@ -195,13 +203,15 @@ class SchemaRegistry:
         try:
             async with self._open_session().request(method, self._url + path, json=body) as response:
                 content, status = await response.read(), response.status
+            if status in (401, 403):
+                raise self._unavailable(f"it refuses the login (HTTP {status})", _login_advice(status, self._settings))
             if status < 300:
                 return decode(content)
             problem = _decode_answer(content)
         except TimeoutError as cause:
             raise self._unavailable(f"no answer within {self._settings.timeout_seconds:g} s") from cause
         except (aiohttp.ClientError, OSError) as cause:
-            raise self._unavailable(str(cause) or type(cause).__name__) from cause
+            raise self._unavailable(_why(cause, self._settings)) from cause
         except (msgspec.MsgspecError, UnicodeDecodeError) as cause:
             raise self._unavailable(f"its answer to {method} {path} (HTTP {status}) is not of that API") from cause
         if problem.error_code in _NOT_FOUND:
@@ -210,12 +220,10 @@ class SchemaRegistry:
             raise refusal(f"the schema registry refused {what}: {problem.message[:500]}")
         raise self._unavailable(f"it answered HTTP {status}: {problem.message[:200]}")
 
-    def _unavailable(self, why: str) -> RegistryUnavailable:
-        return RegistryUnavailable(
-            f"the schema registry at {self._url} does not serve: {why}. Nothing was sent. Start it (headrace dev up), "
-            "or correct schema_registry.url, username and password",
-            url=self._url,
-        )
+    def _unavailable(self, why: str, advice: str = "") -> RegistryUnavailable:
+        advice = advice or "Start it (headrace dev up), or correct schema_registry.url"
+        text = f"the schema registry at {self._url} does not serve: {why}. Nothing was sent. {advice}"
+        return RegistryUnavailable(text, url=self._url)
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -227,8 +235,24 @@ class SchemaRegistry:
                 timeout=aiohttp.ClientTimeout(total=self._settings.timeout_seconds),
                 headers=headers,
                 cookie_jar=aiohttp.DummyCookieJar(),
+                connector=aiohttp.TCPConnector(ssl=self._tls or True),
             )
         return self._session
+
+
+def _why(cause: Exception, settings: SchemaRegistryConfig) -> str:
+    reason = getattr(cause, "certificate_error", None) or getattr(cause, "os_error", None) or cause.__cause__
+    if isinstance(reason, OSError):
+        return connection_problem(reason, "schema_registry.")
+    # With TLS 1.3 the client is connected before the server looks at its certificate.
+    hint = " (if it requires a certificate, set schema_registry.tls.certificate and key)"
+    return (str(cause) or "no answer") + (hint if settings.secure and not settings.tls.certificate else "")
+
+
+def _login_advice(status: int, settings: SchemaRegistryConfig) -> str:
+    if status == 403:
+        return f"Give user {settings.username or '(none)'} the right to read and register schemas there"
+    return f"{'Correct' if settings.username else 'Set'} schema_registry.username and password"
 
 
 def _path_of(subject: str) -> str:

@@ -1,4 +1,4 @@
-"""TLS 1.2 or newer for the listener and for backends; changed files are read again."""
+"""TLS 1.2 or newer for the listener and for HTTP clients; changed files are read again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import ssl
 from pathlib import Path
 from typing import Final
 
-from headrace.config.backend import BackendTls
+from headrace.config.backend import ClientTls
 from headrace.config.http import TlsConfig
 from headrace.errors import ConfigError
 from headrace.lifecycle import Clock, Service
@@ -97,12 +97,12 @@ class TlsFiles(_WatchedContext):
         return context
 
 
-class BackendTlsFiles(_WatchedContext):
-    """The TLS context of connections to a backend; name and certificate of the server are always checked."""
+class ClientTlsFiles(_WatchedContext):
+    """The TLS context of an HTTP client; name and certificate of the server are always checked."""
 
     _protocol = ssl.PROTOCOL_TLS_CLIENT
 
-    def __init__(self, setting: str, settings: BackendTls, clock: Clock) -> None:
+    def __init__(self, setting: str, settings: ClientTls, clock: Clock) -> None:
         """Read the files; `setting` is their section of the configuration.
 
         Raises:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator
 from urllib.parse import unquote
 
@@ -11,6 +12,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from headrace.app.context import make_registry
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.formats.registry import SchemaRegistry
 from headrace.testing import ManualClock
@@ -99,14 +101,15 @@ class Setting:
 
 
 @contextlib.asynccontextmanager
-async def _serving(**settings: object) -> AsyncIterator[Setting]:
+async def _serving(shows: ssl.SSLContext | None = None, **settings: object) -> AsyncIterator[Setting]:
     small, clock = SmallRegistry(), ManualClock()
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", small.handle)
     server = TestServer(app)
-    await server.start_server()
-    config = SchemaRegistryConfig.model_validate({"url": str(server.make_url("/")), **settings})
-    client = SchemaRegistry(config, clock)
+    await server.start_server(ssl=shows)
+    scheme = "https" if "tls" in settings else "http"
+    config = SchemaRegistryConfig.model_validate({"url": f"{scheme}://127.0.0.1:{server.port}", **settings})
+    client, _ = make_registry(config, clock)
     try:
         yield Setting(small, client, clock)
     finally:
@@ -117,5 +120,5 @@ async def _serving(**settings: object) -> AsyncIterator[Setting]:
 
 @pytest.fixture
 def serving() -> object:
-    """Serve a small registry: `async with serving(latest_seconds=1) as setting`."""
+    """Serve a small registry: `async with serving(latest_seconds=1) as setting`; with TLS if `shows` is given."""
     return _serving

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from aiohttp import web
 
 from headrace.errors import RegistryUnavailable, SchemaInvalid, SchemaNotFound
 from headrace.formats.registry import RegisteredSchema
+from tests.raw_server import Authority
 
 
 async def test_a_schema_of_an_id_is_asked_for_once(serving: Any) -> None:
@@ -105,7 +108,7 @@ async def test_an_answer_that_is_none_is_unavailable_and_not_kept(serving: Any, 
     async with serving() as it:
         it.server.add("s", 1, '"int"')
         it.server.broken = answer
-        with pytest.raises(RegistryUnavailable, match=r"schema_registry\.url"):
+        with pytest.raises(RegistryUnavailable, match=r"schema_registry\.(url|username)"):
             await it.client.by_id(1)
         it.server.broken = None
         assert (await it.client.by_id(1)).id == 1
@@ -168,3 +171,64 @@ async def test_texts_that_requests_bring_do_not_pile_up(serving: Any, monkeypatc
         entries = it.client._cache._entries
         assert 0 < len(entries) < 10
         assert max(len(str(key)) for key in entries) < 500
+
+
+@pytest.mark.parametrize(
+    ("shown", "host", "ca", "problem"),
+    [
+        ("good", "127.0.0.1", "ca", ""),
+        ("good", "127.0.0.1", "other", r"not trusted: .*authority in schema_registry\.tls\.ca"),
+        ("expired", "127.0.0.1", "ca", r"not trusted: certificate has expired.*renew the certificate"),
+        ("good", "localhost", "ca", r"not trusted: .*127\.0\.0\.1.*Correct the host in schema_registry\.url"),
+        ("", "127.0.0.1", "ca", r"TLS cannot be agreed on .*is it http:// there"),
+    ],
+    ids=["trusted", "authority", "expired", "host-name", "plain-text"],
+)
+async def test_tls_that_fails_is_named_with_the_setting(
+    serving: Any, tmp_path: Path, shown: str, host: str, ca: str, problem: str
+) -> None:
+    """The registry's certificate is always checked, and the sentence names what to correct."""
+    authority, _ = Authority(tmp_path), Authority(tmp_path, "other")
+    context = authority.issue(shown, host, days=-1 if shown == "expired" else 1) if shown else None
+    async with serving(context, tls={"ca": tmp_path / f"{ca}.pem"}) as it:
+        it.server.add("s", 1, '"int"')
+        if not problem:
+            assert (await it.client.by_id(1)).id == 1
+            return
+        with pytest.raises(RegistryUnavailable, match=problem):
+            await it.client.by_id(1)
+        assert not it.server.asked
+
+
+async def test_a_registry_that_requires_a_certificate_gets_that_of_the_settings(serving: Any, tmp_path: Path) -> None:
+    """Without one the sentence names the setting."""
+    authority = Authority(tmp_path)
+    context = authority.issue("server")
+    context.load_verify_locations(authority.file)
+    context.verify_mode = ssl.CERT_REQUIRED
+    authority.issue("me", password=b"locked")
+    files = {"certificate": tmp_path / "me.pem", "key": tmp_path / "me.key", "key_password": "locked"}
+    async with serving(context, tls={"ca": authority.file, **files}) as it:
+        it.server.add("s", 1, '"int"')
+        assert (await it.client.by_id(1)).id == 1
+    async with serving(context, tls={"ca": authority.file}) as it:
+        with pytest.raises(RegistryUnavailable, match=r"schema_registry\.tls\.certificate"):
+            await it.client.by_id(1)
+
+
+@pytest.mark.parametrize(
+    ("status", "user", "problem"),
+    [
+        (401, "", "refuses the login .*Set schema_registry.username and password"),
+        (401, "ann", "refuses the login .*Correct schema_registry.username and password"),
+        (403, "ann", "refuses the login .*Give user ann the right"),
+    ],
+)
+async def test_a_refused_login_names_its_settings(serving: Any, status: int, user: str, problem: str) -> None:
+    """Whatever the body is; the password is not in the sentence."""
+    login = {"username": user, "password": "canary"} if user else {}
+    async with serving(**login) as it:
+        it.server.broken = web.Response(status=status, text="<html>no")
+        with pytest.raises(RegistryUnavailable, match=problem) as refused:
+            await it.client.by_id(1)
+        assert "canary" not in str(refused.value)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
-from headrace.config.backend import FRAMING, HEADER_NAME, BackendConfig, forbidden_address
+from headrace.config.backend import FRAMING, HEADER_NAME, BackendConfig, connection_problem, forbidden_address
 from headrace.errors import DestinationUnavailable
 from headrace.lifecycle import Clock
 from headrace.sidecar.reactive.connection import MAX_HEAD_BYTES, Answer, Broken, Connection
@@ -178,7 +178,7 @@ class Client:
                     problem = cause
         except OSError as cause:
             problem = cause
-        raise Broken(_why(problem)) from problem
+        raise Broken(connection_problem(problem)) from problem
 
     async def _open_to(self, address: str) -> Connection:
         host, port = self._address
@@ -236,25 +236,3 @@ def _target(path: str, query: str) -> str:
     return quote(path or "/", safe="/%:@!$&'()*+,;=-._~") + (
         f"?{quote(query, safe='/?%:@!$&()*+,;=-._~')}" if query else ""
     )
-
-
-def _why(cause: OSError | None) -> str:
-    """Return why there is no connection, in words that name the next step."""
-    match cause:
-        case ssl.SSLCertVerificationError():
-            return (
-                f"its certificate is not trusted: {cause.verify_message}. Correct the host in url, renew the "
-                "certificate, or name its authority in tls.ca"
-            )
-        case ssl.SSLError():
-            return (
-                f"TLS cannot be agreed on ({cause.reason or cause}): is it http:// there, or tls.certificate missing?"
-            )
-        case socket.gaierror():
-            return f"its name cannot be resolved ({cause.strerror}): correct the host in url"
-        case ConnectionRefusedError():
-            return "no process listens there: start it, or correct the port in url"
-        case TimeoutError():
-            return "no connection in time (timeout_seconds): is it up, and does a firewall stand between?"
-        case _:
-            return f"no connection ({(cause and cause.strerror) or cause})"

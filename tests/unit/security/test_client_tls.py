@@ -8,9 +8,9 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from headrace.config.backend import BackendTls
+from headrace.config.backend import ClientTls
 from headrace.errors import ConfigError
-from headrace.security import BackendTlsFiles
+from headrace.security import ClientTlsFiles
 from headrace.testing import ManualClock
 
 
@@ -19,9 +19,9 @@ def test_files_that_are_no_certificates_stop_the_start(tmp_path: Path, names: tu
     """Whichever of them are named."""
     for name in names:
         (tmp_path / name).write_text("x")
-    settings = BackendTls.model_validate({name: tmp_path / name for name in names})
+    settings = ClientTls.model_validate({name: tmp_path / name for name in names})
     with pytest.raises(ConfigError, match=r"push backend\.tls: the files .* are no certificate") as refused:
-        BackendTlsFiles("push backend.tls", settings, ManualClock())
+        ClientTlsFiles("push backend.tls", settings, ManualClock())
     assert all(str(tmp_path / name) in refused.value.description for name in names)
 
 
@@ -34,13 +34,13 @@ def test_a_locked_key_is_not_asked_for_at_a_terminal(tmp_path: Path) -> None:
     for password in ("", "canary-wrong"):
         files = {"certificate": tmp_path / "key", "key": tmp_path / "key", "key_password": password}
         with pytest.raises(ConfigError) as refused:
-            BackendTlsFiles("x", BackendTls.model_validate(files), ManualClock())
+            ClientTlsFiles("x", ClientTls.model_validate(files), ManualClock())
         assert "canary" not in refused.value.description
 
 
 def test_without_files_the_system_decides_whom_to_trust() -> None:
     """Name and certificate of the server are checked all the same."""
-    context = BackendTlsFiles("x", BackendTls(), ManualClock()).context
+    context = ClientTlsFiles("x", ClientTls(), ManualClock()).context
     assert context.check_hostname
     assert context.verify_mode.name == "CERT_REQUIRED"
     assert context.minimum_version.name == "TLSv1_2"

@@ -1,0 +1,90 @@
+"""A schema registry behind TLS and a login, through the running product."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from headrace.devcluster import Registry
+from headrace.devcluster.token_server import TokenServer
+from headrace.testing.scene import Scene
+from headrace.testing.secured import SecuredCluster
+from tests.active_client import send
+
+BODY = {"valueFormat": "avro", "valueSchema": '"long"', "records": [{"value": 1}]}
+
+
+@pytest.fixture(scope="module")
+def front(
+    kafka_secured: SecuredCluster, schema_registry: Registry, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Any]]:
+    """Protect the registry; give the section `schema_registry` of the user `app`."""
+    folder, port = tmp_path_factory.mktemp("front"), schema_registry.ports[0]
+    server = TokenServer(folder, kafka_secured.security, registry_port=port)
+    server.start()
+    try:
+        yield {
+            "url": server.registry_url + schema_registry.path,
+            "username": "app",
+            "password": f"${{file:{kafka_secured.security.folder / 'app'}.password}}",
+            "tls": {"ca": str(kafka_secured.security.authority)},
+            "timeout_seconds": 60,
+        }
+    finally:
+        server.remove()
+
+
+def test_a_registry_behind_tls_and_a_login_serves(
+    kafka_secured: SecuredCluster, front: dict[str, Any], headrace: Callable[..., Any]
+) -> None:
+    """Schemas are registered and read; the command line uses the same section."""
+    kafka_secured.cluster.create_topic("registry-avro")
+    process = headrace({"kafka": kafka_secured.login(), "schema_registry": front})
+    answer = send("POST", f"{process.url}/producers/registry-avro", BODY)
+    assert (answer.status, answer.body["offsets"]) == (200, [{"partition": 0, "offset": 0}])
+
+
+def test_the_command_line_reads_with_the_registry_of_the_file(
+    kafka_secured: SecuredCluster, front: dict[str, Any], headrace: Callable[..., Any], tmp_path: Path
+) -> None:
+    """`consume` decodes, and `doctor` reports the registry."""
+    kafka_secured.cluster.create_topic("registry-cli")
+    config = {"kafka": kafka_secured.login(), "schema_registry": front}
+    process = headrace(config)
+    assert send("POST", f"{process.url}/producers/registry-cli", BODY).status == 200
+    (tmp_path / "headrace.yaml").write_text(yaml.safe_dump(config))
+    scene = Scene(kafka_secured.cluster.bootstrap_servers, tmp_path)
+    shown = scene.cli("consume", "registry-cli", "-c", "headrace.yaml", "--format", "avro", "--max", "1")
+    assert shown.stdout == "1\n"
+    config["schema_registry"] = {**front, "password": "canary"}
+    (tmp_path / "headrace.yaml").write_text(yaml.safe_dump(config))
+    (tmp_path / "headrace.yaml").chmod(0o600)
+    report = scene.cli("doctor", "-c", "headrace.yaml", code=1).stdout
+    assert "refuses the login (HTTP 401)" in report
+    assert "canary" not in report
+
+
+def test_an_authority_that_changes_on_disk_is_taken_up(
+    kafka_secured: SecuredCluster, front: dict[str, Any], headrace: Callable[..., Any], tmp_path: Path
+) -> None:
+    """With another authority the answer and readiness name the setting; with the right one the process recovers."""
+    kafka_secured.cluster.create_topic("registry-rotation")
+    authority = tmp_path / "authority.pem"
+    shutil.copy(kafka_secured.security.folder / "other-ca.pem", authority)
+    config = {"kafka": kafka_secured.login(), "schema_registry": {**front, "tls": {"ca": str(authority)}}}
+    process, scene = headrace(config, wait=False), Scene(kafka_secured.cluster.bootstrap_servers, tmp_path)
+    scene.wait_until(lambda: scene.ask(f"{process.url}/health/liveness").status == 200, "the listener")
+    Scene.wait_until(lambda: set(scene.reasons(process.url)) == {"schema registry"}, "only the registry to miss")
+    assert "name its authority in schema_registry.tls.ca" in scene.reasons(process.url)["schema registry"]
+    answer = send("POST", f"{process.url}/producers/registry-rotation", BODY)
+    assert (answer.status, "schema_registry.tls.ca" in answer.body["description"]) == (503, True)
+    shutil.copy(kafka_secured.security.authority, tmp_path / "new.pem")
+    (tmp_path / "new.pem").replace(authority)
+    url = f"{process.url}/producers/registry-rotation"
+    Scene.wait_until(lambda: send("POST", url, BODY).status == 200, "the new authority")
+    assert "certificates of schema_registry.tls were read again" in process.output

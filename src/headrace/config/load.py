@@ -191,8 +191,8 @@ class _FileReader:
             )
             backend = consumer.backend.model_copy(update={"tls": backend_tls})
             reactive[name] = consumer.model_copy(update={"backend": backend})
-        used = [tls, peer_tls, registry_tls, *(consumer.backend.tls for consumer in reactive.values())]
-        for key in [section.key for section in used if section.key]:
+        keys = [tls.key, peer_tls.key, registry_tls.key]
+        for key in filter(None, [*keys, *(consumer.backend.tls.key for consumer in reactive.values())]):
             self._check_mount(key)
         registry = {"schema_registry": config.schema_registry.model_copy(update={"tls": registry_tls})}
         return config.model_copy(

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +16,7 @@ import msgspec
 from headrace.errors import EnvironmentProblem
 from headrace.jvm import ensure_artifacts, find_java
 from headrace.lifecycle import ChildProcess, Deadline, Service, run_blocking
+from headrace.pipelines.connector import ConnectorSecurity, write_secrets
 from headrace.pipelines.driver.plan import AnyEvent, DriverPlan
 
 _SPARK_VERSION = "4.2.0"
@@ -30,9 +31,13 @@ class Toolchain(NamedTuple):
     java_home: Path
     jars: tuple[Path, ...]
 
-    def environment(self, scratch: Path) -> dict[str, str]:
-        """Return the environment of a driver process whose temporary files go to `scratch`."""
-        own = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
+    def environment(self, scratch: Path, hidden: Collection[str] = ()) -> dict[str, str]:
+        """Return the environment of a driver process whose temporary files go to `scratch`, without `hidden` values."""
+        own = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in _FOREIGN and value not in hidden and not name.upper().startswith("HEADRACE__")
+        }
         # The launcher is a JVM of its own that lives for a second: compile little, so that it starts sooner.
         launcher = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
         return {**own, "JAVA_HOME": str(self.java_home), "TMPDIR": str(scratch), "SPARK_LAUNCHER_OPTS": launcher}
@@ -79,9 +84,12 @@ class DriverProcess:
         self._decoder = msgspec.json.Decoder(AnyEvent)
 
     @classmethod
-    async def start(cls, owner: Service, plan: DriverPlan, toolchain: Toolchain) -> DriverProcess:
+    async def start(
+        cls, owner: Service, plan: DriverPlan, toolchain: Toolchain, security: ConnectorSecurity
+    ) -> DriverProcess:
         """Start the process and hand it its plan; it dies with this process, and its JVM with it."""
         plan.scratch.mkdir(parents=True, exist_ok=True)
+        write_secrets(plan.folder, security.secrets)
         errors = plan.folder / "driver.err"
         with errors.open("wb") as file:
             child = await ChildProcess.start(
@@ -92,7 +100,7 @@ class DriverProcess:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=file,
-                env=toolchain.environment(plan.folder),
+                env=toolchain.environment(plan.folder, security.values),
                 cwd=plan.folder,
                 limit=_MAX_EVENT_BYTES,
             )

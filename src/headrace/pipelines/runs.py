@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from headrace.config.kafka import KafkaConfig
+from headrace.config.references import ReferenceProblem
 from headrace.errors import ConfigError, DriverLost, HeadraceError, PipelineInvalid
 from headrace.kafka import Admin
-from headrace.lifecycle import Clock, Deadline, Readiness, RestartPauses, Service
+from headrace.lifecycle import Clock, Deadline, Readiness, RestartPauses, Service, run_blocking
+from headrace.pipelines.connector import ConnectorSecurity, connector_options, require_supported, write_secrets
 from headrace.pipelines.driver import plan as wire
 from headrace.pipelines.graph import sources_of
 from headrace.pipelines.process import DriverProcess, Toolchain, find_toolchain, require_spark
@@ -21,6 +23,8 @@ _PREPARE_RETRY_SECONDS = 1.0
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
 _STEADY_SECONDS = 60.0
+_LOOK_SECONDS = 10.0
+_RENEW_SECONDS = 60.0
 
 
 class PipelineRun(Service):
@@ -33,10 +37,10 @@ class PipelineRun(Service):
         """Prepare a run, with a folder of its own in `state_dir` for checkpoints and logs.
 
         Raises:
-            ConfigError: Kafka asks for TLS or a login, which pipelines cannot give it yet.
+            ConfigError: Java's Kafka client cannot do what the settings of TLS and login ask for.
         """
         super().__init__(f"pipeline {spec.name}")
-        _require_plain(kafka)
+        require_supported(kafka)
         self._spec = spec
         self._kafka = kafka
         self._folder = (state_dir / spec.name).absolute()
@@ -47,6 +51,10 @@ class PipelineRun(Service):
         self._driver: DriverProcess | None = None
         self._driver_ended = asyncio.Event()
         self._stopping = False
+        self._security: ConnectorSecurity | None = None
+        """TLS and login of the driver that runs."""
+        self._renewing = False
+        """Whether the driver ends because its TLS files or secrets have changed."""
 
     async def start(self) -> None:
         """Begin to start the driver.
@@ -57,6 +65,8 @@ class PipelineRun(Service):
         require_spark()
         self.spawn(self._keep_running(), "run")
         self.spawn(self._publisher.run(), "offsets")
+        if self._kafka.security.files:
+            self.spawn(self._watch_security(), "security")
 
     async def drain(self, deadline: Deadline) -> None:
         self._stopping = True
@@ -111,10 +121,38 @@ class PipelineRun(Service):
                 self._status.become("waiting", f"{cause.description.rstrip('.')}. Next start in {pause:g} s")
                 await self._clock.sleep(pause)
             else:
-                return
+                if self._status.state == "finished" or not self._renewing:
+                    return
 
-    async def _prepared(self) -> tuple[wire.DriverPlan, Toolchain]:
-        """Wait until topics, Java and jars are there."""
+    async def _watch_security(self) -> None:
+        """Start the driver again, between two micro-batches, when TLS files or secrets have changed.
+
+        A running client of Java keeps those that it began with.
+        """
+        while True:
+            await self._clock.sleep(_LOOK_SECONDS)
+            driver = self._driver
+            if not driver or self._renewing:
+                continue
+            try:
+                found = await run_blocking(self._read_security)
+            except HeadraceError as cause:
+                log.warning("pipeline %s keeps its TLS files and secrets: %s", self._spec.name, cause)
+                continue
+            if found != self._security and self._driver is driver:
+                log.info("pipeline %s takes up changed TLS files or secrets: its driver starts again", self._spec.name)
+                self._renewing = True
+                write_secrets(self._folder, found.secrets)
+                await driver.stop(Deadline(self._clock, _RENEW_SECONDS))
+
+    def _read_security(self) -> ConnectorSecurity:
+        try:
+            return connector_options(self._kafka.security.current())
+        except (ReferenceProblem, ValueError) as cause:
+            raise ConfigError(f"kafka.security: {cause}") from None
+
+    async def _prepared(self) -> tuple[wire.DriverPlan, Toolchain, ConnectorSecurity]:
+        """Wait until topics, Java and jars are there, and TLS files and secrets can be read."""
         while True:
             try:
                 for source in self._spec.sources.values():
@@ -126,19 +164,23 @@ class PipelineRun(Service):
                     else:
                         await self._admin.describe_topic(flow.sink.topic)
                 toolchain = await find_toolchain()
+                security = await run_blocking(self._read_security)
             except HeadraceError as cause:
                 if cause.description != self._status.reason:
                     log.warning("pipeline %s waits: %s", self._spec.name, cause)
                 self._status.become("waiting", cause.description)
                 await self._clock.sleep(_PREPARE_RETRY_SECONDS)
             else:
-                servers = self._kafka.bootstrap_servers
                 plan = wire.DriverPlan(
-                    spec=self._spec, bootstrap_servers=servers, folder=self._folder, jars=toolchain.jars
+                    spec=self._spec,
+                    bootstrap_servers=self._kafka.bootstrap_servers,
+                    security=security.options,
+                    folder=self._folder,
+                    jars=toolchain.jars,
                 )
-                return plan, toolchain
+                return plan, toolchain, security
 
-    async def _run_driver(self, plan: wire.DriverPlan, toolchain: Toolchain) -> None:
+    async def _run_driver(self, plan: wire.DriverPlan, toolchain: Toolchain, security: ConnectorSecurity) -> None:
         """Run a driver process to its end. Returns if it had finished or was stopped.
 
         Raises:
@@ -147,11 +189,13 @@ class PipelineRun(Service):
         """
         if self._stopping:
             return
-        self._status.driver_started()
+        self._status.driver_started(renewed=self._renewing)
         self._driver_ended.clear()
+        self._security, self._renewing = security, False
         try:
-            driver = self._driver = await DriverProcess.start(self, plan, toolchain)
+            driver = self._driver = await DriverProcess.start(self, plan, toolchain, security)
         except OSError as cause:  # a full disk, too many processes: both pass
+            write_secrets(self._folder, {})
             text = f"The Spark driver of pipeline {self._spec.name} cannot be started: {cause.strerror or cause}."
             raise DriverLost(text, pipeline=self._spec.name) from cause
         failure: wire.Failed | None = None
@@ -165,9 +209,10 @@ class PipelineRun(Service):
             code = await driver.exit_code()
         finally:
             driver.kill()
+            write_secrets(self._folder, {})
             self._driver = None
             self._driver_ended.set()
-        if self._stopping or self._status.state == "finished":
+        if self._stopping or self._renewing or self._status.state == "finished":
             return
         raise _as_error(self._spec.name, failure, code, driver.last_output())
 
@@ -182,15 +227,3 @@ def _as_error(pipeline: str, failure: wire.Failed | None, code: int, last_output
     text = f"{where}: {failure.error}: {failure.text}"
     kind = DriverLost if failure.retriable else PipelineInvalid
     return kind(text, pipeline=pipeline, part=failure.part)
-
-
-def _require_plain(kafka: KafkaConfig) -> None:
-    for name, value in kafka.properties.items():
-        secured = name.startswith(("sasl.", "ssl.")) or (
-            name == "security.protocol" and str(value).lower() != "plaintext"
-        )
-        if secured:
-            raise ConfigError(
-                f"kafka.properties.{name}: pipelines reach Kafka without TLS and login only, so far. Take `pipelines` "
-                "out of this file, or name a listener without them"
-            )

@@ -47,10 +47,10 @@ class RunStatus:
         self.starts = 0
         self.flows = {name: FlowStatus(group=group) for name, group in groups.items()}
 
-    def driver_started(self) -> None:
-        """Count the start of a driver process."""
+    def driver_started(self, *, renewed: bool = False) -> None:
+        """Count the start of a driver process; one that was `renewed` on purpose leaves the run ready."""
         self.starts += 1
-        self.become("starting", "Spark is starting")
+        self.become("starting", "" if renewed else "Spark is starting")
         for flow in self.flows.values():
             flow.state = "starting"
 
@@ -66,7 +66,7 @@ class RunStatus:
         """Apply an event of the driver."""
         match event:
             case wire.SessionReady():
-                self.reason = "its flows are being started"
+                self.reason = self.reason and "its flows are being started"
             case wire.FlowRunning(flow=name):
                 self.flows[name].state = "running"
             case wire.FlowFinished(flow=name):

@@ -133,8 +133,10 @@ def test_a_full_heap_is_told_with_the_setting() -> None:
 
 
 def test_the_driver_environment_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another Spark that a person has set up does not lead the driver astray."""
+    """Neither another installation of Spark nor a secret of Headrace reaches the driver."""
     monkeypatch.setenv("SPARK_HOME", "/opt/other")
-    found = Toolchain(Path("/java"), ()).environment(Path("/scratch"))
-    assert "SPARK_HOME" not in found
+    monkeypatch.setenv("KAFKA_PASSWORD", "s3cret")
+    monkeypatch.setenv("HEADRACE__KAFKA__SECURITY__SASL__PASSWORD", "other")
+    found = Toolchain(Path("/java"), ()).environment(Path("/scratch"), {"s3cret"})
+    assert not {"SPARK_HOME", "KAFKA_PASSWORD", "HEADRACE__KAFKA__SECURITY__SASL__PASSWORD"} & found.keys()
     assert (found["JAVA_HOME"], found["TMPDIR"]) == ("/java", "/scratch")

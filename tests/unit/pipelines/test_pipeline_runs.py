@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from headrace.config.kafka import KafkaConfig
-from headrace.errors import ConfigError, EnvironmentProblem, KafkaUnavailable, TopicNotFound
+from headrace.config.kafka_security import KafkaSecurity
+from headrace.errors import EnvironmentProblem, KafkaUnavailable, TopicNotFound
 from headrace.lifecycle import Deadline, Service
 from headrace.pipelines import runs
+from headrace.pipelines.connector import ConnectorSecurity, write_secrets
 from headrace.pipelines.driver import plan as wire
 from headrace.pipelines.process import Toolchain
 from headrace.pipelines.runs import PipelineRun
@@ -108,8 +110,12 @@ class Bench:
             raise self.publish_problem
         self.published.append((group, dict(offsets)))
 
-    async def start_driver(self, owner: Service, plan: wire.DriverPlan, toolchain: Toolchain) -> FakeDriver:
+    async def start_driver(
+        self, owner: Service, plan: wire.DriverPlan, toolchain: Toolchain, security: ConnectorSecurity
+    ) -> FakeDriver:
         self.plans.append(plan)
+        plan.folder.mkdir(exist_ok=True)
+        write_secrets(plan.folder, security.secrets)
         self.lives.append(FakeDriver())
         return self.lives[-1]
 
@@ -136,6 +142,10 @@ def drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
             async def toolchain() -> Toolchain:
                 return Toolchain(Path("java"), ())
 
+            async def at_once(function: Callable[[], Any]) -> Any:
+                return function()
+
+            monkeypatch.setattr(runs, "run_blocking", at_once)
             monkeypatch.setattr(runs, "DriverProcess", Starter)
             monkeypatch.setattr(runs, "find_toolchain", toolchain)
             await bench.run.start()
@@ -414,12 +424,53 @@ def test_the_driver_is_told_the_whole_plan(drive: Callable[[Test], None], tmp_pa
     drive(steps)
 
 
-@pytest.mark.parametrize("name", ["sasl.username", "ssl.ca.location", "security.protocol"])
-async def test_a_secured_kafka_is_refused(tmp_path: Path, name: str) -> None:
-    """Rather than fail to connect, a pipeline says that it cannot log in yet."""
-    with pytest.raises(ConfigError, match=name.replace(".", r"\.")):
-        Bench(tmp_path, KafkaConfig(properties={name: "ssl"}))
-    Bench(tmp_path, KafkaConfig(properties={"security.protocol": "PLAINTEXT", "client.rack": "a"}))
+def _login(folder: Path) -> KafkaConfig:
+    """Return a login whose password is in the file `password`."""
+    (folder / "password").write_text("first")
+    sasl = {"mechanism": "SCRAM-SHA-512", "username": "app", "password": "first"}
+    security = KafkaSecurity.model_validate({"protocol": "sasl_plaintext", "sasl": sasl})
+    return KafkaConfig(security=security.read_from(folder, {("sasl", "password"): "${file:password}"}))
+
+
+def test_changed_secrets_are_taken_up_between_micro_batches(drive: Callable[..., None], tmp_path: Path) -> None:
+    """The driver is stopped as at a drain and starts again with the new secret; the run stays ready all the time."""
+    kafka, secrets = _login(tmp_path), tmp_path / "delays" / "secrets.properties"
+
+    async def steps(bench: Bench) -> None:
+        bench.lives[0].tell(*READY)
+        await bench.clock.settle()
+        assert "first" in secrets.read_text()
+        assert "first" not in bench.plans[0].model_dump_json()
+        (tmp_path / "password").unlink()
+        await bench.clock.advance(10)
+        assert (len(bench.lives), bench.reason) == (1, "")
+        (tmp_path / "password").write_text("second")
+        await bench.clock.advance(10)
+        assert [life.stops for life in bench.lives] == [1, 0]
+        assert bench.reason == ""
+        assert "second" in secrets.read_text()
+        bench.lives[1].tell(*READY)
+        await bench.clock.advance(30)
+        assert [life.stops for life in bench.lives] == [1, 0]
+        await bench.run.drain(Deadline(bench.clock, 5))
+        assert not secrets.exists()
+
+    drive(steps, kafka)
+
+
+def test_secrets_that_cannot_be_read_are_waited_for(drive: Callable[..., None], tmp_path: Path) -> None:
+    """No driver starts without its login; the reason names the file."""
+    kafka = _login(tmp_path)
+    (tmp_path / "password").unlink()
+
+    async def steps(bench: Bench) -> None:
+        assert not bench.lives
+        assert "password, which does not exist" in bench.reason
+        (tmp_path / "password").write_text("second")
+        await bench.clock.advance(1)
+        assert len(bench.lives) == 1
+
+    drive(steps, kafka)
 
 
 def test_a_missing_spark_is_told_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,8 @@ class DriverPlan(Section):
     """The pipeline to run."""
     bootstrap_servers: str
     """Kafka, as `host:port`, comma separated."""
+    security: dict[str, str] = {}
+    """The connector's options of TLS and login; secrets are references to a file in the folder."""
     folder: Path
     """The pipeline's own folder: checkpoints, lock file, temporary files."""
     jars: tuple[Path, ...]

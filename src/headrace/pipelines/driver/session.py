@@ -50,6 +50,9 @@ def spark_session(plan: DriverPlan) -> Iterator[SparkSession]:
         plan.scratch.mkdir(parents=True)
         conf = SparkConf(loadDefaults=False).setAll(list(settings(plan).items()))
         gateway: Any = launch_gateway(conf, {"pass_fds": (lock.fileno(),)})  # type: ignore[no-untyped-call]
+        if token_url := plan.security.get("kafka.sasl.oauthbearer.token.endpoint.url"):
+            # Java's Kafka client asks no other server for tokens. A flag of the JVM would be in the process list.
+            gateway.jvm.System.setProperty("org.apache.kafka.sasl.oauthbearer.allowed.urls", token_url)
         context = SparkContext(conf=conf, gateway=gateway)
         try:
             yield SparkSession(context)
@@ -96,10 +99,12 @@ def _java_options(plan: DriverPlan) -> str:
         "headrace.log": plan.folder / "spark.log",
         "log4j2.configurationFile": _LOGGING.as_uri(),
         "java.io.tmpdir": plan.scratch,
+        "org.apache.kafka.automatic.config.providers": "org.apache.kafka.common.config.provider.FileConfigProvider",
     }
     # A heap that is full ends the JVM, and the run starts again from its checkpoint, rather than crawl. The serial
     # collector takes the least memory of all, and on two cores as little time as any.
-    flags = "-XX:+UseSerialGC -XX:+ExitOnOutOfMemoryError -XX:-UsePerfData"
+    # A core file would hold secrets.
+    flags = "-XX:+UseSerialGC -XX:+ExitOnOutOfMemoryError -XX:-UsePerfData -XX:-CreateCoredumpOnCrash"
     return " ".join([flags, *(f'"-D{name}={value}"' for name, value in options.items())])
 
 

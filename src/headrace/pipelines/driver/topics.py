@@ -35,6 +35,7 @@ def options(plan: DriverPlan, source: SourceSpec) -> dict[str, str]:
     trigger = plan.spec.trigger
     quick = not trigger.once and trigger.interval_seconds < _LATENCY_BOUND_SECONDS
     return {
+        **plan.security,
         "kafka.bootstrap.servers": plan.bootstrap_servers,
         "subscribe": source.topic,
         "startingOffsets": source.starting,
@@ -87,6 +88,7 @@ def start_flow(spark: SparkSession, plan: DriverPlan, name: str) -> StreamingQue
         .writeStream.queryName(name)
         .format("kafka")
         .outputMode(flow.sink.mode)
+        .options(**plan.security)
         .option("kafka.bootstrap.servers", plan.bootstrap_servers)
         .option("topic", flow.sink.topic)
         .option("checkpointLocation", str(plan.checkpoint(name)))

@@ -1,0 +1,212 @@
+"""TLS and login of Spark's Kafka connector: the only file with the names of Java's Kafka client.
+
+Spark sees references (`${file:secrets.properties:NAME}`), so no plan, log or checkpoint holds a secret. Kafka's client
+replaces them when it is made. Source: KIP-297, `FileConfigProvider`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from pydantic import SecretStr
+
+from headrace.config.kafka import KafkaConfig
+from headrace.config.kafka_security import KafkaOAuth, KafkaSasl, KafkaSecurity, KafkaTls, is_pem
+from headrace.config.section import Section
+from headrace.errors import ConfigError
+
+SECRETS_FILE: Final = "secrets.properties"
+"""Name of the file in the driver's working folder."""
+_MODULES: Final = "org.apache.kafka.common.security"
+_PROVIDER: Final = "org.apache.kafka.common.config.provider.FileConfigProvider"
+_CERTIFICATE: Final = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
+_PLAIN_CHARACTER: Final = re.compile(r"[A-Za-z0-9]")
+
+
+class ConnectorSecurity(NamedTuple):
+    """TLS and login as the connector takes them."""
+
+    options: dict[str, str]
+    """Options of every source and sink; those with a secret hold a reference."""
+    secrets: dict[str, str]
+    """Content of the secrets file: name to value."""
+    values: frozenset[str]
+    """The secrets as they are configured."""
+
+
+def require_supported(kafka: KafkaConfig) -> None:
+    """Check that Java's client can do what the settings ask for.
+
+    Raises:
+        ConfigError: It cannot, or TLS and login are set by librdkafka's names.
+    """
+    for name, value in kafka.properties.items():
+        if name.startswith(("sasl.", "ssl.")) or (
+            name == "security.protocol" and str(value).lower() != "plaintext"
+        ):
+            raise ConfigError(
+                f"kafka.properties.{name}: Spark's connector does not know it. Write TLS and login in kafka.security, "
+                "which pipelines use too"
+            )
+    if kafka.security.tls and not kafka.security.tls.verify_certificate:
+        raise ConfigError(
+            "kafka.security.tls.verify_certificate: Java's Kafka client, which pipelines use, always verifies the "
+            "brokers' certificates. Name their authority in kafka.security.tls.ca"
+        )
+
+
+def connector_options(security: KafkaSecurity) -> ConnectorSecurity:
+    """Return the connector's options and the secrets that they refer to, with what the files hold now.
+
+    Raises:
+        ConfigError: A certificate, a key or a PKCS#12 file cannot be read.
+    """
+    protocol = security.effective_protocol
+    if protocol == "plaintext":
+        return ConnectorSecurity({}, {}, frozenset())
+    plain = {"security.protocol": protocol.upper()}
+    secrets: dict[str, str] = {}
+    if protocol.endswith("ssl"):
+        tls = security.tls or KafkaTls()
+        versions = [version for version in ("1.2", "1.3") if tls.min_version <= version <= tls.max_version]
+        plain |= {
+            "ssl.enabled.protocols": ",".join(f"TLSv{version}" for version in versions),
+            "ssl.protocol": f"TLSv{tls.max_version}",
+            "ssl.endpoint.identification.algorithm": "https" if tls.verify_host_name else "",
+        }
+        if tls.ca:
+            plain["ssl.truststore.type"] = "PEM"
+            secrets["ssl.truststore.certificates"] = _certificates(tls.ca, "tls.ca")
+        if tls.certificate or tls.keystore:
+            plain["ssl.keystore.type"] = "PEM"
+            secrets["ssl.keystore.certificate.chain"], secrets["ssl.keystore.key"] = _identity(tls)
+    if security.sasl:
+        plain["sasl.mechanism"] = security.sasl.mechanism
+        secrets["sasl.jaas.config"] = _login(security.sasl)
+        if security.sasl.oauth:
+            plain["sasl.oauthbearer.token.endpoint.url"] = security.sasl.oauth.token_url
+            plain["sasl.login.callback.handler.class"] = f"{_MODULES}.oauthbearer.OAuthBearerLoginCallbackHandler"
+    referring = {name: f"${{file:{SECRETS_FILE}:{name}}}" for name in secrets}
+    provider = {"config.providers": "file", "config.providers.file.class": _PROVIDER} if secrets else {}
+    options = {f"kafka.{name}": value for name, value in {**plain, **provider, **referring}.items()}
+    return ConnectorSecurity(options, secrets, frozenset(_secret_values(security)))
+
+
+def write_secrets(folder: Path, secrets: Mapping[str, str]) -> None:
+    """Replace the secrets file of a folder, readable by its owner only; without secrets, remove it."""
+    file = folder / SECRETS_FILE
+    if not secrets:
+        file.unlink(missing_ok=True)
+        return
+    draft = file.with_suffix(".draft")
+    draft.unlink(missing_ok=True)
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as stream:
+        stream.writelines(f"{name}={_as_property(value)}\n" for name, value in secrets.items())
+    draft.replace(file)
+
+
+def _as_property(value: str) -> str:
+    """Return a value as Java's `Properties.load` reads it back, whatever its characters."""
+    units = value.encode("utf-16-be")
+    characters = [units[index : index + 2] for index in range(0, len(units), 2)]
+    return "".join(
+        chr(unit[1]) if unit[0] == 0 and _PLAIN_CHARACTER.match(chr(unit[1])) else f"\\u{unit.hex()}"
+        for unit in characters
+    )
+
+
+def _login(sasl: KafkaSasl) -> str:
+    if sasl.oauth:
+        return _jaas("oauthbearer.OAuthBearerLoginModule", _token_options(sasl.oauth))
+    module = "plain.PlainLoginModule" if sasl.mechanism == "PLAIN" else "scram.ScramLoginModule"
+    return _jaas(module, {"username": sasl.username, "password": sasl.password.get_secret_value()})
+
+
+def _token_options(oauth: KafkaOAuth) -> dict[str, str]:
+    options = {
+        "clientId": oauth.client_id,
+        "clientSecret": oauth.client_secret.get_secret_value(),
+        **({"scope": " ".join(oauth.scopes)} if oauth.scopes else {}),
+        **{f"extension_{name}": value for name, value in oauth.extensions.items()},
+    }
+    if oauth.ca:
+        authorities = _certificates(oauth.ca, "sasl.oauth.ca")
+        options |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": authorities}
+    return options
+
+
+def _jaas(module: str, options: Mapping[str, str]) -> str:
+    escapes = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n", "\r": r"\r"})
+    written = " ".join(f'{name}="{value.translate(escapes)}"' for name, value in options.items())
+    return f"{_MODULES}.{module} required {written};"
+
+
+def _certificates(value: str, setting: str) -> str:
+    """Return the PEM text of certificates, of a file, or of all files in a folder."""
+    path = Path(value)
+    files = [] if is_pem(value) else sorted(path.iterdir()) if path.is_dir() else [path]
+    texts = [_read(file, setting).decode(errors="replace") for file in files] or [value]
+    found = dict.fromkeys(block for text in texts for block in _CERTIFICATE.findall(text))
+    if not found:
+        raise ConfigError(f"kafka.security.{setting} holds no certificate in PEM: correct it")
+    return "\n".join(found)
+
+
+def _identity(tls: KafkaTls) -> tuple[str, str]:
+    """Return the certificate with its chain, and the key without a password, as PEM text.
+
+    Java 17 reads neither keys in today's encryption (PBES2) nor keys in the older forms of OpenSSL.
+    """
+    from cryptography.hazmat.primitives.asymmetric import ec, rsa
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, pkcs12
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key as load_key
+
+    if tls.keystore:
+        setting = "tls.keystore"
+        try:
+            data = _read(tls.keystore, setting)
+            store = pkcs12.load_pkcs12(data, tls.keystore_password.get_secret_value().encode())
+        except ValueError:
+            raise ConfigError(
+                f"kafka.security.tls.keystore: {tls.keystore} is no PKCS#12 file, or keystore_password is not its "
+                "password: correct them"
+            ) from None
+        key, own = store.key, [store.cert, *store.additional_certs]
+        chain = "".join(each.certificate.public_bytes(Encoding.PEM).decode() for each in own if each)
+    else:
+        setting, written = "tls.key", tls.key.get_secret_value()
+        chain = _certificates(tls.certificate, "tls.certificate")
+        data = written.encode() if is_pem(written) else _read(Path(written), setting)
+        try:
+            key = load_key(data, tls.key_password.get_secret_value().encode() or None)
+        except (TypeError, ValueError):
+            raise ConfigError(
+                "kafka.security.tls.key is no key in PEM, or does not fit key_password: correct them"
+            ) from None
+    if not chain or not isinstance(key, rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey):
+        raise ConfigError(
+            f"kafka.security.{setting} holds no RSA or EC key with a certificate, which Java's Kafka client needs: "
+            "take another"
+        )
+    return chain, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+
+
+def _read(file: Path, setting: str) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as cause:
+        raise ConfigError(f"kafka.security.{setting}: {file} cannot be read: {cause.strerror}") from cause
+
+
+def _secret_values(section: Section) -> list[str]:
+    found: list[str] = []
+    for _, value in section:
+        if isinstance(value, SecretStr):
+            found.append(value.get_secret_value())
+        elif isinstance(value, Section):
+            found += _secret_values(value)
+    return [value for value in found if value]

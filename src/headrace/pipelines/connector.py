@@ -45,9 +45,7 @@ def require_supported(kafka: KafkaConfig) -> None:
         ConfigError: It cannot, or TLS and login are set by librdkafka's names.
     """
     for name, value in kafka.properties.items():
-        if name.startswith(("sasl.", "ssl.")) or (
-            name == "security.protocol" and str(value).lower() != "plaintext"
-        ):
+        if name.startswith(("sasl.", "ssl.")) or (name == "security.protocol" and str(value).lower() != "plaintext"):
             raise ConfigError(
                 f"kafka.properties.{name}: Spark's connector does not know it. Write TLS and login in kafka.security, "
                 "which pipelines use too"

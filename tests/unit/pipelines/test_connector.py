@@ -61,7 +61,7 @@ def test_every_user_and_password_arrives_at_the_client(
 
 def test_options_hold_references_only(tmp_path: Path) -> None:
     """Neither secrets nor certificates are in the options; the file is for its owner, and goes when none is left."""
-    password = "c4nary"  # noqa: S105 made up for this test
+    password = "c4nary"
     found = connector_options(security(sasl=scram("app", password)))
     assert password not in str(found.options)
     assert found.options["kafka.sasl.jaas.config"] == "${file:secrets.properties:sasl.jaas.config}"

@@ -24,6 +24,8 @@ from headrace.records import TopicPartition
 T = TypeVar("T")
 _COORDINATOR_PAUSE_SECONDS = 0.1
 _WAIT_SECONDS = 1.5
+_FIRST_ATTEMPT_SECONDS = 1.0
+_DOUBT_SECONDS = 3.0
 _MORE_HEADERS_BYTES = 65_536
 _MOST_BYTES = 2**31 - 1
 _ALREADY_THERE = confluent_kafka.KafkaError.TOPIC_ALREADY_EXISTS
@@ -379,6 +381,8 @@ class Admin:
         limit = limit_seconds or self._limit
         timer = asyncio.get_running_loop().call_later(_WAIT_SECONDS, self._log_waiting, limit)
         try:
+            if self.reachability.must_ask:
+                await self._reach(doing, limit)
             answer = await run_blocking(call)
             self.reachability.answered()
             return answer
@@ -393,20 +397,46 @@ class Admin:
             timer.cancel()
             self._client.poll(0)  # serves `error_cb`, and the client's log
 
+    async def _reach(self, doing: str, limit_seconds: float) -> None:
+        """Wait until a broker answers, so that a client that is refused ends early.
+
+        Raises:
+            KafkaUnavailable: The brokers refuse the client, or none answers within the limit.
+        """
+        loop, attempt = asyncio.get_running_loop(), _FIRST_ATTEMPT_SECONDS
+        began = loop.time()
+        while True:
+            rest = began + limit_seconds - loop.time()
+            try:
+                await run_blocking(self._client.list_topics, timeout=max(0.01, min(attempt, rest)))
+                return
+            except confluent_kafka.KafkaException:
+                self._client.poll(0)
+            problem = await run_blocking(self.reachability.problem, contact=True)
+            waited = loop.time() - began
+            doubtful = problem is not None and bool(problem.fix) and waited >= _DOUBT_SECONDS
+            if (problem and problem.refused) or doubtful or waited >= limit_seconds:
+                raise self._unavailable(doing, limit_seconds)
+            attempt *= 2
+
     def _log_waiting(self, limit_seconds: float) -> None:
         self._client.poll(0)
         if Admin.on_wait:
-            why = self.reachability.last_error() or "no answer yet"
+            why = self.reachability.problem() or "no answer yet"
             Admin.on_wait(f"waiting up to {limit_seconds:g} s for Kafka at {self.servers}: {why}")
 
     def _unavailable(self, doing: str, limit_seconds: float) -> errors.KafkaUnavailable:
         self._client.poll(0)
-        why, hint = self.reachability.last_error(), self.reachability.hint()
-        return errors.KafkaUnavailable(
-            f"{doing}: no answer from Kafka at {self.servers} within {limit_seconds:g} s"
-            f"{f': {why}' if why else ''}{hint}. Start it (headrace dev up) or correct kafka.bootstrap_servers",
-            bootstrap_servers=self.servers,
-        )
+        problem, hint = self.reachability.problem(), self.reachability.hint()
+        if problem and problem.fix:
+            text = f"{doing}: no answer from Kafka at {self.servers}: {problem}"
+        else:
+            text = (
+                f"{doing}: no answer from Kafka at {self.servers} within {limit_seconds:g} s"
+                f"{f': {problem}' if problem else ''}{hint}. "
+                "Start it (headrace dev up) or correct kafka.bootstrap_servers"
+            )
+        return errors.KafkaUnavailable(text, bootstrap_servers=self.servers)
 
 
 def _results(futures: Mapping[Any, Any], limit_seconds: float) -> list[Any]:

@@ -18,6 +18,7 @@ import confluent_kafka
 
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import KafkaUnavailable
+from headrace.kafka.connection_errors import ConnectionErrors, ConnectionProblem
 from headrace.kafka.properties import client_properties
 from headrace.lifecycle import Clock, OwnedThread, Readiness, Service
 from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
@@ -36,9 +37,8 @@ _FIRST_REMINDER_SECONDS = 10.0
 _LONGEST_REMINDER_SECONDS = 600.0
 _THREAD_STOP_SECONDS = 5.0
 _UP = "headrace_kafka_up"
-_AGO = re.compile(r" \(after \d+ms in state \w+.*$")
 _PORT = re.compile(r":\d+$")
-_SILENT = "neither an answer nor an error arrived"
+_SILENT = ConnectionProblem("neither an answer nor an error arrived")
 _Error = confluent_kafka.KafkaError
 
 
@@ -56,7 +56,7 @@ class Outage(NamedTuple):
 class _Unanswered(NamedTuple):
     """The present outage, as reported so far."""
 
-    reason: str
+    problem: ConnectionProblem
     began_at: float
     remind_at: float
     pause_seconds: float
@@ -86,7 +86,7 @@ class Reachability(Service):
         self._has_answered = False
         self._unanswered: _Unanswered | None = None
         """The present outage; None while a broker answers, or while that is not known."""
-        self._last_error = ""
+        self._errors = ConnectionErrors(kafka)
         self._refused_requests = 0
         self._none_left = threading.Event()
         """Set when a client reports that it reaches no broker, so that the brokers are tried at once."""
@@ -124,34 +124,34 @@ class Reachability(Service):
         return Outage(
             since,
             seconds,
-            f"Kafka at {self.servers} has not answered for {seconds:.0f} s: {unanswered.reason}{self.hint()}",
+            f"Kafka at {self.servers} has not answered for {seconds:.0f} s: {unanswered.problem}{self.hint()}",
         )
 
     def answered(self) -> None:
         """Record that a broker has just answered a client."""
         now, unanswered = self._clock.monotonic(), self._unanswered
         if not unanswered:
-            self._answered_at = now
+            self._answered_at, self._has_answered = now, True
         elif now - unanswered.began_at > _LATE_SECONDS:
             self._seen_alive.set()
 
     def failed(self, error: Any) -> None:
         """Take an error that a client reports outside its calls (`error_cb`)."""
+        self._errors.take(error)
         if error.code() == _Error._ALL_BROKERS_DOWN:
             self._none_left.set()  # of that client only
-        else:
-            self._last_error = plain_reason(error) or self._last_error
 
     def check(self, limit_seconds: float) -> None:
-        """Return unless no broker has answered for longer than a limit.
+        """Return unless no broker has answered for longer than a limit, or every broker refuses the client.
 
         Raises:
             KafkaUnavailable: None has, so nothing should be passed to a client.
         """
-        if not self._unanswered:
+        unanswered = self._unanswered
+        if not unanswered:
             return
         outage = self.outage
-        if outage and outage.seconds > limit_seconds:
+        if outage and (unanswered.problem.refused or outage.seconds > limit_seconds):
             self._refused_requests += 1
             if self._refused_requests == 1:
                 log.warning("requests to produce are answered 503 until Kafka at %s answers", self.servers)
@@ -162,9 +162,14 @@ class Reachability(Service):
         why = outage.why if (outage := self.outage) else f"Kafka at {self.servers} has not answered yet"
         return KafkaUnavailable(f"{doing}: {why}", bootstrap_servers=self.servers)
 
-    def last_error(self) -> str:
-        """Return the client's latest reason for not reaching a broker, in plain words; empty if there was none."""
-        return self._last_error
+    @property
+    def must_ask(self) -> bool:
+        """Whether no broker has answered yet, or none answers now."""
+        return not self._has_answered or self._unanswered is not None
+
+    def problem(self, *, contact: bool = False) -> ConnectionProblem | None:
+        """Return why no broker is reached, if a client has reported it; with `contact` a broker may be asked."""
+        return self._errors.find() if contact else self._errors.last()
 
     def hint(self) -> str:
         """Return what to do about an address that looks wrong, as the end of a sentence; empty if none does."""
@@ -197,19 +202,20 @@ class Reachability(Service):
         now = self._clock.monotonic()
         outage = self.outage
         if answered:
-            self._has_answered, self._unanswered, self._last_error = True, None, ""
+            self._has_answered, self._unanswered = True, None
+            self._errors.clear()
             self._answered_at = now
             if outage:
                 refused = f"; {self._refused_requests} requests were answered 503" if self._refused_requests else ""
                 self._report(f"Kafka at {self.servers} answers again after {outage.seconds:.0f} s{refused}")
             self._refused_requests = 0
         elif self._answered_at <= started_at or outage:  # else another client has had an answer meanwhile
-            reason, known = self._last_error or _SILENT, self._unanswered
+            problem, known = self._errors.find() or _SILENT, self._unanswered
             if known and now < known.remind_at:
-                self._unanswered = known._replace(reason=reason)
+                self._unanswered = known._replace(problem=problem)
                 return
             pause = min(3 * known.pause_seconds, _LONGEST_REMINDER_SECONDS) if known else _FIRST_REMINDER_SECONDS
-            self._unanswered = _Unanswered(reason, known.began_at if known else now, now + pause, pause)
+            self._unanswered = _Unanswered(problem, known.began_at if known else now, now + pause, pause)
             self._report(self.outage.why if self.outage else "")
 
     def _ask(self, client: confluent_kafka.Consumer, stop_requested: threading.Event) -> bool:
@@ -246,23 +252,3 @@ class Reachability(Service):
     def _own_failed(self, error: Any) -> None:
         self._own_none_left = self._own_none_left or error.code() == _Error._ALL_BROKERS_DOWN
         self.failed(error)
-
-
-def plain_reason(error: Any) -> str:
-    """Return why a client does not reach a broker, in plain words; empty if its error is about something else."""
-    text = _AGO.sub("", error.str())
-    address, _, reason = text.partition("/")
-    reason = reason.partition(": ")[2] or text
-    if error.code() == _Error._RESOLVE:
-        return f"unknown host {address}"
-    if error.code() == _Error._AUTHENTICATION:
-        return f"login refused by {address}: {reason}"
-    if error.code() == _Error._SSL:
-        return f"TLS failed with {address}: {reason}"
-    if "Connection refused" in reason:
-        return f"connection refused by {address}"
-    if "timed out" in reason:
-        return f"timed out at {address}"
-    if "isconnected" in reason:
-        return f"connection closed by {address}"
-    return f"{address}: {reason}" if error.code() in (_Error._TRANSPORT, _Error._BAD_MSG) else ""

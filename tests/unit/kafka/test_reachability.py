@@ -10,7 +10,7 @@ import pytest
 
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import KafkaUnavailable
-from headrace.kafka.reachability import Reachability, plain_reason
+from headrace.kafka.reachability import Reachability
 from headrace.testing import ManualClock
 
 _Error = confluent_kafka.KafkaError
@@ -116,39 +116,6 @@ def test_requests_are_refused_after_the_limit_and_counted() -> None:
     bed.asked(True)
     assert bed.said[-1].endswith("2 requests were answered 503")
     bed.seen.check(5)
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "reason"),
-    [
-        ("_TRANSPORT", REFUSED.str(), "connection refused by kafka:9092"),
-        (
-            "_RESOLVE",
-            "nohost:1/bootstrap: Failed to resolve 'nohost:1': Name or service not known (after 3ms in state CONNECT)",
-            "unknown host nohost:1",
-        ),
-        (
-            "_TRANSPORT",
-            "k:1/2: Connection setup timed out in state CONNECT (after 30028ms in state CONNECT)",
-            "timed out at k:1",
-        ),
-        ("_TRANSPORT", "k:1/2: Disconnected (after 7ms in state UP)", "connection closed by k:1"),
-        (
-            "_SSL",
-            "k:1/bootstrap: SSL handshake failed: certificate verify failed (after 5ms in state SSL_HANDSHAKE)",
-            "TLS failed with k:1: SSL handshake failed: certificate verify failed",
-        ),
-        (
-            "_AUTHENTICATION",
-            "k:1/bootstrap: SASL authentication error: Authentication failed (after 301ms in state AUTH_REQ)",
-            "login refused by k:1: SASL authentication error: Authentication failed",
-        ),
-        ("_MAX_POLL_EXCEEDED", "Application maximum poll interval exceeded", ""),
-    ],
-)
-def test_the_reason_of_a_client_is_told_in_plain_words(name: str, text: str, reason: str) -> None:
-    """Refused, unknown host, timed out, TLS and login read differently."""
-    assert plain_reason(error(name, text)) == reason
 
 
 def test_an_address_without_a_port_is_named() -> None:

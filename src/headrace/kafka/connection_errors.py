@@ -1,0 +1,193 @@
+"""Names in words why a client does not reach a broker: cause and fix, for the log, readiness, HTTP and commands.
+
+The client names no cause when it refuses a broker's certificate, nor when a listener closes the connection at once.
+Then a TLS handshake with the same address finds the cause. It sends no login and no request.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import socket
+import ssl
+import time
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+import confluent_kafka
+
+from headrace.config.kafka import KafkaConfig
+from headrace.config.kafka_security import KafkaTls, is_pem
+
+_Error = confluent_kafka.KafkaError
+_AGO = re.compile(r" \(after \d+ms in state \w+.*$", re.DOTALL)
+_ADDRESS = re.compile(r"(?:\w+://)?([^\s/]+)/\w+: (.*)", re.DOTALL)
+_OAUTH_ERROR = re.compile(r'"error"\s*:\s*"(\w{1,40})"')
+_CERTIFICATE_WANTED = re.compile(r"alert number (?:40|42|46)\b")
+_TEXT_LENGTH = 200
+_HANDSHAKE_SECONDS = 1.0
+_KNOWN_SECONDS = 10.0
+_UNVERIFIED: Final = "broker's certificate"
+_DATES = (9, 10)  # not yet valid, expired; source: OpenSSL, X509_V_ERR_*
+_HOST_NAMES = (62, 64)  # another name, another address
+_OF_THE_NETWORK = (
+    ("Connection refused", "connection refused by"),
+    ("timed out", "timed out at"),
+    ("isconnected", "connection closed by"),
+)
+
+
+class ConnectionProblem(NamedTuple):
+    """Why no broker is reached."""
+
+    why: str
+    """The cause."""
+    fix: str = ""
+    """What to do; empty if the network or the broker is down."""
+    refused: bool = False
+    """Whether every repeat fails until a setting changes, here or there."""
+    name: str = ""
+    """Its name in `connection_errors.csv`."""
+    address: str = ""
+    """The broker that it is about."""
+
+    def __str__(self) -> str:
+        return f"{self.why}: {self.fix}" if self.fix else self.why
+
+
+def _read() -> tuple[dict[str, ConnectionProblem], list[tuple[re.Pattern[str], str]]]:
+    with Path(__file__).with_name("connection_errors.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    problems = {r["name"]: ConnectionProblem(r["why"], r["fix"], r["refused"] == "yes", r["name"]) for r in rows}
+    return problems, [(re.compile(row["said"], re.IGNORECASE), row["name"]) for row in rows if row["said"]]
+
+
+PROBLEMS, _PATTERNS = _read()
+"""Templates of every problem of TLS and login by name, and what the client's text of it matches, in order."""
+
+
+def plain_reason(error: Any, kafka: KafkaConfig) -> ConnectionProblem | None:
+    """Return why a client does not reach a broker; None if its error is about something else."""
+    text, code = _AGO.sub("", error.str()), error.code()
+    found = _ADDRESS.match(text)
+    address, reason = found.groups() if found else (text.partition("/")[0], text.partition(": ")[2] or text)
+    if code == _Error._RESOLVE:
+        return ConnectionProblem(f"unknown host {address}")
+    if code in (_Error._AUTHENTICATION, _Error._SSL, _Error._TRANSPORT):
+        by_code = {_Error._AUTHENTICATION: "login", _Error._SSL: "TLS"}.get(code, "")
+        tls = kafka.security.tls or KafkaTls()
+        name = next((name for pattern, name in _PATTERNS if pattern.search(text)), by_code)
+        if _CERTIFICATE_WANTED.search(text) and not (tls.certificate or tls.keystore):
+            name = "no certificate"
+        if name:
+            return _named(name, kafka, text, address=address, text=reason[:_TEXT_LENGTH])
+    for sign, words in _OF_THE_NETWORK:
+        if sign in reason:
+            return ConnectionProblem(f"{words} {address}")
+    return ConnectionProblem(f"{address}: {reason}") if code in (_Error._TRANSPORT, _Error._BAD_MSG) else None
+
+
+def _protocol(kafka: KafkaConfig) -> str:
+    return str(kafka.properties.get("security.protocol", kafka.security.effective_protocol)).lower()
+
+
+def _named(name: str, kafka: KafkaConfig, said: str = "", *, address: str, text: str = "") -> ConnectionProblem:
+    sasl, raw, template, oauth_error = kafka.security.sasl, kafka.properties, PROBLEMS[name], _OAUTH_ERROR.search(said)
+    values = {
+        "address": address,
+        "text": text,
+        "user": sasl.username if sasl else raw.get("sasl.username"),
+        "mechanism": sasl.mechanism if sasl else raw.get("sasl.mechanism"),
+        "offered": said.rpartition("supported mechanisms: ")[2],
+        "protocol": _protocol(kafka),
+        # A query may hold a secret, and so may any other word of the token server's answer.
+        "token_url": urlsplit(sasl.oauth.token_url)._replace(query="").geturl() if sasl and sasl.oauth else "",
+        "oauth_error": f" ({oauth_error[1]})" if oauth_error else "",
+    }
+    why, fix = template.why.format_map(values), template.fix.format_map(values)
+    return template._replace(why=why, fix=fix, address=address)
+
+
+class ConnectionErrors:
+    """The errors that the clients of one cluster report while no broker answers; for any thread."""
+
+    def __init__(self, kafka: KafkaConfig) -> None:
+        """Prepare; no broker is contacted."""
+        self._kafka = kafka
+        self._last: ConnectionProblem | None = None
+        self._none_left = False
+        self._inspected: tuple[float, ConnectionProblem | None, ConnectionProblem | None] | None = None
+
+    def take(self, error: Any) -> None:
+        """Take an error of a client."""
+        if error.code() == _Error._ALL_BROKERS_DOWN:
+            self._none_left = True
+        else:
+            self._last = plain_reason(error, self._kafka) or self._last
+
+    def clear(self) -> None:
+        """Forget every error: a broker has answered."""
+        self._last, self._none_left, self._inspected = None, False, None
+
+    def last(self) -> ConnectionProblem | None:
+        """Return the latest problem, without contact to a broker."""
+        last, inspected = self._last, self._inspected
+        return (inspected[2] if inspected and inspected[1] == last else None) or last
+
+    def find(self) -> ConnectionProblem | None:
+        """Return the latest problem. If the client did not name the cause, a handshake finds it, which may block."""
+        last, inspected = self._last, self._inspected
+        unknown = last.name == _UNVERIFIED if last else self._none_left
+        known = inspected and inspected[1] == last and time.monotonic() - inspected[0] < _KNOWN_SECONDS
+        if unknown and not known:
+            self._inspected = time.monotonic(), last, self._inspect(last)
+        return self.last()
+
+    def _inspect(self, last: ConnectionProblem | None) -> ConnectionProblem | None:
+        protocol, raw = _protocol(self._kafka), self._kafka.properties
+        tls = self._kafka.security.tls or KafkaTls(ca=str(raw.get("ssl.ca.location", "")))
+        encrypted = protocol.endswith("ssl")
+        for address in [last.address] if last else self._kafka.bootstrap_servers.split(","):
+            done = _handshake(address.strip(), tls if encrypted else None)
+            if not last:
+                done = {"ok": "login wanted" if encrypted else "TLS wanted", "closed": "login wanted"}.get(done, "")
+                done = "" if done == "login wanted" and protocol.startswith("sasl") else done
+            if done in PROBLEMS:
+                return _named(done, self._kafka, address=address.strip())
+        return None
+
+
+def _handshake(address: str, tls: KafkaTls | None) -> str:
+    """Do a TLS handshake, which checks the broker's certificate if there are settings.
+
+    Returns:
+        The name of a problem, `ok`, `closed` if the listener closes the connection, or "" if nothing is known.
+    """
+    host, _, port = address.rpartition(":")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    verifies = tls is not None and tls.verify_certificate
+    context.check_hostname = verifies and tls is not None and tls.verify_host_name
+    context.verify_mode = ssl.CERT_REQUIRED if verifies else ssl.CERT_NONE
+    try:
+        if tls and tls.ca:
+            context.load_verify_locations(**{"cadata" if is_pem(tls.ca) else "cafile": tls.ca})
+        else:
+            context.load_default_certs()
+        with (
+            socket.create_connection((host.strip("[]"), int(port)), _HANDSHAKE_SECONDS) as connection,
+            context.wrap_socket(connection, server_hostname=host.strip("[]")),
+        ):
+            return "ok"
+    except ssl.SSLCertVerificationError as cause:
+        return (
+            "broker's dates"
+            if cause.verify_code in _DATES
+            else ("host name" if cause.verify_code in _HOST_NAMES else "authority")
+        )
+    except (ssl.SSLEOFError, ConnectionResetError):
+        return "closed"
+    except ssl.SSLError as cause:
+        return "ok" if "ALERT" in (cause.reason or "") else ""
+    except (OSError, ValueError):
+        return ""

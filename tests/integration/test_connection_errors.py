@@ -1,0 +1,270 @@
+"""Each wrong setting of TLS and login leads to one sentence with its cause and fix, and soon."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from joserfc import jwt
+from joserfc.jwk import RSAKey
+
+from headrace.config.kafka import KafkaConfig
+from headrace.devcluster import Cluster
+from headrace.devcluster.certificates import Authority
+from headrace.devcluster.security import AUDIENCE, ISSUER, ClusterSecurity
+from headrace.devcluster.token_server import TokenServer
+from headrace.errors import KafkaUnavailable
+from headrace.kafka import Admin
+from headrace.kafka.connection_errors import PROBLEMS
+from headrace.testing.secured import SecuredCluster
+
+LIMIT_SECONDS = 30
+WRONG = "canary-of-a-wrong-password"
+
+
+@contextlib.contextmanager
+def tls_server(folder: Path, *, authority: str = "ca", days: int = 1) -> Iterator[str]:
+    """Serve TLS with a certificate that a client must refuse; give the address."""
+    files = Authority(folder, authority).issue("wrong-server", server=True, days=days)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.certificate, files.key)
+    with recording_server(lambda connection: context.wrap_socket(connection, server_side=True).close()) as found:
+        yield found.address
+
+
+class Recorded(NamedTuple):
+    """A server that keeps the first byte of every connection."""
+
+    address: str
+    first_bytes: list[bytes]
+
+
+@contextlib.contextmanager
+def recording_server(serve: Callable[[socket.socket], Any]) -> Iterator[Recorded]:
+    """Accept connections until the end of the block."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    found = Recorded(f"localhost:{listener.getsockname()[1]}", [])
+
+    def accept() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection, contextlib.suppress(OSError):
+                connection.settimeout(5)
+                found.first_bytes.append(connection.recv(1, socket.MSG_PEEK))
+                serve(connection)
+
+    thread = threading.Thread(target=accept, daemon=True)
+    thread.start()
+    yield found
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    thread.join(LIMIT_SECONDS)
+
+
+@pytest.fixture(scope="module")
+def wrong_tokens(kafka_secured: SecuredCluster) -> Iterator[str]:
+    """A token server whose path says what is wrong with its tokens."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            now, kind = int(time.time()), self.path.strip("/")
+            claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": "app", "iat": now, "exp": now + 300}
+            claims |= {
+                "future": {"iat": now + 3600, "nbf": now + 3600, "exp": now + 7200},
+                "past": {"iat": now - 7200, "exp": now - 3600},
+                "audience": {"aud": "other"},
+            }.get(kind, {})
+            key = RSAKey.import_key(json.loads((kafka_secured.security.folder / "token.key").read_text()))
+            token = jwt.encode({"alg": "RS256", "kid": "dev"}, claims, key)
+            answer = {"access_token": token, "token_type": "Bearer", "expires_in": 300}
+            body = json.dumps({"hello": WRONG} if kind == "other" else answer).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *values: object) -> None:  # noqa: A002
+            """Log nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+class TwoMechanisms(ClusterSecurity):
+    """Brokers that offer two mechanisms, and want every client to log in again after a moment."""
+
+    def listeners(self, sasl_port: int, tls_port: int) -> dict[str, str]:
+        changes = {"sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-512", "scram-sha-512.connections.max.reauth.ms": "2000"}
+        mine = {f"listener.name.sasl.{name}": value for name, value in changes.items()}
+        return {**super().listeners(sasl_port, tls_port), **mine}
+
+
+@pytest.fixture(scope="module")
+def two_mechanisms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredCluster]:
+    """A cluster of `TwoMechanisms`."""
+    cluster = Cluster(tmp_path_factory.mktemp("two"), 1, secured=True)
+    cluster.security = TwoMechanisms(tmp_path_factory.mktemp("security"))
+    tokens = TokenServer(tmp_path_factory.mktemp("tokens"), cluster.security)
+    try:
+        cluster.start()
+        yield SecuredCluster(cluster, cluster.security, tokens)
+    finally:
+        cluster.remove()
+
+
+def changed(section: dict[str, Any], **values: Any) -> dict[str, Any]:
+    """Return a section `kafka` with some settings changed: `security__sasl__password`; None removes one."""
+    found: dict[str, Any] = json.loads(json.dumps(section))
+    for path, value in values.items():
+        *parents, last = path.split("__")
+        parent = found
+        for name in parents:
+            parent = parent[name]
+        if value is None:
+            parent.pop(last)
+        else:
+            parent[last] = value
+    return found
+
+
+def settings(section: dict[str, Any]) -> KafkaConfig:
+    """Return the settings of a section with its files read; a request may take longer than the test."""
+    text = re.sub(r"\$\{file:([^}]+)\}", lambda found: Path(found[1]).read_text(), json.dumps(section))
+    return KafkaConfig.model_validate({**json.loads(text), "request_timeout_seconds": 120})
+
+
+def refusal(section: dict[str, Any]) -> str:
+    """Return why the topics cannot be listed, before the limit of the request."""
+
+    async def ask() -> str:
+        async with asyncio.timeout(LIMIT_SECONDS):
+            with pytest.raises(KafkaUnavailable) as found:
+                await Admin(settings(section)).list_topics()
+        return str(found.value)
+
+    return asyncio.run(ask())
+
+
+def sentence(name: str, address: str = "", **details: str) -> str:
+    """Return what is said of a problem."""
+    template = PROBLEMS[name]
+    return f"{template.why}: {template.fix}".format(address=address, **details)
+
+
+def assert_refused(section: dict[str, Any], name: str, **details: str) -> None:
+    """The error names the servers, the problem, the fix, and no secret."""
+    servers = section["bootstrap_servers"]
+    text = refusal(section)
+    assert text == f"list topics: no answer from Kafka at {servers}: {sentence(name, servers, **details)}"
+    assert WRONG not in text
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_a_wrong_password(kafka_secured: SecuredCluster, mechanism: str) -> None:
+    """Each mechanism says the same; an unknown user too."""
+    section = changed(kafka_secured.login(mechanism), security__sasl__password=WRONG)
+    assert_refused(section, "password", user="app", mechanism=mechanism)
+    assert_refused(
+        changed(section, security__sasl__username="unknown"), "password", user="unknown", mechanism=mechanism
+    )
+
+
+def test_a_mechanism_that_the_broker_does_not_offer(two_mechanisms: SecuredCluster) -> None:
+    """The sentence names those that it offers."""
+    section = two_mechanisms.login("SCRAM-SHA-256")
+    assert_refused(section, "mechanism", offered="PLAIN,SCRAM-SHA-512", mechanism="SCRAM-SHA-256")
+
+
+def test_certificates_of_the_broker(kafka_secured: SecuredCluster) -> None:
+    """Unknown authority, expired, and another host name read differently."""
+    folder, section = kafka_secured.security.folder, kafka_secured.login("PLAIN")
+    assert_refused(changed(section, security__tls__ca=str(folder / "other-ca.pem")), "authority")
+    pem = (folder / "other-ca.pem").read_text()
+    assert_refused(changed(section, security__tls__ca=pem), "authority")
+    assert_refused(changed(section, security__tls=None), "authority")
+    with tls_server(folder, days=-1) as address:
+        assert_refused(changed(section, bootstrap_servers=address), "broker's dates")
+    with tls_server(folder, authority="other-ca") as address:
+        assert_refused(changed(section, bootstrap_servers=address), "authority")
+    by_number = section["bootstrap_servers"].replace("localhost", "127.0.0.1")
+    assert_refused(changed(section, bootstrap_servers=by_number), "host name")
+
+
+def test_certificates_of_the_client(kafka_secured: SecuredCluster) -> None:
+    """Expired, of another authority, and none where one is required."""
+    section = kafka_secured.certificate()
+    assert_refused(kafka_secured.certificate("expired"), "certificate's dates")
+    assert_refused(kafka_secured.certificate("expired", store=True), "certificate's dates")
+    assert_refused(kafka_secured.certificate("stranger"), "client certificate")
+    none = changed(section, security__tls__certificate=None, security__tls__key=None)
+    assert_refused(none, "no certificate")
+
+
+def test_a_wrong_listener(kafka_secured: SecuredCluster) -> None:
+    """TLS on a plain port and the reverse, login on a port without, and no login on a port with one."""
+    plain, sasl = kafka_secured.cluster.bootstrap_servers, kafka_secured.login("PLAIN")
+    certificate = kafka_secured.certificate()
+    tls_port = certificate["bootstrap_servers"]
+    assert_refused({"bootstrap_servers": sasl["bootstrap_servers"]}, "TLS wanted", protocol="plaintext")
+    assert_refused({"bootstrap_servers": tls_port}, "TLS wanted", protocol="plaintext")
+    assert_refused(changed(certificate, bootstrap_servers=plain), "no TLS", protocol="ssl")
+    assert_refused(changed(sasl, bootstrap_servers=plain), "no TLS", protocol="sasl_ssl")
+    assert_refused(changed(sasl, bootstrap_servers=tls_port), "no certificate")
+    both = changed(sasl, bootstrap_servers=tls_port, security__tls=certificate["security"]["tls"])
+    assert_refused(both, "no login")
+    assert_refused(changed(certificate, bootstrap_servers=sasl["bootstrap_servers"]), "login wanted")
+    naked = changed(sasl, security__protocol="sasl_plaintext", security__tls=None)
+    assert_refused(naked, "TLS wanted", protocol="sasl_plaintext")
+    assert_refused(changed(naked, bootstrap_servers=plain), "no login")
+
+
+def test_a_wrong_token_server(kafka_secured: SecuredCluster, wrong_tokens: str) -> None:
+    """Unreachable, wrong secret, unknown authority, and no answer of a token server."""
+    section, url = kafka_secured.login("OAUTHBEARER"), kafka_secured.tokens.token_url
+    nothing = "https://localhost:1/token"
+    assert_refused(changed(section, security__sasl__oauth__token_url=nothing), "token server", token_url=nothing)
+    wrong = changed(section, security__sasl__oauth__client_secret=WRONG)
+    assert_refused(wrong, "client secret", token_url=url, oauth_error=" (invalid_client)")
+    other = changed(section, security__sasl__oauth__ca=str(kafka_secured.security.folder / "other-ca.pem"))
+    assert_refused(other, "token server's certificate", token_url=url)
+    system = changed(section, security__sasl__oauth__ca=None)
+    assert_refused(system, "token server's certificate", token_url=url)
+    other = changed(system, security__sasl__oauth__token_url=f"{wrong_tokens}/other")
+    assert_refused(other, "no token", token_url=f"{wrong_tokens}/other")
+
+
+def test_wrong_tokens(kafka_secured: SecuredCluster, wrong_tokens: str) -> None:
+    """Clocks that differ, and a token for another audience."""
+    section = changed(kafka_secured.login("OAUTHBEARER"), security__sasl__oauth__ca=None)
+    for kind, name in (("future", "token"), ("audience", "token"), ("past", "token expired")):
+        url = f"{wrong_tokens}/{kind}"
+        assert_refused(changed(section, security__sasl__oauth__token_url=url), name, token_url=url)
+
+
+@pytest.mark.parametrize("way", ["certificate", "login"])
+def test_nothing_falls_back_to_plain_text(kafka_secured: SecuredCluster, way: str) -> None:
+    """Every connection to a server that ends each TLS handshake begins with another TLS handshake."""
+    section = kafka_secured.certificate() if way == "certificate" else kafka_secured.login("PLAIN")
+    with recording_server(lambda connection: connection.close()) as server:
+        text = refusal(changed(section, bootstrap_servers=server.address))
+    assert text.endswith(sentence("no TLS", server.address, protocol="ssl" if way == "certificate" else "sasl_ssl"))
+    assert len(server.first_bytes) > 1
+    assert set(server.first_bytes) == {b"\x16"}, "content type 22 is a handshake (RFC 8446, 5.1)"

@@ -223,16 +223,16 @@ def test_a_wrong_listener(kafka_secured: SecuredCluster) -> None:
     plain, sasl = kafka_secured.cluster.bootstrap_servers, kafka_secured.login("PLAIN")
     certificate = kafka_secured.certificate()
     tls_port = certificate["bootstrap_servers"]
-    assert_refused({"bootstrap_servers": sasl["bootstrap_servers"]}, "TLS wanted", protocol="plaintext")
-    assert_refused({"bootstrap_servers": tls_port}, "TLS wanted", protocol="plaintext")
+    assert_refused({"bootstrap_servers": sasl["bootstrap_servers"]}, "TLS required", protocol="plaintext")
+    assert_refused({"bootstrap_servers": tls_port}, "TLS required", protocol="plaintext")
     assert_refused(changed(certificate, bootstrap_servers=plain), "no TLS", protocol="ssl")
     assert_refused(changed(sasl, bootstrap_servers=plain), "no TLS", protocol="sasl_ssl")
     assert_refused(changed(sasl, bootstrap_servers=tls_port), "no certificate")
     both = changed(sasl, bootstrap_servers=tls_port, security__tls=certificate["security"]["tls"])
     assert_refused(both, "no login")
-    assert_refused(changed(certificate, bootstrap_servers=sasl["bootstrap_servers"]), "login wanted")
+    assert_refused(changed(certificate, bootstrap_servers=sasl["bootstrap_servers"]), "login required")
     naked = changed(sasl, security__protocol="sasl_plaintext", security__tls=None)
-    assert_refused(naked, "TLS wanted", protocol="sasl_plaintext")
+    assert_refused(naked, "TLS required", protocol="sasl_plaintext")
     assert_refused(changed(naked, bootstrap_servers=plain), "no login")
 
 

@@ -25,7 +25,7 @@ T = TypeVar("T")
 _COORDINATOR_PAUSE_SECONDS = 0.1
 _WAIT_SECONDS = 1.5
 _FIRST_ATTEMPT_SECONDS = 1.0
-_DOUBT_SECONDS = 3.0
+_UNSURE_SECONDS = 3.0
 _MORE_HEADERS_BYTES = 65_536
 _MOST_BYTES = 2**31 - 1
 _ALREADY_THERE = confluent_kafka.KafkaError.TOPIC_ALREADY_EXISTS
@@ -414,8 +414,8 @@ class Admin:
                 self._client.poll(0)
             problem = await run_blocking(self.reachability.problem, contact=True)
             waited = loop.time() - began
-            doubtful = problem is not None and bool(problem.fix) and waited >= _DOUBT_SECONDS
-            if (problem and problem.refused) or doubtful or waited >= limit_seconds:
+            unsure = problem is not None and bool(problem.fix) and waited >= _UNSURE_SECONDS
+            if (problem and problem.refused) or unsure or waited >= limit_seconds:
                 raise self._unavailable(doing, limit_seconds)
             attempt *= 2
 

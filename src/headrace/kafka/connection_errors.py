@@ -24,7 +24,7 @@ _Error = confluent_kafka.KafkaError
 _AGO = re.compile(r" \(after \d+ms in state \w+.*$", re.DOTALL)
 _ADDRESS = re.compile(r"(?:\w+://)?([^\s/]+)/\w+: (.*)", re.DOTALL)
 _OAUTH_ERROR = re.compile(r'"error"\s*:\s*"(\w{1,40})"')
-_CERTIFICATE_WANTED = re.compile(r"alert number (?:40|42|46)\b")
+_CERTIFICATE_REQUIRED = re.compile(r"alert number (?:40|42|46)\b")
 _TEXT_LENGTH = 200
 _HANDSHAKE_SECONDS = 1.0
 _KNOWN_SECONDS = 10.0
@@ -60,7 +60,7 @@ def _read() -> tuple[dict[str, ConnectionProblem], list[tuple[re.Pattern[str], s
     with Path(__file__).with_name("connection_errors.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     problems = {r["name"]: ConnectionProblem(r["why"], r["fix"], r["refused"] == "yes", r["name"]) for r in rows}
-    return problems, [(re.compile(row["said"], re.IGNORECASE), row["name"]) for row in rows if row["said"]]
+    return problems, [(re.compile(row["pattern"], re.IGNORECASE), row["name"]) for row in rows if row["pattern"]]
 
 
 PROBLEMS, _PATTERNS = _read()
@@ -78,7 +78,7 @@ def plain_reason(error: Any, kafka: KafkaConfig) -> ConnectionProblem | None:
         by_code = {_Error._AUTHENTICATION: "login", _Error._SSL: "TLS"}.get(code, "")
         tls = kafka.security.tls or KafkaTls()
         name = next((name for pattern, name in _PATTERNS if pattern.search(text)), by_code)
-        if _CERTIFICATE_WANTED.search(text) and not (tls.certificate or tls.keystore):
+        if _CERTIFICATE_REQUIRED.search(text) and not (tls.certificate or tls.keystore):
             name = "no certificate"
         if name:
             return _named(name, kafka, text, address=address, text=reason[:_TEXT_LENGTH])
@@ -92,14 +92,19 @@ def _protocol(kafka: KafkaConfig) -> str:
     return str(kafka.properties.get("security.protocol", kafka.security.effective_protocol)).lower()
 
 
-def _named(name: str, kafka: KafkaConfig, said: str = "", *, address: str, text: str = "") -> ConnectionProblem:
-    sasl, raw, template, oauth_error = kafka.security.sasl, kafka.properties, PROBLEMS[name], _OAUTH_ERROR.search(said)
+def _named(name: str, kafka: KafkaConfig, reported: str = "", *, address: str, text: str = "") -> ConnectionProblem:
+    sasl, raw, template, oauth_error = (
+        kafka.security.sasl,
+        kafka.properties,
+        PROBLEMS[name],
+        _OAUTH_ERROR.search(reported),
+    )
     values = {
         "address": address,
         "text": text,
         "user": sasl.username if sasl else raw.get("sasl.username"),
         "mechanism": sasl.mechanism if sasl else raw.get("sasl.mechanism"),
-        "offered": said.rpartition("supported mechanisms: ")[2],
+        "offered": reported.rpartition("supported mechanisms: ")[2],
         "protocol": _protocol(kafka),
         # A query may hold a secret, and so may any other word of the token server's answer.
         "token_url": urlsplit(sasl.oauth.token_url)._replace(query="").geturl() if sasl and sasl.oauth else "",
@@ -151,8 +156,10 @@ class ConnectionErrors:
         for address in [last.address] if last else self._kafka.bootstrap_servers.split(","):
             done = _handshake(address.strip(), tls if encrypted else None)
             if not last:
-                done = {"ok": "login wanted" if encrypted else "TLS wanted", "closed": "login wanted"}.get(done, "")
-                done = "" if done == "login wanted" and protocol.startswith("sasl") else done
+                done = {"ok": "login required" if encrypted else "TLS required", "closed": "login required"}.get(
+                    done, ""
+                )
+                done = "" if done == "login required" and protocol.startswith("sasl") else done
             if done in PROBLEMS:
                 return _named(done, self._kafka, address=address.strip())
         return None

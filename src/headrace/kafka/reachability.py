@@ -168,7 +168,7 @@ class Reachability(Service):
         return not self._has_answered or self._unanswered is not None
 
     def problem(self, *, contact: bool = False) -> ConnectionProblem | None:
-        """Return why no broker is reached, if a client has reported it; with `contact` a broker may be asked."""
+        """Return why no broker is reached, if a client has reported it; with `contact` a broker may be contacted."""
         return self._errors.find() if contact else self._errors.last()
 
     def hint(self) -> str:

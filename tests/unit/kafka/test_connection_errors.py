@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -118,6 +120,16 @@ def test_every_sentence_has_cause_and_fix() -> None:
     for problem in PROBLEMS.values():
         assert problem.why
         assert problem.fix
+
+
+def test_the_page_has_every_sentence() -> None:
+    """`docs/security-kafka.md` has a row for each, in their order, and no other."""
+    page = Path(__file__).parents[3] / "docs/security-kafka.md"
+    rows = re.findall(r"^\| ([^|]+) \| `([^`|]+)` \| `([^`|]+)` \|$", page.read_text(), re.MULTILINE)
+    values = {"address": "broker:9093", "user": "app", "mechanism": "SCRAM-SHA-512", "offered": "PLAIN", "text": "…"}
+    values |= {"protocol": "ssl", "token_url": "https://tokens/token", "oauth_error": " (invalid_client)"}
+    expected = [(one.why.format_map(values), one.fix.format_map(values)) for one in PROBLEMS.values()]
+    assert [row[1:] for row in rows] == expected
 
 
 def test_an_answer_ends_a_problem() -> None:

@@ -22,9 +22,11 @@ demo: env        ## The whole story on one machine, ending with a table of exact
 
 test: env        ## Unit, integration and fault tests, real Kafka and Spark included
 	$(BIN)/pytest tests -n 3 --dist loadgroup
+	$(BIN)/pytest --secured @tests/secured.txt -n 3 --dist loadgroup
 
 test-long: env   ## The longer fault tests (tests/LONG.md)
 	$(BIN)/pytest tests --long -n 3 --dist loadgroup
+	$(BIN)/pytest --secured tests/integration tests/conformance -n 3 --dist loadgroup
 
 check: env       ## Format, lint, types, import contracts
 	$(BIN)/ruff format --check .

@@ -1,4 +1,4 @@
-"""The option `--long` (tests/LONG.md), and what real processes need: one more try, and brokers that are whole."""
+"""The options `--long` (tests/LONG.md) and `--secured`; real processes get one more try, and brokers that are whole."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from headrace.testing import Cluster, HeadraceProcess
+from headrace.testing.secured import SecuredCluster
+
 # How long an example takes says nothing of whether it is right.
 settings.register_profile("short", deadline=None)
 settings.register_profile("long", deadline=None, max_examples=500)
@@ -19,6 +22,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--secured", action="store_true", help="Headrace reaches Kafka over TLS, with a login and ACLs")
     parser.addoption("--long", action="store_true", help="also run the long tests (tests/LONG.md)")
 
 
@@ -58,6 +62,17 @@ def _group_of(item: pytest.Item, unit: Path) -> str:
     if unit in item.path.parents or item.path.parent.name == "faults":
         return ""
     return item.path.name  # its tests share a process
+
+
+@pytest.fixture(scope="session")
+def kafka(request: pytest.FixtureRequest) -> Cluster:
+    """The cluster of most tests. With `--secured`, the product logs in over TLS; the tests' own clients do not."""
+    if not request.config.getoption("--secured"):
+        plain: Cluster = request.getfixturevalue("kafka")
+        return plain
+    secured: SecuredCluster = request.getfixturevalue("kafka_secured")
+    HeadraceProcess.logins[secured.cluster.bootstrap_servers] = secured.login()
+    return secured.cluster
 
 
 @pytest.fixture(autouse=True)

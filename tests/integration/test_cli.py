@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import signal
 import subprocess
@@ -20,13 +19,14 @@ from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import Admin
 from headrace.lifecycle import SystemClock
 from headrace.records import TopicPartition
+from headrace.testing.secured import command_environment
 
 COMMAND = [sys.executable, "-m", "headrace.cli.main"]
 
 
 @pytest.fixture
 def env(kafka: Any, tmp_path: Path) -> Mapping[str, str]:
-    return {**os.environ, "KAFKA": kafka.bootstrap_servers, "PYTHONUNBUFFERED": "1"}
+    return {**command_environment(kafka.bootstrap_servers, tmp_path), "PYTHONUNBUFFERED": "1"}
 
 
 @pytest.fixture
@@ -44,7 +44,9 @@ def headrace(env: Mapping[str, str], tmp_path: Path) -> Callable[..., subprocess
 
 def start(env: Mapping[str, str], *words: str) -> subprocess.Popen[str]:
     pipe = subprocess.PIPE
-    return subprocess.Popen([*COMMAND, *words], env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    return subprocess.Popen(
+        [*COMMAND, *words], cwd=env["PWD"], env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    )
 
 
 def test_lines_come_back_as_they_went(headrace: Any, topic: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -21,18 +20,19 @@ from headrace.delivery.dead_letter import DeadLetterTopic
 from headrace.delivery.protocols import DeadLetter, Reply
 from headrace.kafka import Admin, Producer, read_records
 from headrace.records import OutgoingRecord, Record
+from headrace.testing.secured import command_environment, kafka_section, kafka_settings
 
 COMMAND = [sys.executable, "-m", "headrace.cli.main"]
 
 
 @pytest.fixture
 def settings(kafka: Any) -> KafkaConfig:
-    return KafkaConfig(bootstrap_servers=kafka.bootstrap_servers, request_timeout_seconds=60)
+    return kafka_settings(kafka.bootstrap_servers, request_timeout_seconds=60)
 
 
 @pytest.fixture
-def env(kafka: Any) -> Mapping[str, str]:
-    return {**os.environ, "KAFKA": kafka.bootstrap_servers}
+def env(kafka: Any, tmp_path: Path) -> Mapping[str, str]:
+    return command_environment(kafka.bootstrap_servers, tmp_path)
 
 
 @pytest.fixture
@@ -106,7 +106,9 @@ def test_letters_are_counted_and_redriven_byte_for_byte(headrace: Any, topic: An
     assert left(headrace, dlq) == 0
 
 
-def test_a_filtered_redrive_leaves_exactly_the_rest(headrace: Any, topic: Any, settings: KafkaConfig) -> None:
+def test_a_filtered_redrive_leaves_exactly_the_rest(
+    headrace: Any, topic: Any, kafka: Any, settings: KafkaConfig
+) -> None:
     """By error first and exactly once, then all: each once; what matches nothing is an error; made anew, all is new."""
     name = topic(2)
     dlq = f"{name}.dlq"
@@ -118,22 +120,22 @@ def test_a_filtered_redrive_leaves_exactly_the_rest(headrace: Any, topic: Any, s
     assert (done["records"], done["targets"], done["errors"]) == (30, {name: 30}, {"KeyError": 30})
     assert values(settings, name) == sorted([*values(settings, dlq)] * 2)
 
-    asyncio.run(anew(settings, dlq))
+    asyncio.run(anew(kafka, settings, dlq))
     asyncio.run(write_letters(settings, name, 1))  # each of the records there is a letter now
     assert left(headrace, dlq) == 81
     assert json.loads(headrace("dlq", "redrive", dlq, "--output", "json").stdout)["records"] == 81
 
 
-async def anew(settings: KafkaConfig, topic: str) -> None:
+async def anew(kafka: Any, settings: KafkaConfig, topic: str) -> None:
     """Delete a topic; whoever writes letters makes it."""
-    client = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
+    client = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     for future in client.delete_topics([topic]).values():
         await asyncio.to_thread(future.result, 60)
     while await Admin(settings).has_topic(topic):
         continue
 
 
-def test_letters_go_elsewhere(headrace: Any, topic: Any, settings: KafkaConfig, tmp_path: Path) -> None:
+def test_letters_go_elsewhere(headrace: Any, topic: Any, kafka: Any, settings: KafkaConfig, tmp_path: Path) -> None:
     """To a tier of a consumer, into quarantine and out of it again, or nowhere."""
     name = topic(2)
     dlq, tier = f"{name}.dlq", "billing.retry.60s"
@@ -146,8 +148,9 @@ def test_letters_go_elsewhere(headrace: Any, topic: Any, settings: KafkaConfig, 
         "backend": {"url": "http://127.0.0.1:1"},
         "retry": {"tiers": [60]},
     }
-    kafka = {"bootstrap_servers": settings.bootstrap_servers}
-    file.write_text(json.dumps({"kafka": kafka, "reactive_consumers": {"bills": reactive}}))
+    file.write_text(
+        json.dumps({"kafka": kafka_section(kafka.bootstrap_servers), "reactive_consumers": {"bills": reactive}})
+    )
     to_tier = ["--to-tier", "60", "--consumer", "bills", "-c", str(file)]
     assert f"1 to {tier}" in headrace("dlq", "redrive", dlq, "--key", "k1", *to_tier).stdout
     (waiting,) = [
@@ -163,7 +166,7 @@ def test_letters_go_elsewhere(headrace: Any, topic: Any, settings: KafkaConfig, 
     assert sorted(values(settings, name)) == sorted([*values(settings, dlq), b"v2\xff", b"v3\xff"])
 
 
-def test_a_forged_origin_is_left(headrace: Any, topic: Any, settings: KafkaConfig, tmp_path: Path) -> None:
+def test_a_forged_origin_is_left(headrace: Any, topic: Any, kafka: Any, settings: KafkaConfig, tmp_path: Path) -> None:
     """A dead letter that names a topic which its consumer does not read, with and without a configuration."""
     name, other = topic(), topic()
     dlq = f"{name}.dlq"
@@ -182,8 +185,9 @@ def test_a_forged_origin_is_left(headrace: Any, topic: Any, settings: KafkaConfi
     assert f"2 dead letters of {dlq} would go back: 2 to {name}" in dry.stdout
     assert f"not sent: 1 dead letter: they name {other} as their origin" in dry.stderr
     consumer = {"topics": [name], "group": "billing", "backend": {"url": "http://127.0.0.1:1"}}
-    kafka = {"bootstrap_servers": settings.bootstrap_servers}
-    (tmp_path / "headrace.yaml").write_text(json.dumps({"kafka": kafka, "reactive_consumers": {"bills": consumer}}))
+    (tmp_path / "headrace.yaml").write_text(
+        json.dumps({"kafka": kafka_section(kafka.bootstrap_servers), "reactive_consumers": {"bills": consumer}})
+    )
     done = headrace("dlq", "redrive", dlq, code=1)
     assert f"they name {other} as their origin, which their group billing does not read" in done.stderr
     assert (left(headrace, dlq), values(settings, other)) == (1, [])
@@ -233,7 +237,9 @@ def test_one_run_at_a_time(env: Any, headrace: Any, topic: Any, settings: KafkaC
     dlq = f"{name}.dlq"
     asyncio.run(write_letters(settings, name, 5))
     slow = {**env, "HEADRACE_FAILPOINTS": "redrive.sent=delay:90"}
-    with subprocess.Popen([*COMMAND, "dlq", "redrive", dlq], env=slow, stderr=subprocess.PIPE, text=True) as first:
+    with subprocess.Popen(
+        [*COMMAND, "dlq", "redrive", dlq], cwd=env["PWD"], env=slow, stderr=subprocess.PIPE, text=True
+    ) as first:
         assert first.stderr
         assert "failpoint redrive.sent" in first.stderr.readline()
         for words in (["drop", dlq, "--reason", "x"], ["redrive", dlq, "--wait", "0.5"]):
@@ -249,7 +255,7 @@ def test_interrupted_by_ctrl_c_nothing_is_half_done(env: Any, headrace: Any, top
     asyncio.run(write_letters(settings, name, 100))
     slow = {**env, "HEADRACE_FAILPOINTS": "redrive.submitted=delay:2@2"}
     words = [*COMMAND, "dlq", "redrive", dlq, "--rate", "20"]
-    with subprocess.Popen(words, env=slow, stderr=subprocess.PIPE, text=True) as first:
+    with subprocess.Popen(words, cwd=env["PWD"], env=slow, stderr=subprocess.PIPE, text=True) as first:
         assert first.stderr
         assert "failpoint redrive.submitted" in first.stderr.readline()
         first.send_signal(signal.SIGINT)

@@ -12,7 +12,6 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from headrace.config.consumers import FlowControl
-from headrace.config.kafka import KafkaConfig
 from headrace.config.membership import ConsumerConfig
 from headrace.config.producer import ProducerConfig
 from headrace.config.section import fits_any
@@ -20,6 +19,7 @@ from headrace.errors import DestinationUnavailable
 from headrace.kafka import Admin, Consumer, Producer, ReadPolicy, Subscription
 from headrace.lifecycle import Deadline, SystemClock
 from headrace.records import Committed, OutgoingRecord, Record, TopicPartition
+from headrace.testing.secured import kafka_settings
 
 CLOCK = SystemClock()
 PATIENCE_SECONDS = 120.0
@@ -82,7 +82,8 @@ class Desk:
     """One broker's topics, and members that read them."""
 
     def __init__(self, bootstrap_servers: str) -> None:
-        self.kafka = KafkaConfig(bootstrap_servers=bootstrap_servers, properties=QUICK, request_timeout_seconds=60)
+        self.servers = bootstrap_servers
+        self.kafka = kafka_settings(bootstrap_servers, properties=QUICK, request_timeout_seconds=60)
         self.admin = Admin(self.kafka)
         self._client = AdminClient({"bootstrap.servers": bootstrap_servers})
         self._services: list[Any] = []
@@ -307,7 +308,7 @@ def test_what_has_ended_is_committed_by_a_member_that_leaves_while_another_joins
         # It joins, does not poll, and so holds the next generation up, for which the reader has asked by then.
         slow = confluent_kafka.Consumer(
             {
-                "bootstrap.servers": desk.kafka.bootstrap_servers,
+                "bootstrap.servers": desk.servers,
                 "group.id": group,
                 "partition.assignment.strategy": "cooperative-sticky",
                 "enable.auto.commit": False,

@@ -27,14 +27,16 @@ from headrace.config.producer import ProducerConfig
 from headrace.control.lag import lag_of
 from headrace.delivery.offset_map import SPAN_OFFSETS, encode
 from headrace.kafka import Admin, Consumer, Producer, ReadPolicy, TopicDirectory, read_records
+from headrace.kafka.properties import client_properties
 from headrace.lifecycle import Deadline, SystemClock
 from headrace.records import Committed, OutgoingRecord, Produced, Record, TopicPartition
+from headrace.testing.secured import kafka_settings
 
 CLOCK = SystemClock()
 
 
 def config(kafka: Any, **settings: Any) -> KafkaConfig:
-    return KafkaConfig(bootstrap_servers=kafka.bootstrap_servers, **{"request_timeout_seconds": 60, **settings})
+    return kafka_settings(kafka.bootstrap_servers, **{"request_timeout_seconds": 60, **settings})
 
 
 async def until(condition: Callable[[], bool], seconds: float = 120) -> None:
@@ -341,7 +343,7 @@ async def test_two_members_share_and_hand_over(kafka: Any, topic: Callable[..., 
 
 async def removed_below(kafka: KafkaConfig, place: TopicPartition, offset: int) -> None:
     """Let the log start at an offset, as retention does."""
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    admin = AdminClient(client_properties(kafka, "test"))
     wanted = confluent_kafka.TopicPartition(*place, offset)
     for future in admin.delete_records([wanted]).values():
         await asyncio.to_thread(future.result)
@@ -425,7 +427,7 @@ async def test_a_group_that_begins_at_the_end_skips_nothing_after_its_first_mome
 
 
 def add_partitions(kafka: KafkaConfig, topic: str, count: int) -> None:
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    admin = AdminClient(client_properties(kafka, "test"))
     for future in admin.create_partitions([NewPartitions(topic, count)]).values():
         future.result()
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,17 +19,20 @@ import pytest
 from headrace.config.kafka import KafkaConfig
 from headrace.kafka import Admin, Lease
 from headrace.lifecycle import SystemClock
+from headrace.testing.secured import kafka_section, kafka_settings
 
 _PATIENCE_SECONDS = 150.0
 _HOLDER = """
 import asyncio, sys
-from headrace.config.kafka import KafkaConfig
+from pathlib import Path
+
+from headrace.config.load import load_config
 from headrace.errors import LeaseLost
 from headrace.kafka import Admin, Lease
 from headrace.lifecycle import SystemClock
 
 async def main():
-    kafka = KafkaConfig(bootstrap_servers=sys.argv[1])
+    kafka = load_config(Path(sys.argv[1]), {}).kafka
     lease = Lease(kafka, Admin(kafka), sys.argv[2], SystemClock())
     assert await lease.acquire(100)
     print("held", flush=True)
@@ -45,15 +50,17 @@ asyncio.run(main())
 
 @pytest.fixture
 def settings(kafka: Any) -> KafkaConfig:
-    return KafkaConfig(bootstrap_servers=kafka.bootstrap_servers, request_timeout_seconds=60)
+    return kafka_settings(kafka.bootstrap_servers, request_timeout_seconds=60)
 
 
 @pytest.fixture
-def holders(settings: KafkaConfig, topic: Callable[..., str]) -> Iterator[dict[str, subprocess.Popen[str]]]:
+def holders(kafka: Any, topic: Callable[..., str], tmp_path: Path) -> Iterator[dict[str, subprocess.Popen[str]]]:
     """Two processes that hold a lease each, by the name of the lease."""
     names = topic(), topic()
+    file = tmp_path / "headrace.yaml"
+    file.write_text(json.dumps({"kafka": kafka_section(kafka.bootstrap_servers)}))
     start = functools.partial(subprocess.Popen, stdout=subprocess.PIPE, text=True)
-    started = {name: start([sys.executable, "-c", _HOLDER, settings.bootstrap_servers, name]) for name in names}
+    started = {name: start([sys.executable, "-c", _HOLDER, str(file), name]) for name in names}
     with contextlib.ExitStack() as stack:
         for process in started.values():
             stack.enter_context(process)

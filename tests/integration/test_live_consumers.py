@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl, Ordering
-from headrace.config.kafka import KafkaConfig
 from headrace.config.membership import ConsumerConfig
 from headrace.config.producer import ProducerConfig
 from headrace.delivery.protocols import ACK, Delivery, Reply
@@ -23,6 +22,7 @@ from headrace.lifecycle import Deadline, SystemClock
 from headrace.records import OutgoingRecord, TopicPartition
 from headrace.testing import Operation, Pause, Seek, Skip, check_pushed
 from headrace.testing.evidence import gather
+from headrace.testing.secured import kafka_settings
 
 CLOCK = SystemClock()
 RECORDS = 400
@@ -106,7 +106,7 @@ class Scene:
     """A topic with records, a group, and what people do to it."""
 
     def __init__(self, kafka: Any, topic: str, folder: Path) -> None:
-        self.kafka = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers, request_timeout_seconds=60)
+        self.kafka = kafka_settings(kafka.bootstrap_servers, request_timeout_seconds=60)
         self.admin = Admin(self.kafka)
         self.topic, self.group = topic, f"{topic}-group"
         kafka.create_topic(f"{topic}.dlq", 1, {})

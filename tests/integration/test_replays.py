@@ -183,7 +183,9 @@ def test_a_window_goes_to_a_function(site: Any, topic: Any, headrace: Any, tmp_p
     """Its handler sees by a header of the event that it is a replay; the group has read nothing of it."""
     name = topic()
     site.write_json(name, *range(5))
-    (tmp_path / "function.yaml").write_text(FUNCTION.format(brokers=site.kafka.bootstrap_servers, topic=name))
+    (tmp_path / "function.yaml").write_text(
+        FUNCTION.format(brokers=site.config["kafka"]["bootstrap_servers"], topic=name)
+    )
     (tmp_path / "copy_it.py").write_text(HANDLER)
     control = {"topic": f"_headrace-control-{name}"}
     process = headrace({**site.config, "control": control, "functions": [str(tmp_path / "function.yaml")]})

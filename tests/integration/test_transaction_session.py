@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from headrace.config.kafka import KafkaConfig
 from headrace.errors import HeadraceError, RecordTooLarge, TransactionAborted
 from headrace.kafka import Admin, TransactionSession, read_records
 from headrace.records import OutgoingRecord, Produced, TopicPartition
+from headrace.testing.secured import kafka_settings
 
 
 def test_a_session_that_was_shut_out_writes_nothing_more(kafka: Any, topic: Callable[..., str]) -> None:
     """Not what it is given next, nor later by another client of its own; the later session is not disturbed."""
     name = topic()
-    settings = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers, request_timeout_seconds=60)
+    settings = kafka_settings(kafka.bootstrap_servers, request_timeout_seconds=60)
 
     async def write(session: TransactionSession, value: bytes) -> Any:
         (result,) = await asyncio.wait_for(session.submit([OutgoingRecord(name, None, value, None, 0)]), 100)

@@ -6,7 +6,7 @@ import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from headrace.devcluster.certificates import write_file
 from headrace.devcluster.ports import free_ports
@@ -16,6 +16,9 @@ from headrace.devcluster.server import Server
 class HeadraceProcess:
     """`headrace run` as a child process; it dies with the thread that starts it."""
 
+    logins: ClassVar[dict[str, Mapping[str, Any]]] = {}
+    """Settings that replace those of a section `kafka`, by its `bootstrap_servers`: how processes log in there."""
+
     def __init__(self, config: Mapping[str, Any], folder: Path, env: Mapping[str, str] | None = None) -> None:
         """Prepare a process that works and logs in `folder`.
 
@@ -23,8 +26,11 @@ class HeadraceProcess:
         broker are a deployment only if the test wants that.
         """
         self._folder = folder
+        kafka = config.get("kafka", {})
+        login = self.logins.get(kafka.get("bootstrap_servers", ""))
         self._config = {
             **config,
+            **({"kafka": {**kafka, **login}} if login else {}),
             "http": {"port": free_ports(1)[0], **config.get("http", {})},
             "control": {"topic": f"_headrace-control-{uuid.uuid4().hex[:12]}", **config.get("control", {})},
         }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import os
 import subprocess
 import tempfile
 import time
@@ -20,6 +19,7 @@ from headrace.config.producer import ProducerConfig
 from headrace.kafka import Admin, Producer, read_records
 from headrace.records import OutgoingRecord, Record, TopicPartition
 from headrace.testing.forked import ForkedCommand
+from headrace.testing.secured import command_environment, kafka_section
 
 PATIENCE_SECONDS = 150.0
 
@@ -45,8 +45,8 @@ class Scene:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The section `kafka` of a headrace.yaml."""
-        return {"kafka": {"bootstrap_servers": self.kafka.bootstrap_servers}}
+        """The section `kafka` of a headrace.yaml; with a login, if processes need one."""
+        return {"kafka": kafka_section(self.kafka.bootstrap_servers)}
 
     def records(self, topic: str) -> list[Record]:
         """Return every record of a topic."""
@@ -87,8 +87,8 @@ class Scene:
         self.wait_until(lambda: self.committed(group).get(where) == offset, f"{group} to commit {offset} of {where}")
 
     def cli(self, *words: str, given: str = "", code: int = 0) -> subprocess.CompletedProcess[str]:
-        """Run a command as a user with `KAFKA` set, and check its exit code."""
-        env = {**os.environ, "KAFKA": self.kafka.bootstrap_servers}
+        """Run a command as a user who has named the cluster, and check its exit code."""
+        env = command_environment(self.kafka.bootstrap_servers, self._folder)
         with tempfile.TemporaryDirectory() as scratch:
             stdin, output, errors = (Path(scratch, name) for name in ("stdin", "output", "errors"))
             stdin.write_text(given)

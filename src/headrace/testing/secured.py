@@ -2,12 +2,39 @@
 
 from __future__ import annotations
 
+import json
+import os
+import tempfile
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from headrace.devcluster import Cluster
+from headrace.config.kafka import KafkaConfig
+from headrace.config.load import load_config
+from headrace.devcluster import Cluster, HeadraceProcess
 from headrace.devcluster.certificates import STORE_PASSWORD
 from headrace.devcluster.security import ClusterSecurity
 from headrace.devcluster.token_server import TokenServer
+
+
+def kafka_settings(bootstrap_servers: str, **settings: Any) -> KafkaConfig:
+    """Return the settings of the product's clients in this process: with a login, where processes need one."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "headrace.yaml")
+        file.write_text(json.dumps({"kafka": {**settings, **kafka_section(bootstrap_servers)}}))
+        return load_config(file, {}).kafka
+
+
+def kafka_section(bootstrap_servers: str) -> dict[str, Any]:
+    """Return the section `kafka` of a headrace.yaml for a cluster: with a login, where processes need one."""
+    return {"bootstrap_servers": bootstrap_servers, **HeadraceProcess.logins.get(bootstrap_servers, {})}
+
+
+def command_environment(bootstrap_servers: str, folder: Path) -> dict[str, str]:
+    """Return the environment of commands in a folder; where they need a login, the folder gets a file with it."""
+    file = folder / "headrace.yaml"
+    if bootstrap_servers in HeadraceProcess.logins and not file.exists():
+        file.write_text(json.dumps({"kafka": kafka_section(bootstrap_servers)}))
+    return {**os.environ, "KAFKA": bootstrap_servers, "PWD": str(folder)}
 
 
 class SecuredCluster(NamedTuple):

@@ -11,7 +11,7 @@ from headrace.cli.output import print_rows
 from headrace.config.model import HeadraceConfig
 from headrace.control.doctor import examine
 from headrace.control.preconditions import Finding, TopicRequirement
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, KafkaUnauthorized
 from headrace.functions.load import load_function
 from headrace.jvm import find_java
 from headrace.kafka import Admin
@@ -42,7 +42,8 @@ async def doctor(topics: Sequence[str], cluster: ClusterSettings, output: str) -
             required = [TopicRequirement("", "(any)", topics)] if topics else []
             found += await examine(Admin(cluster.kafka), required, creates_topics=True)
     except HeadraceError as error:
-        found.append(Finding("cluster", "reachable", "failing", "no", error.description))
+        check = "rights" if isinstance(error, KafkaUnauthorized) else "reachable"
+        found.append(Finding("cluster", check, "failing", "no", error.description))
     order = ("failing", "warning", "ok")
     rows = [one._asdict() for one in sorted(dict.fromkeys(found), key=lambda one: order.index(one.state))]
     print_rows(rows, output, "nothing to check")

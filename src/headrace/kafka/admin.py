@@ -13,6 +13,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetS
 
 from headrace import errors
 from headrace.config.kafka import KafkaConfig
+from headrace.kafka.access import Kind, Right, is_refused
 from headrace.kafka.error_map import to_error
 from headrace.kafka.names import check_group, check_topic
 from headrace.kafka.producer_limits import BatchLimits
@@ -108,11 +109,10 @@ class Admin:
 
     async def has_topic(self, name: str) -> bool:
         """Return whether the cluster has a topic."""
-        # Not by name: that would create the topic where brokers create topics automatically.
-        return any(topic.name == name for topic in await self.list_topics())
+        return name in await self.topic_ids([name])  # the question that creates no topic, and names a missing right
 
-    async def describe_topic(self, name: str) -> TopicInfo:
-        """Return one topic.
+    async def describe_topic(self, name: str, right: str = "Describe") -> TopicInfo:
+        """Return one topic; `right` is what the caller needs on it.
 
         Raises:
             TopicNotFound: The cluster does not have it.
@@ -125,7 +125,7 @@ class Admin:
         topic = metadata.topics.get(name)
         problem = topic.error if topic else None
         if problem and problem.code() != confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
-            raise to_error(problem, f"describe topic {name}")
+            raise to_error(problem, f"describe topic {name}", self.config, Right(right, "topic", name))
         if topic is None or problem:
             raise errors.TopicNotFound(
                 f"topic {name} does not exist on {self.servers}: create it "
@@ -136,7 +136,8 @@ class Admin:
 
     async def topic_configs(self, name: str) -> dict[str, str]:
         """Return the effective configuration of a topic: Kafka's name to text."""
-        return await self._configs(ConfigResource(ResourceType.TOPIC, check_topic(name)), f"describe topic {name}")
+        resource, right = ConfigResource(ResourceType.TOPIC, check_topic(name)), Right("DescribeConfigs", "topic", name)
+        return await self._configs(resource, f"describe topic {name}", right)
 
     async def describe_cluster(self) -> ClusterInfo:
         """Return the number of brokers and the configuration of one.
@@ -147,10 +148,10 @@ class Admin:
         doing = "describe the cluster"
         brokers = (await self._ask(doing, lambda: self._client.list_topics(timeout=self._limit))).brokers
         resource = ConfigResource(ResourceType.BROKER, str(min(brokers)))
-        return ClusterInfo(len(brokers), await self._configs(resource, doing))
+        return ClusterInfo(len(brokers), await self._configs(resource, doing, Right("DescribeConfigs", "cluster")))
 
-    async def _configs(self, resource: ConfigResource, doing: str) -> dict[str, str]:
-        entries = await self._first(doing, lambda: self._client.describe_configs([resource]))
+    async def _configs(self, resource: ConfigResource, doing: str, right: Right) -> dict[str, str]:
+        entries = await self._first(doing, lambda: self._client.describe_configs([resource]), right)
         return {entry.name: entry.value for entry in entries.values() if entry.value is not None}
 
     async def topic_ids(self, names: Collection[str]) -> dict[str, str]:
@@ -161,7 +162,8 @@ class Admin:
             futures = self._client.describe_topics(TopicCollection(list(names)), request_timeout=self._limit)
             for name, future in futures.items():
                 try:
-                    found[name] = str(future.result(self._limit).topic_id)
+                    right = Right("Describe", "topic", name)
+                    found[name] = str(_result(future, self._limit, right).topic_id)
                 except confluent_kafka.KafkaException as cause:
                     if cause.args[0].code() != confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
                         raise
@@ -190,7 +192,8 @@ class Admin:
             config=dict(configs or {}),
         )
         try:
-            await self._first(f"create topic {name}", lambda: self._client.create_topics([topic]))
+            right = Right("Create", "topic", name)
+            await self._first(f"create topic {name}", lambda: self._client.create_topics([topic]), right)
         except errors.KafkaError as error:
             if error.parameters.get("kafka_code") == _ALREADY_THERE:
                 return False
@@ -231,7 +234,8 @@ class Admin:
         if not names:
             return []
         described = await self._ask(
-            "describe groups", lambda: _results(self._client.describe_consumer_groups(names), self._limit)
+            "describe groups",
+            lambda: _results(self._client.describe_consumer_groups(names), self._limit, "Describe", "group"),
         )
         return [GroupInfo(group.group_id, str(group.state.name).lower(), len(group.members)) for group in described]
 
@@ -242,7 +246,9 @@ class Admin:
         def ask() -> list[Any]:
             client = AdminClient(self._properties)  # of its own: see `alter_group_offsets`
             try:
-                return list(_results(client.describe_consumer_groups([group]), self._limit)[0].members)
+                return list(
+                    _results(client.describe_consumer_groups([group]), self._limit, "Describe", "group")[0].members
+                )
             except confluent_kafka.KafkaException as cause:
                 if cause.args[0].code() == confluent_kafka.KafkaError.GROUP_ID_NOT_FOUND:
                     return []
@@ -282,7 +288,8 @@ class Admin:
             finally:
                 client.close()
 
-        entries = await self._of_group(f"read offsets of group {group}", ask) if partitions else []
+        right = Right("Describe", "group", group)
+        entries = await self._of_group(f"read offsets of group {group}", ask, right) if partitions else []
         return {TopicPartition(e.topic, e.partition): e.offset for e in entries if e.offset >= 0}
 
     async def alter_group_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
@@ -299,7 +306,8 @@ class Admin:
             client = AdminClient(self._properties)
             return list(_results(client.alter_consumer_group_offsets(request), self._limit)[0].topic_partitions)
 
-        await self._of_group(f"set offsets of group {group}", ask)
+        needed = [Right("Read", "group", group), *(Right("Read", "topic", p.topic) for p in offsets)]
+        await self._of_group(f"set offsets of group {group}", ask, *dict.fromkeys(needed))
 
     async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the end of each partition as a read_committed consumer sees it (the last stable offset)."""
@@ -352,32 +360,38 @@ class Admin:
 
         def ask() -> dict[TopicPartition, Any]:
             answers = self._client.list_offsets(specs, isolation_level=isolation, request_timeout=self._limit)
-            return {TopicPartition(p.topic, p.partition): future.result(self._limit) for p, future in answers.items()}
+            return {
+                TopicPartition(p.topic, p.partition): _result(future, self._limit, Right("Describe", "topic", p.topic))
+                for p, future in answers.items()
+            }
 
         return await self._ask("read offsets", ask)
 
-    async def _of_group(self, doing: str, call: Callable[[], list[Any]]) -> list[Any]:
+    async def _of_group(self, doing: str, call: Callable[[], list[Any]], *needed: Right) -> list[Any]:
         """Ask a group's coordinator for partitions or members; repeat while the coordinator moves or loads."""
         end = asyncio.get_running_loop().time() + self._limit
         while True:
             error: errors.HeadraceError
             try:
-                entries = await self._ask(doing, call)
+                entries = await self._ask(doing, call, needed=needed)
             except errors.KafkaUnavailable as cause:
                 error = cause
             else:
                 failed = next((entry for entry in entries if getattr(entry, "error", None)), None)
                 if failed is None:
                     return entries
-                error = to_error(failed.error, f"{doing}, {failed.topic}-{failed.partition}")
+                named = [right for right in needed if right.name in (failed.topic, "") or right.kind != "topic"]
+                error = to_error(failed.error, f"{doing}, {failed.topic}-{failed.partition}", self.config, *named)
             if not isinstance(error, errors.KafkaUnavailable) or asyncio.get_running_loop().time() > end:
                 raise error
             await asyncio.sleep(_COORDINATOR_PAUSE_SECONDS)
 
-    async def _first(self, doing: str, call: Callable[[], Mapping[Any, Any]]) -> Any:
-        return (await self._ask(doing, lambda: _results(call(), self._limit)))[0]
+    async def _first(self, doing: str, call: Callable[[], Mapping[Any, Any]], right: Right) -> Any:
+        return (await self._ask(doing, lambda: _results(call(), self._limit), needed=[right]))[0]
 
-    async def _ask(self, doing: str, call: Callable[[], T], limit_seconds: float | None = None) -> T:
+    async def _ask(
+        self, doing: str, call: Callable[[], T], limit_seconds: float | None = None, needed: Sequence[Right] = ()
+    ) -> T:
         limit = limit_seconds or self._limit
         timer = asyncio.get_running_loop().call_later(_WAIT_SECONDS, self._log_waiting, limit)
         try:
@@ -387,7 +401,7 @@ class Admin:
             self.reachability.answered()
             return answer
         except confluent_kafka.KafkaException as cause:
-            error = to_error(cause, doing)
+            error = to_error(cause, doing, self.config, *(cause.args[1:] or needed))
             if isinstance(error, errors.KafkaTimeout | errors.KafkaUnavailable):
                 raise self._unavailable(doing, limit) from cause
             raise error from cause
@@ -439,8 +453,21 @@ class Admin:
         return errors.KafkaUnavailable(text, bootstrap_servers=self.servers)
 
 
-def _results(futures: Mapping[Any, Any], limit_seconds: float) -> list[Any]:
-    return [future.result(limit_seconds) for future in futures.values()]
+def _results(futures: Mapping[Any, Any], limit_seconds: float, operation: str = "", kind: Kind = "topic") -> list[Any]:
+    """Return the results of a request for several; an operation names the right to each of them."""
+    return [
+        _result(future, limit_seconds, Right(operation, kind, key)) if operation else future.result(limit_seconds)
+        for key, future in futures.items()
+    ]
+
+
+def _result(future: Any, limit_seconds: float, right: Right) -> Any:
+    try:
+        return future.result(limit_seconds)
+    except confluent_kafka.KafkaException as cause:
+        if is_refused(cause.args[0]):
+            raise confluent_kafka.KafkaException(cause.args[0], right) from cause
+        raise
 
 
 def _topic_info(topic: Any) -> TopicInfo:

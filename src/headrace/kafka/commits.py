@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import confluent_kafka
 
+from headrace.errors import HeadraceError
+from headrace.kafka.access import is_refused
+from headrace.kafka.loop_proxy import ConsumerProblems
 from headrace.kafka.positions import from_client, to_client
 from headrace.lifecycle import Clock
 from headrace.lifecycle.failpoints import reach
@@ -17,22 +20,23 @@ from headrace.records import Committed, TopicPartition
 log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 1.0
+_COMMITS = "commits"
 _TRIES, _TRY_SECONDS = 30, 0.1
 
 
-def commit_now(client: Any, offsets: Mapping[TopicPartition, Committed]) -> str:
-    """Commit and wait. Returns why it failed; empty if it did not.
+def commit_now(client: Any, offsets: Mapping[TopicPartition, Committed]) -> confluent_kafka.KafkaError | None:
+    """Commit and wait. Returns why it failed; None if it did not.
 
     Between two generations Kafka refuses commits, until the leader of the group has assigned the partitions.
     """
-    failure = ""
+    failure: confluent_kafka.KafkaError | None = None
     for _ in range(_TRIES):
         try:
             client.commit(offsets=to_client(offsets), asynchronous=False)
-            return ""
+            return None
         except confluent_kafka.KafkaException as cause:
-            failure = cause.args[0].str()
-            if cause.args[0].code() != confluent_kafka.KafkaError.REBALANCE_IN_PROGRESS:
+            failure = cause.args[0]
+            if failure.code() != confluent_kafka.KafkaError.REBALANCE_IN_PROGRESS:
                 break
             time.sleep(_TRY_SECONDS)
     return failure
@@ -42,7 +46,7 @@ class _Request:
     """A commit whose caller waits for its end."""
 
     def __init__(
-        self, partitions: Iterable[TopicPartition], answer: Callable[[Sequence[TopicPartition]], None]
+        self, partitions: Iterable[TopicPartition], answer: Callable[[Sequence[TopicPartition] | HeadraceError], None]
     ) -> None:
         self.unsent = set(partitions)
         self.sent = set[TopicPartition]()
@@ -64,6 +68,7 @@ class Commits:
         clock: Clock,
         epoch_of: Mapping[TopicPartition, int],
         acknowledged: Callable[[Mapping[TopicPartition, int]], None] = lambda _: None,
+        problems: ConsumerProblems | None = None,
     ) -> None:
         """Prepare.
 
@@ -72,7 +77,9 @@ class Commits:
             clock: For the pause before a repetition.
             epoch_of: The epochs of the present assignment, updated by the consumer.
             acknowledged: Called with the partitions of each acknowledged commit, and their epochs.
+            problems: Gets a refused commit, until one is acknowledged.
         """
+        self._problems = problems or ConsumerProblems(name)
         self._name = name
         self._clock = clock
         self._epoch_of = epoch_of
@@ -87,11 +94,12 @@ class Commits:
         self,
         offsets: Mapping[TopicPartition, Committed],
         epochs: Mapping[TopicPartition, int],
-        answer: Callable[[Sequence[TopicPartition]], None],
+        answer: Callable[[Sequence[TopicPartition] | HeadraceError], None],
     ) -> None:
         """Commit offsets of these epochs, and answer once.
 
-        The answer has the partitions that are no longer assigned. The others are acknowledged by then.
+        The answer has the partitions that are no longer assigned. The others are acknowledged by then. If a right is
+        missing, the answer is that error, and the commit is repeated until the partition is revoked.
         """
         request = _Request(offsets, answer)
         self._requests.append(request)
@@ -99,7 +107,7 @@ class Commits:
         self._drop([p for p in offsets if p not in epochs or epochs[p] != self._epoch_of.get(p)], [request])
 
     def when_settled(
-        self, partitions: Iterable[TopicPartition], answer: Callable[[Sequence[TopicPartition]], None]
+        self, partitions: Iterable[TopicPartition], answer: Callable[[Sequence[TopicPartition] | HeadraceError], None]
     ) -> None:
         """Answer when no commit of these partitions waits or is in flight, with those revoked before that."""
         settling = _Request(self._newest.keys() & set(partitions), answer)
@@ -164,12 +172,24 @@ class Commits:
             request.sent.clear()
         self._end_requests()
         if failed:
-            log.warning("%s: commit failed: %s", self._name, error or failed[0].error)
+            self._report_failure(error or failed[0].error, {p.topic for p in failed})
             newer = self._newest
             self._newest = {}
             self.request(from_client(failed), self._sent)
             self._newest |= newer
             self._retry_at = self._clock.monotonic() + _RETRY_SECONDS
+        else:
+            self._problems.report(_COMMITS, "")
+
+    def _report_failure(self, error: Any, topics: Collection[str]) -> None:
+        if not is_refused(error):
+            log.warning("%s: commit failed: %s", self._name, error)
+            return
+        refusal = self._problems.error(error, topics)
+        self._problems.report(_COMMITS, f"commits are refused: {refusal.description}")
+        for request in [one for one in self._requests if one.unsent & self._sent.keys()]:
+            self._requests.remove(request)
+            request.answer(refusal)
 
     def _drop(self, partitions: Sequence[TopicPartition], requests: Sequence[_Request]) -> None:
         for request in requests:

@@ -86,7 +86,7 @@ class Consumer(Service):
         self._policy = policy
         self._clock = clock
         self._admin = admin
-        self._problems = ConsumerProblems(group)
+        self._problems = ConsumerProblems(group, admin.config)
         self._commands = CommandQueue()
         self._epochs: dict[TopicPartition, int] = {}
         """Assignment epochs, as far as the loop knows them: the thread may be ahead."""
@@ -113,7 +113,12 @@ class Consumer(Service):
             commands=self._commands,
             flow=self._flow,
             resolver=PositionResolver(
-                self._policy, self._clock, self._problems.report, ask_store, self._problems.stall
+                self._policy,
+                self._clock,
+                self._problems.report,
+                ask_store,
+                self._problems.stall,
+                self._problems.in_words,
             ),
             problems=self._problems,
             clock=self._clock,
@@ -222,7 +227,7 @@ class Consumer(Service):
         """Return offsets for a transaction of this member; None if a partition is not assigned any more."""
         epochs = {partition: self._epochs.get(partition, 0) for partition in offsets}
         metadata: Any = await self._answered(lambda poll, answer: poll.group_metadata(epochs, answer))
-        return GroupOffsets(offsets, metadata) if metadata else None
+        return GroupOffsets(offsets, metadata, self._admin.config, self._group) if metadata else None
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Read exactly these partitions from now on, without membership in the group."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import confluent_kafka
 
 from headrace import errors
+from headrace.config.kafka import KafkaConfig
+from headrace.kafka.access import Right, is_refused, missing_right
+from headrace.records import OutgoingRecord
 
 _KIND = {
     errors.TopicNotFound: ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_ID", "TOPIC_EXCEPTION"),
@@ -71,6 +76,9 @@ _CLASS_OF = {
     if hasattr(confluent_kafka.KafkaError, name)
 }
 
+_NO_CONFIG = KafkaConfig()
+ClientProblem = confluent_kafka.KafkaError | confluent_kafka.KafkaException
+
 # Written to the leader, not yet to enough replicas: the record may well be read later.
 _WRITTEN_PERHAPS = {
     confluent_kafka.KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
@@ -95,7 +103,9 @@ _CERTAINLY_NOT_WRITTEN = {
 }
 
 
-def report_error(error: confluent_kafka.KafkaError, doing: str, keyed: bool = False) -> errors.HeadraceError:
+def report_error(
+    error: confluent_kafka.KafkaError, topic: str, kafka: KafkaConfig = _NO_CONFIG, *, keyed: bool = False
+) -> errors.HeadraceError:
     """Return our error for a delivery report.
 
     The client names the last attempt's error only: an earlier attempt of the same record may have been written and its
@@ -105,10 +115,27 @@ def report_error(error: confluent_kafka.KafkaError, doing: str, keyed: bool = Fa
     if keyed and error.code() == confluent_kafka.KafkaError.INVALID_RECORD:
         # If one record of a batch is refused, the client reports all; a broker refuses only those without a key.
         error = confluent_kafka.KafkaError(confluent_kafka.KafkaError._INVALID_DIFFERENT_RECORD)
-    found = to_error(error, doing)
+    found = write_error(error, kafka, topic)
     if error.code() in _CERTAINLY_NOT_WRITTEN or isinstance(found, errors.KafkaTimeout | errors.FatalKafkaError):
         return found
     return errors.KafkaTimeout(f"{found.description} An earlier attempt may have been written.", **found.parameters)
+
+
+def write_error(cause: ClientProblem, kafka: KafkaConfig, *topics: str) -> errors.HeadraceError:
+    """Return our error for records that a client does not write to topics, which may be the right to."""
+    return to_error(cause, f"produce to {', '.join(topics)}", kafka, *(Right("Write", "topic", t) for t in topics))
+
+
+def refused_records(
+    client: confluent_kafka.Producer, kafka: KafkaConfig, records: Iterable[OutgoingRecord]
+) -> errors.HeadraceError | None:
+    """Return the error if a right is missing that a failed transaction needs; its reports may not name it."""
+    try:
+        client.begin_transaction()  # refused within a transaction, with the error that this one has
+    except confluent_kafka.KafkaException as cause:
+        if is_refused(cause.args[0]):
+            return write_error(cause, kafka, *sorted({record.topic for record in records}))
+    return None
 
 
 def repeat_error(record: confluent_kafka.Message) -> errors.HeadraceError:
@@ -123,15 +150,20 @@ def repeat_error(record: confluent_kafka.Message) -> errors.HeadraceError:
     )
 
 
-def to_error(cause: confluent_kafka.KafkaError | confluent_kafka.KafkaException, doing: str) -> errors.HeadraceError:
+def to_error(cause: ClientProblem, doing: str, kafka: KafkaConfig = _NO_CONFIG, *needed: Right) -> errors.HeadraceError:
     """Return our error for a client's error.
 
     Args:
         cause: What the client reported.
         doing: What was attempted, as the start of a sentence: "produce to orders".
+        kafka: How the client is set.
+        needed: Rights that this needs; the error names those that are missing.
     """
     error = cause.args[0] if isinstance(cause, confluent_kafka.KafkaException) else cause
     number = error.code()
+    if is_refused(error):  # also if it is fatal to the client
+        text = f"{doing}: {missing_right(error, kafka, needed)} ({error.name()})"
+        return errors.KafkaUnauthorized(text, kafka_code=number, kafka_name=error.name())
     kind = errors.FatalKafkaError if error.fatal() else _CLASS_OF.get(number, errors.KafkaError)
     if number in _WRITTEN_PERHAPS:
         kind = errors.KafkaTimeout

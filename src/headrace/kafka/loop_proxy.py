@@ -6,10 +6,13 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+from headrace.config.kafka import KafkaConfig
 from headrace.errors import HeadraceError
+from headrace.kafka.access import Right, is_refused
+from headrace.kafka.error_map import to_error
 from headrace.lifecycle import Deadline, LoopBridge, Service
 from headrace.records import Committed, Record, TopicPartition
 
@@ -122,8 +125,11 @@ class CommandQueue:
 class ConsumerProblems:
     """Why records do not arrive: set by the thread, read by the loop. One sentence per partition, one for the group."""
 
-    def __init__(self, group: str) -> None:
+    def __init__(self, group: str, kafka: KafkaConfig = KafkaConfig()) -> None:  # noqa: B008 it never changes
         self.group = group
+        self.refused: dict[TopicPartition, float] = {}
+        """Partitions that the group may not read, each with the time of the next attempt."""
+        self._kafka = kafka
         self.stalled: dict[str, HeadraceError] = {}
         """Problems of partitions that only a seek solves."""
         self.on_stalled: Callable[[HeadraceError], None] = lambda error: None
@@ -149,10 +155,20 @@ class ConsumerProblems:
         else:
             self._texts.pop(about, None)
 
+    def error(self, error: Any, topics: Iterable[str] = ()) -> HeadraceError:
+        """Return our error for what Kafka refuses the group, of a topic or in all."""
+        needed = [Right("Read", "group", self.group), *(Right("Read", "topic", topic) for topic in topics)]
+        return to_error(error, f"group {self.group}", self._kafka, *needed)
+
+    def in_words(self, error: Any, topics: Iterable[str] = ()) -> str:
+        """Return a client's error in words."""
+        return self.error(error, topics).description if is_refused(error) else str(error.str())
+
     def all(self) -> Sequence[str]:
         """Return every sentence."""
         return list(self._texts.values())
 
     def of(self, partition: TopicPartition) -> str:
         """Return why no records of a partition arrive; empty if there is no problem."""
-        return self._texts.get(str(partition)) or self._texts.get("", "")
+        names = str(partition), f"topic {partition.topic}", ""
+        return next((text for name in names if (text := self._texts.get(name))), "")

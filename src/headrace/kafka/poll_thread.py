@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import confluent_kafka
 
 from headrace.errors import HeadraceError, PositionOutOfRange
+from headrace.kafka.access import is_refused
 from headrace.kafka.commits import Commits, commit_now
-from headrace.kafka.error_map import to_error
 from headrace.kafka.fetch_flow import FetchFlowControl
 from headrace.kafka.loop_proxy import CommandQueue, ConsumerProblems, LoopProxy
 from headrace.kafka.positions import OffsetGap, PositionResolver, StartPosition, committed_offsets
@@ -33,6 +33,7 @@ ATTENTIVE_SECONDS = 0.2
 """A command with an answer is often followed by another one: for so long polls are short, so that it waits less."""
 _PATIENCE_SECONDS = 0.1
 _DRAIN_SECONDS = 20.0
+_REFUSED_SECONDS = 2.0
 
 _END = confluent_kafka.KafkaError._PARTITION_EOF
 _OUT_OF_RANGE = confluent_kafka.KafkaError._AUTO_OFFSET_RESET
@@ -121,7 +122,7 @@ class PollThread:
         """
         self.epochs: dict[TopicPartition, int] = {}
         """The epochs of the present assignment."""
-        self.commits = Commits(name, clock, self.epochs, resolver.acknowledged)
+        self.commits = Commits(name, clock, self.epochs, resolver.acknowledged, problems)
         self.leave_by: Deadline | None = None
         """When the group must be left; set by the loop."""
         self.attentive_until = 0.0
@@ -155,6 +156,8 @@ class PollThread:
         self._commands.run()
         self.commits.send_due(client)
         self._resolve_positions()
+        if self._problems.refused:
+            self._fetch_refused()
         self._pause_and_resume()
         if self._flow.must_wait:
             # A moment without a poll does no harm, and is cheaper than a pause.
@@ -230,7 +233,7 @@ class PollThread:
         try:
             found = committed_offsets(self._client, partitions)
         except confluent_kafka.KafkaException as cause:
-            answer(to_error(cause.args[0], f"group {self._problems.group}"))
+            answer(self._problems.error(cause.args[0], {partition.topic for partition in partitions}))
             return
         answer({partition: at for partition, at in found.items() if isinstance(at, Committed)})
 
@@ -240,7 +243,7 @@ class PollThread:
         The answer is None if a partition is not assigned in its epoch any more.
         """
 
-        def settled(_revoked: Sequence[TopicPartition]) -> None:
+        def settled(_revoked: Sequence[TopicPartition] | HeadraceError) -> None:
             current = all(self.epochs.get(partition) == epoch for partition, epoch in epochs.items())
             answer(self._client.consumer_group_metadata() if current else None)
 
@@ -276,6 +279,7 @@ class PollThread:
     def _pass_records(self, batches: dict[TopicPartition, list[Record]]) -> None:
         if batches:
             self._problems.report("", "")
+        self._allowed(batches)
         for partition, records in batches.items():
             epoch = self.epochs.get(partition)
             if epoch is None or self.resolver.is_open(partition):
@@ -294,6 +298,7 @@ class PollThread:
         if code in _OF_A_POSITION and self.resolver.is_open(partition):
             return  # the client reads on after offsets that cannot be read, and must not
         if code == _END:
+            self._allowed([partition])
             if epoch := self.epochs.get(partition):
                 self.loop.post(self.loop.listener.on_end, partition, epoch, item.offset())
         elif code == _OUT_OF_RANGE:
@@ -305,9 +310,29 @@ class PollThread:
             problem = f"{partition}: {error.str()}; nothing after it is read until that can be read"
             self._problems.report(str(partition), problem)
         elif code in _FENCED:
-            raise to_error(error, f"group {group}")
+            raise self._problems.error(error)
+        elif is_refused(error) and partition.topic:
+            assigned = partition in self.epochs
+            if assigned:
+                self._problems.refused.setdefault(partition, self._clock.monotonic() + _REFUSED_SECONDS)
+            about = str(partition) if assigned else f"topic {partition.topic}"
+            self._problems.report(about, self._problems.in_words(error, [partition.topic]))
         else:
-            self._problems.report("", f"group {group}: {error.str()}")
+            text = self._problems.in_words(error)
+            self._problems.report("", text if is_refused(error) else f"group {group}: {text}")
+
+    def _fetch_refused(self) -> None:
+        """Fetch again what Kafka refused: the client itself does not report that it may read, unless records arrive."""
+        now = self._clock.monotonic()
+        for partition, due in self._problems.refused.items():
+            if due <= now and not self.resolver.is_open(partition):
+                self._problems.refused[partition] = now + _REFUSED_SECONDS
+                self._fetch_from(partition, self.resolver.position_of(partition))
+
+    def _allowed(self, partitions: Iterable[TopicPartition]) -> None:
+        for partition in partitions if self._problems.refused else ():
+            if self._problems.refused.pop(partition, None):
+                self._problems.report(str(partition), "")
 
     def _pause_and_resume(self) -> None:
         pause, resume = self._flow.changes(self._clock.monotonic())
@@ -333,7 +358,8 @@ class PollThread:
         client.resume(assigned)
         if unknown := [partition for partition in partitions if partition not in starts]:
             client.pause(_plain(unknown))
-        self._problems.report("", "")
+        for about in {"", *(f"topic {partition.topic}" for partition in partitions)}:
+            self._problems.report(about, "")
         self._pass_assigned(starts)
         log.info("%s: assigned %s", self._name, _names(partitions))
         reach("assign.after")
@@ -425,7 +451,11 @@ class PollThread:
         reach("revoke.drained")
         self._forget(partitions)
         if offsets and (failure := commit_now(self._client, offsets)):
-            log.warning("%s: commit on revoke failed, records will be delivered again: %s", self._name, failure)
+            log.warning(
+                "%s: commit on revoke failed, records will be delivered again: %s",
+                self._name,
+                self._problems.in_words(failure, {p.topic for p in offsets}),
+            )
         reach("revoke.committed")
 
     def _drain(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Committed]:
@@ -448,6 +478,7 @@ class PollThread:
         self.resolver.forget(partitions)
         for partition in partitions:
             self.epochs.pop(partition, None)
+            self._problems.refused.pop(partition, None)
             if sought := self._seeks.pop(partition, None):
                 sought(False)
 

@@ -105,6 +105,7 @@ class PositionResolver:
         report: Callable[[str, str], None],
         ask_store: AskStore | None,
         stall: Callable[[str, HeadraceError], None] = lambda about, error: None,
+        in_words: Callable[[Any, Collection[str]], str] = lambda error, topics: str(error.str()),
     ) -> None:
         """Prepare.
 
@@ -114,6 +115,7 @@ class PositionResolver:
             report: Takes the problem of a partition for readiness; an empty one when it is solved.
             ask_store: None if Kafka keeps the offsets.
             stall: Takes the problem of a partition that waits for a seek.
+            in_words: Returns an error of Kafka about topics in words.
         """
         self.policy = policy
         self.subscribed: Sequence[str] = ()
@@ -122,6 +124,7 @@ class PositionResolver:
         self._report = report
         self._ask_store = ask_store
         self._stall = stall
+        self._in_words = in_words
         self._open: dict[TopicPartition, int | None] = {}
         """Partition to the position that is out of range, or None if there is no position yet."""
         self._sought: dict[TopicPartition, StartPosition] = {}
@@ -160,7 +163,10 @@ class PositionResolver:
                 if start.code() == confluent_kafka.KafkaError._NO_OFFSET:
                     self._stall(str(partition), self._no_offset(partition))
                 else:
-                    self._report(str(partition), f"{partition}: where to begin cannot be read: {start.str()}")
+                    self._report(
+                        str(partition),
+                        f"{partition}: where to begin cannot be read: {self._in_words(start, [partition.topic])}",
+                    )
                 continue
             self._report(str(partition), "")
             self._topics_read.add(partition.topic)
@@ -182,13 +188,17 @@ class PositionResolver:
         """Keep the next offsets to read in this assignment."""
         self._positions.update(positions)
 
+    def position_of(self, partition: TopicPartition) -> int:
+        """Return the next offset to read of a partition whose position is known."""
+        return self._positions.get(partition, confluent_kafka.OFFSET_BEGINNING)
+
     def out_of_range(self, partition: TopicPartition, position: int | None) -> None:
         """Keep a position whose record is not in the log or cannot be read.
 
         The client names none if the log was cut (KIP-320). Of a batch that cannot be read it names the first offset,
         and a part of that batch may have been passed to the listener.
         """
-        known = self._positions.get(partition, confluent_kafka.OFFSET_BEGINNING)
+        known = self.position_of(partition)
         self._open[partition] = known if position is None else max(position, known)
 
     def is_open(self, partition: TopicPartition) -> bool:
@@ -228,8 +238,8 @@ class PositionResolver:
                     gap = find_gap(client, partition, position)
                 except confluent_kafka.KafkaException as cause:
                     self._ask_last(partition)
-                    problem = f"{partition}: offset {position} is out of range: {cause.args[0].str()}"
-                    self._report(str(partition), problem)
+                    why = self._in_words(cause.args[0], [partition.topic])
+                    self._report(str(partition), f"{partition}: offset {position} is out of range: {why}")
                     continue
                 del self._open[partition]
                 self._report(str(partition), "")

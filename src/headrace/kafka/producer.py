@@ -7,6 +7,7 @@ finished request crosses back to the loop, many requests per wake-up. There is o
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import itertools
 import threading
@@ -19,11 +20,12 @@ import confluent_kafka
 from headrace import errors
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
+from headrace.kafka.access import is_refused, principal_of
 from headrace.kafka.admin import Admin
-from headrace.kafka.error_map import repeat_error, report_error, to_error
+from headrace.kafka.error_map import repeat_error, report_error, write_error
 from headrace.kafka.producer_limits import SEVERAL, ByteBudget, TopicPartitionKey, key_of_request
 from headrace.kafka.properties import client_log, producer_properties
-from headrace.lifecycle import Deadline, LoopBridge, OwnedThread, Service, next_slice
+from headrace.lifecycle import Deadline, LoopBridge, OwnedThread, Readiness, Service, next_slice
 from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
 from headrace.records import NO_OFFSET, OutgoingRecord, Produced
 
@@ -35,6 +37,8 @@ _REPLACE_SECONDS = 5.0
 _CROWD_REQUESTS = 4
 _SLICE_RECORDS = 250
 _CROWD_SECONDS = 0.05
+_REFUSED_SECONDS, _IDLE_REFUSED_SECONDS = 1.0, 30.0
+"""A client without any right to write is replaced after so long, with requests or without."""
 _LEAST_BATCH_BYTES = 4096
 """Topics that allow less share one client, whose batches have one record each."""
 
@@ -49,8 +53,8 @@ class _Request:
 
     __slots__ = (
         "_acked",
+        "_failure",
         "_post",
-        "_refusal",
         "delivered",
         "done",
         "key",
@@ -69,7 +73,7 @@ class _Request:
         post: Callable[[_Request], None],
         done: Callable[[Results], None],
         acked: bool = True,
-        refusal: Callable[[Any, Any], errors.HeadraceError | None] = lambda error, record: None,
+        failure: Callable[[Any, Any], errors.HeadraceError] = lambda error, record: errors.KafkaError(error.str()),
         topics: Collection[str] = (),
     ) -> None:
         self.total = total
@@ -82,20 +86,21 @@ class _Request:
         self.done: Callable[[Results], None] | None = done
         self._acked = acked
         self._post = post
-        self._refusal = refusal
+        self._failure = failure
 
     def reported(self, index: int, error: confluent_kafka.KafkaError | None, record: Any) -> None:
         """Take one delivery report, on the delivery thread."""
         if error is None:
-            offset = record.offset()
+            try:
+                offset = record.offset()
+            except SystemError:  # the client raises a fatal error in the first call of this report
+                offset = record.offset()
             if offset is None:
                 self.results[index] = repeat_error(record) if self._acked else Produced(record.partition(), NO_OFFSET)
             else:
                 self.results[index] = Produced(record.partition(), offset)
         else:
-            self.results[index] = self._refusal(error, record) or report_error(
-                error, f"produce to {record.topic()}", keyed=record.key() is not None
-            )
+            self.results[index] = self._failure(error, record)
         self.delivered += 1
         # Each side counts its own and then reads the other's; the later one sees the sum. If both see it, the
         # request is posted twice, and the second time it is done already.
@@ -108,6 +113,19 @@ class _Request:
         self.refused += 1
         if self.delivered + self.refused == self.total:
             self._post(self)
+
+
+class _Health:
+    """What is known of one client."""
+
+    def __init__(self, logged: str = "") -> None:
+        self.fatal = False
+        """Whether it must be replaced."""
+        self.has_written = False
+        self.refusal: confluent_kafka.KafkaError | None = None
+        """Kafka's answer to a client that may write to no topic: it never sends a record."""
+        self.logged = logged
+        """The last sentence about that."""
 
 
 class Producer(Service):
@@ -145,10 +163,13 @@ class Producer(Service):
         self._work = threading.Event()
         self._open_requests = 0
         self._crowded_at = -1.0
-        self._fatal = False
+        self._health = _Health()
         self._client = self._new_client()
         self._bridge: LoopBridge[_Request] | None = None
         self._thread: OwnedThread | None = None
+
+    def readiness(self) -> Readiness:
+        return Readiness(True, self._health.logged if self._health.refusal else "")
 
     @property
     def pending_bytes(self) -> int:
@@ -269,7 +290,7 @@ class Producer(Service):
         topics = {record.topic for record in records} if len(records) > 1 else ()
         self._budget.count(topics, 1)
         post, acked = self._bridge.post, self._settings.acks != 0
-        request = _Request(len(records), size, key, post, done, acked, self._refusal, topics)
+        request = _Request(len(records), size, key, post, done, acked, self._failure, topics)
         self._idle.clear()
         self._open_requests += 1
         return request
@@ -350,9 +371,9 @@ class Producer(Service):
                 full = errors.ProducerQueueFull("the client's queue is full: send this record again after a pause")
                 request.refuse(index, full)
             except confluent_kafka.KafkaException as cause:
-                error = to_error(cause, f"produce to {record.topic}")
+                error = write_error(self._health.refusal or cause, self._admin.config, record.topic)
                 if isinstance(error, errors.FatalKafkaError):
-                    self._fatal = True
+                    self._health.fatal = True
                     # The client refused before taking the record, so it is certainly not written.
                     error = errors.KafkaUnavailable("the Kafka client is being replaced: send this record again")
                 request.refuse(index, error)
@@ -370,47 +391,83 @@ class Producer(Service):
                 self._budget.count(request.topics, -1)
                 done(request.results)
         if type(requests[-1].results[0]) is Produced and self._settings.acks != 0:
+            self._health.has_written = True
             self._admin.reachability.answered()
         if not self._open_requests:
             self._idle.set()
 
     def _serve_reports(self, stop_requested: threading.Event) -> None:
         while not stop_requested.is_set():
-            client = self._client
-            if time.monotonic() - self._crowded_at < _CROWD_SECONDS:
-                client.poll(_POLL_SECONDS)
-            elif len(client):
-                # The client sends at once while it is flushed: a lone request does not wait for company that would
-                # not come, and requests in numbers still share their batches.
-                client.flush(_FLUSH_SECONDS)
-            else:
-                self._work.clear()
-                # Race: a record that arrives before the flag is cleared is seen here, a later one sets it.
-                if not len(client):
-                    self._work.wait(_POLL_SECONDS)
-                client.poll(0)
-            if self._fatal:
+            with contextlib.suppress(SystemError):  # a fatal error that a report has taken
+                try:
+                    self._poll()
+                except confluent_kafka.KafkaException as cause:
+                    self._note_error(cause.args[0])
+            if self._health.refusal:
+                self._wait_for_rights(stop_requested)
+            if self._health.fatal:
                 self._replace_client()
-        self._client.flush(_THREAD_STOP_SECONDS / 2)
+        with contextlib.suppress(SystemError, confluent_kafka.KafkaException):
+            self._client.flush(_THREAD_STOP_SECONDS / 2)
+
+    def _poll(self) -> None:
+        client = self._client
+        if time.monotonic() - self._crowded_at < _CROWD_SECONDS:
+            client.poll(_POLL_SECONDS)
+        elif len(client):
+            # The client sends at once while it is flushed: a lone request does not wait for company that would
+            # not come, and requests in numbers still share their batches.
+            client.flush(_FLUSH_SECONDS)
+        else:
+            self._work.clear()
+            # Race: a record that arrives before the flag is cleared is seen here, a later one sets it.
+            if not len(client):
+                self._work.wait(_POLL_SECONDS)
+            client.poll(0)
+
+    def _wait_for_rights(self, stop_requested: threading.Event) -> None:
+        """Wait until another client may get the right to write: a moment, or longer while nothing is requested."""
+        stop_requested.wait(_REFUSED_SECONDS)
+        self._work.clear()
+        end = time.monotonic() + _IDLE_REFUSED_SECONDS
+        while not stop_requested.is_set() and time.monotonic() < end and not self._work.wait(_POLL_SECONDS):
+            pass
 
     def _replace_client(self) -> None:
         # Librdkafka's fatal errors are for good. New requests go to the new client at once; what the old one holds
         # ends with reports that mean "unknown".
         old, self._client = self._client, self._new_client()
-        self._fatal = False
         old.purge()
-        old.flush(_REPLACE_SECONDS)
+        with contextlib.suppress(SystemError):
+            old.flush(_REPLACE_SECONDS)
+        self._health = _Health(self._health.logged)
 
     def _note_error(self, error: confluent_kafka.KafkaError) -> None:
         self._admin.reachability.failed(error)
-        if error.fatal():
+        health = self._health
+        if error.fatal() and is_refused(error) and not health.has_written:
+            health.fatal, health.refusal = True, error
+            principal = principal_of(self._admin.config)[0]
+            problem = f"{principal} has no right Write on any topic, so every record is refused until it has one"
+            if problem != health.logged:
+                client_log.warning("producer %s: %s", self.name, problem)
+            health.logged = problem
+        elif error.fatal():
             client_log.error("producer %s is replaced after a fatal error: %s", self.name, error.str())
-            self._fatal = True
+            health.fatal = True
 
-    def _refusal(
-        self, error: confluent_kafka.KafkaError, record: confluent_kafka.Message
-    ) -> errors.BatchRefused | None:
-        return self._admin.batch_limits.refusal(error, record, self._settings.batch_bytes)
+    def _failure(self, error: confluent_kafka.KafkaError, record: confluent_kafka.Message) -> errors.HeadraceError:
+        try:
+            error.code()
+        except SystemError as fatal:  # the client raises its fatal error in the first call of this report
+            if isinstance(fatal.__cause__, confluent_kafka.KafkaException):
+                self._note_error(fatal.__cause__.args[0])
+        topic = str(record.topic())
+        if self._health.refusal:  # so this record was never sent
+            return write_error(self._health.refusal, self._admin.config, topic)
+        if refused := self._admin.batch_limits.refusal(error, record, self._settings.batch_bytes):
+            return refused
+        return report_error(error, topic, self._admin.config, keyed=record.key() is not None)
 
     def _new_client(self) -> confluent_kafka.Producer:
         client_id = f"headrace-{self.name}-{next(_client_numbers)}"

@@ -47,7 +47,8 @@ class _Seldom(logging.Filter):
 
 _ONLY_TLS_1_3 = "PSK-AES256-GCM-SHA384"
 """The client has no setting for versions. This suite of TLS 1.2 is never usable here, and those of 1.3 stay offered."""
-_CONNECTION = re.compile(r"FAIL|REQTMOUT|OIDC")  # the client's words for what also comes to `error_cb`
+_CONNECTION = re.compile(r"FAIL|REQTMOUT|OIDC|FATAL.* authorization failed")
+"""The client's words for what is reported by other means."""
 _VARYING = re.compile(r"\d+|\(.*?\)")
 _REPEAT_SECONDS = 30.0
 _KNOWN_LINES = 1000

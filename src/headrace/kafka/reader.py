@@ -12,6 +12,7 @@ import confluent_kafka
 
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import KafkaTimeout, KafkaUnavailable
+from headrace.kafka.access import Right
 from headrace.kafka.error_map import to_error
 from headrace.kafka.properties import client_properties
 from headrace.lifecycle import run_blocking
@@ -82,7 +83,7 @@ async def read_records(
             for event in events:
                 partition = TopicPartition(event.topic(), event.partition())
                 if event.error().code() != _END:
-                    raise to_error(event.error(), f"read {partition}")
+                    raise to_error(event.error(), f"read {partition}", kafka, Right("Read", "topic", partition.topic))
                 # The last stable offset: if aborted records or markers follow, no record reaches `end`.
                 if ends is not None and event.offset() >= ends[partition]:
                     open_partitions.discard(partition)

@@ -78,7 +78,7 @@ class TopicDirectory(Service):
                 None
             )  # it is raised many times, and would collect the frames of every caller
         try:
-            info = await self._admin.describe_topic(topic)
+            info = await self._admin.describe_topic(topic, "Write")
         except TopicNotFound:
             if len(self._missing) >= _NEGATIVE_ENTRIES:
                 self._missing.clear()

@@ -11,6 +11,8 @@ from typing import Any, Final, NamedTuple
 import confluent_kafka
 
 from headrace import errors
+from headrace.config.kafka import KafkaConfig
+from headrace.kafka.access import Right
 from headrace.kafka.error_map import to_error
 from headrace.kafka.positions import to_client
 from headrace.records import Committed, TopicPartition
@@ -35,23 +37,31 @@ class GroupOffsets(NamedTuple):
     metadata: Any
     """The client's object for one member and generation: Kafka refuses the offsets after another one began."""
 
+    kafka: KafkaConfig = KafkaConfig()
+    """How its client is set."""
+    group: str = ""
+
     def send(self, client: confluent_kafka.Producer) -> errors.HeadraceError | None:
         """Add the offsets to the transaction of a client, on its thread; return why Kafka refuses them."""
         try:
             client.send_offsets_to_transaction(to_client(self.offsets), self.metadata, _SECONDS)
         except confluent_kafka.KafkaException as cause:
-            return _error_of(cause, f"commit {', '.join(map(str, self.offsets))} in a transaction")
+            return self._error_of(cause, f"commit {', '.join(map(str, self.offsets))} in a transaction")
         return None
 
+    def _error_of(self, cause: confluent_kafka.KafkaException, doing: str) -> errors.HeadraceError:
+        """Return our error for offsets that a transaction could not commit.
 
-def _error_of(cause: confluent_kafka.KafkaException, doing: str) -> errors.HeadraceError:
-    """Return our error for offsets that a transaction could not commit.
-
-    A member of an earlier generation may still have its partitions: when the request is repeated, its consumer knows.
-    """
-    code = cause.args[0].code()
-    if code in _MEMBER_GONE:
-        return errors.CommitRefused(f"{doing}: the instance is no longer a member of its group, so nothing was written")
-    if code in _GENERATION_OVER:
-        return errors.TransactionAborted(f"{doing}: the group is rebalancing, nothing was written: send it again")
-    return to_error(cause, doing)
+        A member of an earlier generation may still have its partitions: its consumer knows when it is repeated.
+        """
+        code = cause.args[0].code()
+        if code in _MEMBER_GONE:
+            return errors.CommitRefused(
+                f"{doing}: the instance is no longer a member of its group, so nothing was written"
+            )
+        if code in _GENERATION_OVER:
+            return errors.TransactionAborted(f"{doing}: the group is rebalancing, nothing was written: send it again")
+        topics = {partition.topic for partition in self.offsets}
+        return to_error(
+            cause, doing, self.kafka, Right("Read", "group", self.group), *(Right("Read", "topic", t) for t in topics)
+        )

@@ -28,8 +28,9 @@ import confluent_kafka
 from headrace import errors
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig, TransactionsConfig
+from headrace.kafka.access import Right
 from headrace.kafka.admin import Admin
-from headrace.kafka.error_map import repeat_error, to_error
+from headrace.kafka.error_map import refused_records, repeat_error, to_error, write_error
 from headrace.kafka.producer import ProduceResult
 from headrace.kafka.producer_limits import Batches, BatchLimits, wire_bytes
 from headrace.kafka.properties import producer_properties
@@ -63,7 +64,11 @@ class _Job:
     """A request: the loop owns it until a thread claims it, then that thread until it is posted back."""
 
     def __init__(
-        self, records: Sequence[OutgoingRecord], receipt: Receipt | None, group: GroupOffsets | None = None
+        self,
+        records: Sequence[OutgoingRecord],
+        receipt: Receipt | None,
+        group: GroupOffsets | None = None,
+        kafka: KafkaConfig = KafkaConfig(),  # noqa: B008 it never changes
     ) -> None:
         self.records = list(records)
         self.receipt = receipt
@@ -73,6 +78,7 @@ class _Job:
         self.in_doubt = False
         self.answer: asyncio.Future[list[ProduceResult]] = asyncio.get_running_loop().create_future()
         self.limit: asyncio.TimerHandle | None = None
+        self.kafka = kafka
         self._claimed = threading.Lock()
 
     def claim(self) -> bool:
@@ -102,7 +108,7 @@ class _Job:
                 return
             except confluent_kafka.KafkaException as cause:
                 if cause.args[0].code() not in _INNOCENT:
-                    self.results[index] = to_error(cause, f"produce to {record.topic}")
+                    self.results[index] = write_error(cause, self.kafka, record.topic)
                 return
 
     def _reported(self, index: int, batches: Batches, error: confluent_kafka.KafkaError | None, record: Any) -> None:
@@ -110,7 +116,7 @@ class _Job:
             offset = record.offset()
             self.results[index] = repeat_error(record) if offset is None else Produced(record.partition(), offset)
         elif error.code() not in _INNOCENT:
-            self.results[index] = batches.refusal(error, record) or to_error(error, f"produce to {record.topic()}")
+            self.results[index] = batches.refusal(error, record) or write_error(error, self.kafka, str(record.topic()))
 
     @property
     def written(self) -> bool:
@@ -130,12 +136,14 @@ class _Writer:
 
     def __init__(
         self,
+        kafka: KafkaConfig,
         properties: dict[str, Any],
         jobs: queue.SimpleQueue[_Job],
         post: Callable[[_Job], None],
         limits: BatchLimits,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
+        self._kafka = kafka
         self._limits = limits
         self._loop = loop
         self._properties = properties
@@ -144,6 +152,7 @@ class _Writer:
         self._client: confluent_kafka.Producer | None = None
         self._guard = TransactionGuard()
         self._in_doubt: list[_Job] = []
+        self._problem = ""
 
     def run(self, stop_requested: threading.Event) -> None:
         """Write requests until the stop is requested."""
@@ -164,13 +173,17 @@ class _Writer:
         try:
             client.init_transactions(_OPEN_SECONDS)
         except confluent_kafka.KafkaException as cause:
-            error = to_error(cause, f"open the transactional producer {self._properties['transactional.id']}")
-            log.warning("%s", error.description)
+            name = self._properties["transactional.id"]
+            needed = Right("Write", "transactional-id", name)
+            error = to_error(cause, f"open the transactional producer {name}", self._kafka, needed)
+            if error.description != self._problem:
+                log.warning("%s", error.description)
+            self._problem = error.description
             while not error.retriable and (jobs := self._take()):
                 self._fail(jobs, error)
             return False
         self._guard.opened(time.monotonic())
-        self._client = client
+        self._client, self._problem = client, ""
         for job in self._in_doubt:
             self._post(job)
         self._in_doubt.clear()
@@ -279,7 +292,8 @@ class _Writer:
         failed = [result for job in jobs for result in job.results if isinstance(result, errors.HeadraceError)]
         if len(jobs) == 1:
             why = f" {failed[0].description}" if failed else ""
-            self._fail(jobs, errors.TransactionAborted(f"{errors.TransactionAborted.__doc__}{why}"))
+            aborted = errors.TransactionAborted(f"{errors.TransactionAborted.__doc__}{why}")
+            self._fail(jobs, refused_records(client, self._kafka, jobs[0].records) or aborted)
         if not any(
             isinstance(error, errors.KafkaTimeout) for error in failed
         ):  # nothing is in flight, or the call would fail
@@ -333,7 +347,7 @@ class TransactionalProducers(Service):
         bridge = LoopBridge(loop, self._finish)
         for number in range(self._settings.transactions.producers):
             properties = self._properties(f"{self._id_prefix}-{number}")
-            writer = self._writer(properties, self._jobs, bridge.post, self._admin.batch_limits, loop)
+            writer = self._writer(self._kafka, properties, self._jobs, bridge.post, self._admin.batch_limits, loop)
             thread = OwnedThread(f"{self.name}-{number}", writer.run, self.die)
             self._threads.append(thread)
             thread.start()
@@ -364,7 +378,7 @@ class TransactionalProducers(Service):
                 "nothing of this request was sent, send it again after a pause"
             )
         self.open()
-        job = _Job(records, receipt, group)
+        job = _Job(records, receipt, group, self._kafka)
         self._open_jobs.add(job)
         self._idle.clear()
         self._jobs.put(job)

@@ -80,14 +80,14 @@ def test_a_fatal_error_is_fatal_whatever_its_number() -> None:
 )
 def test_a_report_is_unknown_unless_every_attempt_was_refused(code: int, kind: type[errors.HeadraceError]) -> None:
     """The last attempt's error says nothing of the attempts before it."""
-    assert type(report_error(ClientError(code), "produce to t")) is kind
+    assert type(report_error(ClientError(code), "t")) is kind
 
 
 def test_a_record_with_a_key_is_not_what_a_compacted_topic_refuses() -> None:
     """Where one record of a batch is bad, the client reports it of all of them."""
     bad = ClientError(ClientError.INVALID_RECORD)
-    assert type(report_error(bad, "produce to t", keyed=True)) is errors.BatchRefused
-    assert type(report_error(bad, "produce to t")) is errors.RecordRefused
+    assert type(report_error(bad, "t", keyed=True)) is errors.BatchRefused
+    assert type(report_error(bad, "t")) is errors.RecordRefused
 
 
 def test_what_is_printed_is_for_people() -> None:

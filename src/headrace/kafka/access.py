@@ -1,0 +1,92 @@
+"""Rights that Kafka's access rules (ACLs) do not give, in words: operation, resource, principal and fix."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
+
+import confluent_kafka
+
+from headrace.config.kafka import KafkaConfig
+from headrace.config.kafka_security import KafkaTls, is_pem
+
+Kind = Literal["topic", "group", "transactional-id", "cluster"]
+_KIND_OF: Final[dict[int, Kind]] = {
+    confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED: "topic",
+    confluent_kafka.KafkaError.GROUP_AUTHORIZATION_FAILED: "group",
+    confluent_kafka.KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "transactional-id",
+    confluent_kafka.KafkaError.CLUSTER_AUTHORIZATION_FAILED: "cluster",
+}
+
+
+class Right(NamedTuple):
+    """An operation on a resource, by the names of `kafka-acls.sh`."""
+
+    operation: str
+    kind: Kind
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.operation} on {self.kind.replace('-', ' ')} {self.name}".rstrip()
+
+    @property
+    def options(self) -> str:
+        """The words of `kafka-acls.sh` for it."""
+        return f"--operation {self.operation} --{self.kind} {shlex.quote(self.name) if self.name else ''}".rstrip()
+
+
+def is_refused(error: Any) -> bool:
+    """Return whether an error says that a right is missing."""
+    return isinstance(error, confluent_kafka.KafkaError) and error.code() in _KIND_OF
+
+
+def missing_right(error: confluent_kafka.KafkaError, kafka: KafkaConfig, needed: Sequence[Right]) -> str:
+    """Return what is missing and the command that gives it, as one sentence.
+
+    Args:
+        error: What Kafka answered; it names the kind of resource only.
+        kafka: How the client is set.
+        needed: What the request needs. One of another kind counts if none is of this kind: a producer without
+            any topic to write to is refused on the cluster.
+    """
+    kind = _KIND_OF[error.code()]
+    rights = [right for right in needed if right.kind == kind] or list(needed)[:1]
+    principal, account = principal_of(kafka)
+    commands = [f"kafka-acls.sh --add --allow-principal {shlex.quote(account)} {right.options}" for right in rights]
+    if not rights:
+        return f"{principal} has no right to do this on a {kind.replace('-', ' ')}"
+    return f"{principal} has no right {' or '.join(map(str, rights))}: allow it ({'; '.join(commands)})"
+
+
+def principal_of(kafka: KafkaConfig) -> tuple[str, str]:
+    """Return a client's principal for a sentence and for a command, where `PRINCIPAL` is one the brokers choose."""
+    plain, tls = kafka.properties, kafka.security.tls or KafkaTls()
+    if login := plain.get("sasl.username") or plain.get("sasl.oauthbearer.client.id"):
+        return f"User:{login}", f"User:{login}"
+    if "ssl.certificate.location" in plain:
+        tls = KafkaTls.model_construct(certificate=str(plain["ssl.certificate.location"]))
+    if tls.certificate or tls.keystore:
+        return f"the principal of {_certificate(tls)}", "PRINCIPAL"
+    name = kafka.security.principal or "User:ANONYMOUS"
+    return name, name
+
+
+def _certificate(tls: KafkaTls) -> str:
+    """Return the certificate with its subject's common name, if that can be read here."""
+    try:
+        from cryptography import x509
+        from cryptography.hazmat.primitives.serialization.pkcs12 import load_key_and_certificates
+
+        found: Any
+        if tls.keystore:
+            password = tls.keystore_password.get_secret_value().encode()
+            found = load_key_and_certificates(tls.keystore.read_bytes(), password)[1]
+        else:
+            text = tls.certificate if is_pem(tls.certificate) else Path(tls.certificate).read_text()
+            found = x509.load_pem_x509_certificate(text.encode())
+        names = found.subject.get_attributes_for_oid(x509.oid.NameOID.COMMON_NAME)
+        return f"certificate CN={names[0].value}"
+    except (ImportError, OSError, ValueError, IndexError, AttributeError):
+        return "the client certificate"

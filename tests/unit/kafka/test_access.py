@@ -1,0 +1,68 @@
+"""The sentence about a missing right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError as ClientError
+
+from headrace import errors
+from headrace.config.kafka import KafkaConfig
+from headrace.devcluster.certificates import STORE_PASSWORD, Authority
+from headrace.kafka.access import Right, principal_of
+from headrace.kafka.error_map import to_error
+
+LOGIN = {"sasl": {"mechanism": "PLAIN", "username": "ann", "password": "secret"}}
+RIGHTS = (Right("Read", "group", "g"), Right("Read", "topic", "a b"))
+
+
+def kafka(**section: Any) -> KafkaConfig:
+    """Return the configuration of a cluster."""
+    return KafkaConfig.model_validate(section)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (
+            ClientError.TOPIC_AUTHORIZATION_FAILED,
+            "no right Read on topic a b: allow it "
+            "(kafka-acls.sh --add --allow-principal User:ann --operation Read --topic 'a b')",
+        ),
+        (ClientError.GROUP_AUTHORIZATION_FAILED, "no right Read on group g: allow it"),
+        (ClientError.CLUSTER_AUTHORIZATION_FAILED, "no right Read on group g: allow it"),
+    ],
+)
+def test_the_right_of_the_refused_kind_is_named(code: int, words: str) -> None:
+    """Kafka names the kind only; a kind that is not needed here stands for the first right. No secret is named."""
+    error = to_error(ClientError(code, "refused", True), "read a b", kafka(security=LOGIN), *RIGHTS)
+    assert (type(error), error.status) == (errors.KafkaUnauthorized, 403)
+    assert f"read a b: User:ann has {words}" in error.description
+    assert "secret" not in error.description
+
+
+def test_options_of_each_kind() -> None:
+    """They are those of Kafka's command."""
+    assert Right("Write", "transactional-id", "t").options == "--operation Write --transactional-id t"
+    assert Right("DescribeConfigs", "cluster").options == "--operation DescribeConfigs --cluster"
+
+
+def test_the_principal_of_a_certificate_is_what_the_brokers_make_of_it(tmp_path: Path) -> None:
+    """So its common name is named, from a file, from text and from a store; nothing if it cannot be read."""
+    issued = Authority(tmp_path, "ca").issue("ann")
+    text, key = issued.certificate.read_text(), str(issued.key)
+    store = {"keystore": str(tmp_path / "ann.p12"), "keystore_password": STORE_PASSWORD}
+    for tls in ({"certificate": str(issued.certificate), "key": key}, {"certificate": text, "key": key}, store):
+        found = principal_of(kafka(security={"tls": tls}))
+        assert found == ("the principal of certificate CN=ann", "PRINCIPAL")
+    gone = {"certificate": str(tmp_path / "gone.pem"), "key": key}
+    assert principal_of(kafka(security={"tls": gone}))[0] == "the principal of the client certificate"
+
+
+def test_the_principal_of_a_login() -> None:
+    """Of the model, of the client's own properties, or the one of all clients that do not log in."""
+    assert principal_of(kafka(security=LOGIN))[0] == "User:ann"
+    assert principal_of(kafka(properties={"sasl.username": "bob"}))[0] == "User:bob"
+    assert principal_of(kafka())[0] == "User:ANONYMOUS"

@@ -133,10 +133,13 @@ ProducerProperties = Annotated[dict[Annotated[str, AfterValidator(_for_producers
 """Properties for the producer."""
 
 
+BootstrapServers = Annotated[str, Field(pattern=r"^[^\s,]+(\s*,\s*[^\s,]+)*$")]
+
+
 class KafkaConfig(Section):
     """How to reach Kafka."""
 
-    bootstrap_servers: Annotated[str, Field(pattern=r"^[^\s,]+(\s*,\s*[^\s,]+)*$")] = "localhost:9092"
+    bootstrap_servers: BootstrapServers = "localhost:9092"
     """Brokers to ask first: `host:port`, comma separated."""
     security: KafkaSecurity = KafkaSecurity()
     """TLS and login."""

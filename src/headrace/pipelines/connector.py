@@ -21,6 +21,11 @@ from headrace.errors import ConfigError
 
 SECRETS_FILE: Final = "secrets.properties"
 """Name of the file in the driver's working folder."""
+NOT_VERIFIED: Final = (
+    "is false, and Java's Kafka client, which pipelines use, always verifies the brokers' certificates: remove it, and "
+    "name their authority in tls.ca"
+)
+"""Why a pipeline cannot have `verify_certificate: false`."""
 _MODULES: Final = "org.apache.kafka.common.security"
 _PROVIDER: Final = "org.apache.kafka.common.config.provider.FileConfigProvider"
 _CERTIFICATE: Final = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
@@ -51,10 +56,7 @@ def require_supported(kafka: KafkaConfig) -> None:
                 "which pipelines use too"
             )
     if kafka.security.tls and not kafka.security.tls.verify_certificate:
-        raise ConfigError(
-            "kafka.security.tls.verify_certificate: Java's Kafka client, which pipelines use, always verifies the "
-            "brokers' certificates. Name their authority in kafka.security.tls.ca"
-        )
+        raise ConfigError(f"kafka.security.tls.verify_certificate: {NOT_VERIFIED}")
 
 
 def connector_options(security: KafkaSecurity) -> ConnectorSecurity:

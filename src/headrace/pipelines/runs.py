@@ -14,7 +14,7 @@ from headrace.pipelines.connector import ConnectorSecurity, connector_options, r
 from headrace.pipelines.driver import plan as wire
 from headrace.pipelines.graph import sources_of
 from headrace.pipelines.process import DriverProcess, Toolchain, find_toolchain, require_spark
-from headrace.pipelines.spec import PipelineSpec
+from headrace.pipelines.spec import PipelineKafka, PipelineSpec
 from headrace.pipelines.status import OffsetPublisher, RunStatus
 
 log = logging.getLogger(__name__)
@@ -172,7 +172,7 @@ class PipelineRun(Service):
                 await self._clock.sleep(_PREPARE_RETRY_SECONDS)
             else:
                 plan = wire.DriverPlan(
-                    spec=self._spec,
+                    spec=self._spec.model_copy(update={"kafka": PipelineKafka()}),
                     bootstrap_servers=self._kafka.bootstrap_servers,
                     security=security.options,
                     folder=self._folder,

@@ -16,6 +16,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from headrace.config.internal_topics import external_topic
+from headrace.config.kafka import KafkaConfig
+from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.section import Count, Seconds, Section, TopicName
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
@@ -99,11 +101,22 @@ class DriverSpec(Section):
     """Parts into which aggregates and joins are split. A flow with a checkpoint keeps the number it began with."""
 
 
+class PipelineKafka(Section):
+    """Brokers and login of one pipeline, instead of those in `headrace.yaml`. References work here as they do there."""
+
+    bootstrap_servers: BootstrapServers | None = None
+    """Brokers to ask first: `host:port`, comma separated; those of `headrace.yaml` when absent."""
+    security: KafkaSecurity | None = None
+    """TLS and login. When absent, those of `headrace.yaml` for its brokers, and none for other brokers."""
+
+
 class PipelineSpec(Section):
     """A whole pipeline file."""
 
     name: Name
     """Name of the pipeline; its state and the groups `headrace.<pipeline>.<flow>` are found by it."""
+    kafka: PipelineKafka = PipelineKafka()
+    """Brokers and login, if they are not those of `headrace.yaml`."""
     trigger: TriggerSpec = TriggerSpec()
     """When the flows look for new records."""
     sources: Annotated[dict[TableName, SourceSpec], Field(min_length=1)]
@@ -118,3 +131,13 @@ class PipelineSpec(Section):
     def group(self, flow: str) -> str:
         """Return the consumer group that shows how far a flow has come."""
         return f"headrace.{self.name}.{flow}"
+
+    def cluster(self, kafka: KafkaConfig) -> KafkaConfig:
+        """Return how to reach Kafka: `kafka` itself, if the file says nothing of it."""
+        servers, security = self.kafka.bootstrap_servers, self.kafka.security
+        elsewhere = servers is not None and servers != kafka.bootstrap_servers
+        if not elsewhere and security is None:
+            return kafka
+        # Brokers of another cluster never get a login that is not for them.
+        own = security or (KafkaSecurity() if elsewhere else kafka.security)
+        return kafka.model_copy(update={"bootstrap_servers": servers or kafka.bootstrap_servers, "security": own})

@@ -153,7 +153,7 @@ def test_unusable_files_are_named(tmp_path: Path, tls: dict[str, str], expected:
 
 def test_what_java_cannot_do_is_refused() -> None:
     """Java's client always verifies certificates, and does not know librdkafka's names."""
-    with pytest.raises(ConfigError, match=r"verify_certificate: Java's Kafka client"):
+    with pytest.raises(ConfigError, match=r"verify_certificate: is false, and Java's Kafka client"):
         require_supported(KafkaConfig(security=security(tls={"verify_certificate": False})))
     for name in ("sasl.username", "ssl.ca.location", "security.protocol"):
         with pytest.raises(ConfigError, match=rf"kafka\.properties\.{name}: .* kafka\.security"):

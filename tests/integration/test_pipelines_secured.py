@@ -1,0 +1,185 @@
+"""Pipelines on a secured cluster: Spark's connector logs in over TLS, and no secret can be seen anywhere."""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+import pytest
+import yaml
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._acl import AclBinding, AclOperation
+from confluent_kafka.admin._resource import ResourceType
+from confluent_kafka.admin._scram import ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
+
+from headrace.devcluster.headrace import HeadraceProcess
+from headrace.devcluster.security import allowed
+from headrace.testing.secured import SecuredCluster
+
+pytestmark = pytest.mark.heavy
+
+LIMIT_SECONDS = 240.0
+FIRST = "c4nary-one\"\\; ${env:HOME} ='#"
+SECOND = "c4nary-two"
+HTTP_PAGES = ("health/readiness", "metrics", "adm/reactive-consumers", "adm/consumers", "adm/jobs")
+
+
+def set_password(servers: str, user: str, password: str) -> None:
+    admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
+    credential = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
+    for changed in admin.alter_user_scram_credentials(
+        [UserScramCredentialUpsertion(user, credential, password.encode())]
+    ).values():
+        changed.result(30)
+
+
+def grant(servers: str, *rights: AclBinding) -> None:
+    admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
+    for granted in admin.create_acls(list(rights)).values():
+        granted.result(30)
+
+
+def produce(servers: str, topic: str, numbers: range) -> None:
+    producer = confluent_kafka.Producer({"bootstrap.servers": servers})
+    for number in numbers:
+        producer.produce(topic, json.dumps({"id": number}).encode())
+    assert producer.flush(60) == 0
+
+
+def ids(servers: str, topic: str, wanted: int) -> list[int]:
+    """Read a topic until it has as many records as wanted, and return their ids in order."""
+    group = {"group.id": f"reader-{topic}", "auto.offset.reset": "earliest", "enable.auto.commit": False}
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": servers, **group})
+    consumer.subscribe([topic])
+    found: list[int] = []
+    end = time.monotonic() + LIMIT_SECONDS
+    while len(found) < wanted and time.monotonic() < end:
+        record = consumer.poll(0.2)
+        if record is not None and not record.error():
+            found.append(json.loads(record.value())["id"])
+    consumer.close()
+    return sorted(found)
+
+
+def get(process: HeadraceProcess, path: str) -> str:
+    try:
+        with urllib.request.urlopen(f"{process.url}/{path}", timeout=30) as answer:
+            return str(answer.read().decode())
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.read().decode()
+
+
+def until(there: Callable[[], object], process: HeadraceProcess) -> None:
+    end = time.monotonic() + LIMIT_SECONDS
+    while not there():
+        assert time.monotonic() < end, process.output[-3000:]
+        time.sleep(0.1)
+
+
+def driver_processes(folder: Path) -> list[Path]:
+    """Return the processes that work in a pipeline's folder: Python and the JVM."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and (entry / "cwd").resolve() == folder.resolve():
+                found.append(entry)
+        except OSError:
+            continue
+    return found
+
+
+def spark_sees(folder: Path, process: HeadraceProcess) -> Iterator[tuple[str, str]]:
+    """Yield everything that shows what a driver does: what it is, and its text."""
+    for entry in driver_processes(folder):
+        yield f"{entry}/cmdline", (entry / "cmdline").read_bytes().decode(errors="replace")
+        yield f"{entry}/environ", (entry / "environ").read_bytes().decode(errors="replace")
+    for file in folder.rglob("*"):
+        if file.is_file() and file.name != "secrets.properties":
+            yield str(file), file.read_bytes().decode("latin-1")
+    for page in HTTP_PAGES:
+        yield page, get(process, page)
+    yield "log", process.output
+
+
+def pipeline(folder: Path, name: str, source: str, sink: str, **more: Any) -> Path:
+    file = folder / f"{name}.yaml"
+    sources = {"a": {"topic": source, "schema": "id INT"}}
+    flows = {"copy": {"sql": "SELECT id FROM a", "sink": {"topic": sink}}}
+    file.write_text(yaml.safe_dump({"name": name, "sources": sources, "flows": flows, **more}))
+    return file
+
+
+def test_a_password_is_seen_nowhere_and_changes_without_a_restart(
+    kafka_secured: SecuredCluster, headrace: Callable[..., HeadraceProcess], tmp_path: Path
+) -> None:
+    """A user with a strange password and no right but those it needs: rows arrive, the password is in the secrets
+    file only. After a new password on both sides, more rows arrive, each once, in the same process."""
+    servers, user = kafka_secured.cluster.bootstrap_servers, "canary"
+    source, sink, group = "canary-in", "canary-out", "headrace.canary.copy"
+    kafka_secured.cluster.create_topic(source, 2)
+    kafka_secured.cluster.create_topic(sink, 2)
+    set_password(servers, user, FIRST)
+    grant(
+        servers,
+        allowed(user, ResourceType.TOPIC, "_headrace", AclOperation.ALL, prefix=True),
+        allowed(user, ResourceType.GROUP, "_headrace", AclOperation.ALL, prefix=True),
+        allowed(user, ResourceType.TOPIC, source, AclOperation.READ),
+        allowed(user, ResourceType.TOPIC, sink, AclOperation.WRITE),
+        allowed(user, ResourceType.GROUP, group, AclOperation.READ),
+    )
+    produce(servers, source, range(100))
+    secret = tmp_path / "password"
+    secret.write_text(FIRST)
+    secret.chmod(0o600)
+    kafka = kafka_secured.login("SCRAM-SHA-512", user)
+    kafka["security"]["sasl"]["password"] = f"${{file:{secret}}}"
+    state = tmp_path / "state"
+    file = pipeline(tmp_path, "canary", source, sink)
+    process = headrace(
+        {"kafka": kafka, "pipelines": [str(file)], "state_dir": str(state)},
+        env={"KAFKA_PASSWORD": FIRST, "HEADRACE__KAFKA__REQUEST_TIMEOUT_SECONDS": "30"},
+    )
+    assert ids(servers, sink, 100) == list(range(100))
+    folder = state / "pipelines" / "canary"
+    secrets = folder / "secrets.properties"
+    assert stat.S_IMODE(secrets.stat().st_mode) == 0o600
+    assert "c4nary" in secrets.read_text().replace("\\u002d", "-")
+    assert len(driver_processes(folder)) >= 2
+    for where, text in spark_sees(folder, process):
+        assert "c4nary" not in text, where
+    set_password(servers, user, SECOND)
+    draft = tmp_path / "draft"
+    draft.write_text(SECOND)
+    draft.chmod(0o600)
+    draft.replace(secret)
+    until(lambda: "its driver starts again" in process.output, process)
+    produce(servers, source, range(100, 200))
+    assert ids(servers, sink, 200) == list(range(200))
+    for where, text in spark_sees(folder, process):
+        assert "c4nary" not in text, where
+    assert process.terminate() == 0
+    assert not secrets.exists()
+    assert not re.search(r"not published", process.output)
+
+
+@pytest.mark.parametrize("way", ["certificate", "OAUTHBEARER"])
+def test_certificates_and_tokens_open_the_way_to_spark(
+    kafka_secured: SecuredCluster, headrace: Callable[..., HeadraceProcess], tmp_path: Path, way: str
+) -> None:
+    """Source and sink connect with a PEM certificate, and with tokens of a server whose authority only the file has."""
+    servers, source, sink = kafka_secured.cluster.bootstrap_servers, f"in-{way.lower()}", f"out-{way.lower()}"
+    kafka_secured.cluster.create_topic(source, 1)
+    produce(servers, source, range(10))
+    kafka = kafka_secured.certificate() if way == "certificate" else kafka_secured.login(way)
+    file = pipeline(tmp_path, "copies", source, sink, trigger={"once": True})
+    headrace({"kafka": kafka, "pipelines": [str(file)], "state_dir": str(tmp_path / "state")})
+    assert ids(servers, sink, 10) == list(range(10))

@@ -11,6 +11,7 @@ from headrace.app.retry_path import RetryPath
 from headrace.config.backend import BackendConfig
 from headrace.config.consumers import BatchConfig, DeadLetterConfig, DeliveryConfig, FlowControl, ReactiveConsumerConfig
 from headrace.config.internal_topics import InternalTopics
+from headrace.config.kafka import KafkaConfig
 from headrace.config.model import HeadraceConfig
 from headrace.control.running_consumer import RunningConsumer
 from headrace.delivery.context import PumpHooks
@@ -77,8 +78,8 @@ class Assembly:
         """Topics to create, by name."""
         self.formats: set[str] = set()
         """Formats of keys and values."""
-        self._other_clusters: dict[str, Admin] = {}
-        """Clusters of functions with brokers of their own, by those."""
+        self._other_clusters: list[Admin] = []
+        """Of functions and pipelines with brokers or a login of their own."""
         made: list[Service] = []
         for name, reactive in config.reactive_consumers.items():
             made += self._reactive_consumer(name, reactive)
@@ -86,7 +87,7 @@ class Assembly:
             for trigger in spec.triggers:
                 made += self._function(spec, trigger)
         made += map(self._pipeline, load_pipelines(config.pipelines))
-        self.services: list[Service] = [*(admin.reachability for admin in self._other_clusters.values()), *made]
+        self.services: list[Service] = [*(admin.reachability for admin in self._other_clusters), *made]
         """Downstream first."""
 
     # Reactive consumers ----------------------------------------------------------------------------------------------
@@ -193,11 +194,10 @@ class Assembly:
         on_ended = context.on_ended("STREAMING_CONSUMER", trigger.kafka.group)
         hooks = PumpHooks(on_ended=on_ended, on_drained=workers.call_drain_callbacks)
         pump = self._pump(workers.name, trigger.kafka.group, destination, dead_letters, delivery, hooks)
-        kafka, admin = config.kafka, context.admin
+        kafka = config.kafka
         if trigger.kafka.brokers:
             kafka = kafka.model_copy(update={"bootstrap_servers": ",".join(trigger.kafka.brokers)})
-            reachability = Reachability(kafka, context.clock, f"kafka {kafka.bootstrap_servers}")
-            admin = self._other_clusters.setdefault(kafka.bootstrap_servers, Admin(kafka, reachability))
+        admin = self._admin_of(kafka, f"{spec.name}.{trigger.name}")
         policy = ReadPolicy(trigger.kafka.auto_offset_reset, member=trigger.kafka.member)
         consumer = self._consumer(workers.name, pump, trigger.topics, policy, admin=admin)
         watch = Subscription(f"{workers.name} topics", consumer, admin, context.clock, topics=trigger.topics, fits=None)
@@ -219,6 +219,20 @@ class Assembly:
         self._add(running)
         return [workers, pump, consumer, watch]
 
+    def _admin_of(self, kafka: KafkaConfig, trigger: str) -> Admin:
+        """Return the administration of a cluster with a login: one for all triggers with the same of both."""
+        if kafka is self._config.kafka:
+            return self._context.admin
+        for known in self._other_clusters:
+            # The fields are compared, and not the models, which also hold what their clients use now.
+            if known.config.model_dump() == kafka.model_dump():
+                return known
+        servers = [each.servers for each in (self._context.admin, *self._other_clusters)]
+        name = f"kafka {kafka.bootstrap_servers}"
+        name += f" as {trigger}" if kafka.bootstrap_servers in servers else ""
+        self._other_clusters.append(Admin(kafka, Reachability(kafka, self._context.clock, name)))
+        return self._other_clusters[-1]
+
     # Pipelines -------------------------------------------------------------------------------------------------------
 
     def _pipeline(self, spec: PipelineSpec) -> Service:
@@ -226,7 +240,8 @@ class Assembly:
             if self.internal.kind_of(topic):
                 raise PipelineInvalid(f"pipeline {spec.name}: sink.topic {topic} {_INTERNAL}")
         context, config = self._context, self._config
-        run = PipelineRun(spec, config.kafka, config.state_dir / "pipelines", context.clock, context.admin)
+        admin = self._admin_of(spec.cluster(config.kafka), f"pipeline {spec.name}")
+        run = PipelineRun(spec, admin.config, config.state_dir / "pipelines", context.clock, admin)
         for flow, group in run.groups.items():
             self.pipeline_groups.append(group)
             counts = functools.partial(run.counts, flow)

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from headrace.config.internal_topics import external_topic
-from headrace.config.kafka import KafkaConfig
+from headrace.config.kafka import BootstrapServers, KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.section import Count, Seconds, Section, TopicName
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.config.kafka import KafkaConfig
 from headrace.errors import PipelineInvalid
 from headrace.pipelines.load import load_pipeline, load_pipelines
 from headrace.pipelines.spec import PipelineSpec
@@ -229,3 +230,72 @@ def test_two_pipelines_of_one_name_are_refused(tmp_path: Path) -> None:
     assert len(load_pipelines([tmp_path / "a.yaml"])) == 1
     with pytest.raises(PipelineInvalid, match=r"b\.yaml: name: delays is the name of .*a\.yaml too"):
         load_pipelines([tmp_path / "a.yaml", tmp_path / "b.yaml"])
+
+
+def secured(folder: Path, security: str, servers: str = "other:1") -> str:
+    """Return a file with brokers and a login of its own; `security` is in YAML's flow style."""
+    (folder / "password").write_text("s3cret")
+    (folder / "password").chmod(0o600)
+    return f"{GOOD}kafka:\n  bootstrap_servers: {servers}\n  security: {security}\n"
+
+
+def test_a_pipeline_may_have_a_cluster_and_a_login_of_its_own(tmp_path: Path) -> None:
+    """References and paths work as in headrace.yaml, and the login is not for the brokers of others."""
+    (tmp_path / "ca.pem").touch()
+    sasl = "{mechanism: PLAIN, username: app, password: '${file:password}'}"
+    spec = load(tmp_path, secured(tmp_path, f"{{tls: {{ca: ca.pem}}, sasl: {sasl}}}"))
+    shared = KafkaConfig.model_validate(
+        {
+            "bootstrap_servers": "shared:1",
+            "security": {"sasl": {"mechanism": "PLAIN", "username": "a", "password": "b"}},
+        }
+    )
+    own = spec.cluster(shared)
+    assert own.bootstrap_servers == "other:1"
+    assert own.security.tls
+    assert own.security.tls.ca == str(tmp_path / "ca.pem")
+    assert own.security.sasl
+    assert own.security.sasl.password.get_secret_value() == "s3cret"
+    (tmp_path / "password").write_text("new")
+    renewed = own.security.current()
+    assert renewed.sasl
+    assert renewed.sasl.password.get_secret_value() == "new"
+    elsewhere = load(tmp_path, GOOD + "kafka: {bootstrap_servers: 'other:1'}\n").cluster(shared)
+    assert (elsewhere.bootstrap_servers, elsewhere.security.sasl) == ("other:1", None)
+    assert load(tmp_path, GOOD).cluster(shared) is shared
+    assert load(tmp_path, GOOD + "kafka: {bootstrap_servers: 'shared:1'}\n").cluster(shared) is shared
+
+
+@pytest.mark.parametrize(
+    ("security", "expected"),
+    [
+        ("{sasl: {mechanism: PLAIN, username: a}}", "12: kafka.security.sasl: mechanism PLAIN needs password"),
+        ("{sasl: {mechanism: PLAIN, usernam: a}}", "12: kafka.security.sasl.usernam: unknown key"),
+        (
+            "{sasl: {mechanism: PLAIN, username: a, password: '${file:none}'}}",
+            "12: kafka.security.sasl.password: refers to the file none, which does not exist",
+        ),
+        (
+            "{sasl: {mechanism: PLAIN, username: a, password: plain-text}}",
+            "12: kafka.security.sasl.password: delays.yaml holds a secret in plain text and its mode is 0644",
+        ),
+        ("{tls: {ca: none.pem}}", "12: kafka.security"),
+        ("{tls: {verify_certificate: false}}", "12: kafka.security.tls.verify_certificate: is false, and Java's Kafka"),
+        ("{protocol: ssl, sasl: {mechanism: PLAIN, username: a, password: '${file:password}'}}", "12: kafka.security"),
+    ],
+)
+def test_mistakes_in_the_login_are_named_with_their_line(tmp_path: Path, security: str, expected: str) -> None:
+    """As in headrace.yaml, and no sentence holds the secret."""
+    (tmp_path / "delays.yaml").touch(mode=0o644)
+    (tmp_path / "delays.yaml").chmod(0o644)
+    found = problems(tmp_path, secured(tmp_path, security))
+    assert len(found) == 1
+    assert found[0].replace(f"{tmp_path}/", "").startswith(f"delays.yaml:{expected}")
+    assert "s3cret" not in found[0]
+    assert "plain-text" not in found[0]
+
+
+def test_no_reference_is_replaced_outside_of_the_login(tmp_path: Path) -> None:
+    """SQL may hold a dollar and a brace."""
+    spec = load(tmp_path, GOOD.replace("arr_delay > 15", "carrier = '${x}'"))
+    assert "${x}" in spec.views["late"]

@@ -172,7 +172,7 @@ def test_a_password_is_seen_nowhere_and_changes_without_a_restart(
 
 
 @pytest.mark.parametrize("way", ["certificate", "OAUTHBEARER"])
-def test_certificates_and_tokens_open_the_way_to_spark(
+def test_certificates_and_tokens_are_enough_for_spark(
     kafka_secured: SecuredCluster, headrace: Callable[..., HeadraceProcess], tmp_path: Path, way: str
 ) -> None:
     """Source and sink connect with a PEM certificate, and with tokens of a server whose authority only the file has."""

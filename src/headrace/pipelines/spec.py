@@ -135,9 +135,9 @@ class PipelineSpec(Section):
     def cluster(self, kafka: KafkaConfig) -> KafkaConfig:
         """Return how to reach Kafka: `kafka` itself, if the file says nothing of it."""
         servers, security = self.kafka.bootstrap_servers, self.kafka.security
-        elsewhere = servers is not None and servers != kafka.bootstrap_servers
-        if not elsewhere and security is None:
+        other_brokers = servers is not None and servers != kafka.bootstrap_servers
+        if not other_brokers and security is None:
             return kafka
         # Brokers of another cluster never get a login that is not for them.
-        own = security or (KafkaSecurity() if elsewhere else kafka.security)
+        own = security or (KafkaSecurity() if other_brokers else kafka.security)
         return kafka.model_copy(update={"bootstrap_servers": servers or kafka.bootstrap_servers, "security": own})

@@ -261,7 +261,7 @@ def test_a_pipeline_may_have_a_cluster_and_a_login_of_its_own(tmp_path: Path) ->
     assert renewed.sasl
     assert renewed.sasl.password.get_secret_value() == "new"
     other_brokers = load(tmp_path, GOOD + "kafka: {bootstrap_servers: 'other:1'}\n").cluster(shared)
-    assert (other_brokers.bootstrap_servers, elsewhere.security.sasl) == ("other:1", None)
+    assert (other_brokers.bootstrap_servers, other_brokers.security.sasl) == ("other:1", None)
     assert load(tmp_path, GOOD).cluster(shared) is shared
     assert load(tmp_path, GOOD + "kafka: {bootstrap_servers: 'shared:1'}\n").cluster(shared) is shared
 

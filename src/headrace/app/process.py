@@ -21,6 +21,7 @@ from headrace.app.jobs import dead_letters, jobs_of
 from headrace.app.registrations import RegisteredConsumers
 from headrace.app.topic_requirements import examination
 from headrace.config.internal_topics import InternalTopics
+from headrace.config.kafka_security import warnings_of
 from headrace.config.model import HeadraceConfig
 from headrace.control.commands import Commands
 from headrace.control.consumer_control import ConsumerControl
@@ -77,7 +78,7 @@ class App:
             PipelineInvalid: A pipeline file is not usable.
         """
         check_properties(config.kafka, config.producer)
-        for warning in config.producer.warnings:
+        for warning in [*config.producer.warnings, *warnings_of(config.kafka.security)]:
             log.warning("%s", warning)
         self.context = context = make_context(config, clock)
         assembly = Assembly(context, config)

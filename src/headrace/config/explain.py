@@ -134,6 +134,8 @@ def known_keys(path: KeyPath, model: type[Section] = HeadraceConfig) -> list[str
         if isinstance(kind, type) and issubclass(kind, Section):
             field = kind.model_fields.get(str(part))
             kind = field.annotation if field else None
+            if type(None) in get_args(kind):  # an optional section
+                kind = get_args(kind)[0]
         else:
             kind = (get_args(kind) or (None,))[-1]
     if not (isinstance(kind, type) and issubclass(kind, Section)):

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
 from headrace.config.backend import ClientTls
+from headrace.config.kafka_java import SECURITY_KEYS
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.references import is_secret_name
 from headrace.config.section import PositiveSeconds, Seconds, Section, Url
@@ -69,12 +70,8 @@ _EVERY_CLIENT: Final = _names(
     """
     broker.address.family broker.address.ttl client.dns.lookup client.rack connections.max.idle.ms metadata.max.age.ms
     receive.message.max.bytes reconnect.backoff.max.ms reconnect.backoff.ms retry.backoff.max.ms retry.backoff.ms
-    sasl.mechanism sasl.mechanisms sasl.oauthbearer.client.id sasl.oauthbearer.client.secret sasl.oauthbearer.config
-    sasl.oauthbearer.extensions sasl.oauthbearer.method sasl.oauthbearer.scope sasl.oauthbearer.token.endpoint.url
-    sasl.password sasl.username security.protocol socket.connection.setup.timeout.ms socket.keepalive.enable
-    socket.receive.buffer.bytes socket.send.buffer.bytes socket.timeout.ms ssl.ca.location ssl.ca.pem
-    ssl.certificate.location ssl.certificate.pem ssl.cipher.suites ssl.endpoint.identification.algorithm
-    ssl.key.location ssl.key.password ssl.key.pem topic.metadata.refresh.interval.ms
+    socket.connection.setup.timeout.ms socket.keepalive.enable socket.receive.buffer.bytes socket.send.buffer.bytes
+    socket.timeout.ms ssl.cipher.suites topic.metadata.refresh.interval.ms
     """
 )
 
@@ -100,9 +97,11 @@ def _require(name: str, allowed: frozenset[str], of_other: frozenset[str], other
         return name
     if name in of_other:
         raise ValueError(f"is not taken here: set {other_section}.{name}")
+    if setting := SECURITY_KEYS.get(name):
+        raise ValueError(f"is not taken here: set kafka.security.{setting}, which all clients use")
     if text := instead_of(name):
         raise ValueError(text)
-    near = difflib.get_close_matches(name, sorted(allowed), 1)
+    near = difflib.get_close_matches(name, sorted(allowed | SECURITY_KEYS.keys()), 1)
     raise ValueError(
         f"is not accepted: did you mean {near[0]}?" if near else "is not on the list of allowed client properties"
     )
@@ -144,20 +143,19 @@ class KafkaConfig(Section):
     security: KafkaSecurity = KafkaSecurity()
     """TLS and login."""
     properties: ClientProperties = Field(default_factory=dict)
-    """Client properties by their librdkafka names, after an allow-list; a secret belongs in a `${file:}` reference."""
+    """Client properties by their librdkafka names, after an allow-list. Those of TLS and login, also by the names of
+    Java's clients, are translated into `security`."""
     create_topics: bool = True
     """Whether internal topics (dead letter topics, result topics) are created when missing."""
     request_timeout_seconds: PositiveSeconds = 10.0
     """Longest wait for one answer to an administrative request."""
 
     @model_validator(mode="after")
-    def _one_way_to_secure(self) -> KafkaConfig:
-        if self.security != KafkaSecurity():
-            for name in self.properties:
-                if name == "security.protocol" or name.startswith(("sasl.", "ssl.")):
-                    raise ValueError(
-                        f"has security and properties.{name}: remove {name}, and write all of it in security"
-                    )
+    def _one_choice_of_suites(self) -> KafkaConfig:
+        if "ssl.cipher.suites" in self.properties and self.security.tls and self.security.tls.min_version == "1.3":
+            raise ValueError(
+                "has properties.ssl.cipher.suites, which are of TLS 1.2, and security.tls.min_version 1.3: remove one"
+            )
         return self
 
 

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
-from collections.abc import Mapping
+import shlex
+import ssl
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, SecretStr, model_validator
 
 from headrace.config.backend import encrypted
+from headrace.config.kafka_java import with_jaas
 from headrace.config.references import files_in, resolve
 from headrace.config.section import Section, Url
 from headrace.config.yaml_tree import KeyPath
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
 
 TlsVersion = Literal["1.2", "1.3"]
 Mechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
 Protocol = Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"]
 _PEM_START: Final = "-----BEGIN"
+_JKS: Final = (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce")
+_COMMAND: Final = ". To convert a store, run: keytool {0} {1} {2} {1}.{3}, and name the new file"
 
 
 def is_pem(value: str) -> bool:
@@ -39,6 +48,15 @@ def _lower(value: Any) -> Any:
 
 def _version(value: Any) -> Any:
     return str(value).removeprefix("TLSv")
+
+
+def _extensions(found: dict[str, str]) -> dict[str, str]:
+    for name, value in found.items():
+        if not (name.isascii() and name.isalpha()) or name == "auth":
+            raise ValueError(f"has the extension {name!r}: its name must have letters only, and not be auth (KIP-342)")
+        if not value.strip() or "," in value or not (value.isascii() and value.isprintable()):
+            raise ValueError(f"has the extension {name} with a value that is empty, or not plain ASCII without commas")
+    return found
 
 
 class KafkaTls(Section):
@@ -94,10 +112,16 @@ class KafkaOAuth(Section):
     """Its secret."""
     scopes: list[str] = Field(default_factory=list)
     """Scopes to ask for; empty for the server's default."""
-    extensions: dict[str, str] = Field(default_factory=dict)
+    extensions: Annotated[dict[str, str], AfterValidator(_extensions)] = Field(default_factory=dict)
     """SASL extensions by name that brokers of some services ask for (KIP-342)."""
     ca: str = ""
     """Authorities of the token server's certificate, as path or PEM text, instead of the system's."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> KafkaOAuth:
+        if not self.client_secret.get_secret_value():
+            raise ValueError("client_secret is empty: set it")
+        return self
 
 
 class KafkaSasl(Section):
@@ -111,6 +135,11 @@ class KafkaSasl(Section):
     """Password, for PLAIN and SCRAM."""
     oauth: KafkaOAuth | None = None
     """Token server, for OAUTHBEARER."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _translated(cls, values: Any) -> Any:
+        return with_jaas(values) if isinstance(values, dict) else values
 
     @model_validator(mode="after")
     def _complete(self) -> KafkaSasl:
@@ -126,7 +155,7 @@ class KafkaSasl(Section):
             raise ValueError(f"has oauth, which {self.mechanism} does not use: remove it, or set OAUTHBEARER")
         elif not all(login):
             missing = " and ".join(n for n, set_ in zip(("username", "password"), login, strict=True) if not set_)
-            raise ValueError(f"mechanism {self.mechanism} needs {missing}: set it")
+            raise ValueError(f"mechanism {self.mechanism} needs {missing}, which is missing or empty: set it")
         return self
 
 
@@ -179,6 +208,13 @@ class KafkaSecurity(Section):
         found += [tls.keystore] if tls.keystore else []
         return found + [self._folder / name for text in self._references.values() for name in files_in(text)]
 
+    @property
+    def key_file(self) -> Path | None:
+        """The file of a private key that no password protects."""
+        name = self.tls.key.get_secret_value() if self.tls else ""
+        unprotected = name and not is_pem(name) and not (self.tls and self.tls.key_password.get_secret_value())
+        return Path(name) if unprotected else None
+
     def read_from(self, folder: Path, references: Mapping[KeyPath, str]) -> KafkaSecurity:
         """Return this with absolute paths, able to read its secrets again.
 
@@ -216,6 +252,128 @@ class KafkaSecurity(Section):
                 section = section[part]
             section[path[-1]] = resolve(text, os.environ, self._folder, lambda _: None)
         return KafkaSecurity.model_validate(values).read_from(self._folder, self._references)
+
+
+def file_problems(security: KafkaSecurity) -> Iterator[tuple[KeyPath, str]]:
+    """Yield what is wrong with certificates, keys and stores: the setting below the section, and what to do.
+
+    Call it with absolute paths (`read_from`). No text holds a secret.
+    """
+    tls, oauth = security.tls or KafkaTls(), security.sasl.oauth if security.sasl else None
+    checks: dict[KeyPath, Callable[[], object]] = {
+        ("tls", "ca"): lambda: tls.ca and _authorities(tls.ca),
+        ("tls", "certificate"): lambda: tls.certificate and _certificates(tls.certificate),
+        ("tls", "key"): lambda: tls.certificate and _key(tls),
+        ("tls", "keystore"): lambda: tls.keystore and _store(tls),
+        ("sasl", "oauth", "ca"): lambda: oauth and oauth.ca and _authorities(oauth.ca),
+    }
+    found: dict[KeyPath, str] = {}
+    for path, check in checks.items():
+        try:
+            if path != ("tls", "key") or ("tls", "certificate") not in found:
+                check()
+        except ValueError as cause:
+            found[path] = str(cause)
+    yield from found.items()
+
+
+def warnings_of(security: KafkaSecurity, section: str = "kafka.security") -> list[str]:
+    """Return what the settings of a section weaken, and whether its certificate has expired; a sentence each."""
+    found, tls, sasl = [], security.tls or KafkaTls(), security.sasl
+    if not tls.verify_certificate:
+        found.append("tls.verify_certificate is false, so any server can pose as a broker and read logins and records")
+    elif not tls.verify_host_name:
+        found.append(
+            "tls.verify_host_name is false, so any server with a certificate of the authorities can pose as a broker"
+        )
+    if sasl and security.effective_protocol == "sasl_plaintext":
+        also = {"PLAIN": " and the password", "OAUTHBEARER": " and the token"}.get(sasl.mechanism, "")
+        found.append(f"protocol is sasl_plaintext, so the network can read the records{also}: use sasl_ssl")
+    if tls.certificate or tls.keystore:
+        certificate = _store(tls) if tls.keystore else _certificates(tls.certificate)[0]
+        now = dt.datetime.now(dt.UTC)
+        if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
+            days = f"{certificate.not_valid_before_utc:%Y-%m-%d} to {certificate.not_valid_after_utc:%Y-%m-%d}"
+            found.append(
+                f"tls.{'keystore' if tls.keystore else 'certificate'} is valid from {days} only, so brokers refuse it: "
+                "renew it. A new file is used without a restart"
+            )
+    return [f"{section}.{sentence}" for sentence in found]
+
+
+def _content(value: str) -> bytes:
+    if is_pem(value):
+        return value.encode()
+    if not Path(value).is_file():
+        raise ValueError(f"names {value}, which is no file: correct the path")
+    try:
+        return Path(value).read_bytes()
+    except OSError as cause:
+        raise ValueError(f"names {value}, which cannot be read: {cause.strerror}. Correct its mode or path") from None
+
+
+def _no_pem(value: str, what: str, remedy: str) -> ValueError:
+    return ValueError(f"{'is a text' if is_pem(value) else f'names {value}'} without {what} in PEM: {remedy}")
+
+
+def _authorities(value: str) -> None:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=_content(value).decode("ascii", "ignore"))
+    except (ssl.SSLError, UnicodeError):
+        command = "" if is_pem(value) else _COMMAND.format("-list -rfc -keystore", shlex.quote(value), ">", "pem")
+        raise _no_pem(value, "certificates", f"correct it{command}") from None
+
+
+def _certificates(value: str) -> list[Certificate]:
+    from cryptography import x509
+
+    content = _content(value)
+    try:
+        return x509.load_pem_x509_certificates(content)
+    except ValueError:
+        raise _no_pem(value, "a certificate", "correct it, or set keystore to a PKCS#12 file") from None
+
+
+def _key(tls: KafkaTls) -> None:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization as coding
+
+    content, password = _content(value := tls.key.get_secret_value()), tls.key_password.get_secret_value()
+    encrypted = b"ENCRYPTED" in content
+    if encrypted != bool(password):
+        raise ValueError("is encrypted: set key_password" if encrypted else "is not encrypted: remove key_password")
+    try:
+        key = coding.load_pem_private_key(content, password.encode() or None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        if encrypted:
+            raise ValueError("cannot be opened with key_password: correct key_password, or the key") from None
+        raise _no_pem(value, "a private key", "correct it") from None
+    form = coding.Encoding.DER, coding.PublicFormat.SubjectPublicKeyInfo
+    if key.public_key().public_bytes(*form) != _certificates(tls.certificate)[0].public_key().public_bytes(*form):
+        raise ValueError("is not the key of the first certificate of certificate: set both from one pair")
+
+
+def _store(tls: KafkaTls) -> Certificate:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import pkcs12
+
+    content, name = _content(str(tls.keystore)), shlex.quote(str(tls.keystore))
+    if content.startswith(_JKS):
+        command = _COMMAND.format("-importkeystore -deststoretype PKCS12 -srckeystore", name, "-destkeystore", "p12")
+        raise ValueError(f"names {tls.keystore}, a JKS store, which Kafka's client cannot read{command}")
+    if is_pem(content.decode("ascii", "ignore")):
+        raise ValueError(f"names {tls.keystore}, which is PEM: set certificate and key to it instead")
+    try:
+        key, certificate, _ = pkcs12.load_key_and_certificates(
+            content, tls.keystore_password.get_secret_value().encode()
+        )
+    except (ValueError, UnsupportedAlgorithm):
+        raise ValueError(
+            f"names {tls.keystore}, which is no PKCS#12 file that keystore_password opens: correct one of them"
+        ) from None
+    if not (key and certificate):
+        raise ValueError(f"names {tls.keystore}, which holds no private key with its certificate: name another file")
+    return certificate
 
 
 def _oauth(values: dict[str, Any]) -> Any:

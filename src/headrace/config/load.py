@@ -17,16 +17,20 @@ from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.explain import explain, known_keys, location_of
 from headrace.config.http import JwtConfig
 from headrace.config.kafka import KafkaConfig
+from headrace.config.kafka_java import SECURITY_KEYS, parse_jaas, translated
+from headrace.config.kafka_security import file_problems
 from headrace.config.model import HeadraceConfig
 from headrace.config.references import ReferenceProblem, files_in, holds_plain_text, is_secret_name, resolve, too_open
 from headrace.config.section import Section
-from headrace.config.yaml_tree import KeyPath, Problems, read_text, read_tree
+from headrace.config.yaml_tree import KeyPath, Problems, dotted, read_text, read_tree
 from headrace.errors import ConfigError
 
 AnySection = TypeVar("AnySection", bound=Section)
 
 _OVERRIDE_PREFIX = "HEADRACE__"
 _FILE_LISTS = ("functions", "pipelines")
+_PRIVATE_KEY = "PRIVATE KEY-----"
+_PROPERTIES = ("kafka", "properties")
 
 
 class ConfigReading(NamedTuple):
@@ -89,13 +93,15 @@ class _FileReader:
         """Paths of references that have no value."""
         self._replaced: dict[KeyPath, str] = {}
         """Paths of references that were replaced by their value, with their text."""
-        self._has_plain_secret = False
+        self._plain_secrets: list[KeyPath] = []
 
     def read(self) -> ConfigReading:
+        self._split_jaas()
         self._resolve_references(self._tree, ())
-        if self._has_plain_secret and self._path and (reason := too_open(self._path, mounted=False)):
-            self._problems.add("", (), reason)
+        if self._plain_secrets and self._path and (reason := too_open(self._path, mounted=False)):
+            self._report(self._plain_secrets[0], reason)
         self._apply_overrides()
+        self._translate_properties()
         files = self._named_files()
         config = None
         try:
@@ -112,6 +118,57 @@ class _FileReader:
     def _report(self, path: KeyPath, sentence: str) -> None:
         self._problems.add(location_of(path, self._locations), path, sentence)
 
+    def _kafka_properties(self) -> dict[str, Any]:
+        kafka = self._tree.get("kafka")
+        properties = kafka.get("properties") if isinstance(kafka, dict) else None
+        return properties if isinstance(properties, dict) else {}
+
+    def _split_jaas(self) -> None:
+        """Take a JAAS line apart before its references are replaced: their values are no part of its syntax."""
+        properties, name = self._kafka_properties(), "sasl.jaas.config"
+        if isinstance(line := properties.get(name), str) and "LoginModule" in line:
+            try:
+                properties[name] = parse_jaas(line)
+            except ValueError as cause:
+                self._report((*_PROPERTIES, name), str(cause))
+                self._unresolved.add((*_PROPERTIES, name))
+
+    def _translate_properties(self) -> None:
+        """Move the security properties of every client to `kafka.security`, with their lines and references."""
+        properties = self._kafka_properties()
+        found = {name: properties.pop(name) for name in [*properties] if name in SECURITY_KEYS}
+        if any(path[:2] == _PROPERTIES for path in self._unresolved):
+            return
+        settings: dict[KeyPath, tuple[KeyPath, Any]] = {}
+        for name in found:
+            try:
+                if "security" in self._tree["kafka"]:
+                    raise ValueError(f"has no effect with kafka.security: set {SECURITY_KEYS[name]} there, remove this")
+                for source, path, value in translated(name, found):
+                    if other := settings.get(path):
+                        raise ValueError(f"sets kafka.security.{dotted(path)}, as {other[0][0]} does: remove one")
+                    settings[path] = source, value
+            except ValueError as cause:
+                self._report((*_PROPERTIES, name), str(cause))
+                self._unresolved.add((*_PROPERTIES, name))
+        if found and not any(path[:2] == _PROPERTIES for path in self._unresolved):
+            for path, (source, value) in settings.items():
+                self._move(source, path, value, found[str(source[0])])
+
+    def _move(self, source: KeyPath, path: KeyPath, value: Any, written: Any) -> None:
+        """Write a setting into the section `kafka.security`, with the line and reference of its property."""
+        old, new = (*_PROPERTIES, *source), ("kafka", "security", *path)
+        node, line = self._tree["kafka"], location_of(old, self._locations)
+        for at, part in enumerate(new[1:-1], 2):
+            node = node.setdefault(part, {})
+            self._locations.setdefault(new[:at], line)
+        node[new[-1]], self._locations[new] = value, line
+        if value is written or isinstance(written, dict):  # otherwise the reference's text stands for another value
+            moved = {
+                (*new, *known[len(old) :]): text for known, text in self._replaced.items() if known[: len(old)] == old
+            }
+            self._replaced |= moved
+
     def _resolve_references(self, value: Any, at: KeyPath) -> Any:
         """Replace the references inside a value, and refuse secrets in files that other users can read."""
         if isinstance(value, dict):
@@ -121,20 +178,25 @@ class _FileReader:
             value[:] = [self._resolve_references(item, (*at, index)) for index, item in enumerate(value)]
         elif isinstance(value, str):
             secret = is_secret_name(next(part for part in reversed(at) if isinstance(part, str)))
-            self._has_plain_secret |= secret and holds_plain_text(value)
+            if (secret and holds_plain_text(value)) or _PRIVATE_KEY in value:
+                self._plain_secrets.append(at)
+            files: list[Path] = []
             try:
-                resolved = resolve(value, self._environ, self._folder, self._check_mount if secret else lambda _: None)
+                resolved = resolve(value, self._environ, self._folder, files.append)
+                if secret or _PRIVATE_KEY in resolved:
+                    for file in files:
+                        self._check_mount(file, at)
                 if resolved != value:
                     self._replaced[at] = value
                 return resolved
             except ReferenceProblem as cause:
                 self._unresolved.add(at)
-                self._problems.add(self._locations[at], at, str(cause))
+                self._report(at, str(cause))
         return value
 
-    def _check_mount(self, file: Path) -> None:
-        if file.is_file() and (reason := too_open(file, mounted=True)):
-            self._problems.add("", (), reason)
+    def _check_mount(self, file: Path | None, at: KeyPath) -> None:
+        if file and file.is_file() and (reason := too_open(file, mounted=True)):
+            self._report(at, reason)
 
     def _apply_overrides(self) -> None:
         """Write the overrides of the environment into the tree, also those with unknown names."""
@@ -191,9 +253,6 @@ class _FileReader:
             )
             backend = consumer.backend.model_copy(update={"tls": backend_tls})
             reactive[name] = consumer.model_copy(update={"backend": backend})
-        keys = [tls.key, peer_tls.key, registry_tls.key]
-        for key in filter(None, [*keys, *(consumer.backend.tls.key for consumer in reactive.values())]):
-            self._check_mount(key)
         registry = {"schema_registry": config.schema_registry.model_copy(update={"tls": registry_tls})}
         return config.model_copy(
             update={
@@ -214,9 +273,9 @@ class _FileReader:
             path[len(at) :]: text for path, text in self._replaced.items() if path[: len(at)] == at and files_in(text)
         }
         security = kafka.security.read_from(self._folder, references)
-        for file in security.files:
-            if not file.is_file():
-                self._report(at, f"names {file}, which is no file: correct the path")
+        for path, sentence in file_problems(security):
+            self._report((*at, *path), sentence)
+        self._check_mount(security.key_file, (*at, "tls", "key"))
         return kafka.model_copy(update={"security": security})
 
     def _with_absolute_files(self, section: AnySection, at: KeyPath) -> AnySection:
@@ -224,6 +283,8 @@ class _FileReader:
         for name, file in files.items():
             if not file.is_file():
                 self._report((*at, name), f"names {file}, which is no file: correct the path")
+            elif name == "key":
+                self._check_mount(file, (*at, name))
         return section.model_copy(update=files)
 
 
@@ -233,7 +294,7 @@ def _key_for(part: str, known: list[str], path: KeyPath) -> str:
     def plain(name: str) -> str:
         return re.sub(r"[^a-z0-9]", "_", name.lower())
 
-    new = part.lower().replace("_", ".") if path == ("kafka", "properties") else part.lower()
+    new = part.lower().replace("_", ".") if path == _PROPERTIES else part.lower()
     return next((key for key in known if plain(key) == plain(part)), new)
 
 
@@ -251,9 +312,6 @@ def unprotected(config: HeadraceConfig) -> Iterator[tuple[KeyPath, str]]:
 
     Such a setting is refused, because a start with it would look protected.
     """
-    shared, own = config.kafka.properties, config.producer.properties
-    yield from _unused_properties(("kafka", "properties"), shared, shared)
-    yield from _unused_properties(("producer", "properties"), own, {**shared, **own})
     security = config.security
     if security.mode == "none" and (security.principals or security.jwt != JwtConfig()):
         sentence = "principals or jwt are set, but mode is none, so every caller may do everything: set mode"
@@ -264,22 +322,3 @@ def unprotected(config: HeadraceConfig) -> Iterator[tuple[KeyPath, str]]:
     registry = config.schema_registry
     if registry.password.get_secret_value() and not registry.username:
         yield ("schema_registry", "password"), "is never sent without a username: set username, or remove it"
-
-
-def _unused_properties(
-    path: KeyPath, written: Mapping[str, Any], effective: Mapping[str, Any]
-) -> Iterator[tuple[KeyPath, str]]:
-    """Yield properties of TLS and login that the client ignores. Source: librdkafka's security.protocol."""
-    protocol = str(effective.get("security.protocol", "plaintext")).lower()
-    for name in written:
-        if name.startswith("sasl.") and not protocol.startswith("sasl_"):
-            required = "sasl_ssl"
-        elif name.startswith("ssl.") and not protocol.endswith("ssl"):
-            required = "sasl_ssl" if protocol.startswith("sasl_") else "ssl"
-        else:
-            continue
-        yield (
-            (*path, name),
-            f"has no effect, because security.protocol is {protocol}: set security.protocol: {required} there, or "
-            "remove it",
-        )

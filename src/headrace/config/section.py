@@ -60,7 +60,13 @@ GroupName = Annotated[
 class Section(BaseModel):
     """Base of every model of the file."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+        hide_input_in_errors=True,  # it may hold secrets
+    )
 
 
 _MAX_REPEATS: Final = 250

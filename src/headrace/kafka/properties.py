@@ -6,6 +6,8 @@ import logging
 import os
 import re
 import socket
+import ssl
+import tempfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,6 +49,9 @@ class _Seldom(logging.Filter):
 
 _ONLY_TLS_1_3 = "PSK-AES256-GCM-SHA384"
 """The client has no setting for versions. This suite of TLS 1.2 is never usable here, and those of 1.3 stay offered."""
+_ONLY_TLS_1_2 = "openssl_conf=i\n[i]\nssl_conf=s\n[s]\nsystem_default=d\n[d]\nMaxProtocol=TLSv1.2\n"
+_process_tls: dict[str, str] = {}
+"""`newest`: the newest version that clients of this process offer, as soon as one may have been made."""
 _CONNECTION = re.compile(r"FAIL|REQTMOUT|OIDC|FATAL.* authorization failed")
 """The client's words for what is reported by other means."""
 _VARYING = re.compile(r"\d+|\(.*?\)")
@@ -68,12 +73,54 @@ def client_properties(kafka: KafkaConfig, client_id: str, *, consumer: bool = Fa
     }
 
 
+def limit_tls(*clusters: KafkaSecurity) -> None:
+    """Keep the `max_version` of clusters, before the first client of this process is made.
+
+    OpenSSL reads its limit only then, from a file, and keeps it for every client. The variable that names the file is
+    removed again, so child processes and Python's own TLS keep theirs.
+
+    Raises:
+        ConfigError: It cannot be kept, or another cluster needs a newer version.
+    """
+    used = [found.tls for found in clusters if found.tls]
+    newest = min((tls.max_version for tls in used), default="1.3")
+    known = _process_tls.setdefault("newest", newest) if newest == "1.3" else _process_tls.get("newest")
+    if "1.2" in (newest, known) and any(tls.min_version == "1.3" for tls in used):
+        raise ConfigError(
+            "kafka.security.tls: one cluster has max_version 1.2 and another min_version 1.3, and max_version counts "
+            "for the whole process: change one, or run two processes"
+        )
+    if newest == "1.3" or known == "1.2":
+        return
+    if known:
+        raise ConfigError(
+            "kafka.security.tls.max_version is 1.2 for one cluster only, and counts for the whole process: set it in "
+            "kafka.security of headrace.yaml too"
+        )
+    if "OPENSSL_CONF" in os.environ:
+        raise ConfigError(
+            f"kafka.security.tls.max_version is 1.2, and OPENSSL_CONF names {os.environ['OPENSSL_CONF']}: remove "
+            "max_version, and write MaxProtocol = TLSv1.2 into that file"
+        )
+    ssl.create_default_context()  # Python's own TLS has read its configuration before the variable is set
+    with tempfile.NamedTemporaryFile("w", suffix=".cnf") as file:
+        file.write(_ONLY_TLS_1_2)
+        file.flush()
+        os.environ["OPENSSL_CONF"] = file.name
+        try:
+            confluent_kafka.Producer({"log_level": 0})
+        finally:
+            del os.environ["OPENSSL_CONF"]
+    _process_tls["newest"] = newest
+
+
 def security_properties(security: KafkaSecurity) -> dict[str, Any]:
     """Return the properties of TLS and login, with the secrets that their files hold now."""
     try:
         security = security.current()
     except (ReferenceProblem, ValueError) as cause:
         log.warning("kafka.security: %s. The secrets read before stay in use", cause)
+    limit_tls(security)
     protocol = security.effective_protocol
     properties: dict[str, Any] = {} if protocol == "plaintext" else {"security.protocol": protocol}
     if protocol.endswith("ssl"):

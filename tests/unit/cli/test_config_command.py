@@ -139,7 +139,7 @@ def test_show_masks_secrets(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     shown = json.loads(capsys.readouterr().out)
     assert yaml.safe_load(text) == shown
     assert shown["http"]["port"] == 9000
-    assert shown["kafka"]["properties"]["sasl.password"] == "**********"
+    assert shown["kafka"]["security"]["sasl"]["password"] == "**********"
 
 
 def test_show_without_a_file(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

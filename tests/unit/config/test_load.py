@@ -237,22 +237,6 @@ def test_relative_paths_start_at_the_file(write: Write) -> None:
     ("text", "expected"),
     [
         (
-            "kafka:\n  properties:\n    sasl.username: a\n    ssl.ca.location: /b\n",
-            [
-                "headrace.yaml:3: kafka.properties.sasl.username: has no effect, because security.protocol is "
-                "plaintext: set security.protocol: sasl_ssl there, or remove it",
-                "headrace.yaml:4: kafka.properties.ssl.ca.location: has no effect, because security.protocol is "
-                "plaintext: set security.protocol: ssl there, or remove it",
-            ],
-        ),
-        (
-            "producer: {properties: {security.protocol: SSL, sasl.username: a}}",
-            [
-                "headrace.yaml:1: producer.properties.sasl.username: has no effect, because security.protocol is "
-                "ssl: set security.protocol: sasl_ssl there, or remove it"
-            ],
-        ),
-        (
             "security:\n  principals: {a: {token: '0123456789abcdef'}}\n",
             [
                 "headrace.yaml:1: security: principals or jwt are set, but mode is none, so every caller may do "
@@ -277,27 +261,21 @@ def test_what_is_meant_to_protect_and_cannot_is_refused(write: Write, text: str,
     assert problems(write(text)) == expected
 
 
-def test_login_of_all_clients_protects_the_producer_too(write: Write) -> None:
-    """What the producer adds is judged together with the properties of every client."""
-    shared = "kafka: {properties: {security.protocol: SASL_SSL, sasl.username: a, ssl.ca.location: /b}}\n"
-    assert load_config(write(shared + "producer: {properties: {sasl.username: b}}"), {}).kafka.properties
-
-
 class TestReferences:
     def test_values_come_from_environment_files_and_defaults(self, write: Write, tmp_path: Path) -> None:
         """Each kind of reference is replaced, in maps and lists, alone or inside a longer text, and converted."""
         (tmp_path / "pw").write_text("s3cret\n")
         path = write(
             "kafka:\n  bootstrap_servers: ${KAFKA:localhost:9092},${env:HOST}:9094\n"
-            "  properties: {security.protocol: sasl_ssl, sasl.password: '${file:pw}', sasl.username: '$${x}'}\n"
+            "  security: {sasl: {mechanism: PLAIN, password: '${file:pw}', username: '$${x}'}}\n"
             "http: {port: '${PORT:9000}'}\n"
             "reactive_consumers: {a: {topics: ['${T}'], group: g, backend: {url: http://h}, "
             "dead_letter: {topic: '${DLQ:{topic}.dead}'}}}\n"
         )
         config = load_config(path, {"HOST": "b", "T": "orders", "PORT": ""})
         assert config.kafka.bootstrap_servers == "localhost:9092,b:9094"
-        assert config.kafka.properties["sasl.password"].get_secret_value() == "s3cret"  # type: ignore[union-attr]
-        assert config.kafka.properties["sasl.username"] == "${x}"
+        assert (sasl := config.kafka.security.sasl)
+        assert (sasl.password.get_secret_value(), sasl.username) == ("s3cret", "${x}")
         assert config.http.port == 9000
         assert config.reactive_consumers["a"].topics == ["orders"]
         assert config.reactive_consumers["a"].dead_letter.topic == "{topic}.dead"
@@ -335,7 +313,8 @@ class TestOverrides:
             "headrace__producer__value_format": "avro",
             "HEADRACE__KAFKA__PROPERTIES__SASL_PASSWORD": "{1",
             "HEADRACE__KAFKA__PROPERTIES__SASL_USERNAME": "1",
-            "HEADRACE__KAFKA__PROPERTIES__SECURITY_PROTOCOL": "sasl_ssl",
+            "HEADRACE__KAFKA__PROPERTIES__SASL_MECHANISM": "PLAIN",
+            "HEADRACE__KAFKA__PROPERTIES__CLIENT_RACK": "a",
             "HEADRACE__REACTIVE_CONSUMERS__LONG_DELAYS__TOPICS": "[x, y]",
             "HEADRACE_OTHER": "ignored",
         }
@@ -343,8 +322,9 @@ class TestOverrides:
         config = load_config(write(text), environ)
         assert config.http.port == 9000
         assert config.producer.value_format == "avro"
-        assert config.kafka.properties["sasl.password"].get_secret_value() == "{1"  # type: ignore[union-attr]
-        assert config.kafka.properties["sasl.username"] == "1"
+        assert (sasl := config.kafka.security.sasl)
+        assert (sasl.password.get_secret_value(), sasl.username) == ("{1", "1")
+        assert config.kafka.properties == {"client.rack": "a"}
         assert config.reactive_consumers["long-delays"].topics == ["x", "y"]
 
     @pytest.mark.parametrize(
@@ -366,15 +346,17 @@ class TestOverrides:
 
 
 class TestSecrets:
-    PLAIN = "kafka: {properties: {security.protocol: sasl_ssl, sasl.password: hunter2}}"
+    PLAIN = "kafka: {security: {sasl: {mechanism: PLAIN, username: a, password: hunter2}}}"
 
     def test_plain_secret_needs_a_private_file(self, write: Write) -> None:
         """A file with a secret in plain text that others may read is refused, and the secret is not repeated."""
         path = write(self.PLAIN)
-        assert load_config(path, {}).kafka.properties
+        assert load_config(path, {}).kafka.security.sasl
         path.chmod(0o644)
         (problem,) = problems(path)
-        assert problem.startswith("headrace.yaml holds a secret in plain text and its mode is 0644")
+        assert problem.startswith(
+            "headrace.yaml:1: kafka.security.sasl.password: headrace.yaml holds a secret in plain text and its mode is 0644"
+        )
         assert "chmod 600" in problem
         assert "hunter2" not in problem
 
@@ -396,8 +378,8 @@ class TestSecrets:
         [
             "schema_registry: {username: a, password: '${env:PW}'}",
             "schema_registry: {username: a, password: '${PW:}'}",
-            "kafka: {properties: {security.protocol: sasl_ssl, sasl.oauthbearer.config: 'secret=${env:PW}'}}",
-            "kafka: {properties: {security.protocol: ssl, ssl.key.location: /k.pem}}",
+            "kafka: {security: {sasl: {mechanism: PLAIN, username: a, password: '${env:PW}'}}}",
+            "kafka: {properties: {sasl.mechanism: PLAIN, sasl.username: a, sasl.password: '${env:PW}'}}",
         ],
     )
     def test_references_only_may_have_any_mode(self, write: Write, text: str) -> None:

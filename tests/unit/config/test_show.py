@@ -9,7 +9,7 @@ from headrace.config.model import HeadraceConfig
 
 TEXT = """\
 kafka:
-  properties: {security.protocol: sasl_ssl, sasl.password: "${env:PW}", sasl.username: bob, ssl.key.location: /k.pem}
+  properties: {sasl.mechanism: PLAIN, sasl.password: "${env:PW}", sasl.username: bob, client.rack: a}
 schema_registry: {username: a, password: "${env:PW}"}
 reactive_consumers:
   a:
@@ -32,12 +32,9 @@ def test_secrets_are_masked_by_type_and_by_name(tmp_path: Path) -> None:
     """No secret is shown, wherever it stands; everything else is."""
     shown = masked(loaded(tmp_path))
     assert "hunter2" not in str(shown)
-    assert shown["kafka"]["properties"] == {
-        "security.protocol": "sasl_ssl",
-        "sasl.password": "**********",
-        "sasl.username": "bob",
-        "ssl.key.location": "/k.pem",
-    }
+    assert shown["kafka"]["properties"] == {"client.rack": "a"}
+    login = {"mechanism": "PLAIN", "username": "bob", "password": "**********", "oauth": None}
+    assert shown["kafka"]["security"] == {"protocol": None, "tls": None, "sasl": login}
     assert shown["reactive_consumers"]["a"]["backend"]["headers"] == {"Authorization": "**********", "X-Team": "blue"}
     assert shown["reactive_consumers"]["a"]["backend"]["url"] == "http://localhost/x?**********"
     assert shown["http"]["port"] == 9000

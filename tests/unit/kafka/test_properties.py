@@ -5,12 +5,14 @@ from __future__ import annotations
 from pydantic import SecretStr
 
 from headrace.config.kafka import KafkaConfig
+from headrace.config.kafka_security import KafkaSasl, KafkaSecurity
 from headrace.kafka.properties import client_log, client_properties
 
 
 def test_allowed_properties_reach_the_client() -> None:
     """Secrets are opened only here."""
-    kafka = KafkaConfig(properties={"sasl.password": SecretStr("s3"), "socket.timeout.ms": 5000})
+    sasl = KafkaSasl(mechanism="PLAIN", username="a", password=SecretStr("s3"))
+    kafka = KafkaConfig(security=KafkaSecurity(sasl=sasl), properties={"socket.timeout.ms": 5000})
     found = client_properties(kafka, "me")
     assert (found["sasl.password"], found["socket.timeout.ms"], found["client.id"]) == ("s3", 5000, "me")
 

@@ -1,0 +1,146 @@
+"""Security properties of Java's Kafka clients, light-4j's files and librdkafka, translated into `kafka.security`."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from headrace.config.yaml_tree import KeyPath
+
+with Path(__file__).with_name("security_keys.csv").open(newline="") as _table:
+    SECURITY_KEYS: Final = {row["key"]: row["setting"] for row in csv.DictReader(_table)}
+"""Each property, and the setting below `kafka.security` that replaces it."""
+_HELPERS: Final = {"ssl.keystore.type", "ssl.truststore.password", "ssl.truststore.type"}
+"""Properties that only help to read others: the content of a store says of which type it is."""
+_MECHANISMS: Final = {"PlainLoginModule": "PLAIN", "ScramLoginModule": "SCRAM", "OAuthBearerLoginModule": "OAUTHBEARER"}
+_OPTIONS: Final[dict[str, KeyPath]] = {
+    "username": ("username",),
+    "password": ("password",),
+    **dict.fromkeys(("clientId", "oauth.client.id"), ("oauth", "client_id")),
+    **dict.fromkeys(("clientSecret", "oauth.client.secret"), ("oauth", "client_secret")),
+    **dict.fromkeys(("scope", "oauth.scope"), ("oauth", "scopes")),
+    "oauth.token.endpoint.uri": ("oauth", "token_url"),
+}
+"""Options of login modules, and the settings below `kafka.security.sasl`; `oauth.*` are Strimzi's."""
+_TOKEN: Final = re.compile(r""""((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)'|([^\s"'=;]+)|([=;])|\s+""", re.DOTALL)
+_ESCAPE: Final = re.compile(r"\\([0-3]?[0-7]{1,2}|.)", re.DOTALL)
+_ESCAPED: Final = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+
+
+def parse_jaas(line: str) -> dict[str, Any]:
+    """Return the settings below `kafka.security.sasl` that a JAAS line stands for, and its module.
+
+    Source: JaasConfig of Kafka's clients, which reads the line with Java's StreamTokenizer.
+
+    Raises:
+        ValueError: The line is malformed, or has an option that is not supported. The text holds no value.
+    """
+    kinds, texts, end = "", [], 0
+    while match := _TOKEN.match(line, end):
+        end = match.end()
+        if not match[0].isspace():
+            kinds += match[4] or ("w" if match[3] else "v")
+            texts.append(match[3] or _ESCAPE.sub(_unescaped, match[1] or match[2] or ""))
+    if end < len(line) or not re.fullmatch(r"ww(w=[wv])*;", kinds):
+        raise ValueError(
+            'is no JAAS line: write one such as \'module.Name required username="u" password="p";\', all of it in '
+            "single quotes, each value in double quotes, and one semicolon at the end"
+        )
+    _mechanism_of(texts[0])
+    settings: dict[str, Any] = {"jaas.config.module": texts[0]}
+    for option, value in zip(texts[2:-1:3], texts[4:-1:3], strict=True):
+        extension = option.removeprefix("extension_")
+        path = ("oauth", "extensions", extension) if extension != option else _OPTIONS.get(option)
+        if not path:
+            raise ValueError(f"has the option {option}, which is not supported: remove it, or choose another login")
+        section = settings
+        for part in path[:-1]:
+            section = section.setdefault(str(part), {})
+        section[str(path[-1])] = value.split() if path[-1] == "scopes" else value
+    return settings
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    return chr(int(match[1], 8)) if match[1][0] in "01234567" else _ESCAPED.get(match[1], match[1])
+
+
+def with_jaas(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of `kafka.security.sasl` with what `jaas.config` and `jaas.config.module` stand for.
+
+    Raises:
+        ValueError: The line is malformed, or its module is not supported or for another mechanism.
+    """
+    found = dict(settings)
+    if "jaas.config" in found:
+        found |= parse_jaas(str(found.pop("jaas.config")))
+    if not (module := found.pop("jaas.config.module", "")):
+        return found
+    mechanism, written = _mechanism_of(str(module)), str(found.get("mechanism", ""))
+    if not written and mechanism == "SCRAM":
+        raise ValueError("has ScramLoginModule and no mechanism: set SCRAM-SHA-256 or SCRAM-SHA-512")
+    if written and written.upper().partition("-")[0] != mechanism:
+        raise ValueError(f"has a login module of {mechanism} and the mechanism {written}: change one of them")
+    return {**found, "mechanism": written or mechanism}
+
+
+def _mechanism_of(module: str) -> str:
+    name = module.partition(" ")[0].rpartition(".")[2]
+    if name not in _MECHANISMS:
+        raise ValueError(f"names the login module {name}, which is not supported: use {', '.join(_MECHANISMS)}")
+    return _MECHANISMS[name]
+
+
+def translated(name: str, properties: Mapping[str, Any]) -> Iterator[tuple[KeyPath, KeyPath, Any]]:
+    """Yield the settings below `kafka.security` that one of these properties stands for.
+
+    Each comes with the path below the properties that it is read from.
+
+    Raises:
+        ValueError: The property has a value that is not supported.
+    """
+    path, value = tuple(SECURITY_KEYS[name].split(".")), properties[name]
+    if name == "sasl.jaas.config" and isinstance(value, dict):
+        for below, setting in _leaves(value):
+            yield (name, *below), ("sasl", *below), setting
+    elif name in ("sasl.jaas.config", "sasl.jaas.config.module"):
+        yield (name,), ("sasl", name.removeprefix("sasl.")), value
+    elif name == "sasl.oauthbearer.method":
+        _require(value, str(value).lower() == "oidc", "oidc")
+    elif name == "sasl.oauthbearer.scope":
+        yield (name,), path, str(value).split()
+    elif name == "sasl.oauthbearer.extensions":
+        pairs = [pair.partition("=") for pair in str(value).split(",")]
+        yield (name,), path, {key.strip(): item for key, _, item in pairs}
+    elif name == "ssl.keystore.location" and str(properties.get("ssl.keystore.type")).upper() == "PEM":
+        yield from (((name,), ("tls", setting), value) for setting in ("certificate", "key"))
+    elif name == "ssl.endpoint.identification.algorithm":
+        _require(value, value in ("https", "none", ""), "https, or an empty text for no check of host names")
+        yield (name,), path, value == "https"
+    elif name == "ssl.enabled.protocols":
+        versions = sorted(str(value).replace(" ", "").split(","))
+        _require(value, set(versions) <= {"TLSv1.2", "TLSv1.3"}, "TLSv1.2, TLSv1.3 or both")
+        yield from (((name,), ("tls", f"{end}_version"), versions[at]) for end, at in (("min", 0), ("max", -1)))
+    elif name == "ssl.protocol":
+        _require(value, value in ("TLS", "TLSv1.2", "TLSv1.3"), "TLSv1.2 or TLSv1.3")
+        if value == "TLSv1.2" and "ssl.enabled.protocols" not in properties:
+            yield (name,), path, value
+    elif name == "ssl.key.password" and value == properties.get("ssl.keystore.password"):
+        return  # one password protects all of a PKCS#12 file
+    elif name not in _HELPERS and value != "":
+        yield (name,), path, value
+
+
+def _require(value: Any, fits: bool, wanted: str) -> None:
+    if not fits:
+        raise ValueError(f"is {value}, which is not supported: set {wanted}")
+
+
+def _leaves(value: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Any]]:
+    for name, item in value.items():
+        if isinstance(item, dict):
+            yield from (((name, *below), leaf) for below, leaf in _leaves(item))
+        else:
+            yield (name,), item
